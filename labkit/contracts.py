@@ -1,0 +1,166 @@
+"""What the parts promise each other: samples, images and batches.
+
+    reader -> Sample -> preprocessor -> batch of named arrays -> step
+
+The checks here run outside the timer, in preflight: a variant that delivers
+something else than the others never gets a time.  Main trap: two libraries can
+agree on the shape and still differ in channel order or in being normalized
+once, so `difference` compares pixels, not only shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+CLASSES = 80  # COCO object classes
+MAX_BOXES = 128  # slots for boxes per image, as in CenterNet's detector sample
+STRIDE = 4  # input pixels per heat map cell, CenterNet's down_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotation:
+    """The boxes of one image."""
+
+    boxes_xyxy: np.ndarray
+    """(N, 4) float32, left, top, right, bottom in pixels of the stored image."""
+    category_ids: np.ndarray
+    """(N,) int64 COCO category ids, 1 to 90 with gaps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One decoded image with its boxes and everything its random draws depend on."""
+
+    image_rgb: np.ndarray
+    """(H, W, 3) uint8, C-contiguous."""
+    annotation: Annotation
+    sample_id: int
+    epoch: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySpec:
+    """Shape and dtype of one entry of a finished batch."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    tolerance: float
+    """Largest absolute difference from the baseline's entry that still is the same work."""
+
+
+# Normalized pixels span about -2.2 to 2.7.  float32 sums taken in another order differ by
+# about 1e-5; a wrong filter, channel order or a second normalization differs by 0.01 and more.
+IMAGE_TOLERANCE = 1e-3
+# Heat maps lie in 0 to 1; a product of two float32 exponentials against one is off by 1e-7.
+HEATMAP_TOLERANCE = 1e-5
+# Decoders may differ by a few grey levels where chroma is upsampled; one level is 1/57 there.
+DECODED_TOLERANCE_LEVELS = 3.0
+
+
+def detector_batch(batch_size: int, input_px: int) -> dict[str, ArraySpec]:
+    """Describe the finished batch of the detector sample (CenterNet's, DOCUMENTS B).
+
+    Returns:
+        entry name -> spec; `sample_id` says which images are in it.
+    """
+    cells = input_px // STRIDE
+    return {
+        "image": ArraySpec(
+            shape=(batch_size, 3, input_px, input_px), dtype="float32", tolerance=IMAGE_TOLERANCE
+        ),
+        "heatmap": ArraySpec(
+            shape=(batch_size, CLASSES, cells, cells), dtype="float32", tolerance=HEATMAP_TOLERANCE
+        ),
+        "size_wh": ArraySpec(shape=(batch_size, MAX_BOXES, 2), dtype="float32", tolerance=1e-4),
+        "offset_xy": ArraySpec(shape=(batch_size, MAX_BOXES, 2), dtype="float32", tolerance=1e-4),
+        "cell": ArraySpec(shape=(batch_size, MAX_BOXES), dtype="int64", tolerance=0),
+        "mask": ArraySpec(shape=(batch_size, MAX_BOXES), dtype="uint8", tolerance=0),
+        "sample_id": ArraySpec(shape=(batch_size,), dtype="int64", tolerance=0),
+    }
+
+
+def classifier_batch(batch_size: int, input_px: int) -> dict[str, ArraySpec]:
+    """Describe the finished batch of the classification sample.
+
+    Returns:
+        entry name -> spec; `label` is the class index of the image's largest box.
+    """
+    return {
+        "image": ArraySpec(
+            shape=(batch_size, 3, input_px, input_px), dtype="float32", tolerance=IMAGE_TOLERANCE
+        ),
+        "label": ArraySpec(shape=(batch_size,), dtype="int64", tolerance=0),
+        "sample_id": ArraySpec(shape=(batch_size,), dtype="int64", tolerance=0),
+    }
+
+
+# What a step needs -> the batch that satisfies it.
+BATCHES = {"detector": detector_batch, "classifier": classifier_batch}
+
+
+def check_image(image_rgb: np.ndarray) -> None:
+    """Check what every decoder promises.
+
+    Raises:
+        ValueError: not (H, W, 3), not uint8 or not C-contiguous.
+    """
+    if image_rgb.ndim != 3 or image_rgb.shape[2] != 3:
+        raise ValueError(f"decoded image must be (H, W, 3), got {image_rgb.shape}")
+    if image_rgb.dtype != np.uint8:
+        raise ValueError(f"decoded image must be uint8, got {image_rgb.dtype}")
+    if not image_rgb.flags.c_contiguous:
+        raise ValueError("decoded image must be C-contiguous, got a strided view")
+
+
+def check_batch(batch: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec]) -> None:
+    """Check names, shapes and dtypes of a finished batch.
+
+    Raises:
+        ValueError: an entry is missing, left over, or of another shape or dtype.
+    """
+    if set(batch) != set(specs):
+        raise ValueError(
+            f"batch must have exactly the entries {', '.join(sorted(specs))}, "
+            f"got {', '.join(sorted(batch))}"
+        )
+    for name, spec in specs.items():
+        array = batch[name]
+        if tuple(array.shape) != spec.shape:
+            raise ValueError(f"batch[{name!r}] must have shape {spec.shape}, got {array.shape}")
+        if str(array.dtype) != spec.dtype:
+            raise ValueError(f"batch[{name!r}] must be {spec.dtype}, got {array.dtype}")
+
+
+def difference(
+    batch: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
+    specs: Mapping[str, ArraySpec],
+    *,
+    decoders_differ: bool = False,
+) -> str:
+    """Say in one line how a batch differs from the baseline's; empty where it does the same work.
+
+    Args:
+        batch: entry name -> array, already checked by `check_batch`.
+        reference: the baseline's batch, likewise.
+        specs: the tolerances.
+        decoders_differ: JPEG decoders round chroma differently, so pixels are then compared
+            by their mean difference, within `DECODED_TOLERANCE_LEVELS` grey levels.
+
+    Returns:
+        "" or a sentence naming the entry, the rule and the value.
+    """
+    for name, spec in specs.items():
+        apart = np.abs(batch[name].astype(np.float64) - reference[name].astype(np.float64))
+        allowed, found, rule = spec.tolerance, float(apart.max(initial=0.0)), "at most"
+        if name == "image" and decoders_differ:
+            # 0.224 is the smallest standard deviation that images are normalized by.
+            allowed = DECODED_TOLERANCE_LEVELS / 255 / 0.224
+            found, rule = float(apart.mean()), "on average at most"
+        if found > allowed:
+            return f"{name} must differ from the baseline's by {rule} {allowed:g}, got {found:g}"
+    return ""

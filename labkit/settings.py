@@ -1,0 +1,274 @@
+"""Settings: every knob a person may turn, and what a mode fills in.
+
+Only what a person sets is a field; everything derived is a function.  A field
+left at ``None`` is *unset*: `complete` fills it from the mode and the machine,
+so a person's own choice always wins.  The form and the command line are both
+generated from this class: the string under a field is its help text.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One variant's settings; every field is set by a person or left unset."""
+
+    data: str = "data/photos"
+    """Folder with the images: a COCO layout, or any tree of .jpg/.jpeg files."""
+    images: int | None = None
+    """Images per epoch, the same for all variants; unset: chosen by calibration."""
+    storage: str = "here"
+    """Where the images are read from."""
+    cache: Literal["cold", "warm"] = "cold"
+    """Page cache before epoch 1: cold (evicted) or warm (read beforehand)."""
+    packing: str = "folder"
+    """How the images are stored: one file each, or packed together."""
+    decoder: str = "opencv"
+    """Library that turns JPEG bytes into pixels."""
+    preprocessor: str = "loops"
+    """What happens to an image and its boxes before the model sees them."""
+    input_px: int | None = None
+    """Side of the square model input in pixels; a multiple of 32."""
+    loader: str = "torch"
+    """What assembles batches on the CPU."""
+    num_workers: int | None = None
+    """Loader worker processes; 0 loads in the main process."""
+    prefetch_factor: int = 2
+    """Batches each worker prepares ahead; without workers it has no effect."""
+    pin_memory: bool | None = None
+    """Copy batches to page-locked host memory, from which the device can copy on its own."""
+    persistent_workers: bool = False
+    """Keep the workers between epochs instead of starting them anew."""
+    start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    """How worker processes start; unset: fork on Linux, else spawn."""
+    batch_size: int | None = None
+    """Images per step."""
+    prefetcher: str = "none"
+    """What fetches the next batch while the device works on this one."""
+    device: str | None = None
+    """Where the training step runs; unset: cuda if it works here, else emulated."""
+    profile: str = "matched"
+    """Emulated device only: how fast it computes; matched stalls the baseline by 30 %."""
+    step: str | None = None
+    """The work on a batch; unset: detector, or timed on the emulated device."""
+    sync_every: int = 1
+    """Steps between host waits for the device (as `.item()` does); 0: only at the epoch's end."""
+    epochs: int = 2
+    """Epochs per trial; the documents timed two."""
+    cv2_threads: int = 0
+    """OpenCV's own threads in each process; 0 means none beside the caller."""
+    torch_threads: int = 1
+    """PyTorch's CPU threads in the training process; loader workers always use one."""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    """Unreadable images: stop before measuring, or leave them out for every variant."""
+    seed: int = 0
+    """Seed of the shuffling and of every random draw."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_kind(field.name, getattr(self, field.name))
+        _at_least("images", self.images, 1)
+        _at_least("num_workers", self.num_workers, 0)
+        _at_least("prefetch_factor", self.prefetch_factor, 1)
+        _at_least("batch_size", self.batch_size, 1)
+        _at_least("sync_every", self.sync_every, 0)
+        _at_least("epochs", self.epochs, 1)
+        _at_least("cv2_threads", self.cv2_threads, 0)
+        _at_least("torch_threads", self.torch_threads, 1)
+        _at_least("seed", self.seed, 0)
+        if self.input_px is not None and (self.input_px < 32 or self.input_px % 32):
+            # ResNet-18 halves the image five times.
+            raise ValueError(
+                f"input_px must be a positive multiple of 32, got {self.input_px}; try 256 or 512"
+            )
+
+    def difference(self, other: Settings) -> dict[str, tuple[object, object]]:
+        """List the fields in which two settings differ.
+
+        Returns:
+            field name -> (this value, the other's value).
+        """
+        return {
+            f.name: (getattr(self, f.name), getattr(other, f.name))
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """How much is measured: presets for unset settings and the shape of a run."""
+
+    name: str
+    blocks: int
+    """Repetitions of the whole set of variants."""
+    epoch_s: float
+    """Seconds an epoch of the baseline should last; 0: all images, whatever it takes."""
+    min_steps: int
+    """Steps an epoch must have at least."""
+    input_px: int
+    batch_size: int
+    shuffled: bool
+    """Variants in random order with the baseline twice (A1, A2), or once in the given order."""
+    judged: bool
+    """Whether the tables speak verdicts."""
+
+
+# DESIGN: quick looks, document repeats the documents' own protocol, full judges.
+MODES: dict[str, Mode] = {
+    "quick": Mode(
+        name="quick", blocks=3, epoch_s=1.0, min_steps=20, input_px=256, batch_size=8,
+        shuffled=True, judged=False,
+    ),
+    "document": Mode(
+        name="document", blocks=1, epoch_s=0.0, min_steps=1, input_px=512, batch_size=32,
+        shuffled=False, judged=False,
+    ),
+    "full": Mode(
+        name="full", blocks=10, epoch_s=5.0, min_steps=50, input_px=512, batch_size=16,
+        shuffled=True, judged=True,
+    ),
+}  # fmt: skip
+# Exact sign-flip tests with 5 blocks cannot reach p < 0.0625 (EVIDENCE, "How many").
+MIN_JUDGED_BLOCKS = 6
+
+
+def pick(table: dict[str, T], name: str, what: str) -> T:
+    """Look a name up in a table of choices.
+
+    Raises:
+        ValueError: the name is unknown; the message lists the choices.
+    """
+    if name not in table:
+        raise ValueError(f"{what} must be one of {', '.join(sorted(table))}, got {name!r}")
+    return table[name]
+
+
+def vary(base: Settings, **choices: Iterable[object]) -> dict[str, Settings]:
+    """Make one variant per value of one setting, everything else equal.
+
+    Args:
+        base: what the variants have in common.
+        **choices: exactly one setting and its values, as ``decoder=["opencv", "pillow"]``.
+
+    Returns:
+        label (the value as text) -> settings, in the given order.
+
+    Raises:
+        ValueError: not exactly one setting, an unknown one, or a value given twice.
+    """
+    if len(choices) != 1:
+        raise ValueError(
+            f"vary must be given exactly one setting, got {len(choices)}; "
+            "write the variants out as a dict to change several at once"
+        )
+    ((name, values),) = choices.items()
+    _check_name(name)
+    values = list(values)
+    labels = [str(value) for value in values]
+    if len(set(labels)) != len(labels):
+        raise ValueError(f"{name} must be given distinct values, got {', '.join(labels)}")
+    return {label: replace(base, **{name: value}) for label, value in zip(labels, values)}
+
+
+def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
+    """Change settings by name, refusing names that do not exist.
+
+    Raises:
+        ValueError: a name is not a setting; the message lists them all.
+    """
+    for name in changes:
+        _check_name(name)
+    return replace(base, **changes)
+
+
+def complete(settings: Settings, mode: Mode, *, cores: int, has_cuda: bool, can_fork: bool) -> Settings:
+    """Fill every unset field but `images`, from the mode and the machine.
+
+    Args:
+        settings: a person's choice; what is set stays.
+        mode: presets for image size and batch size.
+        cores: CPU cores this process may use.
+        has_cuda: a CUDA device runs kernels of this torch build.
+        can_fork: the platform starts worker processes by fork.
+
+    Returns:
+        Settings in which only `images` may still be None (calibration chooses it).
+    """
+    device = settings.device or ("cuda" if has_cuda else "emulated")
+    defaults = {
+        "input_px": mode.input_px,
+        "batch_size": mode.batch_size,
+        "num_workers": max(2, cores // 2),
+        "device": device,
+        "step": "timed" if device == "emulated" else "detector",
+        # The emulated device stands for a CUDA one, so its batches count as pinned too.
+        "pin_memory": device != "cpu",
+        "start_method": "fork" if can_fork else "spawn",
+    }
+    unset = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
+    return replace(settings, **unset)
+
+
+@cache
+def help_texts() -> dict[str, str]:
+    """Read the one-line string under each field.
+
+    Returns:
+        field name -> help text.
+    """
+    body = ast.parse(inspect.getsource(Settings)).body[0].body
+    return {
+        field.target.id: text.value.value
+        for field, text in zip(body, body[1:])
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+@cache
+def field_kinds() -> dict[str, tuple[type, tuple[str, ...], bool]]:
+    """Say what each field accepts, for the form, the command line and the checks.
+
+    Returns:
+        field name -> (int, bool or str; the closed choices, if any; may be unset).
+    """
+    kinds = {}
+    for name, hint in typing.get_type_hints(Settings).items():
+        options = typing.get_args(hint) if type(None) in typing.get_args(hint) else (hint,)
+        (kind,) = (option for option in options if option is not type(None))
+        choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+        kinds[name] = (str if choices else kind, choices, type(None) in options)
+    return kinds
+
+
+def _check_name(name: str) -> None:
+    known = [field.name for field in fields(Settings)]
+    if name not in known:
+        raise ValueError(f"setting must be one of {', '.join(known)}, got {name!r}")
+
+
+def _check_kind(name: str, value: object) -> None:
+    kind, choices, may_be_unset = field_kinds()[name]
+    if value is None and may_be_unset:
+        return
+    # bool is a kind of int in Python; a worker count of True would be a typo.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        words = {int: "a whole number", bool: "True or False", str: "text"}[kind]
+        raise ValueError(f"{name} must be {words}, got {value!r}")
+    if choices and value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,113 @@
+"""Trial: one measured run of one variant, raw and never averaged.
+
+One trial is one row of `trials.jsonl`.  Statistics are derived from rows, never
+stored in place of them.  Unknown is the word "unknown", unmeasured is None,
+measured zero is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Literal
+
+# Format history
+#   1  first version
+SCHEMA = 1
+
+Status = Literal["ok", "skipped", "failed", "cancelled"]
+
+
+class Skip(Exception):  # noqa: N818 - not an error: the variant cannot run here, and that is shown
+    """Raised where a variant cannot run on this machine; the text is the reason shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One timed epoch, from creating the iterator to the final synchronize."""
+
+    epoch_s: float
+    startup_s: float
+    """Creating the iterator: starting worker processes and prefetch threads."""
+    first_batch_s: float
+    """From the start of the epoch until the first batch was on the device."""
+    wait_s: float
+    """Host waiting for data, whatever the device does meanwhile; start-up not included."""
+    transfer_s: float
+    """Host busy or blocked handing batches to the device."""
+    forward_s: float | None
+    """Host time of the forward pass; None where the device has none (emulated)."""
+    backward_s: float | None
+    sync_s: float
+    """Host waiting for the device (`sync_every` and the end of the epoch)."""
+    steps: int
+    images: int
+    batch_bytes: int
+    """Bytes handed to the device, all batches together."""
+    compute_s: float | None
+    """Device time spent on steps: the emulated device's timeline; None elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run of one variant in a fresh process."""
+
+    experiment: str
+    variant: str
+    block: int
+    position: int
+    """Place in the block's order, from 0."""
+    role: Literal["A1", "A2", ""] = ""
+    """Which of the baseline's two runs in a block this is; empty for other variants."""
+    settings: dict[str, object]
+    status: Status
+    reason: str = ""
+    epochs: tuple[Epoch, ...] = ()
+    cpu_s: float | None = None
+    """CPU-seconds of the trial and its workers during the epochs."""
+    cpu_percent: float | None = None
+    """cpu_s over wall time; 200 means two busy cores."""
+    gpu_util_mean: float | None = None
+    gpu_util_zero_share: float | None = None
+    gpu_memory_bytes: int | None = None
+    emulated_busy_share: float | None = None
+    """Share of the epochs in which the emulated device computed."""
+    peak_rss_bytes: int | None = None
+    """Largest resident memory of the training process."""
+    cache_proof: dict[str, object] = field(default_factory=dict)
+    disturbance: dict[str, object] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    """storage=real|throttled|modelled|unknown, accelerator=cuda:...|cpu|emulated(...)."""
+    loss: float | None = None
+    machine_id: str = "unknown"
+    started_utc: str = "unknown"
+    schema: int = SCHEMA
+
+    @property
+    def time_s(self) -> float:
+        """What the documents timed: the epochs' seconds added up, start-up included."""
+        return sum(epoch.epoch_s for epoch in self.epochs)
+
+    @property
+    def images(self) -> int:
+        """Images of all epochs together."""
+        return sum(epoch.images for epoch in self.epochs)
+
+    def to_row(self) -> dict[str, object]:
+        """Flatten to what JSON can hold; `from_row` is the way back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_row(row: dict[str, object]) -> Trial:
+        """Rebuild a trial from its row.
+
+        Raises:
+            ValueError: the row was written by a newer labkit.
+        """
+        if row.get("schema", 0) > SCHEMA:
+            raise ValueError(
+                f"schema must be at most {SCHEMA}, got {row['schema']}; "
+                "update labkit to read this run"
+            )
+        known = {f.name for f in fields(Trial)}
+        row = {name: value for name, value in row.items() if name in known}
+        return Trial(**{**row, "epochs": tuple(Epoch(**epoch) for epoch in row["epochs"])})
