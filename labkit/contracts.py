@@ -12,12 +12,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 CLASSES = 80  # COCO object classes
 MAX_BOXES = 128  # slots for boxes per image, as in CenterNet's detector sample
 STRIDE = 4  # input pixels per heat map cell, CenterNet's down_ratio
+
+
+class Clock(Protocol):
+    """What tells the time; tests give a fake one."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Return at the deadline, or at once if it has passed, leaving the core free."""
+
+    def spin_until(self, deadline_s: float) -> None:
+        """Return at the deadline, keeping the core busy."""
+
+
+class DeviceBatch(dict):
+    """A batch on its device: entry name -> tensor, and when its copy is done."""
+
+    ready: object = None
+    """A CUDA event, the emulated clock's second, or None where nothing is pending."""
+
+
+class Device(Protocol):
+    """What prefetchers and steps may ask of a device."""
+
+    label: str
+    """What the rows call it: cuda:<name>, cpu or emulated(<profile>)."""
+    torch_device: torch.device
+    has_streams: bool
+
+    def put(
+        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, non_blocking: bool, side_stream: bool
+    ) -> DeviceBatch:
+        """Start copying a batch to the device."""
+
+    def wait(self, batch: DeviceBatch) -> None:
+        """Make the compute stream wait until a batch has arrived; the host goes on."""
+
+    def synchronize(self) -> None:
+        """Make the host wait until the device has finished everything."""
 
 
 @dataclass(frozen=True, kw_only=True)

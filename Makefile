@@ -1,0 +1,42 @@
+# Two commands: `make lab` measures, `make test` proves. Each line is one a person could type.
+PYTHON ?= python3
+DATA ?= data/photos
+HDD ?=
+SSD ?=
+MODE ?= quick
+BIN := .venv/bin
+# --allow-root is refused by nobody but root, and only root needs it.
+ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
+
+.PHONY: lab jupyter test report clean
+
+lab: .venv/core
+	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --if-missing
+	$(BIN)/labkit doctor --write --data "$(DATA)" $(if $(HDD),--hdd "$(HDD)") $(if $(SSD),--ssd "$(SSD)")
+	$(BIN)/labkit run --mode $(MODE) --data "$(DATA)"
+	$(BIN)/labkit report
+	@echo "Open results/index.html, then go on with: make jupyter"
+
+jupyter: .venv/core
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ROOT) notebooks/00_start.ipynb
+
+test: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/nbstripout --verify notebooks/*.ipynb
+	$(BIN)/pytest
+
+report: .venv/core
+	$(BIN)/labkit report
+
+clean:
+	rm -rf .venv build *.egg-info
+
+.venv/core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

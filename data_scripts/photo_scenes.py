@@ -1,0 +1,321 @@
+"""Draw scenes that JPEG decoders and detectors meet as photographs.
+
+    plan_scene → shapes back to front → annotate → the boxes of what is visible
+                                      → paint    → pixels
+
+Photographs have a power spectrum that falls with the square of the frequency,
+and edges where things hide each other; both cost a decoder work that smooth or
+random pictures do not.  Main trap: a transform per image costs more than the
+JPEG, so textures are cut from a few noise fields made once per process.
+
+Sources: D. J. Field, "Relations between the statistics of natural images...",
+J. Opt. Soc. Am. A 4 (1987), for the spectrum; A. B. Lee, D. Mumford, J. Huang,
+"Occlusion models for natural images", Int. J. Comput. Vis. 41 (2001), for shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import cv2
+import numpy as np
+
+from labkit.contracts import Annotation
+from labkit.parts.packing.coco import CATEGORIES
+
+# (width, height) -> share of images; COCO's long side is 640 and most sides come from 4:3 and 3:2.
+SIZES_PX = {
+    (640, 480): 0.40, (640, 427): 0.24, (480, 640): 0.15, (427, 640): 0.09, (640, 640): 0.03,
+    (640, 360): 0.03, (640, 426): 0.03, (640, 512): 0.02, (360, 640): 0.01,
+}  # fmt: skip
+MAX_OBJECTS = 15
+FIELD_PX = 1024  # side of a noise field; larger than an image, so that crops differ
+# Exponents of the fields' amplitude spectra: rough (gravel, grass), natural, smooth (cloth, sky).
+FIELD_EXPONENTS = (0.75, 1.0, 1.35)
+NOISE_LEVELS = 32  # standard deviation of the stored sensor noise
+OUTLINE_POINTS = 28
+MIN_VISIBLE_PX = 64  # a smaller rest of an object gets no box, as annotators would skip it
+
+# What an object is made of: (x, y, half width, half height, roundness) in units of its size;
+# roundness 2 is an ellipse, more is a box with rounded corners.
+PARTS = {
+    "person": ((-0.15, 0.28, 0.13, 0.22, 4), (0.15, 0.28, 0.13, 0.22, 4),
+               (0, -0.1, 0.34, 0.25, 3), (0, -0.41, 0.17, 0.09, 2)),
+    "vehicle": ((0, -0.22, 0.32, 0.25, 4), (0, -0.22, 0.24, 0.15, 4), (0, 0.1, 0.5, 0.24, 5),
+                (-0.29, 0.34, 0.12, 0.16, 2), (0.29, 0.34, 0.12, 0.16, 2)),
+    "animal": ((-0.24, 0.25, 0.06, 0.25, 4), (0.2, 0.25, 0.06, 0.25, 4),
+               (0, 0, 0.38, 0.22, 2.5), (0.36, -0.25, 0.14, 0.16, 2)),
+    "round": ((0, 0, 0.5, 0.5, 2), (0.05, -0.05, 0.28, 0.28, 2)),
+    "boxy": ((0, 0, 0.5, 0.5, 8), (0, -0.05, 0.38, 0.32, 8)),
+}  # fmt: skip
+WIDTH_TO_HEIGHT = {"person": 0.42, "vehicle": 1.9, "animal": 1.35, "round": 1.0, "boxy": 1.2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing:
+    """One object: polygons that share a texture and may hide what is behind them."""
+
+    category_id: int
+    outlines: np.ndarray
+    """(parts, OUTLINE_POINTS, 2) int32, x and y in pixels; may reach outside the image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What is where in one image, before any pixel is painted."""
+
+    width_px: int
+    height_px: int
+    horizon_px: int
+    things: tuple[Thing, ...]
+    """Back to front."""
+    seed: int
+    image_id: int
+
+
+def plan_scene(seed: int, image_id: int) -> Scene:
+    """Choose size, objects and places of one image; the same for the same two numbers."""
+    rng = np.random.default_rng([seed, image_id, 0])
+    sizes = list(SIZES_PX)
+    width_px, height_px = sizes[rng.choice(len(sizes), p=list(SIZES_PX.values()))]
+    horizon = rng.uniform(0.25, 0.65) * height_px
+    count = min(MAX_OBJECTS, 1 + rng.geometric(0.2))
+    # Things that stand lower in the picture are nearer: larger, and in front of the others.
+    feet = np.sort(rng.uniform(horizon + 0.05 * height_px, 0.98 * height_px, count))
+    nearness = (feet - horizon) / (height_px - horizon)
+    heights = min(width_px, height_px) * (0.12 + 0.5 * nearness) * rng.lognormal(-0.2, 0.5, count)
+    things = []
+    for foot, height in zip(feet, np.clip(heights, 24, 0.9 * height_px)):
+        # COCO: three boxes in ten are people.
+        category_id = 1 if rng.random() < 0.3 else int(rng.choice(list(CATEGORIES)))
+        kind = _kind(category_id)
+        width = height * WIDTH_TO_HEIGHT[kind] * rng.lognormal(0, 0.15)
+        width, height = np.array([width, height]) * min(1, 0.8 * width_px / width)
+        centre = (rng.uniform(0.08, 0.92) * width_px, foot - height / 2)
+        outlines = _outlines(np.array(PARTS[kind]), wobble=0.05, rng=rng)
+        flip = rng.choice([-1, 1])
+        outlines = np.rint(outlines * [flip * width, height] + centre).astype(np.int32)
+        things.append(Thing(category_id=category_id, outlines=outlines))
+    return Scene(
+        width_px=width_px,
+        height_px=height_px,
+        horizon_px=round(horizon),
+        things=tuple(things),
+        seed=seed,
+        image_id=image_id,
+    )
+
+
+def visible_map(scene: Scene) -> np.ndarray:
+    """Say which object each pixel shows.
+
+    Returns:
+        (H, W) uint8, 0 for none, else 1 + the place in `scene.things`.
+    """
+    owners = np.zeros((scene.height_px, scene.width_px), np.uint8)
+    for number, thing in enumerate(scene.things, start=1):
+        for outline in thing.outlines:
+            cv2.fillPoly(owners, [outline], number)
+    return owners
+
+
+def annotate(scene: Scene) -> Annotation:
+    """Enclose what is visible of each object, in whole pixels; at least one box."""
+    owners = visible_map(scene)
+    boxes, category_ids = [], []
+    for number, thing in enumerate(scene.things, start=1):
+        left, top, width, height = cv2.boundingRect(thing.outlines.reshape(-1, 1, 2))
+        left, top, right, bottom = max(left, 0), max(top, 0), left + width, top + height
+        mask = (owners[top:bottom, left:right] == number).view(np.uint8)
+        x, y, width, height = cv2.boundingRect(mask)
+        # The front object is never hidden and always stands inside the image.
+        if cv2.countNonZero(mask) >= MIN_VISIBLE_PX or number == len(scene.things):
+            boxes.append((left + x, top + y, left + x + width, top + y + height))
+            category_ids.append(thing.category_id)
+    return Annotation(
+        boxes_xyxy=np.array(boxes, np.float32).reshape(-1, 4),
+        category_ids=np.array(category_ids, np.int64),
+    )
+
+
+def paint(scene: Scene) -> np.ndarray:
+    """Paint a scene.
+
+    Returns:
+        (H, W, 3) uint8 BGR, OpenCV's order.
+    """
+    rng = np.random.default_rng([scene.seed, scene.image_id, 1])
+    height_px, width_px = scene.height_px, scene.width_px
+    contrast = rng.uniform(0.6, 1.3)
+    canvas = _background(scene, rng)
+    texture = 1 + 0.11 * contrast * _texture(scene.seed, (height_px, width_px), rng)
+    # The distance is smoother than the ground in front of the camera.
+    texture[: scene.horizon_px] = 0.7 + 0.3 * texture[: scene.horizon_px]
+    canvas = _times(canvas, texture)
+    blur_px = rng.uniform(0, 1.6)  # depth of field
+    if blur_px > 0.5:
+        canvas = cv2.GaussianBlur(canvas, (0, 0), blur_px)
+    _cast_shadows(canvas, scene)
+    towards_light = rng.normal(0, 0.25, 2)
+    for thing in scene.things:
+        _paint_thing(canvas, thing, scene.seed, towards_light, contrast, rng)
+    # Uneven light over the whole picture, then the lens and the sensor.
+    light = _texture(scene.seed, (height_px // 8, width_px // 8), rng, smooth=True)
+    light = np.exp(0.12 * cv2.GaussianBlur(light, (0, 0), 4))
+    canvas = _times(canvas, cv2.resize(light, (width_px, height_px)))
+    canvas = cv2.GaussianBlur(canvas, (3, 3), rng.uniform(0.4, 0.6))
+    noise = _crop(_sensor_noise(scene.seed), (height_px, width_px), rng)
+    share = rng.uniform(0.8, 2.5) / NOISE_LEVELS  # of 255 levels, standard deviation
+    return cv2.addWeighted(canvas, 1, noise, share, -128 * share)
+
+
+def _kind(category_id: int) -> str:
+    if category_id == 1:
+        return "person"
+    if 2 <= category_id <= 9:
+        return "vehicle"
+    if 16 <= category_id <= 25:
+        return "animal"
+    return "round" if category_id % 2 else "boxy"
+
+
+def _outlines(parts: np.ndarray, *, wobble: float, rng: np.random.Generator) -> np.ndarray:
+    """Turn (N, 5) parts into (N, OUTLINE_POINTS, 2) outlines with a slightly uneven edge."""
+    x, y, half_width, half_height, roundness = parts.T[:, :, None]
+    angles = np.linspace(0, 2 * np.pi, OUTLINE_POINTS, endpoint=False)
+    cos, sin = np.cos(angles), np.sin(angles)
+    # A superellipse: |x|^n + |y|^n = 1.
+    radius = (np.abs(cos) ** roundness + np.abs(sin) ** roundness) ** (-1 / roundness)
+    phases = rng.uniform(0, 2 * np.pi, (2, len(parts), 1))
+    radius = radius * (1 + wobble * (np.sin(3 * angles + phases[0]) + np.sin(5 * angles + phases[1])))
+    return np.stack([x + half_width * radius * cos, y + half_height * radius * sin], axis=-1)
+
+
+def _background(scene: Scene, rng: np.random.Generator) -> np.ndarray:
+    """Paint sky or wall, ridges, ground and many small shapes: (H, W, 3) uint8."""
+    height_px, width_px = scene.height_px, scene.width_px
+    bright, dim = rng.uniform(150, 235), rng.uniform(120, 200)
+    tint = rng.normal(0, 14, 3) + rng.choice([1, -0.4]) * np.array([18, 4, -12])  # blue or warm
+    ends = np.clip(np.array([[bright + tint], [dim + 0.6 * tint]]), 0, 255).astype(np.uint8)
+    canvas = cv2.resize(ends, (width_px, height_px), interpolation=cv2.INTER_LINEAR)
+    steps = np.linspace(0, width_px, 33)
+    for depth in (0.0, 0.5, 1.0):
+        ridge = np.cumsum(rng.normal(0, (1 - depth) * 0.02 * height_px, 33))
+        ridge = scene.horizon_px - (1 - depth) * 0.1 * height_px + ridge - ridge.mean()
+        polygon = np.vstack([np.column_stack([steps, ridge]), [[width_px, height_px], [0, height_px]]])
+        ground = rng.uniform(60, 150) + rng.normal(0, 14, 3)
+        cv2.fillPoly(canvas, [np.int32(polygon)], ground.tolist())
+    # Leaves, stones, windows: sizes follow a power law, so they look alike at every scale.
+    count = int(rng.integers(80, 260))
+    half_px = np.minimum(2.5 * rng.uniform(0, 1, count) ** -0.6, 0.12 * width_px)
+    parts = np.column_stack([
+        rng.uniform(0, width_px, count),
+        scene.horizon_px + rng.normal(0.25, 0.3, count) * height_px,
+        half_px * rng.lognormal(0, 0.3, count),
+        half_px,
+        rng.choice([2, 2.5, 6], count),
+    ])  # fmt: skip
+    colours = rng.uniform(40, 200, (count, 1)) + rng.normal(0, 15, (count, 3))
+    outlines = np.int32(_outlines(parts, wobble=0.12, rng=rng))
+    for outline, colour in zip(outlines, colours.tolist()):
+        cv2.fillPoly(canvas, [outline], colour)
+    return canvas
+
+
+def _paint_thing(
+    canvas: np.ndarray,
+    thing: Thing,
+    seed: int,
+    towards_light: np.ndarray,
+    contrast: float,
+    rng: np.random.Generator,
+) -> None:
+    """Paint one object into the canvas, over what is behind it."""
+    left, top, width, height = cv2.boundingRect(thing.outlines.reshape(-1, 1, 2))
+    right, bottom = min(left + width, canvas.shape[1]), min(top + height, canvas.shape[0])
+    left, top = max(left, 0), max(top, 0)
+    size = (bottom - top, right - left)
+    flat = np.empty((*size, 3), np.uint8)
+    mask = np.zeros(size, np.uint8)
+    base = rng.uniform(50, 200) + rng.normal(0, 32, 3)
+    for outline in thing.outlines:
+        colour = base + rng.normal(0, 28) + rng.normal(0, 10, 3)
+        # Same polygons and no anti-aliasing in `visible_map`: the boxes are exact.
+        cv2.fillPoly(flat, [outline], colour.tolist(), offset=(-left, -top))
+        cv2.fillPoly(mask, [outline], 255, offset=(-left, -top))
+    count = int(rng.integers(0, 24))  # buttons, spots, letters
+    half_px = min(size) * 0.02 * rng.uniform(0.05, 1, count) ** -0.6
+    places = rng.uniform(0, 1, (2, count)) * np.array(size)[::-1, None]
+    spots = _outlines(
+        np.column_stack([*places, half_px * rng.lognormal(0, 0.5, count), half_px, 2 + 2 * places[0] % 4]),
+        wobble=0.05,
+        rng=rng,
+    )
+    for spot in np.int32(spots):
+        cv2.fillPoly(flat, [spot], (base + rng.normal(0, 40)).tolist())
+    x, y = np.linspace(-1, 1, size[1]), np.linspace(-1, 1, size[0])[:, None]
+    shade = (1 + towards_light[0] * x + towards_light[1] * y).astype(np.float32)
+    shade *= 1 + 0.1 * contrast * _texture(seed, size, rng)
+    cv2.copyTo(_times(flat, shade), mask, canvas[top:bottom, left:right])
+
+
+def _cast_shadows(canvas: np.ndarray, scene: Scene) -> None:
+    """Darken the ground under each object, softly."""
+    small = np.full((scene.height_px // 8, scene.width_px // 8), 1, np.float32)
+    for thing in scene.things:
+        left, top, width, height = cv2.boundingRect(thing.outlines.reshape(-1, 1, 2))
+        foot = ((left + width // 2) // 8, (top + height) // 8)
+        cv2.ellipse(small, foot, (width // 13 + 1, width // 50 + 1), 0, 0, 360, 0.45, -1)
+    small = cv2.GaussianBlur(small, (0, 0), 1.2)
+    canvas[:] = _times(canvas, cv2.resize(small, (scene.width_px, scene.height_px)))
+
+
+def _times(image: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Multiply (H, W, 3) uint8 by (H, W) float32, clipped to 0 to 255."""
+    return cv2.multiply(image, cv2.merge([factor] * 3), dtype=cv2.CV_8U)
+
+
+def _texture(
+    seed: int, size: tuple[int, int], rng: np.random.Generator, *, smooth: bool = False
+) -> np.ndarray:
+    """Cut a (H, W) float32 texture with variance about 1, sometimes stretched like grain."""
+    field = _fields(seed)[2 if smooth else rng.integers(len(FIELD_EXPONENTS))]
+    stretch = (1, 1) if rng.random() < 0.6 else (rng.uniform(0.25, 1), 1)
+    if rng.random() < 0.5:
+        stretch = stretch[::-1]
+    cut = (max(1, int(size[0] * stretch[0])), max(1, int(size[1] * stretch[1])))
+    crop = _crop(field, cut, rng)
+    return crop if cut == size else cv2.resize(crop, size[::-1])
+
+
+def _crop(field: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Cut a window at a random place and turn it over at random."""
+    top = rng.integers(field.shape[0] - size[0] + 1)
+    left = rng.integers(field.shape[1] - size[1] + 1)
+    crop = field[top : top + size[0], left : left + size[1]]
+    return cv2.flip(crop, int(rng.integers(-1, 2)))
+
+
+@lru_cache(maxsize=1)
+def _fields(seed: int) -> tuple[np.ndarray, ...]:
+    """Make the noise fields: (FIELD_PX, FIELD_PX) float32 each, mean 0, variance 1."""
+    rng = np.random.default_rng([seed, 0])
+    frequency = np.hypot(np.fft.fftfreq(FIELD_PX)[:, None], np.fft.rfftfreq(FIELD_PX))
+    frequency[0, 0] = np.inf  # no mean
+    white = np.fft.rfft2(rng.standard_normal((FIELD_PX, FIELD_PX)))
+    fields = []
+    for shift, exponent in enumerate(FIELD_EXPONENTS):
+        field = np.fft.irfft2(white * frequency**-exponent)
+        # Rounded, so that the last bits of a machine's Fourier transform do not reach the pixels.
+        field = np.round(np.roll(field, 341 * shift, axis=(0, 1)) / field.std(), 3)
+        fields.append(field.astype(np.float32))
+    return tuple(fields)
+
+
+@lru_cache(maxsize=1)
+def _sensor_noise(seed: int) -> np.ndarray:
+    """Make (FIELD_PX, FIELD_PX, 3) uint8 white noise around 128."""
+    rng = np.random.default_rng([seed, 0, 1])
+    noise = rng.normal(128, NOISE_LEVELS, (FIELD_PX, FIELD_PX, 3))
+    return np.clip(noise, 0, 255).astype(np.uint8)

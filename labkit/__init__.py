@@ -1,0 +1,1 @@
+"""labkit: why is my GPU at 0 %, and what fixes it?"""

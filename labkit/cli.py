@@ -1,0 +1,188 @@
+"""The lab from a shell: `labkit list | run | table | chart | report | doctor`.
+
+Every setting is an option, generated from Settings like the notebooks' form.
+Thin: each command parses, calls the library and prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import labkit as lab
+from labkit import machine, pipeline, report, results
+from labkit.settings import MODES, Settings, field_kinds, help_texts
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the words after `labkit`; unset: the shell's.
+
+    Returns:
+        Exit status: 0 done, 1 could not (one line on stderr says why), 2 wrong use,
+        130 cancelled.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except KeyboardInterrupt:
+        print("labkit: cancelled", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="labkit", description="Why is my GPU at 0 %, and what fixes it?"
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    command = commands.add_parser("list", help="the experiments, and the runs there are")
+    _results_option(command)
+    command.set_defaults(command=_list)
+
+    command = commands.add_parser(
+        "run", help="run experiments and print their tables", allow_abbrev=False
+    )
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="experiments (see `labkit list`); none: all"
+    )
+    command.add_argument("--mode", default="quick", choices=MODES, help="how much is measured")
+    command.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
+    command.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
+    _results_option(command)
+    _settings_options(command.add_argument_group("settings, for all variants alike"))
+    command.set_defaults(command=_run)
+
+    command = commands.add_parser("table", help="print a run's table")
+    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
+    command.add_argument("--json", action="store_true", help="rows as JSON")
+    command.add_argument("--detail", action="store_true", help="all columns")
+    _results_option(command)
+    command.set_defaults(command=_table)
+
+    command = commands.add_parser("chart", help="draw a run's chart into its folder")
+    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
+    _results_option(command)
+    command.set_defaults(command=_chart)
+
+    command = commands.add_parser("report", help="write results/index.html from the newest runs")
+    _results_option(command)
+    command.set_defaults(command=_report)
+
+    command = commands.add_parser("doctor", help="what this machine has, and what will be skipped")
+    command.add_argument("--data", help="probe this folder's disk too")
+    command.add_argument(
+        "--write", action="store_true", help="keep the folders given here in labkit.toml"
+    )
+    for medium in ("hdd", "ssd", "nvme"):
+        command.add_argument(f"--{medium}", metavar="DIR", help=f"a folder on the {medium}")
+    command.set_defaults(command=_doctor)
+    return parser
+
+
+def _results_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--results", default="results", help="folder that holds the results")
+
+
+def _settings_options(group: argparse._ArgumentGroup) -> None:
+    texts = help_texts()
+    for name, (kind, choices, _) in field_kinds().items():
+        table = pipeline.TABLES.get(name)
+        described = texts[name] + (f" One of: {', '.join(table)}." if table else "")
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            type=_yes_or_no if kind is bool else kind,
+            choices=choices or None,
+            metavar=None if choices else {int: "N", bool: "yes|no"}.get(kind, "NAME"),
+            default=argparse.SUPPRESS,
+            help=described.replace("%", "%%"),
+        )
+
+
+def _yes_or_no(text: str) -> bool:
+    answers = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if text.lower() not in answers:
+        raise argparse.ArgumentTypeError(f"must be yes or no, got {text!r}")
+    return answers[text.lower()]
+
+
+def _list(options: argparse.Namespace) -> int:
+    print("experiments:")
+    for name in lab.CATALOG:
+        experiment = lab.experiment(name)
+        print(f"  {name:16} {experiment.question}")
+        print(f"  {'':16} {', '.join(experiment.variants)}  ({experiment.source})")
+    folders = results.list_runs(options.results)
+    print(f"\nruns in {options.results}:" if folders else f"\nno runs in {options.results} yet")
+    for folder in folders:
+        info = results.load_run(folder).info
+        print(f"  {folder.parent.name}/{folder.name}  {info['mode']}, {info['status']}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.resume:
+        run = lab.resume(results.find_run(options.results, options.resume).folder)
+        return _show(run)
+    changes = {name: getattr(options, name) for name in field_kinds() if hasattr(options, name)}
+    # Build all before running any: a typo in the third name must not cost two runs.
+    experiments = [lab.experiment(name, **changes) for name in options.names or lab.CATALOG]
+    status = 0
+    for experiment in experiments:
+        run = lab.run(
+            experiment, options.mode, results=options.results, blocks=options.blocks
+        )
+        status = max(status, _show(run))
+    return status
+
+
+def _show(run: results.Run) -> int:
+    files = report.write_derived(run)
+    print(f"\n{report.text(run)}\n")
+    print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
+    return 0 if run.info["status"] == "finished" else 1
+
+
+def _table(options: argparse.Namespace) -> int:
+    run = results.find_run(options.results, options.run)
+    if options.json:
+        print(json.dumps(report.rows(run), indent=1, ensure_ascii=False))
+    elif options.detail:
+        print(report.table(run, detail=True).T.to_string())
+    else:
+        print(report.text(run))
+    return 0
+
+
+def _chart(options: argparse.Namespace) -> int:
+    run = results.find_run(options.results, options.run)
+    for path in report.write_derived(run):
+        print(path)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    print(f"wrote {report.write_page(Path(options.results))}")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    given = {name: getattr(options, name) for name in ("data", "hdd", "ssd", "nvme")}
+    given = {name: Path(folder) for name, folder in given.items() if folder}
+    if options.write:
+        machine.write_media(Path("labkit.toml"), **given)
+    for topic, value, remark in machine.doctor_report(given):
+        print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Devices: where a batch goes and where the step runs.
+
+    host ──put──▶ device copy ──wait──▶ step ──▶ synchronize
+
+`cuda` is real streams and events, `cpu` has nothing to transfer, `emulated`
+stands in for a CUDA device: it keeps two timelines, one for its copy engine and
+one for its compute queue, against absolute deadlines of the clock it is given.
+Main trap: a copy overlaps with compute only if its host memory is pinned *and*
+it runs on a side stream; the emulated device has to get each miss right too.
+Source of the rules: CUDA runtime API, "API synchronization behavior".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from labkit.contracts import Clock, Device, DeviceBatch
+from labkit.trial import Skip
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CpuDevice:
+    """The host itself: nothing is copied, nothing runs beside it."""
+
+    label = "cpu"
+    has_streams = False
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch_device = torch.device("cpu")
+
+    def put(
+        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, non_blocking: bool, side_stream: bool
+    ) -> DeviceBatch:
+        """Hand the batch on as it is."""
+        if side_stream:
+            raise Skip("a side stream needs a device beside the host: cuda or emulated")
+        return DeviceBatch(batch)
+
+    def wait(self, batch: DeviceBatch) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+class CudaDevice:
+    """A real CUDA device: the default stream computes, a side stream may copy."""
+
+    has_streams = True
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch_device = torch.device("cuda")
+        self.label = f"cuda:{torch.cuda.get_device_name()}"
+        self._torch = torch
+        self._side_stream = torch.cuda.Stream()
+
+    def put(
+        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, non_blocking: bool, side_stream: bool
+    ) -> DeviceBatch:
+        """Start copying; `pinned` is a fact of the tensors here and not looked at."""
+        cuda = self._torch.cuda
+        stream = self._side_stream if side_stream else cuda.current_stream()
+        with cuda.stream(stream):
+            on_device = DeviceBatch(
+                (name, tensor.to(self.torch_device, non_blocking=non_blocking))
+                for name, tensor in batch.items()
+            )
+            on_device.ready = stream.record_event() if side_stream else None
+        return on_device
+
+    def wait(self, batch: DeviceBatch) -> None:
+        """Order the compute stream behind the copy and tell the allocator who uses the memory."""
+        if batch.ready is None:
+            return
+        compute = self._torch.cuda.current_stream()
+        compute.wait_event(batch.ready)
+        for tensor in batch.values():
+            # Without this the allocator may hand the memory to the next copy while the step
+            # on the compute stream still reads it.
+            tensor.record_stream(compute)
+
+    def synchronize(self) -> None:
+        """Wait for both streams."""
+        self._torch.cuda.synchronize()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """How fast an emulated device is, and where the figures come from."""
+
+    name: str
+    compute_s_per_image: float | None
+    """Forward, backward and optimizer; None: set once per run from the baseline (matched)."""
+    source: str
+    pinned_bytes_per_s: float = 12e9
+    """Host to device from page-locked memory: PCIe 3.0 x16 in practice (DOCUMENTS 0.5)."""
+    pageable_bytes_per_s: float = 6e9
+    """From ordinary memory, through the driver's staging buffer (DOCUMENTS 0.5)."""
+    memory_bytes_per_s: float = 484e9
+    """Device memory, for preprocessing there: GTX 1080 Ti, NVIDIA's data sheet."""
+    launch_share: float = 0.2
+    """Assumed: the host is busy launching kernels for this share of a step's compute time."""
+
+
+# The documents' GPU fell from 100 % to 0 % for one to two of every five to seven seconds.
+MATCHED_STALL_SHARE = 0.30
+PROFILES: dict[str, Profile] = {
+    "matched": Profile(
+        name="matched",
+        compute_s_per_image=None,
+        source="compute set so that the baseline stalls 30 %, as [004] section 1 saw",
+    ),
+    "resnet50_a100": Profile(
+        name="resnet50_a100",
+        compute_s_per_image=0.435 / 400,
+        source="MLPerf Storage, resnet50_a100: 0.435 s per batch of 400",
+    ),
+    "resnet50_h100": Profile(
+        name="resnet50_h100",
+        compute_s_per_image=0.224 / 400,
+        source="MLPerf Storage, resnet50_h100: 0.224 s per batch of 400",
+    ),
+}
+# CUDA queues about 1,024 launches before a launch blocks the host; a training step of the
+# detector launches some 350 kernels.
+QUEUED_STEPS = 3
+
+
+class EmulatedDevice:
+    """A CUDA device's timing without one: two timelines and a clock.
+
+    Args:
+        profile: speeds; `compute_s_per_image` must be set.
+        clock: tells the time and sleeps; a fake one in tests.
+    """
+
+    has_streams = True
+
+    def __init__(self, profile: Profile, clock: Clock) -> None:
+        import torch
+
+        if profile.compute_s_per_image is None:
+            raise ValueError(
+                f"profile must have compute_s_per_image, got {profile.name!r} without; calibrate first"
+            )
+        self.torch_device = torch.device("cpu")
+        self.label = f"emulated({profile.name}, {profile.compute_s_per_image * 1e3:.3g} ms/image)"
+        self.compute_s = 0.0
+        """Seconds of compute finished or queued so far."""
+        self._profile = profile
+        self._clock = clock
+        self._copy_free_s = 0.0  # when the copy engine is done with all it was given
+        self._compute_free_s = 0.0  # the same for the compute (default) stream
+        self._step_ends_s: deque[float] = deque()
+
+    def put(
+        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, non_blocking: bool, side_stream: bool
+    ) -> DeviceBatch:
+        """Occupy the copy engine, and the compute stream too unless on a side stream."""
+        size_bytes = sum(tensor.nbytes for tensor in batch.values())
+        profile = self._profile
+        bytes_per_s = profile.pinned_bytes_per_s if pinned else profile.pageable_bytes_per_s
+        start_s = max(self._clock.now(), self._copy_free_s)
+        if not side_stream:
+            start_s = max(start_s, self._compute_free_s)  # streams run in order
+        end_s = start_s + size_bytes / bytes_per_s
+        self._copy_free_s = end_s
+        if not side_stream:
+            self._compute_free_s = end_s
+        if not (pinned and non_blocking):
+            # From pageable memory the driver waits for the stream, then copies by hand.
+            self._clock.sleep_until(end_s)
+        on_device = DeviceBatch(batch)
+        on_device.ready = end_s
+        return on_device
+
+    def wait(self, batch: DeviceBatch) -> None:
+        """Let the compute stream start no earlier than the copy ends."""
+        self._compute_free_s = max(self._compute_free_s, batch.ready)
+
+    def compute(self, images: int) -> None:
+        """Queue a training step on so many images."""
+        self.run(images * self._profile.compute_s_per_image)
+        ends_s = self._step_ends_s
+        ends_s.append(self._compute_free_s)
+        if len(ends_s) > QUEUED_STEPS:
+            self._clock.sleep_until(ends_s.popleft())
+
+    def process(self, touched_bytes: int) -> None:
+        """Queue preprocessing that reads and writes so many bytes of device memory."""
+        self.run(touched_bytes / self._profile.memory_bytes_per_s)
+
+    def run(self, compute_s: float) -> None:
+        """Queue work of known length; launching it keeps the host busy for a share of that."""
+        now_s = self._clock.now()
+        self._compute_free_s = max(now_s, self._compute_free_s) + compute_s
+        self.compute_s += compute_s
+        self._clock.spin_until(now_s + compute_s * self._profile.launch_share)
+
+    def synchronize(self) -> None:
+        """Sleep until both timelines have run out."""
+        self._clock.sleep_until(max(self._copy_free_s, self._compute_free_s))
+        self._step_ends_s.clear()
+
+
+def open_cpu(profile: Profile, clock: Clock) -> CpuDevice:
+    """Use the host; profile and clock are not needed."""
+    return CpuDevice()
+
+
+def open_cuda(profile: Profile, clock: Clock) -> CudaDevice:
+    """Use the first CUDA device; profile and clock are not needed.
+
+    Raises:
+        Skip: there is none that this torch build can use.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Skip("no CUDA device works with this torch build; see `labkit doctor`")
+    return CudaDevice()
+
+
+DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
+    "cpu": open_cpu,
+    "cuda": open_cuda,
+    "emulated": EmulatedDevice,
+}
+
+
+def with_compute(profile: Profile, compute_s_per_image: float | None) -> Profile:
+    """Fill in what calibration found, where the profile leaves it open."""
+    if profile.compute_s_per_image is None:
+        return replace(profile, compute_s_per_image=compute_s_per_image)
+    return profile

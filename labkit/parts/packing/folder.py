@@ -1,0 +1,268 @@
+"""One file per image: the layouts that are understood, and the one that labkit writes.
+
+    ours   images/*.jpg            annotations.json              manifest.json
+    COCO   val2017/*.jpg           annotations/instances_val2017.json
+    tree   any folders of .jpg and .jpeg files; boxes are then synthesized
+
+The manifest is written last, so a folder that has one is whole.  Main trap: a
+Python object per image is copied into every forked worker as soon as its
+reference count changes, so names and boxes are kept in a few arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from labkit.contracts import Annotation
+from labkit.parts.packing.coco import CATEGORIES, read_coco
+from labkit.parts.packing.manifest import (
+    ANNOTATIONS,
+    JPEG_START,
+    MANIFEST,
+    UNFINISHED,
+    WrittenImage,
+    describe_image,
+    difference,
+    finish_folder,
+    jpeg_size_px,
+    read_manifest,
+    sha256,
+    start_folder,
+    write_whole,
+)
+
+_LAYOUTS = (
+    "accepted are images/ with annotations.json, COCO's val2017/ with annotations/, "
+    "or any tree of .jpg files; `python data_scripts/make_photos.py data/photos` makes some"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FolderReader:
+    """A folder of JPEG files, opened; see `labkit.parts.packing.Reader`."""
+
+    root: Path
+    boxes: str
+    manifest_hash: str
+    name_bytes: bytes
+    """The files' paths below `root`, encoded for the file system, one after the other."""
+    name_ends: np.ndarray
+    """(N + 1,) int64, where each name ends in `name_bytes`; the first entry is 0."""
+    annotations: Path | None = None
+    """The file the boxes come from."""
+    box_ranges: np.ndarray | None = None
+    """(N, 2) int64, which rows of the next two belong to an image; None: synthesize."""
+    boxes_xyxy: np.ndarray | None = None
+    """(M, 4) float32 boxes of all images."""
+    category_ids: np.ndarray | None = None
+    """(M,) int64."""
+
+    def __len__(self) -> int:
+        return len(self.name_ends) - 1
+
+    def __getstate__(self) -> dict[str, object]:
+        # One Path per image is bulky to pickle and quickly made again.
+        return {name: value for name, value in self.__dict__.items() if name != "paths"}
+
+    @cached_property
+    def paths(self) -> tuple[Path, ...]:
+        """The image files, absolute, in order."""
+        return tuple(self.root / self._name(i) for i in range(len(self)))
+
+    def read(self, i: int) -> tuple[bytes, Annotation]:
+        """Read one file and its boxes; see `labkit.parts.packing.Reader.read`."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"i must be from 0 to {len(self) - 1}, got {i}")
+        name = self._name(i)
+        path = self.root / name
+        jpeg = path.read_bytes()
+        if not jpeg.startswith(JPEG_START):
+            raise ValueError(f"image must be a JPEG file, got {jpeg[:8]!r}... in {path}")
+        if self.box_ranges is None:
+            try:
+                return jpeg, synthesize_boxes(name, *jpeg_size_px(jpeg))
+            except ValueError as error:
+                raise ValueError(f"{error} in {path}") from None
+        first, end = self.box_ranges[i]
+        # Copies: a part that flips boxes in place must not change the next epoch's.
+        return jpeg, Annotation(
+            boxes_xyxy=self.boxes_xyxy[first:end].copy(),
+            category_ids=self.category_ids[first:end].copy(),
+        )
+
+    def verify(self, indices: Iterable[int]) -> list[str]:
+        """Compare files with the manifest; see `labkit.parts.packing.Reader.verify`."""
+        entries: dict[str, dict] = {}
+        compared = []
+        if self.manifest_hash != "unknown":
+            changed = difference(self.root / MANIFEST, {"sha256": self.manifest_hash})
+            if changed:  # then nothing that it says about the files can be relied on
+                return [changed]
+            manifest = read_manifest(self.root)
+            entries = manifest["files"]
+            if self.annotations and "annotations_sha256" in manifest:
+                boxes_entry = {"sha256": manifest["annotations_sha256"]}
+                compared.append(difference(self.annotations, boxes_entry))
+        for i in indices:
+            name = self._name(i)
+            if entries and name not in entries:
+                compared.append(f"{self.root / name} must be listed in {MANIFEST}, got no entry")
+            else:
+                compared.append(difference(self.root / name, entries.get(name, {})))
+        return [line for line in compared if line]
+
+    def _name(self, i: int) -> str:
+        return os.fsdecode(self.name_bytes[self.name_ends[i] : self.name_ends[i + 1]])
+
+
+def open_folder(path: Path | str) -> FolderReader:
+    """Open a folder of JPEG files in whichever accepted layout it has.
+
+    COCO images are those that are in the JSON *and* in the folder, so a part of COCO works too.
+
+    Args:
+        path: the dataset's folder, or one of COCO's image folders (`coco/val2017`).
+
+    Returns:
+        A reader in the order of COCO's image ids, or of the files' paths where there are none.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: no images, an unfinished folder, broken annotations, several COCO splits.
+    """
+    # Absolute, because workers may run in another directory; links stay as they are.
+    root = Path(path).expanduser().absolute()
+    if not root.is_dir():
+        raise FileNotFoundError(f"data must be an existing folder, got {str(path)!r}; {_LAYOUTS}")
+    manifest_hash = "unknown"
+    if (root / MANIFEST).is_file():
+        manifest_hash = sha256((root / MANIFEST).read_bytes())
+    elif (root / UNFINISHED).is_file():
+        raise ValueError(
+            f"data must be a finished folder, got {str(path)!r}; "
+            "run the command that makes it again, and it goes on where it stopped"
+        )
+    found = _find_annotations(root)
+    boxes = {}
+    if found is None:
+        names = _find_jpegs(root)
+    else:
+        annotations, images = found
+        # A whole folder of ours keeps what is missing on disk, for `read` and `verify` to name.
+        on_disk = None if manifest_hash != "unknown" else set(_find_jpegs(images))
+        names, boxes = read_coco(annotations, on_disk)
+        prefix = "" if images == root else images.relative_to(root).as_posix() + "/"
+        names = [prefix + name for name in names]
+        boxes["annotations"] = annotations
+    if not names:
+        of = f", none of the images in {found[0]}" if found else ", no .jpg file below it"
+        raise ValueError(f"data must hold JPEG images, got {str(path)!r}{of}; {_LAYOUTS}")
+    encoded = [os.fsencode(name) for name in names]
+    return FolderReader(
+        root=root,
+        boxes="coco" if found else "synthesized",
+        manifest_hash=manifest_hash,
+        name_bytes=b"".join(encoded),
+        name_ends=np.cumsum([0, *map(len, encoded)]),
+        **boxes,
+    )
+
+
+def write_folder(samples: Iterable[tuple[str, bytes, Annotation]], path: Path | str) -> None:
+    """Write images and boxes in labkit's own layout, in the given order.
+
+    Args:
+        samples: (path inside images/, JPEG bytes, boxes) of each image.
+        path: a new or empty folder, or one that an earlier call was stopped in.
+
+    Raises:
+        ValueError: `path` holds other files, or a name is given twice or leaves the folder.
+    """
+    root = Path(path)
+    if (root / MANIFEST).exists():
+        raise ValueError(f"path must be a new folder, got {str(path)!r} with finished data")
+    start_folder(root, kind="written samples", seed=None)
+    written: dict[str, WrittenImage] = {}
+    for name, jpeg, annotation in samples:
+        pure = PurePosixPath(name)
+        if name in written or pure.is_absolute() or ".." in pure.parts:
+            raise ValueError(f"name must be a new path inside images/, got {name!r}")
+        written[name] = describe_image(name, jpeg, annotation)
+        (root / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(root / "images" / name, jpeg)
+    finish_folder(root, written.values(), kind="written samples", seed=None)
+
+
+def synthesize_boxes(name: str, width_px: int, height_px: int) -> Annotation:
+    """Invent one to seven boxes that depend on nothing but the image's name and size.
+
+    They lie within the square of the shorter side, and so inside the image however EXIF turns it.
+    """
+    digest = hashlib.blake2b(os.fsencode(name)).digest()  # 64 bytes: a count and seven boxes
+    drawn = np.frombuffer(digest[1:], dtype=[("xywh", "<u2", 4), ("category", "u1")])
+    drawn = drawn[: 1 + digest[0] % len(drawn)]
+    share = drawn["xywh"] / 65535  # (N, 4) in 0 to 1
+    wh = 0.05 + 0.75 * share[:, 2:] ** 2  # small boxes are more frequent, as in COCO
+    xy = share[:, :2] * (1 - wh)
+    ids = np.array(list(CATEGORIES))
+    return Annotation(
+        boxes_xyxy=np.float32(np.hstack([xy, xy + wh]) * min(width_px, height_px)),
+        category_ids=ids[drawn["category"] % len(ids)],
+    )
+
+
+def _find_annotations(root: Path) -> tuple[Path, Path] | None:
+    """Find a COCO JSON and the folder of its images."""
+    if (root / ANNOTATIONS).is_file() and (root / "images").is_dir():
+        return root / ANNOTATIONS, root / "images"
+    for top in (root.parent, root.parent.parent):  # coco/val2017 or coco/images/val2017
+        own = top / "annotations" / f"instances_{root.name}.json"
+        if own.is_file():
+            return own, root
+    files = sorted((root / "annotations").glob("instances_*.json"))
+    found = {}
+    for file in files:
+        split = file.stem.removeprefix("instances_")
+        for folder in (root / split, root / "images" / split):
+            if folder.is_dir():
+                found.setdefault(file, folder)
+    if not found and len(files) == 1 and (root / "images").is_dir():
+        return files[0], root / "images"
+    if len(found) > 1:
+        raise ValueError(
+            f"data must be one of COCO's image folders, got {str(root)!r} with "
+            f"{len(found)} of them; choose {' or '.join(map(str, found.values()))}"
+        )
+    return next(iter(found.items()), None)
+
+
+def _find_jpegs(root: Path) -> list[str]:
+    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links."""
+    names, seen = [], set()
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_raise):
+        real = Path(folder).resolve()
+        if real in seen:  # a link that leads back up would go round for ever
+            subfolders.clear()
+            continue
+        seen.add(real)
+        # Hidden: thumbnails, "._photo.jpg" of macOS, checkpoints of notebooks.
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        below = Path(folder).relative_to(root).as_posix()
+        prefix = "" if below == "." else below + "/"
+        names += [
+            prefix + name
+            for name in files
+            if name.lower().endswith((".jpg", ".jpeg")) and not name.startswith(".")
+        ]
+    return sorted(names)
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,88 @@
+"""From a decoded image and its boxes to the arrays a training step takes.
+
+    Sample -> per_sample (loader worker) -> collate -> transfer -> on_device -> step
+
+Every detector preprocessor delivers the same batch and differs only in how and
+where it is made.  The loader's collate stacks the arrays along a new first axis;
+one whose name ends in `_ragged` is concatenated instead, with `<name>_counts`
+added.  Main trap: random draws come from the sample, never from a worker's state.
+Source: documents [001] 2.1 and [004] 2.5; xingyizhou/CenterNet, commit 4c50fd3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.contracts import BATCHES, Annotation, Sample
+from labkit.parts.preprocessing.classification import classification
+from labkit.parts.preprocessing.loops import loops, loops_config_per_sample, loops_label_list
+from labkit.parts.preprocessing.on_device import finish_on_device, on_device_sample
+from labkit.parts.preprocessing.vectorized import vectorized
+from labkit.settings import pick
+
+if TYPE_CHECKING:
+    import torch
+
+TYPICAL_BOXES = 7  # COCO has 7.3 boxes per image on average
+TYPICAL_SIZE_PX = (480, 640)  # height and width of most COCO images
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """How a sample becomes an entry of a batch."""
+
+    per_sample: Callable[[Sample, int], dict[str, np.ndarray]]
+    """(sample, input_px) -> arrays without the batch axis; runs in the loader worker."""
+    on_device: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]] | None = None
+    """(batch, input_px) -> the finished batch, after the transfer; None: nothing is left to do."""
+    batch: str = "detector"
+    """The finished batch's name in `contracts.BATCHES`."""
+
+
+PREPROCESSORS: dict[str, Preprocessor] = {
+    "loops": Preprocessor(loops),
+    "loops_config_per_sample": Preprocessor(loops_config_per_sample),
+    "loops_label_list": Preprocessor(loops_label_list),
+    "vectorized": Preprocessor(vectorized),
+    "on_device": Preprocessor(on_device_sample, finish_on_device),
+    "classification": Preprocessor(classification, batch="classifier"),
+}
+
+
+def device_bytes(name: str, batch_size: int, input_px: int) -> int:
+    """Count what the on-device work of a batch reads and writes: its arrays in and out.
+
+    The emulated device's cost of that work.  Derived from shapes, with a typical image
+    pushed through `per_sample` once, so it also holds for a preprocessor of your own.
+
+    Returns:
+        Bytes; 0 where nothing is left to do on the device.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    preprocessor = pick(PREPROCESSORS, name, "preprocessor")
+    if preprocessor.on_device is None:
+        return 0
+    height, width = TYPICAL_SIZE_PX
+    # The whole image as every box, so that none falls outside the crop.
+    boxes = np.tile(np.array([0, 0, width, height], np.float32), (TYPICAL_BOXES, 1))
+    typical = Sample(
+        image_rgb=np.zeros((height, width, 3), np.uint8),
+        annotation=Annotation(boxes_xyxy=boxes, category_ids=np.ones(TYPICAL_BOXES, np.int64)),
+        sample_id=0,
+        epoch=0,
+        seed=0,
+    )
+    arrays = preprocessor.per_sample(typical, input_px)
+    counts_bytes = 8 * sum(key.endswith("_ragged") for key in arrays)
+    read_bytes = batch_size * (sum(array.nbytes for array in arrays.values()) + counts_bytes)
+    specs = BATCHES[preprocessor.batch](batch_size, input_px)
+    written_bytes = sum(
+        int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize for spec in specs.values()
+    )
+    return read_bytes + written_bytes

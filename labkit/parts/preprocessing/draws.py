@@ -1,0 +1,141 @@
+"""What is random about a detector sample, and where its pixels go.
+
+    (seed, epoch, sample id) -> Draws -> crop, flip, colours -> every preprocessor
+
+All preprocessors share these draws, so they do the same work and only differ in
+how.  Main trap: CenterNet's colour constants are in OpenCV's channel order; ours
+are reordered to RGB, rows of the eigenvectors included.
+Source: xingyizhou/CenterNet, commit 4c50fd3, sample/ctdet.py, utils/image.py and dataset/coco.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from labkit.contracts import Sample
+
+CONFIG_PATH = Path(__file__).with_name("detector.json")
+
+FLIP_PROBABILITY = 0.5
+COLOUR_REACH = 0.4  # brightness, contrast and saturation are scaled by 0.6 to 1.4
+LIGHTING_STD = 0.1  # AlexNet's PCA lighting
+BORDER_PX = 128  # the crop's centre stays this far from the image's edge where it can
+COLOUR_OPERATIONS = ("brightness", "contrast", "saturation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The constants in detector.json."""
+
+    mean_rgb: np.ndarray
+    """(3,) float32, of pixels scaled to 0..1."""
+    std_rgb: np.ndarray
+    """(3,) float32."""
+    eigenvalues: np.ndarray
+    """(3,) float32, of the colours' covariance."""
+    eigenvectors_rgb: np.ndarray
+    """(3, 3) float32, a column per eigenvector, a row per channel."""
+    category_ids: list[int]
+    """COCO category ids; the place in the list is the class index."""
+    class_of: dict[int, int]
+    """category id -> class index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Everything random about one sample in one epoch."""
+
+    center_xy: tuple[float, float]
+    """Centre of the square crop, in pixels of the image after flipping."""
+    side_px: float
+    """Side of the square crop in image pixels; what lies outside the image is black."""
+    flipped: bool
+    colours: tuple[tuple[str, float], ...]
+    """The three colour operations with their factors, in the order they are applied."""
+    lighting: np.ndarray
+    """(3,) float64, the weights of the colours' eigenvectors."""
+
+
+def read_config() -> Config:
+    """Read and parse detector.json from disk."""
+    parsed = json.loads(CONFIG_PATH.read_text(encoding="utf-8"))
+    category_ids = parsed.pop("category_ids")
+    return Config(
+        **{name: np.array(values, np.float32) for name, values in parsed.items()},
+        category_ids=category_ids,
+        class_of={category_id: index for index, category_id in enumerate(category_ids)},
+    )
+
+
+config = cache(read_config)  # read once per process
+
+
+def draw(sample: Sample) -> Draws:
+    """Draw crop, flip and colours of a sample.
+
+    Nothing but (seed, epoch, sample id) and the image's size matters: not the worker,
+    not the loader, not the order of the samples.
+    """
+    rng = np.random.default_rng((sample.seed, sample.epoch, sample.sample_id))
+    height, width = sample.image_rgb.shape[:2]
+    side_px = max(height, width) * (0.6 + 0.1 * rng.integers(8))  # 0.6, 0.7, ... 1.3
+    border_x, border_y = _border(width), _border(height)
+    x = float(rng.integers(border_x, width - border_x))
+    y = float(rng.integers(border_y, height - border_y))
+    flipped = bool(rng.random() < FLIP_PROBABILITY)
+    order = rng.permutation(3)
+    factors = rng.uniform(1 - COLOUR_REACH, 1 + COLOUR_REACH, 3)
+    return Draws(
+        center_xy=(width - x - 1 if flipped else x, y),
+        side_px=float(side_px),
+        flipped=flipped,
+        colours=tuple((COLOUR_OPERATIONS[i], float(f)) for i, f in zip(order, factors)),
+        lighting=rng.normal(scale=LIGHTING_STD, size=3),
+    )
+
+
+def affine(draws: Draws, size_px: int) -> np.ndarray:
+    """Build the map from pixels of the (flipped) image to a square of `size_px`.
+
+    The crop's centre lands in the middle of the square and its side fills it.
+
+    Returns:
+        (2, 3) float64, for points as columns (x, y, 1).
+    """
+    zoom = size_px / draws.side_px
+    x, y = draws.center_xy
+    return np.array(
+        [[zoom, 0.0, size_px / 2 - zoom * x], [0.0, zoom, size_px / 2 - zoom * y]], np.float64
+    )
+
+
+def class_from_dict(constants: Config, category_id: int) -> int:
+    """Look up the class index of a COCO category.
+
+    Raises:
+        ValueError: no class stands for the category.
+    """
+    if category_id not in constants.class_of:
+        raise unknown_category(category_id)
+    return constants.class_of[category_id]
+
+
+def unknown_category(category_id: int) -> ValueError:
+    """Make the error for a category id that no class stands for."""
+    return ValueError(
+        f"category_ids must be COCO's object categories (1 to 90 with gaps), got {category_id}; "
+        "renumber the categories in annotations.json"
+    )
+
+
+def _border(size_px: int) -> int:
+    # 640 -> 128, 200 -> 64: halved until both borders fit and leave a pixel between them.
+    border = BORDER_PX
+    while size_px - border <= border:
+        border //= 2
+    return border

@@ -1,0 +1,381 @@
+"""Pipeline: settings → batches on a device; the only file that knows every part.
+
+    Source (reader, decoder, preprocessor) → loader → prefetcher → device → step
+
+`check` refuses settings that cannot work before anything is started.  A person's
+own table entries travel to the trial and its loader workers by cloudpickle
+(`own_parts`, `register`).  Main trap: the step of a preprocessor that works on
+the device has to finish the batch first, and the emulated device only charges for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit import contracts
+from labkit.contracts import Clock, Device, DeviceBatch, Sample
+from labkit.parts import devices
+from labkit.parts.decoding import DECODERS
+from labkit.parts.devices import DEVICES, PROFILES
+from labkit.parts.loading import LOADERS
+from labkit.parts.packing import PACKINGS, Reader
+from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
+from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
+from labkit.parts.storage import STORAGES
+from labkit.parts.training import STEPS, Step
+from labkit.settings import Settings, pick
+from labkit.trial import Skip
+
+if TYPE_CHECKING:
+    import torch
+
+# setting -> its table: the choices of the form and of the command line, too.
+TABLES: dict[str, dict] = {
+    "storage": STORAGES,
+    "packing": PACKINGS,
+    "decoder": DECODERS,
+    "preprocessor": PREPROCESSORS,
+    "loader": LOADERS,
+    "prefetcher": PREFETCHERS,
+    "device": DEVICES,
+    "profile": PROFILES,
+    "step": STEPS,
+}
+_BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
+
+
+def own_parts() -> bytes:
+    """Pack the table entries that a person added or replaced, for another process.
+
+    Returns:
+        What `register` takes; empty where nothing was added.
+
+    Raises:
+        ValueError: an entry holds something that cannot be sent, such as an open file.
+    """
+    own = {}
+    for setting, table in TABLES.items():
+        for name, part in table.items():
+            if _BUILT_IN[setting].get(name) is not part:
+                own[setting, name] = part
+    if not own:
+        return b""
+    import cloudpickle
+
+    for (setting, name), part in own.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as error:
+            raise ValueError(
+                f"{setting} {name!r} must be something a fresh process can be sent, "
+                f"got {part!r} ({error}); open files and handles inside the function"
+            ) from error
+    return cloudpickle.dumps(own)
+
+
+def register(packed: bytes) -> None:
+    """Enter a person's own parts into the tables of this process.
+
+    Args:
+        packed: from `own_parts`; never from a file.
+    """
+    if packed:
+        for (setting, name), part in pickle.loads(packed).items():
+            TABLES[setting][name] = part
+
+
+def check_names(settings: Settings) -> None:
+    """Refuse settings that name a part that no table has.
+
+    Raises:
+        ValueError: the message lists the choices.
+    """
+    for setting, table in TABLES.items():
+        value = getattr(settings, setting)
+        if value is not None:
+            pick(table, value, setting)
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that name unknown parts or parts that do not fit together.
+
+    Raises:
+        ValueError: with the choices or the next step.
+        Skip: the parts exist but cannot run on the chosen device.
+    """
+    check_names(settings)
+    batch = PREPROCESSORS[settings.preprocessor].batch
+    if settings.device == "emulated":
+        if settings.step != "timed":
+            raise ValueError(
+                f"step must be timed on the emulated device, got {settings.step!r}; "
+                "choose device cpu or cuda for a real step"
+            )
+    elif settings.step == "timed":
+        raise ValueError(
+            f"step must be detector or classifier on device {settings.device}, got 'timed'"
+        )
+    elif batch != settings.step:
+        fitting = [name for name, part in PREPROCESSORS.items() if part.batch == settings.step]
+        raise ValueError(
+            f"preprocessor must be one of {', '.join(fitting)} for the step {settings.step}, "
+            f"got {settings.preprocessor!r}"
+        )
+    if settings.prefetcher in NEEDS_STREAMS and settings.device == "cpu":
+        raise Skip(
+            f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
+            "choose device cuda or emulated"
+        )
+
+
+class Order:
+    """The keys (epoch, image) of the current epoch: all images, shuffled by seed and epoch."""
+
+    def __init__(self, image_ids: np.ndarray, seed: int) -> None:
+        self.epoch = 0
+        self.image_ids = image_ids  # (images,) int64
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        shuffled = np.random.default_rng((self._seed, self.epoch)).permutation(self.image_ids)
+        # The epoch travels with the key: persistent workers never see `self.epoch` change.
+        return iter([(self.epoch, int(image_id)) for image_id in shuffled])
+
+
+@dataclass(kw_only=True)
+class Source:
+    """Images by key, as the loaders take them; picklable, and opened anew in each worker."""
+
+    reader: Reader
+    settings: Settings
+    order: Order
+    own: bytes = b""
+    """A person's own parts, for workers that are spawned."""
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The image files of an epoch, sorted by image."""
+        return tuple(self.reader.paths[i] for i in sorted(self.order.image_ids))
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Read, decode and preprocess one image.
+
+        Args:
+            key: (epoch, image index).
+
+        Raises:
+            ValueError: the image cannot be decoded; the message names the file.
+        """
+        epoch, image_id = key
+        jpeg, annotation = self.reader.read(image_id)
+        try:
+            image_rgb = DECODERS[self.settings.decoder](jpeg)
+        except ValueError as error:
+            raise ValueError(f"{self.reader.paths[image_id]}: {error}") from error
+        sample = Sample(
+            image_rgb=image_rgb,
+            annotation=annotation,
+            sample_id=image_id,
+            epoch=epoch,
+            seed=self.settings.seed,
+        )
+        return PREPROCESSORS[self.settings.preprocessor].per_sample(sample, self.settings.input_px)
+
+    def collate(self, samples: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        """Stack equal shapes as torch does; join ragged entries and say how many each had.
+
+        Returns:
+            entry name -> tensor; for every `x_ragged` also `x_ragged_counts`, (B,) int64.
+        """
+        import torch
+
+        batch = {}
+        for name in samples[0]:
+            arrays = [sample[name] for sample in samples]
+            if name.endswith("_ragged"):
+                batch[name] = torch.from_numpy(np.concatenate(arrays))
+                batch[f"{name}_counts"] = torch.tensor([len(array) for array in arrays])
+            else:
+                batch[name] = torch.utils.data.default_collate(arrays)
+        return batch
+
+    def start_worker(self, worker_id: int) -> None:
+        """Limit this process's threads by call: environment variables come too late."""
+        import cv2
+
+        cv2.setNumThreads(self.settings.cv2_threads)
+
+    def __getstate__(self) -> dict:
+        return self.__dict__
+
+    def __setstate__(self, state: dict) -> None:
+        register(state["own"])  # before a spawned worker looks anything up
+        self.__dict__.update(state)
+
+
+@functools.lru_cache(maxsize=8)
+def open_reader(packing: str, directory: Path) -> Reader:
+    """Open a data set once per process; the trial server's forks inherit it."""
+    return PACKINGS[packing].open(directory)
+
+
+def shuffled_images(settings: Settings) -> np.ndarray:
+    """List all images in the order in which runs with this seed take them.
+
+    Returns:
+        (N,) int64 indices.
+    """
+    return np.random.default_rng(settings.seed).permutation(len(open_source(settings)))
+
+
+def open_source(settings: Settings) -> Reader:
+    """Open the data that settings name, where they say it lies.
+
+    Raises:
+        ValueError: it is not there, or is not a data set.
+    """
+    storage = STORAGES[settings.storage](Path(settings.data))
+    return open_reader(settings.packing, storage.directory)
+
+
+def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) -> np.ndarray:
+    """Choose an epoch's images: the same for all variants with the same seed.
+
+    Args:
+        settings: `images` (None: all), `batch_size` and `seed` count.
+        excluded: indices of unreadable images.
+
+    Returns:
+        (images,) int64 indices, a whole number of batches.
+
+    Raises:
+        ValueError: the data has fewer images than one batch.
+    """
+    shuffled = shuffled_images(settings)
+    usable = shuffled[~np.isin(shuffled, list(excluded))]
+    if len(usable) < settings.batch_size:
+        raise ValueError(
+            f"batch_size must be at most the number of readable images ({len(usable)}), "
+            f"got {settings.batch_size}; use a smaller batch or more images"
+        )
+    wanted = min(settings.images or len(usable), len(usable))
+    return usable[: max(wanted // settings.batch_size, 1) * settings.batch_size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """Everything a trial needs, opened."""
+
+    settings: Settings
+    source: Source
+    loader: object
+    device: Device
+    step: Step
+    storage_label: str
+
+    def batches(self, loader: object, device: Device) -> Iterator[DeviceBatch]:
+        """Start an epoch: iterate batches that are on the device.
+
+        Args:
+            loader: `self.loader`, or something that measures it.
+            device: `self.device`, likewise.
+        """
+        prefetch = PREFETCHERS[self.settings.prefetcher]
+        return prefetch(loader, device, pinned=self.settings.pin_memory)
+
+    def forward(self, batch: DeviceBatch) -> object:
+        """Finish the batch on the device where its preprocessor works there, then step."""
+        settings = self.settings
+        preprocessor = PREPROCESSORS[settings.preprocessor]
+        if preprocessor.on_device is not None:
+            if settings.step == "timed":
+                self.device.process(
+                    device_bytes(settings.preprocessor, settings.batch_size, settings.input_px)
+                )
+            else:
+                batch = preprocessor.on_device(batch, settings.input_px)
+        return self.step.forward(batch)
+
+    def finished(self, batch: DeviceBatch) -> dict[str, np.ndarray]:
+        """Give a batch as the step would see it, on the host, for the equal-work check."""
+        on_device = PREPROCESSORS[self.settings.preprocessor].on_device
+        if on_device is not None:
+            batch = on_device(batch, self.settings.input_px)
+        return {name: tensor.cpu().numpy() for name, tensor in batch.items()}
+
+    def resident_batch(self) -> dict[str, torch.Tensor]:
+        """Make a batch out of nothing, for warming up without touching the data."""
+        settings = self.settings
+        sample = Sample(
+            image_rgb=np.full((480, 640, 3), 128, np.uint8),
+            annotation=contracts.Annotation(
+                boxes_xyxy=np.array([[100, 100, 300, 300]], np.float32),
+                category_ids=np.array([1], np.int64),
+            ),
+            sample_id=0,
+            epoch=0,
+            seed=settings.seed,
+        )
+        per_sample = PREPROCESSORS[settings.preprocessor].per_sample
+        arrays = per_sample(sample, settings.input_px)
+        return self.source.collate([arrays] * settings.batch_size)
+
+
+def build(
+    settings: Settings,
+    clock: Clock,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    compute_s_per_image: float | None = None,
+    own: bytes = b"",
+) -> Pipeline:
+    """Open every part that the settings name.
+
+    Args:
+        settings: complete (`settings.complete`).
+        clock: what the emulated device tells the time by.
+        excluded: indices of unreadable images.
+        compute_s_per_image: the matched profile's speed, from calibration.
+        own: a person's own parts, for spawned loader workers; already registered here.
+
+    Raises:
+        ValueError: settings that cannot work.
+        Skip: this machine lacks what they need.
+    """
+    check(settings)
+    storage = STORAGES[settings.storage](Path(settings.data))
+    reader = open_reader(settings.packing, storage.directory)
+    order = Order(choose_images(settings, excluded), settings.seed)
+    source = Source(reader=reader, settings=settings, order=order, own=own)
+    profile = devices.with_compute(PROFILES[settings.profile], compute_s_per_image)
+    device = DEVICES[settings.device](profile, clock)
+    return Pipeline(
+        settings=settings,
+        source=source,
+        loader=LOADERS[settings.loader](source, settings),
+        device=device,
+        step=STEPS[settings.step](settings, device),
+        storage_label=storage.label,
+    )
+
+
+def on_cpu(settings: Settings) -> Settings:
+    """Turn settings into ones that deliver the same batches with no device and no workers."""
+    batch = PREPROCESSORS[settings.preprocessor].batch
+    return replace(
+        settings, device="cpu", step=batch, num_workers=0, prefetcher="none", pin_memory=False
+    )
+

@@ -1,0 +1,117 @@
+"""Preflight: before anything is timed, every variant must do the same work.
+
+One batch of each variant is built on the CPU and compared with the baseline's:
+same images, shapes, dtypes, channel order, pixels within the named tolerance,
+normalized once.  Unreadable images are found once, for all variants alike.
+Main trap: a variant that fails here must become a row with its reason, never a
+fast bar in the chart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.contracts import BATCHES, check_batch, difference
+from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.pipeline import build, check, on_cpu, open_source
+from labkit.settings import Settings
+from labkit.timing import SystemClock
+from labkit.trial import Skip
+
+# Both markers every JPEG file has: start and end of image (ITU T.81, annex B).
+START_OF_IMAGE, END_OF_IMAGE = b"\xff\xd8", b"\xff\xd9"
+
+
+def compare_work(
+    variants: dict[str, Settings], baseline: str, *, excluded: frozenset[int] = frozenset()
+) -> dict[str, tuple[str, str]]:
+    """Build one batch of every variant and compare it with the baseline's.
+
+    Args:
+        variants: label -> complete settings.
+        baseline: the label to compare with.
+        excluded: indices of unreadable images.
+
+    Returns:
+        label -> (status, reason): "ok", "skipped" or "failed".
+    """
+    verdicts: dict[str, tuple[str, str]] = {}
+    reference = None
+    # The baseline first: what it delivers is what the others must.
+    for label in sorted(variants, key=lambda label: label != baseline):
+        settings = variants[label]
+        try:
+            check(settings)
+            batch = _first_batch(settings, excluded)
+            specs = BATCHES[PREPROCESSORS[settings.preprocessor].batch](
+                settings.batch_size, settings.input_px
+            )
+            check_batch(batch, specs)
+            if reference is None:
+                reference = batch
+            elif set(reference) != set(batch):
+                raise ValueError(
+                    f"batch must have the baseline's entries {', '.join(sorted(reference))}, "
+                    f"got {', '.join(sorted(batch))}"
+                )
+            elif settings.batch_size == variants[baseline].batch_size:
+                apart = difference(
+                    batch,
+                    reference,
+                    specs,
+                    decoders_differ=settings.decoder != variants[baseline].decoder,
+                )
+                if apart:
+                    raise ValueError(f"not the same work as {baseline}: {apart}")
+        except Skip as reason:
+            verdicts[label] = ("skipped", str(reason))
+        except ImportError as error:
+            verdicts[label] = ("skipped", str(error))
+        except Exception as error:  # noqa: BLE001 - any failure of a part is shown as its row
+            verdicts[label] = ("failed", f"{type(error).__name__}: {error}")
+        else:
+            verdicts[label] = ("ok", "")
+    return verdicts
+
+
+def _first_batch(settings: Settings, excluded: frozenset[int]) -> dict:
+    """Build the first batch of epoch 0 in this process, finished on the CPU."""
+    alone = replace(on_cpu(settings), images=None)
+    pipeline = build(alone, SystemClock(), excluded=excluded)
+    batches = pipeline.batches(pipeline.loader, pipeline.device)
+    return pipeline.finished(next(iter(batches)))
+
+
+def find_bad_images(settings: Settings, indices: list[int]) -> tuple[dict[int, str], list[str]]:
+    """Look for images that cannot be read whole, and for data that changed.
+
+    Args:
+        settings: complete; only the data's place and packing count.
+        indices: which images to look at.
+
+    Returns:
+        index -> one line naming the file and what is wrong with it; and a line for each
+        other file that is no longer what the data's manifest says.
+    """
+    reader = open_source(settings)
+    bad: dict[int, str] = {}
+    for index in indices:
+        try:
+            jpeg, _ = reader.read(index)
+        except (OSError, ValueError) as error:
+            bad[index] = str(error)
+            continue
+        wrong = _what_is_wrong(jpeg)
+        if wrong:
+            bad[index] = f"{reader.paths[index]}: {wrong}"
+    return bad, reader.verify([index for index in indices if index not in bad])
+
+
+def _what_is_wrong(jpeg: bytes) -> str:
+    if not jpeg:
+        return "the file is empty (0 bytes)"
+    if not jpeg.startswith(START_OF_IMAGE):
+        return "not a JPEG file"
+    if END_OF_IMAGE not in jpeg[-64:]:  # cameras pad the end with zeros
+        return "truncated, the JPEG end marker is missing"
+    return ""

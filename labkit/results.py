@@ -1,0 +1,143 @@
+"""Results: a run folder on disk; append, load, resume.
+
+    results/<experiment>/<utc>-<short id>/run.json      what was run, how, on what
+                                          trials.jsonl  one whole row per line
+
+A row is flushed and synced as soon as its trial is done, so a crash loses at
+most the trial that was running.  Main trap: a killed process can leave half a
+line; it is set aside and reported, never fatal, and nothing is ever rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.trial import Trial
+
+RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as it lies on disk."""
+
+    folder: Path
+    info: dict[str, object]
+    """What `run.json` holds: experiment, mode, variants, status, provenance …"""
+    trials: tuple[Trial, ...]
+    set_aside: int = 0
+    """Lines of `trials.jsonl` that were only half written."""
+
+
+def create_run(results: Path, info: dict[str, object]) -> Path:
+    """Make a new run folder with its `run.json`.
+
+    Args:
+        results: folder that holds all results; made if missing.
+        info: at least the experiment's name.
+
+    Raises:
+        PermissionError: results cannot be written; the message says what to do.
+    """
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    folder = results / str(info["experiment"]) / f"{stamp}-{secrets.token_hex(2)}"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise PermissionError(
+            f"results must be a folder that can be written, got {results} ({error.strerror}); "
+            "choose another with --results"
+        ) from error
+    write_info(folder, info)
+    return folder
+
+
+def write_info(folder: Path, info: dict[str, object]) -> None:
+    """Replace `run.json` in one step."""
+    unfinished = folder / f"{RUN_FILE}.part"
+    unfinished.write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.replace(folder / RUN_FILE)
+
+
+def append_trial(folder: Path, trial: Trial) -> None:
+    """Add one row and return when it is safely on the disk."""
+    line = json.dumps(trial.to_row(), ensure_ascii=False).encode() + b"\n"
+    with (folder / TRIALS_FILE).open("ab+") as file:
+        # After a crash the last line may lack its end: keep the new row off it.
+        if file.tell() and not _ends_with_newline(file):
+            line = b"\n" + line
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_run(folder: Path | str) -> Run:
+    """Read a run folder back.
+
+    Raises:
+        FileNotFoundError: there is no run in this folder.
+        ValueError: the run was written by a newer labkit.
+    """
+    folder = Path(folder)
+    if not (folder / RUN_FILE).is_file():
+        raise FileNotFoundError(
+            f"run must be a run folder with {RUN_FILE}, got {folder}; `labkit list` shows the runs"
+        )
+    info = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    trials, set_aside = [], 0
+    if (folder / TRIALS_FILE).exists():
+        for line in (folder / TRIALS_FILE).read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                set_aside += bool(line.strip())
+                continue
+            trials.append(Trial.from_row(row))
+    return Run(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
+
+
+def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
+    """List run folders, oldest first.
+
+    Args:
+        results: folder that holds all results.
+        experiment: one experiment's name, or all.
+    """
+    found = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
+    return sorted((path.parent for path in found), key=lambda folder: folder.name)
+
+
+def find_run(results: Path | str, name: str) -> Run:
+    """Find a run by its folder, its id (or the start of it), or an experiment's newest.
+
+    Raises:
+        FileNotFoundError: nothing matches; the message lists what there is.
+        ValueError: several runs match.
+    """
+    if (Path(name) / RUN_FILE).is_file():
+        return load_run(name)
+    folders = list_runs(results)
+    newest = [folder for folder in folders if folder.parent.name == name][-1:]
+    matches = newest or [f for f in folders if f.name.startswith(name) or f.name.endswith(name)]
+    if not matches:
+        known = ", ".join(f"{f.parent.name}/{f.name}" for f in folders[-5:]) or "none yet"
+        raise FileNotFoundError(
+            f"run must be a run folder, an id or an experiment with results in {results}, "
+            f"got {name!r}; newest runs: {known}"
+        )
+    if len(matches) > 1:
+        raise ValueError(
+            f"run must match one run, got {name!r}, which matches "
+            f"{', '.join(match.name for match in matches)}; write more of the id"
+        )
+    return load_run(matches[0])
+
+
+def _ends_with_newline(file: object) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"

@@ -1,0 +1,327 @@
+"""Timing: runs the epochs and measures; nothing else in the lab measures.
+
+    start ─ iter(loader) ─┬─ next: wait + transfer ─ forward ─ backward ─ (sync) ─┬─ synchronize ─ end
+                          └──────────────────── every step ───────────────────────┘
+
+An epoch lasts from creating the iterator to the final synchronize, as the
+documents timed it.  Main trap: phases are *host* time.  On a device that works
+on its own, `wait_s` is the host waiting for data, not the device being idle.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from labkit import machine
+from labkit.contracts import Clock, DeviceBatch
+from labkit.parts import storage
+from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, EmulatedDevice
+from labkit.pipeline import Pipeline, build
+from labkit.settings import Mode, Settings
+from labkit.trial import Epoch
+from labkit.usage import Usage
+
+# time.sleep wakes 0.13 ms late here in the median (EVIDENCE 2, measured): spin the rest.
+SPIN_S = 0.0003
+WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
+CALIBRATION_S = 1.2
+# Until the queues are full, batches arrive faster or slower than they will.
+UNSETTLED_STEPS_PER_WORKER = 1
+
+
+class SystemClock:
+    """The real clock, with deadlines met to microseconds."""
+
+    now = staticmethod(time.perf_counter)
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Sleep until shortly before the deadline, then spin."""
+        remaining_s = deadline_s - time.perf_counter()
+        if remaining_s > SPIN_S:
+            time.sleep(remaining_s - SPIN_S)
+        self.spin_until(deadline_s)
+
+    def spin_until(self, deadline_s: float) -> None:
+        """Keep the core busy until the deadline."""
+        while time.perf_counter() < deadline_s:
+            pass
+
+
+class _TimedLoader:
+    """A loader whose start-up is measured."""
+
+    def __init__(self, loader: object, clock: Clock) -> None:
+        self._loader, self._clock = loader, clock
+        self.startup_s = 0.0
+
+    def __iter__(self) -> Iterator:
+        start_s = self._clock.now()
+        iterator = iter(self._loader)
+        self.startup_s += self._clock.now() - start_s
+        return iterator
+
+
+class _TimedDevice:
+    """A device whose hand-overs are measured."""
+
+    def __init__(self, device: object, clock: Clock) -> None:
+        self._device, self._clock = device, clock
+        self.transfer_s = 0.0
+        self.batch_bytes = 0
+
+    def put(self, batch: dict, **how: bool) -> DeviceBatch:
+        start_s = self._clock.now()
+        on_device = self._device.put(batch, **how)
+        self.transfer_s += self._clock.now() - start_s
+        self.batch_bytes += sum(tensor.nbytes for tensor in batch.values())
+        return on_device
+
+    def wait(self, batch: DeviceBatch) -> None:
+        start_s = self._clock.now()
+        self._device.wait(batch)
+        self.transfer_s += self._clock.now() - start_s
+
+
+def time_epoch(pipeline: Pipeline, clock: Clock) -> Epoch:
+    """Run one epoch and take its times.
+
+    Args:
+        pipeline: what delivers batches and works on them.
+        clock: tells the time; a fake one in tests.
+
+    Returns:
+        Raw seconds, steps, images and bytes.
+    """
+    now = clock.now
+    sync_every = pipeline.settings.sync_every
+    forward, backward, device = pipeline.forward, pipeline.step.backward, pipeline.device
+    computed_s = getattr(device, "compute_s", None)
+    loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
+    next_s = forward_s = backward_s = sync_s = first_batch_s = 0.0
+    steps = images = 0
+    start_s = ready_s = now()
+    for batch in pipeline.batches(loader, timed):
+        arrived_s = now()
+        if steps == 0:
+            first_batch_s = arrived_s - start_s
+        next_s += arrived_s - ready_s
+        images += len(batch["sample_id"])
+        steps += 1
+        loss = forward(batch)
+        stepped_s = now()
+        forward_s += stepped_s - arrived_s
+        if backward is not None:
+            backward(loss)
+        ready_s = now()
+        backward_s += ready_s - stepped_s
+        if sync_every and steps % sync_every == 0:
+            device.synchronize()
+            synced_s = now()
+            sync_s += synced_s - ready_s
+            ready_s = synced_s
+    ended_s = now()  # the loader has also stopped its workers by now
+    device.synchronize()  # queued work belongs to this epoch
+    end_s = now()
+    emulated = computed_s is not None
+    return Epoch(
+        epoch_s=end_s - start_s,
+        startup_s=loader.startup_s,
+        first_batch_s=first_batch_s,
+        wait_s=max(next_s - timed.transfer_s - loader.startup_s, 0.0),
+        transfer_s=timed.transfer_s,
+        forward_s=None if emulated else forward_s,
+        backward_s=None if emulated else backward_s,
+        sync_s=sync_s + end_s - ended_s,
+        steps=steps,
+        images=images,
+        batch_bytes=timed.batch_bytes,
+        compute_s=device.compute_s - computed_s if emulated else None,
+    )
+
+
+def warm_up(pipeline: Pipeline) -> None:
+    """Run a few steps on a batch made of nothing, so that the data stays cold."""
+    if isinstance(pipeline.device, EmulatedDevice):
+        return
+    batch = pipeline.resident_batch()
+    for _ in range(WARM_UP_STEPS):
+        on_device = pipeline.device.put(
+            batch, pinned=False, non_blocking=False, side_stream=False
+        )
+        loss = pipeline.forward(on_device)
+        if pipeline.step.backward is not None:
+            pipeline.step.backward(loss)
+    pipeline.device.synchronize()
+
+
+def measure(
+    settings: Settings,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    compute_s_per_image: float | None = None,
+    own: bytes = b"",
+) -> dict[str, object]:
+    """Measure one trial in this process.
+
+    Args:
+        settings: complete, with `images` set.
+        excluded: indices of unreadable images.
+        compute_s_per_image: for the matched profile, from `calibrate`.
+        own: a person's own parts, for spawned loader workers.
+
+    Returns:
+        The measured fields of `Trial`.
+
+    Raises:
+        ValueError: settings that cannot work, or an image that cannot be decoded.
+        Skip: the variant cannot run here, or its cache state cannot be produced.
+    """
+    import torch
+
+    torch.set_num_threads(settings.torch_threads)
+    clock = SystemClock()
+    pipeline = build(
+        settings,
+        clock,
+        excluded=excluded,
+        compute_s_per_image=compute_s_per_image,
+        own=own,
+    )
+    pipeline.source.start_worker(0)
+    warm_up(pipeline)
+    files = pipeline.source.files
+    before = machine.disturbance()
+    cache_proof = storage.prepare(files, settings.cache)
+    gc.collect()
+    gc.disable()  # a collection would land in one arm and not in the other
+    epochs = []
+    with Usage() as usage:
+        for number in range(settings.epochs):
+            pipeline.source.order.epoch = number
+            epochs.append(time_epoch(pipeline, clock))
+    gc.enable()
+    wall_s = sum(epoch.epoch_s for epoch in epochs)
+    measured = {
+        **usage.totals(wall_s),
+        "epochs": tuple(epochs),
+        "cache_proof": storage.prove(files, cache_proof),
+        "disturbance": machine.since(before),
+        "labels": {"storage": pipeline.storage_label, "accelerator": pipeline.device.label},
+        "loss": pipeline.step.loss(),
+    }
+    if epochs[0].compute_s is not None:
+        measured["emulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
+    return measured
+
+
+def calibrate(
+    settings: Settings,
+    mode: Mode,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    own: bytes = b"",
+) -> dict[str, float | None]:
+    """Find how fast the baseline is here: hence the epoch's images and the matched speed.
+
+    Args:
+        settings: the baseline's, complete.
+        mode: how long an epoch should be.
+        excluded: indices of unreadable images.
+        own: a person's own parts.
+
+    Returns:
+        images_per_s, images (per epoch) and, for the matched profile, compute_s_per_image
+        and the stall_share that it gave.
+    """
+    import torch
+
+    torch.set_num_threads(settings.torch_threads)
+    clock = SystemClock()
+    given = {"excluded": excluded, "own": own}
+    matched = settings.device == "emulated" and PROFILES[settings.profile].compute_s_per_image is None
+    pipeline = build(settings, clock, compute_s_per_image=0.0 if matched else None, **given)
+    pipeline.source.start_worker(0)
+    warm_up(pipeline)
+    storage.prepare(pipeline.source.files, settings.cache)
+    images_per_s, stall_share = steady_rate(pipeline, clock)
+    compute_s_per_image = None
+    if matched:
+        # First guess: the loader alone sets the pace.  Then correct by what launching and
+        # transferring took away from the loader's workers.
+        compute_s_per_image = (1 - MATCHED_STALL_SHARE) / images_per_s
+        pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image, **given)
+        storage.prepare(pipeline.source.files, settings.cache)
+        images_per_s, stall_share = steady_rate(pipeline, clock)
+        compute_s_per_image *= (1 - MATCHED_STALL_SHARE) / (1 - stall_share)
+    available = len(pipeline.source)
+    images = available
+    if mode.epoch_s:
+        least = mode.min_steps * settings.batch_size
+        images = min(max(least, round(images_per_s * mode.epoch_s)), available)
+    images = settings.images or images
+    return {
+        "images_per_s": images_per_s,
+        "images": max(images // settings.batch_size, 1) * settings.batch_size,
+        "compute_s_per_image": compute_s_per_image,
+        "stall_share": stall_share,
+    }
+
+
+def steady_rate(
+    pipeline: Pipeline, clock: Clock, seconds: float = CALIBRATION_S
+) -> tuple[float, float | None]:
+    """Measure the rate once the queues have settled, over as many epochs as it takes.
+
+    Returns:
+        Images per second, and the share of time in which the emulated device was idle.
+    """
+    unsettled = 1 + UNSETTLED_STEPS_PER_WORKER * pipeline.settings.num_workers
+    images, elapsed_s, computed_s = 0, 0.0, 0.0
+    device = pipeline.device
+    number = 0
+    while elapsed_s < seconds:
+        pipeline.source.order.epoch = number
+        number += 1
+        steps = 0
+        # An epoch too short to settle is measured from its second batch on.
+        skipped = min(unsettled, len(pipeline.source) // pipeline.settings.batch_size - 1)
+        batches = pipeline.batches(pipeline.loader, device)
+        for batch in batches:
+            loss = pipeline.forward(batch)
+            if pipeline.step.backward is not None:
+                pipeline.step.backward(loss)
+            device.synchronize()
+            steps += 1
+            if steps <= skipped:
+                start_s = clock.now()
+                before_s = getattr(device, "compute_s", 0.0)
+                continue
+            images += pipeline.settings.batch_size
+            if elapsed_s + clock.now() - start_s >= seconds:
+                break
+        elapsed_s += clock.now() - start_s
+        computed_s += getattr(device, "compute_s", 0.0) - before_s
+        del batches  # stops the workers before the next measurement
+        if skipped == 0 and number >= 3:
+            break
+    idle = None if not hasattr(device, "compute_s") else 1 - computed_s / elapsed_s
+    return images / elapsed_s, idle
+
+
+def free_loader_utilization(settings: Settings, compute_s_per_image: float) -> float:
+    """Measure the emulated device with a loader that costs nothing (EVIDENCE 2, Accelerator).
+
+    Returns:
+        Accelerator utilization, compute time over running time; below 0.99 the emulation
+        itself is in the way and no figure may be printed.
+    """
+    clock = SystemClock()
+    pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image)
+    step_s = compute_s_per_image * settings.batch_size
+    steps = max(5, round(0.3 / step_s))
+    free = replace(pipeline, loader=[pipeline.resident_batch()] * steps)
+    epoch = time_epoch(free, clock)
+    return epoch.compute_s / epoch.epoch_s

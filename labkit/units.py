@@ -1,0 +1,83 @@
+"""The only place that turns numbers into text for people.
+
+    seconds, bytes, rates, shares, ratios -> "12.4 ms", "133 KB", "123 images/s", ...
+
+Everything else in the lab keeps plain seconds, bytes and shares.  Unknown (None) is a dash,
+never a zero.  Main trap: rounding can push a number into the next unit (999.7 ms is "1.00 s",
+not "1000 ms"), so the unit is chosen after rounding.
+"""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "–"
+
+
+def seconds(s: float | None) -> str:
+    """Write a duration: "850 µs", "12.4 ms", "1.83 s", "2 min 5 s", "1 h 1 min"."""
+    if s is None:
+        return UNKNOWN
+    if s == 0:
+        return "0 s"
+    rounded = _round(s)
+    if rounded < 1e-3:
+        return f"{_three_digits(s * 1e6)} µs"
+    if rounded < 1:
+        return f"{_three_digits(s * 1e3)} ms"
+    if rounded < 60:
+        return f"{_three_digits(s)} s"
+    minutes, rest_s = divmod(round(s), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s} s"
+    hours, minutes = divmod(round(s / 60), 60)
+    return f"{hours} h {minutes} min"
+
+
+def count_bytes(n: float | None) -> str:
+    """Write an amount of memory in decimal units: "133 KB", "1.2 GB"."""
+    if n is None:
+        return UNKNOWN
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if round(n) < 1000 or unit == "TB":
+            # 9.96 would print as "10.0" with one decimal, so it already counts as two digits.
+            return f"{n:.1f} {unit}" if n < 9.95 and unit != "B" else f"{n:.0f} {unit}"
+        n /= 1000
+    raise AssertionError("unreachable: TB takes everything")
+
+
+def rate(images_per_s: float | None) -> str:
+    """Write a throughput: "123 images/s"."""
+    return UNKNOWN if images_per_s is None else f"{_three_digits(images_per_s)} images/s"
+
+
+def percent(share: float | None) -> str:
+    """Write a share (1.0 is all of it): "12.3 %"."""
+    return UNKNOWN if share is None else f"{share * 100:.1f} %"
+
+
+def normalized(x: float | None) -> str:
+    """Write a normalized time: "0.894", "12.3"."""
+    if x is None:
+        return UNKNOWN
+    return f"{x:.3f}" if x < 9.9995 else _three_digits(x)
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Write an interval of normalized times: "[0.81, 0.97]"."""
+    if low is None or high is None:
+        return UNKNOWN
+    # Two decimals, but a bound next to 1 must not round to 1.00: whether the interval
+    # holds 1 is what people read off it.
+    decimals = 3 if high - low < 0.1 or "1.00" in (f"{low:.2f}", f"{high:.2f}") else 2
+    return f"[{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+def _round(x: float) -> float:
+    return float(f"{x:.2e}")  # three significant digits
+
+
+def _three_digits(x: float) -> str:
+    x = _round(x)
+    decimals = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
+    return f"{x:,.{decimals}f}"

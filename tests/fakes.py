@@ -1,0 +1,108 @@
+"""Realistic stand-ins for what a run leaves behind, made without running anything."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from labkit.trial import Epoch, Trial
+
+LABELS = {"storage": "real", "accelerator": "emulated(matched, 11.2 ms/image)"}
+
+
+def fake_epoch(epoch_s: float, *, images: int = 160, steps: int = 20) -> Epoch:
+    """An epoch on the emulated device: 10 ms to start up, 70 % compute."""
+    return Epoch(
+        epoch_s=epoch_s,
+        startup_s=0.01,
+        first_batch_s=0.05 * epoch_s,
+        wait_s=0.25 * epoch_s,
+        transfer_s=0.04 * epoch_s,
+        forward_s=None,
+        backward_s=None,
+        sync_s=0.6 * epoch_s,
+        steps=steps,
+        images=images,
+        batch_bytes=images * 3 * 256 * 256 * 4,
+        compute_s=0.7 * epoch_s,
+    )
+
+
+def fake_trial(
+    variant: str,
+    block: int,
+    role: str = "",
+    time_s: float = 2.0,
+    *,
+    status: str = "ok",
+    reason: str = "",
+    labels: Mapping[str, str] = LABELS,
+) -> Trial:
+    """One trial whose two epochs take 60 % and 40 % of `time_s`; none unless it is ok."""
+    ok = status == "ok"
+    return Trial(
+        experiment="prefetching",
+        variant=variant,
+        block=block,
+        position=0,
+        role=role,
+        settings={},
+        status=status,
+        reason=reason,
+        epochs=(fake_epoch(0.6 * time_s), fake_epoch(0.4 * time_s)) if ok else (),
+        cpu_s=1.5 * time_s if ok else None,
+        cpu_percent=150.0 if ok else None,
+        emulated_busy_share=0.7 if ok else None,
+        peak_rss_bytes=400_000_000 if ok else None,
+        labels=dict(labels),
+    )
+
+
+def fake_trials(
+    times: Mapping[str, float],
+    *,
+    blocks: int = 3,
+    base_s: float = 2.0,
+    noise: float = 0.02,
+    drift: float = 0.05,
+    seed: int = 0,
+    labels: Mapping[str, str] = LABELS,
+) -> list[Trial]:
+    """A whole run: the first variant is the baseline and runs twice a block, in random order.
+
+    Args:
+        times: variant -> true normalized time; the baseline's is 1.
+        noise: standard deviation of a trial's log time.
+        drift: how much slower the machine is in the last block than in the first.
+    """
+    rng = random.Random(seed)
+    baseline, *others = times
+    trials = []
+    for block in range(blocks):
+        arms = [(baseline, "A1"), (baseline, "A2"), *((name, "") for name in others)]
+        rng.shuffle(arms)
+        speed_s = base_s * (1 + drift * block / max(1, blocks - 1))
+        for name, role in arms:
+            time_s = speed_s * times[name] * rng.lognormvariate(0, noise)
+            trials.append(fake_trial(name, block, role, time_s, labels=labels))
+    return trials
+
+
+def fake_info(variants: Sequence[str], *, mode: str = "quick", **more: object) -> dict[str, object]:
+    """What run.json would say; the first variant is the baseline."""
+    return {
+        "schema": 1,
+        "experiment": "prefetching",
+        "question": "Does fetching the next batch early keep the device busy?",
+        "mode": mode,
+        "baseline": variants[0],
+        "variants": {
+            name: {"prefetcher": name if i else "none", "num_workers": 2, "data": "data/photos"}
+            for i, name in enumerate(variants)
+        },
+        "source": "[004] 3.1",
+        "status": "finished",
+        "created_utc": "2025-01-02T03:04:05Z",
+        "accelerator": LABELS["accelerator"],
+        **more,
+    }

@@ -1,0 +1,294 @@
+"""Whether all preprocessors do the same work, against `loops`, the original's way.
+
+Samples are generated, so that flips, crops beside the image, boxes outside of them,
+one-pixel boxes, no boxes and more than 128 boxes all come up.  Tolerances are the
+contracts'.
+"""
+
+import functools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.contracts import (
+    BATCHES,
+    CLASSES,
+    MAX_BOXES,
+    STRIDE,
+    Annotation,
+    Sample,
+    check_batch,
+    detector_batch,
+    difference,
+)
+from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
+from labkit.parts.preprocessing.draws import class_from_dict, config, draw
+from labkit.parts.preprocessing.loops import class_from_list, gaussian_2d, gaussian_radius
+from labkit.parts.preprocessing.on_device import largest_radius
+from labkit.parts.preprocessing.vectorized import gaussian, gaussian_radii
+
+DETECTORS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "detector"]
+CATEGORIES = config().category_ids
+
+
+@functools.cache
+def photo(height: int, width: int) -> np.ndarray:
+    """Smooth colours with noise: flat noise would hide a wrong filter, flat colour a shift."""
+    rng = np.random.default_rng((height, width))
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([np.sin(x / 37), np.cos(y / 23), np.sin((x + y) / 51)], axis=2)
+    return np.clip(127 + 90 * waves + rng.normal(0, 12, waves.shape), 0, 255).astype(np.uint8)
+
+
+def make_sample(boxes=(), categories=(), *, height=96, width=128, sample_id=0, image=None):
+    return Sample(
+        image_rgb=photo(height, width) if image is None else image,
+        annotation=Annotation(
+            boxes_xyxy=np.array(boxes, np.float32).reshape(-1, 4),
+            category_ids=np.array(categories, np.int64),
+        ),
+        sample_id=sample_id,
+        epoch=0,
+        seed=0,
+    )
+
+
+def random_sample(boxes: int, *, height=480, width=640, sample_id=0) -> Sample:
+    rng = np.random.default_rng((boxes, sample_id))
+    corners = np.sort(rng.uniform(0, [[width], [height]], (boxes, 2, 2)), axis=2)
+    return make_sample(
+        corners.transpose(0, 2, 1).reshape(-1, 4),
+        rng.choice(CATEGORIES, boxes),
+        height=height,
+        width=width,
+        sample_id=sample_id,
+    )
+
+
+def collate(samples: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    batch = {}
+    for key in samples[0]:
+        arrays = [sample[key] for sample in samples]
+        if key.endswith("_ragged"):
+            batch[key] = np.concatenate(arrays)
+            batch[f"{key}_counts"] = np.array([len(array) for array in arrays], np.int64)
+        else:
+            batch[key] = np.ascontiguousarray(np.stack(arrays))
+    return batch
+
+
+def finish(name: str, samples: list[Sample], input_px: int, device="cpu") -> dict[str, np.ndarray]:
+    """What a step would get, as numpy arrays."""
+    entry = PREPROCESSORS[name]
+    batch = collate([entry.per_sample(sample, input_px) for sample in samples])
+    if entry.on_device is None:
+        return batch
+    on_it = {key: torch.from_numpy(array).to(device) for key, array in batch.items()}
+    return {key: tensor.cpu().numpy() for key, tensor in entry.on_device(on_it, input_px).items()}
+
+
+def assert_same_work(samples: list[Sample], input_px: int) -> None:
+    specs = detector_batch(len(samples), input_px)
+    reference = finish("loops", samples, input_px)
+    check_batch(reference, specs)
+    for name in DETECTORS[1:]:
+        batch = finish(name, samples, input_px)
+        check_batch(batch, specs)
+        assert difference(batch, reference, specs) == "", name
+        assert np.array_equal(batch["cell"], reference["cell"]), name
+        assert np.array_equal(batch["mask"], reference["mask"]), name
+
+
+@st.composite
+def generated_samples(drawn) -> Sample:
+    height, width = drawn(st.sampled_from([(1, 1), (3, 40), (48, 64), (97, 61), (300, 222)]))
+    # Half pixels included: COCO's boxes are not whole numbers; and some boxes leave the image.
+    x = st.integers(-8, 2 * width + 8).map(lambda halves: halves / 2)
+    y = st.integers(-8, 2 * height + 8).map(lambda halves: halves / 2)
+    corners = drawn(st.lists(st.tuples(x, y, x, y), max_size=8))
+    boxes = [(min(a, c), min(b, d), max(a, c), max(b, d)) for a, b, c, d in corners]
+    categories = [drawn(st.sampled_from(CATEGORIES)) for _ in boxes]
+    sample = make_sample(boxes, categories, height=height, width=width)
+    return replace(
+        sample,
+        sample_id=drawn(st.integers(0, 2**40)),
+        epoch=drawn(st.integers(0, 300)),
+        seed=drawn(st.integers(0, 2**31)),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples=st.lists(generated_samples(), min_size=1, max_size=3))
+def test_all_detector_preprocessors_do_the_same_work(samples):
+    assert_same_work(samples, input_px=64)
+
+
+def test_they_agree_at_512_px_with_flips_and_every_kind_of_box():
+    samples = [random_sample(boxes, sample_id=boxes) for boxes in (0, 1, 7, 30)]
+    assert {draw(sample).flipped for sample in samples} == {True, False}
+    assert_same_work(samples, input_px=512)
+
+
+def test_a_batch_without_any_box_is_finished():
+    assert_same_work([random_sample(0), random_sample(0, sample_id=1)], input_px=64)
+
+
+def test_only_the_first_128_boxes_are_kept():
+    sample = random_sample(200, height=96, width=128)
+    first = replace(
+        sample,
+        annotation=Annotation(
+            boxes_xyxy=sample.annotation.boxes_xyxy[:MAX_BOXES],
+            category_ids=sample.annotation.category_ids[:MAX_BOXES],
+        ),
+    )
+    assert_same_work([sample], input_px=128)
+    for name in DETECTORS:
+        batch, kept = finish(name, [sample], 128), finish(name, [first], 128)
+        assert all(np.array_equal(batch[key], kept[key]) for key in batch), name
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_the_middle_of_every_box_is_exactly_one_in_the_heat_map(name):
+    # The focal loss counts positives by comparing with 1.
+    sample = random_sample(20)
+    batch = finish(name, [sample], 256)
+    kept = np.flatnonzero(batch["mask"][0])
+    classes = [CATEGORIES.index(i) for i in sample.annotation.category_ids[kept]]
+    planes = batch["heatmap"][0].reshape(CLASSES, -1)
+    assert len(kept) > 10
+    assert (planes[classes, batch["cell"][0, kept]] == 1).all()
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_box_outside_the_crop_leaves_its_slot_empty(name):
+    sample = make_sample([(-50, -50, -40, -40), (20, 20, 90, 70)], [1, 2])
+    batch = finish(name, [sample], 64)
+    assert batch["mask"][0, :2].tolist() == [0, 1]
+    assert not batch["heatmap"][0, 0].any()
+
+
+@pytest.mark.parametrize("name", PREPROCESSORS)
+def test_a_red_image_stays_red(name):
+    red = np.zeros((64, 64, 3), np.uint8)
+    red[..., 0] = 255
+    image = finish(name, [make_sample(image=red)], 64)["image"][0]
+    middle = image[:, 32, 32]
+    assert middle[0] > middle[1] + 1
+    assert middle[0] > middle[2] + 1
+
+
+@pytest.mark.parametrize("name", PREPROCESSORS)
+def test_finished_batches_meet_their_contract(name):
+    samples = [random_sample(boxes, sample_id=40 + boxes) for boxes in (0, 3)]
+    batch = finish(name, samples, 96)
+    check_batch(batch, BATCHES[PREPROCESSORS[name].batch](2, 96))
+    assert batch["sample_id"].tolist() == [40, 43]
+
+
+@pytest.mark.parametrize("name", PREPROCESSORS)
+def test_the_decoded_image_and_its_boxes_are_left_as_they_were(name):
+    samples = (random_sample(5, sample_id=i) for i in range(20))
+    sample = next(sample for sample in samples if draw(sample).flipped)
+    image, boxes = sample.image_rgb.copy(), sample.annotation.boxes_xyxy.copy()
+    PREPROCESSORS[name].per_sample(sample, 64)
+    assert np.array_equal(sample.image_rgb, image)
+    assert np.array_equal(sample.annotation.boxes_xyxy, boxes)
+
+
+@pytest.mark.parametrize("name", PREPROCESSORS)
+def test_an_unknown_category_is_refused_by_number(name):
+    sample = make_sample([(10, 10, 80, 80)], [12])  # 12 is one of COCO's gaps
+    with pytest.raises(ValueError, match=r"category_ids must be COCO's .* got 12; renumber"):
+        PREPROCESSORS[name].per_sample(sample, 64)
+
+
+def test_the_one_equation_kept_gives_the_radius_of_all_three():
+    sides = np.arange(1, 160)
+    width, height = (side.ravel() for side in np.meshgrid(sides, sides))
+    radii = gaussian_radii(np.stack([width, height], axis=1))
+    assert radii.tolist() == [int(gaussian_radius(h, w)) for h, w in zip(height, width)]
+    assert largest_radius(160) == radii.max()
+
+
+def test_cached_gaussians_equal_the_original_and_its_cut_at_epsilon_never_bites():
+    for radius in range(largest_radius(256) + 1):
+        reference = gaussian_2d(radius)
+        assert np.abs(gaussian(radius) - reference).max() < 1e-6
+        assert reference.min() > np.exp(-9) > np.finfo(np.float64).eps
+
+
+def test_on_device_hands_over_nine_times_fewer_bytes_than_loops():
+    sample = random_sample(7)
+    sizes = {
+        name: sum(array.nbytes for array in PREPROCESSORS[name].per_sample(sample, 512).values())
+        for name in ("loops", "on_device")
+    }
+    assert sizes["loops"] >= 9 * sizes["on_device"]
+
+
+def test_device_bytes_are_the_batch_read_and_written():
+    # Read: pixels, 3x4 colours, 7 rows of 7, count, id; written: the detector's batch.
+    read = 64 * 64 * 3 + 48 + 7 * 28 + 8 + 8
+    cells = 64 // STRIDE
+    written = 4 * 3 * 64 * 64 + 4 * CLASSES * cells * cells + MAX_BOXES * (8 + 8 + 8 + 1) + 8
+    assert device_bytes("on_device", 5, 64) == 5 * (read + written)
+    assert device_bytes("vectorized", 5, 64) == 0
+
+
+def test_device_bytes_of_an_unknown_preprocessor_lists_the_choices():
+    with pytest.raises(ValueError, match="preprocessor must be one of classification, loops"):
+        device_bytes("lops", 5, 64)
+
+
+def test_the_label_is_the_class_of_the_largest_box():
+    boxes = [(0, 0, 10, 10), (0, 0, 50, 60), (0, 0, 20, 20)]
+    assert finish("classification", [make_sample(boxes, [1, 90, 3])], 64)["label"] == [79]
+    assert finish("classification", [make_sample()], 64)["label"] == [0]
+
+
+def test_a_grey_image_is_classified_with_imagenets_mean_and_std():
+    grey = np.full((10, 20, 3), 128, np.uint8)
+    image = finish("classification", [make_sample(image=grey)], 32)["image"][0]
+    expected = (128 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    assert np.allclose(image, expected[:, None, None], atol=1e-5)
+
+
+def test_configuration_is_parsed_per_sample_only_where_it_should_be(monkeypatch):
+    parses = []
+    original = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: parses.append(1) or original(text))
+    sample = random_sample(3)
+    for _ in range(2):
+        for name in DETECTORS:
+            PREPROCESSORS[name].per_sample(sample, 64)
+    assert len(parses) == 2
+
+
+def test_the_scanned_list_and_the_dict_know_the_same_classes():
+    constants = config()
+    for index, category_id in enumerate(CATEGORIES):
+        assert class_from_list(constants, category_id) == index
+        assert class_from_dict(constants, category_id) == index
+
+
+@pytest.mark.needs_cuda
+def test_finishing_on_cuda_equals_the_cpu_and_never_waits_for_the_device():
+    samples = [random_sample(boxes, sample_id=boxes) for boxes in (0, 7, 130)]
+    entry = PREPROCESSORS["on_device"]
+    batch = collate([entry.per_sample(sample, 256) for sample in samples])
+    on_cuda = {key: torch.from_numpy(array).cuda() for key, array in batch.items()}
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        finished = entry.on_device(on_cuda, 256)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    found = {key: tensor.cpu().numpy() for key, tensor in finished.items()}
+    specs = detector_batch(3, 256)
+    check_batch(found, specs)
+    assert difference(found, finish("on_device", samples, 256), specs) == ""

@@ -1,0 +1,181 @@
+"""The emulated device keeps CUDA's rules, on a clock that never lies."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from labkit.parts.devices import (
+    DEVICES,
+    PROFILES,
+    QUEUED_STEPS,
+    EmulatedDevice,
+    Profile,
+    with_compute,
+)
+from labkit.trial import Skip
+from tests.fake_clock import FakeClock
+
+# 1 s per image, 1 byte/s pageable, 2 bytes/s pinned: seconds can be read off.
+PROFILE = Profile(
+    name="test",
+    compute_s_per_image=1.0,
+    source="made up",
+    pinned_bytes_per_s=2.0,
+    pageable_bytes_per_s=1.0,
+    memory_bytes_per_s=4.0,
+    launch_share=0.0,
+)
+FOUR_BYTES = {"image": torch.zeros(4, dtype=torch.uint8)}
+PINNED = {"pinned": True, "non_blocking": True}
+
+
+def make(**changes):
+    clock = FakeClock()
+    return EmulatedDevice(replace(PROFILE, **changes), clock), clock
+
+
+def test_a_pageable_copy_blocks_the_host_at_the_pageable_rate():
+    device, clock = make()
+    device.put(FOUR_BYTES, pinned=False, non_blocking=True, side_stream=False)
+    assert clock.now() == 4.0
+
+
+def test_a_pageable_copy_waits_for_the_work_queued_on_its_stream():
+    device, clock = make()
+    device.compute(10)
+    device.put(FOUR_BYTES, pinned=False, non_blocking=True, side_stream=False)
+    assert clock.now() == 14.0
+
+
+def test_a_pinned_copy_that_blocks_holds_the_host_until_it_is_done():
+    device, clock = make()
+    device.put(FOUR_BYTES, pinned=True, non_blocking=False, side_stream=False)
+    assert clock.now() == 2.0
+
+
+def test_a_pinned_copy_on_a_side_stream_overlaps_with_compute():
+    device, clock = make()
+    device.compute(10)
+    batch = device.put(FOUR_BYTES, **PINNED, side_stream=True)
+    assert clock.now() == 0.0
+    device.wait(batch)
+    device.compute(10)
+    device.synchronize()
+    assert clock.now() == 20.0
+
+
+def test_the_same_copy_on_the_default_stream_queues_behind_compute():
+    device, clock = make()
+    device.compute(10)
+    device.wait(device.put(FOUR_BYTES, **PINNED, side_stream=False))
+    assert clock.now() == 0.0  # the host goes on all the same
+    device.compute(10)
+    device.synchronize()
+    assert clock.now() == 22.0
+
+
+def test_compute_waits_for_a_copy_it_depends_on():
+    device, clock = make()
+    batch = device.put(FOUR_BYTES, **PINNED, side_stream=True)
+    device.wait(batch)
+    device.compute(1)
+    device.synchronize()
+    assert clock.now() == 3.0
+
+
+def test_copies_follow_each_other_on_one_engine():
+    device, clock = make()
+    device.put(FOUR_BYTES, **PINNED, side_stream=True)
+    device.put(FOUR_BYTES, **PINNED, side_stream=True)
+    device.synchronize()
+    assert clock.now() == 4.0
+
+
+def test_idle_time_between_steps_is_not_counted_as_compute():
+    device, clock = make()
+    device.compute(2)
+    device.synchronize()
+    clock.sleep(5)
+    device.compute(3)
+    device.synchronize()
+    assert (clock.now(), device.compute_s) == (10.0, 5.0)
+
+
+def test_launching_keeps_the_host_busy_for_its_share_while_the_device_works():
+    device, clock = make(launch_share=0.25)
+    device.compute(8)
+    assert (clock.now(), clock.spun_s) == (2.0, 2.0)
+    device.synchronize()
+    assert clock.now() == 8.0
+
+
+def test_the_host_cannot_run_further_ahead_than_the_launch_queue():
+    device, clock = make()
+    for _ in range(QUEUED_STEPS):
+        device.compute(1)
+    assert clock.now() == 0.0
+    device.compute(1)
+    assert clock.now() == 1.0
+
+
+def test_preprocessing_on_the_device_costs_its_bytes():
+    device, clock = make()
+    device.process(8)
+    device.synchronize()
+    assert clock.now() == 2.0
+
+
+def test_a_profile_without_a_speed_must_be_calibrated_first():
+    message = "profile must have compute_s_per_image, got 'matched' without; calibrate first"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EmulatedDevice(PROFILES["matched"], FakeClock())
+
+
+def test_calibration_fills_only_an_open_profile():
+    assert with_compute(PROFILES["matched"], 0.5).compute_s_per_image == 0.5
+    sourced = PROFILES["resnet50_a100"]
+    assert with_compute(sourced, 0.5) is sourced
+
+
+def test_the_cpu_has_no_side_stream():
+    device = DEVICES["cpu"](PROFILE, FakeClock())
+    with pytest.raises(Skip, match="a side stream needs a device beside the host"):
+        device.put(FOUR_BYTES, **PINNED, side_stream=True)
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("side_stream", [False, True])
+def test_a_batch_arrives_whole_on_cuda(side_stream):
+    device = DEVICES["cuda"](PROFILE, FakeClock())
+    sent = {"image": torch.arange(1 << 20).pin_memory()}
+    batch = device.put(sent, **PINNED, side_stream=side_stream)
+    device.wait(batch)
+    doubled = batch["image"] * 2
+    device.synchronize()
+    assert torch.equal(doubled.cpu(), sent["image"] * 2)
+
+
+@pytest.mark.needs_cuda
+def test_a_pinned_side_stream_copy_overlaps_with_compute_on_cuda():
+    device = DEVICES["cuda"](PROFILE, FakeClock())
+    a = torch.randn(4096, 4096, device="cuda")
+    sent = {"image": torch.empty(64 << 20, dtype=torch.uint8).pin_memory()}
+
+    def seconds(side_stream):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        device.synchronize()
+        start.record()
+        for _ in range(50):
+            a @ a
+        batch = device.put(sent, **PINNED, side_stream=side_stream)
+        device.wait(batch)
+        end.record()
+        device.synchronize()
+        return start.elapsed_time(end)
+
+    seconds(True)  # first use loads kernels
+    copied_apart = min(seconds(False) for _ in range(5))
+    overlapped = min(seconds(True) for _ in range(5))
+    assert overlapped < copied_apart

@@ -1,0 +1,76 @@
+"""Every prefetcher delivers what the loader has, in order, and hands errors on."""
+
+import pytest
+import torch
+
+from labkit.parts.devices import EmulatedDevice
+from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
+from tests.fake_clock import FakeClock
+from tests.parts.test_devices import PROFILE
+
+ALL = pytest.mark.parametrize("name", PREFETCHERS)
+
+
+def batches(count):
+    for number in range(count):
+        yield {"sample_id": torch.tensor([number])}
+
+
+def delivered(name, loader):
+    device = EmulatedDevice(PROFILE, FakeClock())
+    return [int(batch["sample_id"]) for batch in PREFETCHERS[name](loader, device, pinned=True)]
+
+
+@ALL
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_all_batches_arrive_once_and_in_order(name, count):
+    # The documents' rewrite of the loop ran one step fewer; these must not.
+    assert delivered(name, batches(count)) == list(range(count))
+
+
+@ALL
+def test_an_error_in_the_loader_reaches_the_loop(name):
+    def breaking():
+        yield from batches(2)
+        raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone"):
+        delivered(name, breaking())
+
+
+@ALL
+def test_stopping_early_does_not_hang(name):
+    device = EmulatedDevice(PROFILE, FakeClock())
+    iterator = PREFETCHERS[name](batches(100), device, pinned=True)
+    assert int(next(iterator)["sample_id"]) == 0
+    iterator.close()
+
+
+def run_steps(name, *, pinned, sync_every):
+    """Two-second copies (pinned) before three-second steps, five of them, from a free loader."""
+    clock = FakeClock()
+    device = EmulatedDevice(PROFILE, clock)
+    loader = [{"image": torch.zeros(4, dtype=torch.uint8)}] * 5
+    for step, _ in enumerate(PREFETCHERS[name](loader, device, pinned=pinned), 1):
+        device.compute(3)
+        if sync_every and step % sync_every == 0:
+            device.synchronize()
+    device.synchronize()
+    return clock.now()
+
+
+@pytest.mark.parametrize("sync_every", [0, 1, 2])
+def test_the_side_stream_hides_pinned_copies_whatever_the_sync(sync_every):
+    assert run_steps("none", pinned=True, sync_every=sync_every) == 5 * (2 + 3)
+    # Only the first copy is exposed.
+    assert run_steps("data_prefetcher", pinned=True, sync_every=sync_every) == 2 + 5 * 3
+
+
+def test_from_pageable_memory_the_side_stream_still_blocks_the_host():
+    # Each four-second copy overlaps with the step before it, but no step can be launched earlier.
+    assert run_steps("none", pinned=False, sync_every=1) == 5 * (4 + 3)
+    assert run_steps("data_prefetcher", pinned=False, sync_every=1) > 2 + 5 * 3
+
+
+def test_what_needs_streams_is_a_prefetcher():
+    assert set(PREFETCHERS) >= NEEDS_STREAMS
