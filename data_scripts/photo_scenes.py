@@ -32,7 +32,7 @@ SIZES_PX = {
 MAX_OBJECTS = 15
 FIELD_PX = 1024  # side of a noise field; larger than an image, so that crops differ
 # Exponents of the fields' amplitude spectra: rough (gravel, grass), natural, smooth (cloth, sky).
-FIELD_EXPONENTS = (0.75, 1.0, 1.35)
+FIELD_EXPONENTS = (0.5, 0.8, 1.2)
 NOISE_LEVELS = 32  # standard deviation of the stored sensor noise
 OUTLINE_POINTS = 28
 MIN_VISIBLE_PX = 64  # a smaller rest of an object gets no box, as annotators would skip it
@@ -50,6 +50,14 @@ PARTS = {
     "boxy": ((0, 0, 0.5, 0.5, 8), (0, -0.05, 0.38, 0.32, 8)),
 }  # fmt: skip
 WIDTH_TO_HEIGHT = {"person": 0.42, "vehicle": 1.9, "animal": 1.35, "round": 1.0, "boxy": 1.2}
+
+
+# Blue, green, red: clear, overcast, hazy, dusk, plaster, wood.
+SKIES = np.array([[215, 170, 110], [205, 200, 195], [225, 205, 180], [120, 150, 215],
+                  [175, 195, 205], [95, 130, 160]])  # fmt: skip
+# Grass, dry grass, foliage, earth, sand, asphalt, concrete, water, brick.
+GROUNDS = np.array([[55, 120, 95], [80, 140, 150], [40, 75, 55], [55, 80, 105], [130, 170, 190],
+                    [85, 82, 80], [140, 145, 148], [135, 115, 80], [70, 85, 140]])  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +88,7 @@ def plan_scene(seed: int, image_id: int) -> Scene:
     sizes = list(SIZES_PX)
     width_px, height_px = sizes[rng.choice(len(sizes), p=list(SIZES_PX.values()))]
     horizon = rng.uniform(0.25, 0.65) * height_px
-    count = min(MAX_OBJECTS, 1 + rng.geometric(0.2))
+    count = min(MAX_OBJECTS, 1 + rng.geometric(0.13))
     # Things that stand lower in the picture are nearer: larger, and in front of the others.
     feet = np.sort(rng.uniform(horizon + 0.05 * height_px, 0.98 * height_px, count))
     nearness = (feet - horizon) / (height_px - horizon)
@@ -93,7 +101,8 @@ def plan_scene(seed: int, image_id: int) -> Scene:
         width = height * WIDTH_TO_HEIGHT[kind] * rng.lognormal(0, 0.15)
         width, height = np.array([width, height]) * min(1, 0.8 * width_px / width)
         centre = (rng.uniform(0.08, 0.92) * width_px, foot - height / 2)
-        outlines = _outlines(np.array(PARTS[kind]), wobble=0.05, rng=rng)
+        wobble = 0.005 if kind in ("vehicle", "boxy") else 0.03
+        outlines = _outlines(np.array(PARTS[kind]), points=OUTLINE_POINTS, wobble=wobble, rng=rng)
         flip = rng.choice([-1, 1])
         outlines = np.rint(outlines * [flip * width, height] + centre).astype(np.int32)
         things.append(Thing(category_id=category_id, outlines=outlines))
@@ -149,11 +158,11 @@ def paint(scene: Scene) -> np.ndarray:
     height_px, width_px = scene.height_px, scene.width_px
     contrast = rng.uniform(0.6, 1.3)
     canvas = _background(scene, rng)
-    texture = 1 + 0.11 * contrast * _texture(scene.seed, (height_px, width_px), rng)
+    texture = 1 + 0.2 * contrast * _texture(scene.seed, (height_px, width_px), rng)
     # The distance is smoother than the ground in front of the camera.
     texture[: scene.horizon_px] = 0.7 + 0.3 * texture[: scene.horizon_px]
     canvas = _times(canvas, texture)
-    blur_px = rng.uniform(0, 1.6)  # depth of field
+    blur_px = rng.uniform(-1.2, 1.1)  # depth of field
     if blur_px > 0.5:
         canvas = cv2.GaussianBlur(canvas, (0, 0), blur_px)
     _cast_shadows(canvas, scene)
@@ -164,7 +173,7 @@ def paint(scene: Scene) -> np.ndarray:
     light = _texture(scene.seed, (height_px // 8, width_px // 8), rng, smooth=True)
     light = np.exp(0.12 * cv2.GaussianBlur(light, (0, 0), 4))
     canvas = _times(canvas, cv2.resize(light, (width_px, height_px)))
-    canvas = cv2.GaussianBlur(canvas, (3, 3), rng.uniform(0.4, 0.6))
+    canvas = cv2.GaussianBlur(canvas, (3, 3), rng.uniform(0.2, 0.45))
     noise = _crop(_sensor_noise(scene.seed), (height_px, width_px), rng)
     share = rng.uniform(0.8, 2.5) / NOISE_LEVELS  # of 255 levels, standard deviation
     return cv2.addWeighted(canvas, 1, noise, share, -128 * share)
@@ -180,47 +189,64 @@ def _kind(category_id: int) -> str:
     return "round" if category_id % 2 else "boxy"
 
 
-def _outlines(parts: np.ndarray, *, wobble: float, rng: np.random.Generator) -> np.ndarray:
-    """Turn (N, 5) parts into (N, OUTLINE_POINTS, 2) outlines with a slightly uneven edge."""
+def _outlines(
+    parts: np.ndarray, *, points: int, wobble: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Turn (N, 5) parts into (N, points, 2) outlines with a slightly uneven edge."""
     x, y, half_width, half_height, roundness = parts.T[:, :, None]
-    angles = np.linspace(0, 2 * np.pi, OUTLINE_POINTS, endpoint=False)
+    angles = np.linspace(0, 2 * np.pi, points, endpoint=False)
     cos, sin = np.cos(angles), np.sin(angles)
-    # A superellipse: |x|^n + |y|^n = 1.
-    radius = (np.abs(cos) ** roundness + np.abs(sin) ** roundness) ** (-1 / roundness)
+    # A superellipse, |x|^n + |y|^n = 1, with most points where it bends.
+    x_unit = np.sign(cos) * np.abs(cos) ** (2 / roundness)
+    y_unit = np.sign(sin) * np.abs(sin) ** (2 / roundness)
     phases = rng.uniform(0, 2 * np.pi, (2, len(parts), 1))
-    radius = radius * (1 + wobble * (np.sin(3 * angles + phases[0]) + np.sin(5 * angles + phases[1])))
-    return np.stack([x + half_width * radius * cos, y + half_height * radius * sin], axis=-1)
+    radius = 1 + wobble * (np.sin(3 * angles + phases[0]) + np.sin(5 * angles + phases[1]))
+    return np.stack([x + half_width * radius * x_unit, y + half_height * radius * y_unit], axis=-1)
 
 
 def _background(scene: Scene, rng: np.random.Generator) -> np.ndarray:
     """Paint sky or wall, ridges, ground and many small shapes: (H, W, 3) uint8."""
-    height_px, width_px = scene.height_px, scene.width_px
-    bright, dim = rng.uniform(150, 235), rng.uniform(120, 200)
-    tint = rng.normal(0, 14, 3) + rng.choice([1, -0.4]) * np.array([18, 4, -12])  # blue or warm
-    ends = np.clip(np.array([[bright + tint], [dim + 0.6 * tint]]), 0, 255).astype(np.uint8)
+    height_px, width_px, horizon_px = scene.height_px, scene.width_px, scene.horizon_px
+    sky = rng.choice(SKIES) * rng.uniform(0.8, 1.1) + rng.normal(0, 6, 3)
+    ends = np.array([[sky], [0.7 * sky + 50]]).clip(0, 255).astype(np.uint8)  # hazy below
     canvas = cv2.resize(ends, (width_px, height_px), interpolation=cv2.INTER_LINEAR)
-    steps = np.linspace(0, width_px, 33)
+    steps = np.linspace(0, width_px, 65)
     for depth in (0.0, 0.5, 1.0):
-        ridge = np.cumsum(rng.normal(0, (1 - depth) * 0.02 * height_px, 33))
-        ridge = scene.horizon_px - (1 - depth) * 0.1 * height_px + ridge - ridge.mean()
-        polygon = np.vstack([np.column_stack([steps, ridge]), [[width_px, height_px], [0, height_px]]])
-        ground = rng.uniform(60, 150) + rng.normal(0, 14, 3)
-        cv2.fillPoly(canvas, [np.int32(polygon)], ground.tolist())
-    # Leaves, stones, windows: sizes follow a power law, so they look alike at every scale.
-    count = int(rng.integers(80, 260))
-    half_px = np.minimum(2.5 * rng.uniform(0, 1, count) ** -0.6, 0.12 * width_px)
-    parts = np.column_stack([
-        rng.uniform(0, width_px, count),
-        scene.horizon_px + rng.normal(0.25, 0.3, count) * height_px,
-        half_px * rng.lognormal(0, 0.3, count),
-        half_px,
-        rng.choice([2, 2.5, 6], count),
-    ])  # fmt: skip
-    colours = rng.uniform(40, 200, (count, 1)) + rng.normal(0, 15, (count, 3))
-    outlines = np.int32(_outlines(parts, wobble=0.12, rng=rng))
-    for outline, colour in zip(outlines, colours.tolist()):
-        cv2.fillPoly(canvas, [outline], colour)
+        ridge = np.cumsum(rng.normal(0, (1 - depth) * 0.012 * height_px, 65))
+        ridge += horizon_px - (1 - depth) * 0.12 * height_px - ridge.mean()
+        ground = rng.choice(GROUNDS) * rng.uniform(0.7, 1.3)
+        colour = depth * ground + (1 - depth) * (0.5 * ground + 0.4 * sky)  # haze
+        corners = [[width_px, height_px], [0, height_px]]
+        polygon = np.vstack([np.column_stack([steps, ridge]), corners])
+        cv2.fillPoly(canvas, [np.int32(polygon)], colour.tolist())
+    # Stones and grass on the ground, leaves in bushes and trees.
+    y = horizon_px + rng.beta(1, 1.6, int(rng.integers(300, 2000))) * (height_px - horizon_px)
+    _scatter(canvas, np.column_stack([rng.uniform(0, width_px, len(y)), y]), ground, rng)
+    for _ in range(rng.integers(2, 7)):
+        centre = rng.uniform([0, 0.8 * horizon_px], [width_px, 1.5 * horizon_px])
+        spread = rng.uniform(0.03, 0.16, 2) * width_px
+        places = rng.normal(centre, spread, (int(rng.integers(200, 1200)), 2))
+        _scatter(canvas, places, rng.choice(GROUNDS) * rng.uniform(0.4, 1.2), rng)
     return canvas
+
+
+def _scatter(
+    canvas: np.ndarray, places: np.ndarray, colour: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Paint small shapes of one colour family at (N, 2) places, the largest first."""
+    count = len(places)
+    # Sizes follow a power law, so the picture looks alike at every scale.
+    half_px = np.minimum(1.1 * rng.uniform(0, 1, count) ** -0.6, 0.06 * max(canvas.shape))
+    half_px = np.sort(half_px)[::-1]
+    elongation = rng.lognormal(0, 0.4, count)
+    parts = np.column_stack(
+        [places, half_px * elongation, half_px / elongation, rng.choice([1.5, 2, 4], count)]
+    )
+    light = rng.lognormal(0, 0.35, (count, 1))
+    colours = (colour * light + rng.normal(0, 8, (count, 3))).clip(0, 255).tolist()
+    outlines = _outlines(parts, points=12, wobble=0.12, rng=rng)
+    for outline, fill in zip(np.rint(outlines).astype(np.int32), colours):
+        cv2.fillConvexPoly(canvas, outline, fill)
 
 
 def _paint_thing(
@@ -238,25 +264,19 @@ def _paint_thing(
     size = (bottom - top, right - left)
     flat = np.empty((*size, 3), np.uint8)
     mask = np.zeros(size, np.uint8)
-    base = rng.uniform(50, 200) + rng.normal(0, 32, 3)
+    vivid = rng.choice([6, 12, 35])  # few things are colourful
+    base = rng.lognormal(4.5, 0.4) + rng.normal(0, vivid, 3)
     for outline in thing.outlines:
-        colour = base + rng.normal(0, 28) + rng.normal(0, 10, 3)
-        # Same polygons and no anti-aliasing in `visible_map`: the boxes are exact.
-        cv2.fillPoly(flat, [outline], colour.tolist(), offset=(-left, -top))
+        colour = (base * rng.lognormal(0, 0.3) + rng.normal(0, vivid / 3, 3)).tolist()
+        # The same call as in `visible_map`, without anti-aliasing: the boxes are exact.
+        cv2.fillPoly(flat, [outline], colour, offset=(-left, -top))
         cv2.fillPoly(mask, [outline], 255, offset=(-left, -top))
-    count = int(rng.integers(0, 24))  # buttons, spots, letters
-    half_px = min(size) * 0.02 * rng.uniform(0.05, 1, count) ** -0.6
-    places = rng.uniform(0, 1, (2, count)) * np.array(size)[::-1, None]
-    spots = _outlines(
-        np.column_stack([*places, half_px * rng.lognormal(0, 0.5, count), half_px, 2 + 2 * places[0] % 4]),
-        wobble=0.05,
-        rng=rng,
-    )
-    for spot in np.int32(spots):
-        cv2.fillPoly(flat, [spot], (base + rng.normal(0, 40)).tolist())
+    for _ in range(rng.integers(0, 3)):  # spots, buttons, letters
+        places = rng.uniform(0, 1, (int(rng.integers(5, 50)), 2)) * size[::-1]
+        _scatter(flat, places, base * rng.lognormal(0, 0.5), rng)
     x, y = np.linspace(-1, 1, size[1]), np.linspace(-1, 1, size[0])[:, None]
     shade = (1 + towards_light[0] * x + towards_light[1] * y).astype(np.float32)
-    shade *= 1 + 0.1 * contrast * _texture(seed, size, rng)
+    shade *= 1 + 0.17 * contrast * _texture(seed, size, rng)
     cv2.copyTo(_times(flat, shade), mask, canvas[top:bottom, left:right])
 
 

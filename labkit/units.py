@@ -38,12 +38,11 @@ def count_bytes(n: float | None) -> str:
     """Write an amount of memory in decimal units: "133 KB", "1.2 GB"."""
     if n is None:
         return UNKNOWN
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if round(n) < 1000 or unit == "TB":
-            # 9.96 would print as "10.0" with one decimal, so it already counts as two digits.
-            return f"{n:.1f} {unit}" if n < 9.95 and unit != "B" else f"{n:.0f} {unit}"
-        n /= 1000
-    raise AssertionError("unreachable: TB takes everything")
+    n = _round(n)
+    power = min(4, (len(f"{n:.0f}") - 1) // 3)
+    scaled, unit = n / 1000**power, ("B", "KB", "MB", "GB", "TB")[power]
+    # 9.96 would print as "10.0" with one decimal, so it already counts as two digits.
+    return f"{scaled:.1f} {unit}" if power and scaled < 9.95 else f"{scaled:.0f} {unit}"
 
 
 def rate(images_per_s: float | None) -> str:

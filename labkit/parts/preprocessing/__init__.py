@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +66,11 @@ def device_bytes(name: str, batch_size: int, input_px: int) -> int:
     Raises:
         ValueError: the name is unknown.
     """
-    preprocessor = pick(PREPROCESSORS, name, "preprocessor")
+    return _device_bytes(pick(PREPROCESSORS, name, "preprocessor"), batch_size, input_px)
+
+
+@cache  # asked once per step; by entry, not by name, as a name may get another entry
+def _device_bytes(preprocessor: Preprocessor, batch_size: int, input_px: int) -> int:
     if preprocessor.on_device is None:
         return 0
     height, width = TYPICAL_SIZE_PX

@@ -1,0 +1,233 @@
+"""Every decoder of the table gives the same upright RGB pixels, or the same refusal."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from labkit import contracts
+from labkit.parts import decoding
+from labkit.parts.decoding import DECODERS, read_header, upright
+
+WIDTH_PX, HEIGHT_PX = 53, 37  # odd: halved chroma has a rest in both directions
+
+
+@pytest.fixture(params=DECODERS.values(), ids=DECODERS.keys())
+def decode(request):
+    """Each decoder of the table, so a new one needs no new test."""
+    return request.param
+
+
+def photo() -> Image.Image:
+    """Smooth colors, different in all corners and channels, with a little noise."""
+    rows, columns = np.mgrid[0:HEIGHT_PX, 0:WIDTH_PX]
+    planes = [rows * 6, columns * 4, 255 - rows * 3 - columns * 2]
+    noise = np.random.default_rng(0).normal(0, 8, (HEIGHT_PX, WIDTH_PX, 3))
+    return Image.fromarray(np.clip(np.stack(planes, axis=2) + noise, 0, 255).astype(np.uint8))
+
+
+def encode(image: Image.Image, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, options.pop("format", "JPEG"), **options)
+    return file.getvalue()
+
+
+def with_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
+    return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload + jpeg[2:]
+
+
+def exif(orientation: int, order: str = "<") -> bytes:
+    start = b"II*\0" if order == "<" else b"MM\0*"
+    entries = [(0x010F, 2, 4, b"Lab\0"), (0x0112, 3, 1, struct.pack(order + "HH", orientation, 0))]
+    packed = b"".join(struct.pack(order + "HHI", *entry[:3]) + entry[3] for entry in entries)
+    directory = struct.pack(order + "IH", 8, len(entries)) + packed + bytes(4)
+    return b"Exif\0\0" + start + directory
+
+
+def pillow_pixels(jpeg: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(jpeg)) as image:
+        return np.array(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def assert_alike(image_rgb: np.ndarray, reference: np.ndarray) -> None:
+    assert image_rgb.shape == reference.shape
+    apart = np.abs(image_rgb.astype(int) - reference.astype(int))
+    assert apart.max() <= contracts.DECODED_TOLERANCE_LEVELS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"progressive": True}],
+    ids=str,
+)
+def test_decoders_keep_the_contract_and_agree_with_pillow(decode, options):
+    jpeg = encode(photo(), quality=85, **options)
+    image_rgb = decode(jpeg)
+    contracts.check_image(image_rgb)
+    assert image_rgb.flags.writeable
+    assert_alike(image_rgb, pillow_pixels(jpeg))
+
+
+def test_pure_red_comes_out_red_and_not_blue(decode):
+    image_rgb = decode(encode(Image.new("RGB", (16, 16), (255, 0, 0)), quality=95))
+    assert_alike(image_rgb, np.full((16, 16, 3), (255, 0, 0), np.uint8))
+
+
+def test_a_gray_image_has_three_equal_channels(decode):
+    jpeg = encode(photo().convert("L"))
+    image_rgb = decode(jpeg)
+    contracts.check_image(image_rgb)
+    assert_alike(image_rgb, pillow_pixels(jpeg))
+    assert (image_rgb == image_rgb[:, :, :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("cmyk", "rgb"),
+    [((0, 255, 255, 0), (255, 0, 0)), ((255, 0, 0, 0), (0, 255, 255)), ((0, 0, 0, 255), (0, 0, 0))],
+)
+def test_cmyk_inks_come_out_as_their_colors(decode, cmyk, rgb):
+    image_rgb = decode(encode(Image.new("CMYK", (16, 16), cmyk), quality=95))
+    contracts.check_image(image_rgb)
+    assert_alike(image_rgb, np.full((16, 16, 3), rgb, np.uint8))
+
+
+def test_ycck_agrees_with_pillow(decode):
+    jpeg = encode(photo().convert("CMYK"))
+    transform = jpeg.index(b"Adobe") + 11  # 0: CMYK, 2: YCCK
+    jpeg = jpeg[:transform] + b"\x02" + jpeg[transform + 1 :]
+    assert_alike(decode(jpeg), pillow_pixels(jpeg))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_exif_orientation_comes_out_upright(decode, orientation, order):
+    jpeg = with_segment(encode(photo()), 0xE1, exif(orientation, order))
+    image_rgb = decode(jpeg)
+    contracts.check_image(image_rgb)
+    assert_alike(image_rgb, pillow_pixels(jpeg))
+
+
+def test_the_orientation_of_a_cmyk_image_counts_too(decode):
+    jpeg = with_segment(encode(photo().convert("CMYK")), 0xE1, exif(6))
+    assert_alike(decode(jpeg), pillow_pixels(jpeg))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [exif(0), exif(9), exif(6)[:25], b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"http://xmp"],
+    ids=["0", "9", "cut", "empty", "beyond the end", "XMP"],
+)
+def test_unreadable_exif_counts_as_upright(decode, payload):
+    jpeg = encode(photo())
+    assert_alike(decode(with_segment(jpeg, 0xE1, payload)), decode(jpeg))
+
+
+@pytest.mark.parametrize("trailer", [bytes(700), b"\xff", b"a video of the moment"])
+def test_bytes_behind_the_end_are_ignored(decode, trailer):
+    jpeg = encode(photo())
+    assert_alike(decode(jpeg + trailer), decode(jpeg))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_truncated_jpeg_is_refused_wherever_it_is_cut(decode, progressive):
+    jpeg = with_segment(encode(photo(), progressive=progressive), 0xE1, exif(1))
+    for length in [*range(3, len(jpeg) - 1, 29), len(jpeg) - 2, len(jpeg) - 1]:
+        with pytest.raises(ValueError, match=f"complete JPEG, got {length} bytes without an end"):
+            decode(jpeg[:length])
+
+
+def test_the_end_of_an_embedded_thumbnail_is_not_the_end_of_the_image(decode):
+    jpeg = with_segment(encode(photo()), 0xE1, exif(1) + encode(photo().resize((16, 16))))
+    with pytest.raises(ValueError, match="without an end marker"):
+        decode(jpeg[:-2])
+
+
+def test_no_bytes_are_refused(decode):
+    with pytest.raises(ValueError, match=r"^image must be an 8-bit JPEG, got 0 bytes; "):
+        decode(b"")
+
+
+@pytest.mark.parametrize("name", ["PNG", "GIF", "BMP", "TIFF", "WebP"])
+def test_another_format_is_refused_by_name(decode, name):
+    with pytest.raises(ValueError, match=f"^image must be an 8-bit JPEG, got {name}; "):
+        decode(encode(photo(), format=name))
+
+
+def test_bytes_of_no_known_format_are_shown(decode):
+    with pytest.raises(ValueError, match=r"got 9 bytes starting with b'<htm'; "):
+        decode(b"<html>404")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (1, b"\xc9", "must be a baseline or progressive Huffman-coded JPEG, got frame type 9"),
+        (4, b"\x0c", "must be an 8-bit JPEG of 1, 3 or 4 components, got 12 bits and 3"),
+        (9, b"\x02", "must be an 8-bit JPEG of 1, 3 or 4 components, got 8 bits and 2"),
+        (5, b"\xff\xff\xff\xff", "must have 1 to 89478485 pixels, got 65535 x 65535"),
+        (5, b"\0\0", "must have 1 to 89478485 pixels, got 53 x 0"),
+        (2, b"\0\x03", "must be an undamaged JPEG, got no marker of a segment at byte"),
+    ],
+)
+def test_a_frame_that_not_every_library_reads_is_refused(decode, at, value, message):
+    jpeg = encode(photo())
+    frame = jpeg.index(b"\xff\xc0") + at
+    with pytest.raises(ValueError, match=message):
+        decode(jpeg[:frame] + value + jpeg[frame + len(value) :])
+
+
+def test_damage_that_the_libraries_notice_is_a_value_error(decode):
+    jpeg = encode(photo())
+    table = jpeg.index(b"\xff\xc4") + 5  # counts of Huffman codes per length
+    with pytest.raises(ValueError, match=r"^image must be an undamaged JPEG, got .*replace the"):
+        decode(jpeg[:table] + b"\xff" * 16 + jpeg[table + 16 :])
+
+
+def test_stray_bytes_before_the_end_are_forgiven_alike(decode):
+    jpeg = encode(photo())
+    assert_alike(decode(jpeg[:-2] + bytes(9) + jpeg[-2:]), decode(jpeg))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [
+        ("opencv", "cv2", "opencv-python"),
+        ("pillow", "PIL.Image", "pillow"),
+        ("simplejpeg", "simplejpeg", "simplejpeg"),
+    ],
+)
+def test_a_missing_library_names_the_install_line(name, module, package, monkeypatch):
+    jpeg = encode(photo())
+    decoding._open_library.cache_clear()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"{module}.*; pip install {package}$"):
+        DECODERS[name](jpeg)
+
+
+def test_an_upright_image_is_not_copied():
+    image_rgb = np.array(photo())
+    assert upright(image_rgb, 1) is image_rgb
+
+
+def test_an_orientation_outside_exif_is_refused():
+    with pytest.raises(ValueError, match=r"^orientation must be 1 to 8, got 9$"):
+        upright(np.array(photo()), 9)
+
+
+def test_the_header_tells_components_and_orientation():
+    jpeg = with_segment(encode(photo().convert("CMYK")), 0xE1, exif(8, ">"))
+    assert read_header(jpeg) == decoding.Header(components=4, orientation=8)
+
+
+def test_importing_the_decoders_imports_no_library():
+    code = (
+        "import sys, labkit.parts.decoding; "
+        "sys.exit(bool({'cv2', 'PIL', 'simplejpeg'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

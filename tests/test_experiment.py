@@ -1,0 +1,101 @@
+"""Plans are fair, and what cannot work is refused before anything is timed."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from labkit.experiment import Experiment, plan, run
+from labkit.settings import MODES, Settings
+
+BASE = Settings()
+LABELS = ["original", "x", "y"]
+
+
+def experiment(**changes):
+    given = {"question": "Which?", "variants": {"a": BASE}, "baseline": "a", **changes}
+    return Experiment("test", **given)
+
+
+def test_every_block_runs_each_variant_once_and_the_baseline_twice():
+    planned = plan(LABELS, "original", MODES["quick"], 3, seed=7)
+    for block in range(3):
+        trials = [p for p in planned if p.block == block]
+        assert Counter(p.variant for p in trials) == {"original": 2, "x": 1, "y": 1}
+        assert [p.role for p in trials if p.variant == "original"] == ["A1", "A2"]
+        assert [p.position for p in trials] == [0, 1, 2, 3]
+
+
+def test_the_order_is_the_seeds_and_differs_between_blocks():
+    order = [p.variant for p in plan(LABELS, "original", MODES["full"], 10, seed=7)]
+    assert order == [p.variant for p in plan(LABELS, "original", MODES["full"], 10, seed=7)]
+    assert order != [p.variant for p in plan(LABELS, "original", MODES["full"], 10, seed=8)]
+    assert len({tuple(order[i : i + 4]) for i in range(0, 40, 4)}) > 1
+
+
+def test_no_place_in_a_block_is_reserved_for_the_baseline():
+    planned = plan(LABELS, "original", MODES["full"], 400, seed=1)
+    places = Counter(p.position for p in planned if p.variant == "original")
+    assert all(150 < places[position] < 250 for position in range(4))  # 200 expected, sd 10
+
+
+def test_document_mode_runs_each_once_in_the_documents_order():
+    planned = plan(LABELS, "original", MODES["document"], 1, seed=7)
+    assert [(p.variant, p.role) for p in planned] == [("original", "A1"), ("x", ""), ("y", "")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": "b"}, "baseline must be one of a, got 'b'"),
+        ({"variants": {}}, "variants must be at least one, got none"),
+        ({"published": {"z": 0.9}}, "published label must be one of a, got 'z'"),
+    ],
+)
+def test_an_experiment_that_does_not_fit_together_is_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment(**changes)
+
+
+def test_a_name_that_is_no_folder_is_refused():
+    with pytest.raises(ValueError, match="name must be lower-case letters, digits and _"):
+        Experiment("../x", question="?", variants={"a": BASE}, baseline="a")
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocks", "message"),
+    [
+        ("fast", None, "mode must be one of document, full, quick, got 'fast'"),
+        ("full", 5, "blocks must be at least 6 in mode full, got 5"),
+        ("quick", 0, "blocks must be at least 1 in mode quick, got 0"),
+        ("document", 2, "blocks must be 1 in mode document, got 2"),
+    ],
+)
+def test_wrong_modes_and_blocks_are_refused(tmp_path, mode, blocks, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(experiment(), mode, blocks=blocks, results=tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decoder": "opencvv"}, "decoder must be one of opencv, pillow, simplejpeg, got"),
+        ({"device": "gpu"}, "device must be one of cpu, cuda, emulated, got 'gpu'"),
+        (
+            {"device": "cpu", "step": "timed"},
+            "step must be detector or classifier on device cpu, got 'timed'",
+        ),
+        ({"device": "emulated", "step": "detector"}, "step must be timed on the emulated device"),
+        (
+            {"device": "cpu", "step": "classifier"},
+            "preprocessor must be one of classification for the step classifier, got 'loops'",
+        ),
+        ({"data": "nowhere"}, "nowhere"),
+    ],
+)
+def test_settings_that_cannot_work_cost_nothing(tmp_path, settings, message):
+    wrong = experiment(variants={"a": Settings(**settings)})
+    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+        run(wrong, results=tmp_path / "results")
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,101 @@
+"""Time is told apart into wait, transfer, compute and sync, on a clock that never lies."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from labkit.parts.devices import CpuDevice, EmulatedDevice
+from labkit.parts.prefetching import PREFETCHERS
+from labkit.parts.training import Step
+from labkit.timing import SystemClock, time_epoch
+from tests.fake_clock import FakeClock
+from tests.parts.test_devices import PROFILE
+
+BATCH = {"sample_id": torch.zeros(8, dtype=torch.uint8)}  # 8 images, 8 bytes
+
+
+class Loader:
+    """Takes 3 s to start and half a second per batch."""
+
+    def __init__(self, clock, steps=4):
+        self.clock, self.steps = clock, steps
+
+    def __iter__(self):
+        self.clock.sleep(3)
+        return self.deliver()
+
+    def deliver(self):
+        for _ in range(self.steps):
+            self.clock.sleep(0.5)
+            yield BATCH
+
+
+def pipeline(clock, device, *, forward, backward=None, prefetcher="none", sync_every=1):
+    return SimpleNamespace(
+        loader=Loader(clock),
+        device=device,
+        settings=SimpleNamespace(sync_every=sync_every),
+        step=Step(forward=forward, backward=backward, loss=lambda: None, batch=None),
+        forward=forward,
+        batches=lambda loader, device: PREFETCHERS[prefetcher](loader, device, pinned=True),
+    )
+
+
+def test_start_up_wait_forward_and_backward_are_told_apart():
+    clock = FakeClock()
+    epoch = time_epoch(
+        pipeline(
+            clock,
+            CpuDevice(),
+            forward=lambda batch: clock.sleep(0.25),
+            backward=lambda loss: clock.sleep(0.125),
+        ),
+        clock,
+    )
+    assert epoch.epoch_s == 3 + 4 * (0.5 + 0.25 + 0.125)
+    assert (epoch.startup_s, epoch.first_batch_s, epoch.wait_s) == (3.0, 3.5, 2.0)
+    assert (epoch.forward_s, epoch.backward_s) == (1.0, 0.5)
+    assert (epoch.transfer_s, epoch.sync_s) == (0.0, 0.0)
+    assert (epoch.steps, epoch.images, epoch.batch_bytes) == (4, 32, 32)
+    assert epoch.compute_s is None
+
+
+def test_an_emulated_epoch_ends_when_the_device_is_done():
+    clock = FakeClock()
+    device = EmulatedDevice(PROFILE, clock)  # 1 s per image, 2 bytes/s
+    emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=0)
+    epoch = time_epoch(emulated, clock)
+    # The first batch arrives at 3.5 s; then every copy (4 s) and step (8 s) queue on one stream.
+    assert epoch.epoch_s == 3.5 + 4 * (4 + 8)
+    assert epoch.compute_s == 32.0
+    assert epoch.forward_s is None
+
+
+@pytest.mark.parametrize("sync_every", [1, 2, 0])
+def test_a_synchronizing_loop_spends_its_time_waiting_for_the_device(sync_every):
+    clock = FakeClock()
+    device = EmulatedDevice(PROFILE, clock)
+    emulated = pipeline(
+        clock, device, forward=lambda batch: device.compute(8), sync_every=sync_every
+    )
+    epoch = time_epoch(emulated, clock)
+    accounted_s = epoch.startup_s + epoch.wait_s + epoch.transfer_s + epoch.sync_s
+    # Nothing else costs the host anything, but for launches that the full queue holds back.
+    assert accounted_s <= epoch.epoch_s
+    assert epoch.epoch_s - accounted_s < (1e-9 if sync_every == 1 else 8.5)
+
+
+def test_a_second_epoch_counts_only_its_own_compute():
+    clock = FakeClock()
+    device = EmulatedDevice(PROFILE, clock)
+    emulated = pipeline(clock, device, forward=lambda batch: device.compute(8))
+    assert time_epoch(emulated, clock).compute_s == time_epoch(emulated, clock).compute_s == 32.0
+
+
+def test_the_real_clock_never_wakes_before_the_deadline():
+    clock = SystemClock()
+    deadline_s = clock.now() + 0.01
+    clock.sleep_until(deadline_s)
+    assert clock.now() >= deadline_s
+    clock.sleep_until(deadline_s - 1)  # passed already: returns at once
