@@ -69,7 +69,7 @@ class Annotation:
     """The boxes of one image."""
 
     boxes_xyxy: np.ndarray
-    """(N, 4) float32, left, top, right, bottom in pixels of the stored image."""
+    """(N, 4) float32, left, top, right, bottom in pixels of the upright image."""
     category_ids: np.ndarray
     """(N,) int64 COCO category ids, 1 to 90 with gaps."""
 

@@ -16,7 +16,6 @@ import math
 import random
 import re
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
 from labkit import machine, pipeline, units
+from labkit.progress import RunProgress
 from labkit.results import Run, append_trial, create_run, load_run, write_info
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode, Settings, complete, pick
 from labkit.trial import Skip, Trial
@@ -203,7 +203,7 @@ class _Runner:
         self.variants = {name: Settings(**values) for name, values in info["variants"].items()}
         self.dropped = dict(info["skipped"])
         self.cancel = cancel
-        self.progress = _Progress(info["experiment"], shown=progress)
+        self.progress = RunProgress(info["experiment"], shown=progress)
         self.worker = Worker(folder / "worker.log", fork=machine.can_fork(), own=own)
 
     def run(self) -> Run:
@@ -396,7 +396,7 @@ class _Runner:
                 "not the same work as the others"
             )
         append_trial(self.folder, trial)
-        self.progress.show(f"{trial.images / trial.time_s:.0f} images/s")
+        self.progress.rate(units.rate(trial.images / trial.time_s))
 
     def append(self, planned: Planned, status: str, reason: str) -> None:
         settings = asdict(self.variants[planned.variant])
@@ -411,54 +411,6 @@ class _Runner:
             "machine_id": self.info["provenance"]["machine_id"],
             **values,
         }
-
-
-class _Progress:
-    """A bar with ETA, as text: on stdout in a notebook, on stderr in a shell."""
-
-    def __init__(self, name: str, *, shown: bool) -> None:
-        self.name, self.shown, self.bar = name, shown, None
-        self.stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr
-
-    def say(self, line: str) -> None:
-        if self.shown:
-            from tqdm import tqdm
-
-            tqdm.write(f"{self.name}: {line}", file=self.stream)
-
-    def start(self, *, total: int, done: int) -> None:
-        if self.shown:
-            from tqdm import tqdm
-
-            self.bar = tqdm(
-                total=total,
-                initial=done,
-                desc=self.name,
-                unit="trial",
-                file=self.stream,
-                mininterval=0.5,  # twice a second at most: it must not be measured
-                dynamic_ncols=self.stream.isatty(),
-                ncols=None if self.stream.isatty() else 100,
-                bar_format="{desc} {percentage:3.0f}%|{bar:20}| trial {n}/{total} "
-                "[{elapsed}, {remaining} left{postfix}]",
-            )
-
-    def next(self, what: str) -> None:
-        self.what = what
-        self.show("")
-
-    def show(self, rate: str) -> None:
-        if self.bar is not None:
-            self.bar.set_postfix_str(f"{self.what} {rate}".rstrip(), refresh=not rate)
-
-    def advance(self) -> None:
-        if self.bar is not None:
-            self.bar.update()
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.set_postfix_str("")
-            self.bar.close()
 
 
 def _blocks(mode: Mode, blocks: int | None) -> int:

@@ -12,14 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.contracts import BATCHES, check_batch, difference
+from labkit.parts.decoding import read_header
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import build, check, on_cpu, open_source
 from labkit.settings import Settings
 from labkit.timing import SystemClock
 from labkit.trial import Skip
-
-# Both markers every JPEG file has: start and end of image (ITU T.81, annex B).
-START_OF_IMAGE, END_OF_IMAGE = b"\xff\xd8", b"\xff\xd9"
 
 
 def compare_work(
@@ -101,17 +99,9 @@ def find_bad_images(settings: Settings, indices: list[int]) -> tuple[dict[int, s
         except (OSError, ValueError) as error:
             bad[index] = str(error)
             continue
-        wrong = _what_is_wrong(jpeg)
-        if wrong:
-            bad[index] = f"{reader.paths[index]}: {wrong}"
+        try:
+            read_header(jpeg)
+        except ValueError as error:
+            bad[index] = f"{reader.paths[index]}: {error}"
     return bad, reader.verify([index for index in indices if index not in bad])
 
-
-def _what_is_wrong(jpeg: bytes) -> str:
-    if not jpeg:
-        return "the file is empty (0 bytes)"
-    if not jpeg.startswith(START_OF_IMAGE):
-        return "not a JPEG file"
-    if END_OF_IMAGE not in jpeg[-64:]:  # cameras pad the end with zeros
-        return "truncated, the JPEG end marker is missing"
-    return ""

@@ -3,11 +3,11 @@
     bytes -> header: refuse or accept -> the library's pixels -> upright -> (H, W, 3) RGB
 
 Everything the libraries disagree about is done here once, so that decoders
-differ in speed only: EXIF rotation (OpenCV applies it, the others do not), CMYK
-(each converts in its own way) and truncated files (OpenCV returns them half
-grey, Pillow raises).  Main trap: OpenCV decodes to BGR unless told otherwise,
-and a model trains on swapped colors without complaint.  A header costs some
-microseconds, a 640x480 image about a millisecond.
+differ in speed only: EXIF rotation (OpenCV applies it, the others do not) and
+truncated files (OpenCV returns them half grey, Pillow raises).  CMYK needs no
+care: all three take the inks as inverted, as Adobe writes them, and agree to 2
+grey levels.  Main trap: OpenCV decodes to BGR unless told otherwise, and a model
+trains on swapped colors without complaint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import importlib
 import io
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
@@ -49,21 +48,11 @@ OTHER_FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class Header:
-    """What must be known of a JPEG before its pixels are decoded."""
-
-    components: int
-    """1 gray, 3 color, 4 CMYK or YCCK."""
-    orientation: int
-    """EXIF orientation, 1 to 8; 1 is upright and stands for none and unreadable too."""
-
-
 def decode_opencv(jpeg: bytes) -> np.ndarray:
     """Decode with OpenCV, straight to RGB (from OpenCV 4.11 on; saves a pass over the pixels).
 
     Args:
-        jpeg: a whole 8-bit JPEG file, gray, color or CMYK.
+        jpeg: a whole 8-bit JPEG file, grey, color or CMYK.
 
     Returns:
         (H, W, 3) uint8 RGB, upright, C-contiguous.
@@ -92,8 +81,13 @@ DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
 }
 
 
-def read_header(jpeg: bytes) -> Header:
+def read_header(jpeg: bytes) -> int:
     """Walk the segments up to the first scan, and see that the file has an end.
+
+    Takes some microseconds; a 640x480 image takes about a millisecond to decode.
+
+    Returns:
+        EXIF orientation, 1 to 8; 1 is upright and stands for none and unreadable too.
 
     Raises:
         ValueError: empty, truncated, damaged, or not a JPEG that every decoder reads.
@@ -105,7 +99,7 @@ def read_header(jpeg: bytes) -> Header:
             f"image must be an 8-bit JPEG, got {_name_format(jpeg)}; "
             "replace the file, or convert it to JPEG"
         )
-    components, orientation, at = 0, 1, 2
+    has_frame, orientation, at = False, 1, 2
     try:
         while (marker := jpeg[at + 1]) != START_OF_SCAN:
             if jpeg[at] != 0xFF or marker == END_OF_IMAGE[1]:
@@ -114,20 +108,21 @@ def read_header(jpeg: bytes) -> Header:
                 at += 1
                 continue
             if marker in FRAMES:
-                components = _check_frame(marker, *struct.unpack_from(">BHHB", jpeg, at + 4))
+                has_frame = True
+                _check_frame(marker, *struct.unpack_from(">BHHB", jpeg, at + 4))
             length = int.from_bytes(jpeg[at + 2 : at + 4], "big")  # counts its own two bytes
             if marker == APP1 and orientation == 1:
                 orientation = _read_orientation(jpeg[at + 4 : at + 2 + length])
             at += 2 + length
     except (IndexError, struct.error):
         raise _truncated(jpeg) from None
-    if not components:
+    if not has_frame:
         raise _damaged("no frame header")
     # In compressed data FF is followed by 00 or a restart marker, so an end marker behind the
     # start of scan is a real one.  Phones append videos to it, so it need not be the last bytes.
     if jpeg.rfind(END_OF_IMAGE, at) < 0:
         raise _truncated(jpeg)
-    return Header(components, orientation)
+    return orientation
 
 
 def upright(image_rgb: np.ndarray, orientation: int) -> np.ndarray:
@@ -157,7 +152,7 @@ def upright(image_rgb: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(image_rgb)
 
 
-def _check_frame(marker: int, bits: int, height_px: int, width_px: int, components: int) -> int:
+def _check_frame(marker: int, bits: int, height_px: int, width_px: int, components: int) -> None:
     if marker not in READABLE_FRAMES:
         raise ValueError(
             "image must be a baseline or progressive Huffman-coded JPEG, "
@@ -173,20 +168,15 @@ def _check_frame(marker: int, bits: int, height_px: int, width_px: int, componen
             f"image must have 1 to {MAX_PIXELS} pixels, got {width_px} x {height_px}; "
             "scale it down, or replace the file"
         )
-    return components
 
 
 def _decode(jpeg: bytes, read_pixels: Callable[[bytes], np.ndarray]) -> np.ndarray:
-    header = read_header(jpeg)
-    if header.components == 4:
-        # OpenCV cannot hand out the four planes, so the rare CMYK image is Pillow's for all.
-        # It takes the planes as inverted, the way Adobe writes them.
-        read_pixels = _pillow_pixels
+    orientation = read_header(jpeg)
     try:
         image_rgb = read_pixels(jpeg)
     except (OSError, ValueError) as error:  # what the libraries raise for damaged files
         raise _damaged(error) from error
-    return upright(image_rgb, header.orientation)
+    return upright(image_rgb, orientation)
 
 
 def _opencv_pixels(jpeg: bytes) -> np.ndarray:

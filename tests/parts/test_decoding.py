@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from labkit import contracts
 from labkit.parts import decoding
-from labkit.parts.decoding import DECODERS, read_header, upright
+from labkit.parts.decoding import DECODERS, upright
 
 WIDTH_PX, HEIGHT_PX = 53, 37  # odd: halved chroma has a rest in both directions
 
@@ -97,10 +97,12 @@ def test_cmyk_inks_come_out_as_their_colors(decode, cmyk, rgb):
     assert_alike(image_rgb, np.full((16, 16, 3), rgb, np.uint8))
 
 
-def test_ycck_agrees_with_pillow(decode):
-    jpeg = encode(photo().convert("CMYK"))
-    transform = jpeg.index(b"Adobe") + 11  # 0: CMYK, 2: YCCK
-    jpeg = jpeg[:transform] + b"\x02" + jpeg[transform + 1 :]
+@pytest.mark.parametrize("transform", [b"\0", b"\x02"], ids=["CMYK", "YCCK"])
+def test_mixed_inks_agree_with_pillow(decode, transform):
+    red, green, blue = photo().split()
+    jpeg = encode(Image.merge("CMYK", (red, green, blue, green)), quality=95)
+    at = jpeg.index(b"Adobe") + 11  # the byte of its segment that tells CMYK from YCCK
+    jpeg = jpeg[:at] + transform + jpeg[at + 1 :]
     assert_alike(decode(jpeg), pillow_pixels(jpeg))
 
 
@@ -113,11 +115,7 @@ def test_every_exif_orientation_comes_out_upright(decode, orientation, order):
     assert_alike(image_rgb, pillow_pixels(jpeg))
 
 
-def test_the_orientation_of_a_cmyk_image_counts_too(decode):
-    jpeg = with_segment(encode(photo().convert("CMYK")), 0xE1, exif(6))
-    assert_alike(decode(jpeg), pillow_pixels(jpeg))
-
-
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # Pillow reads it for the resolution
 @pytest.mark.parametrize(
     "payload",
     [exif(0), exif(9), exif(6)[:25], b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"http://xmp"],
@@ -218,11 +216,6 @@ def test_an_upright_image_is_not_copied():
 def test_an_orientation_outside_exif_is_refused():
     with pytest.raises(ValueError, match=r"^orientation must be 1 to 8, got 9$"):
         upright(np.array(photo()), 9)
-
-
-def test_the_header_tells_components_and_orientation():
-    jpeg = with_segment(encode(photo().convert("CMYK")), 0xE1, exif(8, ">"))
-    assert read_header(jpeg) == decoding.Header(components=4, orientation=8)
 
 
 def test_importing_the_decoders_imports_no_library():

@@ -1,0 +1,212 @@
+"""Make a data set of synthetic photographs with boxes, for machines without COCO.
+
+    python data_scripts/make_photos.py data/photos --images 1000
+
+The same seed gives the same bytes, however many processes share the work.  A
+stopped run goes on where it stopped, and more images extend a finished one.
+Main trap: an image's place in the work must not matter, so every random draw
+comes from (seed, image id) alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+
+import cv2
+from tqdm import tqdm
+
+from data_scripts.photo_scenes import annotate, paint, plan_scene
+from labkit import units
+from labkit.parts.packing.manifest import (
+    ANNOTATIONS,
+    JPEG_START,
+    WrittenImage,
+    describe_image,
+    difference,
+    finish_folder,
+    read_manifest,
+    sha256,
+    start_folder,
+    write_whole,
+)
+
+KIND = "synthetic photographs"
+JPEG_QUALITY = 93
+JPEG_END = b"\xff\xd9"
+IMAGE_BYTES = 140_000  # about what an image takes, for the free-space check
+CHUNK = 8  # images handed to a process at once; Ctrl-C waits for the chunks begun
+
+
+def make_photos(
+    out: Path | str,
+    images: int = 1000,
+    *,
+    seed: int = 0,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> dict:
+    """Make synthetic photographs, their boxes in COCO's format, and a manifest.
+
+    Whole files that lie there already are kept; fewer images than there are remove none.
+
+    Args:
+        out: a new or empty folder, or one that this function made with the same seed.
+        images: how many there shall be.
+        seed: from which everything is drawn, 0 or more.
+        jobs: processes; None: one for each core this process may use.
+        progress: show a bar on stderr.
+
+    Returns:
+        The manifest: `images`, `bytes`, `files` (path -> bytes, sha256) and more.
+
+    Raises:
+        ValueError: a number out of range, or `out` holds other data.
+        OSError: `out` cannot be written to, or has too little free space.
+    """
+    for name, value, least in (("images", images, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    root = Path(out).expanduser().absolute()
+    manifest = read_manifest(root)
+    if manifest is not None:
+        images = max(images, manifest["images"])
+        if _is_complete(root, manifest, images, seed):
+            return manifest
+    _check_space(root, images)
+    try:
+        start_folder(root, kind=KIND, seed=seed)
+    except OSError as error:
+        raise OSError(
+            f"out must be a folder that can be written to, got {str(out)!r} ({error.strerror}); "
+            "choose another folder"
+        ) from error
+    jobs = min(jobs or _cores(), images)
+    known = manifest["files"] if manifest else {}
+    numbers = range(1, images + 1)
+    entries = (known.get(f"images/{_name(number)}") for number in numbers)
+    with _workers(jobs) as parallel_map:
+        made = parallel_map(_make_image, repeat(root), repeat(seed), numbers, entries)
+        bar = tqdm(made, total=images, unit="image", desc=root.name, disable=not progress)
+        written = list(bar)
+    return finish_folder(root, written, kind=KIND, seed=seed)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from a shell.
+
+    Returns:
+        The exit status: 0, 1 after an error, 130 after Ctrl-C.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", help="folder to make or to extend, such as data/photos")
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes")
+    parser.add_argument("--jobs", type=int, help="processes; default: one for each core")
+    given = parser.parse_args(arguments)
+    try:
+        manifest = make_photos(given.out, given.images, seed=given.seed, jobs=given.jobs)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    mean = units.count_bytes(manifest["bytes"] / manifest["images"])
+    print(f"{manifest['images']} images of {mean} on average in {given.out}")
+    return 0
+
+
+def _make_image(root: Path, seed: int, image_id: int, entry: dict | None) -> WrittenImage:
+    """Make one image unless it is there; its boxes are drawn again, which takes 1 ms."""
+    scene = plan_scene(seed, image_id)
+    path = root / "images" / _name(image_id)
+    jpeg = path.read_bytes() if path.is_file() else b""
+    if entry is not None:
+        whole = sha256(jpeg) == entry["sha256"]
+    else:
+        # A power cut can leave a renamed file without its content.
+        whole = jpeg.startswith(JPEG_START) and jpeg.endswith(JPEG_END)
+    if not whole:
+        quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+        jpeg = cv2.imencode(".jpg", paint(scene), quality)[1].tobytes()
+        write_whole(path, jpeg)
+    return describe_image(path.name, jpeg, annotate(scene))
+
+
+def _name(image_id: int) -> str:
+    return f"{image_id:012d}.jpg"
+
+
+def _is_complete(root: Path, manifest: dict, images: int, seed: int) -> bool:
+    """Compare with the manifest by size only, which takes microseconds a file."""
+    made = (manifest["kind"], manifest["seed"], manifest["images"]) == (KIND, seed, images)
+    return (
+        made
+        and not difference(root / ANNOTATIONS, {"sha256": manifest["annotations_sha256"]})
+        and not any(
+            difference(root / name, {"bytes": entry["bytes"]})
+            for name, entry in manifest["files"].items()
+        )
+    )
+
+
+def _check_space(root: Path, images: int) -> None:
+    there = sum(1 for _ in (root / "images").glob("*.jpg"))
+    needed_bytes = max(0, images - there) * IMAGE_BYTES
+    free_bytes = shutil.disk_usage(
+        next(folder for folder in (root, *root.parents) if folder.is_dir())
+    ).free
+    if needed_bytes > free_bytes:
+        raise OSError(
+            f"out must have about {units.count_bytes(needed_bytes)} free for {images} images, "
+            f"got {units.count_bytes(free_bytes)} in {root}; ask for fewer images or free space"
+        )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux: fewer than the machine's in a container
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Callable]:
+    """Give a `map` over processes; leaving early drops what has not begun."""
+    if jobs == 1:
+        yield map
+        return
+    # spawn is the one way that works on every platform and from a notebook with threads.
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
+    try:
+        yield partial(executor.map, chunksize=CHUNK)
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which shuts us down
+    cv2.setNumThreads(0)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A killed parent closes no queue, and its workers would wait for work for ever.
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

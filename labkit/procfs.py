@@ -1,0 +1,108 @@
+"""What Linux says about itself in text files: mounts, control groups, counters.
+
+    /proc, /sys  →  text, mounts, cgroup folders  →  machine, media, disturbance
+
+Elsewhere (macOS, Windows) these files do not exist: every text is then empty and
+every list too, so callers need no platform switch and report "unknown".
+Main trap: in a container the control group's path is counted from the mount's
+root, which is not always "/".
+Source: proc(5) for mountinfo, cgroups(7).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """One line of /proc/self/mountinfo."""
+
+    device_number: str
+    """As "8:1"; "0:…" where no block device is behind it."""
+    root: str
+    """What part of the filesystem is mounted; "/" is all of it."""
+    point: Path
+    filesystem: str
+    source: str
+    """The device file, or whatever the filesystem calls itself."""
+    options: tuple[str, ...]
+    """Of the filesystem, not of this mount."""
+
+
+def text(path: str | Path) -> str:
+    """Read a small file of the kernel's; empty where it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def number(path: str | Path) -> int | None:
+    """Read a file that holds one whole number; None where there is none."""
+    word = text(path).strip()
+    return int(word) if re.fullmatch(r"-?\d+", word) else None
+
+
+def counters(path: str | Path) -> dict[str, int]:
+    """Read lines of "name value …": the first value of each, without its unit."""
+    found = re.findall(r"^(\w+):?\s+(\d+)", text(path), re.MULTILINE)
+    return {name: int(value) for name, value in found}
+
+
+def mounts() -> list[Mount]:
+    """List what is mounted, in the order of mounting; empty where that is not known."""
+    return parse_mounts(text("/proc/self/mountinfo"))
+
+
+def parse_mounts(mountinfo: str) -> list[Mount]:
+    """Read the lines of a mountinfo file.
+
+    Source: proc(5): id parent major:minor root point options [tags] - type source options.
+    """
+    parsed = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        filesystem, source, options = right.split(" ", 2)
+        _, _, device_number, root, point = left.split(" ")[:5]
+        parsed.append(
+            Mount(
+                device_number=device_number,
+                root=_unescaped(root),
+                point=Path(_unescaped(point)),
+                filesystem=filesystem,
+                source=_unescaped(source),
+                options=tuple(options.split(",")),
+            )
+        )
+    return parsed
+
+
+def _unescaped(word: str) -> str:
+    """Give back blanks: "/my\\040disk" is "/my disk"."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
+
+
+def cgroup_folders(controller: str) -> Iterator[Path]:
+    """Yield the control groups that limit this process, its own first, the outermost last.
+
+    Args:
+        controller: "cpu" or "memory"; version 2 has all of them in one folder.
+    """
+    mounted = mounts()
+    for line in text("/proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)  # "4:memory:/a" (version 1) or "0::/a" (version 2)
+        for mount in mounted:
+            if names:
+                here = mount.filesystem == "cgroup" and controller in mount.options
+                here = here and controller in names.split(",")
+            else:
+                here = mount.filesystem == "cgroup2"
+            if here:
+                folder = mount.point / path.removeprefix(mount.root).lstrip("/")
+                yield folder
+                if folder != mount.point:
+                    yield from (f for f in folder.parents if f.is_relative_to(mount.point))

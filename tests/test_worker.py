@@ -1,0 +1,198 @@
+"""Trials are real processes, and nothing of them stays, whoever is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+import pytest
+
+from labkit import machine, pipeline
+from labkit.settings import MODES, Settings, complete
+from labkit.trial import Skip
+from labkit.worker import Cancelled, TrialFailed, Worker
+
+FORKS = pytest.mark.parametrize(
+    "fork",
+    [
+        pytest.param(
+            True, marks=pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
+        ),
+        False,
+    ],
+    ids=["forked", "spawned"],
+)
+PATIENCE_S = 20.0  # how long to look for something that must happen; not a speed limit
+
+
+def settings(photos, **changes):
+    chosen = Settings(
+        data=str(photos), device="emulated", input_px=64, batch_size=4, num_workers=1, **changes
+    )
+    filled = complete(
+        chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=machine.can_fork()
+    )
+    return asdict(filled)
+
+
+def measure(worker, photos, cancel=None, compute_s_per_image=0.001, **changes):
+    arguments = {
+        "settings": settings(photos, **changes),
+        "excluded": [],
+        "compute_s_per_image": compute_s_per_image,
+    }
+    return worker.run("measure", arguments, cancel)
+
+
+def until(condition):
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def alive(pids):
+    return [
+        pid
+        for pid in pids
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def all_pids_below(parent):
+    return [process.pid for process in psutil.Process(parent).children(recursive=True)]
+
+
+@FORKS
+def test_a_trial_returns_what_it_measured(tmp_path, photos, fork):
+    with Worker(tmp_path / "log", fork=fork) as worker:
+        measured = measure(worker, photos)
+    assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
+    assert measured["labels"]["accelerator"] == "emulated(matched, 1 ms/image)"
+    assert measured["cache_proof"]["wanted"] == "cold"
+
+
+@FORKS
+def test_cancel_leaves_no_process(tmp_path, photos, fork):
+    cancel = threading.Event()
+    with Worker(tmp_path / "log", fork=fork) as worker:
+        started = []
+
+        def cancel_once_loading():
+            # server, trial and a loader worker (spawned: trial and worker)
+            until(lambda: len(all_pids_below(os.getpid())) >= (3 if fork else 2))
+            started.extend(all_pids_below(os.getpid()))
+            cancel.set()
+
+        watcher = threading.Thread(target=cancel_once_loading)
+        watcher.start()
+        with pytest.raises(Cancelled):
+            measure(worker, photos, cancel, compute_s_per_image=10.0)  # minutes, if left alone
+        watcher.join()
+    assert started
+    assert until(lambda: not alive(started)), alive(started)
+
+
+@pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
+@pytest.mark.parametrize("victim", ["runner", "server", "trial"])
+def test_a_killed_process_takes_everything_below_it_along(tmp_path, photos, victim):
+    program = (
+        "import json, sys; from pathlib import Path; from labkit.worker import Worker\n"
+        "with Worker(Path(sys.argv[1]), fork=True) as worker:\n"
+        "    worker.run('measure', json.loads(sys.argv[2]))\n"
+    )
+    import json
+
+    arguments = {"settings": settings(photos), "excluded": [], "compute_s_per_image": 10.0}
+    runner = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "log"), json.dumps(arguments)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert until(lambda: len(all_pids_below(runner.pid)) >= 3)
+    server, trial, *_ = started = all_pids_below(runner.pid)
+    os.kill({"runner": runner.pid, "server": server, "trial": trial}[victim], signal.SIGKILL)
+    _, errors = runner.communicate(timeout=PATIENCE_S)
+    assert until(lambda: not alive(started)), alive(started)
+    if victim == "trial":
+        assert "the trial's process was killed by SIGKILL" in errors
+
+
+@pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
+def test_a_killed_trial_does_not_spoil_the_next(tmp_path, photos):
+    with Worker(tmp_path / "log", fork=True) as worker:
+
+        def kill_the_trial():
+            until(lambda: len(all_pids_below(os.getpid())) >= 3)
+            server = psutil.Process().children()[0]
+            os.kill(server.children()[0].pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_the_trial)
+        killer.start()
+        with pytest.raises(TrialFailed, match="killed by SIGKILL; if the kernel ran out of memory"):
+            measure(worker, photos, compute_s_per_image=10.0)
+        killer.join()
+        assert measure(worker, photos)["epochs"][0]["images"] == 24
+
+
+@pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
+def test_a_killed_loader_worker_fails_the_trial_in_words(tmp_path, photos):
+    with Worker(tmp_path / "log", fork=True) as worker:
+
+        def kill_a_loader_worker():
+            until(lambda: len(all_pids_below(os.getpid())) >= 3)
+            trial = psutil.Process().children()[0].children()[0]
+            os.kill(trial.children()[0].pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_a_loader_worker)
+        killer.start()
+        with pytest.raises(TrialFailed, match=r"DataLoader worker.*use fewer workers"):
+            measure(worker, photos, compute_s_per_image=0.5)
+        killer.join()
+
+
+def test_a_variant_that_cannot_run_here_is_a_skip_with_its_reason(tmp_path, photos):
+    with Worker(tmp_path / "log", fork=machine.can_fork()) as worker:
+        with pytest.raises(Skip, match="data_prefetcher copies on a side stream"):
+            measure(worker, photos, device="cpu", step="detector", prefetcher="data_prefetcher")
+
+
+@FORKS
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_a_persons_own_decoder_reaches_the_loader_workers(
+    tmp_path, photos, fork, start_method, monkeypatch
+):
+    if start_method == "fork" and not machine.can_fork():
+        pytest.skip("no fork here")
+    from labkit.parts.decoding import DECODERS
+
+    marker = str(tmp_path / "used")
+
+    def my_decode(jpeg):
+        from pathlib import Path
+
+        Path(marker).write_text("yes")
+        return DECODERS["pillow"](jpeg)
+
+    monkeypatch.setitem(DECODERS, "mine", my_decode)
+    with Worker(tmp_path / "log", fork=fork, own=pipeline.own_parts()) as worker:
+        measured = measure(worker, photos, decoder="mine", start_method=start_method)
+    assert measured["epochs"][0]["images"] == 24
+    assert Path(marker).read_text() == "yes"
+
+
+def test_a_part_that_cannot_be_sent_is_refused_by_name(monkeypatch, tmp_path):
+    from labkit.parts.decoding import DECODERS
+
+    with (tmp_path / "file").open("w") as file:
+        monkeypatch.setitem(DECODERS, "mine", lambda jpeg: file)
+        message = "decoder 'mine' must be something a fresh process can be sent"
+        with pytest.raises(ValueError, match=message):
+            pipeline.own_parts()
