@@ -15,10 +15,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from labkit import machine, units
+from labkit.launcher import Launcher
 from labkit.pipeline import build
 from labkit.settings import MODES, Settings, complete
 from labkit.timing import SystemClock, time_epoch
-from labkit.worker import Worker
 
 ROUNDS = 30
 OVERHEAD_LIMIT = 0.01
@@ -59,10 +59,10 @@ def trial_starts_s(settings: Settings, count: int = 10) -> list[float]:
     """Seconds from asking for a process to its answer, the server already running."""
     starts_s = []
     with tempfile.TemporaryDirectory() as folder:
-        with Worker(Path(folder) / "worker.log", fork=machine.can_fork()) as worker:
+        with Launcher(Path(folder) / "worker.log", fork=machine.can_fork()) as launcher:
             for _ in range(count + 1):
                 start_s = time.perf_counter()
-                worker.run("find_bad_images", {"settings": asdict(settings), "start": 0, "stop": 0})
+                launcher.run("find_bad_images", {"settings": asdict(settings), "start": 0, "stop": 0})
                 starts_s.append(time.perf_counter() - start_s)
     return starts_s
 

@@ -51,7 +51,6 @@ PARTS = {
 }  # fmt: skip
 WIDTH_TO_HEIGHT = {"person": 0.42, "vehicle": 1.9, "animal": 1.35, "round": 1.0, "boxy": 1.2}
 
-
 # Blue, green, red: clear, overcast, hazy, dusk, plaster, wood.
 SKIES = np.array([[215, 170, 110], [205, 200, 195], [225, 205, 180], [120, 150, 215],
                   [175, 195, 205], [95, 130, 160]])  # fmt: skip
@@ -134,13 +133,13 @@ def annotate(scene: Scene) -> Annotation:
     owners = visible_map(scene)
     boxes, category_ids = [], []
     for number, thing in enumerate(scene.things, start=1):
-        left, top, width, height = cv2.boundingRect(thing.outlines.reshape(-1, 1, 2))
-        left, top, right, bottom = max(left, 0), max(top, 0), left + width, top + height
-        mask = (owners[top:bottom, left:right] == number).view(np.uint8)
-        x, y, width, height = cv2.boundingRect(mask)
+        window = _window(thing, owners.shape)
+        mask = (owners[window] == number).view(np.uint8)
+        left, top, width, height = cv2.boundingRect(mask)
+        left, top = left + window[1].start, top + window[0].start
         # The front object is never hidden and always stands inside the image.
         if cv2.countNonZero(mask) >= MIN_VISIBLE_PX or number == len(scene.things):
-            boxes.append((left + x, top + y, left + x + width, top + y + height))
+            boxes.append((left, top, left + width, top + height))
             category_ids.append(thing.category_id)
     return Annotation(
         boxes_xyxy=np.array(boxes, np.float32).reshape(-1, 4),
@@ -167,8 +166,13 @@ def paint(scene: Scene) -> np.ndarray:
         canvas = cv2.GaussianBlur(canvas, (0, 0), blur_px)
     _cast_shadows(canvas, scene)
     towards_light = rng.normal(0, 0.25, 2)
-    for thing in scene.things:
-        _paint_thing(canvas, thing, scene.seed, towards_light, contrast, rng)
+    owners = visible_map(scene)
+    for number, thing in enumerate(scene.things, start=1):
+        window = _window(thing, owners.shape)
+        # What is painted is what `annotate` sees, so the boxes are exact.
+        mask = (owners[window] == number).view(np.uint8)
+        painted = _times(*_coloured(thing, window, scene.seed, rng, towards_light, contrast))
+        cv2.copyTo(painted, mask, canvas[window])
     # Uneven light over the whole picture, then the lens and the sensor.
     light = _texture(scene.seed, (height_px // 8, width_px // 8), rng, smooth=True)
     light = np.exp(0.12 * cv2.GaussianBlur(light, (0, 0), 4))
@@ -187,6 +191,15 @@ def _kind(category_id: int) -> str:
     if 16 <= category_id <= 25:
         return "animal"
     return "round" if category_id % 2 else "boxy"
+
+
+def _window(thing: Thing, shape: tuple[int, int]) -> tuple[slice, slice]:
+    """Find the rows and columns of an (H, W) image that an object may cover."""
+    left, top, width, height = cv2.boundingRect(thing.outlines.reshape(-1, 1, 2))
+    return (
+        slice(max(top, 0), min(top + height, shape[0])),
+        slice(max(left, 0), min(left + width, shape[1])),
+    )
 
 
 def _outlines(
@@ -249,35 +262,30 @@ def _scatter(
         cv2.fillConvexPoly(canvas, outline, fill)
 
 
-def _paint_thing(
-    canvas: np.ndarray,
+def _coloured(
     thing: Thing,
+    window: tuple[slice, slice],
     seed: int,
+    rng: np.random.Generator,
     towards_light: np.ndarray,
     contrast: float,
-    rng: np.random.Generator,
-) -> None:
-    """Paint one object into the canvas, over what is behind it."""
-    left, top, width, height = cv2.boundingRect(thing.outlines.reshape(-1, 1, 2))
-    right, bottom = min(left + width, canvas.shape[1]), min(top + height, canvas.shape[0])
-    left, top = max(left, 0), max(top, 0)
-    size = (bottom - top, right - left)
-    flat = np.empty((*size, 3), np.uint8)
-    mask = np.zeros(size, np.uint8)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Paint one object's surface: (h, w, 3) uint8 colours and (h, w) float32 light on them."""
+    rows, columns = window
+    size = (rows.stop - rows.start, columns.stop - columns.start)
     vivid = rng.choice([6, 12, 35])  # few things are colourful
     base = rng.lognormal(4.5, 0.4) + rng.normal(0, vivid, 3)
+    colours = np.full((*size, 3), base.clip(0, 255), np.uint8)
     for outline in thing.outlines:
-        colour = (base * rng.lognormal(0, 0.3) + rng.normal(0, vivid / 3, 3)).tolist()
-        # The same call as in `visible_map`, without anti-aliasing: the boxes are exact.
-        cv2.fillPoly(flat, [outline], colour, offset=(-left, -top))
-        cv2.fillPoly(mask, [outline], 255, offset=(-left, -top))
+        colour = base * rng.lognormal(0, 0.3) + rng.normal(0, vivid / 3, 3)
+        offset = (-columns.start, -rows.start)
+        cv2.fillPoly(colours, [outline], colour.tolist(), offset=offset)
     for _ in range(rng.integers(0, 3)):  # spots, buttons, letters
         places = rng.uniform(0, 1, (int(rng.integers(5, 50)), 2)) * size[::-1]
-        _scatter(flat, places, base * rng.lognormal(0, 0.5), rng)
+        _scatter(colours, places, base * rng.lognormal(0, 0.5), rng)
     x, y = np.linspace(-1, 1, size[1]), np.linspace(-1, 1, size[0])[:, None]
-    shade = (1 + towards_light[0] * x + towards_light[1] * y).astype(np.float32)
-    shade *= 1 + 0.17 * contrast * _texture(seed, size, rng)
-    cv2.copyTo(_times(flat, shade), mask, canvas[top:bottom, left:right])
+    light = (1 + towards_light[0] * x + towards_light[1] * y).astype(np.float32)
+    return colours, light * (1 + 0.17 * contrast * _texture(seed, size, rng))
 
 
 def _cast_shadows(canvas: np.ndarray, scene: Scene) -> None:

@@ -109,7 +109,10 @@ def chart(summary: Summary) -> Figure:
         axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
         for row, y, reason in zip(summary.rows, middles_in, reasons):
             if reason:
-                axes.text(limit * 0.006, y, reason, va="center", color=SOFT_INK, style="italic")
+                axes.text(
+                    limit * 0.01, y, reason, va="center", color=SOFT_INK, style="italic",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+                )  # fmt: skip
             else:
                 _draw_row(axes, row, y, limit, is_baseline=row.variant == summary.baseline)
         handles = _legend(summary)

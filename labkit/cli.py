@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import labkit as lab
-from labkit import machine, pipeline, report, results
-from labkit.settings import MODES, Settings, field_kinds, help_texts
+from labkit import machine, notebook, pipeline, report, results
+from labkit.settings import MODES, field_kinds, help_texts
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -137,40 +137,39 @@ def _run(options: argparse.Namespace) -> int:
     experiments = [lab.experiment(name, **changes) for name in options.names or lab.CATALOG]
     status = 0
     for experiment in experiments:
-        run = lab.run(
-            experiment, options.mode, results=options.results, blocks=options.blocks
-        )
+        run = lab.run(experiment, options.mode, results=options.results, blocks=options.blocks)
         status = max(status, _show(run))
     return status
 
 
 def _show(run: results.Run) -> int:
-    files = report.write_derived(run)
-    print(f"\n{report.text(run)}\n")
+    files = notebook.save(run)
+    print(f"\n{report.text(notebook.summarize(run))}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
     return 0 if run.info["status"] == "finished" else 1
 
 
 def _table(options: argparse.Namespace) -> int:
     run = results.find_run(options.results, options.run)
+    summary = notebook.summarize(run)
     if options.json:
-        print(json.dumps(report.rows(run), indent=1, ensure_ascii=False))
+        print(json.dumps(report.rows(summary), indent=1, ensure_ascii=False))
     elif options.detail:
-        print(report.table(run, detail=True).T.to_string())
+        print(report.table(summary, detail=True).T.to_string(header=False))
     else:
-        print(report.text(run))
+        print(report.text(summary))
     return 0
 
 
 def _chart(options: argparse.Namespace) -> int:
     run = results.find_run(options.results, options.run)
-    for path in report.write_derived(run):
+    for path in notebook.save(run):
         print(path)
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
-    print(f"wrote {report.write_page(Path(options.results))}")
+    print(f"wrote {notebook.write_page(options.results)}")
     return 0
 
 

@@ -53,7 +53,12 @@ class Device(Protocol):
     has_streams: bool
 
     def put(
-        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, non_blocking: bool, side_stream: bool
+        self,
+        batch: Mapping[str, torch.Tensor],
+        *,
+        pinned: bool,
+        non_blocking: bool,
+        side_stream: bool,
     ) -> DeviceBatch:
         """Start copying a batch to the device."""
 

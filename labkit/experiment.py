@@ -23,11 +23,11 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
 from labkit import machine, pipeline, units
+from labkit.launcher import Cancelled, Launcher, TrialFailed
 from labkit.progress import RunProgress
 from labkit.results import Run, append_trial, create_run, load_run, write_info
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode, Settings, complete, pick
 from labkit.trial import Skip, Trial
-from labkit.worker import Cancelled, TrialFailed, Worker
 
 # Enough for preflight and calibration on any machine; the rest is looked at once the run
 # knows how many images it takes, so that a big data set on a slow disk is not read in vain.
@@ -131,7 +131,9 @@ def run(
     """
     chosen = pick(MODES, mode, "mode")
     blocks = _blocks(chosen, blocks)
-    variants = {label: _complete(settings, chosen) for label, settings in experiment.variants.items()}
+    variants = {
+        label: _complete(settings, chosen) for label, settings in experiment.variants.items()
+    }
     skipped = {}
     for label, settings in variants.items():
         try:
@@ -204,11 +206,11 @@ class _Runner:
         self.dropped = dict(info["skipped"])
         self.cancel = cancel
         self.progress = RunProgress(info["experiment"], shown=progress)
-        self.worker = Worker(folder / "worker.log", fork=machine.can_fork(), own=own)
+        self.launcher = Launcher(folder / "worker.log", fork=machine.can_fork(), own=own)
 
     def run(self) -> Run:
         try:
-            with self.worker:
+            with self.launcher:
                 if self.baseline in self.dropped:
                     raise RuntimeError(
                         f"baseline {self.baseline!r} must be able to run here, "
@@ -233,7 +235,7 @@ class _Runner:
         return load_run(self.folder)
 
     def ask(self, job: str, **arguments: object) -> object:
-        return self.worker.run(job, arguments, self.cancel)
+        return self.launcher.run(job, arguments, self.cancel)
 
     def save(self, **changes: object) -> None:
         self.info.update(changes)
@@ -360,7 +362,9 @@ class _Runner:
         self.progress.start(total=len(planned), done=len(planned) - len(missing))
         for trial in missing:
             if trial.variant not in self.dropped:
-                self.progress.next(f"block {trial.block + 1}: {trial.variant} {trial.role}".rstrip())
+                self.progress.next(
+                    f"block {trial.block + 1}: {trial.variant} {trial.role}".rstrip()
+                )
                 try:
                     self.measure(trial, calibration)
                 except Skip as reason:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from labkit import procfs
+from labkit import pagecache, procfs
 from labkit.trial import Skip
 
 FILE_NAME = "labkit.toml"
@@ -118,7 +118,8 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
         directory = Path(directory).absolute()
         if not directory.is_dir():
             raise ValueError(
-                f"{name} must be an existing directory, got {directory}; create it or mount the disk"
+                f"{name} must be an existing directory, got {directory}; "
+                "create it or mount the disk"
             )
         base = path.absolute().parent
         if directory.is_relative_to(base):  # so that the lab's folder can be moved
@@ -132,10 +133,19 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
         else:
             sections = _sections(lines)
             lines.insert(len(sections) - sections[::-1].index("[media]"), line)
-    # A crash must not leave half a file.
+    # A crash must not leave half a file, nor an unusual layout a broken one.
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    draft.replace(path)
+    try:
+        _read(draft)
+        draft.replace(path)
+    except ValueError:
+        raise ValueError(
+            f"{path} must list its media below a line [media], got another layout; "
+            f"add {', '.join(dirs)} by hand"
+        ) from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _sections(lines: list[str]) -> list[str]:
@@ -158,6 +168,8 @@ def _read(path: Path) -> dict[str, Path]:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("media", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be a TOML file, got an error: {error}") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{path} must have a table [media], got {table!r}")
     for name, directory in table.items():
         _check_name(name)
         if not isinstance(directory, str):
@@ -231,9 +243,7 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> Probe:
             f"a probe needs at least {PROBE_MIN_FILES} files of 4 KiB to 1 MiB, got {len(chosen)}"
         )
     for path in chosen:
-        with path.open("rb") as file:
-            os.fdatasync(file.fileno())  # only clean pages can be evicted
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        pagecache.evict(path)
     done = read_bytes = 0
     start_s = time.perf_counter()
     for path in chosen:

@@ -309,13 +309,6 @@ class Pipeline:
                 batch = preprocessor.on_device(batch, settings.input_px)
         return self.step.forward(batch)
 
-    def finished(self, batch: DeviceBatch) -> dict[str, np.ndarray]:
-        """Give a batch as the step would see it, on the host, for the equal-work check."""
-        on_device = PREPROCESSORS[self.settings.preprocessor].on_device
-        if on_device is not None:
-            batch = on_device(batch, self.settings.input_px)
-        return {name: tensor.cpu().numpy() for name, tensor in batch.items()}
-
     def resident_batch(self) -> dict[str, torch.Tensor]:
         """Make a batch out of nothing, for warming up without touching the data."""
         settings = self.settings
@@ -332,6 +325,39 @@ class Pipeline:
         per_sample = PREPROCESSORS[settings.preprocessor].per_sample
         arrays = per_sample(sample, settings.input_px)
         return self.source.collate([arrays] * settings.batch_size)
+
+
+def open_loader(
+    settings: Settings, *, excluded: frozenset[int] = frozenset(), own: bytes = b""
+) -> tuple[Source, object]:
+    """Open the data and what assembles its batches.
+
+    Args:
+        settings: complete (`settings.complete`).
+        excluded: indices of unreadable images.
+        own: a person's own parts, for spawned loader workers; already registered here.
+
+    Returns:
+        The images by key, and an iterable of CPU batches.
+    """
+    order = Order(choose_images(settings, excluded), settings.seed)
+    source = Source(reader=open_source(settings), settings=settings, order=order, own=own)
+    return source, LOADERS[settings.loader](source, settings)
+
+
+def first_batch(settings: Settings, excluded: frozenset[int]) -> dict[str, np.ndarray]:
+    """Build the first batch of epoch 0 on the CPU, as the step would see it.
+
+    Returns:
+        The finished batch's arrays; see `contracts.BATCHES`.
+    """
+    alone = replace(settings, device="cpu", num_workers=0, images=None)
+    _, loader = open_loader(alone, excluded=excluded)
+    batch = next(iter(loader))
+    on_device = PREPROCESSORS[settings.preprocessor].on_device
+    if on_device is not None:
+        batch = on_device(batch, settings.input_px)
+    return {name: tensor.numpy() for name, tensor in batch.items()}
 
 
 def build(
@@ -356,26 +382,14 @@ def build(
         Skip: this machine lacks what they need.
     """
     check(settings)
-    storage = STORAGES[settings.storage](Path(settings.data))
-    reader = open_reader(settings.packing, storage.directory)
-    order = Order(choose_images(settings, excluded), settings.seed)
-    source = Source(reader=reader, settings=settings, order=order, own=own)
+    source, loader = open_loader(settings, excluded=excluded, own=own)
     profile = devices.with_compute(PROFILES[settings.profile], compute_s_per_image)
     device = DEVICES[settings.device](profile, clock)
     return Pipeline(
         settings=settings,
         source=source,
-        loader=LOADERS[settings.loader](source, settings),
+        loader=loader,
         device=device,
         step=STEPS[settings.step](settings, device),
-        storage_label=storage.label,
+        storage_label=STORAGES[settings.storage](Path(settings.data)).label,
     )
-
-
-def on_cpu(settings: Settings) -> Settings:
-    """Turn settings into ones that deliver the same batches with no device and no workers."""
-    batch = PREPROCESSORS[settings.preprocessor].batch
-    return replace(
-        settings, device="cpu", step=batch, num_workers=0, prefetcher="none", pin_memory=False
-    )
-

@@ -9,14 +9,11 @@ fast bar in the chart.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from labkit.contracts import BATCHES, check_batch, difference
 from labkit.parts.decoding import read_header
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.pipeline import build, check, on_cpu, open_source
+from labkit.pipeline import check, first_batch, open_source
 from labkit.settings import Settings
-from labkit.timing import SystemClock
 from labkit.trial import Skip
 
 
@@ -40,7 +37,7 @@ def compare_work(
         settings = variants[label]
         try:
             check(settings)
-            batch = _first_batch(settings, excluded)
+            batch = first_batch(settings, excluded)
             specs = BATCHES[PREPROCESSORS[settings.preprocessor].batch](
                 settings.batch_size, settings.input_px
             )
@@ -65,19 +62,11 @@ def compare_work(
             verdicts[label] = ("skipped", str(reason))
         except ImportError as error:
             verdicts[label] = ("skipped", str(error))
-        except Exception as error:  # noqa: BLE001 - any failure of a part is shown as its row
+        except Exception as error:  # any failure of a part is shown as its row
             verdicts[label] = ("failed", f"{type(error).__name__}: {error}")
         else:
             verdicts[label] = ("ok", "")
     return verdicts
-
-
-def _first_batch(settings: Settings, excluded: frozenset[int]) -> dict:
-    """Build the first batch of epoch 0 in this process, finished on the CPU."""
-    alone = replace(on_cpu(settings), images=None)
-    pipeline = build(alone, SystemClock(), excluded=excluded)
-    batches = pipeline.batches(pipeline.loader, pipeline.device)
-    return pipeline.finished(next(iter(batches)))
 
 
 def find_bad_images(settings: Settings, indices: list[int]) -> tuple[dict[int, str], list[str]]:
@@ -104,4 +93,3 @@ def find_bad_images(settings: Settings, indices: list[int]) -> tuple[dict[int, s
         except ValueError as error:
             bad[index] = f"{reader.paths[index]}: {error}"
     return bad, reader.verify([index for index in indices if index not in bad])
-

@@ -82,7 +82,7 @@ def parse_mounts(mountinfo: str) -> list[Mount]:
 
 
 def _unescaped(word: str) -> str:
-    """Give back blanks: "/my\\040disk" is "/my disk"."""
+    r"""Give back blanks: "/my\040disk" is "/my disk"."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 

@@ -39,7 +39,8 @@ body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem; background: 
 h1 { font-size: 1.6rem; } h2 { font-size: 1.3rem; margin: 0 0 .25rem; } h3 { font-size: 1rem; }
 a { color: var(--link); }
 section { margin-top: 2.5rem; padding-top: 1.5rem; border-top: 1px solid var(--line); }
-p { margin: .25rem 0; } .soft { color: var(--soft); } .warn { color: var(--warn); font-weight: 600; }
+p { margin: .25rem 0; } .soft { color: var(--soft); }
+.warn { color: var(--warn); font-weight: 600; }
 img { display: block; width: 100%; height: auto; margin: 1rem 0; padding: .25rem;
       background: #ffffff; border: 1px solid var(--line); border-radius: .4rem; }
 .wide { overflow-x: auto; }
@@ -47,6 +48,8 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
         overflow-wrap: normal; }
 th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: left;
          vertical-align: top; }
+td:last-child { min-width: 8rem; }
+@media (max-width: 40rem) { th, td { padding: .3rem .4rem; font-size: .85rem; } }
 thead th { border-bottom-width: 2px; } tbody th { font-weight: 600; }
 details { margin-top: 1rem; padding: .5rem .8rem; background: var(--box); border-radius: .4rem; }
 summary { cursor: pointer; font-weight: 600; }
@@ -69,8 +72,8 @@ def table(summary: Summary, detail: bool = False) -> pd.DataFrame:
 
     if not detail:
         return pd.DataFrame(_cells(summary), columns=_header(summary))
-    flat = [{**row, **row.pop("labels")} for row in rows(summary)]
-    return pd.DataFrame(flat)
+    numbers = pd.DataFrame(rows(summary)).drop(columns="labels")
+    return numbers.join(pd.DataFrame([row.labels for row in summary.rows]))
 
 
 def rows(summary: Summary) -> list[dict[str, object]]:
@@ -191,23 +194,24 @@ def _columns(cell: str) -> int:
 
 
 def _escape_markdown(cell: str) -> str:
-    return re.sub(r"([\\`*<\[\]|])", r"\\\1", " ".join(cell.split()))
+    # Brackets stay readable: only "](" makes a link.
+    return re.sub(r"([\\`*<|]|\](?=\())", r"\\\1", " ".join(cell.split()))
 
 
 def _section(i: int, summary: Summary, folder: Path) -> str:
     path = folder / "run.json"
     info = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     svg = charts.to_bytes(charts.chart(summary), "svg")
-    stand_ins, conditions = ([""] + _conditions(summary))[-2:]
+    *stand_ins, conditions = _conditions(summary)
+    warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in stand_ins)
     notes = "".join(f"<li>{escape(note)}</li>" for note in summary.notes)
     return f"""<section id="experiment-{i}">
 <h2>{escape(summary.question)}</h2>
-<p class="warn">{escape(stand_ins)}</p>
-<p class="soft">{escape(conditions)}</p>
+{warnings}<p class="soft">{escape(conditions)}</p>
 <img src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
  alt="{escape(charts.describe(summary))}">
 {_html_table(_header(summary), _cells(summary))}
-<ul class="soft">{notes}</ul>
+{f'<ul class="soft">{notes}</ul>' if notes else ""}
 {_settings(summary, info.get("variants") or {})}
 {_provenance(info, folder)}
 </section>
@@ -223,7 +227,7 @@ def _html_table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
         for first, *others in body
     ]
     return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 

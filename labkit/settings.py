@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -192,7 +193,9 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
     return replace(base, **changes)
 
 
-def complete(settings: Settings, mode: Mode, *, cores: int, has_cuda: bool, can_fork: bool) -> Settings:
+def complete(
+    settings: Settings, mode: Mode, *, cores: int, has_cuda: bool, can_fork: bool
+) -> Settings:
     """Fill every unset field but `images`, from the mode and the machine.
 
     Args:
@@ -230,7 +233,7 @@ def help_texts() -> dict[str, str]:
     body = ast.parse(inspect.getsource(Settings)).body[0].body
     return {
         field.target.id: text.value.value
-        for field, text in zip(body, body[1:])
+        for field, text in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
 

@@ -1,7 +1,7 @@
 """Timing: runs the epochs and measures; nothing else in the lab measures.
 
-    start ─ iter(loader) ─┬─ next: wait + transfer ─ forward ─ backward ─ (sync) ─┬─ synchronize ─ end
-                          └──────────────────── every step ───────────────────────┘
+    start ─ iter(loader) ─┬─ next: wait + transfer ─ forward ─ backward ─ (sync) ─┬─ sync ─ end
+                          └────────────────────── every step ─────────────────────┘
 
 An epoch lasts from creating the iterator to the final synchronize, as the
 documents timed it.  Main trap: phases are *host* time.  On a device that works
@@ -148,9 +148,7 @@ def warm_up(pipeline: Pipeline) -> None:
         return
     batch = pipeline.resident_batch()
     for _ in range(WARM_UP_STEPS):
-        on_device = pipeline.device.put(
-            batch, pinned=False, non_blocking=False, side_stream=False
-        )
+        on_device = pipeline.device.put(batch, pinned=False, non_blocking=False, side_stream=False)
         loss = pipeline.forward(on_device)
         if pipeline.step.backward is not None:
             pipeline.step.backward(loss)
@@ -241,7 +239,9 @@ def calibrate(
     torch.set_num_threads(settings.torch_threads)
     clock = SystemClock()
     given = {"excluded": excluded, "own": own}
-    matched = settings.device == "emulated" and PROFILES[settings.profile].compute_s_per_image is None
+    matched = (
+        settings.device == "emulated" and PROFILES[settings.profile].compute_s_per_image is None
+    )
     pipeline = build(settings, clock, compute_s_per_image=0.0 if matched else None, **given)
     pipeline.source.start_worker(0)
     warm_up(pipeline)
@@ -318,10 +318,14 @@ def free_loader_utilization(settings: Settings, compute_s_per_image: float) -> f
         Accelerator utilization, compute time over running time; below 0.99 the emulation
         itself is in the way and no figure may be printed.
     """
+    import torch
+
     clock = SystemClock()
     pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image)
     step_s = compute_s_per_image * settings.batch_size
     steps = max(5, round(0.3 / step_s))
-    free = replace(pipeline, loader=[pipeline.resident_batch()] * steps)
+    # Nothing to load and next to nothing to copy: what is missing from 1 is the emulator's own.
+    empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
+    free = replace(pipeline, loader=[empty] * steps)
     epoch = time_epoch(free, clock)
     return epoch.compute_s / epoch.epoch_s

@@ -69,7 +69,9 @@ def interval(low: float | None, high: float | None) -> str:
     # Two decimals, but a bound next to 1 must not round to 1.00: whether the interval
     # holds 1 is what people read off it.
     decimals = 3 if high - low < 0.1 or "1.00" in (f"{low:.2f}", f"{high:.2f}") else 2
-    return f"[{low:.{decimals}f}, {high:.{decimals}f}]"
+    # Two noisy blocks can give a bound in the thousands, of which no digit means anything.
+    texts = [f"{x:.{decimals}f}" if x < 1000 else "over 999" for x in (low, high)]
+    return f"[{', '.join(texts)}]"
 
 
 def _round(x: float) -> float:

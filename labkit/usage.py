@@ -54,7 +54,7 @@ class _GpuWatch:
 
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception:  # noqa: BLE001 - no driver, no library or no device: nothing to watch
+        except Exception:  # no driver, no library or no device: nothing to watch
             return
         self._nvml = pynvml
         self._thread = threading.Thread(target=self._watch, daemon=True)

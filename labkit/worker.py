@@ -1,4 +1,4 @@
-"""Worker: runs every trial in a fresh process, and leaves nothing behind.
+"""Worker: the process that runs every job of a run in a fresh process.
 
     runner ──request line──▶ server ──fork──▶ trial (own process group)
            ◀──event lines───────────────────────┘
@@ -14,151 +14,19 @@ Trap: CUDA must be first touched in the trial, never in the server.
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 from labkit.settings import MODES, Settings
 from labkit.trial import Skip
-
-CANCEL_POLL_S = 0.1
-GRACE_S = 5.0  # how long a server may take to end by itself
-
-
-class Cancelled(Exception):  # noqa: N818 - a request, not an error
-    """The person cancelled; everything that was started has been ended."""
-
-
-class TrialFailed(Exception):  # noqa: N818
-    """A request failed; the text is the reason, `traceback` the rest."""
-
-    def __init__(self, reason: str, traceback_text: str = "") -> None:
-        super().__init__(reason)
-        self.traceback = traceback_text
-
-
-class Worker:
-    """The runner's end: sends requests, waits for results, ends everything.
-
-    Args:
-        log: file that takes what the processes print to stderr.
-        fork: fork trials from a server; False spawns one process per request.
-        own: a person's own parts, from `pipeline.own_parts`.
-    """
-
-    def __init__(self, log: Path, *, fork: bool, own: bytes = b"") -> None:
-        self._log = log.open("ab")
-        self._fork = fork
-        self._own = base64.b64encode(own).decode()
-        self._process: subprocess.Popen | None = None
-        self._pending = b""
-
-    def __enter__(self) -> Worker:
-        """Nothing is started before the first request."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the server and what it started."""
-        self.close()
-
-    def run(
-        self, job: str, arguments: dict[str, object], cancel: threading.Event | None = None
-    ) -> object:
-        """Run one job in a fresh process and wait for its result.
-
-        Args:
-            job: a key of `JOBS`.
-            arguments: what JSON can hold.
-            cancel: set by another thread to stop.
-
-        Returns:
-            What the job returned, through JSON.
-
-        Raises:
-            Skip: the job cannot run on this machine.
-            TrialFailed: it raised, or was killed.
-            Cancelled: `cancel` was set; nothing of it is left running.
-        """
-        process = self._started()
-        request = {"job": job, "arguments": arguments, "own": self._own}
-        try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            if not self._fork:
-                process.stdin.flush()
-            return self._result(process, cancel)
-        except BrokenPipeError:
-            self.close()
-            raise TrialFailed("the trial server ended unexpectedly; run again") from None
-        except (KeyboardInterrupt, Cancelled):
-            self.close()  # closing its input ends the server and the trial's whole group
-            raise
-
-    def close(self) -> None:
-        """End the server; it ends the trial it may be running."""
-        process, self._process = self._process, None
-        self._pending = b""
-        if process is None:
-            return
-        process.stdin.close()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-
-    def _started(self) -> subprocess.Popen:
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.worker", "--serve" if self._fork else "--once"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the runner alone
-            )
-        return self._process
-
-    def _result(self, process: subprocess.Popen, cancel: threading.Event | None) -> object:
-        while True:
-            event = self._next_event(process, cancel)
-            if event is None:
-                self.close()
-                raise TrialFailed("the trial's process ended without a result; see worker.log")
-            if event["event"] in ("done", "skipped", "failed") and not self._fork:
-                self.close()
-            if event["event"] == "done":
-                return event["result"]
-            if event["event"] == "skipped":
-                raise Skip(event["reason"])
-            if event["event"] == "failed":
-                raise TrialFailed(event["reason"], event.get("traceback", ""))
-
-    def _next_event(self, process: subprocess.Popen, cancel: threading.Event | None) -> dict | None:
-        while b"\n" not in self._pending:
-            if cancel is not None and cancel.is_set():
-                raise Cancelled
-            # A pipe cannot be waited for with a timeout on Windows: there Cancel waits.
-            if sys.platform != "win32" and not select.select(
-                [process.stdout], [], [], CANCEL_POLL_S
-            )[0]:
-                continue
-            data = os.read(process.stdout.fileno(), 1 << 16)
-            if not data:
-                return None
-            self._pending += data
-        line, self._pending = self._pending.split(b"\n", 1)
-        return json.loads(line)
 
 
 def _settings(values: dict) -> Settings:
@@ -197,8 +65,8 @@ def _compare_work(variants: dict[str, dict], baseline: str, excluded: list[int],
 
 
 def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
-    from labkit.preflight import find_bad_images
     from labkit.pipeline import shuffled_images
+    from labkit.preflight import find_bad_images
 
     complete = _settings(settings)
     indices = [int(index) for index in shuffled_images(complete)[start:stop]]
@@ -240,18 +108,22 @@ def serve() -> None:
 def _await_trial(pid: int, requests: int, events: int) -> None:
     """Wait for a trial to end; end it if the runner goes away."""
     ended = os.pidfd_open(pid)
-    readable, _, _ = select.select([ended, requests], [], [])
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    # The next request may already be waiting there: only the closing of the pipe counts.
+    poll.register(requests, 0)
+    abandoned = ended not in {descriptor for descriptor, _ in poll.poll()}
     os.close(ended)
-    # Loader workers share the trial's group: end the group while the pid is still reserved.
-    if ended not in readable:
+    if abandoned:
         os.killpg(pid, signal.SIGKILL)
+    # Loader workers share the trial's group: end the group while the pid is still reserved.
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass  # nobody but the ended trial itself
     _, status = os.waitpid(pid, 0)
-    if ended not in readable:
+    if abandoned:
         raise SystemExit(0)
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
@@ -287,7 +159,7 @@ def _answer(line: bytes, events: int) -> None:
         _emit(events, event="done", result=result)
     except Skip as reason:
         _emit(events, event="skipped", reason=str(reason))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the runner must hear of it
+    except BaseException as error:  # whatever it is, the runner must hear of it
         reason = str(error) if isinstance(error, ValueError) else _one_line(error)
         _emit(events, event="failed", reason=reason, traceback=traceback.format_exc())
 
@@ -325,17 +197,17 @@ def _emit(events: int, **event: object) -> None:
 
 
 def _preload() -> None:
-    """Import what a trial needs, but touch no GPU."""
-    import cv2
-    import torch  # noqa: F401
-    import torch.utils.data
-
-    import labkit.parts.training.losses
-    import labkit.parts.training.models
-    import labkit.preflight
-    import labkit.timing  # noqa: F401
-
-    cv2.setNumThreads(0)
+    """Import what trials need, but touch no GPU."""
+    for module in (
+        "cv2",
+        "psutil",
+        "torch.utils.data",
+        "labkit.preflight",
+        "labkit.timing",
+        "labkit.parts.training.losses",
+        "labkit.parts.training.models",
+    ):
+        importlib.import_module(module)
 
 
 def _end_when_closed(lifeline: int) -> None:

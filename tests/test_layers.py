@@ -11,16 +11,20 @@ LABKIT = Path(__file__).parent.parent / "labkit"
 
 # Lowest first; a module may import only from layers above it in this list.
 LAYERS = [
-    ["settings", "contracts", "units", "machine", "media", "trial", "usage", "progress"],
+    ["settings", "contracts", "units", "trial", "progress", "procfs"],
+    ["media", "gpu", "disturbance", "usage"],
+    ["machine"],
     ["parts"],
     ["pipeline"],
     ["timing", "results", "statistics"],
     ["preflight"],
     ["worker"],
+    ["launcher"],
     ["experiment"],
     ["catalog", "claims", "diagnosis"],
     ["charts"],
     ["report"],
+    ["notebook"],
     ["__init__"],
     ["panel", "cli"],
 ]

@@ -36,7 +36,12 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
 
     def put(
-        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, non_blocking: bool, side_stream: bool
+        self,
+        batch: Mapping[str, torch.Tensor],
+        *,
+        pinned: bool,
+        non_blocking: bool,
+        side_stream: bool,
     ) -> DeviceBatch:
         """Hand the batch on as it is."""
         if side_stream:
@@ -64,7 +69,12 @@ class CudaDevice:
         self._side_stream = torch.cuda.Stream()
 
     def put(
-        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, non_blocking: bool, side_stream: bool
+        self,
+        batch: Mapping[str, torch.Tensor],
+        *,
+        pinned: bool,
+        non_blocking: bool,
+        side_stream: bool,
     ) -> DeviceBatch:
         """Start copying; `pinned` is a fact of the tensors here and not looked at."""
         cuda = self._torch.cuda
@@ -150,7 +160,8 @@ class EmulatedDevice:
 
         if profile.compute_s_per_image is None:
             raise ValueError(
-                f"profile must have compute_s_per_image, got {profile.name!r} without; calibrate first"
+                f"profile must have compute_s_per_image, got {profile.name!r} without; "
+                "calibrate first"
             )
         self.torch_device = torch.device("cpu")
         self.label = f"emulated({profile.name}, {profile.compute_s_per_image * 1e3:.3g} ms/image)"
@@ -163,7 +174,12 @@ class EmulatedDevice:
         self._step_ends_s: deque[float] = deque()
 
     def put(
-        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, non_blocking: bool, side_stream: bool
+        self,
+        batch: Mapping[str, torch.Tensor],
+        *,
+        pinned: bool,
+        non_blocking: bool,
+        side_stream: bool,
     ) -> DeviceBatch:
         """Occupy the copy engine, and the compute stream too unless on a side stream."""
         size_bytes = sum(tensor.nbytes for tensor in batch.values())

@@ -32,7 +32,9 @@ def fetch_plainly(batches: Batches, device: Device, *, pinned: bool) -> Iterator
         yield on_device
 
 
-def fetch_on_side_stream(batches: Batches, device: Device, *, pinned: bool) -> Iterator[DeviceBatch]:
+def fetch_on_side_stream(
+    batches: Batches, device: Device, *, pinned: bool
+) -> Iterator[DeviceBatch]:
     """Copy the next batch on a side stream before the current one is worked on.
 
     Source: NVIDIA apex, examples/imagenet/main_amp.py, data_prefetcher; without its

@@ -13,16 +13,14 @@ import psutil
 import pytest
 
 from labkit import machine, pipeline
+from labkit.launcher import Cancelled, Launcher, TrialFailed
 from labkit.settings import MODES, Settings, complete
 from labkit.trial import Skip
-from labkit.worker import Cancelled, TrialFailed, Worker
 
 FORKS = pytest.mark.parametrize(
     "fork",
     [
-        pytest.param(
-            True, marks=pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
-        ),
+        pytest.param(True, marks=pytest.mark.skipif(not machine.can_fork(), reason="no fork here")),
         False,
     ],
     ids=["forked", "spawned"],
@@ -34,19 +32,17 @@ def settings(photos, **changes):
     chosen = Settings(
         data=str(photos), device="emulated", input_px=64, batch_size=4, num_workers=1, **changes
     )
-    filled = complete(
-        chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=machine.can_fork()
-    )
+    filled = complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=machine.can_fork())
     return asdict(filled)
 
 
-def measure(worker, photos, cancel=None, compute_s_per_image=0.001, **changes):
+def measure(launcher, photos, cancel=None, compute_s_per_image=0.001, **changes):
     arguments = {
         "settings": settings(photos, **changes),
         "excluded": [],
         "compute_s_per_image": compute_s_per_image,
     }
-    return worker.run("measure", arguments, cancel)
+    return launcher.run("measure", arguments, cancel)
 
 
 def until(condition):
@@ -72,8 +68,8 @@ def all_pids_below(parent):
 
 @FORKS
 def test_a_trial_returns_what_it_measured(tmp_path, photos, fork):
-    with Worker(tmp_path / "log", fork=fork) as worker:
-        measured = measure(worker, photos)
+    with Launcher(tmp_path / "log", fork=fork) as launcher:
+        measured = measure(launcher, photos)
     assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
     assert measured["labels"]["accelerator"] == "emulated(matched, 1 ms/image)"
     assert measured["cache_proof"]["wanted"] == "cold"
@@ -82,7 +78,7 @@ def test_a_trial_returns_what_it_measured(tmp_path, photos, fork):
 @FORKS
 def test_cancel_leaves_no_process(tmp_path, photos, fork):
     cancel = threading.Event()
-    with Worker(tmp_path / "log", fork=fork) as worker:
+    with Launcher(tmp_path / "log", fork=fork) as launcher:
         started = []
 
         def cancel_once_loading():
@@ -94,7 +90,7 @@ def test_cancel_leaves_no_process(tmp_path, photos, fork):
         watcher = threading.Thread(target=cancel_once_loading)
         watcher.start()
         with pytest.raises(Cancelled):
-            measure(worker, photos, cancel, compute_s_per_image=10.0)  # minutes, if left alone
+            measure(launcher, photos, cancel, compute_s_per_image=10.0)  # minutes, if left alone
         watcher.join()
     assert started
     assert until(lambda: not alive(started)), alive(started)
@@ -104,9 +100,9 @@ def test_cancel_leaves_no_process(tmp_path, photos, fork):
 @pytest.mark.parametrize("victim", ["runner", "server", "trial"])
 def test_a_killed_process_takes_everything_below_it_along(tmp_path, photos, victim):
     program = (
-        "import json, sys; from pathlib import Path; from labkit.worker import Worker\n"
-        "with Worker(Path(sys.argv[1]), fork=True) as worker:\n"
-        "    worker.run('measure', json.loads(sys.argv[2]))\n"
+        "import json, sys; from pathlib import Path; from labkit.launcher import Launcher\n"
+        "with Launcher(Path(sys.argv[1]), fork=True) as launcher:\n"
+        "    launcher.run('measure', json.loads(sys.argv[2]))\n"
     )
     import json
 
@@ -127,7 +123,7 @@ def test_a_killed_process_takes_everything_below_it_along(tmp_path, photos, vict
 
 @pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
 def test_a_killed_trial_does_not_spoil_the_next(tmp_path, photos):
-    with Worker(tmp_path / "log", fork=True) as worker:
+    with Launcher(tmp_path / "log", fork=True) as launcher:
 
         def kill_the_trial():
             until(lambda: len(all_pids_below(os.getpid())) >= 3)
@@ -137,14 +133,14 @@ def test_a_killed_trial_does_not_spoil_the_next(tmp_path, photos):
         killer = threading.Thread(target=kill_the_trial)
         killer.start()
         with pytest.raises(TrialFailed, match="killed by SIGKILL; if the kernel ran out of memory"):
-            measure(worker, photos, compute_s_per_image=10.0)
+            measure(launcher, photos, compute_s_per_image=10.0)
         killer.join()
-        assert measure(worker, photos)["epochs"][0]["images"] == 24
+        assert measure(launcher, photos)["epochs"][0]["images"] == 24
 
 
 @pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
 def test_a_killed_loader_worker_fails_the_trial_in_words(tmp_path, photos):
-    with Worker(tmp_path / "log", fork=True) as worker:
+    with Launcher(tmp_path / "log", fork=True) as launcher:
 
         def kill_a_loader_worker():
             until(lambda: len(all_pids_below(os.getpid())) >= 3)
@@ -154,14 +150,14 @@ def test_a_killed_loader_worker_fails_the_trial_in_words(tmp_path, photos):
         killer = threading.Thread(target=kill_a_loader_worker)
         killer.start()
         with pytest.raises(TrialFailed, match=r"DataLoader worker.*use fewer workers"):
-            measure(worker, photos, compute_s_per_image=0.5)
+            measure(launcher, photos, compute_s_per_image=0.5)
         killer.join()
 
 
 def test_a_variant_that_cannot_run_here_is_a_skip_with_its_reason(tmp_path, photos):
-    with Worker(tmp_path / "log", fork=machine.can_fork()) as worker:
+    with Launcher(tmp_path / "log", fork=machine.can_fork()) as launcher:
         with pytest.raises(Skip, match="data_prefetcher copies on a side stream"):
-            measure(worker, photos, device="cpu", step="detector", prefetcher="data_prefetcher")
+            measure(launcher, photos, device="cpu", step="detector", prefetcher="data_prefetcher")
 
 
 @FORKS
@@ -182,8 +178,8 @@ def test_a_persons_own_decoder_reaches_the_loader_workers(
         return DECODERS["pillow"](jpeg)
 
     monkeypatch.setitem(DECODERS, "mine", my_decode)
-    with Worker(tmp_path / "log", fork=fork, own=pipeline.own_parts()) as worker:
-        measured = measure(worker, photos, decoder="mine", start_method=start_method)
+    with Launcher(tmp_path / "log", fork=fork, own=pipeline.own_parts()) as launcher:
+        measured = measure(launcher, photos, decoder="mine", start_method=start_method)
     assert measured["epochs"][0]["images"] == 24
     assert Path(marker).read_text() == "yes"
 

@@ -1,0 +1,150 @@
+"""Launcher: the runner's end of `labkit.worker`: one fresh process per job, and none left behind.
+
+    with Launcher(log, fork=True) as launcher:
+        measured = launcher.run("measure", arguments)
+
+Main trap: the kernel that runs a notebook is full of threads and must never be
+forked itself; so the server is started as a program of its own and forks there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from labkit.trial import Skip
+
+CANCEL_POLL_S = 0.1
+GRACE_S = 5.0  # how long a server may take to end by itself
+
+
+class Cancelled(Exception):  # noqa: N818 - a request, not an error
+    """The person cancelled; everything that was started has been ended."""
+
+
+class TrialFailed(Exception):  # noqa: N818
+    """A request failed; the text is the reason, `traceback` the rest."""
+
+    def __init__(self, reason: str, traceback_text: str = "") -> None:
+        super().__init__(reason)
+        self.traceback = traceback_text
+
+
+class Launcher:
+    """The runner's end: sends requests, waits for results, ends everything.
+
+    Args:
+        log: file that takes what the processes print to stderr.
+        fork: fork trials from a server; False spawns one process per request.
+        own: a person's own parts, from `pipeline.own_parts`.
+    """
+
+    def __init__(self, log: Path, *, fork: bool, own: bytes = b"") -> None:
+        self._log = log.open("ab")
+        self._fork = fork
+        self._own = base64.b64encode(own).decode()
+        self._process: subprocess.Popen | None = None
+        self._pending = b""
+
+    def __enter__(self) -> Launcher:
+        """Nothing is started before the first request."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the server and what it started."""
+        self.close()
+
+    def run(
+        self, job: str, arguments: dict[str, object], cancel: threading.Event | None = None
+    ) -> object:
+        """Run one job in a fresh process and wait for its result.
+
+        Args:
+            job: a key of `worker.JOBS`.
+            arguments: what JSON can hold.
+            cancel: set by another thread to stop.
+
+        Returns:
+            What the job returned, through JSON.
+
+        Raises:
+            Skip: the job cannot run on this machine.
+            TrialFailed: it raised, or was killed.
+            Cancelled: `cancel` was set; nothing of it is left running.
+        """
+        process = self._started()
+        request = {"job": job, "arguments": arguments, "own": self._own}
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            return self._result(process, cancel)
+        except BrokenPipeError:
+            self.close()
+            raise TrialFailed("the trial server ended unexpectedly; run again") from None
+        except (KeyboardInterrupt, Cancelled):
+            self.close()  # closing its input ends the server and the trial's whole group
+            raise
+
+    def close(self) -> None:
+        """End the server; it ends the trial it may be running."""
+        process, self._process = self._process, None
+        self._pending = b""
+        if process is None:
+            return
+        process.stdin.close()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _started(self) -> subprocess.Popen:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "labkit.worker", "--serve" if self._fork else "--once"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the runner alone
+            )
+        return self._process
+
+    def _result(self, process: subprocess.Popen, cancel: threading.Event | None) -> object:
+        while True:
+            event = self._next_event(process, cancel)
+            if event is None:
+                self.close()
+                raise TrialFailed("the trial's process ended without a result; see worker.log")
+            if event["event"] in ("done", "skipped", "failed") and not self._fork:
+                self.close()
+            if event["event"] == "done":
+                return event["result"]
+            if event["event"] == "skipped":
+                raise Skip(event["reason"])
+            if event["event"] == "failed":
+                raise TrialFailed(event["reason"], event.get("traceback", ""))
+
+    def _next_event(self, process: subprocess.Popen, cancel: threading.Event | None) -> dict | None:
+        while b"\n" not in self._pending:
+            if cancel is not None and cancel.is_set():
+                raise Cancelled
+            # A pipe cannot be waited for with a timeout on Windows: there Cancel waits.
+            if (
+                sys.platform != "win32"
+                and not select.select([process.stdout], [], [], CANCEL_POLL_S)[0]
+            ):
+                continue
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
+                return None
+            self._pending += data
+        line, self._pending = self._pending.split(b"\n", 1)
+        return json.loads(line)

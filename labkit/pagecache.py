@@ -1,0 +1,176 @@
+"""The page cache: how much of a file it holds, and evicting files from it.
+
+    cachestat(2), Linux 6.5+  →  else mincore(2)  →  else "unknown"
+
+Main traps: pages not yet written to disk cannot be evicted, and neither can those
+that another process has mapped; cachestat and mincore both answer only about files
+that one owns or may write, and mincore does so by calling everything resident
+(kernel commit 134fca9063ad).
+Source: cachestat(2), mincore(2), posix_fadvise(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+
+def evict(path: Path) -> None:
+    """Drop a file from the page cache, as far as the kernel does.
+
+    Raises:
+        OSError: it cannot be read.
+        AttributeError: there is no posix_fadvise on this platform.
+    """
+    with _Opened(path) as file:
+        if not _is_clean(file):
+            os.fdatasync(file.number)
+        # Length 0 is up to the end: a length that ends inside a page keeps that page.
+        os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def residency(paths: Iterable[Path]) -> tuple[float | None, str]:
+    """Measure how much of some files the page cache holds.
+
+    Returns:
+        Share of all their pages, 0 to 1, and how it was measured ("cachestat", "mincore");
+        None and "unknown" where that is impossible or not to be trusted.  The share is None
+        too where there are no bytes.
+
+    Raises:
+        OSError: a file cannot be opened.
+    """
+    paths = list(paths)
+    for name, count in COUNTERS.items():
+        try:
+            return _share(paths, count), name
+        except _CannotCount:
+            continue
+    return None, "unknown"
+
+
+class _CannotCount(Exception):  # noqa: N818 - the next way of counting is tried
+    """This way of counting does not work here, or not for this file."""
+
+
+class _Opened:
+    """A file open for reading: its number, path and size."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> _Opened:
+        self.number = os.open(self.path, os.O_RDONLY)
+        self.size_bytes = os.fstat(self.number).st_size
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.number)
+
+    @property
+    def pages(self) -> int:
+        return -(-self.size_bytes // mmap.PAGESIZE)
+
+
+def _share(paths: list[Path], count: Callable[[_Opened], int]) -> float | None:
+    resident = pages = 0
+    for path in paths:
+        with _Opened(path) as file:
+            if file.pages:
+                resident += count(file)
+                pages += file.pages
+    return resident / pages if pages else None
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+    )  # fmt: skip
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return libc
+
+
+CACHESTAT = 451  # Linux 6.5 and later; the same number on x86-64 and arm64
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _CacheStat(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("resident", "dirty", "write_back", "evicted", "recently_evicted")
+    )
+
+
+def _cachestat(file: _Opened) -> _CacheStat:
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise _CannotCount
+    stat = _CacheStat()
+    # With length 0 (to the end) pages of a large folio beyond the end would count too.
+    whole = _Range(0, file.size_bytes)
+    failed = _libc().syscall(
+        ctypes.c_long(CACHESTAT),
+        ctypes.c_int(file.number),
+        ctypes.byref(whole),
+        ctypes.byref(stat),
+        ctypes.c_uint(0),
+    )
+    if failed:  # an older kernel, a sandbox, or a file that is not ours
+        raise _CannotCount
+    return stat
+
+
+def _count_by_cachestat(file: _Opened) -> int:
+    return _cachestat(file).resident
+
+
+def _count_by_mincore(file: _Opened) -> int:
+    if sys.platform != "linux" or not _mincore_tells_the_truth(file):
+        raise _CannotCount
+    libc = _libc()
+    address = libc.mmap(None, file.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file.number, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise _CannotCount
+    try:
+        pages = ctypes.create_string_buffer(file.pages)
+        if libc.mincore(address, file.size_bytes, pages):
+            raise _CannotCount
+        return sum(page & 1 for page in pages.raw)  # the other bits are undefined
+    finally:
+        libc.munmap(address, file.size_bytes)
+
+
+def _mincore_tells_the_truth(file: _Opened) -> bool:
+    """Whether the kernel lets us see: we own the file or may write it."""
+    return os.fstat(file.number).st_uid == os.geteuid() or os.access(
+        file.path, os.W_OK, effective_ids=True
+    )
+
+
+# Tried in this order; the first that works for all files counts.
+COUNTERS: dict[str, Callable[[_Opened], int]] = {
+    "cachestat": _count_by_cachestat,
+    "mincore": _count_by_mincore,
+}
+
+
+def _is_clean(file: _Opened) -> bool:
+    """Whether everything is known to be on the disk; a sync for nothing costs a disk's flush."""
+    try:
+        stat = _cachestat(file)
+    except _CannotCount:
+        return False
+    return not stat.dirty and not stat.write_back

@@ -1,0 +1,200 @@
+"""Storage: where the bytes come from, and whether memory already holds them.
+
+    files ──prepare (evict or read, then measure)──▶ trial ──prove──▶ one dict of the row
+
+Cold and warm are produced and then measured, never assumed: how much of the files
+the page cache holds, and how many bytes came from a device while they were read.
+Main trap: not every file can be cold.  tmpfs is nothing but cache, zfs has one that
+no call reaches, and eviction fails silently, so what counts is what was measured.
+Source: EVIDENCE 2, "Page cache"; proc(5) for the bytes read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from labkit import pagecache, units
+from labkit.media import describe_medium
+from labkit.settings import pick
+from labkit.trial import Skip
+
+TRIES = 3
+RETRY_PAUSE_S = 0.1  # pages under write-back or read-ahead are free again after milliseconds
+COLD_MAX_SHARE = 0.02
+WARM_MIN_SHARE = 0.98
+CHUNK_BYTES = 1 << 20
+
+# Filesystems whose cache fadvise does not reach -> why not.
+KEEPS_FILES = {
+    "tmpfs": "tmpfs keeps its files in memory",
+    "ramfs": "ramfs keeps its files in memory",
+    "zfs": "zfs has a cache of its own (ARC), which cannot be emptied file by file",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A place that holds the data, ready to be read."""
+
+    name: str
+    directory: Path
+    label: Literal["real", "throttled", "modelled", "unknown"]
+    """What the rows call it; modelled never stands beside real."""
+
+
+def here(data: Path) -> Storage:
+    """Read the data where it lies."""
+    return Storage(name="here", directory=data, label="real")
+
+
+# Setting -> what brings the data there, copying it if need be, and says where it is.
+STORAGES: dict[str, Callable[[Path], Storage]] = {"here": here}
+
+
+def prepare(paths: Iterable[Path], cache: str) -> dict[str, object]:
+    """Produce a cache state and measure that it is so.
+
+    Args:
+        paths: all files that the trial will read.
+        cache: "cold" or "warm".
+
+    Returns:
+        wanted, method ("fadvise" or "read"), measured_by ("cachestat", "mincore" or "unknown"),
+        resident_share_before (None if unknown), and counters for `prove`.
+
+    Raises:
+        Skip: the state cannot be produced here; the text says why, with numbers.
+        OSError: a file cannot be read.
+    """
+    paths = list(paths)
+    produce, method = pick(
+        {"cold": (make_cold, "fadvise"), "warm": (make_warm, "read")}, cache, "cache"
+    )
+    for attempt in range(TRIES):
+        time.sleep(RETRY_PAUSE_S if attempt else 0)
+        produce(paths)
+        share, measured_by = _residency(paths)
+        reached = share is None or (
+            share <= COLD_MAX_SHARE if cache == "cold" else share >= WARM_MIN_SHARE
+        )
+        if reached:
+            return {
+                "wanted": cache,
+                "method": method,
+                "measured_by": measured_by,
+                "resident_share_before": share,
+                "read_before": _read_bytes(),
+            }
+    held = f"{units.percent(share)} of the files' pages are in memory after {TRIES} tries"
+    if cache == "cold":
+        raise Skip(
+            f"cold data must leave at most {units.percent(COLD_MAX_SHARE)} in memory, "
+            f"but {held}; another program may have the files mapped"
+        )
+    raise Skip(
+        f"warm data must have at least {units.percent(WARM_MIN_SHARE)} in memory, "
+        f"but {held}; free some memory or use fewer images"
+    )
+
+
+def prove(paths: Iterable[Path], proof: dict[str, object]) -> dict[str, object]:
+    """Complete a proof after the trial, in the process that prepared it.
+
+    Args:
+        paths: as given to `prepare`.
+        proof: what `prepare` returned.
+
+    Returns:
+        The proof with resident_share_after, and logical_read_bytes (asked for with read calls,
+        memory-mapped files left out) and device_read_bytes (fetched from a device for them)
+        of this process and its children meanwhile, None if unknown.
+    """
+    after = _read_bytes()
+    proof = dict(proof)
+    before = proof.pop("read_before")
+    spent = [None, None]
+    if before is not None and after is not None:
+        # A child killed without being waited for takes its counts along.
+        spent = [max(0, late - early) for early, late in zip(before, after)]
+    proof["resident_share_after"] = resident_share(paths)
+    proof["logical_read_bytes"], proof["device_read_bytes"] = spent
+    return proof
+
+
+def make_cold(paths: Iterable[Path]) -> None:
+    """Evict files from the page cache.
+
+    Raises:
+        Skip: the platform or the filesystem cannot do that.
+        OSError: a file cannot be read.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        raise Skip("cold data needs posix_fadvise, which this platform does not have")
+    paths = list(paths)
+    for filesystem in sorted(_filesystems(paths)):
+        if filesystem in KEEPS_FILES:
+            raise Skip(f"cold data needs files that can be evicted; {KEEPS_FILES[filesystem]}")
+    for path in paths:
+        pagecache.evict(path)
+
+
+def make_warm(paths: Iterable[Path]) -> None:
+    """Read every byte of the files, so that memory holds them.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    buffer = bytearray(CHUNK_BYTES)
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def resident_share(paths: Iterable[Path]) -> float | None:
+    """Measure how much of the files the page cache holds.
+
+    Returns:
+        Share of all their pages, 0 to 1; None where it cannot be measured or trusted, and
+        where there are no bytes.
+
+    Raises:
+        OSError: a file cannot be opened.
+    """
+    return _residency(list(paths))[0]
+
+
+def _residency(paths: list[Path]) -> tuple[float | None, str]:
+    # zfs reads past the page cache: that would count as cold, whatever its own cache holds.
+    if "zfs" in _filesystems(paths):
+        return None, "unknown"
+    return pagecache.residency(paths)
+
+
+def _filesystems(paths: list[Path]) -> set[str]:
+    # One path for each device is enough, and asking for every one would take seconds.
+    one_each = {path.stat().st_dev: path for path in paths}
+    return {describe_medium(path).filesystem for path in one_each.values()}
+
+
+def _read_bytes() -> tuple[int, int] | None:
+    """Bytes that this process and its children, ended ones included, asked for and fetched."""
+    import psutil
+
+    asked = fetched = 0
+    this = psutil.Process()
+    for process in [this, *this.children(recursive=True)]:
+        try:
+            counts = process.io_counters()
+            asked, fetched = asked + counts.read_chars, fetched + counts.read_bytes
+        except (AttributeError, NotImplementedError):
+            return None  # not on this platform
+        except psutil.Error:
+            if process is this:
+                return None
+    return asked, fetched

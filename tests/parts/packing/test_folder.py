@@ -1,0 +1,367 @@
+"""One file per image: every layout, in order, with its boxes, and what is wrong where it is."""
+
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.contracts import Annotation
+from labkit.parts.packing import PACKINGS
+from labkit.parts.packing.coco import coco_json, read_coco
+from labkit.parts.packing.folder import open_folder, synthesize_boxes, write_folder
+from labkit.parts.packing.manifest import jpeg_size_px
+
+
+def jpeg(width_px=64, height_px=48, level=0):
+    image = np.full((height_px, width_px, 3), level, np.uint8)
+    return cv2.imencode(".jpg", image)[1].tobytes()
+
+
+def boxes(*rows, category_id=1):
+    return Annotation(
+        boxes_xyxy=np.array(rows, np.float32).reshape(-1, 4),
+        category_ids=np.full(len(rows), category_id, np.int64),
+    )
+
+
+def put(root, *names):
+    for level, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(jpeg(level=level))
+
+
+def write_coco(file, names, rows=()):
+    """Write COCO JSON in which image ids count down, so that they are not the names' order."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"id": 100 - i, "file_name": name} for i, name in enumerate(names)]
+    file.write_text(json.dumps({"images": images, "annotations": list(rows), "categories": []}))
+
+
+SAMPLES = [
+    ("b.jpg", jpeg(level=10), boxes([1, 2, 30.5, 40.25], [0, 0, 64, 48], category_id=90)),
+    ("a.jpg", jpeg(level=20), boxes()),
+    ("straße 7/ä ö.jpeg", jpeg(level=30), boxes([5, 5, 6, 6], category_id=13)),
+]
+
+
+@pytest.fixture
+def written(tmp_path):
+    write_folder(SAMPLES, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_what_is_written_is_read_back_in_order(written):
+    reader = open_folder(written)
+    assert len(reader) == 3
+    assert (reader.boxes, len(reader.manifest_hash)) == ("coco", 64)
+    for i, (name, content, annotation) in enumerate(SAMPLES):
+        found, found_annotation = reader.read(i)
+        assert found == content == reader.paths[i].read_bytes()
+        assert reader.paths[i] == written / "images" / name
+        np.testing.assert_array_equal(found_annotation.boxes_xyxy, annotation.boxes_xyxy)
+        np.testing.assert_array_equal(found_annotation.category_ids, annotation.category_ids)
+        assert found_annotation.boxes_xyxy.dtype == np.float32
+        assert found_annotation.boxes_xyxy.shape[1:] == (4,)
+        assert found_annotation.category_ids.dtype == np.int64
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(*[st.floats(0, 640, width=32)] * 2, *[st.floats(0.25, 640, width=32)] * 2)
+        ),
+        max_size=5,
+    )
+)
+def test_boxes_survive_the_json(tmp_path_factory, per_image):
+    annotations = [boxes(*[(x, y, x + w, y + h) for x, y, w, h in rows]) for rows in per_image]
+    file = tmp_path_factory.mktemp("json") / "annotations.json"
+    file.write_bytes(coco_json((f"{i}.jpg", 1, 1, a) for i, a in enumerate(annotations)))
+    names, arrays = read_coco(file)
+    assert names == [f"{i}.jpg" for i in range(len(annotations))]
+    for annotation, (first, end) in zip(annotations, arrays["box_ranges"]):
+        np.testing.assert_array_equal(arrays["boxes_xyxy"][first:end], annotation.boxes_xyxy)
+
+
+@pytest.mark.parametrize("images", ["val2017", "images/val2017", "images"])
+def test_coco_layouts_are_found_in_the_order_of_image_ids(tmp_path, images):
+    put(tmp_path / images, "1.jpg", "2.jpg")
+    write_coco(tmp_path / "annotations/instances_val2017.json", ["1.jpg", "2.jpg"])
+    (tmp_path / "annotations/captions_val2017.json").write_text("not read")
+    reader = open_folder(tmp_path)
+    assert [path.name for path in reader.paths] == ["2.jpg", "1.jpg"]
+    assert (reader.boxes, reader.manifest_hash) == ("coco", "unknown")
+
+
+def test_the_json_whose_image_folder_exists_is_taken(tmp_path):
+    put(tmp_path / "val2017", "1.jpg")
+    for split in ("train2017", "val2017"):
+        write_coco(tmp_path / f"annotations/instances_{split}.json", ["1.jpg"])
+    assert open_folder(tmp_path).paths == (tmp_path / "val2017" / "1.jpg",)
+
+
+def test_several_coco_splits_ask_for_one_of_them(tmp_path):
+    for split in ("train2017", "val2017"):
+        put(tmp_path / split, "1.jpg")
+        write_coco(tmp_path / f"annotations/instances_{split}.json", ["1.jpg"])
+    with pytest.raises(
+        ValueError, match=r"data must be one of COCO's image folders, got .* with 2"
+    ):
+        open_folder(tmp_path)
+    reader = open_folder(tmp_path / "train2017")
+    assert (reader.paths, reader.boxes) == ((tmp_path / "train2017" / "1.jpg",), "coco")
+
+
+def test_crowds_empty_boxes_and_absent_images_are_left_out(tmp_path):
+    def row(image_id, bbox, **more):
+        polygon = [[1.5, 2e3, -3]]
+        return {
+            "image_id": image_id,
+            "bbox": bbox,
+            "category_id": 7,
+            "segmentation": polygon,
+            **more,
+        }
+
+    put(tmp_path / "val2017", "here.jpg", "boxless.jpg")
+    rows = [
+        row(100, [1, 2, 3, 4]),
+        row(100, [9, 9, 9, 9], iscrowd=1, segmentation={"counts": [1, 2], "size": [3, 4]}),
+        row(100, [9, 9, 0, 9]),
+        row(99, [9, 9, 9, 0]),
+        row(98, [9, 9, 9, 9]),
+    ]
+    names = ["here.jpg", "boxless.jpg", "absent.jpg"]
+    write_coco(tmp_path / "annotations/instances_val2017.json", names, rows)
+    reader = open_folder(tmp_path)
+    found = {reader.paths[i].name: reader.read(i)[1] for i in range(len(reader))}
+    assert {name: a.boxes_xyxy.tolist() for name, a in found.items()} == {
+        "here.jpg": [[1, 2, 4, 6]],
+        "boxless.jpg": [],
+    }
+    assert found["boxless.jpg"].boxes_xyxy.shape == (0, 4)
+    assert found["here.jpg"].category_ids.tolist() == [7]
+
+
+def test_a_tree_is_sorted_by_path_and_gets_synthesized_boxes(tmp_path):
+    put(tmp_path, "b/1.JPG", "a b/ü.jpeg", "z.Jpg", "note.png", ".hidden/1.jpg", "._z.jpg")
+    reader = open_folder(tmp_path)
+    names = [path.relative_to(tmp_path).as_posix() for path in reader.paths]
+    assert names == ["a b/ü.jpeg", "b/1.JPG", "z.Jpg"]
+    assert (reader.boxes, reader.manifest_hash) == ("synthesized", "unknown")
+    expected = synthesize_boxes("a b/ü.jpeg", 64, 48)
+    np.testing.assert_array_equal(reader.read(0)[1].boxes_xyxy, expected.boxes_xyxy)
+
+
+def test_synthesized_boxes_do_not_depend_on_where_the_folder_is(tmp_path):
+    put(tmp_path / "one", "a.jpg")
+    put(tmp_path / "two", "a.jpg")
+    one, two = (open_folder(tmp_path / name).read(0)[1] for name in ("one", "two"))
+    np.testing.assert_array_equal(one.boxes_xyxy, two.boxes_xyxy)
+    np.testing.assert_array_equal(one.category_ids, two.category_ids)
+
+
+@given(st.text(min_size=1), st.integers(1, 5000), st.integers(1, 5000))
+def test_synthesized_boxes_lie_inside_the_image_however_it_is_turned(name, width_px, height_px):
+    name = name.encode("utf-8", "ignore").decode()
+    annotation = synthesize_boxes(name, width_px, height_px)
+    left, top, right, bottom = annotation.boxes_xyxy.T
+    assert 1 <= len(annotation.boxes_xyxy) == len(annotation.category_ids) <= 7
+    assert (left >= 0).all() and (top >= 0).all() and (right > left).all() and (bottom > top).all()
+    assert max(right.max(), bottom.max()) <= min(width_px, height_px) * (1 + 1e-6)
+    assert ((annotation.category_ids >= 1) & (annotation.category_ids <= 90)).all()
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.booleans())
+def test_the_header_tells_the_size(width_px, height_px, progressive):
+    image = np.zeros((height_px, width_px, 3), np.uint8)
+    options = [cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)]
+    content = cv2.imencode(".jpg", image, options)[1].tobytes()
+    assert jpeg_size_px(content) == (width_px, height_px)
+
+
+@given(st.binary(max_size=80), st.integers(0, 700))
+def test_damaged_headers_are_refused_or_read_but_never_hang(noise, length):
+    for content in (b"\xff\xd8" + noise, b"\xff\xd8\xff" + noise, jpeg()[:length]):
+        try:
+            assert min(jpeg_size_px(content)) > 0
+        except ValueError as error:
+            assert "image must be a JPEG file with a whole header, got" in str(error)
+
+
+def test_links_to_folders_and_files_work_and_loops_end(tmp_path):
+    put(tmp_path / "elsewhere", "1.jpg")
+    put(tmp_path / "data", "real/2.jpg")
+    try:
+        (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+        (tmp_path / "data/real/up").symlink_to(tmp_path / "data", target_is_directory=True)
+        (tmp_path / "data/3.jpg").symlink_to(tmp_path / "elsewhere/1.jpg")
+        (tmp_path / "short").symlink_to(tmp_path / "data", target_is_directory=True)
+    except OSError:
+        pytest.skip("this system does not let us make links")
+    reader = open_folder(tmp_path / "short")
+    names = [path.relative_to(tmp_path / "short").as_posix() for path in reader.paths]
+    assert names == ["3.jpg", "linked/1.jpg", "real/2.jpg"]
+    assert reader.read(0)[0] == reader.read(1)[0]
+
+
+def test_a_relative_folder_is_read_from_another_directory(written, monkeypatch, tmp_path):
+    monkeypatch.chdir(written.parent)
+    reader = open_folder(written.name)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert reader.read(0)[0] == SAMPLES[0][1]
+
+
+@pytest.mark.parametrize("layout", ["ours", "tree"])
+def test_a_pickled_reader_reads_the_same(written, layout):
+    reader = open_folder(written if layout == "ours" else written / "images")
+    travelled = pickle.loads(pickle.dumps(reader))
+    assert len(pickle.dumps(reader)) == len(pickle.dumps(travelled))
+    assert travelled.paths == reader.paths  # made now, and left behind when pickled again
+    assert len(pickle.dumps(travelled)) == len(pickle.dumps(reader))
+    for i in range(3):
+        assert travelled.read(i)[0] == reader.read(i)[0]
+        np.testing.assert_array_equal(travelled.read(i)[1].boxes_xyxy, reader.read(i)[1].boxes_xyxy)
+
+
+def test_boxes_changed_by_a_part_are_whole_again_at_the_next_read(written):
+    reader = open_folder(written)
+    reader.read(0)[1].boxes_xyxy[:] = -1
+    np.testing.assert_array_equal(reader.read(0)[1].boxes_xyxy, SAMPLES[0][2].boxes_xyxy)
+
+
+def test_verify_names_each_file_that_changed_or_is_missing(written):
+    reader = open_folder(written)
+    assert reader.verify(range(3)) == []
+    files = reader.paths
+    files[0].write_bytes(files[0].read_bytes() + b"more")
+    files[1].write_bytes(files[1].read_bytes()[:-1] + b"\x00")
+    files[2].unlink()
+    (written / "annotations.json").write_text("{}")
+    lines = reader.verify(range(3))
+    assert re.search(r"annotations.json must have SHA-256 \w+, got \w+", lines[0])
+    assert re.search(r"b.jpg must have \d+ bytes, got \d+", lines[1])
+    assert re.search(r"a.jpg must have SHA-256 \w+, got \w+", lines[2])
+    assert re.search(r"ö.jpeg must be a readable file, got No such file", lines[3])
+    assert reader.verify([]) == lines[:1]
+
+
+def test_verify_says_that_the_manifest_was_rewritten(written):
+    reader = open_folder(written)
+    (written / "manifest.json").write_text('{"schema": 1, "files": {}}')
+    (line,) = reader.verify(range(3))
+    assert re.search(r"manifest.json must have SHA-256", line)
+
+
+def test_verify_without_a_manifest_names_what_is_missing(tmp_path):
+    put(tmp_path, "1.jpg", "2.jpg")
+    reader = open_folder(tmp_path)
+    (tmp_path / "1.jpg").unlink()
+    (line,) = reader.verify(range(2))
+    assert str(tmp_path / "1.jpg") in line
+
+
+def test_a_missing_folder_says_how_to_make_data(tmp_path):
+    message = r"data must be an existing folder, got .*nowhere.*make_photos.py data/photos"
+    with pytest.raises(FileNotFoundError, match=message):
+        open_folder(tmp_path / "nowhere")
+
+
+def test_an_empty_folder_lists_the_accepted_layouts(tmp_path):
+    message = r"data must hold JPEG images, got .*accepted are images/ .* or any tree of .jpg"
+    with pytest.raises(ValueError, match=message):
+        open_folder(tmp_path)
+
+
+def test_annotations_of_other_images_name_the_file(tmp_path):
+    put(tmp_path / "val2017", "1.jpg")
+    write_coco(tmp_path / "annotations/instances_val2017.json", ["other.jpg"])
+    with pytest.raises(ValueError, match=r"none of the images in .*instances_val2017.json"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"images": [', "[]", "{}", '{"images": [{"id": 1}], "annotations": []}',
+     '{"images": [], "annotations": [{"image_id": 1, "bbox": [1], "category_id": 1}]}'],
+)  # fmt: skip
+def test_broken_annotations_name_the_file(written, text):
+    (written / "annotations.json").write_text(text)
+    with pytest.raises(ValueError, match=r"annotations must be COCO JSON .*annotations.json"):
+        open_folder(written)
+
+
+def test_reading_names_the_file_that_is_missing_or_no_jpeg(tmp_path):
+    put(tmp_path, "gone.jpg", "png.jpg", "torn.jpg")
+    reader = open_folder(tmp_path)
+    (tmp_path / "gone.jpg").unlink()
+    (tmp_path / "png.jpg").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "torn.jpg").write_bytes(jpeg()[:12])
+    with pytest.raises(FileNotFoundError, match=r"gone.jpg"):
+        reader.read(0)
+    with pytest.raises(ValueError, match=r"image must be a JPEG file, got b'.x89PNG.*png.jpg"):
+        reader.read(1)
+    with pytest.raises(ValueError, match=r"JPEG file with a whole header, got .*torn.jpg"):
+        reader.read(2)
+
+
+@pytest.mark.parametrize("i", [-1, 3])
+def test_an_image_that_is_not_there_is_refused(written, i):
+    with pytest.raises(IndexError, match=f"i must be from 0 to 2, got {i}"):
+        open_folder(written).read(i)
+
+
+def test_writing_over_other_data_is_refused(written, tmp_path):
+    with pytest.raises(ValueError, match=r"path must be a new folder, got .* with finished data"):
+        write_folder(SAMPLES, written)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").touch()
+    with pytest.raises(ValueError, match=r"folder must be new or empty, got .* with other files"):
+        write_folder(SAMPLES, tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["b.jpg", "../b.jpg", "/b.jpg"])
+def test_names_given_twice_or_outside_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=re.escape("name must be a new path inside images/, got")):
+        write_folder([SAMPLES[0], (name, jpeg(), boxes())], tmp_path / "data")
+
+
+def test_stopped_writing_is_not_taken_for_data_and_can_be_repeated(tmp_path):
+    def stops():
+        yield SAMPLES[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(stops(), tmp_path / "data")
+    with pytest.raises(ValueError, match="data must be a finished folder, got"):
+        open_folder(tmp_path / "data")
+    write_folder(SAMPLES, tmp_path / "data")
+    assert open_folder(tmp_path / "data").verify(range(3)) == []
+
+
+def test_files_with_names_that_are_no_text_are_read(tmp_path):
+    name = os.fsencode(tmp_path) + b"/\xff\xfe.jpg"
+    try:
+        Path(os.fsdecode(name)).write_bytes(jpeg())
+    except OSError:
+        pytest.skip("this file system takes only text as names")
+    content, annotation = open_folder(tmp_path).read(0)
+    assert content == jpeg()
+    assert len(annotation.boxes_xyxy) >= 1
+
+
+@pytest.mark.parametrize("packing", PACKINGS.values(), ids=PACKINGS)
+def test_every_packing_gives_back_what_was_written(packing, tmp_path):
+    packing.write(SAMPLES, tmp_path / "packed")
+    reader = packing.open(tmp_path / "packed")
+    assert [reader.read(i)[0] for i in range(len(reader))] == [content for _, content, _ in SAMPLES]
+    assert all(path.is_file() for path in reader.paths)
+    assert reader.verify(range(len(reader))) == []

@@ -1,0 +1,231 @@
+"""Storage against the real page cache: real files, on a disk and on tmpfs.
+
+Reference: cachestat and mincore count pages independently of each other; the bytes
+that came from the device are the kernel's own count for this process.
+"""
+
+import mmap
+import multiprocessing
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from labkit import pagecache
+from labkit.media import describe_medium
+from labkit.parts import storage
+from labkit.parts.storage import STORAGES, make_cold, make_warm, prepare, prove, resident_share
+from labkit.trial import Skip
+
+FILE_BYTES = 300_000  # 74 pages, the last one partial
+
+
+def make_files(folder: Path, count: int = 20) -> list[Path]:
+    paths = [folder / f"{number}.jpg" for number in range(count)]
+    for path in paths:
+        path.write_bytes(os.urandom(FILE_BYTES))
+    return paths
+
+
+@pytest.fixture
+def disk(tmp_path):
+    if describe_medium(tmp_path).filesystem in ("unknown", *storage.KEEPS_FILES):
+        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
+    return tmp_path
+
+
+@pytest.fixture
+def files(disk):
+    paths = make_files(disk)
+    if resident_share(paths) is None:
+        pytest.skip("this platform does not say what the page cache holds")
+    return paths
+
+
+@pytest.fixture
+def shared_memory():
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("this platform has no /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def read_all(paths):
+    for path in paths:
+        path.read_bytes()
+
+
+def test_cold_files_are_not_in_memory_even_if_just_written(files):
+    assert resident_share(files) == 1.0  # written, not synced
+    make_cold(files)
+    assert resident_share(files) == 0.0
+
+
+def test_warm_files_are_in_memory(files):
+    make_cold(files)
+    make_warm(files)
+    assert resident_share(files) == 1.0
+
+
+def test_partial_last_pages_are_evicted_too(disk):
+    path = disk / "tiny.jpg"
+    path.write_bytes(b"\xff\xd8" * 50)
+    if resident_share([path]) is None:
+        pytest.skip("this platform does not say what the page cache holds")
+    make_cold([path])
+    assert resident_share([path]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cache", "method", "share"), [("cold", "fadvise", 0), ("warm", "read", 1)]
+)
+def test_a_proof_says_how_the_state_was_made_and_measured(files, cache, method, share):
+    make_warm(files) if cache == "cold" else make_cold(files)
+    proof = prepare(files, cache)
+    assert (proof["wanted"], proof["method"]) == (cache, method)
+    assert proof["measured_by"] in pagecache.COUNTERS
+    assert proof["resident_share_before"] == share
+    read_all(files)
+    proof = prove(files, proof)
+    assert proof["resident_share_after"] == 1.0
+    assert "read_before" not in proof
+
+
+def test_cold_bytes_come_from_the_device_and_warm_ones_do_not(files):
+    total_bytes = len(files) * FILE_BYTES
+    for cache in ("cold", "warm"):
+        proof = prepare(files, cache)
+        read_all(files)
+        proof = prove(files, proof)
+        if proof["logical_read_bytes"] is None:
+            pytest.skip("this platform does not count the bytes that a process reads")
+        assert proof["logical_read_bytes"] >= total_bytes
+        if cache == "cold":
+            assert proof["device_read_bytes"] >= 0.98 * total_bytes
+        else:
+            assert proof["device_read_bytes"] <= 0.02 * total_bytes
+
+
+def test_bytes_read_by_worker_processes_count(files):
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("this platform has no fork")
+    proof = prepare(files, "cold")
+    worker = multiprocessing.get_context("fork").Process(target=read_all, args=(files,))
+    worker.start()
+    worker.join()
+    proof = prove(files, proof)
+    if proof["logical_read_bytes"] is None:
+        pytest.skip("this platform does not count the bytes that a process reads")
+    assert proof["device_read_bytes"] >= 0.98 * len(files) * FILE_BYTES
+
+
+def test_a_file_that_someone_has_mapped_skips_cold_with_numbers(files):
+    with files[0].open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert sum(pages[:: mmap.PAGESIZE]) > 0  # touch every page
+        with pytest.raises(Skip, match=r"100\.0 % .* in memory after 3 tries; .* mapped"):
+            prepare(files[:1], "cold")
+
+
+def test_files_on_tmpfs_cannot_be_cold_but_warm(shared_memory):
+    paths = make_files(shared_memory, count=3)
+    with pytest.raises(Skip, match="cold data needs files that can be evicted; tmpfs keeps"):
+        prepare(paths, "cold")
+    assert prepare(paths, "warm")["resident_share_before"] in (1.0, None)
+
+
+def test_files_that_do_not_stay_in_memory_skip_warm_with_numbers(shared_memory):
+    path = shared_memory / "hole.jpg"
+    with path.open("wb") as file:
+        file.truncate(FILE_BYTES)  # tmpfs gives no memory to a hole, however often it is read
+    if resident_share([path]) is None:
+        pytest.skip("this platform does not say what the page cache holds")
+    with pytest.raises(Skip, match=r"at least 98\.0 % in memory, but 0\.0 % .* fewer images"):
+        prepare([path], "warm")
+
+
+def test_cachestat_and_mincore_agree_on_half_read_files(files):
+    make_cold(files)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+            file.read(FILE_BYTES // 2)
+    try:
+        counts = [pagecache._share(files, count) for count in pagecache.COUNTERS.values()]
+    except pagecache._CannotCount:
+        pytest.skip("this kernel lacks cachestat or mincore")
+    assert counts[0] == counts[1] == pytest.approx(0.5, abs=0.02)
+
+
+def _as_nobody(paths, answer):
+    os.setuid(65534)
+    answer.send(pagecache.residency(paths))
+
+
+def test_what_the_kernel_hides_from_a_stranger_is_unknown_not_warm():
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # noqa: PTH101
+        paths = make_files(Path(folder), count=2)
+        for path in paths:
+            path.chmod(0o444)
+        receiver, sender = multiprocessing.Pipe()
+        stranger = multiprocessing.get_context("fork").Process(
+            target=_as_nobody, args=(paths, sender)
+        )
+        stranger.start()
+        assert receiver.poll(10)
+        assert receiver.recv() == (None, "unknown")
+        stranger.join()
+
+
+def test_without_any_way_to_count_the_share_is_unknown(files, monkeypatch):
+    monkeypatch.setattr(pagecache, "COUNTERS", {})
+    proof = prove(files, prepare(files, "warm"))
+    assert proof["measured_by"] == "unknown"
+    assert proof["resident_share_before"] is None
+    assert proof["resident_share_after"] is None
+
+
+def test_without_fadvise_cold_is_skipped_and_warm_still_works(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    paths = make_files(tmp_path, count=2)
+    reason = "cold data needs posix_fadvise, which this platform does not have"
+    with pytest.raises(Skip, match=re.escape(reason)):
+        prepare(paths, "cold")
+    assert prepare(paths, "warm")["method"] == "read"
+
+
+@pytest.mark.parametrize("cache", ["cold", "warm"])
+def test_a_missing_file_is_named(tmp_path, cache):
+    paths = [*make_files(tmp_path, count=1), tmp_path / "gone.jpg"]
+    with pytest.raises(FileNotFoundError, match=re.escape("gone.jpg")):
+        prepare(paths, cache)
+    with pytest.raises(FileNotFoundError, match=re.escape("gone.jpg")):
+        resident_share(paths)
+
+
+def test_an_unknown_cache_state_lists_the_choices(tmp_path):
+    with pytest.raises(ValueError, match="cache must be one of cold, warm, got 'tepid'"):
+        prepare(make_files(tmp_path, count=1), "tepid")
+
+
+def test_no_bytes_have_no_share(tmp_path):
+    empty = tmp_path / "empty.jpg"
+    empty.touch()
+    assert resident_share([empty]) is None
+    assert resident_share([]) is None
+
+
+@pytest.mark.parametrize("name", STORAGES)
+def test_every_storage_says_where_the_data_is_and_what_to_call_it(tmp_path, name):
+    make_files(tmp_path, count=2)
+    try:
+        stored = STORAGES[name](tmp_path)
+    except Skip as reason:
+        pytest.skip(str(reason))
+    assert stored.name == name
+    assert len(list(stored.directory.glob("*.jpg"))) == 2
+    assert stored.label in ("real", "throttled", "modelled", "unknown")

@@ -1,0 +1,260 @@
+"""Charts: equal bytes for equal summaries, honest axes, and nothing cut off or overlapping.
+
+Geometry is asked of matplotlib's own text extents after drawing.
+Run: python -m pytest tests/test_charts.py
+"""
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import matplotlib
+import pytest
+from fakes import LABELS, fake_info, fake_trials
+from matplotlib.font_manager import fontManager
+from matplotlib.text import Text
+
+from labkit import charts
+from labkit.statistics import summarize
+
+TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
+PUBLISHED = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
+CJK_QUESTION = "当GPU利用率为零时，哪一种方法最有帮助？"
+LONG_REASON = (
+    "no directory for this medium is configured: write one into labkit.toml and try again!"
+)
+LONG_NAME = "a variant with a very long name and_an_identifier_of_many_letters_without_any_space"
+
+
+def make_summary(times=TIMES, *, labels=LABELS, blocks=3, noise=0.02, **info):
+    names = [*times, *info.get("skipped", {})]
+    trials = fake_trials(times, labels=labels, blocks=blocks, noise=noise) if times else []
+    return summarize(fake_info(names, blocks=blocks, **info), trials)
+
+
+def texts(figure):
+    """Every text that is drawn."""
+    limit = figure.axes[0].get_xlim()[1]
+    # Matplotlib prepares a tick beyond the end of the axis, but does not draw it.
+    undrawn = [t for t in figure.axes[0].get_xticklabels() if t.get_position()[0] > limit]
+    return [t for t in figure.findobj(Text) if t.get_text().strip() and t not in undrawn]
+
+
+def everything_written(figure):
+    return " ".join(t.get_text().replace("\n", " ") for t in texts(figure))
+
+
+# --- bytes --------------------------------------------------------------------------------
+
+
+def test_the_same_summary_gives_the_same_files(tmp_path):
+    first = charts.save(charts.chart(make_summary(published=PUBLISHED)), tmp_path / "a.b")
+    with matplotlib.rc_context({"font.size": 30, "savefig.dpi": 10, "axes.facecolor": "red"}):
+        again = charts.save(charts.chart(make_summary(published=PUBLISHED)), tmp_path / "again")
+    assert [path.name for path in first] == ["a.b.png", "a.b.svg", "a.b.pdf"]
+    for one, other in zip(first, again):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_saving_twice_changes_nothing_and_leaves_matplotlib_as_it_was():
+    before = dict(matplotlib.rcParams)
+    figure = charts.chart(make_summary())
+    assert charts.to_bytes(figure, "svg") == charts.to_bytes(figure, "svg")
+    assert charts.to_bytes(figure, "png") == charts.to_bytes(figure, "png")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_charts_drawn_in_several_threads_are_equal():
+    summary = make_summary(published=PUBLISHED)
+
+    def draw(_):
+        return charts.to_bytes(charts.chart(summary), "png", dpi=60)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(draw, range(8)))) == 1
+
+
+def test_files_start_as_their_format_says_and_pdf_text_is_truetype():
+    figure = charts.chart(make_summary())
+    assert charts.to_bytes(figure, "png").startswith(b"\x89PNG")
+    assert b"<svg" in charts.to_bytes(figure, "svg")[:1000]
+    pdf = charts.to_bytes(figure, "pdf")
+    assert pdf.startswith(b"%PDF")
+    assert b"/CIDFontType2" in pdf  # an embedded TrueType font; the default would be Type 3
+    assert b"/Type3" not in pdf
+
+
+def test_png_background_is_opaque_white(tmp_path):
+    from PIL import Image
+
+    png, *_ = charts.save(charts.chart(make_summary()), tmp_path / "chart")
+    image = Image.open(png).convert("RGBA")
+    assert image.getpixel((2, 2)) == (255, 255, 255, 255)
+    assert image.getextrema()[3] == (255, 255)
+    assert image.info.get("dpi", (0, 0))[0] == pytest.approx(300, abs=1)
+
+
+def test_importing_and_drawing_never_loads_pyplot():
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); import test_charts as t;"
+        "t.charts.to_bytes(t.charts.chart(t.make_summary()), 'png');"
+        "sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- what is shown ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [TIMES, {"a": 1.0, "b": 0.99}, {"a": 1.0, "b": 40.0}])
+def test_the_axis_starts_at_zero_and_holds_every_dot(times):
+    summary = make_summary(times)
+    (axes,) = charts.chart(summary).axes
+    low, high = axes.get_xlim()
+    assert low == 0
+    assert high > max(ratio for row in summary.rows for ratio in row.ratios)
+
+
+def test_bars_are_as_long_as_the_normalized_times_and_the_baseline_is_on_top():
+    summary = make_summary()
+    (axes,) = charts.chart(summary).axes
+    assert [bar.get_width() for bar in axes.patches] == [r.normalized_time for r in summary.rows]
+    # The y axis points down, so the first row is the highest.
+    middles = [bar.get_y() for bar in axes.patches]
+    assert middles == sorted(middles)
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+
+
+def test_every_trial_has_a_dot_and_published_figures_have_their_own_mark():
+    summary = make_summary(published={"data_prefetcher": 0.891})
+    figure = charts.chart(summary)
+    by_marker = {}
+    for line in figure.axes[0].lines:
+        by_marker.setdefault(line.get_marker(), []).extend(line.get_xdata())
+    assert sorted(by_marker["o"]) == sorted(x for row in summary.rows for x in row.ratios)
+    assert by_marker["D"] == [0.891]
+    assert "published" in everything_written(figure)
+
+
+def test_a_whisker_that_leaves_the_axis_ends_in_an_arrow():
+    summary = make_summary({"a": 1.0, "b": 1.0}, blocks=2, noise=0.5)
+    (axes,) = charts.chart(summary).axes
+    limit = axes.get_xlim()[1]
+    assert summary.rows[1].ci_high > limit
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == ">"] == [limit]
+
+
+def test_skipped_variants_keep_their_place_and_say_why():
+    summary = make_summary(skipped={"dali": "nvidia-dali is not installed"})
+    figure = charts.chart(summary)
+    assert "skipped: nvidia-dali is not installed" in everything_written(figure)
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()][-1] == "dali"
+    assert len(figure.axes[0].patches) == len(TIMES)
+
+
+def test_stand_ins_are_named_in_the_title_area_and_for_whom():
+    trials = fake_trials({"hdd": 1.0, "ssd": 0.86}, labels={**LABELS, "accelerator": "cuda:H200"})
+    trials = [
+        dataclasses.replace(t, labels={**t.labels, "storage": "throttled(81 reads/s)"})
+        if t.variant == "hdd"
+        else t
+        for t in trials
+    ]
+    summary = summarize(fake_info(["hdd", "ssd"]), trials)
+    assert charts.stand_ins(summary) == ["Throttled storage (81 reads/s): hdd"]
+    assert "accelerator: cuda:H200" in charts.conditions(summary)
+    figure = charts.chart(summary)
+    (line,) = [t for t in texts(figure) if t.get_text().startswith("Throttled")]
+    assert line.get_window_extent().y0 > figure.axes[0].get_window_extent().y1
+
+
+def test_emulation_is_said_once_for_all_rows_and_real_devices_raise_nothing():
+    assert charts.stand_ins(make_summary()) == ["Emulated accelerator (matched, 11.2 ms/image)"]
+    assert "emulated" not in charts.conditions(make_summary())
+    real = make_summary(labels={"storage": "real", "accelerator": "cuda:H200"})
+    assert charts.stand_ins(real) == []
+
+
+def test_the_description_says_all_that_the_picture_shows():
+    summary = make_summary(published=PUBLISHED, skipped={"dali": "not installed"})
+    said = charts.describe(summary)
+    row = summary.rows[1]
+    assert said.startswith(summary.question)
+    for part in (
+        "Emulated accelerator",
+        "quick mode · 3 blocks",
+        f"prefetch_generator: {row.normalized_time:.3f}, 95 % interval [",
+        "published 0.894",
+        "dali: skipped: not installed.",
+    ):
+        assert part in said
+    assert "\n" not in said
+
+
+def test_a_figure_shows_itself_in_a_notebook_with_its_description():
+    figure = charts.chart(make_summary({"<b>": 1.0, "&": 0.9}))
+    data, _ = figure._repr_mimebundle_(include=None, exclude=None)
+    assert set(data) == {"text/html", "image/png"}
+    assert 'alt="' in data["text/html"]
+    assert "<b>" not in data["text/html"]
+
+
+# --- geometry -----------------------------------------------------------------------------
+
+AWKWARD = {
+    "one variant": make_summary({"only": 1.0}),
+    "nothing measured": make_summary({}, skipped={"a": LONG_REASON, "b": ""}),
+    "twelve variants": make_summary({f"variant {i}": 1 + 0.1 * i for i in range(12)}),
+    "twelve long names": make_summary({f"{LONG_NAME} {i}": 1 + 0.1 * i for i in range(12)}),
+    "long reasons": make_summary(skipped={f"s{i}": LONG_REASON for i in range(3)}),
+    "long names, long reasons": make_summary(
+        {LONG_NAME: 1.0, f"{LONG_NAME} 2": 0.5}, skipped={f"{LONG_NAME} 3": LONG_REASON * 3}
+    ),
+    "a ratio of 40": make_summary({"a": 1.0, "b": 40.0}),
+    "hundredfold noise": make_summary({"a": 1.0, "b": 40.0, "c": 0.01}, blocks=2, noise=1.0),
+    "long question": make_summary(question="Does it matter at all which of them is used? " * 5),
+    "unbreakable question": make_summary(question="W" * 200),
+    "Chinese": make_summary({"原始": 1.0, "预取" * 20: 0.9}, question=CJK_QUESTION * 4),
+    "verdicts": make_summary({"a": 1.0, "b": 1.0, "c": 0.8, "d": 1.2}, mode="full", blocks=8),
+    "dollars": make_summary({"$HOME": 1.0, "$a_b$ \\frac": 0.9}),
+    "published far away": make_summary(published={"data_prefetcher": 7.5}),
+    "document": make_summary({"a": 1.0, "b": 0.9}, mode="document", blocks=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("summary", AWKWARD.values(), ids=AWKWARD.keys())
+def test_no_text_is_clipped_and_no_two_texts_overlap(summary):
+    figure = charts.chart(summary)
+    assert figure.axes[0].get_window_extent().width > 0.25 * figure.bbox.width
+    boxes = {}
+    for i, text in enumerate(texts(figure)):
+        # Without the white box behind a reason, which may touch what lies under it.
+        text.set_bbox(None)
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0, text.get_text()
+        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text.get_text()
+        boxes[i, text.get_text()] = box.padded(-1)
+    for (one, box), (other, other_box) in itertools.combinations(boxes.items(), 2):
+        assert not box.overlaps(other_box), (one, other)
+
+
+@pytest.mark.parametrize("times", [TIMES, {f"v{i}": 1.0 for i in range(12)}])
+def test_rows_keep_their_height_however_many_there_are(times):
+    figure = charts.chart(make_summary(times))
+    row_in = figure.axes[0].get_window_extent().height / figure.dpi / len(times)
+    assert row_in == pytest.approx(charts.ROW_IN, rel=0.15)
+
+
+@pytest.mark.skipif(
+    not {font.name for font in fontManager.ttflist} & set(charts.CJK_FONTS),
+    reason="no CJK font is installed",
+)
+def test_chinese_is_written_with_a_font_that_has_it(tmp_path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*missing from font.*")
+        figure = charts.chart(make_summary({"原始": 1.0, "预取": 0.9}, question=CJK_QUESTION))
+        charts.save(figure, tmp_path / "chart")
+    assert "？." not in charts.describe(make_summary(question=CJK_QUESTION))

@@ -1,0 +1,162 @@
+"""What this machine says about itself: asked for real, in processes with real limits."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit import machine, procfs
+
+ASK_CORES = "from labkit import machine; print(machine.cores())"
+
+
+def ask_cores(before: str = "") -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{before}\n{ASK_CORES}"], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def test_cores_are_at_least_one_and_no_more_than_there_are():
+    assert 1 <= machine.cores() <= os.cpu_count()
+
+
+def test_cores_follow_the_affinity_of_the_process():
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this platform has no affinity")
+    one = min(os.sched_getaffinity(0))
+    assert ask_cores(f"import os; os.sched_setaffinity(0, {{{one}}})") == 1
+
+
+@pytest.mark.parametrize(("quota_us", "expected"), [(50_000, 1), (100_000, 1), (150_000, 2)])
+def test_cores_follow_a_containers_quota(quota_us, expected):
+    """A control group like a container's; 1.5 cores count as two."""
+    folders = list(procfs.cgroup_folders("cpu"))
+    usable = [f for f in folders if (f / "cpu.cfs_quota_us").exists() or (f / "cpu.max").exists()]
+    if not usable or not os.access(usable[0], os.W_OK) or os.geteuid() != 0:
+        pytest.skip("needs root and a cpu control group that may be written")
+    group = usable[0] / f"labkit-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        if (group / "cpu.cfs_quota_us").exists():
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        elif (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{quota_us} 100000")
+        else:
+            pytest.skip("the cpu controller is not handed down")
+    except OSError as error:
+        pytest.skip(f"cannot make a control group: {error}")
+    else:
+        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')"
+        assert ask_cores(join) == min(expected, machine.cores())
+    finally:
+        if group.is_dir():
+            group.rmdir()
+
+
+def test_usable_memory_is_no_more_than_there_is():
+    import psutil
+
+    assert 0 < machine.memory_bytes() <= psutil.virtual_memory().total
+
+
+def test_only_linux_forks():
+    assert machine.can_fork() == (platform.system() == "Linux")
+
+
+@pytest.fixture(scope="module")
+def provenance():
+    return machine.provenance()
+
+
+def test_provenance_is_json_and_complete(provenance):
+    assert json.loads(json.dumps(provenance)) == provenance
+    for name in ("machine_id", "platform", "kernel", "python", "cpu_model", "revision", "dirty"):
+        assert provenance[name] not in (None, "")
+    assert provenance["python"] == platform.python_version()
+    assert set(provenance["versions"]) == set(machine.DISTRIBUTIONS)
+    assert provenance["gpu"]["works"] in (True, False)
+
+
+def test_versions_are_those_that_import(provenance):
+    import numpy
+    import PIL
+
+    assert provenance["versions"]["numpy"] == numpy.__version__
+    assert provenance["versions"]["pillow"] == PIL.__version__
+
+
+def test_the_machine_id_is_stable_and_gives_nothing_away(provenance):
+    again = "from labkit import machine; print(machine.provenance()['machine_id'])"
+    done = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == provenance["machine_id"]
+    text = json.dumps(provenance)
+    raw = procfs.text("/etc/machine-id").strip()
+    assert not raw or raw not in text
+    assert str(Path.home()) not in text.replace('"/"', "")
+    assert f'"{platform.node()}"' not in text
+
+
+def test_the_revision_is_the_checkouts(provenance):
+    if not (machine.CHECKOUT / ".git").exists():
+        assert provenance["revision"] == provenance["dirty"] == "unknown"
+        return
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=machine.CHECKOUT, capture_output=True, text=True
+    )
+    if head.returncode:
+        pytest.skip("git does not answer here")
+    assert provenance["revision"] == head.stdout.strip()
+    assert provenance["dirty"] in (True, False)
+
+
+def test_provenance_is_quick_without_a_gpu():
+    if machine.cuda().driver:
+        pytest.skip("there is an NVIDIA driver, so torch is asked too")
+    start_s = time.perf_counter()
+    machine.provenance()
+    assert time.perf_counter() - start_s < 1  # 25 ms where this was written
+
+
+def test_the_doctor_reports_what_there_is_and_what_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = machine.doctor_report()
+    assert all(isinstance(text, str) for row in rows for text in row)
+    topics = {topic: (value, remark) for topic, value, remark in rows}
+    assert {"python", "packages", "cores", "memory", "gpu"} <= set(topics)
+    works = machine.cuda().works
+    assert (topics["gpu"][1] == "") == works
+    assert ("device cuda" in topics) != works
+
+
+def test_the_doctor_looks_at_the_media_of_labkit_toml_and_those_it_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number in range(30):
+        (tmp_path / "photos" / f"{number}.jpg").write_bytes(os.urandom(8192))
+    machine.write_media(tmp_path / "labkit.toml", hdd="photos")
+    rows = machine.doctor_report({"data": tmp_path / "photos", "ssd": tmp_path / "gone"})
+    topics = {topic: (value, remark) for topic, value, remark in rows}
+    medium = machine.describe_medium(tmp_path)
+    assert f": {medium.filesystem} on {medium.device}, " in topics["data"][0]
+    if not medium.in_memory and hasattr(os, "posix_fadvise"):
+        assert topics["data"][0].endswith(" cold reads/s")
+        assert topics["data"][1] == ""
+    if medium.rotational is False or medium.in_memory:
+        assert topics["hdd"][1].startswith("not believed to be a hard disk: ")
+    assert topics["ssd"][1] == "not there; mount the disk or correct labkit.toml"
+
+
+def test_the_doctor_says_what_a_platform_without_fadvise_and_fork_skips(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    rows = {topic: (value, remark) for topic, value, remark in machine.doctor_report()}
+    assert rows["cache cold"][0] == "skipped"
+    assert "no posix_fadvise" in rows["cache cold"][1]
+    assert rows["start_method fork"] == ("skipped", "this platform starts processes by spawn")

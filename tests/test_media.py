@@ -1,0 +1,200 @@
+"""labkit.toml and the media it names: real files, and the disks that this machine has."""
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit import media as module
+from labkit.media import (
+    Medium,
+    Probe,
+    describe_medium,
+    is_hard_disk,
+    media,
+    probe_random_reads,
+    write_media,
+)
+from labkit.trial import Skip
+
+DISK = Medium(
+    filesystem="ext4",
+    device="/dev/sda1",
+    rotational=True,
+    scheduler="none",
+    readahead_kb=128,
+    free_bytes=1,
+    total_bytes=2,
+)
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("disk", "data"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def test_what_is_written_is_read_back_also_from_a_folder_below(lab, monkeypatch):
+    write_media(lab / "labkit.toml", hdd=lab / "disk", data="data")
+    (lab / "notebooks").mkdir()
+    monkeypatch.chdir(lab / "notebooks")
+    assert media() == {"hdd": lab / "disk", "data": lab / "data"}
+
+
+def test_without_the_file_there_are_no_media(lab):
+    assert media() == {}
+
+
+def test_directories_beside_the_file_are_kept_relative_and_others_absolute(lab):
+    (lab / "project").mkdir()
+    (lab / "project" / "photos").mkdir()
+    write_media(lab / "project" / "labkit.toml", hdd=lab / "disk", data=lab / "project" / "photos")
+    text = (lab / "project" / "labkit.toml").read_text()
+    assert 'data = "photos"' in text
+    assert f'hdd = "{lab / "disk"}"' in text
+
+
+def test_writing_keeps_comments_and_other_keys(lab):
+    before = '# mine\n[media]\n# spins\nhdd = "old"  # gone\nssd = "s"\n\n[other]\nhdd = "kept"\n'
+    (lab / "labkit.toml").write_text(before)
+    write_media("labkit.toml", hdd="disk", data="data")
+    assert (lab / "labkit.toml").read_text() == (
+        '# mine\n[media]\n# spins\nhdd = "disk"\nssd = "s"\ndata = "data"\n\n[other]\nhdd = "kept"\n'
+    )
+
+
+def test_a_file_without_media_gets_the_table(lab):
+    (lab / "labkit.toml").write_text("[other]\nx = 1\n")
+    write_media("labkit.toml", data="data")
+    assert media() == {"data": lab / "data"}
+    assert "[other]\nx = 1\n" in (lab / "labkit.toml").read_text()
+
+
+def test_quotes_and_blanks_in_a_name_survive(lab):
+    odd = lab / 'my "disk" é'
+    odd.mkdir()
+    write_media("labkit.toml", ssd=odd)
+    assert media() == {"ssd": odd}
+
+
+@pytest.mark.parametrize(
+    ("dirs", "message"),
+    [
+        ({}, "dirs must be one or more of hdd, ssd, nvme, data, got none"),
+        ({"floppy": "disk"}, "medium must be one of hdd, ssd, nvme, data, got 'floppy'"),
+        ({"hdd": "nowhere"}, "hdd must be an existing directory, got "),
+    ],
+)
+def test_wrong_media_are_refused_and_nothing_is_written(lab, dirs, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        write_media("labkit.toml", **dirs)
+    assert not (lab / "labkit.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[media\n", "must be a TOML file, got an error"),
+        ('[media]\ntape = "x"\n', "medium must be one of hdd, ssd, nvme, data, got 'tape'"),
+        ("[media]\nhdd = 3\n", "must be a directory in quotes, got 3"),
+        ("media = 3\n", "must have a table [media], got 3"),
+    ],
+)
+def test_a_wrong_file_is_refused_and_left_alone(lab, text, message):
+    (lab / "labkit.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        media()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        write_media("labkit.toml", hdd="disk")
+    assert (lab / "labkit.toml").read_text() == text
+
+
+def test_an_unusual_layout_is_left_to_the_person(lab):
+    text = 'media = {ssd = "s"}\n'
+    (lab / "labkit.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape("below a line [media], got another layout")):
+        write_media("labkit.toml", hdd="disk")
+    assert (lab / "labkit.toml").read_text() == text
+    assert [path.name for path in lab.glob("labkit*")] == ["labkit.toml"]
+
+
+def test_a_medium_is_described_with_its_room(tmp_path):
+    medium = describe_medium(tmp_path)
+    assert medium.filesystem
+    assert medium.total_bytes == shutil.disk_usage(tmp_path).total
+    assert 0 < medium.free_bytes <= medium.total_bytes
+    assert medium.rotational in (True, False, None)
+    if medium.rotational is not None:
+        assert medium.readahead_kb >= 0
+        assert "[" not in medium.scheduler
+
+
+def test_a_directory_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        describe_medium(tmp_path / "nowhere")
+
+
+def test_tmpfs_is_known_to_be_memory_and_is_not_probed():
+    if describe_medium("/").filesystem == "unknown" or not Path("/dev/shm").is_dir():
+        pytest.skip("this platform has no /dev/shm")
+    medium = describe_medium("/dev/shm")
+    assert medium.in_memory
+    assert is_hard_disk(medium, None) is False
+    with pytest.raises(Skip, match="kept in memory"):
+        probe_random_reads("/dev/shm")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    if not hasattr(os, "posix_fadvise"):
+        pytest.skip("this platform has no posix_fadvise")
+    if describe_medium(tmp_path).in_memory:
+        pytest.skip("the temporary directory is not on a disk")
+    for number in range(300):
+        (tmp_path / f"{number}.jpg").write_bytes(os.urandom(10_000))
+    return tmp_path
+
+
+def test_a_probe_reads_whole_files(photos):
+    probe = probe_random_reads(photos)
+    assert 0 < probe.files <= module.PROBE_FILES
+    assert probe.reads_per_s > 1
+    assert probe.bytes_per_s == pytest.approx(10_000 * probe.reads_per_s)
+
+
+def test_a_probe_stops_in_time(photos):
+    assert probe_random_reads(photos, seconds=0.0).files == 1
+
+
+def test_too_few_files_of_a_fit_size_say_so():
+    if not hasattr(os, "posix_fadvise"):
+        pytest.skip("this platform has no posix_fadvise")
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        for number in range(30):
+            Path(folder, f"{number}.txt").write_text("small")
+        if describe_medium(folder).in_memory:
+            pytest.skip("the current directory is not on a disk")
+        with pytest.raises(Skip, match="at least 20 files of 4 KiB to 1 MiB, got 0"):
+            probe_random_reads(folder)
+
+
+@pytest.mark.parametrize(
+    ("rotational", "reads_per_s", "believed"),
+    [
+        (True, 81.0, True),
+        (True, 250.0, True),
+        (True, 3000.0, None),  # a virtual disk: it says so and does not behave so
+        (True, None, None),
+        (False, 81.0, False),
+        (None, 81.0, None),
+    ],
+)
+def test_a_hard_disk_must_claim_it_and_behave_so(rotational, reads_per_s, believed):
+    probe = reads_per_s and Probe(files=200, reads_per_s=reads_per_s, bytes_per_s=1e6)
+    assert is_hard_disk(replace(DISK, rotational=rotational), probe) is believed
