@@ -57,12 +57,15 @@ def loop_overhead(settings: Settings) -> tuple[float, float]:
 
 def trial_starts_s(settings: Settings, count: int = 10) -> list[float]:
     """Seconds from asking for a process to its answer, the server already running."""
+    nothing = {"settings": asdict(settings), "start": 0, "stop": 0}
     starts_s = []
     with tempfile.TemporaryDirectory() as folder:
         with Launcher(Path(folder) / "worker.log", fork=machine.can_fork()) as launcher:
             for _ in range(count + 1):
                 start_s = time.perf_counter()
-                launcher.run("find_bad_images", {"settings": asdict(settings), "start": 0, "stop": 0})
+                launcher.run(
+                    "find_bad_images", {"settings": asdict(settings), "start": 0, "stop": 0}
+                )
                 starts_s.append(time.perf_counter() - start_s)
     return starts_s
 

@@ -255,7 +255,7 @@ def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
     from labkit import units
 
     if not directory.is_dir():
-        return str(directory), "not there; mount the disk or correct labkit.toml"
+        return str(directory), "not there; create it, mount the disk or correct labkit.toml"
     medium = describe_medium(directory)
     claim = {True: "rotational", False: "not rotational", None: "kind unknown"}[medium.rotational]
     if medium.in_memory:
@@ -271,9 +271,11 @@ def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
     except OSError as error:
         reason = f"not probed: {error}"
     believed = is_hard_disk(medium, probe)
+    if medium.rotational and probe is not None and believed is None:
+        reason = "claims to be rotational, but reads too fast for a hard disk: its kind is unknown"
     if name == "hdd" and believed is not True:
-        reason = reason or "a hard disk is rotational and does at most 250 cold reads/s"
+        reason = reason or "it does not claim to be rotational"
         return value, f"not believed to be a hard disk: {reason}"
     if name in ("ssd", "nvme") and believed is not False:
-        return value, f"not known to be an {name}: the device does not say it has no moving parts"
+        return value, f"not known to be an {name}: {reason or 'the device does not say so'}"
     return value, reason

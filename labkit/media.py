@@ -42,8 +42,9 @@ PROBE_FILES = 200
 PROBE_MIN_FILES = 20  # fewer say nothing: 20 reads of a hard disk take 0.25 s
 # Smaller files may lie inside their inode; in bigger ones the transfer counts, not the seek.
 PROBE_BYTES = range(4096, (1 << 20) + 1)
-# Listing a folder of millions would take longer than the probe.
-PROBE_LISTED = 20_000
+# Listing a folder of millions, or asking a hard disk for the size of each file in it, would
+# take longer than the probe.
+PROBE_LISTED, PROBE_LOOKED_AT = 20_000, 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,9 +235,9 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> Probe:
         raise Skip("this platform cannot evict files from memory (no posix_fadvise)")
     if describe_medium(directory).in_memory:
         raise Skip("files here are kept in memory and never read from a device")
-    files = list(islice(_files(Path(directory)), PROBE_LISTED))
+    files = list(islice(_files(directory), PROBE_LISTED))
     random.shuffle(files)  # differently each time: a disk has a cache of its own
-    suitable = (path for path in files if path.stat().st_size in PROBE_BYTES)
+    suitable = (path for path in files[:PROBE_LOOKED_AT] if _is_fit_for_probing(path))
     chosen = list(islice(suitable, PROBE_FILES))
     if len(chosen) < PROBE_MIN_FILES:
         raise Skip(
@@ -256,13 +257,16 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> Probe:
     return Probe(files=done, reads_per_s=done / took_s, bytes_per_s=read_bytes / took_s)
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def _files(directory: str | Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(directory):
         random.shuffle(folders)
-        for name in names:
-            path = Path(folder, name)
-            if path.is_file() and not path.is_symlink() and os.access(path, os.R_OK):
-                yield path
+        yield from (Path(folder, name) for name in names)
+
+
+def _is_fit_for_probing(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
+        return False
+    return path.stat().st_size in PROBE_BYTES
 
 
 def is_hard_disk(medium: Medium, probe: Probe | None) -> bool | None:

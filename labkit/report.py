@@ -26,6 +26,8 @@ from labkit.statistics import Row, Summary
 if TYPE_CHECKING:
     import pandas as pd
 
+# What a page shows of run.json in its own place; the rest is provenance.
+SHOWN_ABOVE = {"question", "variants", "published", "source", "skipped", "notes"}
 STYLE_SHEET = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --line: #d9d9d9;
         --page: #ffffff; --box: #f6f6f6; --warn: #9c3a00; --link: #0b57a4; }
@@ -183,7 +185,7 @@ def _conditions(summary: Summary) -> list[str]:
         line += f" · A/A ratio {units.normalized(summary.aa_ratio)}"
         if summary.aa_low is not None:
             line += f" {units.interval(summary.aa_low, summary.aa_high)}"
-    if summary.mde is not None:
+    if summary.judged and summary.mde is not None:
         line += f" · shows effects from {units.percent(summary.mde)} up"
     return [" · ".join(stand_ins), line] if stand_ins else [line]
 
@@ -227,7 +229,8 @@ def _html_table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
         for first, *others in body
     ]
     return (
-        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="wide" role="region" aria-label="table" tabindex="0">'
+        f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 
@@ -251,7 +254,7 @@ def _settings(summary: Summary, variants: Mapping[str, Mapping[str, object]]) ->
 
 
 def _provenance(info: Mapping[str, object], folder: Path) -> str:
-    known = {k: info[k] for k in ("created_utc", "status", "schema", "provenance") if k in info}
+    known = {name: value for name, value in info.items() if name not in SHOWN_ABOVE}
     # Experiment and run id only: where a person keeps results is nobody else's business.
     known = {"run": "/".join(folder.parts[-2:]), **known}
     pretty = json.dumps(known, indent=2, ensure_ascii=False, default=str)

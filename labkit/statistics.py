@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
+from labkit import units
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 from labkit.trial import Epoch, Trial
 
@@ -455,8 +456,6 @@ def _row_notes(rows: Sequence[Row], trials: Sequence[Trial], n_blocks: int) -> l
 
 
 def _inconclusive_note(name: str, d: Sequence[float], alpha: float) -> str:
-    from labkit import units
-
     seen, needed = detectable_share(d, alpha), blocks_needed(stdev(d), alpha)
     note = f"{name}: inconclusive; these blocks show effects from {units.percent(seen)} up"
     if needed > len(d):

@@ -40,7 +40,8 @@ def texts(figure):
     limit = figure.axes[0].get_xlim()[1]
     # Matplotlib prepares a tick beyond the end of the axis, but does not draw it.
     undrawn = [t for t in figure.axes[0].get_xticklabels() if t.get_position()[0] > limit]
-    return [t for t in figure.findobj(Text) if t.get_text().strip() and t not in undrawn]
+    drawn = [t for t in figure.findobj(Text) if t.get_visible() and t not in undrawn]
+    return [t for t in drawn if t.get_text().strip()]
 
 
 def everything_written(figure):

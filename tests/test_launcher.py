@@ -1,5 +1,7 @@
 """Trials are real processes, and nothing of them stays, whoever is killed."""
 
+import concurrent.futures
+import json
 import os
 import signal
 import subprocess
@@ -29,9 +31,8 @@ PATIENCE_S = 20.0  # how long to look for something that must happen; not a spee
 
 
 def settings(photos, **changes):
-    chosen = Settings(
-        data=str(photos), device="emulated", input_px=64, batch_size=4, num_workers=1, **changes
-    )
+    small = {"device": "emulated", "input_px": 64, "batch_size": 4, "num_workers": 1}
+    chosen = Settings(data=str(photos), **{**small, **changes})
     filled = complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=machine.can_fork())
     return asdict(filled)
 
@@ -66,6 +67,18 @@ def all_pids_below(parent):
     return [process.pid for process in psutil.Process(parent).children(recursive=True)]
 
 
+def started_by(launcher):
+    """The server, the trial and its loader workers, as far as they have been started."""
+    server = launcher._process
+    return [] if server is None else [server.pid, *all_pids_below(server.pid)]
+
+
+def in_background(task):
+    """Run a task beside the test; joining it raises what it raised."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    return pool.submit(task)
+
+
 @FORKS
 def test_a_trial_returns_what_it_measured(tmp_path, photos, fork):
     with Launcher(tmp_path / "log", fork=fork) as launcher:
@@ -79,20 +92,18 @@ def test_a_trial_returns_what_it_measured(tmp_path, photos, fork):
 def test_cancel_leaves_no_process(tmp_path, photos, fork):
     cancel = threading.Event()
     with Launcher(tmp_path / "log", fork=fork) as launcher:
-        started = []
 
         def cancel_once_loading():
             # server, trial and a loader worker (spawned: trial and worker)
-            until(lambda: len(all_pids_below(os.getpid())) >= (3 if fork else 2))
-            started.extend(all_pids_below(os.getpid()))
+            assert until(lambda: len(started_by(launcher)) >= (3 if fork else 2))
+            started = started_by(launcher)
             cancel.set()
+            return started
 
-        watcher = threading.Thread(target=cancel_once_loading)
-        watcher.start()
+        canceller = in_background(cancel_once_loading)
         with pytest.raises(Cancelled):
             measure(launcher, photos, cancel, compute_s_per_image=10.0)  # minutes, if left alone
-        watcher.join()
-    assert started
+        started = canceller.result()
     assert until(lambda: not alive(started)), alive(started)
 
 
@@ -104,8 +115,6 @@ def test_a_killed_process_takes_everything_below_it_along(tmp_path, photos, vict
         "with Launcher(Path(sys.argv[1]), fork=True) as launcher:\n"
         "    launcher.run('measure', json.loads(sys.argv[2]))\n"
     )
-    import json
-
     arguments = {"settings": settings(photos), "excluded": [], "compute_s_per_image": 10.0}
     runner = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "log"), json.dumps(arguments)],
@@ -126,15 +135,14 @@ def test_a_killed_trial_does_not_spoil_the_next(tmp_path, photos):
     with Launcher(tmp_path / "log", fork=True) as launcher:
 
         def kill_the_trial():
-            until(lambda: len(all_pids_below(os.getpid())) >= 3)
-            server = psutil.Process().children()[0]
-            os.kill(server.children()[0].pid, signal.SIGKILL)
+            assert until(lambda: len(started_by(launcher)) >= 3)
+            _, trial, *_ = started_by(launcher)
+            os.kill(trial, signal.SIGKILL)
 
-        killer = threading.Thread(target=kill_the_trial)
-        killer.start()
+        killer = in_background(kill_the_trial)
         with pytest.raises(TrialFailed, match="killed by SIGKILL; if the kernel ran out of memory"):
             measure(launcher, photos, compute_s_per_image=10.0)
-        killer.join()
+        killer.result()
         assert measure(launcher, photos)["epochs"][0]["images"] == 24
 
 
@@ -143,15 +151,14 @@ def test_a_killed_loader_worker_fails_the_trial_in_words(tmp_path, photos):
     with Launcher(tmp_path / "log", fork=True) as launcher:
 
         def kill_a_loader_worker():
-            until(lambda: len(all_pids_below(os.getpid())) >= 3)
-            trial = psutil.Process().children()[0].children()[0]
-            os.kill(trial.children()[0].pid, signal.SIGKILL)
+            assert until(lambda: len(started_by(launcher)) >= 3)
+            *_, worker = started_by(launcher)
+            os.kill(worker, signal.SIGKILL)
 
-        killer = threading.Thread(target=kill_a_loader_worker)
-        killer.start()
+        killer = in_background(kill_a_loader_worker)
         with pytest.raises(TrialFailed, match=r"DataLoader worker.*use fewer workers"):
             measure(launcher, photos, compute_s_per_image=0.5)
-        killer.join()
+        killer.result()
 
 
 def test_a_variant_that_cannot_run_here_is_a_skip_with_its_reason(tmp_path, photos):
