@@ -63,9 +63,7 @@ def trial_starts_s(settings: Settings, count: int = 10) -> list[float]:
         with Launcher(Path(folder) / "worker.log", fork=machine.can_fork()) as launcher:
             for _ in range(count + 1):
                 start_s = time.perf_counter()
-                launcher.run(
-                    "find_bad_images", {"settings": asdict(settings), "start": 0, "stop": 0}
-                )
+                launcher.run("find_bad_images", nothing)
                 starts_s.append(time.perf_counter() - start_s)
     return starts_s
 

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 import labkit as lab
-from labkit import machine, notebook, pipeline, report, results
+from labkit import machine, notebook, report, results
 from labkit.settings import MODES, field_kinds, help_texts
+from labkit.tables import TABLES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,7 +95,7 @@ def _results_option(command: argparse.ArgumentParser) -> None:
 def _settings_options(group: argparse._ArgumentGroup) -> None:
     texts = help_texts()
     for name, (kind, choices, _) in field_kinds().items():
-        table = pipeline.TABLES.get(name)
+        table = TABLES.get(name)
         described = texts[name] + (f" One of: {', '.join(table)}." if table else "")
         group.add_argument(
             f"--{name.replace('_', '-')}",

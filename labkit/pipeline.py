@@ -1,17 +1,14 @@
-"""Pipeline: settings → batches on a device; the only file that knows every part.
+"""Pipeline: settings → batches on a device, every part taken from its table.
 
     Source (reader, decoder, preprocessor) → loader → prefetcher → device → step
 
-`check` refuses settings that cannot work before anything is started.  A person's
-own table entries travel to the trial and its loader workers by cloudpickle
-(`own_parts`, `register`).  Main trap: the step of a preprocessor that works on
-the device has to finish the batch first, and the emulated device only charges for it.
+Main trap: where the preprocessor works on the device, the step has to finish the
+batch first; the emulated device only charges for it.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,113 +23,15 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES, PROFILES
 from labkit.parts.loading import LOADERS
 from labkit.parts.packing import PACKINGS, Reader
-from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
+from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
 from labkit.parts.storage import STORAGES
 from labkit.parts.training import STEPS, Step
-from labkit.settings import Settings, pick
-from labkit.trial import Skip
+from labkit.settings import Settings
+from labkit.tables import check, register
 
 if TYPE_CHECKING:
     import torch
-
-# setting -> its table: the choices of the form and of the command line, too.
-TABLES: dict[str, dict] = {
-    "storage": STORAGES,
-    "packing": PACKINGS,
-    "decoder": DECODERS,
-    "preprocessor": PREPROCESSORS,
-    "loader": LOADERS,
-    "prefetcher": PREFETCHERS,
-    "device": DEVICES,
-    "profile": PROFILES,
-    "step": STEPS,
-}
-_BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
-
-
-def own_parts() -> bytes:
-    """Pack the table entries that a person added or replaced, for another process.
-
-    Returns:
-        What `register` takes; empty where nothing was added.
-
-    Raises:
-        ValueError: an entry holds something that cannot be sent, such as an open file.
-    """
-    own = {}
-    for setting, table in TABLES.items():
-        for name, part in table.items():
-            if _BUILT_IN[setting].get(name) is not part:
-                own[setting, name] = part
-    if not own:
-        return b""
-    import cloudpickle
-
-    for (setting, name), part in own.items():
-        try:
-            cloudpickle.dumps(part)
-        except Exception as error:
-            raise ValueError(
-                f"{setting} {name!r} must be something a fresh process can be sent, "
-                f"got {part!r} ({error}); open files and handles inside the function"
-            ) from error
-    return cloudpickle.dumps(own)
-
-
-def register(packed: bytes) -> None:
-    """Enter a person's own parts into the tables of this process.
-
-    Args:
-        packed: from `own_parts`; never from a file.
-    """
-    if packed:
-        for (setting, name), part in pickle.loads(packed).items():
-            TABLES[setting][name] = part
-
-
-def check_names(settings: Settings) -> None:
-    """Refuse settings that name a part that no table has.
-
-    Raises:
-        ValueError: the message lists the choices.
-    """
-    for setting, table in TABLES.items():
-        value = getattr(settings, setting)
-        if value is not None:
-            pick(table, value, setting)
-
-
-def check(settings: Settings) -> None:
-    """Refuse settings that name unknown parts or parts that do not fit together.
-
-    Raises:
-        ValueError: with the choices or the next step.
-        Skip: the parts exist but cannot run on the chosen device.
-    """
-    check_names(settings)
-    batch = PREPROCESSORS[settings.preprocessor].batch
-    if settings.device == "emulated":
-        if settings.step != "timed":
-            raise ValueError(
-                f"step must be timed on the emulated device, got {settings.step!r}; "
-                "choose device cpu or cuda for a real step"
-            )
-    elif settings.step == "timed":
-        raise ValueError(
-            f"step must be detector or classifier on device {settings.device}, got 'timed'"
-        )
-    elif batch != settings.step:
-        fitting = [name for name, part in PREPROCESSORS.items() if part.batch == settings.step]
-        raise ValueError(
-            f"preprocessor must be one of {', '.join(fitting)} for the step {settings.step}, "
-            f"got {settings.preprocessor!r}"
-        )
-    if settings.prefetcher in NEEDS_STREAMS and settings.device == "cpu":
-        raise Skip(
-            f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
-            "choose device cuda or emulated"
-        )
 
 
 class Order:
@@ -262,7 +161,7 @@ def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) ->
         (images,) int64 indices, a whole number of batches.
 
     Raises:
-        ValueError: the data has fewer images than one batch.
+        ValueError: fewer images than one batch, or more wanted than there are.
     """
     shuffled = shuffled_images(settings)
     usable = shuffled[~np.isin(shuffled, list(excluded))]
@@ -271,8 +170,13 @@ def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) ->
             f"batch_size must be at most the number of readable images ({len(usable)}), "
             f"got {settings.batch_size}; use a smaller batch or more images"
         )
-    wanted = min(settings.images or len(usable), len(usable))
-    return usable[: max(wanted // settings.batch_size, 1) * settings.batch_size]
+    wanted = settings.images or len(usable)
+    if not settings.batch_size <= wanted <= len(usable):
+        raise ValueError(
+            f"images must be at least one batch ({settings.batch_size}) and at most the number of "
+            f"readable images ({len(usable)}), got {wanted}; leave it unset to use what fits"
+        )
+    return usable[: wanted // settings.batch_size * settings.batch_size]
 
 
 @dataclass(frozen=True, kw_only=True)

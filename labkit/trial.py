@@ -7,6 +7,7 @@ measured zero is 0.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
@@ -111,3 +112,8 @@ class Trial:
         known = {f.name for f in fields(Trial)}
         row = {name: value for name, value in row.items() if name in known}
         return Trial(**{**row, "epochs": tuple(Epoch(**epoch) for epoch in row["epochs"])})
+
+
+def utc_now() -> str:
+    """Give the time as rows record it: 2026-11-21T03:46:00Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

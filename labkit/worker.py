@@ -49,13 +49,13 @@ def _measure(settings: dict, excluded: list[int], compute_s_per_image: float | N
 
 
 def _calibrate(settings: dict, mode: str, excluded: list[int], own: bytes):
-    from labkit.timing import calibrate
+    from labkit.calibration import calibrate
 
     return calibrate(_settings(settings), MODES[mode], excluded=frozenset(excluded), own=own)
 
 
 def _check_emulator(settings: dict, compute_s_per_image: float | None, own: bytes):
-    from labkit.timing import free_loader_utilization
+    from labkit.calibration import free_loader_utilization
 
     return free_loader_utilization(_settings(settings), compute_s_per_image)
 
@@ -165,7 +165,7 @@ def _answer(line: bytes, events: int) -> None:
     try:
         request = json.loads(line)
         own = base64.b64decode(request["own"])
-        from labkit.pipeline import register
+        from labkit.tables import register
 
         register(own)
         result = JOBS[request["job"]](**request["arguments"], own=own)
@@ -215,8 +215,8 @@ def _preload() -> None:
         "cv2",
         "psutil",
         "torch.utils.data",
+        "labkit.calibration",
         "labkit.preflight",
-        "labkit.timing",
         "labkit.parts.training.losses",
         "labkit.parts.training.models",
     ):

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from labkit.experiment import Experiment, plan, run
+from labkit.experiment import Experiment, run
+from labkit.runner import plan
 from labkit.settings import MODES, Settings
 
 BASE = Settings()

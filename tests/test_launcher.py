@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit import machine, pipeline
+from labkit import machine, tables
 from labkit.launcher import Cancelled, Launcher, TrialFailed
 from labkit.settings import MODES, Settings, complete
 from labkit.trial import Skip
@@ -185,7 +185,7 @@ def test_a_persons_own_decoder_reaches_the_loader_workers(
         return DECODERS["pillow"](jpeg)
 
     monkeypatch.setitem(DECODERS, "mine", my_decode)
-    with Launcher(tmp_path / "log", fork=fork, own=pipeline.own_parts()) as launcher:
+    with Launcher(tmp_path / "log", fork=fork, own=tables.own_parts()) as launcher:
         measured = measure(launcher, photos, decoder="mine", start_method=start_method)
     assert measured["epochs"][0]["images"] == 24
     assert Path(marker).read_text() == "yes"
@@ -198,4 +198,4 @@ def test_a_part_that_cannot_be_sent_is_refused_by_name(monkeypatch, tmp_path):
         monkeypatch.setitem(DECODERS, "mine", lambda jpeg: file)
         message = "decoder 'mine' must be something a fresh process can be sent"
         with pytest.raises(ValueError, match=message):
-            pipeline.own_parts()
+            tables.own_parts()

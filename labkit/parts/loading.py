@@ -9,13 +9,17 @@ method from the parent; it is always passed on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import torch
+
+DROPPED_POLL_S = 0.05
 
 
 class Source(Protocol):
@@ -40,7 +44,7 @@ def load_with_torch(source: Source, settings: Settings) -> Iterable[dict[str, to
     import torch
 
     workers = settings.num_workers
-    return torch.utils.data.DataLoader(
+    loader = torch.utils.data.DataLoader(
         source,
         batch_size=settings.batch_size,
         sampler=source.order,
@@ -54,6 +58,85 @@ def load_with_torch(source: Source, settings: Settings) -> Iterable[dict[str, to
         multiprocessing_context=settings.start_method if workers else None,
         worker_init_fn=source.start_worker if workers else None,
     )
+    # torch pins only where there is CUDA; what stands in for CUDA must have its thread, too.
+    return (
+        PinningLoader(loader) if settings.pin_memory and settings.device == "emulated" else loader
+    )
+
+
+class PinningLoader:
+    """What torch's pin_memory does to a loader, for a machine without CUDA.
+
+    A thread takes finished batches off the workers' queue and copies them once more; so the
+    training loop never unpickles a batch itself.  Only the page lock is missing.  Without this,
+    prefetch_generator would be credited with what pin_memory already does on a CUDA machine.
+
+    Args:
+        loader: what delivers the batches.
+
+    Source: torch/utils/data/_utils/pin_memory.py.
+    """
+
+    def __init__(self, loader: Iterable[dict[str, torch.Tensor]]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Start the workers in this thread, and the thread that copies."""
+        return _PinnedBatches(iter(self._loader))
+
+
+class _PinnedBatches:
+    """One epoch of a `PinningLoader`; ends its thread when it is dropped."""
+
+    def __init__(self, batches: Iterator[dict[str, torch.Tensor]]) -> None:
+        self._finished: queue.Queue = queue.Queue(maxsize=1)
+        self._dropped = threading.Event()
+        # The thread must not hold `self`, or it would never be dropped.
+        self._thread = threading.Thread(
+            target=_pin, args=(batches, self._finished, self._dropped), daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return self
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        if self._dropped.is_set():
+            raise StopIteration
+        batch = self._finished.get()
+        if isinstance(batch, dict):
+            return batch
+        self._dropped.set()
+        self._thread.join()  # the loader's workers have ended before the epoch has
+        raise batch
+
+    def __del__(self) -> None:
+        self._dropped.set()
+        self._thread.join()
+
+
+def _pin(batches: Iterator, finished: queue.Queue, dropped: threading.Event) -> None:
+    """Copy batches into the queue until they end, fail, or nobody wants them."""
+
+    def put(item: object) -> None:
+        while not dropped.is_set():
+            try:
+                finished.put(item, timeout=DROPPED_POLL_S)
+            except queue.Full:
+                continue
+            return
+
+    try:
+        for batch in batches:
+            put({name: tensor.clone() for name, tensor in batch.items()})
+            if dropped.is_set():
+                break
+    except Exception as error:  # goes on to the loop that asks for batches
+        del batches
+        put(error)
+    else:
+        del batches
+        put(StopIteration())
 
 
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {"torch": load_with_torch}

@@ -1,0 +1,71 @@
+"""What a variant's counted trials come to: times, rates, shares, memory and labels.
+
+    [Trial] -> average() -> the fields of a Row that are not compared with the baseline
+
+Rates and shares are sums over sums, so a long epoch counts more; times are geometric means.
+Main trap: what one epoch does not know is unknown for the row, never an average of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, geometric_mean
+
+from labkit.trial import Epoch, Trial
+
+
+def average(runs: Sequence[Trial]) -> dict[str, object]:
+    """Average everything but the normalized time over a variant's counted trials.
+
+    Returns:
+        Fields of `summary.Row`; none of them without trials.
+    """
+    if not runs:
+        return {}
+    epochs = [epoch for trial in runs for epoch in trial.epochs]
+    total_s = sum(epoch.epoch_s for epoch in epochs)
+
+    def share(part_s: Callable[[Epoch], float | None]) -> float | None:
+        parts_s = [part_s(epoch) for epoch in epochs]
+        return None if None in parts_s else sum(parts_s) / total_s
+
+    compute_share = share(lambda epoch: epoch.compute_s)
+    first_s = [trial.epochs[0].epoch_s for trial in runs]
+    second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
+    memory = [trial.peak_rss_bytes for trial in runs if trial.peak_rss_bytes is not None]
+    return {
+        "time_s": geometric_mean(trial.time_s for trial in runs),
+        "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
+        "epoch1_s": geometric_mean(first_s),
+        "epoch2_s": geometric_mean(second_s) if second_s else None,
+        "startup_s": fmean(epoch.startup_s for epoch in epochs),
+        "steady_images_per_s": _steady_images_per_s(epochs),
+        "wait_share": share(lambda epoch: epoch.wait_s),
+        "transfer_share": share(lambda epoch: epoch.transfer_s),
+        "compute_share": compute_share,
+        "stall_share": None if compute_share is None else 1 - compute_share,
+        "cpu_percent": _mean_known(trial.cpu_percent for trial in runs),
+        "gpu_util": _mean_known(trial.gpu_util_mean for trial in runs),
+        "emulated_busy_share": _mean_known(trial.emulated_busy_share for trial in runs),
+        "peak_rss_bytes": max(memory, default=None),
+        "labels": _merge_labels(runs),
+    }
+
+
+def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
+    images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs if epoch.steps)
+    left_s = sum(epoch.epoch_s - epoch.first_batch_s for epoch in epochs)
+    return images / left_s if images and left_s > 0 else None
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:
+    names = dict.fromkeys(name for trial in runs for name in trial.labels)
+    return {
+        name: " / ".join(dict.fromkeys(t.labels[name] for t in runs if name in t.labels))
+        for name in names
+    }

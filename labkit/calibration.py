@@ -1,0 +1,140 @@
+"""Calibration: how fast the baseline is here, before anything counts.
+
+    the baseline's rate → how many images an epoch has, the same for all variants
+                        → how fast the matched device computes, so that it stalls 30 %
+    a free loader       → whether the emulated device itself is in the way
+
+Main trap: right after the start the loader's queues fill or drain, and batches
+come slower or faster than they will; those steps are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.contracts import Clock
+from labkit.parts import storage
+from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES
+from labkit.pipeline import Pipeline, build
+from labkit.settings import Mode, Settings
+from labkit.timing import SystemClock, time_epoch, warm_up
+
+CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
+FREE_LOADER_S = 0.3
+UNSETTLED_STEPS_PER_WORKER = 1
+
+
+def calibrate(
+    settings: Settings,
+    mode: Mode,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    own: bytes = b"",
+) -> dict[str, float | None]:
+    """Find how fast the baseline is here: hence the epoch's images and the matched speed.
+
+    Args:
+        settings: the baseline's, complete.
+        mode: how long an epoch should be.
+        excluded: indices of unreadable images.
+        own: a person's own parts.
+
+    Returns:
+        images_per_s, images (per epoch) and, for the matched profile, compute_s_per_image
+        and the stall_share that it gave.
+    """
+    import torch
+
+    torch.set_num_threads(settings.torch_threads)
+    clock = SystemClock()
+    given = {"excluded": excluded, "own": own}
+    matched = (
+        settings.device == "emulated" and PROFILES[settings.profile].compute_s_per_image is None
+    )
+    pipeline = build(settings, clock, compute_s_per_image=0.0 if matched else None, **given)
+    pipeline.source.start_worker(0)
+    warm_up(pipeline)
+    storage.prepare(pipeline.source.files, settings.cache)
+    images_per_s, stall_share = steady_rate(pipeline, clock)
+    compute_s_per_image = None
+    if matched:
+        # First guess: the loader alone sets the pace.  Then correct by what launching and
+        # transferring took away from the loader's workers.
+        compute_s_per_image = (1 - MATCHED_STALL_SHARE) / images_per_s
+        pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image, **given)
+        storage.prepare(pipeline.source.files, settings.cache)
+        images_per_s, stall_share = steady_rate(pipeline, clock)
+        compute_s_per_image *= (1 - MATCHED_STALL_SHARE) / (1 - stall_share)
+    available = len(pipeline.source)
+    images = available
+    if mode.epoch_s:
+        least = mode.min_steps * settings.batch_size
+        images = min(max(least, round(images_per_s * mode.epoch_s)), available)
+    images = settings.images or images
+    return {
+        "images_per_s": images_per_s,
+        "images": max(images // settings.batch_size, 1) * settings.batch_size,
+        "compute_s_per_image": compute_s_per_image,
+        "stall_share": stall_share,
+    }
+
+
+def steady_rate(
+    pipeline: Pipeline, clock: Clock, seconds: float = CALIBRATION_S
+) -> tuple[float, float | None]:
+    """Measure the rate once the queues have settled, over as many epochs as it takes.
+
+    Returns:
+        Images per second, and the share of time in which the emulated device was idle.
+    """
+    unsettled = 1 + UNSETTLED_STEPS_PER_WORKER * pipeline.settings.num_workers
+    images, elapsed_s, computed_s = 0, 0.0, 0.0
+    device = pipeline.device
+    number = 0
+    while elapsed_s < seconds:
+        pipeline.source.order.epoch = number
+        number += 1
+        steps = 0
+        # An epoch too short to settle is measured from its second batch on.
+        skipped = min(unsettled, len(pipeline.source) // pipeline.settings.batch_size - 1)
+        batches = pipeline.batches(pipeline.loader, device)
+        for batch in batches:
+            loss = pipeline.forward(batch)
+            if pipeline.step.backward is not None:
+                pipeline.step.backward(loss)
+            device.synchronize()
+            steps += 1
+            if steps <= skipped:
+                start_s = clock.now()
+                before_s = getattr(device, "compute_s", 0.0)
+                continue
+            images += pipeline.settings.batch_size
+            if elapsed_s + clock.now() - start_s >= seconds:
+                break
+        elapsed_s += clock.now() - start_s
+        computed_s += getattr(device, "compute_s", 0.0) - before_s
+        del batches  # stops the workers before the next measurement
+        if skipped == 0 and number >= 3:
+            break
+    idle = None if not hasattr(device, "compute_s") else 1 - computed_s / elapsed_s
+    return images / elapsed_s, idle
+
+
+def free_loader_utilization(settings: Settings, compute_s_per_image: float) -> float:
+    """Measure the emulated device with a loader that costs nothing (EVIDENCE 2, Accelerator).
+
+    Returns:
+        Accelerator utilization, compute time over running time; below 0.99 the emulation
+        itself is in the way and no figure may be printed.
+    """
+    import torch
+
+    clock = SystemClock()
+    pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image)
+    step_s = compute_s_per_image * settings.batch_size
+    steps = max(5, round(FREE_LOADER_S / step_s))
+    # Nothing to load and next to nothing to copy: what is missing from 1 is the emulator's own.
+    empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
+    free = replace(pipeline, loader=[empty] * steps)
+    epoch = time_epoch(free, clock)
+    return epoch.compute_s / epoch.epoch_s

@@ -1,0 +1,122 @@
+"""Tables: every part by name, a person's own among them, and what fits together.
+
+    setting -> table of parts -> `check(settings)` before anything is started
+
+A person adds a part with one line (`lab.DECODERS["mine"] = my_decode`); it travels
+to the trial and its loader workers by cloudpickle (`own_parts`, `register`).
+Main trap: a part that holds an open file or a lock cannot travel; it is refused
+by name before a run starts.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+from labkit.parts.decoding import DECODERS
+from labkit.parts.devices import DEVICES, PROFILES
+from labkit.parts.loading import LOADERS
+from labkit.parts.packing import PACKINGS
+from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
+from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.parts.storage import STORAGES
+from labkit.parts.training import STEPS
+from labkit.settings import Settings, pick
+from labkit.trial import Skip
+
+# setting -> its table: the choices of the form and of the command line, too.
+TABLES: dict[str, dict] = {
+    "storage": STORAGES,
+    "packing": PACKINGS,
+    "decoder": DECODERS,
+    "preprocessor": PREPROCESSORS,
+    "loader": LOADERS,
+    "prefetcher": PREFETCHERS,
+    "device": DEVICES,
+    "profile": PROFILES,
+    "step": STEPS,
+}
+_BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
+
+
+def own_parts() -> bytes:
+    """Pack the table entries that a person added or replaced, for another process.
+
+    Returns:
+        What `register` takes; empty where nothing was added.
+
+    Raises:
+        ValueError: an entry holds something that cannot be sent, such as an open file.
+    """
+    own = {}
+    for setting, table in TABLES.items():
+        for name, part in table.items():
+            if _BUILT_IN[setting].get(name) is not part:
+                own[setting, name] = part
+    if not own:
+        return b""
+    import cloudpickle
+
+    for (setting, name), part in own.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as error:
+            raise ValueError(
+                f"{setting} {name!r} must be something a fresh process can be sent, "
+                f"got {part!r} ({error}); open files and handles inside the function"
+            ) from error
+    return cloudpickle.dumps(own)
+
+
+def register(packed: bytes) -> None:
+    """Enter a person's own parts into the tables of this process.
+
+    Args:
+        packed: from `own_parts`; never from a file.
+    """
+    if packed:
+        for (setting, name), part in pickle.loads(packed).items():
+            TABLES[setting][name] = part
+
+
+def check_names(settings: Settings) -> None:
+    """Refuse settings that name a part that no table has.
+
+    Raises:
+        ValueError: the message lists the choices.
+    """
+    for setting, table in TABLES.items():
+        value = getattr(settings, setting)
+        if value is not None:
+            pick(table, value, setting)
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that name unknown parts or parts that do not fit together.
+
+    Raises:
+        ValueError: with the choices or the next step.
+        Skip: the parts exist but cannot run on the chosen device.
+    """
+    check_names(settings)
+    batch = PREPROCESSORS[settings.preprocessor].batch
+    if settings.device == "emulated":
+        if settings.step != "timed":
+            raise ValueError(
+                f"step must be timed on the emulated device, got {settings.step!r}; "
+                "choose device cpu or cuda for a real step"
+            )
+    elif settings.step == "timed":
+        raise ValueError(
+            f"step must be detector or classifier on device {settings.device}, got 'timed'"
+        )
+    elif batch != settings.step:
+        fitting = [name for name, part in PREPROCESSORS.items() if part.batch == settings.step]
+        raise ValueError(
+            f"preprocessor must be one of {', '.join(fitting)} for the step {settings.step}, "
+            f"got {settings.preprocessor!r}"
+        )
+    if settings.prefetcher in NEEDS_STREAMS and settings.device == "cpu":
+        raise Skip(
+            f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
+            "choose device cuda or emulated"
+        )

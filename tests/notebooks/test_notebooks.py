@@ -1,0 +1,59 @@
+"""Every notebook runs from top to bottom without a click, and ends in a table and a figure."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def parameters(notebook):
+    (cell,) = (c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
+    return cell
+
+
+@ALL
+def test_a_notebook_is_committed_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert all(
+        not c.outputs and c.execution_count is None for c in notebook.cells if "outputs" in c
+    )
+
+
+@ALL
+def test_a_notebook_holds_words_settings_and_calls(path):
+    # Logic lives in labkit: no function, class or loop in a notebook.
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            assert not any(
+                line.lstrip().startswith(("def ", "class ", "for ", "while "))
+                for line in cell.source.splitlines()
+            )
+
+
+@ALL
+@pytest.mark.notebooks
+def test_a_notebook_runs_without_a_click(path, photos, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    # As papermill does it: the given values in a cell right after the defaults.
+    given = nbformat.v4.new_code_cell(f"data = {str(photos)!r}\nresults = {str(tmp_path)!r}")
+    notebook.cells.insert(notebook.cells.index(parameters(notebook)) + 1, given)
+    client = NotebookClient(
+        notebook,
+        timeout=180,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    client.execute(env={**os.environ, "PYTHONWARNINGS": "default"})
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    streams = [output for output in outputs if output.output_type == "stream"]
+    assert [output.text for output in streams if output.name == "stderr"] == []
+    kinds = [set(output.data) for output in outputs if "data" in output]
+    assert any("text/html" in kind and "image/png" not in kind for kind in kinds)  # a table
+    assert any("image/png" in kind for kind in kinds)  # a figure
+    assert list(tmp_path.glob("*/*/trials.jsonl"))

@@ -1,0 +1,138 @@
+"""Every loader delivers the same images; the stand-in for pinning adds a thread and no more."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from labkit.parts.loading import LOADERS, PinningLoader
+from labkit.pipeline import open_loader
+from labkit.settings import MODES, Settings, complete
+
+ALL = pytest.mark.parametrize("name", LOADERS)
+
+
+def settings(photos, **changes):
+    small = {"input_px": 64, "batch_size": 4, "num_workers": 0, "device": "emulated"}
+    filled = Settings(data=str(photos), **{**small, **changes})
+    return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+
+
+def delivered(photos, epoch=0, **changes):
+    source, loader = open_loader(settings(photos, **changes))
+    source.order.epoch = epoch
+    return list(loader)
+
+
+def ids(batches):
+    return [int(i) for batch in batches for i in batch["sample_id"]]
+
+
+@ALL
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_has_every_image_once_in_the_seeds_order(photos, name, workers, persistent):
+    changes = {"loader": name, "num_workers": workers, "persistent_workers": persistent}
+    source, loader = open_loader(settings(photos, **changes))
+    seen = []
+    for epoch in range(2):
+        source.order.epoch = epoch
+        seen.append(ids(loader))
+        assert sorted(seen[-1]) == list(range(24))
+    assert seen[0] != seen[1]
+    assert seen[0] == ids(delivered(photos, loader=name))
+
+
+@ALL
+def test_pixels_depend_on_neither_workers_nor_pinning(photos, name):
+    plain = delivered(photos, loader=name, pin_memory=False)
+    other = delivered(photos, loader=name, num_workers=2, pin_memory=True)
+    for a, b in zip(plain, other, strict=True):
+        assert set(a) == set(b)
+        assert all(torch.equal(a[entry], b[entry]) for entry in a)
+
+
+@ALL
+def test_the_last_incomplete_batch_is_left_out(photos, name):
+    assert len(delivered(photos, loader=name, batch_size=5)) == 4
+
+
+def test_a_second_epoch_draws_anew(photos):
+    first, second = (
+        {int(i): image for batch in delivered(photos, epoch) for i, image in
+         zip(batch["sample_id"], batch["image"])}
+        for epoch in (0, 1)
+    )  # fmt: skip
+    assert any(not torch.equal(first[i], second[i]) for i in first)
+
+
+def test_images_limit_the_epoch_and_the_seed_chooses_them(photos):
+    chosen = {seed: sorted(ids(delivered(photos, images=8, seed=seed))) for seed in (0, 1)}
+    assert len(chosen[0]) == len(chosen[1]) == 8
+    assert chosen[0] != chosen[1]
+
+
+def test_excluded_images_are_left_out(photos):
+    _, loader = open_loader(settings(photos), excluded=frozenset({0, 5, 7, 9}))
+    assert not {0, 5, 7, 9} & set(ids(loader))
+
+
+def test_a_batch_larger_than_the_data_is_refused(photos):
+    message = r"batch_size must be at most the number of readable images \(24\), got 25; use a"
+    with pytest.raises(ValueError, match=message):
+        open_loader(settings(photos, batch_size=25))
+
+
+def test_an_image_that_breaks_names_its_file(photos, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    whole = sorted((photos / "images").iterdir())[0].read_bytes()
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(whole)
+    broken.write_bytes(whole[: len(whole) // 2])
+    _, loader = open_loader(settings(tmp_path))
+    with pytest.raises(ValueError, match=r"broken\.jpg: image must be a complete JPEG"):
+        list(loader)
+
+
+class TestPinningLoader:
+    def batches(self, count=5):
+        for number in range(count):
+            yield {"sample_id": torch.tensor([number])}
+
+    def test_batches_arrive_in_order_as_copies(self):
+        kept = list(self.batches())
+        assert ids(PinningLoader(kept)) == [0, 1, 2, 3, 4]
+        (copy,) = PinningLoader(kept[:1])
+        assert copy["sample_id"].data_ptr() != kept[0]["sample_id"].data_ptr()
+
+    def test_an_error_in_the_loader_reaches_the_loop(self):
+        def breaking():
+            yield from self.batches(2)
+            raise OSError("disk gone")
+
+        iterator = iter(PinningLoader(breaking()))
+        assert [int(next(iterator)["sample_id"]) for _ in range(2)] == [0, 1]
+        with pytest.raises(OSError, match="disk gone"):
+            next(iterator)
+
+    def test_stopping_early_ends_the_thread(self):
+        before = threading.active_count()
+        iterator = iter(PinningLoader(self.batches(1000)))
+        next(iterator)
+        assert threading.active_count() == before + 1
+        del iterator
+        assert threading.active_count() == before
+
+
+def test_collating_joins_ragged_entries_and_counts_them(photos):
+    source, _ = open_loader(replace(settings(photos), preprocessor="on_device"))
+    samples = [source[0, i] for i in range(3)]
+    batch = source.collate(samples)
+    (ragged,) = (name for name in samples[0] if name.endswith("_ragged"))
+    counts = batch[f"{ragged}_counts"]
+    assert counts.tolist() == [len(sample[ragged]) for sample in samples]
+    np.testing.assert_array_equal(
+        batch[ragged].numpy(), np.concatenate([sample[ragged] for sample in samples])
+    )

@@ -1,0 +1,242 @@
+"""The command line: one experiment through, its table and chart, and every refusal in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from labkit import results
+from labkit.cli import main
+from labkit.settings import field_kinds
+
+ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "1"]
+ALL_IMAGES += ["--device", "emulated"]
+SMALL = [*ALL_IMAGES, "--images", "8"]
+
+
+@pytest.fixture(scope="module")
+def finished(photos, tmp_path_factory):
+    """A results folder with one run of the preprocessing experiment."""
+    folder = tmp_path_factory.mktemp("results")
+    status = main(["run", "preprocessing", "--data", str(photos), "--results", str(folder), *SMALL])
+    assert status == 0
+    return folder
+
+
+def refused(capsys, *arguments):
+    """Run a command that must fail, and return the one line it says."""
+    assert main([str(argument) for argument in arguments]) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    (line,) = [line for line in lines if line.startswith("labkit: ")]
+    return line
+
+
+def test_a_run_leaves_its_rows_its_table_and_its_charts(finished):
+    (folder,) = results.list_runs(finished)
+    names = {path.name for path in folder.iterdir()}
+    assert {"run.json", "trials.jsonl", "table.csv", "chart.png", "chart.svg", "chart.pdf"} <= names
+    run = results.load_run(folder)
+    assert run.info["status"] == "finished"
+    assert len(run.trials) == 3 * 4
+    assert {trial.status for trial in run.trials} == {"ok"}
+    # Equal work: every trial delivered the same number of images.
+    assert {trial.images for trial in run.trials} == {16}
+
+
+def test_every_row_proves_its_cache_state_and_names_its_stand_in(finished):
+    run = results.find_run(finished, "preprocessing")
+    for trial in run.trials:
+        assert trial.cache_proof["wanted"] == "cold"
+        assert trial.labels["storage"] == "real"
+        assert trial.labels["accelerator"].startswith("emulated(matched, ")
+        assert 0 < trial.emulated_busy_share < 1
+
+
+def test_the_json_table_has_the_promised_columns(finished, capsys):
+    assert main(["table", "preprocessing", "--json", "--results", str(finished)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    promised = (
+        "variant normalized_time ci_low ci_high blocks time_s images_per_s published verdict "
+        "gpu_util status labels"
+    ).split()
+    assert [row["variant"] for row in rows] == ["original", "vectorized", "simplified"]
+    assert all(set(promised) <= set(row) for row in rows)
+    assert [row["published"] for row in rows] == [1.0, None, 0.661]
+    assert rows[0]["normalized_time"] == 1.0
+    assert rows[1]["ci_low"] < rows[1]["normalized_time"] < rows[1]["ci_high"]
+    assert rows[1]["blocks"] == 3
+
+
+def test_the_text_table_says_what_it_stands_on(finished, capsys):
+    assert main(["table", "preprocessing", "--results", str(finished)]) == 0
+    shown = capsys.readouterr().out
+    assert "Emulated accelerator (matched" in shown
+    assert "quick mode: numbers, no verdicts" in shown
+    assert "0.661" in shown
+
+
+def test_all_columns_are_shown_on_request(finished, capsys):
+    assert main(["table", "preprocessing", "--detail", "--results", str(finished)]) == 0
+    assert "wait_share" in capsys.readouterr().out
+
+
+def test_the_report_shows_the_run(finished, capsys):
+    assert main(["report", "--results", str(finished)]) == 0
+    page = (finished / "index.html").read_text(encoding="utf-8")
+    assert "How much time does simpler preprocessing code save?" in page
+    assert str(finished / "index.html") in capsys.readouterr().out
+
+
+def test_the_list_shows_experiments_and_runs(finished, capsys):
+    assert main(["list", "--results", str(finished)]) == 0
+    shown = capsys.readouterr().out
+    assert "prefetching " in shown
+    assert "quick, finished" in shown
+
+
+def test_the_chart_command_names_its_files(finished, capsys):
+    assert main(["chart", "preprocessing", "--results", str(finished)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("chart.png")
+
+
+def test_every_setting_is_an_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in shown for name in field_kinds())
+
+
+def test_doctor_says_what_will_be_skipped(photos, capsys):
+    assert main(["doctor", "--data", str(photos)]) == 0
+    shown = capsys.readouterr().out
+    assert "cores" in shown
+    assert "/dev/shm" in shown
+    assert str(photos) in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "prefetch"], "experiment must be one of prefetching, preprocessing, got 'prefe"),
+        (["run", "prefetching", "--decoder", "cv3"], "decoder must be one of opencv, pillow, simp"),
+        (["run", "prefetching", "--input-px", "100"], "input_px must be a positive multiple of 32"),
+        (["run", "prefetching", "--data", "missing"], "missing"),
+        (["run", "--resume", "nope"], "got 'nope'; newest runs: none yet"),
+        (["table", "nope"], "run must be a run folder, an id or an experiment with results in"),
+        (["report"], "results must hold at least one run, got none in"),
+    ],
+)
+def test_what_cannot_work_is_one_line_with_the_choices(tmp_path, capsys, arguments, message):
+    line = refused(capsys, *arguments, "--results", tmp_path / "results")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--batch-size", "batch_size must be at most the number of readable images (24), got 25"),
+        ("--images", "and at most the number of readable images (24), got 25; leave it unset"),
+    ],
+)
+def test_more_than_the_data_has_is_refused(photos, tmp_path, capsys, option, message):
+    line = refused(
+        capsys, "run", "prefetching", "--data", photos, "--results", tmp_path / "r", option, 25
+    )
+    assert message in line
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_empty_folder_says_how_to_get_images(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    line = refused(
+        capsys, "run", "prefetching", "--data", tmp_path / "empty", "--results", tmp_path / "r"
+    )
+    assert "make_photos.py" in line
+
+
+def broken_copy(photos, tmp_path):
+    """Twelve whole images, a truncated one and an empty one, without a manifest."""
+    folder = tmp_path / "own images"
+    folder.mkdir()
+    for path in sorted((photos / "images").iterdir())[:12]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    whole = (folder / path.name).read_bytes()
+    (folder / "truncated.jpg").write_bytes(whole[:5000])
+    (folder / "zero.jpg").write_bytes(b"")
+    return folder
+
+
+def test_broken_images_are_listed_before_anything_is_timed(photos, tmp_path, capsys):
+    folder = broken_copy(photos, tmp_path)
+    line = refused(
+        capsys, "run", "preprocessing", "--data", folder, "--results", tmp_path / "r", *SMALL
+    )
+    assert "images must all be readable, got 2 that are not" in line
+    assert "truncated.jpg" in line
+    assert "zero.jpg" in line
+    assert "on_bad_image=skip" in line
+    assert results.find_run(tmp_path / "r", "preprocessing").trials == ()
+
+
+def test_broken_images_are_left_out_for_all_variants_alike(photos, tmp_path, capsys):
+    folder = broken_copy(photos, tmp_path)
+    arguments = ["run", "preprocessing", "--data", str(folder), "--results", str(tmp_path / "r")]
+    assert main([*arguments, "--on-bad-image", "skip", "--blocks", "1", *ALL_IMAGES]) == 0
+    run = results.find_run(tmp_path / "r", "preprocessing")
+    assert {trial.images for trial in run.trials} == {24}  # two epochs of the 12 whole ones
+    assert "2 unreadable images are left out for all variants" in capsys.readouterr().out
+
+
+def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(photos, tmp_path / "photos")
+    first, second, *_ = sorted((tmp_path / "photos" / "images").iterdir())
+    first.write_bytes(second.read_bytes())
+    line = refused(
+        capsys, "run", "preprocessing", "--data", tmp_path / "photos", "--results",
+        tmp_path / "r", *SMALL,
+    )  # fmt: skip
+    assert "data must be what its manifest says, got 1 changed files" in line
+    assert first.name in line
+
+
+def test_more_workers_than_cores_is_warned_of(photos, tmp_path, capsys):
+    arguments = ["run", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
+    assert main([*arguments, *SMALL, "--num-workers", "9", "--blocks", "1"]) == 0
+    assert "num_workers 9 is more than this machine's" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no POSIX signals")
+def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(photos, tmp_path, capsys):
+    folder = tmp_path / "results"
+    command = [sys.executable, "-m", "labkit.cli", "run", "preprocessing", "--data", str(photos)]
+    shell = subprocess.Popen(
+        [*command, "--results", str(folder), *SMALL], stderr=subprocess.PIPE, text=True
+    )
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        rows = list(folder.glob("*/*/trials.jsonl"))
+        if rows and rows[0].read_text().count("\n") >= 2:
+            break
+        time.sleep(0.05)
+    os.kill(shell.pid, signal.SIGINT)
+    _, errors = shell.communicate(timeout=30)
+    assert shell.returncode == 130
+    assert "cancelled; complete it with: labkit run --resume" in errors
+
+    run = results.find_run(folder, "preprocessing")
+    assert run.info["status"] == "cancelled"
+    before = [trial for trial in run.trials if trial.status == "ok"]
+    assert 2 <= len(before) < 12
+
+    assert main(["run", "--resume", run.folder.name, "--results", str(folder)]) == 0
+    after = results.load_run(run.folder)
+    done = [(t.block, t.variant, t.role) for t in after.trials if t.status == "ok"]
+    assert len(done) == len(set(done)) == 12
+    assert [t for t in after.trials if t.status == "ok"][: len(before)] == before
+    assert after.info["status"] == "finished"

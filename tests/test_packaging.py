@@ -1,0 +1,56 @@
+"""pyproject (ranges), constraints (what was tested) and environment.yml stay together."""
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = {
+    canonicalize_name(requirement.name): requirement
+    for requirement in map(
+        Requirement,
+        (
+            line
+            for line in (ROOT / "constraints.txt").read_text().splitlines()
+            if line and not line.startswith("#")
+        ),
+    )
+}
+WANTED = [
+    Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+]
+
+
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda wanted: wanted.name)
+def test_every_dependency_is_pinned_inside_its_range(wanted):
+    (pin,) = PINS[canonicalize_name(wanted.name)].specifier
+    assert pin.operator == "=="
+    assert wanted.specifier.contains(pin.version)
+
+
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda wanted: wanted.name)
+def test_what_is_tested_here_is_what_is_pinned(wanted):
+    (pin,) = PINS[canonicalize_name(wanted.name)].specifier
+    # torch names its build behind a plus: 2.13.0+cpu
+    assert metadata.version(wanted.name).split("+")[0] == pin.version
+
+
+def test_conda_installs_the_pinned_set_with_a_supported_python():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *conda, pip = environment["dependencies"]
+    (python,) = (Requirement(line.replace("=", "==")) for line in conda if line.startswith("pyth"))
+    (version,) = python.specifier
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(version.version)
+    assert pip["pip"] == ["--constraint constraints.txt", "--editable ."]
+
+
+def test_the_command_line_and_the_package_data_are_installed():
+    assert any(point.name == "labkit" for point in metadata.entry_points(group="console_scripts"))
+    for name in ("labkit.mplstyle", "parts/preprocessing/detector.json"):
+        assert (ROOT / "labkit" / name).is_file()
