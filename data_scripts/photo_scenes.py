@@ -3,24 +3,28 @@
     plan_scene → shapes back to front → annotate → the boxes of what is visible
                                       → paint    → pixels
 
-Photographs have a power spectrum that falls with the square of the frequency,
-and edges where things hide each other; both cost a decoder work that smooth or
-random pictures do not.  Main trap: a transform per image costs more than the
-JPEG, so textures are cut from a few noise fields made once per process.
+Photographs have edges where things hide each other, and those cost a decoder work
+that smooth pictures do not; their fine grain is in `photo_textures`.  Main trap:
+boxes that are exact need one map of what is visible, for painting and annotating.
 
-Sources: D. J. Field, "Relations between the statistics of natural images...",
-J. Opt. Soc. Am. A 4 (1987), for the spectrum; A. B. Lee, D. Mumford, J. Huang,
-"Occlusion models for natural images", Int. J. Comput. Vis. 41 (2001), for shapes.
+Source: A. B. Lee, D. Mumford, J. Huang, "Occlusion models for natural images",
+Int. J. Comput. Vis. 41 (2001), for shapes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import cv2
 import numpy as np
 
+from data_scripts.photo_textures import (
+    NOISE_LEVELS,
+    cut_texture,
+    multiply,
+    random_crop,
+    sensor_noise,
+)
 from labkit.contracts import Annotation
 from labkit.parts.packing.coco import CATEGORIES
 
@@ -30,10 +34,6 @@ SIZES_PX = {
     (640, 360): 0.03, (640, 426): 0.03, (640, 512): 0.02, (360, 640): 0.01,
 }  # fmt: skip
 MAX_OBJECTS = 15
-FIELD_PX = 1024  # side of a noise field; larger than an image, so that crops differ
-# Exponents of the fields' amplitude spectra: rough (gravel, grass), natural, smooth (cloth, sky).
-FIELD_EXPONENTS = (0.5, 0.8, 1.2)
-NOISE_LEVELS = 32  # standard deviation of the stored sensor noise
 OUTLINE_POINTS = 28
 MIN_VISIBLE_PX = 64  # a smaller rest of an object gets no box, as annotators would skip it
 
@@ -157,10 +157,10 @@ def paint(scene: Scene) -> np.ndarray:
     height_px, width_px = scene.height_px, scene.width_px
     contrast = rng.uniform(0.6, 1.3)
     canvas = _background(scene, rng)
-    texture = 1 + 0.2 * contrast * _texture(scene.seed, (height_px, width_px), rng)
+    texture = 1 + 0.2 * contrast * cut_texture(scene.seed, (height_px, width_px), rng)
     # The distance is smoother than the ground in front of the camera.
     texture[: scene.horizon_px] = 0.7 + 0.3 * texture[: scene.horizon_px]
-    canvas = _times(canvas, texture)
+    canvas = multiply(canvas, texture)
     blur_px = rng.uniform(-1.2, 1.1)  # depth of field
     if blur_px > 0.5:
         canvas = cv2.GaussianBlur(canvas, (0, 0), blur_px)
@@ -171,14 +171,14 @@ def paint(scene: Scene) -> np.ndarray:
         window = _window(thing, owners.shape)
         # What is painted is what `annotate` sees, so the boxes are exact.
         mask = (owners[window] == number).view(np.uint8)
-        painted = _times(*_coloured(thing, window, scene.seed, rng, towards_light, contrast))
+        painted = multiply(*_coloured(thing, window, scene.seed, rng, towards_light, contrast))
         cv2.copyTo(painted, mask, canvas[window])
     # Uneven light over the whole picture, then the lens and the sensor.
-    light = _texture(scene.seed, (height_px // 8, width_px // 8), rng, smooth=True)
+    light = cut_texture(scene.seed, (height_px // 8, width_px // 8), rng, smooth=True)
     light = np.exp(0.12 * cv2.GaussianBlur(light, (0, 0), 4))
-    canvas = _times(canvas, cv2.resize(light, (width_px, height_px)))
+    canvas = multiply(canvas, cv2.resize(light, (width_px, height_px)))
     canvas = cv2.GaussianBlur(canvas, (3, 3), rng.uniform(0.2, 0.45))
-    noise = _crop(_sensor_noise(scene.seed), (height_px, width_px), rng)
+    noise = random_crop(sensor_noise(scene.seed), (height_px, width_px), rng)
     share = rng.uniform(0.8, 2.5) / NOISE_LEVELS  # of 255 levels, standard deviation
     return cv2.addWeighted(canvas, 1, noise, share, -128 * share)
 
@@ -285,7 +285,7 @@ def _coloured(
         _scatter(colours, places, base * rng.lognormal(0, 0.5), rng)
     x, y = np.linspace(-1, 1, size[1]), np.linspace(-1, 1, size[0])[:, None]
     light = (1 + towards_light[0] * x + towards_light[1] * y).astype(np.float32)
-    return colours, light * (1 + 0.17 * contrast * _texture(seed, size, rng))
+    return colours, light * (1 + 0.17 * contrast * cut_texture(seed, size, rng))
 
 
 def _cast_shadows(canvas: np.ndarray, scene: Scene) -> None:
@@ -296,54 +296,4 @@ def _cast_shadows(canvas: np.ndarray, scene: Scene) -> None:
         foot = ((left + width // 2) // 8, (top + height) // 8)
         cv2.ellipse(small, foot, (width // 13 + 1, width // 50 + 1), 0, 0, 360, 0.45, -1)
     small = cv2.GaussianBlur(small, (0, 0), 1.2)
-    canvas[:] = _times(canvas, cv2.resize(small, (scene.width_px, scene.height_px)))
-
-
-def _times(image: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Multiply (H, W, 3) uint8 by (H, W) float32, clipped to 0 to 255."""
-    return cv2.multiply(image, cv2.merge([factor] * 3), dtype=cv2.CV_8U)
-
-
-def _texture(
-    seed: int, size: tuple[int, int], rng: np.random.Generator, *, smooth: bool = False
-) -> np.ndarray:
-    """Cut a (H, W) float32 texture with variance about 1, sometimes stretched like grain."""
-    field = _fields(seed)[2 if smooth else rng.integers(len(FIELD_EXPONENTS))]
-    stretch = (1, 1) if rng.random() < 0.6 else (rng.uniform(0.25, 1), 1)
-    if rng.random() < 0.5:
-        stretch = stretch[::-1]
-    cut = (max(1, int(size[0] * stretch[0])), max(1, int(size[1] * stretch[1])))
-    crop = _crop(field, cut, rng)
-    return crop if cut == size else cv2.resize(crop, size[::-1])
-
-
-def _crop(field: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Cut a window at a random place and turn it over at random."""
-    top = rng.integers(field.shape[0] - size[0] + 1)
-    left = rng.integers(field.shape[1] - size[1] + 1)
-    crop = field[top : top + size[0], left : left + size[1]]
-    return cv2.flip(crop, int(rng.integers(-1, 2)))
-
-
-@lru_cache(maxsize=1)
-def _fields(seed: int) -> tuple[np.ndarray, ...]:
-    """Make the noise fields: (FIELD_PX, FIELD_PX) float32 each, mean 0, variance 1."""
-    rng = np.random.default_rng([seed, 0])
-    frequency = np.hypot(np.fft.fftfreq(FIELD_PX)[:, None], np.fft.rfftfreq(FIELD_PX))
-    frequency[0, 0] = np.inf  # no mean
-    white = np.fft.rfft2(rng.standard_normal((FIELD_PX, FIELD_PX)))
-    fields = []
-    for shift, exponent in enumerate(FIELD_EXPONENTS):
-        field = np.fft.irfft2(white * frequency**-exponent)
-        # Rounded, so that the last bits of a machine's Fourier transform do not reach the pixels.
-        field = np.round(np.roll(field, 341 * shift, axis=(0, 1)) / field.std(), 3)
-        fields.append(field.astype(np.float32))
-    return tuple(fields)
-
-
-@lru_cache(maxsize=1)
-def _sensor_noise(seed: int) -> np.ndarray:
-    """Make (FIELD_PX, FIELD_PX, 3) uint8 white noise around 128."""
-    rng = np.random.default_rng([seed, 0, 1])
-    noise = rng.normal(128, NOISE_LEVELS, (FIELD_PX, FIELD_PX, 3))
-    return np.clip(noise, 0, 255).astype(np.uint8)
+    canvas[:] = multiply(canvas, cv2.resize(small, (scene.width_px, scene.height_px)))

@@ -3,7 +3,7 @@
     [Trial] -> average() -> the fields of a Row that are not compared with the baseline
 
 Rates and shares are sums over sums, so a long epoch counts more; times are geometric means.
-Main trap: what one epoch does not know is unknown for the row, never an average of the rest.
+Main trap: a share that one epoch does not know is unknown for the row, never that of the rest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A summary as a picture: bars of normalized time, every trial's dot, and the document's figure.
 
     Summary -> chart() -> matplotlib Figure -> save() -> .png .svg .pdf
-            -> describe() -> the same for people who cannot see it
 
 The axis starts at 0: cut axes made the documents' gains look four times as large.  Equal
 summaries give equal bytes.  Main trap: pyplot keeps global state that breaks in the threads
@@ -19,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import units
-from labkit.statistics import Row, Summary
+from labkit import captions, units
+from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,8 +56,6 @@ PUBLISHED = {
     "marker": "D", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": "#7a0177",
     "markeredgewidth": 1.6, "linestyle": "none",
 }  # fmt: skip
-# How labels begin that are not the real thing.
-STAND_INS = {"accelerator": ("emulated",), "storage": ("throttled", "modelled")}
 # Tried in this order for letters that DejaVu Sans lacks.
 CJK_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC",
@@ -71,10 +68,10 @@ def chart(summary: Summary) -> Figure:
     """Draw the normalized times of one run.
 
     Args:
-        summary: what `statistics.summarize` returns.
+        summary: what `summary.summarize` returns.
 
     Returns:
-        A figure that shows itself in a notebook; its label is `describe(summary)`.
+        A figure that shows itself in a notebook; its label is `captions.describe(summary)`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -82,13 +79,11 @@ def chart(summary: Summary) -> Figure:
     with _style():
         figure = Figure(layout="constrained")
         canvas = FigureCanvasAgg(figure)
-        figure.set_label(describe(summary))
+        figure.set_label(captions.describe(summary))
         fit = _fitter(figure)
         names = [fit(row.variant, LABEL_IN) for row in summary.rows]
         reason_in = WIDTH_IN - LABEL_IN - 4 * PAD_IN
-        reasons = [
-            "" if row.normalized_time else fit(_reason(row), reason_in) for row in summary.rows
-        ]
+        reasons = [fit(captions.reason(row), reason_in) for row in summary.rows]
         heights_in = [
             max(ROW_IN, (1 + max(text.count("\n") for text in pair)) * LINE_IN + PAD_IN)
             for pair in zip(names, reasons)
@@ -115,8 +110,7 @@ def chart(summary: Summary) -> Figure:
                 )  # fmt: skip
             else:
                 _draw_row(axes, row, y, limit, is_baseline=row.variant == summary.baseline)
-        handles = _legend(summary)
-        if handles:
+        if handles := _legend(summary):
             figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
         _draw_head(figure, head)
         canvas.draw()
@@ -162,66 +156,6 @@ def to_bytes(figure: Figure, kind: str, *, dpi: int = 150) -> bytes:
     with _style():
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     return buffer.getvalue()
-
-
-def describe(summary: Summary) -> str:
-    """Say in one paragraph what the chart shows, for screen readers."""
-    sentences = [summary.question, *stand_ins(summary), conditions(summary)]
-    sentences.append(f"Bars of normalized epoch time, lower is better; {summary.baseline} is 1")
-    for row in summary.rows:
-        if row.variant == summary.baseline and row.normalized_time:
-            continue
-        if row.normalized_time is None:
-            sentences.append(f"{row.variant}: {_reason(row)}")
-            continue
-        said = f"{row.variant}: {units.normalized(row.normalized_time)}"
-        if row.ci_low is not None:
-            said += f", 95 % interval {units.interval(row.ci_low, row.ci_high)}"
-        if row.published is not None:
-            said += f", published {units.normalized(row.published)}"
-        sentences.append(f"{said}, {row.verdict}" if row.verdict else said)
-    return " ".join(s if s.endswith(("?", "!", ".", "？", "。")) else f"{s}." for s in sentences)
-
-
-def conditions(summary: Summary) -> str:
-    """Say in one line how the numbers came about: mode, blocks, labels, document."""
-    n = summary.n_blocks
-    parts = [f"{summary.mode} mode", f"{n} block" if n == 1 else f"{n} blocks"]
-    parts += [
-        f"{name}: {label}"
-        for name, label in sorted(summary.labels.items())
-        if not _is_stand_in(name, label)  # these have a line of their own
-    ]
-    if summary.source:
-        parts.append(f"document: {summary.source}")
-    return " · ".join(parts)
-
-
-def stand_ins(summary: Summary) -> list[str]:
-    """List what was emulated, throttled or modelled, and for which variants unless for all.
-
-    Returns:
-        Sentences such as "Emulated accelerator (matched, 11.2 ms/image)"; empty where
-        everything is real.
-    """
-    measured = [row.labels for row in summary.rows if row.labels] or [summary.labels]
-    names = [row.variant for row in summary.rows if row.labels]
-    found: dict[str, list[int]] = {}
-    for kind in STAND_INS:
-        for i, labels in enumerate(measured):
-            for label in labels.get(kind, "").split(" / "):
-                if _is_stand_in(kind, label):
-                    word, _, detail = label.partition("(")
-                    sentence = f"{word.strip()} {kind}" + (f" ({detail}" if detail else "")
-                    found.setdefault(sentence[0].upper() + sentence[1:], []).append(i)
-    return [
-        s if len(rows) == len(measured) else f"{s}: {', '.join(names[i] for i in rows)}"
-        for s, rows in found.items()
-    ]
-
-
-def _is_stand_in(kind: str, label: str) -> bool:
-    return kind in STAND_INS and any(x.startswith(STAND_INS[kind]) for x in label.split(" / "))
 
 
 @contextmanager
@@ -272,9 +206,9 @@ def _words(text: str) -> list[str]:
 def _head(summary: Summary, fit: Callable[..., str]) -> list[tuple[str, float, str, str]]:
     """Compose the title area: (text, size, weight, colour) from top to bottom."""
     lines = [(summary.question, 13, "bold", INK)]
-    if stand_ins(summary):
-        lines.append((" · ".join(stand_ins(summary)), 10, "bold", WARNING_INK))
-    lines.append((conditions(summary), 9, "normal", SOFT_INK))
+    if stand_ins := captions.stand_ins(summary):
+        lines.append((" · ".join(stand_ins), 10, "bold", WARNING_INK))
+    lines.append((captions.conditions(summary), 9, "normal", SOFT_INK))
     width_in = WIDTH_IN - 2 * PAD_IN
     return [(fit(text, width_in, size, weight), size, weight, c) for text, size, weight, c in lines]
 
@@ -352,10 +286,6 @@ def _legend(summary: Summary) -> list[Artist]:
     if any(row.published is not None for row in measured if row.variant != summary.baseline):
         handles.append(Line2D([], [], label="published", **PUBLISHED))
     return handles
-
-
-def _reason(row: Row) -> str:
-    return f"{row.status}: {row.reason}" if row.reason else row.status
 
 
 def _mimebundle(figure: Figure) -> tuple[dict[str, str], dict[str, object]]:

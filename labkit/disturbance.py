@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from labkit import procfs
+from labkit.usage import own_cpu_s
 
 # Order of the numbers in /proc/stat's first line (proc(5)); guest time is part of user time.
 CPU_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
@@ -38,7 +39,7 @@ def disturbance() -> dict[str, float | None]:
         "clock_s": time.monotonic(),
         "cpu_s": sum(cpu_s.values()) if cpu_s else None,
         "busy_s": sum(cpu_s[name] for name in BUSY_FIELDS) if cpu_s else None,
-        "own_s": _own_cpu_s(),
+        "own_s": own_cpu_s(),
         "steal_s": cpu_s.get("steal"),
         "cpu_pressure_s": _pressure_s("cpu"),
         "io_pressure_s": _pressure_s("io"),
@@ -92,21 +93,6 @@ def since(before: dict[str, float | None]) -> dict[str, float | None]:
         "cpu_hz": now["cpu_hz"],
         "memory_available_bytes": now["memory_available_bytes"],
     }
-
-
-def _own_cpu_s() -> float:
-    """CPU-seconds of this process, its ended children and those still alive."""
-    import psutil
-
-    times = os.times()
-    total_s = times.user + times.system + times.children_user + times.children_system
-    for child in psutil.Process().children(recursive=True):
-        try:
-            used = child.cpu_times()
-        except psutil.Error:
-            continue  # ended meanwhile
-        total_s += sum(used[:4])  # its own and its ended children's, user and system
-    return total_s
 
 
 def _pressure_s(what: str) -> float | None:

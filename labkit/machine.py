@@ -24,23 +24,14 @@ from pathlib import Path
 
 from labkit import procfs
 from labkit.disturbance import disturbance, since
-from labkit.gpu import CudaState, cuda
-from labkit.media import (
-    Medium,
-    Probe,
-    describe_medium,
-    is_hard_disk,
-    media,
-    probe_random_reads,
-    write_media,
-)
+from labkit.gpu import cuda
+from labkit.media import describe_medium, is_hard_disk, media, probe_random_reads, write_media
 from labkit.trial import Skip
 
 # For callers there is one module: what its neighbours find out is offered here too.
 __all__ = [
-    "CudaState", "Medium", "Probe", "can_fork", "cores", "cuda", "describe_medium", "disturbance",
-    "doctor_report", "is_hard_disk", "media", "memory_bytes", "probe_random_reads", "provenance",
-    "since", "versions", "write_media",
+    "can_fork", "cores", "cuda", "describe_medium", "disturbance", "doctor_report", "is_hard_disk",
+    "media", "memory_bytes", "probe_random_reads", "provenance", "since", "versions", "write_media",
 ]  # fmt: skip
 
 CHECKOUT = Path(__file__).parents[1]

@@ -60,7 +60,6 @@ class Medium:
     scheduler: str
     readahead_kb: int | None
     free_bytes: int
-    total_bytes: int
 
     @property
     def in_memory(self) -> bool:
@@ -74,7 +73,6 @@ class Probe:
 
     files: int
     reads_per_s: float
-    bytes_per_s: float
 
 
 def media() -> dict[str, Path]:
@@ -185,7 +183,6 @@ def describe_medium(path: str | Path) -> Medium:
         OSError: it does not exist.
     """
     path = Path(path).resolve(strict=True)
-    room = shutil.disk_usage(path)
     # Later mounts hide earlier ones at the same place, so among equals the last one counts.
     holding = [mount for mount in procfs.mounts() if path.is_relative_to(mount.point)]
     mount = max(reversed(holding), key=lambda mount: len(mount.point.parts), default=None)
@@ -201,8 +198,7 @@ def describe_medium(path: str | Path) -> Medium:
         rotational=None if rotational is None else bool(rotational),
         scheduler=chosen[1] if chosen else scheduler or "unknown",
         readahead_kb=None if queue is None else procfs.number(queue / "read_ahead_kb"),
-        free_bytes=room.free,
-        total_bytes=room.total,
+        free_bytes=shutil.disk_usage(path).free,
     )
 
 
@@ -245,16 +241,16 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> Probe:
         )
     for path in chosen:
         pagecache.evict(path)
-    done = read_bytes = 0
+    done = 0
     start_s = time.perf_counter()
     for path in chosen:
         with path.open("rb", buffering=0) as file:
-            read_bytes += len(file.read())
+            file.read()
         done += 1
         took_s = time.perf_counter() - start_s
         if took_s > seconds:
             break
-    return Probe(files=done, reads_per_s=done / took_s, bytes_per_s=read_bytes / took_s)
+    return Probe(files=done, reads_per_s=done / took_s)
 
 
 def _files(directory: str | Path) -> Iterator[Path]:

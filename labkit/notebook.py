@@ -15,8 +15,8 @@ from labkit import charts, machine, pipeline, report
 from labkit.catalog import CATALOG
 from labkit.results import Run, list_runs, load_run
 from labkit.settings import Settings
-from labkit.statistics import Summary
-from labkit.statistics import summarize as _summarize
+from labkit.summary import Summary
+from labkit.summary import summarize as _summarize
 
 if TYPE_CHECKING:
     import pandas as pd

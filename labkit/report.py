@@ -20,8 +20,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import charts, units
-from labkit.statistics import Row, Summary
+from labkit import captions, charts, units
+from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ def table(summary: Summary, detail: bool = False) -> pd.DataFrame:
     """Make the table that a notebook shows.
 
     Args:
-        summary: what `statistics.summarize` returns.
+        summary: what `summary.summarize` returns.
         detail: all fields of every row, as numbers in seconds, bytes and shares, instead of
             five columns of text.
     """
@@ -171,15 +171,13 @@ def _normalized(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str:
-    if row.normalized_time is None:
-        return f"{row.status}: {row.reason}" if row.reason else row.status
-    return row.verdict or units.UNKNOWN
+    return captions.reason(row) or row.verdict or units.UNKNOWN
 
 
 def _conditions(summary: Summary) -> list[str]:
     """Say how the numbers came about: stand-ins first, then mode, blocks and noise."""
-    stand_ins = charts.stand_ins(summary)
-    line = charts.conditions(summary)
+    stand_ins = captions.stand_ins(summary)
+    line = captions.conditions(summary)
     if summary.aa_ratio is not None:
         # A2/A1 is a ratio of the baseline to itself: how far from 1 is the machine's doing.
         line += f" · A/A ratio {units.normalized(summary.aa_ratio)}"
@@ -211,7 +209,7 @@ def _section(i: int, summary: Summary, folder: Path) -> str:
 <h2>{escape(summary.question)}</h2>
 {warnings}<p class="soft">{escape(conditions)}</p>
 <img src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
- alt="{escape(charts.describe(summary))}">
+ alt="{escape(captions.describe(summary))}">
 {_html_table(_header(summary), _cells(summary))}
 {f'<ul class="soft">{notes}</ul>' if notes else ""}
 {_settings(summary, info.get("variants") or {})}

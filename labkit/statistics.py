@@ -42,6 +42,22 @@ def paired_interval(d: Sequence[float], alpha: float) -> tuple[float, float]:
     return fmean(d) - half, fmean(d) + half
 
 
+def ratio_interval(d: Sequence[float], alpha: float | None) -> tuple[float | None, float | None]:
+    """Bound the geometric mean of paired ratios.
+
+    Args:
+        d: one log-ratio per block.
+        alpha: as for `paired_interval`; None where no level was given for want of blocks.
+
+    Returns:
+        Lower and upper bound as ratios; None and None below two blocks.
+    """
+    if len(d) < 2:
+        return None, None
+    low, high = paired_interval(d, alpha)
+    return math.exp(low), math.exp(high)
+
+
 def p_value(d: Sequence[float]) -> float:
     """Test against "no difference" with a two-sided paired t-test.
 

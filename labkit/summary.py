@@ -24,7 +24,7 @@ from labkit.statistics import (
     detectable_share,
     holm,
     p_value,
-    paired_interval,
+    ratio_interval,
     verdict,
 )
 from labkit.trial import Trial
@@ -117,12 +117,14 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         The rows, the noise floor and sentences about what is missing.
     """
     mode = MODES.get(info["mode"])
-    base_runs, runs = _complete_blocks(info, trials, twice=mode is None or mode.shuffled)
+    twice = mode is None or mode.shuffled
+    base_runs, runs = _complete_blocks(info, trials, twice=twice)
     log_ratios = {name: _log_ratios(by_block, base_runs) for name, by_block in runs.items()}
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
     levels = dict(zip(testable, holm([p_value(log_ratios[name]) for name in testable])))
-    aa = [math.log(a2.time_s / a1.time_s) for a1, a2 in filter(_is_pair, base_runs.values())]
-    aa_low, aa_high = _ratio_interval(aa, ALPHA)
+    pairs = base_runs.values() if twice else []
+    aa = [math.log(a2.time_s / a1.time_s) for a1, a2 in pairs]
+    aa_low, aa_high = ratio_interval(aa, ALPHA)
     stable = aa_low is None or aa_low <= 1 <= aa_high
     judged = mode is not None and mode.judged and len(base_runs) >= MIN_JUDGED_BLOCKS
 
@@ -185,22 +187,11 @@ def _complete_blocks(
     return base_runs, runs
 
 
-def _is_pair(runs: Sequence[Trial]) -> bool:
-    return len(runs) == 2
-
-
 def _log_ratios(by_block: dict[int, Trial], base_runs: dict[int, list[Trial]]) -> list[float]:
     return [
         math.log(trial.time_s) - fmean(math.log(run.time_s) for run in base_runs[block])
         for block, trial in by_block.items()
     ]
-
-
-def _ratio_interval(d: Sequence[float], alpha: float | None) -> tuple[float | None, float | None]:
-    if len(d) < 2:
-        return None, None
-    low, high = paired_interval(d, alpha)
-    return math.exp(low), math.exp(high)
 
 
 def _baseline_row(
@@ -224,7 +215,7 @@ def _baseline_row(
 def _variant_row(
     outcome: dict, d: Sequence[float], level: float | None, said: str, runs: Sequence[Trial]
 ) -> Row:
-    low, high = _ratio_interval(d, level)
+    low, high = ratio_interval(d, level)
     return Row(
         **outcome,
         normalized_time=math.exp(fmean(d)) if d else None,

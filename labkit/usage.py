@@ -20,12 +20,12 @@ class Usage:
     def __enter__(self) -> Usage:
         """Start counting."""
         self._gpu = _GpuWatch()
-        self._cpu_before_s = _cpu_s()
+        self._cpu_before_s = own_cpu_s()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop counting."""
-        self._cpu_s = _cpu_s() - self._cpu_before_s
+        self._cpu_s = own_cpu_s() - self._cpu_before_s
         self._gpu.stop()
 
     def totals(self, wall_s: float) -> dict[str, object]:
@@ -40,6 +40,21 @@ class Usage:
             "peak_rss_bytes": _peak_rss_bytes(),
             **self._gpu.totals(),
         }
+
+
+def own_cpu_s() -> float:
+    """Count the CPU-seconds of this process and all below it, ended or still alive."""
+    import psutil
+
+    times = os.times()
+    total_s = times.user + times.system + times.children_user + times.children_system
+    for child in psutil.Process().children(recursive=True):
+        try:
+            used = child.cpu_times()
+        except psutil.Error:
+            continue  # ended meanwhile: counted among the ended from now on
+        total_s += sum(used[:4])  # its own and its ended children's, user and system
+    return total_s
 
 
 class _GpuWatch:
@@ -83,21 +98,6 @@ class _GpuWatch:
             "gpu_util_zero_share": shares.count(0.0) / len(shares),
             "gpu_memory_bytes": max(used_bytes for _, used_bytes in self._samples),
         }
-
-
-def _cpu_s() -> float:
-    """CPU-seconds of this process, its ended children and those still alive."""
-    import psutil
-
-    times = os.times()
-    total_s = times.user + times.system + times.children_user + times.children_system
-    for child in psutil.Process().children(recursive=True):
-        try:
-            used = child.cpu_times()
-        except psutil.Error:
-            continue  # ended meanwhile: counted among the ended from now on
-        total_s += used.user + used.system
-    return total_s
 
 
 def _peak_rss_bytes() -> int | None:

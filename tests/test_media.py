@@ -27,7 +27,6 @@ DISK = Medium(
     scheduler="none",
     readahead_kb=128,
     free_bytes=1,
-    total_bytes=2,
 )
 
 
@@ -127,8 +126,7 @@ def test_an_unusual_layout_is_left_to_the_person(lab):
 def test_a_medium_is_described_with_its_room(tmp_path):
     medium = describe_medium(tmp_path)
     assert medium.filesystem
-    assert medium.total_bytes == shutil.disk_usage(tmp_path).total
-    assert 0 < medium.free_bytes <= medium.total_bytes
+    assert 0 < medium.free_bytes <= shutil.disk_usage(tmp_path).total
     assert medium.rotational in (True, False, None)
     if medium.rotational is not None:
         assert medium.readahead_kb >= 0
@@ -165,7 +163,6 @@ def test_a_probe_reads_whole_files(photos):
     probe = probe_random_reads(photos)
     assert 0 < probe.files <= module.PROBE_FILES
     assert probe.reads_per_s > 1
-    assert probe.bytes_per_s == pytest.approx(10_000 * probe.reads_per_s)
 
 
 def test_a_probe_stops_in_time(photos):
@@ -191,5 +188,5 @@ def test_too_few_files_of_a_fit_size_say_so(photos):
     ],
 )
 def test_a_hard_disk_must_claim_it_and_behave_so(rotational, reads_per_s, believed):
-    probe = reads_per_s and Probe(files=200, reads_per_s=reads_per_s, bytes_per_s=1e6)
+    probe = reads_per_s and Probe(files=200, reads_per_s=reads_per_s)
     assert is_hard_disk(replace(DISK, rotational=rotational), probe) is believed

@@ -11,7 +11,7 @@ import pytest
 from fakes import fake_info, fake_trial, fake_trials
 
 from labkit import report
-from labkit.statistics import summarize
+from labkit.summary import summarize
 
 NASTY = '<script>alert("x")</script> & | `a` *b* [c](d)'
 VOID = {"meta", "img", "br", "link"}
