@@ -203,7 +203,11 @@ def measure(
         "epochs": tuple(epochs),
         "cache_proof": storage.prove(files, cache_proof),
         "disturbance": machine.since(before),
-        "labels": {"storage": pipeline.storage_label, "accelerator": pipeline.device.label},
+        "labels": {
+            "storage": pipeline.storage_label,
+            "cache": settings.cache,  # as produced and verified, or prepare() had skipped
+            "accelerator": pipeline.device.label,
+        },
         "loss": pipeline.step.loss(),
     }
     if epochs[0].compute_s is not None:

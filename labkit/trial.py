@@ -77,7 +77,8 @@ class Trial:
     cache_proof: dict[str, object] = field(default_factory=dict)
     disturbance: dict[str, object] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    """storage=real|throttled|modelled|unknown, accelerator=cuda:...|cpu|emulated(...)."""
+    """storage=real|throttled|modelled|unknown, cache=cold|warm as verified,
+    accelerator=cuda:...|cpu|emulated(...)."""
     loss: float | None = None
     machine_id: str = "unknown"
     started_utc: str = "unknown"
