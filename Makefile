@@ -11,7 +11,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 .PHONY: lab jupyter test report clean
 
 lab: .venv/core
-	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --if-missing
+	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
 	$(BIN)/labkit doctor --write --data "$(DATA)" $(if $(HDD),--hdd "$(HDD)") $(if $(SSD),--ssd "$(SSD)")
 	$(BIN)/labkit run --mode $(MODE) --data "$(DATA)"
 	$(BIN)/labkit report

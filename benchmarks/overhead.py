@@ -91,7 +91,8 @@ def main() -> int:
     low, high = map(math.exp, paired_interval(log_ratios, alpha=0.05))
     print(
         "measured loop / bare loop on the real loader: "
-        f"{math.exp(statistics.fmean(log_ratios)):.4f} [{low:.4f}, {high:.4f}], {ROUNDS} rounds of {IMAGES} images"
+        f"{math.exp(statistics.fmean(log_ratios)):.4f} [{low:.4f}, {high:.4f}], "
+        f"{ROUNDS} rounds of {IMAGES} images"
     )
     # That interval is the machine's noise.  With batches that are already there, nothing else is
     # left to be noisy, and the same difference shows to a fraction of a microsecond.

@@ -25,10 +25,10 @@ from itertools import repeat
 from pathlib import Path
 
 import cv2
-from tqdm import tqdm
 
 from data_scripts.photo_scenes import annotate, paint, plan_scene
-from labkit import units
+from labkit import machine, units
+from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,
     JPEG_START,
@@ -41,6 +41,7 @@ from labkit.parts.packing.manifest import (
     start_folder,
     write_whole,
 )
+from labkit.progress import bar
 
 KIND = "synthetic photographs"
 JPEG_QUALITY = 93
@@ -66,7 +67,7 @@ def make_photos(
         images: how many there shall be.
         seed: from which everything is drawn, 0 or more.
         jobs: processes; None: one for each core this process may use.
-        progress: show a bar on stderr.
+        progress: show a bar.
 
     Returns:
         The manifest: `images`, `bytes`, `files` (path -> bytes, sha256) and more.
@@ -92,14 +93,14 @@ def make_photos(
             f"out must be a folder that can be written to, got {str(out)!r} ({error.strerror}); "
             "choose another folder"
         ) from error
-    jobs = min(jobs or _cores(), images)
+    jobs = min(jobs or machine.cores(), images)
     known = manifest["files"] if manifest else {}
     numbers = range(1, images + 1)
     entries = (known.get(f"images/{_name(number)}") for number in numbers)
     with _workers(jobs) as parallel_map:
         made = parallel_map(_make_image, repeat(root), repeat(seed), numbers, entries)
-        bar = tqdm(made, total=images, unit="image", desc=root.name, disable=not progress)
-        written = list(bar)
+        shown = bar(made, total=images, unit="image", desc=root.name, disable=not progress)
+        written = list(shown)
     return finish_folder(root, written, kind=KIND, seed=seed)
 
 
@@ -114,8 +115,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes")
     parser.add_argument("--jobs", type=int, help="processes; default: one for each core")
+    parser.add_argument(
+        "--or-adopt", action="store_true", help="take a folder that holds images already as it is"
+    )
     given = parser.parse_args(arguments)
     try:
+        if given.or_adopt and (adopted := _adopt(given.out)):
+            print(adopted)
+            return 0
         manifest = make_photos(given.out, given.images, seed=given.seed, jobs=given.jobs)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -126,6 +133,16 @@ def main(arguments: list[str] | None = None) -> int:
     mean = units.count_bytes(manifest["bytes"] / manifest["images"])
     print(f"{manifest['images']} images of {mean} on average in {given.out}")
     return 0
+
+
+def _adopt(out: str) -> str:
+    """Say what a folder holds, if it is a whole data set; else nothing."""
+    try:
+        reader = open_folder(Path(out))
+    except (ValueError, OSError):
+        return ""  # missing, empty or unfinished: to be made, and refused there if it is neither
+    boxes = "with boxes" if reader.boxes == "coco" else "without boxes, so they are made up"
+    return f"using the {len(reader)} images in {out}, {boxes}"
 
 
 def _make_image(root: Path, seed: int, image_id: int, entry: dict | None) -> WrittenImage:
@@ -173,12 +190,6 @@ def _check_space(root: Path, images: int) -> None:
             f"out must have about {units.count_bytes(needed_bytes)} free for {images} images, "
             f"got {units.count_bytes(free_bytes)} in {root}; ask for fewer images or free space"
         )
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux: fewer than the machine's in a container
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager

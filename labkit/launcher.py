@@ -59,6 +59,7 @@ class Launcher:
     def __exit__(self, *_: object) -> None:
         """End the server and what it started."""
         self.close()
+        self._log.close()
 
     def run(
         self, job: str, arguments: dict[str, object], cancel: threading.Event | None = None

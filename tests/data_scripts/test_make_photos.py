@@ -216,3 +216,19 @@ def test_the_shell_command_says_what_it_made_and_what_is_wrong(photos, capsys):
     assert re.search(r"12 images of \d+ KB on average", capsys.readouterr().out)
     assert main([str(photos), "--images=-3"]) == 1
     assert "error: images must be at least 1, got -3" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_images_is_taken_as_it_is(tmp_path, photos, capsys):
+    own = tmp_path / "my images"
+    own.mkdir()
+    for path in sorted((photos / "images").iterdir())[:3]:
+        (own / path.name).write_bytes(path.read_bytes())
+    before = sorted(own.rglob("*"))
+    assert main([str(own), "--or-adopt", "--images", "5"]) == 0
+    assert "using the 3 images in" in capsys.readouterr().out
+    assert sorted(own.rglob("*")) == before
+
+
+def test_a_missing_folder_is_made_even_if_one_could_be_adopted(tmp_path, capsys):
+    assert main([str(tmp_path / "new"), "--or-adopt", "--images", "2"]) == 0
+    assert "2 images of" in capsys.readouterr().out
