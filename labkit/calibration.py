@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.contracts import Clock
+from labkit.contracts import Clock, Device
 from labkit.parts import storage
-from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES
+from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, EmulatedDevice
 from labkit.pipeline import Pipeline, build
 from labkit.settings import Mode, Settings
 from labkit.timing import SystemClock, time_epoch, warm_up
@@ -22,6 +22,8 @@ from labkit.timing import SystemClock, time_epoch, warm_up
 CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
 FREE_LOADER_S = 0.3
 UNSETTLED_STEPS_PER_WORKER = 1
+MATCHING_TRIES = 4
+MATCHED_WITHIN = 0.03  # of stall share; the documents' own figure is no sharper than 0.1
 
 
 def calibrate(
@@ -59,12 +61,15 @@ def calibrate(
     compute_s_per_image = None
     if matched:
         # First guess: the loader alone sets the pace.  Then correct by what launching and
-        # transferring took away from the loader's workers.
+        # copying took away from the loader's workers, until it holds.
         compute_s_per_image = (1 - MATCHED_STALL_SHARE) / images_per_s
-        pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image, **given)
-        storage.prepare(pipeline.source.files, settings.cache)
-        images_per_s, stall_share = steady_rate(pipeline, clock)
-        compute_s_per_image *= (1 - MATCHED_STALL_SHARE) / (1 - stall_share)
+        for _ in range(MATCHING_TRIES):
+            pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image, **given)
+            storage.prepare(pipeline.source.files, settings.cache)
+            images_per_s, stall_share = steady_rate(pipeline, clock)
+            if abs(stall_share - MATCHED_STALL_SHARE) <= MATCHED_WITHIN:
+                break
+            compute_s_per_image *= (1 - MATCHED_STALL_SHARE) / (1 - stall_share)
     available = len(pipeline.source)
     images = available
     if mode.epoch_s:
@@ -84,40 +89,40 @@ def steady_rate(
 ) -> tuple[float, float | None]:
     """Measure the rate once the queues have settled, over as many epochs as it takes.
 
+    Every step is waited for, whatever `sync_every` says: the rate is the loader's.
+
     Returns:
         Images per second, and the share of time in which the emulated device was idle.
     """
-    unsettled = 1 + UNSETTLED_STEPS_PER_WORKER * pipeline.settings.num_workers
-    images, elapsed_s, computed_s = 0, 0.0, 0.0
     device = pipeline.device
-    number = 0
+    steps_per_epoch = len(pipeline.source) // pipeline.settings.batch_size
+    unsettled = 1 + UNSETTLED_STEPS_PER_WORKER * pipeline.settings.num_workers
+    skipped = min(unsettled, steps_per_epoch - 1)  # a very short epoch has nothing to spare
+    images, elapsed_s, computed_s = 0, 0.0, 0.0
     while elapsed_s < seconds:
-        pipeline.source.order.epoch = number
-        number += 1
-        steps = 0
-        # An epoch too short to settle is measured from its second batch on.
-        skipped = min(unsettled, len(pipeline.source) // pipeline.settings.batch_size - 1)
+        start_s, before_s = clock.now(), _computed_s(device)
         batches = pipeline.batches(pipeline.loader, device)
-        for batch in batches:
+        for step, batch in enumerate(batches, 1):
             loss = pipeline.forward(batch)
             if pipeline.step.backward is not None:
                 pipeline.step.backward(loss)
             device.synchronize()
-            steps += 1
-            if steps <= skipped:
-                start_s = clock.now()
-                before_s = getattr(device, "compute_s", 0.0)
+            if step <= skipped:
+                start_s, before_s = clock.now(), _computed_s(device)
                 continue
             images += pipeline.settings.batch_size
             if elapsed_s + clock.now() - start_s >= seconds:
                 break
         elapsed_s += clock.now() - start_s
-        computed_s += getattr(device, "compute_s", 0.0) - before_s
+        computed_s += _computed_s(device) - before_s
         del batches  # stops the workers before the next measurement
-        if skipped == 0 and number >= 3:
-            break
-    idle = None if not hasattr(device, "compute_s") else 1 - computed_s / elapsed_s
-    return images / elapsed_s, idle
+        pipeline.source.order.epoch += 1
+    emulated = isinstance(device, EmulatedDevice)
+    return images / elapsed_s, 1 - computed_s / elapsed_s if emulated else None
+
+
+def _computed_s(device: Device) -> float:
+    return getattr(device, "compute_s", 0.0)  # only the emulated one knows
 
 
 def free_loader_utilization(settings: Settings, compute_s_per_image: float) -> float:
