@@ -156,7 +156,7 @@ def _table(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report.rows(summary), indent=1, ensure_ascii=False))
     elif options.detail:
-        print(report.table(summary, detail=True).T.to_string(header=False))
+        print(report.table(summary, detail=True).T.to_string())
     else:
         print(report.text(summary))
     return 0

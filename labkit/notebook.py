@@ -48,7 +48,7 @@ def save(run: Run) -> list[Path]:
     """
     summary = summarize(run)
     csv = run.folder / "table.csv"
-    report.table(summary, detail=True).to_csv(csv, index=False)
+    report.table(summary, detail=True).to_csv(csv)
     return [csv, *charts.save(charts.chart(summary), run.folder / "chart")]
 
 
@@ -86,7 +86,7 @@ def doctor(data: str | None = None) -> pd.DataFrame:
     import pandas as pd
 
     folders = {"data": Path(data)} if data and Path(data).is_dir() else {}
-    return pd.DataFrame(machine.doctor_report(folders), columns=["", "here", "remark"])
+    return pd.DataFrame(machine.doctor_report(folders), columns=["", "here", "remark"]).set_index("")
 
 
 def describe_data(data: str) -> pd.DataFrame:
@@ -107,4 +107,4 @@ def describe_data(data: str) -> pd.DataFrame:
         "boxes": reader.boxes + made,
         "manifest": reader.manifest_hash,
     }
-    return pd.DataFrame(facts.items(), columns=["", data])
+    return pd.DataFrame(facts.items(), columns=["", data]).set_index("")

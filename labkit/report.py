@@ -73,9 +73,9 @@ def table(summary: Summary, detail: bool = False) -> pd.DataFrame:
     import pandas as pd
 
     if not detail:
-        return pd.DataFrame(_cells(summary), columns=_header(summary))
+        return pd.DataFrame(_cells(summary), columns=_header(summary)).set_index("variant")
     numbers = pd.DataFrame(rows(summary)).drop(columns="labels")
-    return numbers.join(pd.DataFrame([row.labels for row in summary.rows]))
+    return numbers.join(pd.DataFrame([row.labels for row in summary.rows])).set_index("variant")
 
 
 def rows(summary: Summary) -> list[dict[str, object]]:
