@@ -83,10 +83,10 @@ def doctor(data: str | None = None) -> pd.DataFrame:
     Args:
         data: probe this folder's disk too, if it is there.
     """
-    import pandas as pd
+    from labkit.frame import Frame
 
     folders = {"data": Path(data)} if data and Path(data).is_dir() else {}
-    return pd.DataFrame(machine.doctor_report(folders), columns=["", "here", "remark"]).set_index("")
+    return Frame(machine.doctor_report(folders), columns=["", "here", "remark"]).set_index("")
 
 
 def describe_data(data: str) -> pd.DataFrame:
@@ -98,13 +98,13 @@ def describe_data(data: str) -> pd.DataFrame:
     Raises:
         ValueError: there are no images.
     """
-    import pandas as pd
+    from labkit.frame import Frame
 
     reader = pipeline.open_source(Settings(data=data))
     made = " (synthesized: this folder has none)" if reader.boxes == "synthesized" else ""
     facts = {
         "images": len(reader),
         "boxes": reader.boxes + made,
-        "manifest": reader.manifest_hash,
+        "manifest": reader.manifest_hash[:12],
     }
-    return pd.DataFrame(facts.items(), columns=["", data]).set_index("")
+    return Frame(facts.items(), columns=["", data]).set_index("")

@@ -70,12 +70,12 @@ def table(summary: Summary, detail: bool = False) -> pd.DataFrame:
         detail: all fields of every row, as numbers in seconds, bytes and shares, instead of
             five columns of text.
     """
-    import pandas as pd
+    from labkit.frame import Frame
 
     if not detail:
-        return pd.DataFrame(_cells(summary), columns=_header(summary)).set_index("variant")
-    numbers = pd.DataFrame(rows(summary)).drop(columns="labels")
-    return numbers.join(pd.DataFrame([row.labels for row in summary.rows])).set_index("variant")
+        return Frame(_cells(summary), columns=_header(summary)).set_index("variant")
+    numbers = Frame(rows(summary)).drop(columns="labels")
+    return numbers.join(Frame([row.labels for row in summary.rows])).set_index("variant")
 
 
 def rows(summary: Summary) -> list[dict[str, object]]:

@@ -11,7 +11,7 @@ LABKIT = Path(__file__).parent.parent / "labkit"
 
 # Lowest first; a module may import only from layers above it in this list.
 LAYERS = [
-    ["settings", "contracts", "units", "trial", "progress", "procfs", "pagecache"],
+    ["settings", "contracts", "units", "trial", "progress", "procfs", "pagecache", "frame"],
     ["media", "gpu", "disturbance", "usage"],
     ["machine"],
     ["parts"],

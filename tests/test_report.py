@@ -197,3 +197,10 @@ def test_a_page_of_several_experiments_links_to_each(tmp_path):
 def test_the_page_is_the_same_each_time(tmp_path):
     summary = make_summary()
     assert report.page([(summary, tmp_path)]) == report.page([(summary, tmp_path)])
+
+
+def test_a_long_reason_is_shown_whole():
+    reason = "needs a library that is not installed here; " * 3 + "pip install it"
+    shown = report.table(make_summary(skipped={"dali": reason}))
+    assert reason in shown._repr_html_()
+    assert reason in repr(shown)
