@@ -88,6 +88,8 @@ def run(
     for label, settings in variants.items():
         try:
             tables.check(settings)
+            if settings.device == "cuda" and not machine.cuda().works:
+                raise Skip(machine.cuda().reason)
         except Skip as reason:
             skipped[label] = str(reason)
     own = tables.own_parts()

@@ -26,6 +26,7 @@ from labkit import procfs
 from labkit.disturbance import disturbance, since
 from labkit.gpu import cuda
 from labkit.media import describe_medium, is_hard_disk, media, probe_random_reads, write_media
+from labkit.pagecache import can_evict
 from labkit.trial import Skip
 
 # For callers there is one module: what its neighbours find out is offered here too.
@@ -233,7 +234,7 @@ def doctor_report(folders: Mapping[str, Path] | None = None) -> list[tuple[str, 
         rows.append((name, *_describe_folder(name, Path(directory))))
     if not gpu.works:
         rows.append(("device cuda", "skipped", "an emulated accelerator stands in, labelled so"))
-    if not hasattr(os, "posix_fadvise"):
+    if not can_evict():
         remark = "no posix_fadvise here: files cannot be evicted from memory"
         rows.append(("cache cold", "skipped", remark))
     if not can_fork():

@@ -27,6 +27,7 @@ from itertools import islice
 from pathlib import Path
 
 from labkit import pagecache, procfs
+from labkit.pagecache import can_evict
 from labkit.trial import Skip
 
 FILE_NAME = "labkit.toml"
@@ -227,7 +228,7 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> Probe:
         Skip: it cannot be measured here; the text says why.
         OSError: there is no such directory.
     """
-    if not hasattr(os, "posix_fadvise"):
+    if not can_evict():
         raise Skip("this platform cannot evict files from memory (no posix_fadvise)")
     if describe_medium(directory).in_memory:
         raise Skip("files here are kept in memory and never read from a device")

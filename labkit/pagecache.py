@@ -21,6 +21,11 @@ from functools import cache
 from pathlib import Path
 
 
+def can_evict() -> bool:
+    """Say whether this platform can drop files from its page cache; some filesystems cannot."""
+    return hasattr(os, "posix_fadvise")
+
+
 def evict(path: Path) -> None:
     """Drop a file from the page cache, as far as the kernel does.
 

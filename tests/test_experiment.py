@@ -1,10 +1,13 @@
 """Plans are fair, and what cannot work is refused before anything is timed."""
 
+import os
 import re
 from collections import Counter
 
 import pytest
 
+import labkit as lab
+from labkit import machine
 from labkit.experiment import Experiment, run
 from labkit.runner import plan
 from labkit.settings import MODES, Settings
@@ -38,6 +41,27 @@ def test_no_place_in_a_block_is_reserved_for_the_baseline():
     planned = plan(LABELS, "original", MODES["full"], 400, seed=1)
     places = Counter(p.position for p in planned if p.variant == "original")
     assert all(150 < places[position] < 250 for position in range(4))  # 200 expected, sd 10
+
+
+def test_a_platform_without_fork_and_fadvise_runs_warm_and_spawned(tmp_path, photos, monkeypatch):
+    # What macOS and Windows lack; everything else of the run is real.
+    monkeypatch.setattr(machine, "can_fork", lambda: False)
+    monkeypatch.delattr(os, "posix_fadvise")
+    small = {"input_px": 64, "batch_size": 4, "images": 8, "num_workers": 0}
+    chosen = lab.experiment("preprocessing", data=str(photos), device="emulated", **small)
+    finished = run(chosen, blocks=1, results=tmp_path, progress=False)
+    assert [trial.status for trial in finished.trials] == ["ok"] * 4
+    for trial in finished.trials:
+        assert trial.settings["start_method"] == "spawn"
+        assert trial.labels["cache"] == "warm"
+
+
+def test_a_cuda_device_that_is_not_there_is_said_before_anything_runs(tmp_path, photos):
+    if machine.cuda().works:
+        pytest.skip("there is one here")
+    chosen = lab.experiment("prefetching", data=str(photos), device="cuda")
+    with pytest.raises(RuntimeError, match="baseline 'original' must be able to run here, got: "):
+        run(chosen, results=tmp_path, progress=False)
 
 
 def test_document_mode_runs_each_once_in_the_documents_order():

@@ -11,7 +11,6 @@ Source: EVIDENCE 2, "Page cache"; proc(5) for the bytes read.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -35,6 +34,8 @@ KEEPS_FILES = {
     "ramfs": "ramfs keeps its files in memory",
     "zfs": "zfs has a cache of its own (ARC), which cannot be emptied file by file",
 }
+
+USE_WARM = "compare with cache=warm instead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +134,14 @@ def make_cold(paths: Iterable[Path]) -> None:
         Skip: the platform or the filesystem cannot do that.
         OSError: a file cannot be read.
     """
-    if not hasattr(os, "posix_fadvise"):
-        raise Skip("cold data needs posix_fadvise, which this platform does not have")
+    if not pagecache.can_evict():
+        raise Skip(f"cold data needs posix_fadvise, which this platform does not have; {USE_WARM}")
     paths = list(paths)
     for filesystem in sorted(_filesystems(paths)):
         if filesystem in KEEPS_FILES:
-            raise Skip(f"cold data needs files that can be evicted; {KEEPS_FILES[filesystem]}")
+            raise Skip(
+                f"cold data needs files that can be evicted; {KEEPS_FILES[filesystem]}; {USE_WARM}"
+            )
     for path in paths:
         pagecache.evict(path)
 
