@@ -53,7 +53,7 @@ def save(run: Run) -> list[Path]:
 
 
 def write_page(results: Path | str = "results") -> Path:
-    """Write one self-contained page that shows every experiment's newest run.
+    """Write one self-contained page that shows every experiment's newest finished run.
 
     Args:
         results: folder that holds all results.
@@ -61,7 +61,11 @@ def write_page(results: Path | str = "results") -> Path:
     Raises:
         ValueError: there is no run yet.
     """
-    newest = {folder.parent.name: folder for folder in list_runs(results)}
+    newest = {}
+    for folder in list_runs(results):
+        # A run that was refused or broke off early must not hide the one before it.
+        if folder.parent.name not in newest or load_run(folder).info["status"] == "finished":
+            newest[folder.parent.name] = folder
     if not newest:
         raise ValueError(
             f"results must hold at least one run, got none in {results}; "
