@@ -163,8 +163,13 @@ class Runner:
             raise RuntimeError(
                 f"baseline {self.baseline!r} must be able to run here, got: {reason}"
             ) from reason
-        calibration["images"] = self._whole_batches(calibration["images"])
-        excluded = self._look_at_images(FIRST_LOOK_IMAGES, calibration["images"], excluded)
+        looked_at, images = FIRST_LOOK_IMAGES, calibration["images"]
+        while looked_at < images + len(excluded):  # what is left out is made up for by later images
+            looked_at, start = images + len(excluded), looked_at
+            excluded = self._look_at_images(start, looked_at, excluded)
+        calibration["images"] = self._whole_batches(
+            min(images, self.info["data"]["images"] - len(excluded))
+        )
         if baseline.device == "emulated":
             calibration["free_loader_au"] = self._check_emulator(
                 baseline, calibration["compute_s_per_image"]
@@ -231,7 +236,9 @@ class Runner:
     def _drop(self, label: str, status: str, reason: str) -> None:
         """Take a variant out of the run; its reason stays in the table."""
         self.dropped[label] = reason
-        self.info["skipped"][label] = reason
+        if status == "skipped":  # what failed is tried again when the run is resumed
+            self.info["skipped"][label] = reason
+            self._save()
         self._append(Planned(block=0, position=0, variant=label, role=""), status, reason)
         self.progress.say(f"{label} is {status}: {reason}")
         if label == self.baseline:
