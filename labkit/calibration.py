@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from labkit.contracts import Clock, Device
 from labkit.parts import storage
-from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, EmulatedDevice
+from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, EmulatedDevice, with_compute
 from labkit.pipeline import Pipeline, build
-from labkit.settings import Mode, Settings
+from labkit.settings import Settings
 from labkit.timing import SystemClock, time_epoch, warm_up
 
 CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
@@ -28,22 +28,20 @@ MATCHED_WITHIN = 0.03  # of stall share; the documents' own figure is no sharper
 
 def calibrate(
     settings: Settings,
-    mode: Mode,
     *,
     excluded: frozenset[int] = frozenset(),
     own: bytes = b"",
 ) -> dict[str, float | None]:
-    """Find how fast the baseline is here: hence the epoch's images and the matched speed.
+    """Find how fast the baseline is here, and the speed that matches the emulated device to it.
 
     Args:
-        settings: the baseline's, complete.
-        mode: how long an epoch should be.
+        settings: the baseline's, complete; `images` is how many to try it on.
         excluded: indices of unreadable images.
         own: a person's own parts.
 
     Returns:
-        images_per_s, images (per epoch) and, for the matched profile, compute_s_per_image
-        and the stall_share that it gave.
+        images_per_s and, for the matched profile, compute_s_per_image and the stall_share that
+        it gave.
     """
     import torch
 
@@ -70,15 +68,8 @@ def calibrate(
             if abs(stall_share - MATCHED_STALL_SHARE) <= MATCHED_WITHIN:
                 break
             compute_s_per_image *= (1 - MATCHED_STALL_SHARE) / (1 - stall_share)
-    available = len(pipeline.source)
-    images = available
-    if mode.epoch_s:
-        least = mode.min_steps * settings.batch_size
-        images = min(max(least, round(images_per_s * mode.epoch_s)), available)
-    images = settings.images or images
     return {
         "images_per_s": images_per_s,
-        "images": max(images // settings.batch_size, 1) * settings.batch_size,
         "compute_s_per_image": compute_s_per_image,
         "stall_share": stall_share,
     }
@@ -125,7 +116,7 @@ def _computed_s(device: Device) -> float:
     return getattr(device, "compute_s", 0.0)  # only the emulated one knows
 
 
-def free_loader_utilization(settings: Settings, compute_s_per_image: float) -> float:
+def free_loader_utilization(settings: Settings, compute_s_per_image: float | None) -> float:
     """Measure the emulated device with a loader that costs nothing (EVIDENCE 2, Accelerator).
 
     Returns:
@@ -136,7 +127,8 @@ def free_loader_utilization(settings: Settings, compute_s_per_image: float) -> f
 
     clock = SystemClock()
     pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image)
-    step_s = compute_s_per_image * settings.batch_size
+    profile = with_compute(PROFILES[settings.profile], compute_s_per_image)
+    step_s = profile.compute_s_per_image * settings.batch_size
     steps = max(5, round(FREE_LOADER_S / step_s))
     # Nothing to load and next to nothing to copy: what is missing from 1 is the emulator's own.
     empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}

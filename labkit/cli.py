@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import labkit as lab
 from labkit import machine, notebook, report, results
@@ -38,10 +39,17 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, instead of after all options."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments"):
+            message += f"; a setting must be one of {', '.join(field_kinds())}"
+        self.exit(2, f"labkit: {message}; `labkit --help` and `labkit COMMAND --help` tell more\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="labkit", description="Why is my GPU at 0 %, and what fixes it?"
-    )
+    parser = _Parser(prog="labkit", description="Why is my GPU at 0 %, and what fixes it?")
     commands = parser.add_subparsers(required=True, metavar="command")
 
     command = commands.add_parser("list", help="the experiments, and the runs there are")

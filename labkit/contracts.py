@@ -50,7 +50,6 @@ class Device(Protocol):
     label: str
     """What the rows call it: cuda:<name>, cpu or emulated(<profile>)."""
     torch_device: torch.device
-    has_streams: bool
 
     def put(
         self,

@@ -9,6 +9,7 @@ really run is in the run folder, never in the experiment.
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import threading
@@ -21,6 +22,9 @@ from labkit.results import Run, create_run, load_run
 from labkit.runner import Runner
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode, Settings, complete, pick
 from labkit.trial import Skip, utc_now
+
+# Variants that differed in these would do different work.
+SAME_FOR_ALL = ("data", "images", "seed", "epochs", "on_bad_image")
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,7 @@ def run(
             skipped[label] = str(reason)
     own = tables.own_parts()
     data = _describe_data(variants[experiment.baseline])
-    for settings in variants.values():
-        pipeline.choose_images(settings)
+    _check_together(variants, data["images"])
     info = {
         "schema": 1,
         "experiment": experiment.name,
@@ -107,6 +110,7 @@ def run(
         "published": dict(experiment.published),
         "source": experiment.source,
         "skipped": skipped,
+        "failed": {},
         "status": "running",
         "notes": _notes(variants),
         "order_seed": secrets.randbits(32),
@@ -130,11 +134,13 @@ def resume(
 
     Raises:
         FileNotFoundError: there is no run in this folder.
-        ValueError: a part of it is not known here, or its data changed.
+        ValueError: a part of it is not known here, its data changed, or it began on another
+            machine.
     """
     old = load_run(folder)
     for values in old.info["variants"].values():
         tables.check_names(Settings(**values))
+    _check_unchanged(old)
     runner = Runner(old.folder, old.info, own=tables.own_parts(), cancel=cancel, progress=progress)
     return runner.run()
 
@@ -169,6 +175,43 @@ def _describe_data(settings: Settings) -> dict[str, object]:
         "boxes": reader.boxes,
         "manifest_hash": reader.manifest_hash,
     }
+
+
+def _check_together(variants: Mapping[str, Settings], available: int) -> None:
+    """Refuse variants that could not do equal work, or more of it than there is."""
+    for name in SAME_FOR_ALL:
+        values = sorted({str(getattr(settings, name)) for settings in variants.values()})
+        if len(values) > 1:
+            raise ValueError(
+                f"{name} must be the same for all variants, got {', '.join(values)}; "
+                "make them experiments of their own"
+            )
+    for settings in variants.values():
+        pipeline.choose_images(settings)
+    sizes = sorted({settings.batch_size for settings in variants.values()})
+    wanted = next(iter(variants.values())).images or available
+    if math.lcm(*sizes) > wanted:
+        raise ValueError(
+            f"batch_size must have a common multiple of at most {wanted} images in all variants, "
+            f"got {', '.join(map(str, sizes))}; choose sizes that divide each other"
+        )
+
+
+def _check_unchanged(old: Run) -> None:
+    """Refuse to go on with a run whose rows would not be comparable."""
+    settings = Settings(**old.info["variants"][old.info["baseline"]])
+    data = _describe_data(settings)
+    if data != old.info["data"]:
+        raise ValueError(
+            f"data must be what the run began with ({old.info['data']}), got {data}; "
+            "start a new run"
+        )
+    began_on, here = old.info["provenance"]["machine_id"], machine.provenance()["machine_id"]
+    if began_on != here:
+        raise ValueError(
+            f"run must be resumed on the machine it began on ({began_on}), got {here}; "
+            "start a new run"
+        )
 
 
 def _notes(variants: Mapping[str, Settings]) -> list[str]:

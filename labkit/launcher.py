@@ -10,6 +10,7 @@ forked itself; so the server is started as a program of its own and forks there.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -28,7 +29,7 @@ class Cancelled(Exception):  # noqa: N818 - a request, not an error
     """The person cancelled; everything that was started has been ended."""
 
 
-class TrialFailed(Exception):  # noqa: N818
+class TrialFailed(RuntimeError):  # noqa: N818 - what failed is the trial, not the launcher
     """A request failed; the text is the reason, `traceback` the rest."""
 
     def __init__(self, reason: str, traceback_text: str = "") -> None:
@@ -42,7 +43,7 @@ class Launcher:
     Args:
         log: file that takes what the processes print to stderr.
         fork: fork trials from a server; False spawns one process per request.
-        own: a person's own parts, from `pipeline.own_parts`.
+        own: a person's own parts, from `tables.own_parts`.
     """
 
     def __init__(self, log: Path, *, fork: bool, own: bytes = b"") -> None:
@@ -98,7 +99,8 @@ class Launcher:
         self._pending = b""
         if process is None:
             return
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it may be gone already
+            process.stdin.close()
         try:
             process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -115,6 +117,8 @@ class Launcher:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the runner alone
+                # A person's own parts may come from any module that is importable here.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         return self._process
 

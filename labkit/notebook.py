@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from labkit import charts, machine, pipeline, report
 from labkit.catalog import CATALOG
-from labkit.results import Run, list_runs, load_run
+from labkit.results import Run, explain_unwritable, list_runs, load_run
 from labkit.settings import Settings
 from labkit.summary import Summary
 from labkit.summary import summarize as _summarize
@@ -48,8 +48,9 @@ def save(run: Run) -> list[Path]:
     """
     summary = summarize(run)
     csv = run.folder / "table.csv"
-    report.table(summary, detail=True).to_csv(csv)
-    return [csv, *charts.save(charts.chart(summary), run.folder / "chart")]
+    with explain_unwritable(run.folder):
+        report.table(summary, detail=True).to_csv(csv)
+        return [csv, *charts.save(charts.chart(summary), run.folder / "chart")]
 
 
 def write_page(results: Path | str = "results") -> Path:
@@ -76,8 +77,9 @@ def write_page(results: Path | str = "results") -> Path:
     shown = [(summarize(load_run(newest[name])), newest[name]) for name in names]
     page = Path(results) / PAGE
     unfinished = page.with_suffix(".part")
-    unfinished.write_text(report.page(shown), encoding="utf-8")
-    unfinished.replace(page)
+    with explain_unwritable(results):
+        unfinished.write_text(report.page(shown), encoding="utf-8")
+        unfinished.replace(page)
     return page
 
 

@@ -79,11 +79,7 @@ class Source:
             ValueError: the image cannot be decoded; the message names the file.
         """
         epoch, image_id = key
-        jpeg, annotation = self.reader.read(image_id)
-        try:
-            image_rgb = DECODERS[self.settings.decoder](jpeg)
-        except ValueError as error:
-            raise ValueError(f"{self.reader.paths[image_id]}: {error}") from error
+        image_rgb, annotation = self.decode(image_id)
         sample = Sample(
             image_rgb=image_rgb,
             annotation=annotation,
@@ -92,6 +88,18 @@ class Source:
             seed=self.settings.seed,
         )
         return PREPROCESSORS[self.settings.preprocessor].per_sample(sample, self.settings.input_px)
+
+    def decode(self, image_id: int) -> tuple[np.ndarray, contracts.Annotation]:
+        """Read and decode one image.
+
+        Raises:
+            ValueError: it cannot be decoded; the message names the file.
+        """
+        jpeg, annotation = self.reader.read(image_id)
+        try:
+            return DECODERS[self.settings.decoder](jpeg), annotation
+        except ValueError as error:
+            raise ValueError(f"{self.reader.paths[image_id]}: {error}") from error
 
     def collate(self, samples: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """Stack equal shapes as torch does; join ragged entries and say how many each had.
@@ -116,9 +124,6 @@ class Source:
         import cv2
 
         cv2.setNumThreads(self.settings.cv2_threads)
-
-    def __getstate__(self) -> dict:
-        return self.__dict__
 
     def __setstate__(self, state: dict) -> None:
         register(state["own"])  # before a spawned worker looks anything up
@@ -254,9 +259,13 @@ def first_batch(settings: Settings, excluded: frozenset[int]) -> dict[str, np.nd
 
     Returns:
         The finished batch's arrays; see `contracts.BATCHES`.
+
+    Raises:
+        ValueError: the decoder does not keep its contract.
     """
-    alone = replace(settings, device="cpu", num_workers=0, images=None)
-    _, loader = open_loader(alone, excluded=excluded)
+    alone = replace(settings, device="cpu", num_workers=0, images=settings.batch_size)
+    source, loader = open_loader(alone, excluded=excluded)
+    contracts.check_image(source.decode(source.order.image_ids[0])[0])
     batch = next(iter(loader))
     on_device = PREPROCESSORS[settings.preprocessor].on_device
     if on_device is not None:

@@ -14,6 +14,8 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +48,26 @@ def create_run(results: Path, info: dict[str, object]) -> Path:
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     folder = results / str(info["experiment"]) / f"{stamp}-{secrets.token_hex(2)}"
-    try:
+    with explain_unwritable(results):
         folder.mkdir(parents=True)
+        write_info(folder, info)
+    return folder
+
+
+@contextmanager
+def explain_unwritable(folder: Path | str) -> Iterator[None]:
+    """Turn the errors of a folder that cannot be written into a sentence.
+
+    Raises:
+        PermissionError: what is done inside could not write to the folder.
+    """
+    try:
+        yield
     except OSError as error:
         raise PermissionError(
-            f"results must be a folder that can be written, got {results} ({error.strerror}); "
+            f"results must be a folder that can be written, got {folder} ({error.strerror}); "
             "choose another with --results"
         ) from error
-    write_info(folder, info)
-    return folder
 
 
 def write_info(folder: Path, info: dict[str, object]) -> None:

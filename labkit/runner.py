@@ -13,60 +13,27 @@ after another, each in a fresh process, and the runner sleeps meanwhile.
 from __future__ import annotations
 
 import math
-import random
+import statistics
 import threading
-from dataclasses import asdict, dataclass, replace
+from collections import deque
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from labkit import machine, units
 from labkit.launcher import Cancelled, Launcher, TrialFailed
+from labkit.plan import Planned, plan
 from labkit.progress import RunProgress
-from labkit.results import Run, append_trial, load_run, write_info
-from labkit.settings import MODES, Mode, Settings
+from labkit.results import Run, append_trial, explain_unwritable, load_run, write_info
+from labkit.settings import MODES, Settings
 from labkit.trial import Skip, Trial, utc_now
 
 # Enough for preflight and calibration on any machine; the rest is looked at once the run
 # knows how many images it takes, so that a big data set on a slow disk is not read in vain.
 FIRST_LOOK_IMAGES = 512
 EMULATOR_MIN_UTILIZATION = 0.99  # EVIDENCE 2: a free loader must reach it, or no figure
-EMULATOR_TRIES = 10  # on two noisy cores one hiccup of 3 ms fails a try of 0.3 s
+EMULATOR_TRIES = 3  # their median counts: one hiccup of 3 ms fails a try of 0.3 s
+EMULATOR_ROUNDS = 4  # wait for a quiet moment that long
 FAILURES_BEFORE_DROPPED = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """One trial to run."""
-
-    block: int
-    position: int
-    variant: str
-    role: str
-
-
-def plan(labels: list[str], baseline: str, mode: Mode, blocks: int, seed: int) -> list[Planned]:
-    """Lay out the trials of a run.
-
-    Args:
-        labels: all variants, in the experiment's order.
-        baseline: the label that runs twice per block where the mode shuffles.
-        mode: shuffled blocks, or each variant once in the given order.
-        blocks: how many times.
-        seed: of the order; recorded with the run.
-    """
-    planned = []
-    for block in range(blocks):
-        order = list(labels)
-        if mode.shuffled:
-            order.append(baseline)
-            random.Random(f"{seed}/{block}").shuffle(order)
-        runs_of_baseline = 0
-        for position, label in enumerate(order):
-            role = ""
-            if label == baseline:
-                runs_of_baseline += 1
-                role = f"A{runs_of_baseline}"
-            planned.append(Planned(block=block, position=position, variant=label, role=role))
-    return planned
 
 
 class Runner:
@@ -93,20 +60,22 @@ class Runner:
         self.mode = MODES[info["mode"]]
         self.baseline = info["baseline"]
         self.variants = {name: Settings(**values) for name, values in info["variants"].items()}
-        self.dropped = dict(info["skipped"])
+        # What is not the same work or cannot run here stays out, also when the run is resumed.
+        self.dropped = {**info["skipped"], **info["failed"]}
         self.cancel = cancel
         self.progress = RunProgress(info["experiment"], shown=progress)
-        self.launcher = Launcher(folder / "worker.log", fork=machine.can_fork(), own=own)
+        with explain_unwritable(folder):
+            self.launcher = Launcher(folder / "worker.log", fork=machine.can_fork(), own=own)
 
     def run(self) -> Run:
         """Do everything that is missing; what is finished stays whatever happens."""
+        for note in self.info["notes"]:
+            self.progress.say(note)
+        self._save(status="running", reason="")
         try:
             with self.launcher:
                 if self.baseline in self.dropped:
-                    raise RuntimeError(
-                        f"baseline {self.baseline!r} must be able to run here, "
-                        f"got: {self.dropped[self.baseline]}"
-                    )
+                    raise self._no_baseline(self.dropped[self.baseline])
                 if "calibration" not in self.info:
                     self._prepare()
                 self._run_blocks()
@@ -135,44 +104,32 @@ class Runner:
     def _prepare(self) -> None:
         """Preflight and calibration: everything that comes before the first timed trial."""
         baseline = self.variants[self.baseline]
-        self.progress.say("preflight: one batch of every variant, compared with the baseline's")
-        excluded = self._look_at_images(0, FIRST_LOOK_IMAGES, ())
+        looked_at = FIRST_LOOK_IMAGES
+        excluded = self._look_at_images(0, looked_at, [])
         try:
-            verdicts = self._ask(
-                "compare_work",
-                variants={
-                    label: asdict(settings)
-                    for label, settings in self.variants.items()
-                    if label not in self.dropped
-                },
-                baseline=self.baseline,
-                excluded=excluded,
-            )
-            for label, (status, reason) in verdicts.items():
-                if status != "ok":
-                    self._drop(label, status, reason)
+            self._compare_work(excluded)
             self.progress.say("calibrating: how fast is the baseline here?")
-            calibration = self._ask(
-                "calibrate", settings=asdict(baseline), mode=self.mode.name, excluded=excluded
-            )
-        except TrialFailed as failure:
-            raise RuntimeError(
-                f"baseline {self.baseline!r} must be able to run here, got: {failure}"
-            ) from failure
-        except Skip as reason:
-            raise RuntimeError(
-                f"baseline {self.baseline!r} must be able to run here, got: {reason}"
-            ) from reason
-        looked_at, images = FIRST_LOOK_IMAGES, calibration["images"]
+            # Only what has been looked at: it may not read, or evict, a whole big data set.
+            usable = min(looked_at, self.info["data"]["images"]) - len(excluded)
+            tried = replace(baseline, images=min(baseline.images or usable, usable))
+            calibration = self._ask("calibrate", settings=asdict(tried), excluded=excluded)
+            if baseline.device == "emulated":
+                calibration["free_loader_au"] = self._check_emulator(
+                    tried, calibration["compute_s_per_image"]
+                )
+        except (TrialFailed, Skip) as reason:
+            raise self._no_baseline(reason) from reason
+        images = self._epoch_images(calibration["images_per_s"])
         while looked_at < images + len(excluded):  # what is left out is made up for by later images
             looked_at, start = images + len(excluded), looked_at
             excluded = self._look_at_images(start, looked_at, excluded)
         calibration["images"] = self._whole_batches(
             min(images, self.info["data"]["images"] - len(excluded))
         )
-        if baseline.device == "emulated":
-            calibration["free_loader_au"] = self._check_emulator(
-                baseline, calibration["compute_s_per_image"]
+        steps = calibration["images"] // baseline.batch_size
+        if steps < self.mode.min_steps:
+            self._note(
+                f"epochs of {steps} steps: there are too few images for {self.mode.min_steps}"
             )
         self._save(calibration=calibration, excluded=excluded)
         epoch_s = calibration["images"] / calibration["images_per_s"]
@@ -180,11 +137,32 @@ class Runner:
             f"{calibration['images']} images per epoch, about {units.seconds(epoch_s)} each"
         )
 
-    def _look_at_images(self, start: int, stop: int, excluded: object) -> list[int]:
+    def _compare_work(self, excluded: list[int]) -> None:
+        """Drop what cannot run here and what is not the same work as the baseline's."""
+        self.progress.say("preflight: one batch of every variant, compared with the baseline's")
+        compared = {
+            label: asdict(settings)
+            for label, settings in self.variants.items()
+            if label not in self.dropped
+        }
+        verdicts = self._ask(
+            "compare_work", variants=compared, baseline=self.baseline, excluded=excluded
+        )
+        for label, (status, reason) in verdicts.items():
+            if status != "ok":
+                self.info["failed" if status == "failed" else "skipped"][label] = reason
+                self._drop(Planned(block=0, position=0, variant=label, role=""), status, reason)
+
+    def _epoch_images(self, images_per_s: float) -> int:
+        """Choose how many images an epoch takes, from the baseline's rate."""
+        baseline, available = self.variants[self.baseline], self.info["data"]["images"]
+        if baseline.images or not self.mode.epoch_s:
+            return baseline.images or available
+        least = self.mode.min_steps * baseline.batch_size
+        return min(max(least, round(images_per_s * self.mode.epoch_s)), available)
+
+    def _look_at_images(self, start: int, stop: int, excluded: list[int]) -> list[int]:
         """Find unreadable images among those the run will take; stop, or leave them out."""
-        excluded = list(excluded)
-        if stop <= start:
-            return excluded
         settings = self.variants[self.baseline]
         try:
             found = self._ask("find_bad_images", settings=asdict(settings), start=start, stop=stop)
@@ -204,10 +182,14 @@ class Runner:
                 f"images must all be readable, got {len(found['bad'])} that are not ({lines}); "
                 "replace them, or leave them out for all variants with on_bad_image=skip"
             )
-        self.info["notes"].append(
-            f"{len(found['bad'])} unreadable images are left out for all variants: {lines}"
-        )
-        return excluded + [index for index, _ in found["bad"]]
+        self._note(f"{len(found['bad'])} unreadable images are left out for all variants: {lines}")
+        return [*excluded, *(index for index, _ in found["bad"])]
+
+    def _note(self, line: str) -> None:
+        """Keep a sentence with the run, and say it now."""
+        if line not in self.info["notes"]:
+            self.info["notes"].append(line)
+            self.progress.say(line)
 
     def _whole_batches(self, images: int) -> int:
         """Round to what every variant's batch size divides, so that all do equal work."""
@@ -216,33 +198,32 @@ class Runner:
 
     def _check_emulator(self, settings: Settings, compute_s_per_image: float | None) -> float:
         """Let the emulated device prove that it is not in the way."""
-        best = 0.0
-        for _ in range(EMULATOR_TRIES):
-            best = max(
-                best,
+        for _ in range(EMULATOR_ROUNDS):
+            found = statistics.median(
                 self._ask(
                     "check_emulator",
                     settings=asdict(settings),
                     compute_s_per_image=compute_s_per_image,
-                ),
+                )
+                for _ in range(EMULATOR_TRIES)
             )
-            if best >= EMULATOR_MIN_UTILIZATION:
-                return best
+            if found >= EMULATOR_MIN_UTILIZATION:
+                return found
         raise RuntimeError(
             f"the emulated device must reach {units.percent(EMULATOR_MIN_UTILIZATION)} utilization "
-            f"with a free loader, got {units.percent(best)}; stop other programs and run again"
+            f"with a free loader, got {units.percent(found)}; stop other programs and run again"
         )
 
-    def _drop(self, label: str, status: str, reason: str) -> None:
-        """Take a variant out of the run; its reason stays in the table."""
-        self.dropped[label] = reason
-        if status == "skipped":  # what failed is tried again when the run is resumed
-            self.info["skipped"][label] = reason
-            self._save()
-        self._append(Planned(block=0, position=0, variant=label, role=""), status, reason)
-        self.progress.say(f"{label} is {status}: {reason}")
-        if label == self.baseline:
-            raise RuntimeError(f"baseline {label!r} must be able to run here, got: {reason}")
+    def _no_baseline(self, reason: object) -> RuntimeError:
+        return RuntimeError(f"baseline {self.baseline!r} must be able to run here, got: {reason}")
+
+    def _drop(self, planned: Planned, status: str, reason: str) -> None:
+        """Take a variant out of this run; its reason stays in the table."""
+        self.dropped[planned.variant] = reason
+        self._append(planned, status, reason)
+        self.progress.say(f"{planned.variant} is {status}: {reason}")
+        if planned.variant == self.baseline:
+            raise self._no_baseline(reason)
 
     def _run_blocks(self) -> None:
         """Run what is planned and not yet there."""
@@ -259,10 +240,11 @@ class Runner:
             for trial in load_run(self.folder).trials
             if trial.status == "ok"
         }
-        missing = [p for p in planned if (p.block, p.variant, p.role) not in done]
+        waiting = deque(p for p in planned if (p.block, p.variant, p.role) not in done)
         failures = dict.fromkeys(self.variants, 0)
-        self.progress.start(total=len(planned), done=len(planned) - len(missing))
-        for trial in missing:
+        self.progress.start(total=len(planned), done=len(planned) - len(waiting))
+        while waiting:
+            trial = waiting.popleft()
             if trial.variant not in self.dropped:
                 self.progress.next(
                     f"block {trial.block + 1}: {trial.variant} {trial.role}".rstrip()
@@ -270,14 +252,16 @@ class Runner:
                 try:
                     self._measure(trial, calibration)
                 except Skip as reason:
-                    self._drop(trial.variant, "skipped", str(reason))
+                    self._drop(trial, "skipped", str(reason))
                 except TrialFailed as failure:
                     failures[trial.variant] += 1
                     if failures[trial.variant] >= FAILURES_BEFORE_DROPPED:
-                        self._drop(trial.variant, "failed", str(failure))
+                        self._drop(trial, "failed", str(failure))
                     else:
                         self._append(trial, "failed", str(failure))
-                        self.progress.say(f"{trial.variant} failed: {failure}")
+                        self.progress.say(f"{trial.variant} failed, again later: {failure}")
+                        waiting.append(trial)
+                        continue
                 except (Cancelled, KeyboardInterrupt):
                     self._append(trial, "cancelled", "cancelled by the person")
                     raise

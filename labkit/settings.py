@@ -93,18 +93,6 @@ class Settings:
                 f"input_px must be a positive multiple of 32, got {self.input_px}; try 256 or 512"
             )
 
-    def difference(self, other: Settings) -> dict[str, tuple[object, object]]:
-        """List the fields in which two settings differ.
-
-        Returns:
-            field name -> (this value, the other's value).
-        """
-        return {
-            f.name: (getattr(self, f.name), getattr(other, f.name))
-            for f in fields(self)
-            if getattr(self, f.name) != getattr(other, f.name)
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:

@@ -260,7 +260,7 @@ def _run_notes(info: Mapping, n_blocks: int, *, judged: bool, stable: bool) -> l
     elif not judged:
         notes.append(f"{n_blocks} complete blocks: verdicts need at least {MIN_JUDGED_BLOCKS}")
     if n_blocks < planned:
-        state = {"running": "still running", "cancelled": "cancelled"}.get(info.get("status"), "")
+        state = {"running": "not finished", "cancelled": "cancelled"}.get(info.get("status"), "")
         notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
     if judged and not stable:
         notes.append(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pickle
 
+from labkit.contracts import BATCHES
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES, PROFILES
 from labkit.parts.loading import LOADERS
@@ -98,18 +99,18 @@ def check(settings: Settings) -> None:
         Skip: the parts exist but cannot run on the chosen device.
     """
     check_names(settings)
-    batch = PREPROCESSORS[settings.preprocessor].batch
-    if settings.device == "emulated":
-        if settings.step != "timed":
-            raise ValueError(
-                f"step must be timed on the emulated device, got {settings.step!r}; "
-                "choose device cpu or cuda for a real step"
-            )
-    elif settings.step == "timed":
+    # A step of one's own is taken at its word; the built-in real ones are named as their batch.
+    real = settings.step in BATCHES
+    if settings.device == "emulated" and real:
+        raise ValueError(
+            f"step must be timed on the emulated device, got {settings.step!r}; "
+            "choose device cpu or cuda for a real step"
+        )
+    if settings.device != "emulated" and settings.step == "timed":
         raise ValueError(
             f"step must be detector or classifier on device {settings.device}, got 'timed'"
         )
-    elif batch != settings.step:
+    if real and PREPROCESSORS[settings.preprocessor].batch != settings.step:
         fitting = [name for name, part in PREPROCESSORS.items() if part.batch == settings.step]
         raise ValueError(
             f"preprocessor must be one of {', '.join(fitting)} for the step {settings.step}, "

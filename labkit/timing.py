@@ -130,6 +130,7 @@ def time_epoch(pipeline: Pipeline, clock: Clock) -> Epoch:
         transfer_s=timed.transfer_s,
         forward_s=None if emulated else forward_s,
         backward_s=None if emulated else backward_s,
+        launch_s=forward_s if emulated else None,
         sync_s=sync_s + end_s - ended_s,
         steps=steps,
         images=images,
@@ -192,7 +193,7 @@ def measure(
     gc.collect()
     gc.disable()  # a collection would land in one arm and not in the other
     epochs = []
-    with Usage() as usage:
+    with Usage(gpu=settings.device == "cuda") as usage:
         for number in range(settings.epochs):
             pipeline.source.order.epoch = number
             epochs.append(time_epoch(pipeline, clock))

@@ -38,6 +38,8 @@ class Epoch:
     forward_s: float | None
     """Host time of the forward pass; None where the device has none (emulated)."""
     backward_s: float | None
+    launch_s: float | None
+    """Host time launching work on the emulated device; None where forward and backward are."""
     sync_s: float
     """Host waiting for the device (`sync_every` and the end of the epoch)."""
     steps: int

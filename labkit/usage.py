@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import os
 import threading
+from types import ModuleType
 
 NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
 
 
 class Usage:
-    """Context that counts what this process and its children use meanwhile."""
+    """Context that counts what this process and its children use meanwhile.
+
+    Args:
+        gpu: watch the CUDA device, too.
+    """
+
+    def __init__(self, *, gpu: bool) -> None:
+        self._watches_gpu = gpu
 
     def __enter__(self) -> Usage:
         """Start counting."""
-        self._gpu = _GpuWatch()
+        self._gpu = _GpuWatch(self._watches_gpu)
         self._cpu_before_s = own_cpu_s()
         return self
 
@@ -58,17 +66,19 @@ def own_cpu_s() -> float:
 
 
 class _GpuWatch:
-    """Samples GPU 0 until stopped; measures nothing where there is no NVIDIA driver."""
+    """Samples torch's GPU until stopped; measures nothing where there is no NVIDIA driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool) -> None:
         self._samples: list[tuple[int, int]] = []  # (utilization %, memory bytes)
         self._stop = threading.Event()
         self._thread = None
+        if not wanted:
+            return
         try:
             import pynvml
 
             pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            self._handle = _torch_gpu(pynvml)
         except Exception:  # no driver, no library or no device: nothing to watch
             return
         self._nvml = pynvml
@@ -109,3 +119,13 @@ def _peak_rss_bytes() -> int | None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def _torch_gpu(pynvml: ModuleType) -> object:
+    """Give NVML's handle of the GPU torch uses: CUDA_VISIBLE_DEVICES may have renumbered them."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    if uuid is None:
+        return pynvml.nvmlDeviceGetHandleByIndex(0)
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

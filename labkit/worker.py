@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 
-from labkit.settings import MODES, Settings
+from labkit.settings import Settings
 from labkit.trial import Skip
 
 # What the kernel's out-of-memory killer leaves behind says nothing of memory.
@@ -48,10 +48,10 @@ def _measure(settings: dict, excluded: list[int], compute_s_per_image: float | N
     return {**measured, "epochs": [asdict(epoch) for epoch in measured["epochs"]]}
 
 
-def _calibrate(settings: dict, mode: str, excluded: list[int], own: bytes):
+def _calibrate(settings: dict, excluded: list[int], own: bytes):
     from labkit.calibration import calibrate
 
-    return calibrate(_settings(settings), MODES[mode], excluded=frozenset(excluded), own=own)
+    return calibrate(_settings(settings), excluded=frozenset(excluded), own=own)
 
 
 def _check_emulator(settings: dict, compute_s_per_image: float | None, own: bytes):
@@ -74,7 +74,7 @@ def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
     complete = _settings(settings)
     indices = [int(index) for index in shuffled_images(complete)[start:stop]]
     bad, changed = find_bad_images(complete, indices)
-    return {"bad": sorted(bad.items()), "changed": changed, "looked_at": len(indices)}
+    return {"bad": sorted(bad.items()), "changed": changed}
 
 
 JOBS: dict[str, Callable] = {

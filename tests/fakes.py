@@ -20,6 +20,7 @@ def fake_epoch(epoch_s: float, *, images: int = 160, steps: int = 20) -> Epoch:
         transfer_s=0.04 * epoch_s,
         forward_s=None,
         backward_s=None,
+        launch_s=0.0,
         sync_s=0.6 * epoch_s,
         steps=steps,
         images=images,

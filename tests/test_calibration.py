@@ -76,8 +76,6 @@ def test_very_short_epochs_can_be_calibrated(tmp_path, photos, images, batch_siz
         MODES["quick"], cores=2, has_cuda=False, can_fork=True,
     )  # fmt: skip
     with Launcher(tmp_path / "log", fork=True) as launcher:
-        found = launcher.run(
-            "calibrate", {"settings": asdict(settings), "mode": "quick", "excluded": []}
-        )
-    assert found["images"] == images
+        found = launcher.run("calibrate", {"settings": asdict(settings), "excluded": []})
+    assert found["images_per_s"] > 0
     assert found["compute_s_per_image"] > 0

@@ -136,6 +136,26 @@ def test_what_cannot_work_is_one_line_with_the_choices(tmp_path, capsys, argumen
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["run", "--workers", "3"],
+            "unrecognized arguments: --workers 3; a setting must be one of",
+        ),
+        (["run", "--num-workers", "two"], "--num-workers: invalid int value: 'two'"),
+        (["run", "--cache", "hot"], "--cache: invalid choice: 'hot' (choose from"),
+        (["dance"], "invalid choice: 'dance' (choose from"),
+    ],
+)
+def test_wrong_use_is_one_line(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(
     ("option", "message"),
     [
         ("--batch-size", "batch_size must be at most the number of readable images (24), got 25"),

@@ -9,8 +9,8 @@ import pytest
 import labkit as lab
 from labkit import machine
 from labkit.experiment import Experiment, run
-from labkit.runner import plan
-from labkit.settings import MODES, Settings
+from labkit.plan import plan
+from labkit.settings import MODES, Settings, vary
 
 BASE = Settings()
 LABELS = ["original", "x", "y"]
@@ -99,6 +99,25 @@ def test_a_name_that_is_no_folder_is_refused():
 def test_wrong_modes_and_blocks_are_refused(tmp_path, mode, blocks, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         run(experiment(), mode, blocks=blocks, results=tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_variants_that_would_do_different_work_are_refused(tmp_path, photos):
+    base = Settings(data=str(photos), device="emulated")
+    wrong = experiment(variants=vary(base, images=[8, 16]), baseline="8")
+    message = "images must be the same for all variants, got 16, 8; make them experiments of their"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(wrong, results=tmp_path / "results")
+
+
+def test_batch_sizes_without_a_common_multiple_in_the_data_are_refused(tmp_path, photos):
+    base = Settings(data=str(photos), device="emulated")
+    wrong = experiment(variants=vary(base, batch_size=[5, 7]), baseline="5")
+    message = (
+        "batch_size must have a common multiple of at most 24 images in all variants, got 5, 7"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(wrong, results=tmp_path / "results")
     assert not (tmp_path / "results").exists()
 
 

@@ -17,7 +17,7 @@ LAYERS = [
     ["parts"],
     ["tables"],
     ["pipeline"],
-    ["timing", "results", "statistics", "averages", "summary"],
+    ["timing", "results", "plan", "statistics", "averages", "summary"],
     ["preflight", "calibration"],
     ["worker"],
     ["launcher"],

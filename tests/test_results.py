@@ -20,7 +20,7 @@ from labkit.trial import SCHEMA, Epoch, Trial
 INFO = {"experiment": "prefetching", "mode": "quick", "baseline": "a", "variants": {"a": {}}}
 EPOCH = Epoch(
     epoch_s=1.5, startup_s=0.1, first_batch_s=0.2, wait_s=0.3, transfer_s=0.1, forward_s=None,
-    backward_s=None, sync_s=0.0, steps=2, images=16, batch_bytes=100, compute_s=1.0,
+    backward_s=None, launch_s=0.1, sync_s=0.0, steps=2, images=16, batch_bytes=100, compute_s=1.0,
 )  # fmt: skip
 
 

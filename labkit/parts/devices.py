@@ -28,7 +28,6 @@ class CpuDevice:
     """The host itself: nothing is copied, nothing runs beside it."""
 
     label = "cpu"
-    has_streams = False
 
     def __init__(self) -> None:
         import torch
@@ -57,8 +56,6 @@ class CpuDevice:
 
 class CudaDevice:
     """A real CUDA device: the default stream computes, a side stream may copy."""
-
-    has_streams = True
 
     def __init__(self) -> None:
         import torch
@@ -152,8 +149,6 @@ class EmulatedDevice:
         profile: speeds; `compute_s_per_image` must be set.
         clock: tells the time and sleeps; a fake one in tests.
     """
-
-    has_streams = True
 
     def __init__(self, profile: Profile, clock: Clock) -> None:
         import torch

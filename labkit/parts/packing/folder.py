@@ -84,7 +84,8 @@ class FolderReader:
         path = self.root / name
         jpeg = path.read_bytes()
         if not jpeg.startswith(JPEG_START):
-            raise ValueError(f"image must be a JPEG file, got {jpeg[:8]!r}... in {path}")
+            found = f"{jpeg[:8]!r}..." if jpeg else "0 bytes"
+            raise ValueError(f"image must be a JPEG file, got {found} in {path}")
         if self.box_ranges is None:
             try:
                 return jpeg, synthesize_boxes(name, *jpeg_size_px(jpeg))
