@@ -140,7 +140,7 @@ def test_what_cannot_work_is_one_line_with_the_choices(tmp_path, capsys, argumen
     [
         (
             ["run", "--workers", "3"],
-            "unrecognized arguments: --workers 3; a setting must be one of",
+            "unrecognized arguments: --workers; a setting must be one of data",
         ),
         (["run", "--num-workers", "two"], "--num-workers: invalid int value: 'two'"),
         (["run", "--cache", "hot"], "--cache: invalid choice: 'hot' (choose from"),

@@ -29,7 +29,7 @@ def test_ended_children_of_a_living_child_count():
 
 
 def test_what_a_context_used_is_a_share_of_its_time():
-    with Usage() as usage:
+    with Usage(gpu=False) as usage:
         subprocess.run([sys.executable, "-c", SPIN], check=True)
     totals = usage.totals(wall_s=2.0)
     assert totals["cpu_s"] >= 0.9 * SPIN_S
