@@ -32,7 +32,7 @@ from labkit.trial import Skip, Trial, utc_now
 FIRST_LOOK_IMAGES = 512
 EMULATOR_MIN_UTILIZATION = 0.99  # EVIDENCE 2: a free loader must reach it, or no figure
 EMULATOR_TRIES = 3  # their median counts: one hiccup of 3 ms fails a try of 0.3 s
-EMULATOR_ROUNDS = 4  # wait for a quiet moment that long
+EMULATOR_ROUNDS = 8  # how long to wait for a quiet moment
 FAILURES_BEFORE_DROPPED = 2
 
 

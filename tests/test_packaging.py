@@ -1,5 +1,6 @@
 """pyproject (ranges), constraints (what was tested) and environment.yml stay together."""
 
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -54,3 +55,11 @@ def test_the_command_line_and_the_package_data_are_installed():
     assert any(point.name == "labkit" for point in metadata.entry_points(group="console_scripts"))
     for name in ("labkit.mplstyle", "parts/preprocessing/detector.json"):
         assert (ROOT / "labkit" / name).is_file()
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_relative_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    assert missing == []
