@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 
-from labkit import machine, pipeline, tables
+from labkit import machine, source, tables
 from labkit.results import Run, create_run, load_run
 from labkit.runner import Runner
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode, Settings, complete, pick
@@ -167,8 +167,8 @@ def _complete(settings: Settings, mode: Mode) -> Settings:
 
 def _describe_data(settings: Settings) -> dict[str, object]:
     """Open the data once in the runner: a missing folder must cost nothing."""
-    pipeline.open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = pipeline.open_source(settings)
+    source.open_reader.cache_clear()  # a notebook lives long, and its data may change
+    reader = source.open_source(settings)
     return {
         "folder": settings.data,
         "images": len(reader),
@@ -187,7 +187,7 @@ def _check_together(variants: Mapping[str, Settings], available: int) -> None:
                 "make them experiments of their own"
             )
     for settings in variants.values():
-        pipeline.choose_images(settings)
+        source.choose_images(settings)
     sizes = sorted({settings.batch_size for settings in variants.values()})
     wanted = next(iter(variants.values())).images or available
     if math.lcm(*sizes) > wanted:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import charts, machine, pipeline, report
+from labkit import charts, machine, report
 from labkit.catalog import CATALOG
 from labkit.results import Run, explain_unwritable, list_runs, load_run
 from labkit.settings import Settings
+from labkit.source import open_source
 from labkit.summary import Summary
 from labkit.summary import summarize as _summarize
 
@@ -106,7 +107,7 @@ def describe_data(data: str) -> pd.DataFrame:
     """
     from labkit.frame import Frame
 
-    reader = pipeline.open_source(Settings(data=data))
+    reader = open_source(Settings(data=data))
     made = " (synthesized: this folder has none)" if reader.boxes == "synthesized" else ""
     facts = {
         "images": len(reader),

@@ -12,8 +12,8 @@ from __future__ import annotations
 from labkit.contracts import BATCHES, check_batch, difference
 from labkit.parts.decoding import read_header
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.pipeline import first_batch, open_source
 from labkit.settings import Settings
+from labkit.source import first_batch, open_source
 from labkit.tables import check
 from labkit.trial import Skip
 

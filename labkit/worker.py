@@ -68,8 +68,8 @@ def _compare_work(variants: dict[str, dict], baseline: str, excluded: list[int],
 
 
 def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
-    from labkit.pipeline import shuffled_images
     from labkit.preflight import find_bad_images
+    from labkit.source import shuffled_images
 
     complete = _settings(settings)
     indices = [int(index) for index in shuffled_images(complete)[start:stop]]
@@ -111,7 +111,7 @@ def serve() -> None:
 
 def _open_data(line: bytes) -> None:
     """Open the data before forking: all trials inherit it (118,287 annotations take 5 s)."""
-    from labkit.pipeline import open_source
+    from labkit.source import open_source
 
     try:
         open_source(Settings(**json.loads(line)["arguments"]["settings"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from labkit.trial import Epoch, Trial
 
@@ -107,3 +108,14 @@ def fake_info(variants: Sequence[str], *, mode: str = "quick", **more: object) -
         "accelerator": LABELS["accelerator"],
         **more,
     }
+
+
+def fake_throttled_hdd():
+    """Trials of which only the variant hdd stands on a stand-in."""
+    real = {"storage": "real", "accelerator": "cuda:H200"}
+    return [
+        replace(trial, labels={**real, "storage": "throttled(81 reads/s)"})
+        if trial.variant == "hdd"
+        else trial
+        for trial in fake_trials({"hdd": 1.0, "ssd": 0.86}, labels=real)
+    ]

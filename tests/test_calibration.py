@@ -11,8 +11,8 @@ from labkit.launcher import Launcher
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
-from labkit.pipeline import Order
 from labkit.settings import MODES, Settings, complete
+from labkit.source import Order
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
 

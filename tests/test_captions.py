@@ -3,9 +3,7 @@
 Run: python -m pytest tests/test_captions.py
 """
 
-import dataclasses
-
-from fakes import LABELS, fake_info, fake_trials
+from fakes import LABELS, fake_info, fake_throttled_hdd, fake_trials
 
 from labkit import captions
 from labkit.summary import summarize
@@ -19,14 +17,7 @@ def make_summary(times=TIMES, *, labels=LABELS, **info):
 
 
 def test_stand_ins_are_said_with_the_variants_they_belong_to():
-    trials = fake_trials({"hdd": 1.0, "ssd": 0.86}, labels={**LABELS, "accelerator": "cuda:H200"})
-    trials = [
-        dataclasses.replace(t, labels={**t.labels, "storage": "throttled(81 reads/s)"})
-        if t.variant == "hdd"
-        else t
-        for t in trials
-    ]
-    summary = summarize(fake_info(["hdd", "ssd"]), trials)
+    summary = summarize(fake_info(["hdd", "ssd"]), fake_throttled_hdd())
     assert captions.stand_ins(summary) == ["Throttled storage (81 reads/s): hdd"]
     assert "accelerator: cuda:H200" in captions.conditions(summary)
 

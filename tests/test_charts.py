@@ -4,7 +4,6 @@ Geometry is asked of matplotlib's own text extents after drawing.
 Run: python -m pytest tests/test_charts.py
 """
 
-import dataclasses
 import itertools
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import matplotlib
 import pytest
-from fakes import LABELS, fake_info, fake_trials
+from fakes import LABELS, fake_info, fake_throttled_hdd, fake_trials
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
@@ -157,14 +156,7 @@ def test_skipped_variants_keep_their_place_and_say_why():
 
 
 def test_stand_ins_are_named_in_the_title_area_and_for_whom():
-    trials = fake_trials({"hdd": 1.0, "ssd": 0.86}, labels={**LABELS, "accelerator": "cuda:H200"})
-    trials = [
-        dataclasses.replace(t, labels={**t.labels, "storage": "throttled(81 reads/s)"})
-        if t.variant == "hdd"
-        else t
-        for t in trials
-    ]
-    summary = summarize(fake_info(["hdd", "ssd"]), trials)
+    summary = summarize(fake_info(["hdd", "ssd"]), fake_throttled_hdd())
     figure = charts.chart(summary)
     (line,) = [t for t in texts(figure) if t.get_text().startswith("Throttled")]
     assert line.get_window_extent().y0 > figure.axes[0].get_window_extent().y1

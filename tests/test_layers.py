@@ -16,6 +16,7 @@ LAYERS = [
     ["machine"],
     ["parts"],
     ["tables"],
+    ["source"],
     ["pipeline"],
     ["timing", "results", "plan", "statistics", "averages", "summary"],
     ["preflight", "calibration"],

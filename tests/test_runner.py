@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from labkit.pipeline import shuffled_images
 from labkit.results import write_info
+from labkit.source import shuffled_images
 
 SMALL = {
     "device": "emulated", "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from labkit.parts.loading import LOADERS, PinningLoader
-from labkit.pipeline import open_loader
 from labkit.settings import MODES, Settings, complete
+from labkit.source import open_loader
 
 ALL = pytest.mark.parametrize("name", LOADERS)
 

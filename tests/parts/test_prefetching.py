@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit.parts.devices import EmulatedDevice
-from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
+from labkit.parts.prefetching import PREFETCHERS
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
 
@@ -70,7 +70,3 @@ def test_from_pageable_memory_the_side_stream_still_blocks_the_host():
     # Each four-second copy overlaps with the step before it, but no step can be launched earlier.
     assert run_steps("none", pinned=False, sync_every=1) == 5 * (4 + 3)
     assert run_steps("data_prefetcher", pinned=False, sync_every=1) > 2 + 5 * 3
-
-
-def test_what_needs_streams_is_a_prefetcher():
-    assert set(PREFETCHERS) >= NEEDS_STREAMS
