@@ -1,15 +1,16 @@
 """Media: which directory lies on which kind of disk, and what that disk really is.
 
-    labkit.toml  →  hdd, ssd, nvme, data  →  describe_medium, probe_random_reads
+    labkit.toml  →  hdd, ssd, …, data  →  describe_medium, probe_random_reads
 
 A person says in `labkit.toml` where their disks are; the lab looks for itself
 whether that is so.  Main trap: a virtual disk often claims to be rotational and
 reads thousands of files a second, so the claim alone makes no hard disk: a cold
 random-read probe has to agree.
 
-    [media]                       # all four keys are optional
-    hdd = "/mnt/disk/labkit"      # relative paths count from this file
-    data = "data/photos"
+    [media]                       # every key is optional
+    hdd = "/mnt/disk/labkit"      # hdd, ssd, nvme, tmpfs: folders that the lab may copy to
+    scratch = "/mnt/scratch"      # any other name is a storage of your own
+    data = "data/photos"          # relative paths count from this file
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from labkit.pagecache import can_evict
 from labkit.trial import Skip
 
 FILE_NAME = "labkit.toml"
-NAMES = ("hdd", "ssd", "nvme", "data")
+NAMES = ("hdd", "ssd", "nvme", "tmpfs", "data")
 HEADER = "# Where this machine's media are; by `labkit doctor --write`, or by hand.\n[media]\n"
 
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -80,8 +81,8 @@ def media() -> dict[str, Path]:
     """Read where this machine's media are.
 
     Returns:
-        hdd, ssd, nvme, data -> directory, as far as the nearest labkit.toml names them, in
-        the current directory or a parent.  Whether they exist is not looked at here: a disk
+        name -> directory, as far as the nearest labkit.toml names them, in the current
+        directory or a parent.  Whether they exist is not looked at here: a disk
         that is not plugged in must not stop an experiment that does not need it.
 
     Raises:
@@ -99,7 +100,7 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
 
     Args:
         path: the file, written anew where there is none.
-        **dirs: hdd, ssd, nvme or data; relative ones count from the current directory.
+        **dirs: hdd, ssd, nvme, tmpfs or data; relative ones count from the current directory.
 
     Raises:
         ValueError: no or an unknown name, a directory that does not exist, or a file that
@@ -171,7 +172,11 @@ def _read(path: Path) -> dict[str, Path]:
     if not isinstance(table, dict):
         raise ValueError(f"{path} must have a table [media], got {table!r}")
     for name, directory in table.items():
-        _check_name(name)
+        if not re.fullmatch(r"[a-z0-9_]+", name):
+            raise ValueError(
+                f"medium must be lower-case letters, digits and _, got {name!r} in {path}; "
+                "rename it"
+            )
         if not isinstance(directory, str):
             raise ValueError(f"{name} in {path} must be a directory in quotes, got {directory!r}")
     return {name: path.parent / directory for name, directory in table.items()}

@@ -85,8 +85,8 @@ def test_quotes_and_blanks_in_a_name_survive(lab):
 @pytest.mark.parametrize(
     ("dirs", "message"),
     [
-        ({}, "dirs must be one or more of hdd, ssd, nvme, data, got none"),
-        ({"floppy": "disk"}, "medium must be one of hdd, ssd, nvme, data, got 'floppy'"),
+        ({}, "dirs must be one or more of hdd, ssd, nvme, tmpfs, data, got none"),
+        ({"floppy": "disk"}, "medium must be one of hdd, ssd, nvme, tmpfs, data, got 'floppy'"),
         ({"hdd": "nowhere"}, "hdd must be an existing directory, got "),
     ],
 )
@@ -100,7 +100,10 @@ def test_wrong_media_are_refused_and_nothing_is_written(lab, dirs, message):
     ("text", "message"),
     [
         ("[media\n", "must be a TOML file, got an error"),
-        ('[media]\ntape = "x"\n', "medium must be one of hdd, ssd, nvme, data, got 'tape'"),
+        (
+            '[media]\n"My tape" = "x"\n',
+            "medium must be lower-case letters, digits and _, got 'My t",
+        ),
         ("[media]\nhdd = 3\n", "must be a directory in quotes, got 3"),
         ("media = 3\n", "must have a table [media], got 3"),
     ],

@@ -1,4 +1,4 @@
-"""Storage: where the bytes come from, and whether memory already holds them.
+"""Cache state: whether memory already holds the files; made so, and measured.
 
     files ──prepare (evict or read, then measure)──▶ trial ──prove──▶ one dict of the row
 
@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from labkit import pagecache, units
 from labkit.media import describe_medium
@@ -38,52 +36,28 @@ KEEPS_FILES = {
 USE_WARM = "compare with cache=warm instead"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Storage:
-    """A place that holds the data, ready to be read."""
-
-    name: str
-    directory: Path
-    label: Literal["real", "throttled", "modelled", "unknown"]
-    """What the rows call it; modelled never stands beside real."""
-
-
-def here(data: Path) -> Storage:
-    """Read the data where it lies."""
-    return Storage(name="here", directory=data, label="real")
-
-
-# Setting -> what brings the data there, copying it if need be, and says where it is.
-STORAGES: dict[str, Callable[[Path], Storage]] = {"here": here}
-
-
 def prepare(paths: Iterable[Path], cache: str) -> dict[str, object]:
     """Produce a cache state and measure that it is so.
 
     Args:
         paths: all files that the trial will read.
-        cache: "cold" or "warm".
+        cache: "cold", "warm", or "as found" to leave it alone and only measure.
 
     Returns:
-        wanted, method ("fadvise" or "read"), measured_by ("cachestat", "mincore" or "unknown"),
-        resident_share_before (None if unknown), and counters for `prove`.
+        wanted, method ("fadvise", "read" or "none"), measured_by ("cachestat", "mincore" or
+        "unknown"), resident_share_before (None if unknown), and counters for `prove`.
 
     Raises:
         Skip: the state cannot be produced here; the text says why, with numbers.
         OSError: a file cannot be read.
     """
     paths = list(paths)
-    produce, method = pick(
-        {"cold": (make_cold, "fadvise"), "warm": (make_warm, "read")}, cache, "cache"
-    )
+    produce, method, is_reached = pick(STATES, cache, "cache")
     for attempt in range(TRIES):
         time.sleep(RETRY_PAUSE_S if attempt else 0)
         produce(paths)
         share, measured_by = _residency(paths)
-        reached = share is None or (
-            share <= COLD_MAX_SHARE if cache == "cold" else share >= WARM_MIN_SHARE
-        )
-        if reached:
+        if share is None or is_reached(share):
             return {
                 "wanted": cache,
                 "method": method,
@@ -157,6 +131,14 @@ def make_warm(paths: Iterable[Path]) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
+
+
+# Setting -> what produces the state, its name in the rows, and which resident share is it.
+STATES: dict[str, tuple[Callable[[Iterable[Path]], None], str, Callable[[float], bool]]] = {
+    "cold": (make_cold, "fadvise", lambda share: share <= COLD_MAX_SHARE),
+    "warm": (make_warm, "read", lambda share: share >= WARM_MIN_SHARE),
+    "as found": (lambda paths: None, "none", lambda share: True),
+}
 
 
 def resident_share(paths: Iterable[Path]) -> float | None:
