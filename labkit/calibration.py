@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.clock import SystemClock
 from labkit.contracts import Clock, Device
-from labkit.parts import storage
 from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, EmulatedDevice, with_compute
 from labkit.pipeline import Pipeline, build
 from labkit.settings import Settings
-from labkit.timing import SystemClock, time_epoch, warm_up
+from labkit.timing import time_epoch, warm_up
 
 CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
 FREE_LOADER_S = 0.3
@@ -54,7 +54,8 @@ def calibrate(
     pipeline = build(settings, clock, compute_s_per_image=0.0 if matched else None, **given)
     pipeline.source.start_worker(0)
     warm_up(pipeline)
-    storage.prepare(pipeline.source.files, settings.cache)
+    pipeline.source.prepare_cache(settings.cache)
+    pipeline.storage.enter()
     images_per_s, stall_share = steady_rate(pipeline, clock)
     compute_s_per_image = None
     if matched:
@@ -63,7 +64,7 @@ def calibrate(
         compute_s_per_image = (1 - MATCHED_STALL_SHARE) / images_per_s
         for _ in range(MATCHING_TRIES):
             pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image, **given)
-            storage.prepare(pipeline.source.files, settings.cache)
+            pipeline.source.prepare_cache(settings.cache)
             images_per_s, stall_share = steady_rate(pipeline, clock)
             if abs(stall_share - MATCHED_STALL_SHARE) <= MATCHED_WITHIN:
                 break

@@ -14,14 +14,24 @@ import re
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
 from labkit import machine, source, tables
 from labkit.results import Run, create_run, load_run
-from labkit.runner import Runner
-from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode, Settings, complete, pick
+from labkit.runner import run_to_the_end
+from labkit.settings import (
+    CORRECTED,
+    MIN_JUDGED_BLOCKS,
+    MODES,
+    PROTOCOLS,
+    Mode,
+    Settings,
+    complete,
+    pick,
+)
 from labkit.trial import Skip, utc_now
+from labkit.underway import UnderWay
 
 # Variants that differed in these would do different work.
 SAME_FOR_ALL = ("data", "images", "seed", "epochs", "on_bad_image")
@@ -43,6 +53,12 @@ class Experiment:
     """Label -> the document's normalized time, where it gives one."""
     source: str = ""
     """Document and section."""
+    in_full: Mapping[str, Settings] = field(default_factory=dict)
+    """Label -> settings of variants that only full mode measures."""
+    protocol: str = CORRECTED
+    """"corrected", or "as in the document": each variant in its order, nothing repeated."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the machine that belong to every run, such as what stands in for what."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -55,6 +71,7 @@ class Experiment:
         pick(dict(self.variants), self.baseline, "baseline")
         for label in self.published:
             pick(dict(self.variants), label, "published label")
+        pick(dict.fromkeys(PROTOCOLS), self.protocol, "protocol")
 
 
 def run(
@@ -85,9 +102,8 @@ def run(
     """
     chosen = pick(MODES, mode, "mode")
     blocks = _blocks(chosen, blocks)
-    variants = {
-        label: _complete(settings, chosen) for label, settings in experiment.variants.items()
-    }
+    wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
+    variants = {label: _complete(settings, chosen) for label, settings in wanted.items()}
     skipped = {}
     for label, settings in variants.items():
         try:
@@ -104,6 +120,8 @@ def run(
         "experiment": experiment.name,
         "question": experiment.question,
         "mode": mode,
+        "protocol": experiment.protocol,
+        "shuffled": chosen.shuffled and experiment.protocol == CORRECTED,
         "blocks": blocks,
         "baseline": experiment.baseline,
         "variants": {label: asdict(settings) for label, settings in variants.items()},
@@ -112,14 +130,14 @@ def run(
         "skipped": skipped,
         "failed": {},
         "status": "running",
-        "notes": _notes(variants),
+        "notes": [*experiment.notes, *_notes(variants)],
         "order_seed": secrets.randbits(32),
         "created_utc": utc_now(),
         "data": data,
         "provenance": machine.provenance(),
     }
     folder = create_run(Path(results), info)
-    return Runner(folder, info, own=own, cancel=cancel, progress=progress).run()
+    return run_to_the_end(UnderWay(folder, info, own=own, cancel=cancel, progress=progress))
 
 
 def resume(
@@ -141,8 +159,8 @@ def resume(
     for values in old.info["variants"].values():
         tables.check_names(Settings(**values))
     _check_unchanged(old)
-    runner = Runner(old.folder, old.info, own=tables.own_parts(), cancel=cancel, progress=progress)
-    return runner.run()
+    own = tables.own_parts()
+    return run_to_the_end(UnderWay(old.folder, old.info, own=own, cancel=cancel, progress=progress))
 
 
 def _blocks(mode: Mode, blocks: int | None) -> int:
@@ -168,10 +186,11 @@ def _complete(settings: Settings, mode: Mode) -> Settings:
 def _describe_data(settings: Settings) -> dict[str, object]:
     """Open the data once in the runner: a missing folder must cost nothing."""
     source.open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = source.open_source(settings)
+    reader = source.open_reader(settings.packing, Path(settings.data))
     return {
         "folder": settings.data,
         "images": len(reader),
+        "bytes": sum(path.stat().st_size for path in reader.paths),
         "boxes": reader.boxes,
         "manifest_hash": reader.manifest_hash,
     }
@@ -186,8 +205,15 @@ def _check_together(variants: Mapping[str, Settings], available: int) -> None:
                 f"{name} must be the same for all variants, got {', '.join(values)}; "
                 "make them experiments of their own"
             )
+    modelled = {label: s.storage.startswith("modelled") for label, s in variants.items()}
+    if any(modelled.values()) and not all(modelled.values()):
+        beside = [label for label, is_modelled in modelled.items() if not is_modelled]
+        raise ValueError(
+            f"storage must be modelled for all variants or for none, got {', '.join(beside)} on "
+            "real storage; a model's figures must not stand beside measured ones"
+        )
     for settings in variants.values():
-        source.choose_images(settings)
+        source.choose_images(replace(settings, storage="here"))  # not copied anywhere yet
     sizes = sorted({settings.batch_size for settings in variants.values()})
     wanted = next(iter(variants.values())).images or available
     if math.lcm(*sizes) > wanted:
@@ -201,7 +227,7 @@ def _check_unchanged(old: Run) -> None:
     """Refuse to go on with a run whose rows would not be comparable."""
     settings = Settings(**old.info["variants"][old.info["baseline"]])
     data = _describe_data(settings)
-    if data != old.info["data"]:
+    if {name: data[name] for name in old.info["data"]} != old.info["data"]:
         raise ValueError(
             f"data must be what the run began with ({old.info['data']}), got {data}; "
             "start a new run"

@@ -19,14 +19,10 @@ import sys
 import threading
 from pathlib import Path
 
-from labkit.trial import Skip
+from labkit.trial import Cancelled, Skip
 
 CANCEL_POLL_S = 0.1
 GRACE_S = 5.0  # how long a server may take to end by itself
-
-
-class Cancelled(Exception):  # noqa: N818 - a request, not an error
-    """The person cancelled; everything that was started has been ended."""
 
 
 class TrialFailed(RuntimeError):  # noqa: N818 - what failed is the trial, not the launcher

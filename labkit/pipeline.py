@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,7 @@ from labkit.parts import devices
 from labkit.parts.devices import DEVICES, PROFILES
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
-from labkit.parts.storage import STORAGES
+from labkit.parts.storage import Storage
 from labkit.parts.training import STEPS, Step
 from labkit.settings import Settings
 from labkit.source import Source, open_loader
@@ -40,7 +39,7 @@ class Pipeline:
     loader: object
     device: Device
     step: Step
-    storage_label: str
+    storage: Storage
 
     def batches(self, loader: object, device: Device) -> Iterator[DeviceBatch]:
         """Start an epoch: iterate batches that are on the device.
@@ -56,7 +55,7 @@ class Pipeline:
         """Finish the batch on the device where its preprocessor works there, then step."""
         settings = self.settings
         preprocessor = PREPROCESSORS[settings.preprocessor]
-        if preprocessor.on_device is not None:
+        if preprocessor.on_device is not None and settings.step != "nothing":
             if settings.step == "timed":
                 self.device.process(
                     device_bytes(settings.preprocessor, settings.batch_size, settings.input_px)
@@ -114,5 +113,5 @@ def build(
         loader=loader,
         device=device,
         step=STEPS[settings.step](settings, device),
-        storage_label=STORAGES[settings.storage](Path(settings.data)).label,
+        storage=source.storage,
     )

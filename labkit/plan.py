@@ -11,8 +11,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from labkit.settings import Mode
-
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
@@ -24,20 +22,22 @@ class Planned:
     role: str
 
 
-def plan(labels: list[str], baseline: str, mode: Mode, blocks: int, seed: int) -> list[Planned]:
+def plan(
+    labels: list[str], baseline: str, *, shuffled: bool, blocks: int, seed: int
+) -> list[Planned]:
     """Lay out the trials of a run.
 
     Args:
         labels: all variants, in the experiment's order.
-        baseline: the label that runs twice per block where the mode shuffles.
-        mode: shuffled blocks, or each variant once in the given order.
+        baseline: the label that runs twice per block where the order is shuffled.
+        shuffled: shuffled blocks, or each variant once in the given order.
         blocks: how many times.
         seed: of the order; recorded with the run.
     """
     planned = []
     for block in range(blocks):
         order = list(labels)
-        if mode.shuffled:
+        if shuffled:
             order.append(baseline)
             random.Random(f"{seed}/{block}").shuffle(order)
         runs_of_baseline = 0

@@ -43,18 +43,18 @@ class RunProgress:
     """
 
     def __init__(self, name: str, *, shown: bool) -> None:
-        self._name, self._shown, self._bar, self._what = name, shown, None, ""
+        self._name, self.shown, self._bar, self._what = name, shown, None, ""
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        if self._shown:
+        if self.shown:
             from tqdm import tqdm
 
             tqdm.write(f"{self._name}: {line}", file=stream())
 
     def start(self, *, total: int, done: int) -> None:
         """Show the bar; `done` trials of `total` are already there."""
-        if self._shown:
+        if self.shown:
             self._bar = bar(
                 total=total,
                 initial=done,

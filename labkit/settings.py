@@ -29,9 +29,9 @@ class Settings:
     images: int | None = None
     """Images per epoch, the same for all variants; unset: chosen by calibration."""
     storage: str = "here"
-    """Where the images are read from."""
-    cache: Literal["cold", "warm"] = "cold"
-    """Page cache before epoch 1: cold (evicted) or warm (read beforehand)."""
+    """Medium the images are read from: a name, one of labkit.toml's, or a folder's path."""
+    cache: Literal["cold", "warm", "as found"] = "cold"
+    """Page cache before epoch 1: cold (evicted), warm (read beforehand), or left as it is."""
     packing: str = "folder"
     """How the images are stored: one file each, or packed together."""
     decoder: str = "opencv"
@@ -128,6 +128,9 @@ MODES: dict[str, Mode] = {
         shuffled=True, judged=True,
     ),
 }  # fmt: skip
+# In what order, from which cache state and with which loop variants run.
+CORRECTED, AS_PUBLISHED = "corrected", "as in the document"
+PROTOCOLS = (CORRECTED, AS_PUBLISHED)
 # Exact sign-flip tests with 5 blocks cannot reach p < 0.0625 (EVIDENCE, "How many").
 MIN_JUDGED_BLOCKS = 6
 

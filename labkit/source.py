@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit import contracts
+from labkit import contracts, machine
+from labkit.clock import SleepingClock
 from labkit.contracts import Sample
 from labkit.parts.decoding import DECODERS
 from labkit.parts.loading import LOADERS
 from labkit.parts.packing import PACKINGS, Reader
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.storage import STORAGES
+from labkit.parts.storage import ModelledReader, Storage, locate, prepare, prove
 from labkit.settings import Settings
 from labkit.tables import register
 
@@ -53,6 +54,7 @@ class Source:
     """Images by key, as the loaders take them; picklable, and opened anew in each worker."""
 
     reader: Reader
+    storage: Storage
     settings: Settings
     order: Order
     own: bytes = b""
@@ -116,6 +118,19 @@ class Source:
                 batch[name] = torch.utils.data.default_collate(arrays)
         return batch
 
+    def prepare_cache(self, cache: str) -> dict[str, object]:
+        """Produce a cache state of the epoch's images and measure it; see `storage.prepare`."""
+        if not isinstance(self.reader, ModelledReader):
+            return prepare(self.files, cache)
+        prepare(self.files, "warm")  # the model charges for the disk, so nothing else may
+        return self.reader.prepare(cache, self.order.image_ids)
+
+    def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
+        """Complete the proof after the epochs; see `storage.prove`."""
+        if not isinstance(self.reader, ModelledReader):
+            return prove(self.files, proof)
+        return self.reader.prove(self.order.image_ids, proof)
+
     def start_worker(self, worker_id: int) -> None:
         """Limit this process's threads by call: environment variables come too late."""
         import cv2
@@ -148,8 +163,17 @@ def open_source(settings: Settings) -> Reader:
     Raises:
         ValueError: it is not there, or is not a data set.
     """
-    storage = STORAGES[settings.storage](Path(settings.data))
-    return open_reader(settings.packing, storage.directory)
+    return open_reader(settings.packing, locate_data(settings).directory)
+
+
+def locate_data(settings: Settings) -> Storage:
+    """Find the place that settings name for the data.
+
+    Raises:
+        ValueError: there is no storage of that name.
+        Skip: this machine does not have it.
+    """
+    return locate(settings.storage, Path(settings.data))
 
 
 def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) -> np.ndarray:
@@ -182,7 +206,10 @@ def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) ->
 
 
 def open_loader(
-    settings: Settings, *, excluded: frozenset[int] = frozenset(), own: bytes = b""
+    settings: Settings,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    own: bytes = b"",
 ) -> tuple[Source, object]:
     """Open the data and what assembles its batches.
 
@@ -195,7 +222,16 @@ def open_loader(
         The images by key, and an iterable of CPU batches.
     """
     order = Order(choose_images(settings, excluded), settings.seed)
-    source = Source(reader=open_source(settings), settings=settings, order=order, own=own)
+    storage, reader = locate_data(settings), open_source(settings)
+    if storage.disk is not None:
+        reader = ModelledReader(
+            reader,
+            storage.disk,
+            clock=SleepingClock(),  # it makes up for waking late
+            start_method=settings.start_method,
+            cache_bytes=machine.memory_bytes(),
+        )
+    source = Source(reader=reader, storage=storage, settings=settings, order=order, own=own)
     return source, LOADERS[settings.loader](source, settings)
 
 

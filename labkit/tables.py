@@ -11,6 +11,7 @@ by name before a run starts.
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 from labkit.contracts import BATCHES
 from labkit.parts.decoding import DECODERS
@@ -19,7 +20,7 @@ from labkit.parts.loading import LOADERS
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.storage import STORAGES
+from labkit.parts.storage import STORAGES, check_name, locate
 from labkit.parts.training import STEPS
 from labkit.settings import Settings, pick
 from labkit.trial import Skip
@@ -87,7 +88,9 @@ def check_names(settings: Settings) -> None:
     """
     for setting, table in TABLES.items():
         value = getattr(settings, setting)
-        if value is not None:
+        if setting == "storage":  # also a folder, by its path or its name in labkit.toml
+            check_name(value)
+        elif value is not None:
             pick(table, value, setting)
 
 
@@ -99,6 +102,7 @@ def check(settings: Settings) -> None:
         Skip: the parts exist but cannot run on the chosen device.
     """
     check_names(settings)
+    locate(settings.storage, Path(settings.data))
     # A step of one's own is taken at its word; the built-in real ones are named as their batch.
     real = settings.step in BATCHES
     if settings.device == "emulated" and real:

@@ -11,39 +11,18 @@ on its own, `wait_s` is the host waiting for data, not the device being idle.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 
 from labkit import machine
+from labkit.clock import SystemClock
 from labkit.contracts import Clock, DeviceBatch
-from labkit.parts import storage
 from labkit.parts.devices import EmulatedDevice
 from labkit.pipeline import Pipeline, build
 from labkit.settings import Settings
 from labkit.trial import Epoch
 from labkit.usage import Usage
 
-# time.sleep wakes 0.13 ms late here in the median (EVIDENCE 2, measured): spin the rest.
-SPIN_S = 0.0003
 WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
-
-
-class SystemClock:
-    """The real clock, with deadlines met to microseconds."""
-
-    now = staticmethod(time.perf_counter)
-
-    def sleep_until(self, deadline_s: float) -> None:
-        """Sleep until shortly before the deadline, then spin."""
-        remaining_s = deadline_s - time.perf_counter()
-        if remaining_s > SPIN_S:
-            time.sleep(remaining_s - SPIN_S)
-        self.spin_until(deadline_s)
-
-    def spin_until(self, deadline_s: float) -> None:
-        """Keep the core busy until the deadline."""
-        while time.perf_counter() < deadline_s:
-            pass
 
 
 class _TimedLoader:
@@ -187,9 +166,9 @@ def measure(
     )
     pipeline.source.start_worker(0)
     warm_up(pipeline)
-    files = pipeline.source.files
     before = machine.disturbance()
-    cache_proof = storage.prepare(files, settings.cache)
+    cache_proof = pipeline.source.prepare_cache(settings.cache)
+    pipeline.storage.enter()  # after the files were made warm: that may be as fast as it can
     gc.collect()
     gc.disable()  # a collection would land in one arm and not in the other
     epochs = []
@@ -202,10 +181,10 @@ def measure(
     measured = {
         **usage.totals(wall_s),
         "epochs": tuple(epochs),
-        "cache_proof": storage.prove(files, cache_proof),
+        "cache_proof": pipeline.source.prove_cache(cache_proof),
         "disturbance": machine.since(before),
         "labels": {
-            "storage": pipeline.storage_label,
+            "storage": pipeline.storage.label,
             "cache": settings.cache,  # as produced and verified, or prepare() had skipped
             "accelerator": pipeline.device.label,
         },

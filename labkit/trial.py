@@ -22,6 +22,10 @@ class Skip(Exception):  # noqa: N818 - not an error: the variant cannot run here
     """Raised where a variant cannot run on this machine; the text is the reason shown."""
 
 
+class Cancelled(Exception):  # noqa: N818 - a request, not an error
+    """The person cancelled; everything that was started has been ended."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
     """One timed epoch, from creating the iterator to the final synchronize."""

@@ -67,6 +67,12 @@ def _compare_work(variants: dict[str, dict], baseline: str, excluded: list[int],
     return compare_work(complete, baseline, excluded=frozenset(excluded))
 
 
+def _check_rates(settings: dict, excluded: list[int], own: bytes):
+    from labkit.staging import check_rates
+
+    return check_rates(_settings(settings), frozenset(excluded))
+
+
 def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
     from labkit.preflight import find_bad_images
     from labkit.source import shuffled_images
@@ -77,12 +83,23 @@ def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
     return {"bad": sorted(bad.items()), "changed": changed}
 
 
+def _time_operations(
+    settings: dict, sizes_px: list[list[int]], cell_s: float, order_seed: str, own: bytes
+):
+    from labkit.operations_timing import time_operations
+
+    sizes = [tuple(size) for size in sizes_px]
+    return time_operations(_settings(settings), sizes, cell_s=cell_s, order_seed=order_seed)
+
+
 JOBS: dict[str, Callable] = {
     "measure": _measure,
     "calibrate": _calibrate,
     "check_emulator": _check_emulator,
     "compare_work": _compare_work,
+    "check_rates": _check_rates,
     "find_bad_images": _find_bad_images,
+    "time_operations": _time_operations,
 }
 
 

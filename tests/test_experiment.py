@@ -10,7 +10,7 @@ import labkit as lab
 from labkit import machine
 from labkit.experiment import Experiment, run
 from labkit.plan import plan
-from labkit.settings import MODES, Settings, vary
+from labkit.settings import Settings, vary
 
 BASE = Settings()
 LABELS = ["original", "x", "y"]
@@ -22,7 +22,7 @@ def experiment(**changes):
 
 
 def test_every_block_runs_each_variant_once_and_the_baseline_twice():
-    planned = plan(LABELS, "original", MODES["quick"], 3, seed=7)
+    planned = plan(LABELS, "original", shuffled=True, blocks=3, seed=7)
     for block in range(3):
         trials = [p for p in planned if p.block == block]
         assert Counter(p.variant for p in trials) == {"original": 2, "x": 1, "y": 1}
@@ -31,14 +31,14 @@ def test_every_block_runs_each_variant_once_and_the_baseline_twice():
 
 
 def test_the_order_is_the_seeds_and_differs_between_blocks():
-    order = [p.variant for p in plan(LABELS, "original", MODES["full"], 10, seed=7)]
-    assert order == [p.variant for p in plan(LABELS, "original", MODES["full"], 10, seed=7)]
-    assert order != [p.variant for p in plan(LABELS, "original", MODES["full"], 10, seed=8)]
+    order = [p.variant for p in plan(LABELS, "original", shuffled=True, blocks=10, seed=7)]
+    assert order == [p.variant for p in plan(LABELS, "original", shuffled=True, blocks=10, seed=7)]
+    assert order != [p.variant for p in plan(LABELS, "original", shuffled=True, blocks=10, seed=8)]
     assert len({tuple(order[i : i + 4]) for i in range(0, 40, 4)}) > 1
 
 
 def test_no_place_in_a_block_is_reserved_for_the_baseline():
-    planned = plan(LABELS, "original", MODES["full"], 400, seed=1)
+    planned = plan(LABELS, "original", shuffled=True, blocks=400, seed=1)
     places = Counter(p.position for p in planned if p.variant == "original")
     assert all(150 < places[position] < 250 for position in range(4))  # 200 expected, sd 10
 
@@ -65,7 +65,7 @@ def test_a_cuda_device_that_is_not_there_is_said_before_anything_runs(tmp_path, 
 
 
 def test_document_mode_runs_each_once_in_the_documents_order():
-    planned = plan(LABELS, "original", MODES["document"], 1, seed=7)
+    planned = plan(LABELS, "original", shuffled=False, blocks=1, seed=7)
     assert [(p.variant, p.role) for p in planned] == [("original", "A1"), ("x", ""), ("y", "")]
 
 
@@ -133,7 +133,7 @@ def test_batch_sizes_without_a_common_multiple_in_the_data_are_refused(tmp_path,
         ({"device": "emulated", "step": "detector"}, "step must be timed on the emulated device"),
         (
             {"device": "cpu", "step": "classifier"},
-            "preprocessor must be one of classification for the step classifier, got 'loops'",
+            "preprocessor must be one of classification, classification_pillow for the step cla",
         ),
         ({"data": "nowhere"}, "nowhere"),
     ],

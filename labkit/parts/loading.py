@@ -9,6 +9,7 @@ method from the parent; it is always passed on.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -62,6 +63,26 @@ def load_with_torch(source: Source, settings: Settings) -> Iterable[dict[str, to
     return (
         PinningLoader(loader) if settings.pin_memory and settings.device == "emulated" else loader
     )
+
+
+class ResidentLoader:
+    """One batch, made beforehand and delivered again and again: nothing is left to load.
+
+    The epoch is then as long as the device alone takes.
+
+    Args:
+        source: the images; its first batch is made here and now.
+        settings: `batch_size` counts.
+    """
+
+    def __init__(self, source: Source, settings: Settings) -> None:
+        keys = list(source.order)
+        self._steps = len(keys) // settings.batch_size
+        self._batch = source.collate([source[key] for key in keys[: settings.batch_size]])
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Deliver as many batches as the epoch has."""
+        return itertools.repeat(self._batch, self._steps)
 
 
 class PinningLoader:
@@ -139,4 +160,7 @@ def _pin(batches: Iterator, finished: queue.Queue, dropped: threading.Event) -> 
         put(StopIteration())
 
 
-LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {"torch": load_with_torch}
+LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
+    "torch": load_with_torch,
+    "resident": ResidentLoader,
+}

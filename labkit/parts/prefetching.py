@@ -5,7 +5,8 @@
 `none` is the documents' loop before, `prefetch_generator` puts a thread behind
 the loader ([004] 2.1), `data_prefetcher` copies the next batch on a side stream
 ([004] 2.2, NVIDIA apex), `both` does both.  Every one hands out as many batches
-as the loader has: the documents' own rewrite ran one step fewer.  Main trap:
+as the loader has, but for the two `as_published`: the documents' own rewrite ran one step
+fewer, and a run "as in the document" repeats that.  Main trap:
 `data_prefetcher` asks the loader for the next batch *before* the current step
 is launched, so it hides copies, never a slow loader.
 """
@@ -13,6 +14,7 @@ is launched, so it hides copies, never a slow loader.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Device, DeviceBatch
@@ -33,9 +35,15 @@ def fetch_plainly(batches: Batches, device: Device, *, pinned: bool) -> Iterator
 
 
 def fetch_on_side_stream(
-    batches: Batches, device: Device, *, pinned: bool
+    batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0
 ) -> Iterator[DeviceBatch]:
     """Copy the next batch on a side stream before the current one is worked on.
+
+    Args:
+        batches: what the loader delivers.
+        device: where they go.
+        pinned: they lie in page-locked memory.
+        steps_short: 1 leaves out the last step, as [004]'s own loop does.
 
     Source: NVIDIA apex, examples/imagenet/main_amp.py, data_prefetcher; without its
     normalization, for batches that are dicts, as in [004] section 2.2.
@@ -53,6 +61,8 @@ def fetch_on_side_stream(
         current = following
         device.wait(current)
         following = preload()
+        if following is None and steps_short:
+            return
         yield current
 
 
@@ -79,10 +89,12 @@ def fetch_in_thread(batches: Batches, device: Device, *, pinned: bool) -> Iterat
 
 
 def fetch_in_thread_on_side_stream(
-    batches: Batches, device: Device, *, pinned: bool
+    batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0
 ) -> Iterator[DeviceBatch]:
     """Let a thread wait for the loader and a side stream copy."""
-    return fetch_on_side_stream(DataLoaderX(batches), device, pinned=pinned)
+    return fetch_on_side_stream(
+        DataLoaderX(batches), device, pinned=pinned, steps_short=steps_short
+    )
 
 
 PREFETCHERS: dict[str, Prefetch] = {
@@ -90,6 +102,11 @@ PREFETCHERS: dict[str, Prefetch] = {
     "prefetch_generator": fetch_in_thread,
     "data_prefetcher": fetch_on_side_stream,
     "both": fetch_in_thread_on_side_stream,
+    # [004]'s loop counts a step before it asks whether that was the last (DOCUMENTS 0.3).
+    "data_prefetcher_as_published": partial(fetch_on_side_stream, steps_short=1),
+    "both_as_published": partial(fetch_in_thread_on_side_stream, steps_short=1),
 }
+# Prefetcher -> steps of an epoch that it leaves out; 0 for all others.
+STEPS_SHORT = {"data_prefetcher_as_published": 1, "both_as_published": 1}
 # These copy beside the compute stream; a device without streams cannot run them.
-NEEDS_STREAMS = frozenset({"data_prefetcher", "both"})
+NEEDS_STREAMS = frozenset({"data_prefetcher", "both", *STEPS_SHORT})

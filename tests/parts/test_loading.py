@@ -12,6 +12,7 @@ from labkit.settings import MODES, Settings, complete
 from labkit.source import open_loader
 
 ALL = pytest.mark.parametrize("name", LOADERS)
+LOADING = pytest.mark.parametrize("name", [name for name in LOADERS if name != "resident"])
 
 
 def settings(photos, **changes):
@@ -30,7 +31,7 @@ def ids(batches):
     return [int(i) for batch in batches for i in batch["sample_id"]]
 
 
-@ALL
+@LOADING
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_epoch_has_every_image_once_in_the_seeds_order(photos, name, workers, persistent):
@@ -43,6 +44,14 @@ def test_an_epoch_has_every_image_once_in_the_seeds_order(photos, name, workers,
         assert sorted(seen[-1]) == list(range(24))
     assert seen[0] != seen[1]
     assert seen[0] == ids(delivered(photos, loader=name))
+
+
+def test_the_resident_loader_repeats_the_first_batch_and_reads_no_more(photos):
+    source, loader = open_loader(settings(photos, loader="resident"))
+    first = ids(delivered(photos))[:4]
+    source.reader = None  # any further read would fail
+    assert ids(loader) == first * 6
+    assert ids(loader) == first * 6
 
 
 @ALL

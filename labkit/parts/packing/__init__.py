@@ -21,8 +21,12 @@ from labkit.parts.packing.folder import open_folder, write_folder
 class Reader(Protocol):
     """An opened dataset; picklable, and cheap to fork."""
 
+    root: Path
+    """The folder that was opened, absolute."""
     paths: tuple[Path, ...]
     """The files whose page cache matters, absolute."""
+    companions: tuple[Path, ...]
+    """The other files that belong to the data: boxes, manifest; absolute."""
     boxes: str
     """Where the boxes come from: "coco" (stored) or "synthesized" (invented)."""
     manifest_hash: str

@@ -76,6 +76,12 @@ class FolderReader:
         """The image files, absolute, in order."""
         return tuple(self.root / self._name(i) for i in range(len(self)))
 
+    @property
+    def companions(self) -> tuple[Path, ...]:
+        """The boxes' file and the manifest, where there are any."""
+        known = [self.annotations] if self.annotations else []
+        return (*known, self.root / MANIFEST) if self.manifest_hash != "unknown" else tuple(known)
+
     def read(self, i: int) -> tuple[bytes, Annotation]:
         """Read one file and its boxes; see `labkit.parts.packing.Reader.read`."""
         if not 0 <= i < len(self):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.contracts import BATCHES, Annotation, Sample
-from labkit.parts.preprocessing.classification import classification
+from labkit.parts.preprocessing.classification import classification, classification_pillow
 from labkit.parts.preprocessing.loops import loops, loops_config_per_sample, loops_label_list
 from labkit.parts.preprocessing.on_device import finish_on_device, on_device_sample
 from labkit.parts.preprocessing.vectorized import vectorized
@@ -51,6 +51,7 @@ PREPROCESSORS: dict[str, Preprocessor] = {
     "vectorized": Preprocessor(vectorized),
     "on_device": Preprocessor(on_device_sample, finish_on_device),
     "classification": Preprocessor(classification, batch="classifier"),
+    "classification_pillow": Preprocessor(classification_pillow, batch="classifier"),
 }
 
 

@@ -3,9 +3,10 @@
     batch on the device -> forward -> loss -> backward and optimizer step
 
 `detector` and `classifier` are real, `timed` occupies the emulated device for
-its profile's seconds per image.  Main trap: a loss that is looked at on the
-host (`if count == 0`, `.item()`) makes the host wait for the device in every
-step, which hides what the loader does; only `Step.loss` looks, untimed.
+its profile's seconds per image, `nothing` leaves loading alone.  Main trap: a
+loss that is looked at on the host (`if count == 0`, `.item()`) makes the host
+wait for the device in every step, which hides what the loader does; only
+`Step.loss` looks, untimed.
 Importing this module does not import torch.
 """
 
@@ -119,10 +120,24 @@ def timed(settings: Settings, device: object) -> Step:
     )
 
 
+def nothing(settings: Settings, device: object) -> Step:
+    """Do no work at all: the epoch is then as long as loading alone takes.
+
+    Args:
+        settings: not used; every step is called alike.
+        device: not used.
+
+    Returns:
+        A step on any batch.
+    """
+    return Step(forward=lambda batch: None, backward=None, loss=lambda: None, batch=None)
+
+
 STEPS: dict[str, Callable[[Settings, object], Step]] = {
     "detector": detector,
     "classifier": classifier,
     "timed": timed,
+    "nothing": nothing,
 }
 
 

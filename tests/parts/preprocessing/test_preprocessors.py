@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from labkit.contracts import (
     BATCHES,
@@ -23,6 +24,7 @@ from labkit.contracts import (
     Annotation,
     Sample,
     check_batch,
+    classifier_batch,
     detector_batch,
     difference,
 )
@@ -33,6 +35,7 @@ from labkit.parts.preprocessing.on_device import largest_radius
 from labkit.parts.preprocessing.vectorized import gaussian, gaussian_radii
 
 DETECTORS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "detector"]
+CLASSIFIERS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "classifier"]
 CATEGORIES = config().category_ids
 
 
@@ -242,19 +245,44 @@ def test_device_bytes_are_the_batch_read_and_written():
 
 
 def test_device_bytes_of_an_unknown_preprocessor_lists_the_choices():
-    with pytest.raises(ValueError, match="preprocessor must be one of classification, loops"):
+    with pytest.raises(ValueError, match="preprocessor must be one of classification, class"):
         device_bytes("lops", 5, 64)
 
 
-def test_the_label_is_the_class_of_the_largest_box():
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_the_label_is_the_class_of_the_largest_box(name):
     boxes = [(0, 0, 10, 10), (0, 0, 50, 60), (0, 0, 20, 20)]
-    assert finish("classification", [make_sample(boxes, [1, 90, 3])], 64)["label"] == [79]
-    assert finish("classification", [make_sample()], 64)["label"] == [0]
+    assert finish(name, [make_sample(boxes, [1, 90, 3])], 64)["label"] == [79]
+    assert finish(name, [make_sample()], 64)["label"] == [0]
 
 
-def test_a_grey_image_is_classified_with_imagenets_mean_and_std():
+@settings(max_examples=100, deadline=None)
+@given(
+    height=st.integers(1, 300), width=st.integers(1, 300), input_px=st.sampled_from([32, 64, 224])
+)
+def test_all_classification_preprocessors_do_the_same_work(height, width, input_px):
+    # Shrinking, enlarging, odd sizes and single pixels: the borders are where conventions differ.
+    sample = make_sample([(0, 0, 20, 20)], [7], height=height, width=width)
+    reference = finish("classification", [sample], input_px)
+    for name in CLASSIFIERS[1:]:
+        batch = finish(name, [sample], input_px)
+        assert difference(batch, reference, classifier_batch(1, input_px)) == "", name
+
+
+def test_an_averaging_resize_is_not_the_same_work_as_a_linear_one():
+    # What Pillow's users write looks at every pixel when it shrinks; at 224 px it is not resized
+    # again, only normalized.
+    sample = random_sample(1)
+    averaged = Image.fromarray(sample.image_rgb).resize((224, 224), Image.Resampling.BILINEAR)
+    batch = finish("classification", [replace(sample, image_rgb=np.asarray(averaged))], 224)
+    reference = finish("classification", [sample], 224)
+    assert difference(batch, reference, classifier_batch(1, 224)).startswith("image must differ")
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_grey_image_is_classified_with_imagenets_mean_and_std(name):
     grey = np.full((10, 20, 3), 128, np.uint8)
-    image = finish("classification", [make_sample(image=grey)], 32)["image"][0]
+    image = finish(name, [make_sample(image=grey)], 32)["image"][0]
     expected = (128 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
     assert np.allclose(image, expected[:, None, None], atol=1e-5)
 

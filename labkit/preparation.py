@@ -1,0 +1,203 @@
+"""Preparation: everything that comes before a run's first timed trial.
+
+    stage: the data on every medium
+    prepare: images looked at ─ stand-ins checked ─ equal work compared ─ baseline's rate
+             taken ─ emulator checked ─ epoch's size chosen
+
+Main trap: nothing here may decide differently for one variant than for another; what is found
+wrong with one is dropped with its reason, what is wrong with the data counts for all.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+
+from labkit import units
+from labkit.launcher import TrialFailed
+from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.settings import Settings
+from labkit.staging import staged
+from labkit.trial import Skip
+from labkit.underway import UnderWay
+
+# Enough for preflight and calibration on any machine; the rest is looked at once the run
+# knows how many images it takes, so that a big data set on a slow disk is not read in vain.
+FIRST_LOOK_IMAGES = 512
+EMULATOR_MIN_UTILIZATION = 0.99  # EVIDENCE 2: a free loader must reach it, or no figure
+EMULATOR_TRIES = 3  # their median counts: one hiccup of 3 ms fails a try of 0.3 s
+EMULATOR_ROUNDS = 8  # how long to wait for a quiet moment
+CHECK_TRIES = 3  # another program's moment must not condemn a stand-in
+
+
+def stage(run: UnderWay, places: ExitStack) -> None:
+    """Have the data on every medium; drop the variants of one where it cannot be."""
+    media = {}
+    for storage in dict.fromkeys(settings.storage for settings in run.variants.values()):
+        waiting = run.waiting(storage)
+        if not waiting:
+            continue
+        settings = next(iter(waiting.values()))
+        try:
+            facts = places.enter_context(
+                staged(
+                    settings,
+                    say=run.progress.say,
+                    cancel=run.cancel,
+                    progress=run.progress.shown,
+                )
+            )
+        except Skip as reason:
+            for label in waiting:
+                run.drop(label, "skipped", str(reason))
+            continue
+        if facts["remark"]:
+            run.note(facts["remark"])
+        media[storage] = facts
+    run.save(storages=media)
+
+
+def prepare(run: UnderWay) -> None:
+    """Preflight and calibration: everything that comes before the first timed trial."""
+    baseline = run.baseline
+    looked_at = FIRST_LOOK_IMAGES
+    excluded = _look_at_images(run, 0, looked_at, [])
+    check_stand_ins(run, excluded)
+    try:
+        _compare_work(run, excluded)
+        run.progress.say("calibrating: how fast is the baseline here?")
+        # Only what has been looked at: it may not read, or evict, a whole big data set.
+        usable = min(looked_at, run.info["data"]["images"]) - len(excluded)
+        tried = replace(baseline, images=min(baseline.images or usable, usable))
+        calibration = run.ask("calibrate", settings=asdict(tried), excluded=excluded)
+        if baseline.device == "emulated":
+            calibration["free_loader_au"] = _check_emulator(
+                run, tried, calibration["compute_s_per_image"]
+            )
+    except (TrialFailed, Skip) as reason:
+        raise run.no_baseline(reason) from reason
+    images = _epoch_images(run, calibration["images_per_s"])
+    while looked_at < images + len(excluded):  # what is left out is made up for by later images
+        looked_at, start = images + len(excluded), looked_at
+        excluded = _look_at_images(run, start, looked_at, excluded)
+    calibration["images"] = _whole_batches(
+        run, min(images, run.info["data"]["images"] - len(excluded))
+    )
+    steps = calibration["images"] // baseline.batch_size
+    if steps < run.mode.min_steps:
+        run.note(f"epochs of {steps} steps: there are too few images for {run.mode.min_steps}")
+    run.save(calibration=calibration, excluded=excluded)
+    epoch_s = calibration["images"] / calibration["images_per_s"]
+    run.progress.say(
+        f"{calibration['images']} images per epoch, about {units.seconds(epoch_s)} each"
+    )
+
+
+def check_stand_ins(run: UnderWay, excluded: list[int]) -> None:
+    """Let what stands in for a disk prove its rates; drop the variants of one that does not."""
+    for storage, facts in run.info["storages"].items():
+        waiting = run.waiting(storage)
+        if not waiting:
+            continue
+        settings = asdict(next(iter(waiting.values())))
+        try:
+            for _ in range(CHECK_TRIES):
+                facts["rates"] = run.ask("check_rates", settings=settings, excluded=excluded)
+                off = [rate for rate in facts["rates"] if rate["refused"]]
+                if not off:
+                    break
+            else:
+                raise Skip(_too_far_off(storage, off))
+        except (Skip, TrialFailed) as reason:
+            for label in waiting:
+                run.drop(label, "skipped", str(reason))
+    run.save()
+
+
+def _too_far_off(storage: str, rates: list[dict]) -> str:
+    found = "; ".join(
+        f"{rate['delivered_per_s']:,.0f} instead of {rate['requested_per_s']:,.0f} "
+        f"{rate['unit']}/s {rate['pattern']} with {rate['readers']} readers"
+        for rate in rates
+    )
+    return (
+        f"{storage} must deliver the rates it stands for within "
+        f"{units.percent(MAX_ERROR_SHARE)}, got {found}; close other programs and run again"
+    )
+
+
+def _compare_work(run: UnderWay, excluded: list[int]) -> None:
+    """Drop what cannot run here and what is not the same work as the baseline's."""
+    run.progress.say("preflight: one batch of every variant, compared with the baseline's")
+    compared = {
+        label: asdict(settings)
+        for label, settings in run.variants.items()
+        if label not in run.dropped
+    }
+    verdicts = run.ask(
+        "compare_work", variants=compared, baseline=run.info["baseline"], excluded=excluded
+    )
+    for label, (status, reason) in verdicts.items():
+        if status != "ok":
+            run.drop(label, status, reason)
+
+
+def _epoch_images(run: UnderWay, images_per_s: float) -> int:
+    """Choose how many images an epoch takes, from the baseline's rate."""
+    baseline, available = run.baseline, run.info["data"]["images"]
+    if baseline.images or not run.mode.epoch_s:
+        return baseline.images or available
+    least = run.mode.min_steps * baseline.batch_size
+    return min(max(least, round(images_per_s * run.mode.epoch_s)), available)
+
+
+def _look_at_images(run: UnderWay, start: int, stop: int, excluded: list[int]) -> list[int]:
+    """Find unreadable images among those the run will take; stop, or leave them out."""
+    settings = replace(run.baseline, storage="here")  # as the person gave it
+    try:
+        found = run.ask("find_bad_images", settings=asdict(settings), start=start, stop=stop)
+    except TrialFailed as failure:
+        raise ValueError(str(failure)) from failure
+    if found["changed"]:
+        raise ValueError(
+            f"data must be what its manifest says, got {len(found['changed'])} changed files "
+            f"({'; '.join(found['changed'][:3])}); make the data again, or remove "
+            "manifest.json to take it as it is"
+        )
+    if not found["bad"]:
+        return excluded
+    lines = "; ".join(line for _, line in found["bad"][:5])
+    if settings.on_bad_image == "stop":
+        raise ValueError(
+            f"images must all be readable, got {len(found['bad'])} that are not ({lines}); "
+            "replace them, or leave them out for all variants with on_bad_image=skip"
+        )
+    run.note(f"{len(found['bad'])} unreadable images are left out for all variants: {lines}")
+    return [*excluded, *(index for index, _ in found["bad"])]
+
+
+def _whole_batches(run: UnderWay, images: int) -> int:
+    """Round to what every variant's batch size divides, so that all do equal work."""
+    together = math.lcm(*(settings.batch_size for settings in run.variants.values()))
+    return max(images // together, 1) * together
+
+
+def _check_emulator(run: UnderWay, settings: Settings, compute_s_per_image: float | None) -> float:
+    """Let the emulated device prove that it is not in the way."""
+    for _ in range(EMULATOR_ROUNDS):
+        found = statistics.median(
+            run.ask(
+                "check_emulator",
+                settings=asdict(settings),
+                compute_s_per_image=compute_s_per_image,
+            )
+            for _ in range(EMULATOR_TRIES)
+        )
+        if found >= EMULATOR_MIN_UTILIZATION:
+            return found
+    raise RuntimeError(
+        f"the emulated device must reach {units.percent(EMULATOR_MIN_UTILIZATION)} utilization "
+        f"with a free loader, got {units.percent(found)}; stop other programs and run again"
+    )

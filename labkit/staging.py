@@ -1,0 +1,170 @@
+"""Staging: brings the data to the medium that settings name, and finds out what that medium is.
+
+    data ──copy──▶ medium ──describe, probe, check──▶ label and facts of every row
+
+Main trap: what a folder is called says nothing of what it is.  A hard disk must claim to
+be one and read like one; a stand-in must deliver the rates that its label names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from labkit import units
+from labkit.clock import SleepingClock
+from labkit.copies import copy_data, held
+from labkit.media import describe_medium, is_hard_disk, probe_random_reads
+from labkit.parts.storage import ModelledReader, Storage, make_warm, throttled
+from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.parts.storage.modelled import check
+from labkit.settings import Settings
+from labkit.source import locate_data, open_reader, open_source
+from labkit.trial import Skip
+
+# Names that claim a kind of disk -> whether that kind is a hard disk.
+CLAIMS = {"hdd": True, "ssd": False, "nvme": False}
+CHECK_S = 1.0
+CHECK_IMAGES = 512
+
+
+@contextlib.contextmanager
+def staged(
+    settings: Settings,
+    *,
+    say: Callable[[str], None],
+    cancel: threading.Event | None = None,
+    progress: bool = False,
+) -> Iterator[dict[str, object]]:
+    """Have the data where settings say, for as long as the context lasts.
+
+    Args:
+        settings: complete; data, packing and storage count.
+        say: takes one line for the person.
+        cancel: set by another thread to stop.
+        progress: show a bar where copying takes long.
+
+    Yields:
+        What `run.json` records of the medium: label, filesystem, device, rotational,
+        scheduler, readahead_kb, cold_reads_per_s (None: not probed), copied_bytes, copied_s.
+
+    Raises:
+        Skip: it cannot be there; the text says why, with numbers.
+        ValueError: the data is not what its manifest says.
+        Cancelled: `cancel` was set.
+    """
+    storage = locate_data(settings)
+    reader = open_reader(settings.packing, Path(settings.data))
+    with contextlib.ExitStack() as kept:
+        if storage.cgroup is not None:
+            size_bytes = sum(path.stat().st_size for path in (*reader.paths, *reader.companions))
+            kept.enter_context(_throttled_disk(size_bytes, len(reader)))
+            storage = locate_data(settings)  # its label names what it is limited to
+        if storage.passing:
+            kept.enter_context(held(storage.copy))
+        start_s, copied = time.perf_counter(), None
+        if storage.copy is not None:
+            copied = copy_data(
+                reader, storage.copy, storage.directory, cancel=cancel, progress=progress
+            )
+        took_s = time.perf_counter() - start_s
+        if copied and copied.written_bytes:
+            say(
+                f"copied {units.count_bytes(copied.written_bytes)} to {storage.name} "
+                f"in {units.seconds(took_s)}"
+            )
+            if not storage.passing:
+                say(f"the copy stays for other runs; remove it with: rm -r '{storage.copy}'")
+        yield {
+            **_describe(storage),
+            "copied_bytes": copied.written_bytes if copied else None,
+            "copied_s": took_s if copied else None,
+        }
+
+
+@contextlib.contextmanager
+def _throttled_disk(size_bytes: int, files: int) -> Iterator[None]:
+    """Put the throttled disk up; take it down again unless a person had put it up."""
+    disk = throttled.up(data_bytes=size_bytes, files=files, owner="run")
+    try:
+        yield
+    finally:
+        if disk.owned:
+            throttled.down()
+
+
+def _describe(storage: Storage) -> dict[str, object]:
+    """Say what a medium is, and what the rows may call it."""
+    medium = describe_medium(storage.directory)
+    facts = {name: value for name, value in asdict(medium).items() if name != "free_bytes"}
+    facts |= {"label": storage.label, "cold_reads_per_s": None, "remark": ""}
+    if storage.name not in CLAIMS:
+        return facts
+    probe, reason = None, ""
+    try:
+        probe = probe_random_reads(storage.directory)
+        facts["cold_reads_per_s"] = probe.reads_per_s
+        reason = f"{probe.reads_per_s:,.0f} cold reads/s"
+    except (Skip, OSError) as error:
+        reason = f"not probed: {error}"
+    if medium.rotational:
+        reason = f"claims to be rotational, {reason}"
+    believed = is_hard_disk(medium, probe)
+    if believed is None or medium.in_memory or believed is not CLAIMS[storage.name]:
+        kind = {True: "a hard disk", False: "no hard disk", None: ""}[believed]
+        kind = "in memory" if medium.in_memory else kind
+        facts["label"] = f"unknown({', '.join(filter(None, [kind, reason]))})"
+        facts["remark"] = f"{storage.name} is not known to be one: {kind or reason}"
+    return facts
+
+
+def check_rates(
+    settings: Settings, excluded: frozenset[int] = frozenset(), seconds: float = CHECK_S
+) -> list[dict[str, object]]:
+    """Measure what a stand-in delivers; call it in a process of its own.
+
+    Args:
+        settings: complete; the workers are the readers.
+        excluded: indices of unreadable images.
+        seconds: how long each pattern is measured.
+
+    Returns:
+        For each pattern (random, sequential): readers, unit (files or bytes),
+        requested_per_s (None: as fast as this machine reads), delivered_per_s, error_share,
+        refused; empty where nothing stands in.
+    """
+    storage, readers = locate_data(settings), max(1, settings.num_workers)
+    if storage.cgroup is not None:
+        rates = throttled.measure(readers=readers, seconds=seconds)
+    elif storage.disk is not None:
+        reader = open_source(settings)
+        # Neighbours: otherwise there is nothing to read in sequence.
+        ids = [i for i in range(min(len(reader), CHECK_IMAGES)) if i not in excluded]
+        make_warm(reader.paths[i] for i in ids)
+        model = ModelledReader(
+            reader,
+            storage.disk,
+            clock=SleepingClock(),
+            start_method=settings.start_method,
+            cache_bytes=0,
+        )
+        rates = check(model, readers, seconds, ids)
+    else:
+        return []
+    return [
+        {
+            "pattern": rate.pattern,
+            "unit": rate.unit,
+            "readers": rate.readers,
+            "requested_per_s": None if math.isinf(rate.requested_per_s) else rate.requested_per_s,
+            "delivered_per_s": rate.delivered_per_s,
+            "error_share": rate.error_share,
+            "refused": rate.error_share > MAX_ERROR_SHARE,
+        }
+        for rate in rates
+    ]

@@ -1,0 +1,117 @@
+"""Under way: what is known of a run, where it is written, and who does its jobs.
+
+    Runner, preparation ──ask──▶ launcher;  ──save, note, drop, append──▶ run folder
+
+Main trap: a variant that is dropped must stay dropped, also when the run is resumed, and its
+reason must be a row.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+from labkit import machine
+from labkit.launcher import Launcher
+from labkit.plan import Planned
+from labkit.progress import RunProgress
+from labkit.results import append_trial, explain_unwritable, write_info
+from labkit.settings import MODES, Settings
+from labkit.trial import Trial, utc_now
+
+
+class UnderWay:
+    """One run under way.
+
+    Args:
+        folder: the run folder.
+        info: what its `run.json` holds; kept up to date there.
+        own: a person's own parts, from `tables.own_parts`.
+        cancel: set by another thread to stop.
+        progress: show a bar with ETA.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        info: dict,
+        *,
+        own: bytes,
+        cancel: threading.Event | None,
+        progress: bool,
+    ) -> None:
+        self.folder, self.info = folder, info
+        self.mode = MODES[info["mode"]]
+        self.variants = {name: Settings(**values) for name, values in info["variants"].items()}
+        # What is not the same work or cannot run here stays out, also when the run is resumed.
+        self.dropped = {**info["skipped"], **info["failed"]}
+        self.cancel = cancel
+        self.progress = RunProgress(info["experiment"], shown=progress)
+        with explain_unwritable(folder):
+            self.launcher = Launcher(folder / "worker.log", fork=machine.can_fork(), own=own)
+
+    @property
+    def baseline(self) -> Settings:
+        """The settings that all others are compared with."""
+        return self.variants[self.info["baseline"]]
+
+    def waiting(self, storage: str) -> dict[str, Settings]:
+        """Give the variants that read from a storage and are still in the run."""
+        return {
+            label: settings
+            for label, settings in self.variants.items()
+            if settings.storage == storage and label not in self.dropped
+        }
+
+    def ask(self, job: str, **arguments: object) -> object:
+        """Have a fresh process do a job; see `Launcher.run`."""
+        return self.launcher.run(job, arguments, self.cancel)
+
+    def save(self, **changes: object) -> None:
+        """Change what `run.json` holds."""
+        self.info.update(changes)
+        write_info(self.folder, self.info)
+
+    def note(self, line: str) -> None:
+        """Keep a sentence with the run, and say it now."""
+        if line not in self.info["notes"]:
+            self.info["notes"].append(line)
+            self.progress.say(line)
+
+    def drop(self, planned: Planned | str, status: str, reason: str) -> None:
+        """Take a variant out of this run; its reason stays in the table.
+
+        Raises:
+            RuntimeError: it is the baseline.
+        """
+        if isinstance(planned, str):  # before any trial
+            self.info[status][planned] = reason
+            planned = Planned(block=0, position=0, variant=planned, role="")
+        self.dropped[planned.variant] = reason
+        self.append(planned, status, reason)
+        self.progress.say(f"{planned.variant} is {status}: {reason}")
+        if planned.variant == self.info["baseline"]:
+            raise self.no_baseline(reason)
+
+    def no_baseline(self, reason: object) -> RuntimeError:
+        """Make the error that ends a run whose baseline cannot be had."""
+        return RuntimeError(
+            f"baseline {self.info['baseline']!r} must be able to run here, got: {reason}"
+        )
+
+    def append(self, planned: Planned, status: str, reason: str) -> None:
+        """Add the row of a trial that has no times."""
+        settings = asdict(self.variants[planned.variant])
+        row = self.row(planned, status=status, settings=settings, started_utc=utc_now())
+        append_trial(self.folder, Trial.from_row({**row, "reason": reason}))
+
+    def row(self, planned: Planned, **values: object) -> dict:
+        """Begin a trial's row."""
+        return {
+            "experiment": self.info["experiment"],
+            **asdict(planned),
+            "epochs": (),
+            "machine_id": self.info["provenance"]["machine_id"],
+            **values,
+        }
