@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ class Run:
     info: dict[str, object]
     """What `run.json` holds: experiment, mode, variants, status, provenance …"""
     trials: tuple[Trial, ...]
+    rows: tuple[dict[str, object], ...] = ()
+    """Rows of another kind than trials, which name it: {"kind": "operation", …}."""
     set_aside: int = 0
     """Lines of `trials.jsonl` that were only half written."""
 
@@ -78,13 +80,18 @@ def write_info(folder: Path, info: dict[str, object]) -> None:
 
 
 def append_trial(folder: Path, trial: Trial) -> None:
-    """Add one row and return when it is safely on the disk."""
-    line = json.dumps(trial.to_row(), ensure_ascii=False).encode() + b"\n"
+    """Add one trial and return when it is safely on the disk."""
+    append_rows(folder, [trial.to_row()])
+
+
+def append_rows(folder: Path, rows: Iterable[dict[str, object]]) -> None:
+    """Add rows together and return when they are safely on the disk."""
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     with (folder / TRIALS_FILE).open("ab+") as file:
-        # After a crash the last line may lack its end: keep the new row off it.
+        # After a crash the last line may lack its end: keep the new rows off it.
         if file.tell() and not _ends_with_newline(file):
-            line = b"\n" + line
-        file.write(line)
+            lines = b"\n" + lines
+        file.write(lines)
         file.flush()
         os.fsync(file.fileno())
 
@@ -102,7 +109,7 @@ def load_run(folder: Path | str) -> Run:
             f"run must be a run folder with {RUN_FILE}, got {folder}; `labkit list` shows the runs"
         )
     info = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-    trials, set_aside = [], 0
+    trials, rows, set_aside = [], [], 0
     if (folder / TRIALS_FILE).exists():
         for line in (folder / TRIALS_FILE).read_bytes().splitlines():
             try:
@@ -110,8 +117,13 @@ def load_run(folder: Path | str) -> Run:
             except ValueError:
                 set_aside += bool(line.strip())
                 continue
-            trials.append(Trial.from_row(row))
-    return Run(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
+            if row.get("kind", "trial") == "trial":
+                trials.append(Trial.from_row(row))
+            else:
+                rows.append(row)
+    return Run(
+        folder=folder, info=info, trials=tuple(trials), rows=tuple(rows), set_aside=set_aside
+    )
 
 
 def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
@@ -123,6 +135,27 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
     """
     found = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
     return sorted((path.parent for path in found), key=lambda folder: folder.name)
+
+
+def newest_runs(
+    results: Path | str, weigh: Callable[[Mapping[str, object]], float | None]
+) -> dict[str, Run]:
+    """Take of every experiment the run that weighs most, the newest of equals.
+
+    Args:
+        results: folder that holds all results.
+        weigh: what a run is worth by its `run.json`; None: nothing, it is left out.
+
+    Returns:
+        Experiment's name -> run.
+    """
+    best: dict[str, tuple[float, Run]] = {}
+    for folder in list_runs(results):  # oldest first
+        run, name = load_run(folder), folder.parent.name
+        weight = weigh(run.info)
+        if weight is not None and (name not in best or weight >= best[name][0]):
+            best[name] = weight, run
+    return {name: run for name, (_, run) in best.items()}
 
 
 def find_run(results: Path | str, name: str) -> Run:

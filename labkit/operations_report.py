@@ -1,0 +1,179 @@
+"""Timed operations in words: the table of a notebook, a terminal's text, Markdown.
+
+    run ─ operations_summary ─▶ operations_table(), operations_text(), operations_markdown()
+                                operations_rows(): for JSON, operations_cells(): for a page
+                                operations_conditions(), operations_notes(): the words beside
+
+A ratio is a library's time over that of the operation's first library, which is pillow where
+it has the operation.  Main trap: "faster" holds for one operation at one size on one machine,
+so no row is ever averaged over operations or sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
+
+from labkit import units
+from labkit.operations import MEANINGS
+from labkit.operations_summary import OperationRow, compare_twins, summarize_operations
+from labkit.results import Run
+from labkit.settings import MODES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LIBRARIES = ("pillow", "opencv", "simplejpeg", "torch", "numpy")  # whose versions count
+RATIO = "ratio [95 % interval]"
+
+
+def operations_table(run: Run, detail: bool = False) -> pd.DataFrame:
+    """Make the table that a notebook shows.
+
+    Args:
+        run: from `run_operations`.
+        detail: all fields of every row as numbers, one line per size, instead of text.
+    """
+    from labkit.frame import Frame
+
+    if detail:
+        names = [field.name for field in fields(OperationRow)]
+        return Frame(operations_rows(run), columns=names).set_index(
+            ["operation", "library", "size"]
+        )
+    header, *body = operations_cells(run)
+    return Frame(body, columns=header).set_index(["operation", "library"])
+
+
+def operations_rows(run: Run) -> list[dict[str, object]]:
+    """List every field of every row, as JSON can hold it: text, numbers, lists, null."""
+    return [{**asdict(row), "blocks_s": list(row.blocks_s)} for row in summarize_operations(run)]
+
+
+def operations_cells(run: Run) -> list[list[str]]:
+    """Lay out the table: a header, then a line per operation and library, two cells per size."""
+    rows = summarize_operations(run)
+    header = ["operation", "library"]
+    for size in _sizes(rows):
+        header += [spell_size(size), f"{spell_size(size)} {RATIO}"]
+    lines = {}
+    for row in rows:
+        line = lines.setdefault((row.operation, row.library), [row.operation, row.library])
+        line += _cells(row)
+    return [header, *lines.values()]
+
+
+def operations_text(run: Run) -> str:
+    """Write the tables for a terminal, one per size, with conditions and notes."""
+    rows = summarize_operations(run)
+    lines = [run.info["question"], *operations_conditions(run)]
+    for size in _sizes(rows):
+        cells = [["operation", "library", "time per image", RATIO]]
+        shown = [row for row in rows if row.size == size]
+        cells += [[row.operation, row.library, *_cells(row)] for row in shown]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        header, *body = (
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
+            for line in cells
+        )
+        rule = "  ".join("-" * width for width in widths)
+        title = f"{spell_size(size)}, JPEGs of {units.count_bytes(shown[0].jpeg_bytes)}"
+        lines += ["", title, "", header, rule, *body]
+    notes = operations_notes(run, rows)
+    return "\n".join([*lines, *([""] if notes else []), *(f"- {note}" for note in notes)])
+
+
+def operations_markdown(run: Run) -> str:
+    """Write the table as GitHub's Markdown, with its conditions and notes."""
+    rows = summarize_operations(run)
+    cells = operations_cells(run)
+    header, *body = ("| " + " | ".join(map(_escape, line)) + " |" for line in cells)
+    rule = "|" + " --- |" * len(cells[0])
+    conditions = [f"{_escape(line)}  " for line in operations_conditions(run)]
+    notes = [f"- {_escape(note)}" for note in operations_notes(run, rows)]
+    title = f"### {_escape(run.info['question'])}"
+    return "\n".join([title, "", *conditions, "", header, rule, *body, "", *notes]).rstrip() + "\n"
+
+
+def operations_conditions(run: Run) -> list[str]:
+    """Say in two lines how the numbers came about: mode, blocks, noise; versions, document."""
+    info, twins = run.info, compare_twins(run)
+    n = len({row["block"] for row in run.rows})
+    first = [
+        f"{info['mode']} mode",
+        f"{n} block" if n == 1 else f"{n} blocks",
+        "one thread",
+        f"{info['photos']} photographs",
+    ]
+    if twins is not None:
+        said = f"A/A ratio {units.normalized(twins.ratio)}"
+        if twins.low is not None:
+            said += f" {units.interval(twins.low, twins.high)}"
+        first.append(said)
+    versions = info["provenance"]["versions"]
+    second = [f"{name} {versions[name]}" for name in LIBRARIES]
+    return [" · ".join(first), " · ".join([*second, f"document: {info['source']}"])]
+
+
+def operations_notes(run: Run, rows: Sequence[OperationRow]) -> list[str]:
+    """List what a reader must know beside the numbers.
+
+    Args:
+        run: from `run_operations`.
+        rows: its summary.
+    """
+    notes = ["ratio: a library's time over the baseline's in the same block; lower is faster"]
+    if not MODES[run.info["mode"]].judged:
+        notes.append(f"{run.info['mode']} mode: numbers, no verdicts")
+    used = dict.fromkeys(row.operation for row in rows)
+    notes += [f"{name}: {MEANINGS[name]}" for name in used if name in MEANINGS]
+    return [*problems(run, rows), *notes, *run.info["notes"]]
+
+
+def problems(run: Run, rows: Sequence[OperationRow]) -> list[str]:
+    """List what is missing or not to be trusted; empty for a whole run on a steady machine.
+
+    Args:
+        run: from `run_operations`.
+        rows: its summary.
+    """
+    info, twins, found = run.info, compare_twins(run), []
+    done = len({row["block"] for row in run.rows})
+    if done < info["blocks"]:
+        found.append(f"{info['status']}: {done} of {info['blocks']} blocks are there")
+    if twins is not None and not twins.stable:
+        found.append(
+            "machine unstable: decoding by pillow, timed twice in each block, differs "
+            "systematically from itself; close other programs and run again"
+        )
+    why: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.status != "ok":
+            said = f"{row.status}: {row.reason}"
+            why.setdefault((row.operation, row.library, said), []).append(spell_size(row.size))
+    return [*found, *(f"{o} by {lib}, {', '.join(at)}: {s}" for (o, lib, s), at in why.items())]
+
+
+def spell_size(size: str) -> str:
+    """Write "640x480" as people do."""
+    return size.replace("x", "×")
+
+
+def _cells(row: OperationRow) -> list[str]:
+    if row.status != "ok":
+        return [row.status, units.UNKNOWN]
+    if row.library == row.baseline:
+        return [units.seconds(row.image_s), "baseline"]
+    ratio = units.normalized(row.ratio)
+    if row.ci_low is not None:
+        ratio += f" {units.interval(row.ci_low, row.ci_high)}"
+    return [units.seconds(row.image_s), f"{ratio}, {row.verdict}" if row.verdict else ratio]
+
+
+def _sizes(rows: Sequence[OperationRow]) -> list[str]:
+    return list(dict.fromkeys(row.size for row in rows))
+
+
+def _escape(cell: str) -> str:
+    return " ".join(cell.split()).replace("|", "\\|")
