@@ -3,6 +3,7 @@ PYTHON ?= python3
 DATA ?= data/photos
 HDD ?=
 SSD ?=
+NVME ?=
 MODE ?= quick
 BIN := .venv/bin
 # --allow-root is refused by nobody but root, and only root needs it.
@@ -12,7 +13,8 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 lab: .venv/core
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
-	$(BIN)/labkit doctor --write --data "$(DATA)" $(if $(HDD),--hdd "$(HDD)") $(if $(SSD),--ssd "$(SSD)")
+	$(BIN)/labkit doctor --write --data "$(DATA)" $(if $(HDD),--hdd "$(HDD)") \
+		$(if $(SSD),--ssd "$(SSD)") $(if $(NVME),--nvme "$(NVME)")
 	$(BIN)/labkit run --mode $(MODE) --data "$(DATA)"
 	$(BIN)/labkit report
 	@echo "Open results/index.html, then go on with: make jupyter"

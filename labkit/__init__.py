@@ -3,14 +3,30 @@
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
 from labkit.experiment import Experiment, resume, run
-from labkit.notebook import chart, describe_data, doctor, save, summarize, table, write_page
+from labkit.notebook import (
+    chart,
+    claims,
+    describe_data,
+    doctor,
+    epoch_chart,
+    findings,
+    gallery,
+    newest_run,
+    predictions,
+    save,
+    savings,
+    summarize,
+    table,
+    write_page,
+)
+from labkit.operations_run import run_operations
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES, PROFILES
 from labkit.parts.loading import LOADERS
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
-from labkit.parts.storage import STORAGES
+from labkit.parts.storage import STORAGES, Storage
 from labkit.parts.training import STEPS, Step
 from labkit.results import Run, find_run, list_runs, load_run
 from labkit.settings import MODES, Settings, vary
@@ -36,17 +52,26 @@ __all__ = [
     "Sample",
     "Settings",
     "Step",
+    "Storage",
     "Trial",
     "chart",
+    "claims",
     "describe_data",
     "doctor",
+    "epoch_chart",
     "experiment",
     "find_run",
+    "findings",
+    "gallery",
     "list_runs",
     "load_run",
+    "newest_run",
+    "predictions",
     "resume",
     "run",
+    "run_operations",
     "save",
+    "savings",
     "summarize",
     "table",
     "vary",

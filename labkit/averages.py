@@ -36,6 +36,7 @@ def average(runs: Sequence[Trial]) -> dict[str, object]:
     return {
         "time_s": geometric_mean(trial.time_s for trial in runs),
         "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
+        "epochs_s": tuple(tuple(epoch.epoch_s for epoch in trial.epochs) for trial in runs),
         "epoch1_s": geometric_mean(first_s),
         "epoch2_s": geometric_mean(second_s) if second_s else None,
         "startup_s": fmean(epoch.startup_s for epoch in epochs),
@@ -48,6 +49,11 @@ def average(runs: Sequence[Trial]) -> dict[str, object]:
         "gpu_util": _mean_known(trial.gpu_util_mean for trial in runs),
         "emulated_busy_share": _mean_known(trial.emulated_busy_share for trial in runs),
         "peak_rss_bytes": max(memory, default=None),
+        "resident_share_before": _mean_known(
+            trial.cache_proof.get("resident_share_before") for trial in runs
+        ),
+        "device_read_share": _device_read_share(runs),
+        "swapped_pages": _swapped_pages(runs),
         "labels": _merge_labels(runs),
     }
 
@@ -56,6 +62,21 @@ def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
     images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs if epoch.steps)
     left_s = sum(epoch.epoch_s - epoch.first_batch_s for epoch in epochs)
     return images / left_s if images and left_s > 0 else None
+
+
+def _device_read_share(runs: Sequence[Trial]) -> float | None:
+    proofs = [trial.cache_proof for trial in runs]
+    asked = [proof.get("logical_read_bytes") for proof in proofs]
+    fetched = [proof.get("device_read_bytes") for proof in proofs]
+    if None in asked or None in fetched or not sum(asked):
+        return None
+    return sum(fetched) / sum(asked)
+
+
+def _swapped_pages(runs: Sequence[Trial]) -> int | None:
+    names = ("swapped_in_pages", "swapped_out_pages")
+    counts = [trial.disturbance.get(name) for trial in runs for name in names]
+    return None if None in counts else sum(counts)
 
 
 def _mean_known(values: Iterable[float | None]) -> float | None:

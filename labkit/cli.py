@@ -1,4 +1,4 @@
-"""The lab from a shell: `labkit list | run | table | chart | report | doctor`.
+"""The lab from a shell: `labkit list | run | table | chart | claims | savings | report | doctor`.
 
 Every setting is an option, generated from Settings like the notebooks' form.
 Thin: each command parses, calls the library and prints.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import labkit as lab
-from labkit import machine, notebook, report, results
+from labkit import machine, notebook, results
+from labkit.claims import answers, claims_text
+from labkit.operations_run import NAME as OPERATIONS
 from labkit.settings import MODES, field_kinds, help_texts
 from labkit.tables import TABLES
 
@@ -64,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--mode", default="quick", choices=MODES, help="how much is measured")
     command.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
+    command.add_argument(
+        "--protocol",
+        choices=("corrected", "as-in-the-document"),
+        default="corrected",
+        help="the document's order, cold first variant and loop, instead of what corrects them",
+    )
     command.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
     _results_option(command)
     _settings_options(command.add_argument_group("settings, for all variants alike"))
@@ -81,6 +90,23 @@ def _parser() -> argparse.ArgumentParser:
     _results_option(command)
     command.set_defaults(command=_chart)
 
+    command = commands.add_parser(
+        "claims", help="every claim of the documents, and what runs on this machine say of it"
+    )
+    command.add_argument("--json", action="store_true", help="rows as JSON")
+    _results_option(command)
+    command.set_defaults(command=_claims)
+
+    command = commands.add_parser("savings", help="what a run's winner saves over a whole training")
+    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
+    command.add_argument("--epochs", type=int, default=100, help="epochs of the whole training")
+    command.add_argument(
+        "--images", type=int, default=118_287, help="images of the full data set; unset: COCO's"
+    )
+    command.add_argument("--gpu-hour", type=float, metavar="PRICE", help="of an hour of the GPU")
+    _results_option(command)
+    command.set_defaults(command=_savings)
+
     command = commands.add_parser("report", help="write results/index.html from the newest runs")
     _results_option(command)
     command.set_defaults(command=_report)
@@ -90,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--write", action="store_true", help="keep the folders given here in labkit.toml"
     )
-    for medium in ("hdd", "ssd", "nvme"):
+    for medium in ("hdd", "ssd", "nvme", "tmpfs"):
         command.add_argument(f"--{medium}", metavar="DIR", help=f"a folder on the {medium}")
     command.set_defaults(command=_doctor)
     return parser
@@ -128,7 +154,8 @@ def _list(options: argparse.Namespace) -> int:
     for name in lab.CATALOG:
         experiment = lab.experiment(name)
         print(f"  {name:16} {experiment.question}")
-        print(f"  {'':16} {', '.join(experiment.variants)}  ({experiment.source})")
+        print(f"  {'':16} {' · '.join(experiment.variants)}  ({experiment.source})")
+    print(f"  {OPERATIONS:16} Which library does which image operation faster?")
     folders = results.list_runs(options.results)
     print(f"\nruns in {options.results}:" if folders else f"\nno runs in {options.results} yet")
     for folder in folders:
@@ -139,34 +166,37 @@ def _list(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.resume:
-        run = lab.resume(results.find_run(options.results, options.resume).folder)
-        return _show(run)
+        return _show(lab.resume(results.find_run(options.results, options.resume).folder))
     changes = {name: getattr(options, name) for name in field_kinds() if hasattr(options, name)}
+    given = {"results": options.results, "blocks": options.blocks}
+    protocol = options.protocol.replace("-", " ")
     # Build all before running any: a typo in the third name must not cost two runs.
-    experiments = [lab.experiment(name, **changes) for name in options.names or lab.CATALOG]
-    status = 0
-    for experiment in experiments:
-        run = lab.run(experiment, options.mode, results=options.results, blocks=options.blocks)
-        status = max(status, _show(run))
-    return status
+    waiting = []
+    for name in options.names or (*lab.CATALOG, OPERATIONS):
+        if name == OPERATIONS:
+            own = {key: changes[key] for key in ("data", "seed") if key in changes}
+            waiting.append(partial(lab.run_operations, mode=options.mode, **own, **given))
+        else:
+            experiment = lab.experiment(name, protocol=protocol, **changes)
+            waiting.append(partial(lab.run, experiment, options.mode, **given))
+    return max(_show(run()) for run in waiting)
 
 
 def _show(run: results.Run) -> int:
     files = notebook.save(run)
-    print(f"\n{report.text(notebook.summarize(run))}\n")
+    print(f"\n{notebook.text(run)}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
     return 0 if run.info["status"] == "finished" else 1
 
 
 def _table(options: argparse.Namespace) -> int:
     run = results.find_run(options.results, options.run)
-    summary = notebook.summarize(run)
     if options.json:
-        print(json.dumps(report.rows(summary), indent=1, ensure_ascii=False))
+        print(json.dumps(notebook.rows(run), indent=1, ensure_ascii=False))
     elif options.detail:
-        print(report.table(summary, detail=True).T.to_string())
+        print(notebook.table(run, detail=True).T.to_string())
     else:
-        print(report.text(summary))
+        print(notebook.text(run))
     return 0
 
 
@@ -177,13 +207,26 @@ def _chart(options: argparse.Namespace) -> int:
     return 0
 
 
+def _claims(options: argparse.Namespace) -> int:
+    rows = answers(options.results)
+    print(json.dumps(rows, indent=1, ensure_ascii=False) if options.json else claims_text(rows))
+    return 0
+
+
+def _savings(options: argparse.Namespace) -> int:
+    run = results.find_run(options.results, options.run)
+    asked = {"epochs": options.epochs, "images": options.images, "gpu_hour": options.gpu_hour}
+    print(notebook.savings(run, **asked))
+    return 0
+
+
 def _report(options: argparse.Namespace) -> int:
     print(f"wrote {notebook.write_page(options.results)}")
     return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    given = {name: getattr(options, name) for name in ("data", "hdd", "ssd", "nvme")}
+    given = {name: getattr(options, name) for name in ("data", "hdd", "ssd", "nvme", "tmpfs")}
     given = {name: Path(folder) for name, folder in given.items() if folder}
     if options.write:
         machine.write_media(Path("labkit.toml"), **given)

@@ -1,20 +1,34 @@
 """What a notebook or a shell shows of a run: the table, the chart, the files, the page.
 
-    run folder ──summarize──▶ table(run), chart(run), save(run) → table.csv, chart.png/.svg/.pdf
-    all newest runs ─────────▶ write_page(results) → results/index.html
+    run folder ──▶ table(run), chart(run), findings(run) …, save(run) → table.csv, chart.png …
+    all newest runs ──▶ claims(results), gallery(results), write_page(results) → index.html
 
-Everything here is derived from the rows and can be made again at any time.
+Everything here is derived from the rows and can be made again at any time.  Runs are of two
+kinds, epochs and single operations; whatever asks for a run takes either.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import charts, machine, report
+from labkit import charts, figures, machine, operations_chart, operations_report, page, report
+from labkit.captions import stand_ins
 from labkit.catalog import CATALOG
-from labkit.results import Run, explain_unwritable, list_runs, load_run
-from labkit.settings import Settings
+from labkit.claims import answers, claims_table
+from labkit.epoch_chart import epoch_chart as draw_epochs
+from labkit.findings import findings as find
+from labkit.lines import Lines
+from labkit.operations_run import NAME as OPERATIONS_RUN
+from labkit.operations_summary import summarize_operations
+from labkit.page import Section
+from labkit.predictions import document_predictions, predict, predictions_table
+from labkit.results import Run, explain_unwritable, newest_runs
+from labkit.savings import describe
+from labkit.savings import savings as project
+from labkit.settings import AS_PUBLISHED, Settings
 from labkit.source import open_source
 from labkit.summary import Summary
 from labkit.summary import summarize as _summarize
@@ -24,6 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "index.html"
+# Experiments whose epochs tell something apart, so that they get a second chart.
+EPOCHS_APART = ("storage",)
 
 
 def summarize(run: Run) -> Summary:
@@ -32,30 +48,105 @@ def summarize(run: Run) -> Summary:
 
 
 def table(run: Run, detail: bool = False) -> pd.DataFrame:
-    """Show a run's table: five columns, or with `detail` everything that was measured."""
+    """Show a run's table: its few main columns, or with `detail` everything that was measured."""
+    if _is_operations(run):
+        return operations_report.operations_table(run, detail)
     return report.table(summarize(run), detail)
+
+
+def text(run: Run) -> str:
+    """Write a run's table for a terminal."""
+    if _is_operations(run):
+        return operations_report.operations_text(run)
+    return report.text(summarize(run))
+
+
+def rows(run: Run) -> list[dict[str, object]]:
+    """List a run's rows as JSON can hold them."""
+    if _is_operations(run):
+        return operations_report.operations_rows(run)
+    return report.rows(summarize(run))
 
 
 def chart(run: Run) -> Figure:
     """Show a run's chart."""
+    if _is_operations(run):
+        return operations_chart.operations_chart(run)
     return charts.chart(summarize(run))
+
+
+def epoch_chart(run: Run) -> Figure:
+    """Show a run's epochs one by one, with what was in memory and what came from a disk."""
+    return draw_epochs(summarize(run))
+
+
+def findings(run: Run) -> Lines:
+    """Say what a run's rows support, and no more."""
+    return Lines(find(run.info, summarize(run)))
+
+
+def predictions(run: Run) -> pd.DataFrame:
+    """Show what single effects predict for several together, beside what was measured."""
+    predicted = predict(run.info, summarize(run))
+    return predictions_table([*predicted, *document_predictions()])
+
+
+def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None) -> Lines:
+    """Say what a run's winner would save over a whole training; see `savings.savings`."""
+    return Lines(describe(project(run, epochs=epochs, images=images, gpu_hour=gpu_hour)))
+
+
+def claims(results: Path | str = "results") -> pd.DataFrame:
+    """Show every claim of the documents, and what this machine's runs say of it."""
+    return claims_table(answers(results))
+
+
+def newest_run(name: str, results: Path | str = "results") -> Run | None:
+    """Give an experiment's newest finished run; None where there is none."""
+    return newest_runs(results, _is_finished).get(name)
+
+
+def gallery(results: Path | str = "results") -> Gallery:
+    """Show the chart and the table of every experiment's newest finished run."""
+    return Gallery([section(run) for run in _newest(results).values()])
+
+
+class Gallery:
+    """Sections of several runs, one below the other, for a notebook."""
+
+    def __init__(self, sections: list[Section]) -> None:
+        self._sections = sections
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{section.run}: {section.title}" for section in self._sections)
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<h3>{escape(section.title)}</h3>"
+            f"<p>{'<br>'.join(map(escape, [*section.warnings, *section.conditions]))}</p>"
+            + "".join(figures.mimebundle(figure)[0]["text/html"] for figure in section.figures)
+            + page.html_table(section.header, section.cells)
+            for section in self._sections
+        )
 
 
 def save(run: Run) -> list[Path]:
     """Write a run's derived files into its folder.
 
     Returns:
-        table.csv and chart.png, .svg, .pdf.
+        table.csv, then .png, .svg and .pdf of each chart.
     """
-    summary = summarize(run)
     csv = run.folder / "table.csv"
     with explain_unwritable(run.folder):
-        report.table(summary, detail=True).to_csv(csv)
-        return [csv, *charts.save(charts.chart(summary), run.folder / "chart")]
+        table(run, detail=True).to_csv(csv)
+        files = [csv, *figures.save(chart(run), run.folder / "chart")]
+        if run.info["experiment"] in EPOCHS_APART:
+            files += figures.save(epoch_chart(run), run.folder / "epochs")
+    return files
 
 
 def write_page(results: Path | str = "results") -> Path:
-    """Write one self-contained page that shows every experiment's newest finished run.
+    """Write one self-contained page: the claims, and every experiment's newest finished run.
 
     Args:
         results: folder that holds all results.
@@ -63,25 +154,19 @@ def write_page(results: Path | str = "results") -> Path:
     Raises:
         ValueError: there is no run yet.
     """
-    newest = {}
-    for folder in list_runs(results):
-        # A run that was refused or broke off early must not hide the one before it.
-        if folder.parent.name not in newest or load_run(folder).info["status"] == "finished":
-            newest[folder.parent.name] = folder
+    newest = _newest(results)
     if not newest:
         raise ValueError(
             f"results must hold at least one run, got none in {results}; "
             "make one with: labkit run prefetching"
         )
-    # The catalog's order first, a person's own experiments after it.
-    names = [*(name for name in CATALOG if name in newest), *sorted(set(newest) - set(CATALOG))]
-    shown = [(summarize(load_run(newest[name])), newest[name]) for name in names]
-    page = Path(results) / PAGE
-    unfinished = page.with_suffix(".part")
+    sections = [section(run) for run in newest.values()]
+    path = Path(results) / PAGE
+    unfinished = path.with_suffix(".part")
     with explain_unwritable(results):
-        unfinished.write_text(report.page(shown), encoding="utf-8")
-        unfinished.replace(page)
-    return page
+        unfinished.write_text(page.page(sections, answers(results)), encoding="utf-8")
+        unfinished.replace(path)
+    return path
 
 
 def doctor(data: str | None = None) -> pd.DataFrame:
@@ -115,3 +200,57 @@ def describe_data(data: str) -> pd.DataFrame:
         "manifest": reader.manifest_hash[:12],
     }
     return Frame(facts.items(), columns=["", data]).set_index("")
+
+
+def _is_operations(run: Run) -> bool:
+    return run.info.get("kind") == OPERATIONS_RUN
+
+
+def _is_finished(info: Mapping[str, object]) -> int | None:
+    # A run as in the document answers another question; it must not hide a corrected one.
+    return None if info["status"] != "finished" else int(info.get("protocol") != AS_PUBLISHED)
+
+
+def _newest(results: Path | str) -> dict[str, Run]:
+    """Take every experiment's run to show: in the documents' order, a person's own after it."""
+    # Where nothing is finished, what there is.
+    newest = newest_runs(results, lambda info: 0) | newest_runs(results, _is_finished)
+    order = [*CATALOG, OPERATIONS_RUN]
+    return {
+        name: newest[name] for name in [*order, *sorted(set(newest) - set(order))] if name in newest
+    }
+
+
+def section(run: Run) -> Section:
+    """Gather what a page shows of a run."""
+    name = f"{run.folder.parent.name}/{run.folder.name}"
+    if _is_operations(run):
+        cells = operations_report.operations_cells(run)
+        found = summarize_operations(run)
+        return Section(
+            title=run.info["question"],
+            run=name,
+            conditions=operations_report.operations_conditions(run),
+            figures=[chart(run)],
+            header=cells[0],
+            cells=cells[1:],
+            notes=operations_report.operations_notes(run, found),
+            info=run.info,
+        )
+    summary = summarize(run)
+    warnings = stand_ins(summary)
+    drawn = [charts.chart(summary)]
+    if summary.experiment in EPOCHS_APART:
+        drawn.append(draw_epochs(summary))
+    return Section(
+        title=summary.question,
+        run=name,
+        warnings=warnings,
+        conditions=report.table_conditions(summary)[1 if warnings else 0 :],
+        figures=drawn,
+        header=report.table_header(summary),
+        cells=report.table_cells(summary),
+        findings=find(run.info, summary),
+        notes=summary.notes,
+        info=run.info,
+    )

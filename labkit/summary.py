@@ -16,7 +16,7 @@ from statistics import fmean, geometric_mean, stdev
 
 from labkit import units
 from labkit.averages import average
-from labkit.settings import MIN_JUDGED_BLOCKS, MODES
+from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import (
     ALPHA,
     DELTA,
@@ -55,6 +55,8 @@ class Row:
     """The normalized time that the document reported."""
     verdict: str = ""
     """Empty where nothing is judged."""
+    epochs_s: tuple[tuple[float, ...], ...] = ()
+    """The epochs of every counted trial, in the order of `ratios`."""
     epoch1_s: float | None = None
     epoch2_s: float | None = None
     startup_s: float | None = None
@@ -73,6 +75,12 @@ class Row:
     """Percent, as NVML reports it."""
     emulated_busy_share: float | None = None
     peak_rss_bytes: int | None = None
+    resident_share_before: float | None = None
+    """Share of the files' pages that memory held before epoch 1; measured."""
+    device_read_share: float | None = None
+    """Bytes fetched from a device, of those asked for, over all epochs."""
+    swapped_pages: int | None = None
+    """Pages that the machine swapped in or out during this variant's trials."""
     labels: dict[str, str] = field(default_factory=dict)
 
 
@@ -117,7 +125,8 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         The rows, the noise floor and sentences about what is missing.
     """
     mode = MODES.get(info["mode"])
-    twice = mode is None or mode.shuffled
+    # Runs from before the protocol was recorded: the mode told.
+    twice = info.get("shuffled", mode is None or mode.shuffled)
     base_runs, runs = _complete_blocks(info, trials, twice=twice)
     log_ratios = {name: _log_ratios(by_block, base_runs) for name, by_block in runs.items()}
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
@@ -126,7 +135,8 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     aa = [math.log(a2.time_s / a1.time_s) for a1, a2 in pairs]
     aa_low, aa_high = ratio_interval(aa, ALPHA)
     stable = aa_low is None or aa_low <= 1 <= aa_high
-    judged = mode is not None and mode.judged and len(base_runs) >= MIN_JUDGED_BLOCKS
+    # A fixed order confounds a variant with its place in it: nothing to judge.
+    judged = mode is not None and mode.judged and twice and len(base_runs) >= MIN_JUDGED_BLOCKS
 
     rows = [_baseline_row(info, base_runs, trials, judged=judged)]
     for name, d in log_ratios.items():
@@ -255,7 +265,12 @@ def _common_labels(info: Mapping, rows: Sequence[Row]) -> dict[str, str]:
 
 def _run_notes(info: Mapping, n_blocks: int, *, judged: bool, stable: bool) -> list[str]:
     notes, mode, planned = [], info["mode"], info.get("blocks") or 0
-    if mode in MODES and not MODES[mode].judged:
+    if info.get("protocol") == AS_PUBLISHED:
+        notes.append(
+            "as in the document: variants in its order, only the first of a block starts cold, "
+            "and its own loop; a difference may be the order's, so no verdicts"
+        )
+    elif mode in MODES and not MODES[mode].judged:
         notes.append(f"{mode} mode: numbers, no verdicts")
     elif not judged:
         notes.append(f"{n_blocks} complete blocks: verdicts need at least {MIN_JUDGED_BLOCKS}")

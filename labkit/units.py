@@ -45,6 +45,13 @@ def count_bytes(n: float | None) -> str:
     return f"{scaled:.1f} {unit}" if power and scaled < 9.95 else f"{scaled:.0f} {unit}"
 
 
+def count(n: int | None, noun: str = "") -> str:
+    """Write how many there are of something: "1 page", "1,234 pages"; without a noun "1,234"."""
+    if n is None:
+        return UNKNOWN
+    return f"{n:,} {noun}{'' if n == 1 else 's'}" if noun else f"{n:,}"
+
+
 def rate(images_per_s: float | None) -> str:
     """Write a throughput: "123 images/s"."""
     return UNKNOWN if images_per_s is None else f"{_three_digits(images_per_s)} images/s"

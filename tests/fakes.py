@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from labkit.trial import Epoch, Trial
 
@@ -119,3 +119,93 @@ def fake_throttled_hdd():
         else trial
         for trial in fake_trials({"hdd": 1.0, "ssd": 0.86}, labels=real)
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeMedium:
+    """What a variant of the storage experiment measures."""
+
+    storage: str
+    """The setting."""
+    epochs_s: tuple[float, ...]
+    cache: str = "warm"
+    label: str = "real"
+    resident_share: float | None = 1.0
+    """Before epoch 1."""
+    read_share: float | None = 0.0
+    """From a disk, of all epochs' bytes."""
+    swapped_pages: int | None = 0
+    """In each trial."""
+
+
+THROTTLED = "throttled(7200 rpm: 81 reads/s, 106 MB/s)"
+# A hard disk stands in, the other media are real; memory holds all files after epoch 1.
+MEDIA = {
+    "hdd": FakeMedium(
+        storage="throttled", epochs_s=(2.05, 1.42), cache="cold", label=THROTTLED,
+        resident_share=0.0, read_share=0.501,
+    ),
+    "ssd": FakeMedium(
+        storage="ssd", epochs_s=(1.58, 1.41), cache="cold", resident_share=0.0, read_share=0.502
+    ),
+    "tmpfs": FakeMedium(storage="tmpfs", epochs_s=(1.43, 1.41)),
+    "hdd, warm": FakeMedium(storage="throttled", epochs_s=(1.44, 1.42), label=THROTTLED),
+    "ssd, warm": FakeMedium(storage="ssd", epochs_s=(1.43, 1.42)),
+}  # fmt: skip
+
+
+def fake_media_trials(
+    media: Mapping[str, FakeMedium] = MEDIA, *, blocks: int = 3, noise: float = 0.005, seed: int = 0
+) -> list[Trial]:
+    """A whole run of the storage experiment; the first variant runs twice a block."""
+    rng = random.Random(seed)
+    baseline = next(iter(media))
+    return [
+        _fake_media_trial(name, block, role, medium, rng.lognormvariate(0, noise))
+        for block in range(blocks)
+        for name, medium in media.items()
+        for role in (("A1", "A2") if name == baseline else ("",))
+    ]
+
+
+def _fake_media_trial(name: str, block: int, role: str, medium: FakeMedium, speed: float) -> Trial:
+    logical_bytes = 10_000_000
+    return replace(
+        fake_trial(name, block, role),
+        epochs=tuple(fake_epoch(epoch_s * speed) for epoch_s in medium.epochs_s),
+        cache_proof={
+            "wanted": medium.cache,
+            "resident_share_before": medium.resident_share,
+            "logical_read_bytes": logical_bytes,
+            "device_read_bytes": None
+            if medium.read_share is None
+            else round(medium.read_share * logical_bytes),
+        },
+        disturbance={
+            "swapped_in_pages": medium.swapped_pages,
+            "swapped_out_pages": None if medium.swapped_pages is None else 0,
+        },
+        labels={
+            "storage": medium.label,
+            "cache": medium.cache,
+            "accelerator": LABELS["accelerator"],
+        },
+    )
+
+
+def fake_media_info(
+    media: Mapping[str, FakeMedium] = MEDIA, *, mode: str = "quick", **more: object
+) -> dict[str, object]:
+    """What run.json would say of the storage experiment."""
+    return {
+        **fake_info(list(media), mode=mode),
+        "experiment": "storage",
+        "question": "Does a faster disk shorten the epoch?",
+        "variants": {
+            name: {"storage": medium.storage, "cache": medium.cache, "num_workers": 2}
+            for name, medium in media.items()
+        },
+        "published": {"hdd": 1.0, "ssd": 0.86, "tmpfs": 0.864},
+        "source": "[004] section 3.2, experiment 2",
+        **more,
+    }

@@ -3,7 +3,18 @@
 Run: python -m pytest tests/test_captions.py
 """
 
-from fakes import LABELS, fake_info, fake_throttled_hdd, fake_trials
+from dataclasses import replace
+
+import pytest
+from fakes import (
+    LABELS,
+    MEDIA,
+    fake_info,
+    fake_media_info,
+    fake_media_trials,
+    fake_throttled_hdd,
+    fake_trials,
+)
 
 from labkit import captions
 from labkit.summary import summarize
@@ -20,6 +31,24 @@ def test_stand_ins_are_said_with_the_variants_they_belong_to():
     summary = summarize(fake_info(["hdd", "ssd"]), fake_throttled_hdd())
     assert captions.stand_ins(summary) == ["Throttled storage (81 reads/s): hdd"]
     assert "accelerator: cuda:H200" in captions.conditions(summary)
+
+
+def test_names_of_several_words_are_told_apart_where_they_are_listed():
+    assert captions.join(["hdd"]) == "hdd"
+    assert captions.join(["hdd", "hdd, warm"]) == "hdd and “hdd, warm”"
+    assert captions.join(["a_1", "数据，热", "c d"]) == "a_1, “数据，热” and “c d”"
+
+
+def test_a_disk_that_nobody_believes_is_named_like_a_stand_in():
+    doubtful = "unknown(claims to be rotational, 6,012 cold reads/s)"
+    media = MEDIA | {"ssd": replace(MEDIA["ssd"], label=doubtful)}
+    summary = summarize(fake_media_info(media), fake_media_trials(media))
+    assert captions.stand_ins(summary)[1:] == [
+        "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s): hdd and “hdd, warm”",
+        "Unknown storage (claims to be rotational, 6,012 cold reads/s): ssd",
+    ]
+    summary = make_summary(labels={"storage": "unknown", "accelerator": "cuda:H200"})
+    assert captions.stand_ins(summary) == ["Unknown storage"]
 
 
 def test_emulation_is_said_once_for_all_rows_and_real_devices_raise_nothing():
@@ -54,3 +83,30 @@ def test_only_a_variant_without_a_number_has_a_reason():
     assert [captions.reason(row) for row in rows] == [
         "", "", "", "skipped: not installed", "skipped",
     ]  # fmt: skip
+
+
+def test_the_description_of_single_epochs_says_where_their_bytes_came_from():
+    media = MEDIA | {"tmpfs": replace(MEDIA["tmpfs"], swapped_pages=1_500, read_share=None)}
+    info = fake_media_info(media, skipped={"nvme": "not named"})
+    info["variants"]["nvme"] = {"storage": "nvme", "cache": "cold"}
+    said = captions.describe_epochs(summarize(info, fake_media_trials(media, noise=0)))
+    for part in (
+        "Does a faster disk shorten the epoch? Emulated",
+        "Throttled storage",
+        "quick mode · 3 blocks",
+        "hdd: epoch 1 2.05 s, epoch 2 1.42 s; in memory before epoch 1: 0.0 % (cold); "
+        "bytes read from disk: 50.1 %; pages swapped: 0.",
+        "tmpfs: epoch 1 1.43 s, epoch 2 1.41 s; in memory before epoch 1: 100.0 % (warm); "
+        "bytes read from disk: unknown; pages swapped: 4,500.",
+        "nvme: skipped: not named.",
+    ):
+        assert part in said
+
+
+def test_epochs_after_the_second_are_averaged_with_it():
+    media = {"hdd": replace(MEDIA["hdd"], epochs_s=(3.0, 1.0, 1.5, 2.0))}
+    (row,) = summarize(fake_media_info(media), fake_media_trials(media, noise=0)).rows
+    first, later = captions.epoch_bars(row)
+    assert (first.name, first.mean_s, first.all_s) == ("epoch 1", pytest.approx(3), (3.0,) * 6)
+    assert (later.name, later.mean_s) == ("epochs 2 to 4 (mean)", pytest.approx(1.5))
+    assert sorted(set(later.all_s)) == [1.0, 1.5, 2.0]

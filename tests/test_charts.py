@@ -4,7 +4,6 @@ Geometry is asked of matplotlib's own text extents after drawing.
 Run: python -m pytest tests/test_charts.py
 """
 
-import itertools
 import subprocess
 import sys
 import warnings
@@ -13,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import matplotlib
 import pytest
 from fakes import LABELS, fake_info, fake_throttled_hdd, fake_trials
+from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 from matplotlib.font_manager import fontManager
-from matplotlib.text import Text
 
-from labkit import charts
+from labkit import charts, figures
 from labkit.summary import summarize
 
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
@@ -34,26 +33,13 @@ def make_summary(times=TIMES, *, labels=LABELS, blocks=3, noise=0.02, **info):
     return summarize(fake_info(names, blocks=blocks, **info), trials)
 
 
-def texts(figure):
-    """Every text that is drawn."""
-    limit = figure.axes[0].get_xlim()[1]
-    # Matplotlib prepares a tick beyond the end of the axis, but does not draw it.
-    undrawn = [t for t in figure.axes[0].get_xticklabels() if t.get_position()[0] > limit]
-    drawn = [t for t in figure.findobj(Text) if t.get_visible() and t not in undrawn]
-    return [t for t in drawn if t.get_text().strip()]
-
-
-def everything_written(figure):
-    return " ".join(t.get_text().replace("\n", " ") for t in texts(figure))
-
-
 # --- bytes --------------------------------------------------------------------------------
 
 
 def test_the_same_summary_gives_the_same_files(tmp_path):
-    first = charts.save(charts.chart(make_summary(published=PUBLISHED)), tmp_path / "a.b")
+    first = figures.save(charts.chart(make_summary(published=PUBLISHED)), tmp_path / "a.b")
     with matplotlib.rc_context({"font.size": 30, "savefig.dpi": 10, "axes.facecolor": "red"}):
-        again = charts.save(charts.chart(make_summary(published=PUBLISHED)), tmp_path / "again")
+        again = figures.save(charts.chart(make_summary(published=PUBLISHED)), tmp_path / "again")
     assert [path.name for path in first] == ["a.b.png", "a.b.svg", "a.b.pdf"]
     for one, other in zip(first, again):
         assert one.read_bytes() == other.read_bytes()
@@ -62,8 +48,8 @@ def test_the_same_summary_gives_the_same_files(tmp_path):
 def test_saving_twice_changes_nothing_and_leaves_matplotlib_as_it_was():
     before = dict(matplotlib.rcParams)
     figure = charts.chart(make_summary())
-    assert charts.to_bytes(figure, "svg") == charts.to_bytes(figure, "svg")
-    assert charts.to_bytes(figure, "png") == charts.to_bytes(figure, "png")
+    assert figures.to_bytes(figure, "svg") == figures.to_bytes(figure, "svg")
+    assert figures.to_bytes(figure, "png") == figures.to_bytes(figure, "png")
     assert dict(matplotlib.rcParams) == before
 
 
@@ -71,7 +57,7 @@ def test_charts_drawn_in_several_threads_are_equal():
     summary = make_summary(published=PUBLISHED)
 
     def draw(_):
-        return charts.to_bytes(charts.chart(summary), "png", dpi=60)
+        return figures.to_bytes(charts.chart(summary), "png", dpi=60)
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(draw, range(8)))) == 1
@@ -79,9 +65,9 @@ def test_charts_drawn_in_several_threads_are_equal():
 
 def test_files_start_as_their_format_says_and_pdf_text_is_truetype():
     figure = charts.chart(make_summary())
-    assert charts.to_bytes(figure, "png").startswith(b"\x89PNG")
-    assert b"<svg" in charts.to_bytes(figure, "svg")[:1000]
-    pdf = charts.to_bytes(figure, "pdf")
+    assert figures.to_bytes(figure, "png").startswith(b"\x89PNG")
+    assert b"<svg" in figures.to_bytes(figure, "svg")[:1000]
+    pdf = figures.to_bytes(figure, "pdf")
     assert pdf.startswith(b"%PDF")
     assert b"/CIDFontType2" in pdf  # an embedded TrueType font; the default would be Type 3
     assert b"/Type3" not in pdf
@@ -90,7 +76,7 @@ def test_files_start_as_their_format_says_and_pdf_text_is_truetype():
 def test_png_background_is_opaque_white(tmp_path):
     from PIL import Image
 
-    png, *_ = charts.save(charts.chart(make_summary()), tmp_path / "chart")
+    png, *_ = figures.save(charts.chart(make_summary()), tmp_path / "chart")
     image = Image.open(png).convert("RGBA")
     assert image.getpixel((2, 2)) == (255, 255, 255, 255)
     assert image.getextrema()[3] == (255, 255)
@@ -100,7 +86,7 @@ def test_png_background_is_opaque_white(tmp_path):
 def test_importing_and_drawing_never_loads_pyplot():
     code = (
         "import sys; sys.path.insert(0, 'tests'); import test_charts as t;"
-        "t.charts.to_bytes(t.charts.chart(t.make_summary()), 'png');"
+        "t.figures.to_bytes(t.charts.chart(t.make_summary()), 'png');"
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -195,33 +181,22 @@ AWKWARD = {
 
 @pytest.mark.parametrize("summary", AWKWARD.values(), ids=AWKWARD.keys())
 def test_no_text_is_clipped_and_no_two_texts_overlap(summary):
-    figure = charts.chart(summary)
-    assert figure.axes[0].get_window_extent().width > 0.25 * figure.bbox.width
-    boxes = {}
-    for i, text in enumerate(texts(figure)):
-        # Without the white box behind a reason, which may touch what lies under it.
-        text.set_bbox(None)
-        box = text.get_window_extent()
-        assert box.x0 >= 0 and box.y0 >= 0, text.get_text()
-        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text.get_text()
-        boxes[i, text.get_text()] = box.padded(-1)
-    for (one, box), (other, other_box) in itertools.combinations(boxes.items(), 2):
-        assert not box.overlaps(other_box), (one, other)
+    check_that_all_texts_are_whole_and_apart(charts.chart(summary))
 
 
 @pytest.mark.parametrize("times", [TIMES, {f"v{i}": 1.0 for i in range(12)}])
 def test_rows_keep_their_height_however_many_there_are(times):
     figure = charts.chart(make_summary(times))
     row_in = figure.axes[0].get_window_extent().height / figure.dpi / len(times)
-    assert row_in == pytest.approx(charts.ROW_IN, rel=0.15)
+    assert row_in == pytest.approx(figures.ROW_IN, rel=0.15)
 
 
 @pytest.mark.skipif(
-    not {font.name for font in fontManager.ttflist} & set(charts.CJK_FONTS),
+    not {font.name for font in fontManager.ttflist} & set(figures.CJK_FONTS),
     reason="no CJK font is installed",
 )
 def test_chinese_is_written_with_a_font_that_has_it(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*missing from font.*")
         figure = charts.chart(make_summary({"原始": 1.0, "预取": 0.9}, question=CJK_QUESTION))
-        charts.save(figure, tmp_path / "chart")
+        figures.save(figure, tmp_path / "chart")

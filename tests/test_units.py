@@ -83,3 +83,8 @@ def test_unknown_is_a_dash_and_zero_is_a_number(write):
 
 def test_an_interval_with_an_unknown_end_is_a_dash():
     assert units.interval(None, 1.0) == units.interval(0.5, None) == "–"
+
+
+def test_counts_have_separators_and_the_plural():
+    assert [units.count(n, "page") for n in (0, 1, 1234)] == ["0 pages", "1 page", "1,234 pages"]
+    assert [units.count(1234), units.count(None)] == ["1,234", "–"]

@@ -1,0 +1,241 @@
+"""Claims: every claim of the documents, and what this machine's newest run says of it.
+
+    CLAIMS + newest_runs(results) -> answers() -> rows -> claims_table(), claims_text()
+
+Words of agreement are spoken over full mode only, and never as if a stand-in were the real
+thing.  Main trap: a run of another machine, or one that broke off, must not answer for this
+one, so only finished runs from here are looked at, a full one before any other.
+
+Source: EVIDENCE 1, "Agreement with the document"; the claims: `claim_list`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit import catalog, machine, operations_run, units
+from labkit.claim_list import CLAIMS, Claim
+from labkit.results import Run, newest_runs
+from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
+from labkit.statistics import DELTA
+from labkit.summary import Row, summarize
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "CLAIMS", "Claim", "agreement", "answer", "answers", "claims_table", "claims_text",
+    "stand_ins",
+]  # fmt: skip
+
+COLUMNS = 100
+OPPOSITE = {"faster": "slower", "slower": "faster"}
+# What an answer becomes where something stood in for the real thing.
+EMULATED_WORDS = {"agrees": "consistent, emulated", "differs": "not consistent, emulated"}
+STAND_INS = {"accelerator": ("emulated",), "storage": ("throttled", "modelled")}
+
+
+def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str, object]]:
+    """Answer every claim from the runs there are.
+
+    Args:
+        results: folder that holds all results.
+        machine_id: whose runs count; unset: this machine's.
+
+    Returns:
+        A row per claim: number, document, claim, published, experiment, answer, and run (ids
+        of the runs that the answer rests on, or nothing).
+    """
+    if machine_id is None:
+        machine_id = machine.provenance()["machine_id"]
+    runs = newest_runs(results, lambda info: _weight(info, machine_id))
+    return [_row(claim, runs) for claim in CLAIMS]
+
+
+def _weight(info: Mapping[str, object], machine_id: str) -> int | None:
+    """Weigh a run as an answer: only finished ones from this machine, best those with verdicts."""
+    measured_on = (info.get("provenance") or {}).get("machine_id")
+    if info.get("status") != "finished" or measured_on != machine_id:
+        return None
+    if info.get("protocol") == AS_PUBLISHED:
+        return 0  # what it shows may be the order's doing
+    mode = MODES.get(info["mode"])
+    return 2 if mode is not None and mode.judged else 1
+
+
+def _row(claim: Claim, runs: Mapping[str, Run]) -> dict[str, object]:
+    experiments = list(dict.fromkeys(experiment for experiment, _, _ in claim.tests))
+    return {
+        "number": claim.number,
+        "document": ", ".join(claim.documents),
+        "claim": claim.claim,
+        "published": claim.published,
+        "experiment": ", ".join(experiments),
+        "answer": answer(claim, runs),
+        "run": ", ".join(runs[name].folder.name for name in experiments if name in runs),
+    }
+
+
+def answer(claim: Claim, runs: Mapping[str, Run]) -> str:
+    """Say in one line what the runs say of a claim.
+
+    Args:
+        claim: one of `CLAIMS`.
+        runs: experiment's name -> the run that speaks for it.
+    """
+    said = {
+        variant or experiment: _answer(claim, experiment, variant, expected, runs.get(experiment))
+        for experiment, variant, expected in claim.tests
+    }
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return "; ".join(f"{name}: {words}" for name, words in said.items())
+
+
+def agreement(low: float, high: float, published: float) -> str:
+    """Compare an interval with a published figure (EVIDENCE 1).
+
+    Args:
+        low: lower end of the interval of the normalized time.
+        high: its upper end.
+        published: the document's normalized time.
+
+    Returns:
+        inconclusive where the interval is wider than the published effect; agrees where the
+        figure lies in the interval widened by `DELTA`; else differs.
+    """
+    if high - low > abs(1 - published):
+        return "inconclusive"
+    return "agrees" if low / (1 + DELTA) <= published <= high * (1 + DELTA) else "differs"
+
+
+def _answer(
+    claim: Claim, experiment: str, variant: str, expected: float | None, run: Run | None
+) -> str:
+    # Operations are measured in a way of their own, which the catalog does not list.
+    if run is None and experiment not in (*catalog.CATALOG, operations_run.NAME):
+        missing = "no experiment yet"
+        return f"not testable here: {claim.reason}; {missing}" if claim.reason else missing
+    if run is None:
+        return "not run"
+    if not variant or run.info.get("kind") == operations_run.NAME:
+        return _answer_elsewhere(run)
+    summary = summarize(run.info, run.trials)
+    rows = {row.variant: row for row in summary.rows}
+    if variant not in rows:
+        return "not run: this run has no such variant"
+    if rows[variant].normalized_time is None:
+        return _no_number(rows[variant])
+    return _measured(run.info, summary.rows[0], rows[variant], expected, claim.direction)
+
+
+def _answer_elsewhere(run: Run) -> str:
+    """Answer for a run whose rows are no normalized times, as milliseconds per image."""
+    return "measured: see its table"
+
+
+def _no_number(row: Row) -> str:
+    if row.status == "missing":
+        return f"not run: {row.reason}"
+    failed = "failed: " if row.status == "failed" else ""
+    return f"not testable here: {failed}{row.reason or row.status}"
+
+
+def _measured(
+    info: Mapping[str, object], baseline: Row, row: Row, expected: float | None, direction: str
+) -> str:
+    """Put a row beside its claim: the word if one may be spoken, conditions, figures."""
+    compared = [baseline, row]
+    emulated = stand_ins(compared)
+    conditions = ", ".join([*emulated, *_remarks(compared)])
+    where = f" ({conditions})" if conditions else ""
+    figures = units.normalized(row.normalized_time)
+    if row.ci_low is not None:
+        figures += f" {units.interval(row.ci_low, row.ci_high)}"
+    figures += " measured"
+    if expected is not None:
+        figures += f", {units.normalized(expected)} published"
+    if not row.verdict:
+        return f"{figures}{where}; {_why_unjudged(info, row)}"
+    word = _word(row, expected, direction)
+    if expected is None and not word.startswith(row.verdict):
+        figures = f"{row.verdict}, {figures}"  # there is no figure that would say it
+    if emulated:
+        word = EMULATED_WORDS.get(word, word)
+    return f"{word}{where}: {figures}"
+
+
+def _word(row: Row, expected: float | None, direction: str) -> str:
+    if row.verdict == "machine unstable":
+        return "machine unstable, no verdict"
+    if expected is not None:
+        return agreement(row.ci_low, row.ci_high, expected)
+    if row.verdict == direction:
+        return "agrees"
+    against = (OPPOSITE.get(direction), "no practical difference")
+    return "differs" if row.verdict in against else "inconclusive"
+
+
+def _why_unjudged(info: Mapping[str, object], row: Row) -> str:
+    if info.get("protocol") == AS_PUBLISHED:
+        return f"a run {AS_PUBLISHED} speaks no verdict"
+    mode = MODES.get(info["mode"])
+    if mode is None or not mode.judged:
+        return f"{info['mode']} mode speaks no verdict"
+    return f"{row.blocks} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
+
+
+def stand_ins(rows: Sequence[Row]) -> dict[str, str]:
+    """Find what stood in for the real thing in any of the rows.
+
+    Returns:
+        Name -> details, as "throttled storage" -> "81 reads/s"; empty where all was real.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for kind, known in STAND_INS.items():
+        for label in _labels(rows, kind):
+            name, _, details = label.partition("(")
+            if name.strip() in known:
+                found.setdefault(f"{name.strip()} {kind}", {})[details.removesuffix(")")] = None
+    return {name: ", ".join(filter(None, details)) for name, details in found.items()}
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    """Name what else keeps a comparison from being the document's own; the baseline is first."""
+    remarks = []
+    if any(label.startswith("unknown") for label in _labels(rows, "storage")):
+        remarks.append("storage of unknown kind")
+    if "warm" in _labels(rows[:1], "cache"):
+        remarks.append("warm cache")
+    return remarks
+
+
+def _labels(rows: Sequence[Row], kind: str) -> list[str]:
+    return [label for row in rows for label in row.labels.get(kind, "").split(" / ")]
+
+
+def claims_table(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    """Make the table that a notebook shows of `answers`."""
+    from labkit.frame import Frame
+
+    return Frame(rows).set_index("number")
+
+
+def claims_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Write `answers` for a terminal, at most 100 columns wide."""
+    lines = []
+    for row in rows:
+        lines += _wrapped("", f"{row['number']:>2}  {row['claim']} {row['document']}")
+        if row["published"]:
+            lines += _wrapped("      ", f"published: {row['published']}")
+        lines += _wrapped("      ", f"{row['experiment']}: {row['answer']}")
+    return "\n".join(lines)
+
+
+def _wrapped(head: str, words: str) -> list[str]:
+    wrap = textwrap.TextWrapper(COLUMNS, initial_indent=head, subsequent_indent=head or "    ")
+    wrap.break_on_hyphens = False
+    return wrap.wrap(words)

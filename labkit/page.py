@@ -1,0 +1,195 @@
+"""One page of all results that needs nothing beside it: claims, charts, tables, provenance.
+
+    run -> Section: what is shown of it -> page() -> index.html
+
+Main trap: variants, reasons, notes and provenance are free text, so everything is escaped,
+and nothing is fetched from anywhere: the page is sent by mail and opened years later.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from labkit import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What a page shows of run.json in its own place; the rest is provenance.
+SHOWN_ABOVE = {"question", "variants", "published", "source", "skipped", "notes"}
+STYLE_SHEET = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --line: #d9d9d9;
+        --page: #ffffff; --box: #f6f6f6; --warn: #9c3a00; --link: #0b57a4; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e8e8; --soft: #adadad; --line: #474747;
+          --page: #161616; --box: #222222; --warn: #ffb27a; --link: #8ec5ff; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem; background: var(--page);
+       color: var(--ink); font: 1rem/1.5 system-ui, "Noto Sans CJK SC", sans-serif;
+       overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.3rem; margin: 0 0 .25rem; } h3 { font-size: 1rem; }
+a { color: var(--link); }
+section { margin-top: 2.5rem; padding-top: 1.5rem; border-top: 1px solid var(--line); }
+p { margin: .25rem 0; } .soft { color: var(--soft); }
+.warn { color: var(--warn); font-weight: 600; }
+img { display: block; width: 100%; height: auto; margin: 1rem 0; padding: .25rem;
+      background: #ffffff; border: 1px solid var(--line); border-radius: .4rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
+        overflow-wrap: normal; }
+th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: left;
+         vertical-align: top; }
+td:last-child { min-width: 8rem; }
+@media (max-width: 40rem) { th, td { padding: .3rem .4rem; font-size: .85rem; } }
+thead th { border-bottom-width: 2px; } tbody th { font-weight: 600; }
+details { margin-top: 1rem; padding: .5rem .8rem; background: var(--box); border-radius: .4rem; }
+summary { cursor: pointer; font-weight: 600; }
+pre { white-space: pre-wrap; font-size: .85rem; margin: .5rem 0; }
+@media print {
+  :root { --ink: #000; --soft: #444; --line: #bbb; --page: #fff; --box: #fff; --warn: #7a2d00; }
+  body { max-width: none; padding: 0; } section { break-inside: avoid-page; } }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What a page shows of one run; all texts plain."""
+
+    title: str
+    run: str
+    """Experiment and run id: where a person keeps results is nobody else's business."""
+    warnings: Sequence[str] = ()
+    """What stood in for the real thing."""
+    conditions: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    """Each with its description as its label."""
+    header: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    findings: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    info: Mapping[str, object]
+    """What the run's `run.json` holds."""
+
+
+def page(sections: Sequence[Section], claims: Sequence[Mapping[str, object]] = ()) -> str:
+    """Write one HTML page that needs nothing beside it.
+
+    Args:
+        sections: one per run.
+        claims: rows of `claims.answers`, shown first.
+    """
+    links = [
+        f'<li><a href="#experiment-{i}">{escape(section.title)}</a></li>'
+        for i, section in enumerate(sections)
+    ]
+    if claims:
+        links.insert(0, '<li><a href="#claims">The documents\' claims</a></li>')
+    contents = f"<nav><ol>{''.join(links)}</ol></nav>" if len(links) > 1 else ""
+    body = "".join(_section(i, section) for i, section in enumerate(sections))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>labkit report</title>
+<style>{STYLE_SHEET}</style>
+</head>
+<body>
+<header><h1>labkit report</h1>
+<p class="soft">Normalized epoch time is a variant's time over the baseline's in the same block;
+lower is better.</p>{contents}</header>
+<main>
+{_claims(claims)}{body}</main>
+</body>
+</html>
+"""
+
+
+def _claims(rows: Sequence[Mapping[str, object]]) -> str:
+    if not rows:
+        return ""
+    shown = ("number", "document", "claim", "published", "experiment", "answer")
+    cells = [[str(row[name]) for name in shown] for row in rows]
+    header = ["", "document", "claim", "published", "experiment", "this machine"]
+    return f"""<section id="claims">
+<h2>The documents' claims, and what this machine says</h2>
+{html_table(header, cells)}
+</section>
+"""
+
+
+def _section(i: int, section: Section) -> str:
+    images = "".join(
+        f'<img src="data:image/svg+xml;base64,{_svg(figure)}"\n alt="{escape(figure.get_label())}">'
+        for figure in section.figures
+    )
+    return f"""<section id="experiment-{i}">
+<h2>{escape(section.title)}</h2>
+{_lines("warn", section.warnings)}{_lines("soft", section.conditions)}
+{images}
+{html_table(section.header, section.cells)}
+{_list("", section.findings)}
+{_list("soft", section.notes)}
+{_settings(section.info)}
+{_provenance(section)}
+</section>
+"""
+
+
+def _svg(figure: Figure) -> str:
+    return base64.b64encode(figures.to_bytes(figure, "svg")).decode()
+
+
+def _lines(style: str, lines: Iterable[str]) -> str:
+    return "".join(f'<p class="{style}">{escape(line)}</p>' for line in lines)
+
+
+def _list(style: str, lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<ul class="{style}">{items}</ul>' if items else ""
+
+
+def html_table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """Write a table whose cells are escaped and whose first column names the rows."""
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    lines = [
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in others)
+        + "</tr>"
+        for first, *others in body
+    ]
+    return (
+        f'<div class="wide" role="region" aria-label="table" tabindex="0">'
+        f"<table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _settings(info: Mapping[str, object]) -> str:
+    """Show the baseline's settings, and of every variant only what differs."""
+    variants, baseline = info.get("variants") or {}, info.get("baseline")
+    base = variants.get(baseline)
+    if not base:
+        return ""
+    differences = [
+        (name, "; ".join(f"{k} = {v}" for k, v in values.items() if v != base.get(k)) or "none")
+        for name, values in variants.items()
+        if name != baseline
+    ]
+    settings = [(name, str(value)) for name, value in base.items()]
+    differing = html_table(["variant", "differs in"], differences) if differences else ""
+    return (
+        f"<details><summary>Settings</summary>{differing}<h3>{escape(baseline)} (baseline)"
+        f"</h3>{html_table(['setting', 'value'], settings)}</details>"
+    )
+
+
+def _provenance(section: Section) -> str:
+    known = {name: value for name, value in section.info.items() if name not in SHOWN_ABOVE}
+    pretty = json.dumps({"run": section.run, **known}, indent=2, ensure_ascii=False, default=str)
+    return f"<details><summary>Provenance</summary><pre>{escape(pretty)}</pre></details>"

@@ -1,0 +1,330 @@
+"""Savings: what a run's winner would save over a whole training, in days and money.
+
+    run ─ seconds per image, first epoch and later ones ─▶ savings(epochs, images) ─▶ describe()
+    bytes of the full data set against memory ─▶ does it fit: are later epochs warm, or cold too
+
+The closing argument of [004], as a calculator.  Main trap: a run measures a subset, whose
+second epoch comes from memory.  A full data set that memory cannot hold is read from the disk
+in every epoch, so warm times are then not extrapolated; a medium in memory is out altogether.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from labkit import machine, media, operations_run, units
+from labkit.claims import stand_ins
+from labkit.results import Run
+from labkit.summary import Row, Summary, summarize
+
+DAY_S, HOUR_S = 86_400, 3_600
+# Assumed: programs, workers and batches take the rest, so the page cache never has it all.
+CACHE_SHARE = 0.8
+# Storages whose files are never anywhere but in memory.
+IN_MEMORY = ("tmpfs", "modelled_memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """One variant, extrapolated to the full data set."""
+
+    variant: str
+    normalized_time: float | None
+    """As measured, on the run's own images."""
+    verdict: str
+    first_epoch_s: float | None = None
+    later_epoch_s: float | None = None
+    """Each epoch after the first; as the first where the data does not fit into memory."""
+    total_s: float | None = None
+    """All epochs; None where `reason` says why it cannot be told."""
+    reason: str = ""
+    not_counted: str = ""
+    """What the total leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Savings:
+    """What a run says of a whole training."""
+
+    epochs: int
+    images: int
+    baseline: str
+    winner: str
+    """The variant with the shortest normalized time that saves anything; empty where none."""
+    projections: tuple[Projection, ...]
+    """The baseline first, then the other variants in the table's order."""
+    data_bytes: float | None
+    """Of the full data set, at the run's bytes per image; None: the run did not record them."""
+    cache_bytes: float
+    """What the page cache can hold."""
+    tmpfs_bytes: float
+    """What a file system in memory can hold."""
+    gpu_hour: float | None
+    """Price of an hour of the GPU, in any currency."""
+    stand_ins: Mapping[str, str]
+    """What was emulated, throttled or modelled in any variant -> details."""
+
+    @property
+    def fits_cache(self) -> bool | None:
+        """Whether the page cache holds the full data set; None: unknown."""
+        return None if self.data_bytes is None else self.data_bytes <= self.cache_bytes
+
+    @property
+    def fits_tmpfs(self) -> bool | None:
+        """Whether a file system in memory holds the full data set; None: unknown."""
+        return None if self.data_bytes is None else self.data_bytes <= self.tmpfs_bytes
+
+    def projection(self, variant: str) -> Projection:
+        """Look a variant up."""
+        return next(p for p in self.projections if p.variant == variant)
+
+    def saved_s(self, variant: str) -> float | None:
+        """Seconds that a variant saves over all epochs, negative if it loses; None: unknown."""
+        before_s = self.projection(self.baseline).total_s
+        after_s = self.projection(variant).total_s
+        return None if before_s is None or after_s is None else before_s - after_s
+
+    def saved_money(self, variant: str) -> float | None:
+        """The price of those hours; None where they or the price are unknown."""
+        saved_s = self.saved_s(variant)
+        unknown = self.gpu_hour is None or saved_s is None
+        return None if unknown else self.gpu_hour * saved_s / HOUR_S
+
+
+def savings(
+    run: Run,
+    *,
+    epochs: int,
+    images: int,
+    gpu_hour: float | None = None,
+    memory_bytes: int | None = None,
+    shared_memory_bytes: int | None = None,
+) -> Savings:
+    """Extrapolate a run to a whole training.
+
+    Args:
+        run: of any experiment that measures epochs.
+        epochs: of the whole training.
+        images: of the full data set, per epoch.
+        gpu_hour: price of an hour of the GPU, in any currency.
+        memory_bytes: of the training machine; unset: of the one the run was made on.
+        shared_memory_bytes: what its tmpfs can hold; unset: likewise.
+
+    Raises:
+        ValueError: an argument is out of range, or there is no complete block.
+    """
+    _check(run, epochs=epochs, images=images, gpu_hour=gpu_hour)
+    summary = summarize(run.info, run.trials)
+    if summary.rows[0].normalized_time is None:
+        raise ValueError(
+            f"run must hold a complete block of its baseline, got none in {run.folder.name}; "
+            f"complete it with: labkit run --resume {run.folder.name}"
+        )
+    recorded = run.info.get("provenance") or {}
+    if memory_bytes is None:
+        memory_bytes = recorded.get("memory_bytes") or machine.memory_bytes()
+    if shared_memory_bytes is None:
+        shared_memory_bytes = recorded.get("shm_bytes") or _tmpfs_bytes()
+    asked = Savings(
+        epochs=epochs,
+        images=images,
+        baseline=summary.baseline,
+        winner="",
+        projections=(),
+        data_bytes=_data_bytes(run, images),
+        cache_bytes=CACHE_SHARE * memory_bytes,
+        # A tmpfs may be given more room than there is memory: the rest is swapped.
+        tmpfs_bytes=min(shared_memory_bytes, CACHE_SHARE * memory_bytes),
+        gpu_hour=gpu_hour,
+        stand_ins=stand_ins(summary.rows),
+    )
+    # All trials of a run have equally many images.
+    measured = next(trial.epochs[0].images for trial in run.trials if trial.epochs)
+    found = tuple(_project(row, run, summary, asked, images / measured) for row in summary.rows)
+    return replace(asked, projections=found, winner=_winner(found))
+
+
+def _check(run: Run, *, epochs: int, images: int, gpu_hour: float | None) -> None:
+    if not epochs >= 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}; [004] trains 100")
+    if not images >= 1:
+        raise ValueError(f"images must be at least 1, got {images}; COCO's training set has 118287")
+    if gpu_hour is not None and not gpu_hour >= 0:
+        raise ValueError(f"gpu_hour must be at least 0, got {gpu_hour}; leave it out for no price")
+    if run.info.get("kind") == operations_run.NAME:
+        raise ValueError("run must measure epochs, got one of operations; take a run of combined")
+
+
+def _tmpfs_bytes() -> int:
+    folder = media.media().get("tmpfs", machine.SHARED_MEMORY)
+    return shutil.disk_usage(folder).total if folder.is_dir() else 0
+
+
+def _data_bytes(run: Run, images: int) -> float | None:
+    data = run.info.get("data") or {}
+    if not data.get("bytes") or not data.get("images"):  # older runs have no bytes
+        return None
+    return data["bytes"] / data["images"] * images
+
+
+def _project(row: Row, run: Run, summary: Summary, asked: Savings, scale: float) -> Projection:
+    """Extrapolate one variant to the full data set, or say why not."""
+    found = Projection(
+        variant=row.variant, normalized_time=row.normalized_time, verdict=row.verdict
+    )
+    if row.normalized_time is None:
+        return replace(found, reason=f"{row.status}: {row.reason}" if row.reason else row.status)
+    settings, base = (run.info["variants"][name] for name in (row.variant, summary.baseline))
+    in_memory = settings.get("storage") in IN_MEMORY
+    cache, base_cache = (r.labels.get("cache", "unknown") for r in (row, summary.rows[0]))
+    stays = asked.fits_tmpfs if in_memory else asked.fits_cache
+    first_s = row.epoch1_s * scale
+    later_s = first_s if stays is False else row.epoch2_s and row.epoch2_s * scale
+    reason = not_counted = ""
+    if settings.get("step") == "nothing" or settings.get("loader") == "resident":
+        reason = "it does only part of the work: a floor, not a remedy"
+    elif stays is None:
+        reason = "the run did not record the size of its data; run the experiment again"
+    elif in_memory and not stays:
+        reason = "the full data set does not fit into a file system in memory"
+    elif in_memory:
+        not_counted = "copying the data into memory before the first epoch"
+    elif cache != base_cache and base.get("storage") not in IN_MEMORY:
+        reason = f"its cache was {cache}, the baseline's {base_cache}: a state, not a remedy"
+    elif not stays and cache != "cold":
+        reason = (
+            f"measured with cache {cache}, but a full data set that does not stay in memory is "
+            "read from the disk in every epoch; run it with cache=cold"
+        )
+    elif cache != "cold":
+        not_counted = f"reading the data from the disk once; the first epoch was {cache}"
+    if not reason and later_s is None and asked.epochs > 1:
+        reason = "its later epochs were not measured; run it with epochs=2"
+    total_s = None if reason else first_s + (asked.epochs - 1) * (later_s or 0.0)
+    return replace(
+        found,
+        first_epoch_s=first_s,
+        later_epoch_s=later_s,
+        total_s=total_s,
+        reason=reason,
+        not_counted="" if reason else not_counted,
+    )
+
+
+def _winner(projections: tuple[Projection, ...]) -> str:
+    """Choose the fastest variant that can be extrapolated and that saves something."""
+    baseline, *others = projections
+    if baseline.total_s is None:
+        return ""
+    faster = [
+        p
+        for p in others
+        if p.total_s is not None
+        and p.total_s < baseline.total_s
+        and p.normalized_time < 1
+        and p.verdict not in ("slower", "no practical difference")
+    ]
+    return min(faster, key=lambda p: p.normalized_time).variant if faster else ""
+
+
+def rows(found: Savings) -> list[dict[str, object]]:
+    """List every variant's numbers in seconds and the price's currency, for a table or JSON."""
+    return [
+        asdict(p)
+        | {"saved_s": found.saved_s(p.variant), "saved_money": found.saved_money(p.variant)}
+        for p in found.projections
+    ]
+
+
+def describe(found: Savings) -> list[str]:
+    """Say in plain sentences what is saved, whether the data fits, and what was assumed."""
+    baseline, *others = found.projections
+    lines = []
+    for name, details in found.stand_ins.items():
+        shown = f"{name.capitalize()} ({details})" if details else name.capitalize()
+        lines.append(f"{shown}: the times below are those of the stand-in")
+    if baseline.reason:
+        lines.append(f"Nothing is extrapolated: {baseline.reason}")
+    elif not found.winner:
+        lines.append(f"Nothing to save: no variant is known to be faster than {baseline.variant}")
+    else:
+        lines += _describe_winner(found, baseline, found.projection(found.winner))
+    if found.data_bytes is not None:
+        lines += _describe_fit(found)
+    for p in others:
+        if p.reason and p.reason != baseline.reason:
+            lines.append(f"{p.variant} is left out: {p.reason}")
+    for p in found.projections:
+        if p.not_counted:
+            lines.append(f"Not counted for {p.variant}: {p.not_counted}")
+    lines.append(
+        "Assumed: each image of the full data set takes as long as a measured one; the start of "
+        "the workers is counted with the images"
+    )
+    return [*lines, document_savings()]
+
+
+def _describe_winner(found: Savings, baseline: Projection, winner: Projection) -> list[str]:
+    now, then, saved_s = baseline.variant, winner.variant, found.saved_s(winner.variant)
+    lines = [
+        f"An epoch of {found.images:,} images: {_epochs(baseline)} with {now}, {_epochs(winner)} "
+        f"with {then}",
+        f"{found.epochs:,} epochs: {_days(baseline.total_s)} with {now}, {_days(winner.total_s)} "
+        f"with {then}: {_days(saved_s)} saved ({units.percent(saved_s / baseline.total_s)})",
+    ]
+    if found.gpu_hour is not None:
+        lines.append(f"At {found.gpu_hour:g} per GPU hour: {found.saved_money(then):,.2f} saved")
+    if not winner.verdict:
+        lines.append("Not established: this run speaks no verdict; run it with --mode full")
+    elif winner.verdict != "faster":
+        lines.append(f"Not established: the verdict on {then} is {winner.verdict}")
+    best = max(found.projections, key=lambda p: found.saved_s(p.variant) or 0.0)
+    if best is not winner:
+        lines.append(
+            f"Over {found.epochs:,} epochs {best.variant} saves more, "
+            f"{_days(found.saved_s(best.variant))}: its gain is in the later epochs"
+        )
+    return lines
+
+
+def _epochs(projection: Projection) -> str:
+    first, later = units.seconds(projection.first_epoch_s), units.seconds(projection.later_epoch_s)
+    if later in (first, units.UNKNOWN):
+        return first
+    return f"{first} for the first and {later} for each later one"
+
+
+def _describe_fit(found: Savings) -> list[str]:
+    size = f"The full data set, about {units.count_bytes(found.data_bytes)},"
+    room = f"the page cache ({units.count_bytes(found.cache_bytes)}, "
+    room += f"{units.percent(CACHE_SHARE)} of memory)"
+    if found.fits_cache:
+        line = f"{size} fits into {room}: only the first epoch reads the disk"
+    else:
+        line = (
+            f"{size} does not fit into {room}: every epoch reads the disk like the first; what the "
+            "second one gained from memory holding the few measured images is not extrapolated"
+        )
+    held = "fits into" if found.fits_tmpfs else "does not fit into"
+    return [line, f"It {held} a tmpfs ({units.count_bytes(found.tmpfs_bytes)})"]
+
+
+def _days(s: float) -> str:
+    return units.seconds(s) if s < DAY_S else f"{s / DAY_S:.2f} days"
+
+
+def document_savings() -> str:
+    """Do the sum that [004] closes with, from its own figures.
+
+    Source: [004] sections 1 and 4; DOCUMENTS A, "Headline arithmetic".
+    """
+    images, epoch_min, epochs, share = 110_000, 100, 100, 0.39
+    days, said_days, said_after_days = epoch_min * 60 * epochs / DAY_S, 7, 4.5
+    return (
+        f"The document: {epochs} epochs of {images:,} images at {epoch_min} min each are "
+        f"{days:.2f} days, said to be {said_days}; {units.percent(share)} less is "
+        f"{said_days * (1 - share):.2f} days ({days * (1 - share):.2f} from the exact figure), "
+        f"said to be {said_after_days}"
+    )

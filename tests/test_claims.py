@@ -1,0 +1,371 @@
+"""Every claim has one row, and its answer is no more than the runs here can carry.
+
+Run: python -m pytest tests/test_claims.py
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from fakes import LABELS, fake_info, fake_trial, fake_trials
+
+from labkit import catalog, machine
+from labkit.claims import CLAIMS, agreement, answers, claims_table, claims_text
+from labkit.results import append_trial, create_run, newest_runs
+
+DOCUMENTS = Path(__file__).parent.parent / "docs" / "documents.md"
+REAL = {"storage": "real", "cache": "cold", "accelerator": "cuda:H200"}
+FIGURES = {0.894, 0.891, 0.897, 0.860, 0.864, 0.661}  # the bar labels of the charts in [004]
+HERE = "here"
+
+
+def make_run(
+    results,
+    times=None,
+    *,
+    experiment="prefetching",
+    name=None,
+    mode="full",
+    blocks=10,
+    noise=0.01,
+    labels=REAL,
+    trials=None,
+    machine_id=HERE,
+    **info,
+):
+    """A run as it lies on disk; `name` gives it a place among the others."""
+    times = times or {"original": 1.0, "prefetch_generator": 0.894}
+    if trials is None:
+        trials = fake_trials(times, blocks=blocks, noise=noise, labels=labels)
+    provenance = {"machine_id": machine_id}
+    wanted = fake_info([*times], mode=mode, experiment=experiment, provenance=provenance, **info)
+    folder = create_run(results, wanted)
+    for trial in trials:
+        append_trial(folder, trial)
+    return folder.rename(folder.with_name(name)) if name else folder
+
+
+def row_of(results, number):
+    (row,) = [row for row in answers(results, machine_id=HERE) if row["number"] == number]
+    return row
+
+
+def answer_to(results, number):
+    return row_of(results, number)["answer"]
+
+
+# --- the list -----------------------------------------------------------------------------
+
+
+def test_every_item_of_the_checklist_is_there_once_and_in_order():
+    assert [claim.number for claim in CLAIMS] == list(range(1, 39))
+    assert len({claim.claim for claim in CLAIMS}) == 38
+
+
+def test_every_document_named_is_described():
+    described = set(re.findall(r"^\| (\[\d{3}\]) ", DOCUMENTS.read_text(encoding="utf-8"), re.M))
+    for claim in CLAIMS:
+        assert claim.documents, claim.number
+        assert set(claim.documents) <= described, claim.number
+        assert list(claim.documents) == sorted(claim.documents), claim.number
+
+
+def test_every_claim_is_one_line_and_has_an_experiment_to_be():
+    for claim in CLAIMS:
+        assert len(claim.claim) <= 110 and "\n" not in claim.claim, claim.number
+        assert all(re.fullmatch(r"[a-z_]+", experiment) for experiment, _, _ in claim.tests)
+
+
+def test_every_figure_is_a_bar_label_and_stands_in_the_published_text():
+    given = {
+        (claim.number, expected)
+        for claim in CLAIMS
+        for _, _, expected in claim.tests
+        if expected is not None
+    }
+    assert {expected for _, expected in given} == FIGURES
+    for number, expected in given:
+        assert f"{expected:.1%}".replace("%", " %") in CLAIMS[number - 1].published
+
+
+def test_figures_and_labels_are_those_of_the_catalog():
+    compared = set()
+    for claim in CLAIMS:
+        for name, variant, expected in claim.tests:
+            if name in catalog.CATALOG and variant:
+                experiment = catalog.experiment(name)
+                # A machine has NVMe or has not.
+                assert variant in experiment.variants or variant == "nvme", claim.number
+                assert experiment.published.get(variant) == expected, claim.number
+                compared.add(expected)
+    assert compared >= FIGURES
+
+
+def test_what_needs_more_than_this_machine_says_so():
+    assert [claim.number for claim in CLAIMS if claim.reason] == [35, 36, 37, 38]
+
+
+# --- agreement ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "published", "word"),
+    [
+        (0.85, 0.90, 0.86, "agrees"),  # inside
+        (0.80, 0.84, 0.86, "agrees"),  # 0.84 * 1.03 = 0.865
+        (0.80, 0.83, 0.86, "differs"),  # 0.83 * 1.03 = 0.855
+        (0.88, 0.92, 0.86, "agrees"),  # 0.88 / 1.03 = 0.854
+        (0.89, 0.95, 0.86, "differs"),  # 0.89 / 1.03 = 0.864
+        (0.80, 0.95, 0.86, "inconclusive"),  # 0.15 wide, for an effect of 0.14
+        (0.50, 0.70, 0.86, "inconclusive"),  # wide comes before far away
+        (0.75, 0.875, 0.875, "agrees"),  # as wide as the effect is not wider
+        (1.19, 1.21, 1.20, "agrees"),  # slower is an effect too
+    ],
+)
+def test_agreement_is_the_published_figure_in_the_widened_interval(low, high, published, word):
+    assert agreement(low, high, published) == word
+
+
+# --- answers ------------------------------------------------------------------------------
+
+
+def test_without_runs_every_claim_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.delitem(catalog.CATALOG, "packing", raising=False)
+    rows = answers(tmp_path / "none", machine_id=HERE)
+    assert [row["number"] for row in rows] == list(range(1, 39))
+    assert all(row["run"] == "" for row in rows)
+    assert {row["number"]: row["answer"] for row in rows}[19] == "not run"
+    assert rows[9]["answer"] == "no experiment yet"
+
+
+def test_an_answer_changes_as_soon_as_its_experiment_exists(tmp_path, monkeypatch):
+    monkeypatch.delitem(catalog.CATALOG, "packing", raising=False)
+    assert answer_to(tmp_path, 10) == "no experiment yet"
+    monkeypatch.setitem(catalog.CATALOG, "packing", catalog.prefetching)
+    assert answer_to(tmp_path, 10) == "not run"
+
+
+def test_what_takes_several_gpus_says_why_until_there_is_an_experiment(tmp_path, monkeypatch):
+    monkeypatch.delitem(catalog.CATALOG, "distributed", raising=False)
+    said = "not testable here: it takes several GPUs, and the lab drives one; no experiment yet"
+    assert answer_to(tmp_path, 35) == said
+    monkeypatch.setitem(catalog.CATALOG, "distributed", catalog.prefetching)
+    assert answer_to(tmp_path, 35) == "not run"
+
+
+def test_a_full_run_that_agrees(tmp_path):
+    folder = make_run(tmp_path)
+    row = row_of(tmp_path, 19)
+    assert re.fullmatch(
+        r"agrees: 0\.\d{3} \[0\.\d+, 0\.\d+\] measured, 0\.894 published", row["answer"]
+    )
+    assert row["run"] == folder.name
+    assert (row["document"], row["experiment"]) == ("[004]", "prefetching")
+
+
+def test_a_full_run_that_differs(tmp_path):
+    make_run(tmp_path, {"original": 1.0, "prefetch_generator": 1.0})
+    assert answer_to(tmp_path, 19).startswith("differs: ")
+
+
+def test_a_full_run_too_noisy_for_the_published_effect(tmp_path):
+    make_run(tmp_path, noise=0.15)
+    assert answer_to(tmp_path, 19).startswith("inconclusive: ")
+
+
+@pytest.mark.parametrize(
+    ("true", "word"), [(0.894, "consistent, emulated"), (1.0, "not consistent, emulated")]
+)
+def test_on_an_emulated_accelerator_nothing_agrees_or_differs(tmp_path, true, word):
+    make_run(tmp_path, {"original": 1.0, "prefetch_generator": true}, labels=LABELS)
+    assert answer_to(tmp_path, 19).startswith(f"{word} (emulated accelerator): ")
+
+
+def test_a_stand_in_of_the_baseline_alone_counts_and_is_named(tmp_path):
+    slow = {**REAL, "storage": "throttled(81 reads/s)"}
+    trials = [
+        trial if trial.variant != "hdd" else fake_trial("hdd", trial.block, trial.role, labels=slow)
+        for trial in fake_trials({"hdd": 1.0, "ssd": 0.86}, blocks=8, drift=0, labels=REAL)
+    ]
+    make_run(tmp_path, {"hdd": 1.0, "ssd": 0.86}, experiment="storage", trials=trials)
+    said = "ssd: consistent, emulated (throttled storage): "
+    assert answer_to(tmp_path, 8).startswith(said)
+    # [004]'s other media were not in this run.
+    assert "nvme: not run: this run has no such variant" in answer_to(tmp_path, 8)
+    assert answer_to(tmp_path, 9) == "not run: this run has no such variant"
+
+
+def test_all_stand_ins_are_named(tmp_path):
+    labels = {"accelerator": "emulated(matched)", "storage": "modelled(7200 rpm)"}
+    times = {"hdd": 1.0, "tmpfs": 0.864}
+    make_run(tmp_path, times, experiment="storage", labels=labels)
+    said = "consistent, emulated (emulated accelerator, modelled storage): "
+    assert answer_to(tmp_path, 9).startswith(said)
+
+
+def test_media_of_unknown_kind_and_a_warm_baseline_are_named(tmp_path):
+    labels = {**REAL, "storage": "unknown", "cache": "warm"}
+    make_run(tmp_path, {"hdd": 1.0, "tmpfs": 0.864}, experiment="storage", labels=labels)
+    said = "agrees (storage of unknown kind, warm cache): "
+    assert answer_to(tmp_path, 9).startswith(said)
+
+
+def test_quick_mode_gives_numbers_and_no_word(tmp_path):
+    make_run(tmp_path, mode="quick", blocks=3)
+    said = answer_to(tmp_path, 19)
+    assert re.fullmatch(
+        r"0\.\d{3} \[.+\] measured, 0\.894 published; quick mode speaks no verdict", said
+    )
+
+
+def test_quick_mode_on_a_stand_in_says_so_too(tmp_path):
+    make_run(tmp_path, mode="quick", blocks=3, labels=LABELS)
+    said = "0.894 published (emulated accelerator); quick mode speaks no verdict"
+    assert answer_to(tmp_path, 19).endswith(said)
+
+
+def test_a_full_run_of_too_few_blocks_gives_numbers_and_no_word(tmp_path):
+    make_run(tmp_path, blocks=5)
+    assert answer_to(tmp_path, 19).endswith("; 5 complete blocks, a verdict needs 6")
+
+
+def test_an_unstable_machine_gives_no_word(tmp_path):
+    trials = []
+    for block in range(8):
+        seconds = {"A1": 1.0, "A2": 1.2 + 0.01 * block}
+        trials += [fake_trial("original", block, role, s) for role, s in seconds.items()]
+        trials.append(fake_trial("prefetch_generator", block, "", 0.894))
+    make_run(tmp_path, trials=trials)
+    said = "machine unstable, no verdict (emulated accelerator): "
+    assert answer_to(tmp_path, 19).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("true", "noise", "said"),
+    [
+        (0.8, 0.01, "agrees: faster, 0."),
+        (1.2, 0.01, "differs: slower, 1."),
+        (1.0, 0.002, "differs: no practical difference, "),
+        (1.0, 0.15, "inconclusive: "),
+        (0.978, 0.012, "inconclusive: real but small, 0."),
+    ],
+)
+def test_a_claim_without_a_figure_is_held_to_its_direction(tmp_path, true, noise, said):
+    times = {"original": 1.0, "vectorized": true}
+    make_run(tmp_path, times, experiment="preprocessing", noise=noise)
+    assert answer_to(tmp_path, 24).startswith(said)
+    assert "published" not in answer_to(tmp_path, 24)
+
+
+def test_a_claim_without_a_figure_on_a_stand_in(tmp_path):
+    times = {"original": 1.0, "vectorized": 0.8}
+    make_run(tmp_path, times, experiment="preprocessing", labels=LABELS)
+    said = "consistent, emulated (emulated accelerator): faster, "
+    assert answer_to(tmp_path, 24).startswith(said)
+
+
+def test_a_variant_that_cannot_run_here_says_why(tmp_path):
+    times = {"original": 1.0, "data_prefetcher": 0.891, "both": 0.897}
+    trials = [t for t in fake_trials(times, blocks=8, labels=REAL) if t.variant == "original"]
+    trials.append(fake_trial("both", 0, status="failed", reason="out of memory"))
+    make_run(tmp_path, times, trials=trials, skipped={"data_prefetcher": "no CUDA here"})
+    assert answer_to(tmp_path, 20) == (
+        "data_prefetcher: not testable here: no CUDA here; "
+        "both: not testable here: failed: out of memory"
+    )
+
+
+def test_a_variant_that_was_never_measured_is_not_run(tmp_path):
+    trials = fake_trials({"original": 1.0}, blocks=8, labels=REAL)
+    make_run(tmp_path, trials=trials)
+    assert answer_to(tmp_path, 19) == "not run: not measured"
+
+
+def test_a_claim_with_two_figures_is_answered_for_both(tmp_path):
+    make_run(tmp_path, {"original": 1.0, "data_prefetcher": 0.891, "both": 1.0})
+    said = answer_to(tmp_path, 20)
+    assert said.startswith("data_prefetcher: agrees: ")
+    assert "; both: differs: " in said
+
+
+def test_a_run_of_operations_is_not_read_as_epochs(tmp_path, monkeypatch):
+    monkeypatch.setitem(catalog.CATALOG, "opencv_vs_pil", catalog.prefetching)
+    folder = make_run(tmp_path, experiment="operations", kind="operations", trials=[])
+    row = row_of(tmp_path, 23)
+    assert row["answer"] == "operations: measured: see its table; opencv: not run"
+    assert row["run"] == folder.name
+
+
+# --- which run speaks ---------------------------------------------------------------------
+
+
+def test_a_run_of_another_machine_is_not_this_ones(tmp_path):
+    make_run(tmp_path, machine_id="elsewhere")
+    assert (row_of(tmp_path, 19)["answer"], row_of(tmp_path, 19)["run"]) == ("not run", "")
+
+
+def test_runs_are_by_default_those_of_the_machine_that_asks(tmp_path):
+    make_run(tmp_path, machine_id=machine.provenance()["machine_id"])
+    assert answers(tmp_path)[18]["answer"].startswith("agrees: ")
+
+
+@pytest.mark.parametrize("status", ["running", "cancelled", "failed"])
+def test_a_run_that_broke_off_does_not_hide_the_one_before(tmp_path, status):
+    make_run(tmp_path, name="20250101T000000Z-aaaa")
+    make_run(tmp_path, name="20250201T000000Z-bbbb", status=status, trials=[])
+    assert row_of(tmp_path, 19)["run"] == "20250101T000000Z-aaaa"
+
+
+def test_a_full_run_speaks_before_a_newer_quick_one(tmp_path):
+    make_run(tmp_path, name="20250101T000000Z-aaaa")
+    make_run(tmp_path, name="20250201T000000Z-bbbb")
+    make_run(tmp_path, name="20250301T000000Z-cccc", mode="quick", blocks=3)
+    assert row_of(tmp_path, 19)["run"] == "20250201T000000Z-bbbb"
+
+
+def test_a_run_in_the_documents_own_order_speaks_last_and_without_a_word(tmp_path):
+    own = {"protocol": "as in the document", "shuffled": False}
+    make_run(tmp_path, name="20250201T000000Z-bbbb", mode="full", **own)
+    assert answer_to(tmp_path, 19).endswith("; a run as in the document speaks no verdict")
+    make_run(tmp_path, name="20250101T000000Z-aaaa", mode="quick", blocks=3)
+    assert row_of(tmp_path, 19)["run"] == "20250101T000000Z-aaaa"
+
+
+def test_the_newest_of_equal_runs_is_taken_and_the_weightless_are_left_out(tmp_path):
+    for i, status in enumerate(["failed", "finished", "finished", "failed"]):
+        make_run(tmp_path, name=f"2025010{i}T000000Z-aaaa", status=status, trials=[])
+    make_run(tmp_path, experiment="preprocessing", status="failed", trials=[])
+    finished = newest_runs(tmp_path, lambda info: 1 if info["status"] == "finished" else None)
+    assert {name: run.folder.name for name, run in finished.items()} == {
+        "prefetching": "20250102T000000Z-aaaa"
+    }
+
+
+# --- forms --------------------------------------------------------------------------------
+
+
+def test_rows_are_json_with_the_same_keys_throughout(tmp_path):
+    make_run(tmp_path)
+    rows = answers(tmp_path, machine_id=HERE)
+    keys = ["number", "document", "claim", "published", "experiment", "answer", "run"]
+    assert all(list(row) == keys for row in rows)
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_the_table_has_a_row_per_claim(tmp_path):
+    shown = claims_table(answers(tmp_path, machine_id=HERE))
+    assert list(shown.index) == list(range(1, 39))
+    assert list(shown.columns)[:3] == ["document", "claim", "published"]
+
+
+def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
+    make_run(tmp_path, labels=LABELS)
+    rows = answers(tmp_path, machine_id=HERE)
+    lines = claims_text(rows).splitlines()
+    assert max(map(len, lines)) <= 100
+    joined = " ".join(" ".join(lines).split())
+    for row in rows:
+        assert f"{row['number']} {row['claim']} {row['document']}" in joined
+        assert f"{row['experiment']}: {row['answer']}" in joined
+        assert row["published"] in joined

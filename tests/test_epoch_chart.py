@@ -1,0 +1,106 @@
+"""The chart of single epochs: honest axes, the proof beside every bar, and nothing cut off.
+
+Run: python -m pytest tests/test_epoch_chart.py
+"""
+
+from dataclasses import replace
+
+import pytest
+from fakes import MEDIA, fake_media_info, fake_media_trials
+from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written
+
+from labkit import captions
+from labkit.epoch_chart import epoch_chart
+from labkit.figures import to_bytes
+from labkit.summary import summarize
+
+LONG = "on a file system with a very long name and_an_identifier_of_letters_without_any_space"
+SKIPPED = {"nvme": "nvme is not named on this machine; name a folder on it with: labkit doctor"}
+DOUBTFUL = "unknown(claims to be rotational, 6,012 cold reads/s)"
+
+
+def make_summary(media=MEDIA, *, blocks=3, noise=0.005, **info):
+    info = fake_media_info(media, **info)
+    for name in info.get("skipped", {}):
+        info["variants"][name] = {"storage": name, "cache": "cold"}
+    return summarize(info, fake_media_trials(media, blocks=blocks, noise=noise))
+
+
+def with_epochs(change):
+    return {name: replace(m, epochs_s=change(m.epochs_s)) for name, m in MEDIA.items()}
+
+
+def test_bars_are_as_long_as_the_epochs_and_the_axis_starts_at_zero():
+    summary = make_summary()
+    (axes,) = epoch_chart(summary).axes
+    low, high = axes.get_xlim()
+    assert low == 0
+    expected = [s for row in summary.rows for s in (row.epoch1_s, row.epoch2_s)]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx(expected)
+    dots = [x for line in axes.lines for x in line.get_xdata()]
+    assert len(dots) == 2 * (2 * 3 + 4 * 3)  # two epochs; the baseline runs twice a block
+    assert max(dots) < high
+
+
+def test_the_two_epochs_differ_without_colour():
+    (axes,) = epoch_chart(make_summary()).axes
+    assert {bar.get_hatch() for bar in axes.patches[::2]} == {"////"}
+    assert not any(bar.get_hatch() for bar in axes.patches[1::2])
+
+
+def test_cache_disk_and_swap_stand_beside_the_bars():
+    unknown = replace(MEDIA["ssd"], read_share=None, resident_share=None, swapped_pages=None)
+    swapped = replace(MEDIA["tmpfs"], swapped_pages=1_000)
+    written = everything_written(epoch_chart(make_summary({**MEDIA, "ssd": unknown, "t": swapped})))
+    for part in ("0.0 % (cold)", "50.1 %", "100.0 % (warm)", "unknown (cold)", "unknown", "3,000"):
+        assert part in written
+
+
+def test_stand_ins_and_skipped_variants_are_said():
+    figure = epoch_chart(make_summary(skipped=SKIPPED))
+    written = everything_written(figure)
+    assert "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s): hdd and “hdd, warm”" in written
+    assert f"skipped: {SKIPPED['nvme']}" in written
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()][-1] == "nvme"
+
+
+def test_one_epoch_has_one_bar_and_many_have_two():
+    (axes,) = epoch_chart(make_summary(with_epochs(lambda s: s[:1]))).axes
+    assert len(axes.patches) == len(MEDIA)
+    figure = epoch_chart(make_summary(with_epochs(lambda s: (*s, s[1], s[1]))))
+    assert len(figure.axes[0].patches) == 2 * len(MEDIA)
+    assert "epochs 2 to 4 (mean)" in everything_written(figure)
+
+
+def test_the_same_summary_gives_the_same_bytes_and_the_description():
+    summary = make_summary()
+    figure = epoch_chart(summary)
+    assert figure.get_label() == captions.describe_epochs(summary)
+    assert to_bytes(figure, "svg") == to_bytes(epoch_chart(summary), "svg")
+
+
+AWKWARD = {
+    "as it is": make_summary(),
+    "one epoch": make_summary(with_epochs(lambda s: s[:1])),
+    "five epochs": make_summary(with_epochs(lambda s: (*s, *s[1:] * 3))),
+    "minutes": make_summary(with_epochs(lambda s: tuple(120 * x for x in s)), noise=0),
+    "microseconds": make_summary(with_epochs(lambda s: tuple(1e-4 * x for x in s))),
+    "much noise": make_summary(noise=0.5),
+    "long names": make_summary({f"{name} {LONG}": m for name, m in MEDIA.items()}),
+    "long reason": make_summary(skipped={"nvme": SKIPPED["nvme"] * 4}),
+    "nothing measured": summarize(fake_media_info(skipped=dict.fromkeys(MEDIA, "no disk")), []),
+    "swapped": make_summary({n: replace(m, swapped_pages=9_876_543) for n, m in MEDIA.items()}),
+    "as found": make_summary({n: replace(m, cache="as found") for n, m in MEDIA.items()}),
+    "unknown": make_summary(
+        {
+            n: replace(m, label=DOUBTFUL, resident_share=None, read_share=None, swapped_pages=None)
+            for n, m in MEDIA.items()
+        }
+    ),
+    "Chinese": make_summary({f"{n} 机械硬盘，已在内存里": m for n, m in MEDIA.items()}),
+}
+
+
+@pytest.mark.parametrize("summary", AWKWARD.values(), ids=AWKWARD.keys())
+def test_no_text_is_clipped_and_no_two_texts_overlap(summary):
+    check_that_all_texts_are_whole_and_apart(epoch_chart(summary))
