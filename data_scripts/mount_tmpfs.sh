@@ -14,6 +14,10 @@ fail() {
     exit 1
 }
 
+say() { # not echo, which takes backslashes for something else
+    printf '%s\n' "$1"
+}
+
 kib_of() { # 30G -> 31457280
     case $1 in
         *[Kk]) echo "${1%?}" ;;
@@ -56,7 +60,7 @@ size=$2
 [ $check = yes ] || [ "$(id -u)" -eq 0 ] ||
     fail "mounting needs root; run it with sudo, or see what it would do with --check"
 
-printf %s "$size" | grep -Eqx '[1-9][0-9]{0,8}[KkMmGg]' ||
+printf %s "$size" | tr '\n' '?' | grep -Eqx '[1-9][0-9]{0,8}[KkMmGg]' ||
     fail "SIZE must be a whole number followed by K, M or G, got '$size'; try 30G"
 
 # The one true path, because mounting follows links.
@@ -94,8 +98,8 @@ if printf '%s:%s' "${SUDO_UID-}" "${SUDO_GID-}" | grep -Eqx '[0-9]+:[0-9]+'; the
     options=$options,uid=$SUDO_UID,gid=$SUDO_GID
 fi
 if [ $check = yes ]; then
-    [ -d "$folder" ] || echo "would make:  mkdir $(quoted "$folder")"
-    echo "would mount: mount -t tmpfs -o $options tmpfs $(quoted "$folder")"
+    [ -d "$folder" ] || say "would make:  mkdir $(quoted "$folder")"
+    say "would mount: mount -t tmpfs -o $options tmpfs $(quoted "$folder")"
 else
     made=no
     if [ ! -d "$folder" ]; then
@@ -106,7 +110,7 @@ else
         [ $made = no ] || rmdir "$folder"
         fail "$reason"
     fi
-    echo "mounted: $folder"
+    say "mounted: $folder"
 fi
 
 blanks='s/\\/\\134/g; s/ /\\040/g; s/	/\\011/g'

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
 from labkit import units
+from labkit.settings import CORRECTED
 from labkit.summary import Row, Summary
 
-# How labels begin that are not the real thing, or of which nobody knows that they are.
-STAND_INS = {"accelerator": ("emulated",), "storage": ("throttled", "modelled", "unknown")}
+# How labels begin that are not the real thing, and those of which nobody knows that they are.
+STAND_INS = {"accelerator": ("emulated",), "storage": ("throttled", "modelled")}
+WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}
 NOT_KNOWN = "unknown"  # where a dash would not say what is missing
 
 
@@ -104,6 +106,8 @@ def conditions(summary: Summary) -> str:
     """Say in one line how the numbers came about: mode, blocks, labels, document."""
     n = summary.n_blocks
     parts = [f"{summary.mode} mode", f"{n} block" if n == 1 else f"{n} blocks"]
+    if summary.protocol != CORRECTED:
+        parts.append(summary.protocol)
     parts += [
         f"{name}: {label}"
         for name, label in sorted(summary.labels.items())
@@ -124,7 +128,7 @@ def stand_ins(summary: Summary) -> list[str]:
     measured = [row.labels for row in summary.rows if row.labels] or [summary.labels]
     names = [row.variant for row in summary.rows if row.labels]
     found: dict[str, list[int]] = {}
-    for kind in STAND_INS:
+    for kind in WARNED_OF:
         for i, labels in enumerate(measured):
             for label in labels.get(kind, "").split(" / "):
                 if _is_stand_in(kind, label):
@@ -160,4 +164,4 @@ def _join_sentences(sentences: Sequence[str]) -> str:
 
 
 def _is_stand_in(kind: str, label: str) -> bool:
-    return kind in STAND_INS and any(x.startswith(STAND_INS[kind]) for x in label.split(" / "))
+    return kind in WARNED_OF and any(x.startswith(WARNED_OF[kind]) for x in label.split(" / "))

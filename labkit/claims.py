@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import catalog, machine, operations_run, units
+from labkit.captions import STAND_INS
 from labkit.claim_list import CLAIMS, Claim
 from labkit.results import Run, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
@@ -35,7 +36,6 @@ COLUMNS = 100
 OPPOSITE = {"faster": "slower", "slower": "faster"}
 # What an answer becomes where something stood in for the real thing.
 EMULATED_WORDS = {"agrees": "consistent, emulated", "differs": "not consistent, emulated"}
-STAND_INS = {"accelerator": ("emulated",), "storage": ("throttled", "modelled")}
 
 
 def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str, object]]:

@@ -185,6 +185,8 @@ def _run(options: argparse.Namespace) -> int:
 def _show(run: results.Run) -> int:
     files = notebook.save(run)
     print(f"\n{notebook.text(run)}\n")
+    if found := notebook.findings(run):
+        print(f"{found}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
     return 0 if run.info["status"] == "finished" else 1
 

@@ -1,10 +1,11 @@
 """Copies: the lab's own copies of a data set on other media.
 
-    reader ──every file, checked against the manifest──▶ <copy>/<data>/…, copy.json last
+    reader ──every file, checked against the manifest──▶ <copy>/<data>/…, the mark last
 
 A stopped copy goes on where it stopped, a changed file is copied again, and one that the
-data no longer has is removed.  Main trap: a process that is killed cannot clean up, so
-whoever uses a copy in memory holds a lock, and a copy that nobody holds is a leftover.
+data no longer has is removed.  Main trap: a process that is killed cannot clean up.  So a
+file has its name only once it is whole, a copy has its mark until all else is gone, and
+whoever uses a copy in memory holds a lock: a copy that nobody holds is a leftover.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import units
+from labkit.media import describe_medium
 from labkit.parts.packing import Reader
-from labkit.parts.packing.manifest import difference, read_manifest, write_whole
+from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest, write_whole
 from labkit.progress import bar
 from labkit.trial import Cancelled, Skip
 
 MARK = "labkit-copy.json"  # what makes a folder ours; it says "complete" once all is there
+PART = ".labkit-copy.part"  # the file that is being copied
 SPARE_SHARE = 0.05  # file systems round sizes up
 SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
+# What file systems round times to: FAT, ext3 and HFS+, exFAT, NTFS and what networks use.
+COARSE_NS = (2_000_000_000, 1_000_000_000, 10_000_000, 1_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,7 @@ def copy_data(
     copy: Path,
     directory: Path,
     *,
+    private: bool = False,
     cancel: threading.Event | None = None,
     progress: bool = False,
 ) -> Copied:
@@ -54,52 +60,61 @@ def copy_data(
         reader: the opened data.
         copy: the folder that is ours, made if missing.
         directory: inside it; takes what lies in the reader's root.
+        private: let nobody else read it.
         cancel: set by another thread to stop.
         progress: show a bar where it takes long.
 
     Raises:
         Skip: there is no room, or it cannot be written to; the text says why, with numbers.
-        ValueError: a file is not what the data's manifest says.
+        ValueError: a file cannot be read, or is not what the data's manifest says.
         Cancelled: `cancel` was set; the same call goes on from here.
     """
-    files = {}
+    files, stats = {}, {}
     for path in (*reader.paths, *reader.companions):
         below = path.relative_to(reader.root) if path.is_relative_to(reader.root) else None
         # COCO keeps its boxes beside the images' folder.
         files[directory / below if below else copy / "annotations" / path.name] = path
-    state = {"files": len(files), "fingerprint": _fingerprint(reader, files.values())}
-    size_bytes = sum(path.stat().st_size for path in files.values())
+        with _readable(path):
+            stats[path] = path.stat()
+    state = {"files": len(files), "fingerprint": _fingerprint(reader, stats)}
+    size_bytes = sum(stat.st_size for stat in stats.values())
     with _explained(copy):
-        whole = _read_mark(copy) == {**state, "complete": True}
-        if whole and all(_same(path, to) for to, path in files.items()):
+        waiting = {to: path for to, path in files.items() if not _same(stats[path], to)}
+        if not waiting and _read_mark(copy) == {**state, "complete": True}:
             return Copied(files=len(files), size_bytes=size_bytes, written_bytes=0)
-        _start(copy, state)
-        waiting = {to: path for to, path in files.items() if not _same(path, to)}
-        needed_bytes = sum(path.stat().st_size for path in waiting.values())
-        _check_room(copy, needed_bytes)
-        _remove_others(copy, set(files))
-        entries = (read_manifest(reader.root) or {}).get("files", {})
-        shown = progress and needed_bytes >= SHOWN_FROM_BYTES
-        for to, path in bar(waiting.items(), desc="copying", disable=not shown):
-            if cancel is not None and cancel.is_set():
-                raise Cancelled
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, to)  # with its time: that is how `_same` knows it again
-            entry = entries.get(path.relative_to(reader.root).as_posix(), {}) if entries else {}
-            if entry and (changed := difference(to, entry)):
-                to.unlink()
-                raise ValueError(
-                    f"data must be what its manifest says, but of {path} the copy differs "
-                    f"({changed}); make the data again, or remove manifest.json to take it as it is"
-                )
-        write_whole(copy / MARK, json.dumps({**state, "complete": True}).encode())
+        _start(copy, state, mode=0o700 if private else 0o777)
+        with _alone(copy):
+            _remove_others(copy, set(files))
+            needed_bytes = sum(stats[path].st_size for path in waiting.values())
+            _check_room(copy, needed_bytes)
+            entries = _manifest_entries(reader)
+            shown = progress and needed_bytes >= SHOWN_FROM_BYTES
+            for to, path in bar(waiting.items(), desc="copying", disable=not shown):
+                if cancel is not None and cancel.is_set():
+                    raise Cancelled
+                if path in entries and (changed := difference(path, entries[path])):
+                    raise ValueError(
+                        f"data must be what its manifest says, but {changed}; make the data "
+                        "again, or remove manifest.json to take it as it is"
+                    )
+                _copy_file(path, to, stats[path], part=copy / PART)
+            if waiting and hasattr(os, "sync") and not describe_medium(copy).in_memory:
+                os.sync()  # or it would still be written while the first trials run
+            write_whole(copy / MARK, json.dumps({**state, "complete": True}).encode())
     return Copied(files=len(files), size_bytes=size_bytes, written_bytes=needed_bytes)
 
 
 def remove_copy(copy: Path) -> None:
     """Remove a copy, and nothing that is not one."""
-    if (copy / MARK).is_file():
-        shutil.rmtree(copy)
+    if copy.is_symlink() or not (copy / MARK).is_file():
+        return
+    for path in copy.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARK:
+            path.unlink()
+    (copy / MARK).unlink()  # last: without it, what is left would be nobody's
+    copy.rmdir()
 
 
 @contextlib.contextmanager
@@ -107,14 +122,15 @@ def held(copy: Path) -> Iterator[None]:
     """Hold a copy that is to go when its last user goes, even if that one is killed.
 
     On entering, copies beside it that nobody holds any more are removed: leftovers.
-    """
-    import fcntl  # only where there is memory to keep files in
 
-    for lock_path in copy.parent.glob("labkit-*.lock"):
-        _remove_if_free(lock_path)
+    Raises:
+        Skip: its folder cannot be written to.
+    """
     lock_path = copy.with_name(f"{copy.name}.lock")
-    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    with _explained(copy):
+        for left in copy.parent.glob("labkit-*.lock"):
+            _remove_if_free(left)
+        lock = _share(lock_path)
     try:
         yield
     finally:
@@ -122,11 +138,24 @@ def held(copy: Path) -> Iterator[None]:
         _remove_if_free(lock_path)
 
 
+def _share(lock_path: Path) -> int:
+    """Open a lock and hold it together with others."""
+    import fcntl  # only where there is memory to keep files in
+
+    while True:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        # Whoever was removing the copy meanwhile has removed this file with it.
+        if lock_path.exists() and os.path.samestat(lock_path.stat(), os.fstat(lock)):
+            return lock
+        os.close(lock)
+
+
 def _remove_if_free(lock_path: Path) -> None:
     import fcntl
 
     try:
-        lock = os.open(lock_path, os.O_RDWR)
+        lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return  # gone, or somebody else's
     try:
@@ -136,6 +165,34 @@ def _remove_if_free(lock_path: Path) -> None:
     else:
         remove_copy(lock_path.with_suffix(""))
         lock_path.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _alone(copy: Path) -> Iterator[None]:
+    """Let no other run copy to the same folder meanwhile.
+
+    Raises:
+        Skip: another one does.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows: nothing to hold
+        yield
+        return
+    lock = os.open(copy, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Skip(
+                f"{copy} must be copied to by one run at a time, got another one that does; "
+                "run again when it has ended"
+            ) from None
+        except OSError:
+            pass  # some network file systems have no locks
+        yield
     finally:
         os.close(lock)
 
@@ -151,56 +208,97 @@ def _explained(copy: Path) -> Iterator[None]:
         ) from error
 
 
-def _start(copy: Path, state: dict) -> None:
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"data must be files that can be read, got {error.strerror} for {path}; "
+            "make or download the data again"
+        ) from error
+
+
+def _start(copy: Path, state: dict, *, mode: int) -> None:
     """Make the folder ours, or refuse one that is not."""
-    if copy.is_dir() and any(copy.iterdir()) and not (copy / MARK).is_file():
-        raise Skip(
-            f"{copy} must be empty or the lab's own copy, got other files in it; "
-            "move them away or choose another folder"
-        )
-    copy.mkdir(parents=True, exist_ok=True)
+    if copy.is_dir() and not (copy / MARK).is_file():
+        # A kill can leave nothing but the mark's own beginning.
+        if {path.name for path in copy.iterdir()} - {f".{MARK}.part"}:
+            raise Skip(
+                f"{copy} must be empty or the lab's own copy, got other files in it; "
+                "move them away or choose another folder"
+            )
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.mkdir(mode=mode, exist_ok=True)
     write_whole(copy / MARK, json.dumps({**state, "complete": False}).encode())
 
 
 def _check_room(copy: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(copy).free
+    free_bytes, where = shutil.disk_usage(copy).free, "free"
+    if describe_medium(copy).in_memory:
+        import psutil
+
+        # A tmpfs may be larger than the memory that other programs leave.
+        free_bytes = min(free_bytes, psutil.virtual_memory().available)
+        where = "of memory free"
     if needed_bytes * (1 + SPARE_SHARE) > free_bytes:
         raise Skip(
-            f"{copy.parent} must have {units.count_bytes(needed_bytes * (1 + SPARE_SHARE))} free "
-            f"for the data, got {units.count_bytes(free_bytes)}; free some space, choose another "
-            "folder, or use less data"
+            f"{copy.parent} must have {units.count_bytes(needed_bytes * (1 + SPARE_SHARE))} "
+            f"{where} for the data, got {units.count_bytes(free_bytes)}; free some space, choose "
+            "another folder, or use less data"
         )
 
 
 def _remove_others(copy: Path, wanted: set[Path]) -> None:
     """Remove what an earlier copy held and the data no longer does."""
-    for folder, _, names in os.walk(copy):
+    for folder, _, names in os.walk(copy, topdown=False):
         for name in names:
             path = Path(folder, name)
-            if path not in wanted and name != MARK:
+            if path not in wanted and path != copy / MARK:
                 path.unlink()
+        with contextlib.suppress(OSError):  # not empty
+            Path(folder).rmdir()
 
 
-def _fingerprint(reader: Reader, files: Iterable[Path]) -> str:
+def _manifest_entries(reader: Reader) -> dict[Path, dict]:
+    """Say what the manifest, if there is one, tells of each file."""
+    manifest = read_manifest(reader.root) or {}
+    entries = {reader.root / name: entry for name, entry in manifest.get("files", {}).items()}
+    if "annotations_sha256" in manifest:
+        entries[reader.root / ANNOTATIONS] = {"sha256": manifest["annotations_sha256"]}
+    return entries
+
+
+def _copy_file(path: Path, to: Path, stat: os.stat_result, *, part: Path) -> None:
+    """Copy one file with its time, by which `_same` knows it again, and name it when whole."""
+    with _readable(path):
+        content = path.read_bytes()
+    part.write_bytes(content)
+    # As it was before it was read: a file that changes meanwhile is copied again.
+    os.utime(part, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(to)
+
+
+def _fingerprint(reader: Reader, stats: Mapping[Path, os.stat_result]) -> str:
     if reader.manifest_hash != "unknown":
         return reader.manifest_hash
     digest = hashlib.sha256()
-    for path in files:
-        stat = path.stat()
-        digest.update(
-            f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
-        )
+    for path, stat in stats.items():
+        digest.update(os.fsencode(path))
+        digest.update(f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
-def _same(path: Path, to: Path) -> bool:
+def _same(before: os.stat_result, to: Path) -> bool:
+    """Say whether a copy is that of a file of this size and time."""
     try:
-        before, after = path.stat(), to.stat()
+        after = to.stat()
     except OSError:
         return False
-    # Some file systems keep times to two seconds only.
-    close = abs(before.st_mtime - after.st_mtime) <= 2
-    return close and before.st_size == after.st_size
+    apart_ns = abs(before.st_mtime_ns - after.st_mtime_ns)
+    rounded = any(after.st_mtime_ns % ns == 0 and apart_ns <= ns for ns in COARSE_NS)
+    return before.st_size == after.st_size and (apart_ns == 0 or rounded)
 
 
 def _read_mark(copy: Path) -> dict | None:

@@ -18,6 +18,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
 from labkit import machine, source, tables
+from labkit.operations_run import NAME as OPERATIONS
+from labkit.operations_run import resume_operations
 from labkit.results import Run, create_run, load_run
 from labkit.runner import run_to_the_end
 from labkit.settings import (
@@ -156,6 +158,8 @@ def resume(
             machine.
     """
     old = load_run(folder)
+    if old.info.get("kind") == OPERATIONS:
+        return resume_operations(folder, cancel=cancel, progress=progress)
     for values in old.info["variants"].values():
         tables.check_names(Settings(**values))
     _check_unchanged(old)

@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from labkit import units
 from labkit.block_ratios import Compared, compare
 from labkit.captions import EpochBar, epoch_bars, join, quote
+from labkit.parts.storage import IN_MEMORY
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.settings import AS_PUBLISHED
 from labkit.summary import Row, Summary
 
-# Settings whose files are never anywhere but in memory.
-IN_MEMORY = ("tmpfs", "modelled_memory")
 # Directories and programs are read too, so a run from memory still fetches a little.
 MEMORY_MAX_READ_SHARE = 0.01
 # A cold epoch fetches its files once; whole pages, directories and read-ahead blur that.
@@ -68,6 +67,8 @@ def findings(info: Mapping[str, object], summary: Summary) -> tuple[str, ...]:
     compared = compare(summary, wanted)
     in_order = info.get("protocol") == AS_PUBLISHED
     said = _stand_ins(rows)
+    if in_order:
+        said += [_order_alone(summary, other) for _, other in pairs]
     said += [_cold_and_warm(cold, other, compared, in_order=in_order) for cold, other in pairs]
     said += [_cold_and_memory(cold, row, compared) for cold, row in read_cold]
     said.append(_swap(rows))
@@ -133,6 +134,17 @@ def _stand_ins(rows: Sequence[Row]) -> list[str]:
             "and what they read are the model's."
         )
     return said
+
+
+def _order_alone(summary: Summary, again: Row) -> str:
+    """Say what the document's order gave a variant in which nothing was changed."""
+    time = units.normalized(again.normalized_time)
+    if again.ci_low is not None:
+        time += f" {units.interval(again.ci_low, again.ci_high)}"
+    return (
+        f"{quote(again.variant)} changes nothing and took {time} of {quote(summary.baseline)}, "
+        "which ran first and cold: as much as that, the order and the cache give any variant."
+    )
 
 
 def _cold_and_warm(cold: Row, other: Row, compared: Compared, *, in_order: bool) -> str:

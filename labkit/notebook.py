@@ -82,6 +82,8 @@ def epoch_chart(run: Run) -> Figure:
 
 def findings(run: Run) -> Lines:
     """Say what a run's rows support, and no more."""
+    if _is_operations(run):
+        return Lines()
     return Lines(find(run.info, summarize(run)))
 
 

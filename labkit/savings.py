@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass, replace
 
 from labkit import machine, media, operations_run, units
 from labkit.claims import stand_ins
+from labkit.parts.storage import IN_MEMORY
 from labkit.results import Run
 from labkit.summary import Row, Summary, summarize
 
 DAY_S, HOUR_S = 86_400, 3_600
 # Assumed: programs, workers and batches take the rest, so the page cache never has it all.
 CACHE_SHARE = 0.8
-# Storages whose files are never anywhere but in memory.
-IN_MEMORY = ("tmpfs", "modelled_memory")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from pathlib import Path
 from labkit import units
 from labkit.clock import SleepingClock
 from labkit.copies import copy_data, held
-from labkit.media import describe_medium, is_hard_disk, probe_random_reads
+from labkit.media import Medium, describe_medium, is_hard_disk, probe_random_reads
 from labkit.parts.storage import ModelledReader, Storage, make_warm, throttled
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.storage.modelled import check
@@ -51,7 +52,8 @@ def staged(
 
     Yields:
         What `run.json` records of the medium: label, filesystem, device, rotational,
-        scheduler, readahead_kb, cold_reads_per_s (None: not probed), copied_bytes, copied_s.
+        scheduler, readahead_kb, cold_reads_per_s (None: not probed), remark (why it is not
+        believed to be what it is called; empty if it is), copied_bytes, copied_s.
 
     Raises:
         Skip: it cannot be there; the text says why, with numbers.
@@ -70,7 +72,12 @@ def staged(
         start_s, copied = time.perf_counter(), None
         if storage.copy is not None:
             copied = copy_data(
-                reader, storage.copy, storage.directory, cancel=cancel, progress=progress
+                reader,
+                storage.copy,
+                storage.directory,
+                private=storage.passing,
+                cancel=cancel,
+                progress=progress,
             )
         took_s = time.perf_counter() - start_s
         if copied and copied.written_bytes:
@@ -79,7 +86,8 @@ def staged(
                 f"in {units.seconds(took_s)}"
             )
             if not storage.passing:
-                say(f"the copy stays for other runs; remove it with: rm -r '{storage.copy}'")
+                where = shlex.quote(str(storage.copy))
+                say(f"the copy stays for other runs; remove it with: rm -r {where}")
         yield {
             **_describe(storage),
             "copied_bytes": copied.written_bytes if copied else None,
@@ -103,24 +111,32 @@ def _describe(storage: Storage) -> dict[str, object]:
     medium = describe_medium(storage.directory)
     facts = {name: value for name, value in asdict(medium).items() if name != "free_bytes"}
     facts |= {"label": storage.label, "cold_reads_per_s": None, "remark": ""}
-    if storage.name not in CLAIMS:
-        return facts
-    probe, reason = None, ""
+    doubt = ""
+    if storage.name == "tmpfs":
+        doubt = "" if medium.in_memory else f"on {medium.filesystem}, not in memory"
+    elif storage.name in CLAIMS:
+        doubt = "in memory" if medium.in_memory else _doubt(storage, medium, facts)
+    if doubt:
+        facts["label"] = f"unknown({doubt})"
+        facts["remark"] = f"{storage.name} is not known to be one: {doubt}"
+    return facts
+
+
+def _doubt(storage: Storage, medium: Medium, facts: dict[str, object]) -> str:
+    """Probe a disk; say why it is not the kind that it is called, if it is not."""
+    probe = None
     try:
         probe = probe_random_reads(storage.directory)
         facts["cold_reads_per_s"] = probe.reads_per_s
         reason = f"{probe.reads_per_s:,.0f} cold reads/s"
     except (Skip, OSError) as error:
         reason = f"not probed: {error}"
-    if medium.rotational:
-        reason = f"claims to be rotational, {reason}"
     believed = is_hard_disk(medium, probe)
-    if believed is None or medium.in_memory or believed is not CLAIMS[storage.name]:
-        kind = {True: "a hard disk", False: "no hard disk", None: ""}[believed]
-        kind = "in memory" if medium.in_memory else kind
-        facts["label"] = f"unknown({', '.join(filter(None, [kind, reason]))})"
-        facts["remark"] = f"{storage.name} is not known to be one: {kind or reason}"
-    return facts
+    if believed is CLAIMS[storage.name]:
+        return ""
+    if believed is None:
+        return f"claims to be rotational, {reason}" if medium.rotational else reason
+    return f"{'a' if believed else 'no'} hard disk, {reason}"
 
 
 def check_rates(

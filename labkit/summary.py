@@ -16,7 +16,7 @@ from statistics import fmean, geometric_mean, stdev
 
 from labkit import units
 from labkit.averages import average
-from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
+from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import (
     ALPHA,
     DELTA,
@@ -109,6 +109,8 @@ class Summary:
     """Smallest effect that every row would show with 80 % power, as a share."""
     labels: dict[str, str]
     """What all measured rows have in common."""
+    protocol: str
+    """Corrected, or as in the document."""
     notes: tuple[str, ...]
     judged: bool
     """Whether the verdicts are filled."""
@@ -161,6 +163,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         aa_s=stdev(aa) if len(aa) >= 2 else None,
         mde=max(effects, default=None),
         labels=_common_labels(info, rows),
+        protocol=info.get("protocol") or CORRECTED,
         notes=(
             *(info.get("notes") or ()),
             *_run_notes(info, len(base_runs), judged=judged, stable=stable),

@@ -34,11 +34,13 @@ from labkit.settings import pick
 from labkit.trial import Skip
 
 __all__ = [
-    "KEEPS_FILES", "STORAGES", "Disk", "ModelledReader", "Storage", "check_name", "locate",
-    "make_cold", "make_warm", "prepare", "prove", "resident_share", "throttled",
+    "IN_MEMORY", "KEEPS_FILES", "STORAGES", "Disk", "ModelledReader", "Storage", "check_name",
+    "locate", "make_cold", "make_warm", "prepare", "prove", "resident_share", "throttled",
 ]  # fmt: skip
 
 SHARED_MEMORY = Path("/dev/shm")
+# Settings whose files are never anywhere but in memory.
+IN_MEMORY = ("tmpfs", "modelled_memory")
 COPIES = "labkit-data"  # the folder on a medium that holds our copies
 
 
@@ -96,15 +98,24 @@ def on_folder(name: str, data: Path, folder: Path) -> Storage:
     """Read a copy in a folder, or the data itself if it lies on the same file system.
 
     Raises:
-        Skip: the folder is not there.
+        Skip: the folder is not there, or lies inside the data.
     """
-    if not folder.is_dir():
+    try:
+        is_there = folder.is_dir()
+    except OSError:  # in a folder that may not be entered, or on a disk that is gone
+        is_there = False
+    if not is_there:
         raise Skip(
             f"{name} must be an existing directory, got {folder}; "
             "create it, mount the disk or correct labkit.toml"
         )
     if data.exists() and folder.stat().st_dev == data.stat().st_dev:
         return Storage(name=name, directory=data)
+    if folder.resolve().is_relative_to(data.resolve()):
+        raise Skip(
+            f"{name} must lie outside the data, or the copy would be part of it, got {folder} "
+            f"in {data}; choose another folder"
+        )
     copy = folder / COPIES / key(data)
     return Storage(name=name, directory=copy / _name(data), copy=copy)
 
@@ -126,7 +137,8 @@ def in_memory(data: Path) -> Storage:
         return on_medium("tmpfs", data)
     if not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)):
         raise Skip(f"tmpfs needs {SHARED_MEMORY}, which this platform does not have")
-    copy = SHARED_MEMORY / f"labkit-{key(data)}"
+    # Everybody has a copy of their own: another's could be neither locked nor removed.
+    copy = SHARED_MEMORY / f"labkit-{os.getuid()}-{key(data)}"
     return Storage(name="tmpfs", directory=copy / _name(data), copy=copy, passing=True)
 
 
@@ -175,9 +187,10 @@ def locate(name: str, data: Path) -> Storage:
         Skip: this machine does not have it.
     """
     check_name(name)
+    data = data.expanduser()
     if name in STORAGES:
         return STORAGES[name](data)
-    return on_folder(name, data, Path(name) if os.sep in name else media.media()[name])
+    return on_folder(name, data, Path(name).expanduser() if _is_path(name) else media.media()[name])
 
 
 def check_name(name: str) -> None:
@@ -186,16 +199,26 @@ def check_name(name: str) -> None:
     Raises:
         ValueError: the message lists the choices.
     """
-    if name not in STORAGES and os.sep not in name:
+    if name not in STORAGES and not _is_path(name):
         named = {other: folder for other, folder in media.media().items() if other != "data"}
         pick({**STORAGES, **named, "a folder's path": None}, name, "storage")
 
 
 def key(data: Path) -> str:
     """Name the copies of a data set: the same for every run, another for other folders."""
-    digest = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()
+    digest = hashlib.sha256(os.fsencode(_own(data))).hexdigest()
     return f"{_name(data)}-{digest[:8]}"
 
 
 def _name(data: Path) -> str:
-    return data.resolve().name or "data"
+    return _own(data).name or "data"
+
+
+def _own(data: Path) -> Path:
+    # Of the folder itself a link is not followed: COCO's boxes are found by the folder's name.
+    data = data.absolute()
+    return data.resolve() if data.name in ("", "..") else data.parent.resolve() / data.name
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or os.sep in name

@@ -19,7 +19,7 @@ from labkit.settings import Settings
 INPUT_PX = 64
 BATCH_SIZE = 2
 CPU = SimpleNamespace(torch_device=torch.device("cpu"))
-REAL_STEPS = [name for name in STEPS if name != "timed"]
+REAL_STEPS = [name for name in STEPS if name not in ("timed", "nothing")]
 
 
 class EmulatedStandIn:
@@ -212,3 +212,9 @@ def test_a_real_step_on_the_emulated_device_says_what_to_set(name):
 def test_importing_the_steps_does_not_import_torch():
     code = "import sys, labkit.parts.training; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_step_that_does_nothing_takes_any_batch_and_any_device():
+    step = STEPS["nothing"](Settings(), CPU)
+    assert step.forward({"anything": None}) is None
+    assert (step.backward, step.loss()) == (None, None)
