@@ -31,8 +31,8 @@ MARK = "labkit-copy.json"  # what makes a folder ours; it says "complete" once a
 PART = ".labkit-copy.part"  # the file that is being copied
 SPARE_SHARE = 0.05  # file systems round sizes up
 SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
-# What file systems round times to: FAT, ext3 and HFS+, exFAT, NTFS and what networks use.
-COARSE_NS = (2_000_000_000, 1_000_000_000, 10_000_000, 1_000)
+# What file systems round times to: FAT, ext3 and HFS+, exFAT, some networks, NTFS.
+COARSE_NS = (2_000_000_000, 1_000_000_000, 10_000_000, 1_000, 100)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from labkit.clock import SleepingClock
 from labkit.copies import copy_data, held
 from labkit.media import Medium, describe_medium, is_hard_disk, probe_random_reads
 from labkit.parts.storage import ModelledReader, Storage, make_warm, throttled
-from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.storage.modelled import check
 from labkit.settings import Settings
 from labkit.source import locate_data, open_reader, open_source
@@ -180,7 +179,7 @@ def check_rates(
             "requested_per_s": None if math.isinf(rate.requested_per_s) else rate.requested_per_s,
             "delivered_per_s": rate.delivered_per_s,
             "error_share": rate.error_share,
-            "refused": rate.error_share > MAX_ERROR_SHARE,
+            "refused": rate.refused,
         }
         for rate in rates
     ]

@@ -115,6 +115,13 @@ def in_child(action):
         os._exit(0)
 
 
+def wait_for(path):
+    deadline_s = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 def answer(action):
     """Give what a function says in another process."""
     pid, ended = in_child(action)
@@ -135,9 +142,7 @@ def living_run(place):
 
     pid, ended = in_child(own)
     try:
-        deadline_s = time.monotonic() + 20
-        while not (place.parent / "up").exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        wait_for(place.parent / "up")
         yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -193,11 +198,12 @@ def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
         assert least <= counted_reads(disk) - before <= most
 
 
-def test_measuring_says_what_was_requested_and_what_came(place):
+def test_measuring_says_what_was_requested_and_what_came(place, monkeypatch):
+    monkeypatch.setattr(slow_folder, "SEQUENTIAL_BYTES", 64 << 20)
     disk = throttled.up(**ROOM, owner="run", folder=place)
-    rates = throttled.measure(disk, readers=2, seconds=0.2)
+    rates = throttled.measure(disk, readers=2, seconds=0.5)
     assert [(rate.pattern, rate.unit, rate.readers) for rate in rates] == [
-        ("random", "files", 2), ("sequential", "MB", 1),
+        ("random", "files", 2), ("sequential", "bytes", 1),
     ]  # fmt: skip
     assert [rate.requested_per_s for rate in rates] == [81, disk.sequential_bytes_per_s / 1e6]
     for rate in rates:
@@ -205,6 +211,8 @@ def test_measuring_says_what_was_requested_and_what_came(place):
         assert rate.error_share == pytest.approx(off)
     with pytest.raises(ValueError, match="readers must be 1 to 40, got 0"):
         throttled.measure(disk, readers=0)
+    with pytest.raises(ValueError, match=r"seconds must be at least 0\.5, got 0\.2"):
+        throttled.measure(disk, seconds=0.2)
 
 
 def test_a_persons_disk_stays_and_runs_use_it(place):
@@ -289,8 +297,7 @@ def test_a_tool_that_outlives_its_killed_caller_is_waited_for(place, tmp_path, m
     fake_tool(tmp_path, monkeypatch, "losetup", text)
     pid, ended = in_child(lambda: throttled.up(**ROOM, owner="run", folder=place))
     os.close(ended)
-    while not begun.exists():
-        time.sleep(0.01)
+    wait_for(begun)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert any("loop device" in line for line in throttled.remove_leftovers(place))

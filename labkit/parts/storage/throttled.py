@@ -16,18 +16,17 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from labkit import pagecache, procfs, units
 from labkit.parts.storage import blkio, cold_reads, loop_disk, slow_folder
-from labkit.parts.storage.disks import HARD_DISK
+from labkit.parts.storage.disks import HARD_DISK, Rate
 from labkit.parts.storage.slow_folder import PERSON, READS_PER_S, SlowDisk
 from labkit.trial import Skip
 
 __all__ = [
-    "FOLDER", "MOUNT", "READS_PER_S", "Rate", "SlowDisk", "cgroup_folder", "describe", "down",
+    "FOLDER", "MOUNT", "READS_PER_S", "SlowDisk", "cgroup_folder", "describe", "down",
     "find", "join", "measure", "remove_leftovers", "up", "why_not",
 ]  # fmt: skip
 
@@ -35,21 +34,8 @@ FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many 
 MOUNT = FOLDER / slow_folder.POINT
 COMMAND = "python data_scripts/slow_disk.py"
 INSTEAD = "compare with storage=modelled_hdd instead"
+MIN_SECONDS = 0.5  # some slices of 100 ms, whatever comes first
 SYS_ADMIN = 21  # the number of the capability, in linux/capability.h
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """What the disk should deliver, and what it did."""
-
-    pattern: Literal["random", "sequential"]
-    unit: Literal["files", "MB"]
-    readers: int
-    """Processes that read at the same time; sequential is always one."""
-    requested_per_s: float
-    delivered_per_s: float
-    error_share: float
-    """How far off it is, in either direction; 0.05 is 5 %."""
 
 
 def describe(folder: Path = FOLDER) -> str:
@@ -206,11 +192,13 @@ def measure(disk: SlowDisk | None = None, readers: int = 1, seconds: float = 1.0
         seconds: how long each of the two takes, after a lead-in of 0.25 s.
 
     Raises:
-        ValueError: too few or too many readers.
+        ValueError: too few or too many readers, or too short.
         Skip: it is not up, or cannot be measured.
     """
     if not 1 <= readers <= slow_folder.CHECK_FILES:
         raise ValueError(f"readers must be 1 to {slow_folder.CHECK_FILES}, got {readers}")
+    if seconds < MIN_SECONDS:
+        raise ValueError(f"seconds must be at least {MIN_SECONDS}, got {seconds}")
     disk = disk or find()
     if disk is None:
         raise Skip(f"throttled disk: it is not up; put it up with: {COMMAND} up")
@@ -224,20 +212,21 @@ def measure(disk: SlowDisk | None = None, readers: int = 1, seconds: float = 1.0
             [sequential], readers=1, request_bytes=disk.request_bytes, **how
         )
     return [
-        _rate("random", "files", readers, disk.reads_per_s, files_per_s),
-        _rate("sequential", "MB", 1, disk.sequential_bytes_per_s / 1e6, bytes_per_s / 1e6),
+        Rate(
+            pattern="random",
+            unit="files",
+            readers=readers,
+            requested_per_s=disk.reads_per_s,
+            delivered_per_s=files_per_s,
+        ),
+        Rate(
+            pattern="sequential",
+            unit="bytes",
+            readers=1,
+            requested_per_s=disk.sequential_bytes_per_s,
+            delivered_per_s=bytes_per_s,
+        ),
     ]
-
-
-def _rate(pattern: str, unit: str, readers: int, requested: float, delivered: float) -> Rate:
-    return Rate(
-        pattern=pattern,
-        unit=unit,
-        readers=readers,
-        requested_per_s=requested,
-        delivered_per_s=delivered,
-        error_share=abs(delivered / requested - 1),
-    )
 
 
 @contextlib.contextmanager
