@@ -415,7 +415,7 @@ def test_a_label_is_the_same_before_and_while_it_is_up(place):
     before = throttled.describe(place)
     disk = throttled.up(**ROOM, owner="run", folder=place)
     assert throttled.describe(place) == before
-    megabytes = disk.sequential_bytes_per_s
+    megabytes = disk.sequential_bytes_per_s / 1e6
     assert before == f"7200 rpm: 81 reads/s, {megabytes:.0f} MB/s"
 
 
