@@ -64,7 +64,7 @@ def staged(
     with contextlib.ExitStack() as kept:
         if storage.cgroup is not None:
             size_bytes = sum(path.stat().st_size for path in (*reader.paths, *reader.companions))
-            kept.enter_context(_throttled_disk(size_bytes, len(reader)))
+            kept.enter_context(_throttled_disk(size_bytes, len(reader), say))
             storage = locate_data(settings)  # its label names what it is limited to
         if storage.passing:
             kept.enter_context(held(storage.copy))
@@ -95,14 +95,17 @@ def staged(
 
 
 @contextlib.contextmanager
-def _throttled_disk(size_bytes: int, files: int) -> Iterator[None]:
+def _throttled_disk(size_bytes: int, files: int, say: Callable[[str], None]) -> Iterator[None]:
     """Put the throttled disk up; take it down again unless a person had put it up."""
     disk = throttled.up(data_bytes=size_bytes, files=files, owner="run")
     try:
         yield
     finally:
         if disk.owned:
-            throttled.down()
+            try:
+                throttled.down()
+            except OSError as error:  # someone stands in it; all rows are safe, so only say it
+                say(f"the throttled disk is still up, the next run removes it: {error}")
 
 
 def _describe(storage: Storage) -> dict[str, object]:

@@ -25,6 +25,7 @@ from labkit.trial import Cancelled, Skip
 can_fork = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="this platform has no fork"
 )
+has_locks = pytest.mark.skipif(os.name != "posix", reason="this platform has no flock")
 WAIT_S = 60  # for another process; only a broken test ever waits so long
 
 
@@ -520,9 +521,7 @@ def test_what_is_not_there_is_removed_without_ado(tmp_path):
     remove_copy(tmp_path / "nowhere")
 
 
-fcntl = pytest.importorskip("fcntl")  # only memory is held, and there is none without it
-
-
+@has_locks
 def test_a_copy_stays_until_its_last_holder_goes(plain, tmp_path):
     copy = tmp_path / "labkit-photos"
     with ExitStack() as first, ExitStack() as second:
@@ -535,6 +534,7 @@ def test_a_copy_stays_until_its_last_holder_goes(plain, tmp_path):
         assert set(tmp_path.iterdir()) == {plain}
 
 
+@has_locks
 def test_a_copy_goes_when_its_holder_fails(plain, tmp_path):
     copy = tmp_path / "labkit-photos"
     with pytest.raises(ZeroDivisionError), held(copy):
@@ -543,6 +543,7 @@ def test_a_copy_goes_when_its_holder_fails(plain, tmp_path):
     assert set(tmp_path.iterdir()) == {plain}
 
 
+@has_locks
 def test_holding_never_removes_what_is_not_a_copy(tmp_path):
     theirs = tmp_path / "labkit-photos"
     with held(theirs):
@@ -587,9 +588,12 @@ def test_what_a_killed_holder_left_goes_and_everything_else_stays(plain, tmp_pat
     assert not (tmp_path / "labkit-alive").exists()
 
 
+@has_locks
 def test_a_copy_that_is_being_removed_when_one_enters_is_held_all_the_same(
     plain, tmp_path, monkeypatch
 ):
+    import fcntl
+
     copy, lock = tmp_path / "labkit-photos", tmp_path / "labkit-photos.lock"
     real, waited = fcntl.flock, []
 
@@ -608,6 +612,7 @@ def test_a_copy_that_is_being_removed_when_one_enters_is_held_all_the_same(
     assert not copy.exists()
 
 
+@has_locks
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / "labkit-photos.lock").symlink_to(tmp_path / "target")
     with pytest.raises(Skip, match=f"{tmp_path} must be a folder that can be written, got "):

@@ -1,14 +1,21 @@
 """A variant that goes wrong becomes a row with its reason, and costs no finished row."""
 
+import os
+import re
 import shutil
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 import labkit as lab
-from labkit.results import write_info
+from labkit.pagecache import can_evict
+from labkit.parts.storage import locate
+from labkit.results import load_run, write_info
+from labkit.settings import AS_PUBLISHED
 from labkit.source import shuffled_images
+from labkit.trial import Skip
 
 SMALL = {
     "device": "emulated", "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1,
@@ -203,3 +210,215 @@ def test_unreadable_images_beyond_the_first_look_are_made_up_for(photos, tmp_pat
     finished = lab.run(experiment, blocks=1, results=tmp_path / "results", progress=False)
     assert sorted(finished.info["excluded"]) == sorted(order[place] for place in (3, 10, 17))
     assert {trial.images for trial in finished.trials} == {32}
+
+
+# --- storage --------------------------------------------------------------------------------
+
+# A real device that is ready at once: what is looked at here is not how fast it is.
+IDLE = {**SMALL, "device": "cpu", "step": "nothing", "num_workers": 0}
+
+
+def compare(photos, results, variants, cancel=None, **changes):
+    """Run variants that each change some settings of the same base; the first is the baseline."""
+    base = lab.Settings(data=str(photos), **{**IDLE, **changes.pop("base", {})})
+    experiment = lab.Experiment(
+        "test",
+        question="Where does the data lie?",
+        variants={label: replace(base, **one) for label, one in variants.items()},
+        baseline=next(iter(variants)),
+        **changes,
+    )
+    return lab.run(experiment, blocks=2, results=results, cancel=cancel, progress=False)
+
+
+@pytest.fixture
+def nothing_named(tmp_path, monkeypatch):
+    """A place where no labkit.toml names any media."""
+    (tmp_path / "lab").mkdir()
+    monkeypatch.chdir(tmp_path / "lab")
+    return tmp_path / "lab"
+
+
+@pytest.fixture
+def copy_in_memory(photos, nothing_named):
+    """The folder that a copy of the photographs in memory has for as long as a run takes."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("this platform has no /dev/shm")
+    return locate("tmpfs", photos).copy
+
+
+def assert_gone(copy):
+    assert not copy.exists()
+    assert not copy.with_name(f"{copy.name}.lock").exists()
+
+
+def test_a_copy_in_memory_beside_the_disk_and_a_disk_that_is_not_there(
+    photos, tmp_path, copy_in_memory
+):
+    finished = compare(
+        photos,
+        tmp_path,
+        {"here": {"cache": "warm"}, "memory": {"storage": "tmpfs", "cache": "warm"},
+         "spinning": {"storage": "hdd"}},
+    )  # fmt: skip
+    assert finished.info["status"] == "finished"
+    measured = [trial for trial in finished.trials if trial.status == "ok"]
+    assert Counter(trial.variant for trial in measured) == {"here": 4, "memory": 2}
+    assert {trial.labels["storage"] for trial in measured} == {"real"}
+    facts = finished.info["storages"]
+    assert set(facts) == {"here", "tmpfs"}
+    size_bytes = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
+    assert facts["here"]["copied_bytes"] is None
+    assert (facts["tmpfs"]["copied_bytes"], facts["tmpfs"]["filesystem"]) == (size_bytes, "tmpfs")
+    assert [facts[name]["rates"] for name in facts] == [[], []]
+    assert_gone(copy_in_memory)
+    rows = {row.variant: row for row in lab.summarize(finished).rows}
+    assert (rows["spinning"].status, rows["spinning"].normalized_time) == ("skipped", None)
+    assert rows["spinning"].reason == (
+        "hdd is not named on this machine; name a folder on it with: "
+        "labkit doctor --write --hdd DIR"
+    )
+
+
+class CancelledWhen(threading.Event):
+    """Is set as soon as something holds."""
+
+    def __init__(self, holds):
+        super().__init__()
+        self.holds = holds
+
+    def is_set(self):
+        if self.holds():
+            self.set()
+        return super().is_set()
+
+
+def test_a_run_that_is_cancelled_while_it_copies_leaves_nothing_in_memory(
+    photos, tmp_path, copy_in_memory
+):
+    def half_copied():
+        return len(list(copy_in_memory.rglob("*.jpg"))) >= 10
+
+    cancel = CancelledWhen(half_copied)
+    variants = {"here": {"cache": "warm"}, "memory": {"storage": "tmpfs", "cache": "warm"}}
+    cancelled = compare(photos, tmp_path, variants, cancel)
+    assert cancel.is_set()
+    assert (cancelled.info["status"], cancelled.trials) == ("cancelled", ())
+    assert_gone(copy_in_memory)
+
+
+def test_a_run_that_is_cancelled_while_it_measures_leaves_nothing_in_memory(
+    photos, tmp_path, copy_in_memory
+):
+    def one_row_is_there():
+        return any(path.stat().st_size for path in tmp_path.glob("test/*/trials.jsonl"))
+
+    variants = {"memory": {"storage": "tmpfs", "cache": "warm"}, "here": {"cache": "warm"}}
+    cancelled = compare(photos, tmp_path, variants, CancelledWhen(one_row_is_there))
+    assert cancelled.info["status"] == "cancelled"
+    assert cancelled.trials
+    assert cancelled.trials[-1].status == "cancelled"
+    assert_gone(copy_in_memory)
+
+
+def test_a_baseline_on_a_disk_that_is_not_there_is_one_clear_error(photos, tmp_path, nothing_named):
+    message = (
+        "baseline 'spinning' must be able to run here, got: hdd is not named on this machine; "
+        "name a folder on it with: labkit doctor --write --hdd DIR"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+        compare(photos, tmp_path, {"spinning": {"storage": "hdd"}, "here": {}})
+    (folder,) = (tmp_path / "test").iterdir()
+    stopped = load_run(folder)
+    assert (stopped.info["status"], stopped.info["reason"]) == ("failed", message)
+
+
+def test_data_that_changed_is_not_copied_and_stops_the_run(photos, tmp_path, nothing_named):
+    data = shutil.copytree(photos, tmp_path / "own")
+    (data / "images" / "000000000003.jpg").write_bytes(b"\xff\xd8 spoilt")
+    variants = {"memory": {"storage": "tmpfs", "cache": "warm"}, "here": {}}
+    try:
+        copy = locate("tmpfs", data).copy
+    except Skip as reason:
+        pytest.skip(str(reason))
+    with pytest.raises(ValueError, match=r"data must be what its manifest says, but .*003\.jpg"):
+        compare(data, tmp_path, variants)
+    assert_gone(copy)
+
+
+def test_a_model_never_stands_beside_measured_media(photos, tmp_path):
+    message = (
+        "storage must be modelled for all variants or for none, got here, named on real storage; "
+        "a model's figures must not stand beside measured ones"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        compare(
+            photos,
+            tmp_path,
+            {"here": {}, "model": {"storage": "modelled_ssd"}, "named": {"storage": "hdd"}},
+        )
+    assert not (tmp_path / "test").exists()
+
+
+# --- as in the document ---------------------------------------------------------------------
+
+
+class WithStreams:
+    """A device that is ready at once and takes copies on a side stream."""
+
+    label = "streams"
+
+    def __init__(self, profile, clock):
+        import torch
+
+        self.torch_device = torch.device("cpu")
+
+    def put(self, batch, *, pinned, non_blocking, side_stream):
+        from labkit.contracts import DeviceBatch
+
+        return DeviceBatch(batch)
+
+    def wait(self, batch):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+def test_as_in_the_document_each_runs_once_in_order_and_its_loop_is_a_step_short(
+    photos, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(lab.DEVICES, "streams", WithStreams)
+    left = {"cache": "as found"}
+    finished = compare(
+        photos,
+        tmp_path,
+        {
+            "original": {"cache": "cold" if can_evict() else "warm"},
+            "prefetched": {"prefetcher": "data_prefetcher_as_published", **left},
+            "both": {"prefetcher": "both_as_published", **left},
+            "original, again": left,
+        },
+        protocol=AS_PUBLISHED,
+        base={"device": "streams"},
+    )
+    order = ["original", "prefetched", "both", "original, again"]
+    assert [trial.status for trial in finished.trials] == ["ok"] * 8
+    assert [trial.variant for trial in finished.trials] == order * 2
+    assert [trial.role for trial in finished.trials] == ["A1", "", "", ""] * 2
+    # Two epochs of two batches of four images, and those that leave out the last batch.
+    images = {trial.variant: trial.images for trial in finished.trials}
+    assert images == {"original": 16, "prefetched": 8, "both": 8, "original, again": 16}
+    for trial in finished.trials:
+        share = trial.cache_proof["resident_share_before"]
+        if share is not None and can_evict():  # the first starts cold and leaves all in memory
+            assert (share <= 0.02) is (trial.variant == "original")
+            assert (share >= 0.98) is (trial.variant != "original")
+    summary = lab.summarize(finished)
+    assert [row.variant for row in summary.rows] == order
+    assert {row.status for row in summary.rows} == {"ok"}
+    assert {row.verdict for row in summary.rows} == {""}
+    assert (summary.n_blocks, summary.aa_ratio, summary.judged) == (2, None, False)
+    assert any(
+        note.startswith("as in the document: variants in its order") for note in summary.notes
+    )

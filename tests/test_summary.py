@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from labkit.settings import AS_PUBLISHED
 from labkit.statistics import blocks_needed
 from labkit.summary import summarize
 
@@ -241,3 +242,53 @@ def test_an_inconclusive_row_says_what_it_would_take():
     (note,) = [note for note in summary.notes if note.startswith("other: inconclusive")]
     d = [math.log(ratio) for ratio in summary.rows[1].ratios]
     assert f"about {blocks_needed(stats.tstd(d), 0.05)} blocks would show 3.0 %" in note
+
+
+# --- as in the document -------------------------------------------------------------------
+
+
+def in_order(times_s, **info):
+    """Blocks of (base, other) seconds, each run once and always in this order."""
+    trials = []
+    for block, (base, other) in enumerate(times_s):
+        trials += [fake_trial("base", block, "A1", base), fake_trial("other", block, "", other)]
+    given = {"protocol": AS_PUBLISHED, "shuffled": False, **info}
+    return summarize(fake_info(["base", "other"], **given), trials)
+
+
+def test_as_in_the_document_one_run_of_the_baseline_makes_a_block():
+    summary = in_order([(4.0, 2.0), (2.0, 2.0), (2.0, 4.0)], blocks=3)
+    assert summary.n_blocks == 3
+    assert summary.rows[1].ratios == pytest.approx((0.5, 1.0, 2.0))
+    assert summary.rows[1].normalized_time == pytest.approx(1.0)
+    assert summary.rows[0].ratios == pytest.approx((1.0, 1.0, 1.0))
+    # Without a second run of the baseline nothing says what noise alone does.
+    assert (summary.aa_ratio, summary.aa_low, summary.aa_high, summary.aa_s) == (None,) * 4
+
+
+def test_as_in_the_document_nothing_is_judged_even_in_full_mode_with_all_blocks():
+    summary = in_order([(2.0, 1.0 + 0.001 * i) for i in range(10)], mode="full", blocks=10)
+    assert not summary.judged
+    assert [row.verdict for row in summary.rows] == ["", ""]
+    assert summary.rows[1].ci_high < 1  # the numbers are there all the same
+    (note,) = summary.notes
+    assert note.startswith("as in the document: variants in its order, only the first of a block")
+    assert "no verdicts" in note
+
+
+def test_as_in_the_document_an_incomplete_block_is_told_and_not_counted():
+    trials = [
+        fake_trial("base", 0, "A1", 2.0), fake_trial("other", 0, "", 1.0),
+        fake_trial("base", 1, "A1", status="cancelled"), fake_trial("other", 1, "", 50.0),
+    ]  # fmt: skip
+    info = fake_info(["base", "other"], protocol=AS_PUBLISHED, shuffled=False, blocks=2)
+    summary = summarize({**info, "status": "cancelled"}, trials)
+    assert (summary.n_blocks, summary.rows[1].ratios) == (1, pytest.approx((0.5,)))
+    assert "cancelled: 1 of 2 blocks are complete" in summary.notes
+
+
+def test_a_run_from_before_protocols_were_recorded_is_read_as_its_mode_was():
+    twice = [fake_trial("base", 0, role, 2.0) for role in ("A1", "A2")]
+    trials = [*twice, fake_trial("other", 0, "", 1.0)]
+    for mode, aa_ratio in (("quick", 1.0), ("document", None)):
+        assert summarize(fake_info(["base", "other"], mode=mode), trials).aa_ratio == aa_ratio

@@ -1,0 +1,329 @@
+"""The documents' experiments, on this machine and on machines that have other disks."""
+
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from labkit import catalog, tables
+from labkit.catalog import AS_PUBLISHED_TOO, CATALOG, document_base, experiment
+from labkit.parts.storage import STORAGES, throttled
+from labkit.settings import AS_PUBLISHED, MODES, complete
+from labkit.trial import Skip
+
+# What the documents give for each experiment (the blog's bar labels); none of it is ours.
+DOCUMENTED = {
+    "prefetching": {"prefetch_generator": 0.894, "data_prefetcher": 0.891, "both": 0.897},
+    "storage": {"ssd": 0.860, "tmpfs": 0.864},
+    "preprocessing": {"simplified": 0.661},
+    "opencv_vs_pil": {},
+    "combined": {"best of the document": 0.61, "with prefetch_generator": 0.61},
+}
+# A machine -> its labkit.toml, whether its files can be evicted, why no disk can be throttled.
+MACHINES = {
+    "nothing": ([], True, "needs root"),
+    "root": ([], True, ""),
+    "hard disk": (["hdd"], True, "needs root"),
+    "hard disk and root": (["hdd"], True, ""),
+    "all disks": (["hdd", "ssd", "nvme", "tmpfs"], True, "needs root"),
+    "nvme only": (["nvme"], True, "needs root"),
+    "nvme and root": (["nvme"], True, ""),
+    "macOS with a hard disk": (["hdd"], False, "needs Linux"),
+}
+
+
+@pytest.fixture
+def on(tmp_path, monkeypatch):
+    """Make the catalog see another machine."""
+
+    def choose(machine):
+        names, can_evict, why_not = MACHINES[machine]
+        monkeypatch.chdir(tmp_path)
+        if names:
+            lines = [f'{name} = "{tmp_path}"\n' for name in names]
+            (tmp_path / "labkit.toml").write_text("[media]\n" + "".join(lines))
+        monkeypatch.setattr(throttled, "why_not", lambda: why_not)
+        if not can_evict:
+            monkeypatch.delattr(os, "posix_fadvise", raising=False)
+
+    return choose
+
+
+def storages(chosen):
+    """Label -> storage, of all variants."""
+    return {label: settings.storage for label, settings in everything(chosen).items()}
+
+
+def everything(chosen):
+    return {**chosen.variants, **chosen.in_full}
+
+
+def every_protocol():
+    return [
+        *((name, "corrected") for name in CATALOG),
+        *((name, AS_PUBLISHED) for name in AS_PUBLISHED_TOO),
+    ]
+
+
+# --- every machine --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "protocol"), every_protocol())
+def test_every_experiment_can_be_built_here(photos, name, protocol):
+    chosen = experiment(name, protocol=protocol, data=str(photos), device="emulated")
+    assert next(iter(chosen.variants)) == chosen.baseline
+    for settings in everything(chosen).values():
+        whole = complete(settings, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+        try:
+            tables.check(whole)
+        except Skip:
+            continue  # a disk that is not here: a row with its reason
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("name", "protocol"), every_protocol())
+def test_on_every_machine_modelled_disks_stand_alone(on, machine, name, protocol):
+    on(machine)
+    chosen = experiment(name, protocol=protocol)
+    modelled = {storage.startswith("modelled") for storage in storages(chosen).values()}
+    assert len(modelled) == 1
+    assert (chosen.notes != ()) is bool(
+        {"throttled", "modelled_hdd"} & set(storages(chosen).values())
+    )
+    assert set(storages(chosen).values()) <= set(STORAGES)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("name", "protocol"), every_protocol())
+def test_nothing_is_called_cold_that_cannot_be(on, machine, name, protocol):
+    on(machine)
+    for settings in everything(experiment(name, protocol=protocol)).values():
+        if settings.storage == "tmpfs":
+            assert settings.cache in ("warm", "as found")  # memory is never cold
+        elif not hasattr(os, "posix_fadvise") and not settings.storage.startswith("modelled"):
+            assert settings.cache == "warm"
+
+
+@pytest.mark.parametrize(("name", "protocol"), every_protocol())
+def test_only_figures_that_a_document_gives_are_published(on, name, protocol):
+    on("all disks")
+    chosen = experiment(name, protocol=protocol)
+    figures = dict(chosen.published)
+    assert figures.pop(chosen.baseline, 1.0) == 1.0  # by definition
+    assert figures == DOCUMENTED[name]
+
+
+# --- which disks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["storage", "combined"])
+def test_without_a_hard_disk_and_without_root_every_medium_is_modelled(on, name):
+    on("nothing")
+    chosen = experiment(name)
+    used = set(storages(chosen).values())
+    memory = {"modelled_memory"} if name == "storage" else set()
+    assert used == {"modelled_hdd", "modelled_ssd"} | memory
+    (note,) = chosen.notes
+    assert note == (
+        "no hard disk is named in labkit.toml (make lab HDD=/a/folder/on/it), and none can be "
+        "throttled here (needs root): every medium is modelled"
+    )
+
+
+@pytest.mark.parametrize("name", ["storage", "combined"])
+def test_with_root_a_throttled_disk_stands_beside_real_media(on, name):
+    on("root")
+    chosen = experiment(name)
+    used = set(storages(chosen).values())
+    assert used == {"throttled", "ssd"} | ({"tmpfs"} if name == "storage" else set())
+    (note,) = chosen.notes
+    assert note.endswith(": a disk that the kernel slows down stands in for it")
+
+
+@pytest.mark.parametrize("machine", ["hard disk", "hard disk and root"])
+@pytest.mark.parametrize("name", ["storage", "combined"])
+def test_a_named_hard_disk_is_used_and_nothing_stands_in(on, machine, name):
+    on(machine)
+    chosen = experiment(name)
+    used = set(storages(chosen).values())
+    assert used == {"hdd", "ssd"} | ({"tmpfs"} if name == "storage" else set())
+    assert chosen.notes == ()
+
+
+def test_where_nothing_can_be_evicted_a_named_hard_disk_is_modelled_and_why(on):
+    on("macOS with a hard disk")
+    chosen = experiment("storage")
+    assert storages(chosen)["hdd"] == "modelled_hdd"
+    assert chosen.variants["hdd"].cache == "cold"  # a model's memory can always be emptied
+    (note,) = chosen.notes
+    assert note.startswith("files cannot be evicted from memory on this platform")
+    assert "(needs Linux)" in note
+
+
+@pytest.mark.parametrize("protocol", ["corrected", AS_PUBLISHED])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nvme_is_compared_only_where_one_is_named_and_real(on, machine, protocol):
+    on(machine)
+    chosen = experiment("storage", protocol=protocol)
+    named = machine in ("all disks", "nvme and root")  # "nvme only": the others are modelled
+    assert ("nvme" in chosen.variants) is named
+    assert ("nvme, warm" in chosen.variants) is (named and protocol == "corrected")
+
+
+def test_experiments_about_other_parts_read_from_the_hard_disk_where_there_is_one(on):
+    on("nothing")
+    assert set(storages(experiment("preprocessing")).values()) == {"here"}
+    on("hard disk")
+    for name in ("prefetching", "preprocessing", "opencv_vs_pil"):
+        assert set(storages(experiment(name)).values()) == {"hdd"}
+
+
+def test_storage_compares_every_disk_cold_and_warm_and_nothing_else(on):
+    on("all disks")
+    chosen = experiment("storage")
+    assert {label: (s.storage, s.cache) for label, s in chosen.variants.items()} == {
+        "hdd": ("hdd", "cold"),
+        "ssd": ("ssd", "cold"),
+        "tmpfs": ("tmpfs", "warm"),
+        "nvme": ("nvme", "cold"),
+        "hdd, warm": ("hdd", "warm"),
+        "ssd, warm": ("ssd", "warm"),
+        "nvme, warm": ("nvme", "warm"),
+    }
+    first = chosen.variants["hdd"]
+    for settings in chosen.variants.values():
+        assert replace(settings, storage=first.storage, cache=first.cache) == first
+
+
+# --- as in the document ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", AS_PUBLISHED_TOO)
+def test_as_in_the_document_only_the_first_starts_cold_and_the_last_repeats_it(on, machine, name):
+    on(machine)
+    chosen = experiment(name, protocol=AS_PUBLISHED)
+    assert chosen.protocol == AS_PUBLISHED
+    (first, cold), *others = chosen.variants.items()
+    left = "warm" if cold.storage.startswith("modelled") else "as found"
+    assert first == chosen.baseline
+    assert cold.cache == "cold"
+    assert {settings.cache for _, settings in others} == {left}
+    label, again = others[-1]
+    assert label == f"{first}, again"
+    assert again == replace(cold, cache=left)
+
+
+def test_as_in_the_document_prefetching_runs_its_loops_on_a_hard_disk(on):
+    on("root")
+    variants = experiment("prefetching", protocol=AS_PUBLISHED).variants
+    assert {label: settings.prefetcher for label, settings in variants.items()} == {
+        "original": "none",
+        "prefetch_generator": "prefetch_generator",
+        "data_prefetcher": "data_prefetcher_as_published",
+        "both": "both_as_published",
+        "original, again": "none",
+    }
+    assert {settings.storage for settings in variants.values()} == {"throttled"}
+    corrected = experiment("prefetching").variants
+    assert {settings.prefetcher for settings in corrected.values()} == {
+        "none", "prefetch_generator", "data_prefetcher", "both"
+    }  # fmt: skip
+
+
+def test_as_in_the_document_storage_has_its_order_and_no_warm_arms(on):
+    on("hard disk")
+    assert list(experiment("storage", protocol=AS_PUBLISHED).variants) == [
+        "hdd", "ssd", "tmpfs", "hdd, again"
+    ]  # fmt: skip
+
+
+def test_an_unknown_protocol_lists_the_choices():
+    message = "protocol must be one of as in the document, corrected, got 'backwards'"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment("prefetching", protocol="backwards")
+
+
+@pytest.mark.parametrize("name", sorted(set(CATALOG) - set(AS_PUBLISHED_TOO)))
+def test_an_experiment_without_the_documents_protocol_says_which_have_it(name):
+    message = (
+        f"protocol must be 'corrected' for {name}, got 'as in the document'; "
+        "prefetching and storage know the document's own"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment(name, protocol=AS_PUBLISHED)
+
+
+def test_an_unknown_experiment_or_setting_lists_the_choices():
+    with pytest.raises(ValueError, match=f"experiment must be one of {', '.join(sorted(CATALOG))}"):
+        experiment("speed")
+    with pytest.raises(ValueError, match=r"setting must be one of data, .*, got 'worker'"):
+        experiment("storage", worker=2)
+
+
+# --- combined -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_combined_holds_all_combinations_and_the_floors(on, machine):
+    on(machine)
+    chosen = experiment("combined")
+    here = catalog.disks()
+    floors = {
+        label: settings
+        for label, settings in chosen.in_full.items()
+        if settings.step == "nothing" or settings.loader == "resident"
+    }
+    whole = {label: s for label, s in everything(chosen).items() if label not in floors}
+    combined = {(s.storage, s.prefetcher, s.preprocessor) for s in whole.values()}
+    assert combined == {
+        (storage, prefetcher, preprocessor)
+        for storage in (here.hdd, here.ssd)
+        for prefetcher in ("none", "prefetch_generator", "data_prefetcher")
+        for preprocessor in ("loops", "on_device")
+    }
+    assert (len(chosen.variants), len(whole), len(chosen.in_full)) == (3, 12, 9 + 6)
+    assert Counter((s.step, s.loader) for s in floors.values()) == {
+        ("nothing", "torch"): 4,
+        (None, "resident"): 2,
+    }
+    assert len(set(everything(chosen).values())) == 12 + 6
+    # Nothing else differs.
+    base = document_base()
+    for settings in everything(chosen).values():
+        named = ("storage", "prefetcher", "preprocessor", "step", "loader")
+        assert replace(settings, **{name: getattr(base, name) for name in named}) == base
+
+
+def test_combined_names_what_its_variants_are(on):
+    on("hard disk")
+    chosen = experiment("combined")
+    original, best = chosen.variants["original"], chosen.variants["best of the document"]
+    assert (original.storage, original.prefetcher, original.preprocessor) == (
+        "hdd",
+        "none",
+        "loops",
+    )
+    assert (best.storage, best.prefetcher, best.preprocessor) == (
+        "ssd", "data_prefetcher", "on_device"
+    )  # fmt: skip
+    assert chosen.variants["with prefetch_generator"] == replace(
+        best, prefetcher="prefetch_generator"
+    )
+    for label, settings in chosen.in_full.items():
+        words = re.split(r": | \+ ", label)
+        for word in words:
+            assert word in (
+                "loading alone", "computing alone", settings.storage, settings.prefetcher,
+                settings.preprocessor,
+            )  # fmt: skip
+
+
+def test_a_persons_settings_count_for_all_variants(on):
+    on("hard disk")
+    for name in CATALOG:
+        chosen = experiment(name, num_workers=3, data="my/photos", seed=7)
+        for settings in everything(chosen).values():
+            assert (settings.num_workers, settings.data, settings.seed) == (3, "my/photos", 7)
