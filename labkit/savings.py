@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from labkit import machine, media, operations_run, units
+from labkit.captions import quote
 from labkit.claims import stand_ins
 from labkit.parts.storage import IN_MEMORY
 from labkit.results import Run
@@ -247,17 +248,19 @@ def describe(found: Savings) -> list[str]:
     if baseline.reason:
         lines.append(f"Nothing is extrapolated: {baseline.reason}")
     elif not found.winner:
-        lines.append(f"Nothing to save: no variant is known to be faster than {baseline.variant}")
+        lines.append(
+            f"Nothing to save: no variant is known to be faster than {quote(baseline.variant)}"
+        )
     else:
         lines += _describe_winner(found, baseline, found.projection(found.winner))
     if found.data_bytes is not None:
         lines += _describe_fit(found)
     for p in others:
         if p.reason and p.reason != baseline.reason:
-            lines.append(f"{p.variant} is left out: {p.reason}")
+            lines.append(f"{quote(p.variant)} is left out: {p.reason}")
     for p in found.projections:
         if p.not_counted:
-            lines.append(f"Not counted for {p.variant}: {p.not_counted}")
+            lines.append(f"Not counted for {quote(p.variant)}: {p.not_counted}")
     lines.append(
         "Assumed: each image of the full data set takes as long as a measured one; the start of "
         "the workers is counted with the images"
@@ -266,7 +269,8 @@ def describe(found: Savings) -> list[str]:
 
 
 def _describe_winner(found: Savings, baseline: Projection, winner: Projection) -> list[str]:
-    now, then, saved_s = baseline.variant, winner.variant, found.saved_s(winner.variant)
+    saved_s = found.saved_s(winner.variant)
+    now, then = quote(baseline.variant), quote(winner.variant)
     lines = [
         f"An epoch of {found.images:,} images: {_epochs(baseline)} with {now}, {_epochs(winner)} "
         f"with {then}",
@@ -274,7 +278,9 @@ def _describe_winner(found: Savings, baseline: Projection, winner: Projection) -
         f"with {then}: {_days(saved_s)} saved ({units.percent(saved_s / baseline.total_s)})",
     ]
     if found.gpu_hour is not None:
-        lines.append(f"At {found.gpu_hour:g} per GPU hour: {found.saved_money(then):,.2f} saved")
+        lines.append(
+            f"At {found.gpu_hour:g} per GPU hour: {found.saved_money(winner.variant):,.2f} saved"
+        )
     if not winner.verdict:
         lines.append("Not established: this run speaks no verdict; run it with --mode full")
     elif winner.verdict != "faster":
@@ -282,7 +288,7 @@ def _describe_winner(found: Savings, baseline: Projection, winner: Projection) -
     best = max(found.projections, key=lambda p: found.saved_s(p.variant) or 0.0)
     if best is not winner:
         lines.append(
-            f"Over {found.epochs:,} epochs {best.variant} saves more, "
+            f"Over {found.epochs:,} epochs {quote(best.variant)} saves more, "
             f"{_days(found.saved_s(best.variant))}: its gain is in the later epochs"
         )
     return lines

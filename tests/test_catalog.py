@@ -19,7 +19,7 @@ DOCUMENTED = {
     "storage": {"ssd": 0.860, "tmpfs": 0.864},
     "preprocessing": {"simplified": 0.661},
     "opencv_vs_pil": {},
-    "combined": {"best of the document": 0.61, "with prefetch_generator": 0.61},
+    "combined": {"best of the document": 0.61, "best with prefetch_generator": 0.61},
 }
 # A machine -> its labkit.toml, whether its files can be evicted, why no disk can be throttled.
 MACHINES = {
@@ -309,7 +309,7 @@ def test_combined_names_what_its_variants_are(on):
     assert (best.storage, best.prefetcher, best.preprocessor) == (
         "ssd", "data_prefetcher", "on_device"
     )  # fmt: skip
-    assert chosen.variants["with prefetch_generator"] == replace(
+    assert chosen.variants["best with prefetch_generator"] == replace(
         best, prefetcher="prefetch_generator"
     )
     for label, settings in chosen.in_full.items():

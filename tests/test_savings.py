@@ -151,7 +151,7 @@ def test_a_warm_row_beside_a_cold_baseline_is_a_state_and_wins_nothing(tmp_path)
     run = make_run(tmp_path, {"hdd": 10.0, "hdd, warm": 5.0}, labels={"hdd, warm": WARM})
     found = calculate(run, ROOMY)
     assert found.winner == ""
-    said = "hdd, warm is left out: its cache was warm, the baseline's cold: a state, not a remedy"
+    said = "“hdd, warm” is left out: its cache was warm, the baseline's cold: a state, not a remedy"
     assert said in describe(found)
 
 
