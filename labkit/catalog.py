@@ -176,6 +176,8 @@ def opencv_vs_pil(base: Settings) -> Experiment:
 def combined(base: Settings) -> Experiment:
     """The documents' remedies together, against what they started from."""
     here = disks()
+    if here.modelled:
+        base = replace(base, cache="cold")  # a model can be cold on any platform
     levels = {
         "storage": {"hdd": here.hdd, "ssd": here.ssd},
         "prefetcher": {

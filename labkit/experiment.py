@@ -194,7 +194,8 @@ def _describe_data(settings: Settings) -> dict[str, object]:
     return {
         "folder": settings.data,
         "images": len(reader),
-        "bytes": sum(path.stat().st_size for path in reader.paths),
+        # One that is missing is named by preflight, together with all others.
+        "bytes": sum(path.stat().st_size for path in reader.paths if path.exists()),
         "boxes": reader.boxes,
         "manifest_hash": reader.manifest_hash,
     }
@@ -209,7 +210,7 @@ def _check_together(variants: Mapping[str, Settings], available: int) -> None:
                 f"{name} must be the same for all variants, got {', '.join(values)}; "
                 "make them experiments of their own"
             )
-    modelled = {label: s.storage.startswith("modelled") for label, s in variants.items()}
+    modelled = {label: _is_modelled(settings) for label, settings in variants.items()}
     if any(modelled.values()) and not all(modelled.values()):
         beside = [label for label, is_modelled in modelled.items() if not is_modelled]
         raise ValueError(
@@ -225,6 +226,13 @@ def _check_together(variants: Mapping[str, Settings], available: int) -> None:
             f"batch_size must have a common multiple of at most {wanted} images in all variants, "
             f"got {', '.join(map(str, sizes))}; choose sizes that divide each other"
         )
+
+
+def _is_modelled(settings: Settings) -> bool:
+    try:
+        return source.locate_data(settings).disk is not None
+    except Skip:  # stays out, with its reason
+        return False
 
 
 def _check_unchanged(old: Run) -> None:
