@@ -26,8 +26,8 @@ from labkit.operations_summary import summarize_operations
 from labkit.page import Section
 from labkit.predictions import document_predictions, predict, predictions_table
 from labkit.results import Run, explain_unwritable, newest_runs
-from labkit.savings import describe
 from labkit.savings import savings as project
+from labkit.savings_text import describe
 from labkit.settings import AS_PUBLISHED, Settings
 from labkit.source import open_source
 from labkit.summary import Summary

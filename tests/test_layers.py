@@ -28,7 +28,7 @@ LAYERS = [
     ["preparation"],
     ["runner"],
     ["experiment", "operations_run", "operations_summary"],
-    ["catalog", "claim_list", "claims", "savings", "diagnosis"],
+    ["catalog", "claim_list", "claims", "savings", "savings_text", "diagnosis"],
     ["predictions", "block_ratios", "findings"],
     ["figures"],
     ["charts", "epoch_chart"],

@@ -10,8 +10,9 @@ from fakes import fake_info, fake_trial
 
 from labkit import machine
 from labkit.results import append_trial, create_run, load_run
-from labkit.savings import describe, document_savings, rows
+from labkit.savings import rows
 from labkit.savings import savings as project
+from labkit.savings_text import describe, document_savings
 
 GB = 10**9
 REAL = {"storage": "real", "cache": "cold", "accelerator": "cuda:H200"}
