@@ -81,14 +81,14 @@ def page(sections: Sequence[Section], claims: Sequence[Mapping[str, object]] = (
 
     Args:
         sections: one per run.
-        claims: rows of `claims.answers`, shown first.
+        claims: rows of `claims.answers`; last, for most of a long list is not run at first.
     """
     links = [
         f'<li><a href="#experiment-{i}">{escape(section.title)}</a></li>'
         for i, section in enumerate(sections)
     ]
     if claims:
-        links.insert(0, '<li><a href="#claims">The documents\' claims</a></li>')
+        links.append('<li><a href="#claims">The documents\' claims</a></li>')
     contents = f"<nav><ol>{''.join(links)}</ol></nav>" if len(links) > 1 else ""
     body = "".join(_section(i, section) for i, section in enumerate(sections))
     return f"""<!DOCTYPE html>
@@ -104,7 +104,7 @@ def page(sections: Sequence[Section], claims: Sequence[Mapping[str, object]] = (
 <p class="soft">Normalized epoch time is a variant's time over the baseline's in the same block;
 lower is better.</p>{contents}</header>
 <main>
-{_claims(claims)}{body}</main>
+{body}{_claims(claims)}</main>
 </body>
 </html>
 """
