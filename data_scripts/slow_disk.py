@@ -79,6 +79,9 @@ def status(folder: Path) -> int:
         units.count_bytes(size) for size in (disk.request_bytes, disk.sequential_bytes_per_s)
     )
     print(f"a request reads {request} at most, so reading in sequence can reach {most}/s")
+    if disk.owner == "run" and not disk.owned:
+        print("in use by a run, whose measurement a second one would spoil: not measured")
+        return 0
     print(f"\n{'pattern':<12}{'readers':>7}{'requested':>16}{'measured':>16}{'off':>9}")
     rates = throttled.measure(disk)
     for rate in rates:

@@ -21,6 +21,7 @@ from labkit.summary import Row, Summary
 # How labels begin that are not the real thing, and those of which nobody knows that they are.
 STAND_INS = {"accelerator": ("emulated",), "storage": ("throttled", "modelled")}
 WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}
+LISTED = 4  # more names than these are a table's business
 NOT_KNOWN = "unknown"  # where a dash would not say what is missing
 
 
@@ -142,7 +143,9 @@ def stand_ins(summary: Summary) -> list[str]:
 
 
 def join(names: Sequence[str]) -> str:
-    """List variants so that it is seen where one ends: hdd, ssd and “ssd, warm”."""
+    """List variants so that it is seen where one ends: hdd, ssd and “ssd, warm”; or count them."""
+    if len(names) > LISTED:
+        return f"{len(names)} variants"
     *others, last = map(quote, names)
     return f"{', '.join(others)} and {last}" if others else last
 

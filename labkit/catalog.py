@@ -10,8 +10,10 @@ answer a question about one; what stands in is named in the notes and the rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from labkit import media
 from labkit.experiment import Experiment
@@ -28,7 +30,7 @@ def document_base() -> Settings:
     cold again, warm is all that can be compared.
     """
     return Settings(
-        storage="hdd" if "hdd" in media.media() else "here",
+        storage="here" if _why_no_hard_disk() else "hdd",
         cache="cold" if can_evict() else "warm",
         decoder="opencv",
         preprocessor="loops",
@@ -51,30 +53,57 @@ class Disks:
         return self.hdd.startswith("modelled")
 
 
-def disks() -> Disks:
-    """Choose the media: a named hard disk, else a throttled one, else all of them modelled."""
-    named = "hdd" in media.media()
-    if named and can_evict():
+def disks(why_not_throttled: str | None = None) -> Disks:
+    """Choose the media: a named hard disk, else a throttled one, else all of them modelled.
+
+    Args:
+        why_not_throttled: a reason found out by trying; unset: what can be seen without trying.
+    """
+    missing = _why_no_hard_disk()
+    if not missing:
         return Disks(hdd="hdd", ssd="ssd", tmpfs="tmpfs")
-    unnamed = "no hard disk is named in labkit.toml (make lab HDD=/a/folder/on/it)"
-    if named:
-        unnamed = "files cannot be evicted from memory on this platform (no posix_fadvise)"
-    if not (why_not := throttled.why_not()):
+    why_not = throttled.why_not() if why_not_throttled is None else why_not_throttled
+    if not why_not:
         return Disks(
             hdd="throttled",
             ssd="ssd",
             tmpfs="tmpfs",
-            notes=(f"{unnamed}: a disk that the kernel slows down stands in for it",),
+            notes=(f"{missing}: a disk that the kernel slows down stands in for it",),
         )
     return Disks(
         hdd="modelled_hdd",
         ssd="modelled_ssd",
         tmpfs="modelled_memory",
-        notes=(f"{unnamed}, and none can be throttled here ({why_not}): every medium is modelled",),
+        notes=(f"{missing}, and none can be throttled here ({why_not}): every medium is modelled",),
     )
 
 
-def prefetching(base: Settings, protocol: str = CORRECTED) -> Experiment:
+def _why_no_hard_disk() -> str:
+    """Say why there is no hard disk to start cold from; empty where there is one."""
+    folder = media.media().get("hdd")
+    if folder is None:
+        return "no hard disk is named in labkit.toml (make lab HDD=/a/folder/on/it)"
+    if not can_evict():
+        return "files cannot be evicted from memory on this platform (no posix_fadvise)"
+    if not folder.is_dir():
+        return f"labkit.toml names {folder} as hard disk, which is not there"
+    if not os.access(folder, os.W_OK):
+        return f"labkit.toml names {folder} as hard disk, which cannot be written to"
+    if media.describe_medium(folder).in_memory:
+        return f"labkit.toml names {folder} as hard disk, which is kept in memory"
+    return ""
+
+
+def _disks_for(base: Settings, why_not_throttled: str | None) -> Disks:
+    """Choose the media, modelled ones where a person asks for the modelled hard disk."""
+    if base.storage == "modelled_hdd":
+        return replace(disks("a modelled disk was asked for"), notes=())
+    return disks(why_not_throttled)
+
+
+def prefetching(
+    base: Settings, protocol: str = CORRECTED, why_not_throttled: str | None = None
+) -> Experiment:
     """Experiment 1 of [004]: does fetching ahead shorten the epoch?"""
     published = {
         "original": 1.000,
@@ -99,7 +128,7 @@ def prefetching(base: Settings, protocol: str = CORRECTED) -> Experiment:
         return experiment
     short = {"data_prefetcher": "data_prefetcher_as_published", "both": "both_as_published"}
     # The document ran it on a hard disk, which is what makes a cold first run slow.
-    here = disks()
+    here = _disks_for(base, why_not_throttled)
     variants = {
         label: replace(settings, storage=here.hdd, prefetcher=short.get(label, settings.prefetcher))
         for label, settings in experiment.variants.items()
@@ -109,9 +138,11 @@ def prefetching(base: Settings, protocol: str = CORRECTED) -> Experiment:
     return _as_published(replace(experiment, notes=here.notes), variants, protocol, here)
 
 
-def storage(base: Settings, protocol: str = CORRECTED) -> Experiment:
+def storage(
+    base: Settings, protocol: str = CORRECTED, why_not_throttled: str | None = None
+) -> Experiment:
     """Experiment 2 of [004]: does a faster disk shorten the epoch?"""
-    here = disks()
+    here = _disks_for(base, why_not_throttled)
     cold = replace(base, cache="cold", preprocessor="loops")
     names = {"hdd": here.hdd, "ssd": here.ssd} | _nvme(here)
     variants = {
@@ -173,9 +204,9 @@ def opencv_vs_pil(base: Settings) -> Experiment:
     )
 
 
-def combined(base: Settings) -> Experiment:
+def combined(base: Settings, *, why_not_throttled: str | None = None) -> Experiment:
     """The documents' remedies together, against what they started from."""
-    here = disks()
+    here = _disks_for(base, why_not_throttled)
     if here.modelled:
         base = replace(base, cache="cold")  # a model can be cold on any platform
     levels = {
@@ -252,15 +283,31 @@ def experiment(name: str, *, protocol: str = CORRECTED, **changes: object) -> Ex
     """
     build = pick(CATALOG, name, "experiment")
     base = with_settings(document_base(), changes)
-    if protocol == CORRECTED:
-        return build(base)
-    pick(dict.fromkeys((CORRECTED, AS_PUBLISHED)), protocol, "protocol")
-    if name not in AS_PUBLISHED_TOO:
-        raise ValueError(
-            f"protocol must be {CORRECTED!r} for {name}, got {protocol!r}; "
-            f"{' and '.join(AS_PUBLISHED_TOO)} know the document's own"
-        )
-    return build(base, protocol)
+    if protocol != CORRECTED:
+        pick(dict.fromkeys((CORRECTED, AS_PUBLISHED)), protocol, "protocol")
+        if name not in AS_PUBLISHED_TOO:
+            raise ValueError(
+                f"protocol must be {CORRECTED!r} for {name}, got {protocol!r}; "
+                f"{' and '.join(AS_PUBLISHED_TOO)} know the document's own"
+            )
+        build = partial(build, protocol=protocol)
+    found = build(base)
+    _check_kept(found, changes)
+    if "throttled" in {settings.storage for settings in found.variants.values()}:
+        found = replace(found, otherwise=lambda why: build(base, why_not_throttled=why))
+    return found
+
+
+def _check_kept(experiment: Experiment, changes: Mapping[str, object]) -> None:
+    """Refuse a setting that the experiment itself decides, instead of dropping it silently."""
+    for name, value in changes.items():
+        chosen = list(dict.fromkeys(getattr(s, name) for s in experiment.variants.values()))
+        # Asking for the modelled hard disk is asking for all media to be modelled.
+        if chosen != [value] and not (name == "storage" and value == chosen[0] == "modelled_hdd"):
+            raise ValueError(
+                f"{name} must be left out for {experiment.name}, which takes "
+                f"{', '.join(map(str, chosen))}, got {value}"
+            )
 
 
 def _nvme(disks: Disks) -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from labkit import catalog, machine, operations_run, units
 from labkit.captions import STAND_INS
 from labkit.claim_list import CLAIMS, Claim
+from labkit.operations_summary import summarize_operations
 from labkit.results import Run, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import DELTA
@@ -133,8 +134,27 @@ def _answer(
 
 
 def _answer_elsewhere(run: Run) -> str:
-    """Answer for a run whose rows are no normalized times, as milliseconds per image."""
-    return "measured: see its table"
+    """Answer for OpenCV against Pillow by counting operations and sizes."""
+    rows = [
+        row
+        for row in summarize_operations(run)
+        if (row.library, row.baseline) == ("opencv", "pillow") and row.ratio is not None
+    ]
+    if not rows:
+        return "not run: this run has no operation of both libraries"
+    if not any(row.verdict for row in rows):
+        less = sum(row.ratio < 1 for row in rows)
+        return (
+            f"opencv took less time in {less} of {len(rows)} operations and sizes; "
+            f"{run.info['mode']} mode speaks no verdict"
+        )
+    faster = sum(row.verdict == "faster" for row in rows)
+    slower = sum(row.verdict == "slower" for row in rows)
+    # "Mostly" is more than half.
+    word = {faster * 2 > len(rows): "agrees", slower * 2 > len(rows): "differs"}.get(
+        True, "inconclusive"
+    )
+    return f"{word}: opencv faster in {faster}, slower in {slower} of {len(rows)}"
 
 
 def _no_number(row: Row) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +20,7 @@ import labkit as lab
 from labkit import machine, notebook, results
 from labkit.claims import answers, claims_text
 from labkit.operations_run import NAME as OPERATIONS
-from labkit.settings import MODES, field_kinds, help_texts
+from labkit.settings import CORRECTED, MODES, field_kinds, help_texts
 from labkit.tables import TABLES
 
 
@@ -32,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
         130 cancelled.
     """
     options = _parser().parse_args(arguments)
+    if threading.current_thread() is threading.main_thread():
+        # Asked to end from outside, leave nothing behind, just as after Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return options.command(options)
     except KeyboardInterrupt:
@@ -170,16 +176,42 @@ def _run(options: argparse.Namespace) -> int:
     changes = {name: getattr(options, name) for name in field_kinds() if hasattr(options, name)}
     given = {"results": options.results, "blocks": options.blocks}
     protocol = options.protocol.replace("-", " ")
+    if len(options.names) == 1:
+        return _show(_prepared(options.names[0], options.mode, protocol, changes, given)())
     # Build all before running any: a typo in the third name must not cost two runs.
-    waiting = []
+    waiting = {}
     for name in options.names or (*lab.CATALOG, OPERATIONS):
-        if name == OPERATIONS:
-            own = {key: changes[key] for key in ("data", "seed") if key in changes}
-            waiting.append(partial(lab.run_operations, mode=options.mode, **own, **given))
-        else:
-            experiment = lab.experiment(name, protocol=protocol, **changes)
-            waiting.append(partial(lab.run, experiment, options.mode, **given))
-    return max(_show(run()) for run in waiting)
+        try:
+            waiting[name] = _prepared(name, options.mode, protocol, changes, given)
+        except ValueError as error:
+            if options.names:
+                raise
+            print(f"{name} is left out: {error}\n", file=sys.stderr)
+    if not waiting:
+        return 1
+    status = 0
+    for name, run in waiting.items():
+        try:
+            status = max(status, _show(run()))
+        except (ValueError, OSError, RuntimeError) as error:  # the others can still be run
+            print(f"labkit: {name}: {error}\n", file=sys.stderr)
+            status = 1
+    return status
+
+
+def _prepared(
+    name: str, mode: str, protocol: str, changes: dict, given: dict
+) -> Callable[[], results.Run]:
+    """Build what a name stands for, ready to be run; refuses what cannot work."""
+    if name != OPERATIONS:
+        return partial(lab.run, lab.experiment(name, protocol=protocol, **changes), mode, **given)
+    own = {key: value for key, value in changes.items() if key in ("data", "seed")}
+    if protocol != CORRECTED:
+        raise ValueError(f"protocol must be {CORRECTED} for {name}, got {protocol}")
+    if len(own) < len(changes):
+        others = ", ".join(key for key in changes if key not in own)
+        raise ValueError(f"settings must be data or seed for {name}, got {others}; leave them out")
+    return partial(lab.run_operations, mode=mode, **own, **given)
 
 
 def _show(run: results.Run) -> int:
@@ -187,6 +219,8 @@ def _show(run: results.Run) -> int:
     print(f"\n{notebook.text(run)}\n")
     if found := notebook.findings(run):
         print(f"{found}\n")
+    if run.info["experiment"] == "combined":
+        print(f"{notebook.predictions(run).to_string()}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
     return 0 if run.info["status"] == "finished" else 1
 
@@ -232,7 +266,7 @@ def _doctor(options: argparse.Namespace) -> int:
     given = {name: Path(folder) for name, folder in given.items() if folder}
     if options.write:
         machine.write_media(Path("labkit.toml"), **given)
-    for topic, value, remark in machine.doctor_report(given):
+    for topic, value, remark in notebook.doctor_rows(given):
         print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
     return 0
 

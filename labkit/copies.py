@@ -221,6 +221,8 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _start(copy: Path, state: dict, *, mode: int) -> None:
     """Make the folder ours, or refuse one that is not."""
+    if copy.exists() and hasattr(os, "getuid") and copy.stat().st_uid != os.getuid():
+        raise Skip(f"{copy} must be this user's own, got another's; have it removed")
     if copy.is_dir() and not (copy / MARK).is_file():
         # A kill can leave nothing but the mark's own beginning.
         if {path.name for path in copy.iterdir()} - {f".{MARK}.part"}:
@@ -244,8 +246,8 @@ def _check_room(copy: Path, needed_bytes: int) -> None:
     if needed_bytes * (1 + SPARE_SHARE) > free_bytes:
         raise Skip(
             f"{copy.parent} must have {units.count_bytes(needed_bytes * (1 + SPARE_SHARE))} "
-            f"{where} for the data, got {units.count_bytes(free_bytes)}; free some space, choose "
-            "another folder, or use less data"
+            f"{where} for the data, got {units.count_bytes(free_bytes)}; free some space, "
+            "choose another folder, or use less data"
         )
 
 

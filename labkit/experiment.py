@@ -13,18 +13,18 @@ import math
 import re
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
 from labkit import machine, source, tables
 from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_run import resume_operations
+from labkit.plan import check_blocks
 from labkit.results import Run, create_run, load_run
 from labkit.runner import run_to_the_end
 from labkit.settings import (
     CORRECTED,
-    MIN_JUDGED_BLOCKS,
     MODES,
     PROTOCOLS,
     Mode,
@@ -32,6 +32,7 @@ from labkit.settings import (
     complete,
     pick,
 )
+from labkit.staging import why_not_throttled
 from labkit.trial import Skip, utc_now
 from labkit.underway import UnderWay
 
@@ -61,6 +62,8 @@ class Experiment:
     """"corrected", or "as in the document": each variant in its order, nothing repeated."""
     notes: tuple[str, ...] = ()
     """Sentences about the machine that belong to every run, such as what stands in for what."""
+    otherwise: Callable[[str], Experiment] | None = None
+    """What to run instead where the throttled disk cannot be put up; takes the reason."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -103,7 +106,11 @@ def run(
         RuntimeError: the baseline cannot be measured here; what was finished stays.
     """
     chosen = pick(MODES, mode, "mode")
-    blocks = _blocks(chosen, blocks)
+    blocks = check_blocks(chosen, blocks)
+    if experiment.otherwise is not None:
+        baseline = experiment.variants[experiment.baseline]
+        if reason := why_not_throttled(_complete(baseline, chosen)):
+            experiment = experiment.otherwise(reason)
     wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
     variants = {label: _complete(settings, chosen) for label, settings in wanted.items()}
     skipped = {}
@@ -165,18 +172,6 @@ def resume(
     _check_unchanged(old)
     own = tables.own_parts()
     return run_to_the_end(UnderWay(old.folder, old.info, own=own, cancel=cancel, progress=progress))
-
-
-def _blocks(mode: Mode, blocks: int | None) -> int:
-    blocks = mode.blocks if blocks is None else blocks
-    least = MIN_JUDGED_BLOCKS if mode.judged else 1
-    if blocks < least:
-        raise ValueError(f"blocks must be at least {least} in mode {mode.name}, got {blocks}")
-    if not mode.shuffled and blocks != 1:
-        raise ValueError(
-            f"blocks must be 1 in mode {mode.name}, got {blocks}; the documents ran everything once"
-        )
-    return blocks
 
 
 def _complete(settings: Settings, mode: Mode) -> Settings:

@@ -141,10 +141,14 @@ def _order_alone(summary: Summary, again: Row) -> str:
     time = units.normalized(again.normalized_time)
     if again.ci_low is not None:
         time += f" {units.interval(again.ci_low, again.ci_high)}"
-    return (
+    said = (
         f"{quote(again.variant)} changes nothing and took {time} of {quote(summary.baseline)}, "
-        "which ran first and cold: as much as that, the order and the cache give any variant."
+        "which ran first and cold"
     )
+    if again.normalized_time >= 1:
+        return f"{said}: the order and the cache gave it nothing."
+    doubt = " or noise, of which one trial each says nothing" if summary.n_blocks < 2 else ""
+    return f"{said}: as much as that may be the order's and the cache's doing{doubt}."
 
 
 def _cold_and_warm(cold: Row, other: Row, compared: Compared, *, in_order: bool) -> str:

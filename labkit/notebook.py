@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from labkit import charts, figures, machine, operations_chart, operations_report, page, report
 from labkit.captions import stand_ins
-from labkit.catalog import CATALOG
+from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
 from labkit.epoch_chart import epoch_chart as draw_epochs
 from labkit.findings import findings as find
@@ -110,7 +110,7 @@ def newest_run(name: str, results: Path | str = "results") -> Run | None:
 
 def gallery(results: Path | str = "results") -> Gallery:
     """Show the chart and the table of every experiment's newest finished run."""
-    return Gallery([section(run) for run in _newest(results).values()])
+    return Gallery([section(run) for run in _newest(results)])
 
 
 class Gallery:
@@ -128,6 +128,7 @@ class Gallery:
             f"<p>{'<br>'.join(map(escape, [*section.warnings, *section.conditions]))}</p>"
             + "".join(figures.mimebundle(figure)[0]["text/html"] for figure in section.figures)
             + page.html_table(section.header, section.cells)
+            + Lines([*section.findings, *section.notes])._repr_html_()
             for section in self._sections
         )
 
@@ -162,7 +163,7 @@ def write_page(results: Path | str = "results") -> Path:
             f"results must hold at least one run, got none in {results}; "
             "make one with: labkit run prefetching"
         )
-    sections = [section(run) for run in newest.values()]
+    sections = [section(run) for run in newest]
     path = Path(results) / PAGE
     unfinished = path.with_suffix(".part")
     with explain_unwritable(results):
@@ -180,7 +181,18 @@ def doctor(data: str | None = None) -> pd.DataFrame:
     from labkit.frame import Frame
 
     folders = {"data": Path(data)} if data and Path(data).is_dir() else {}
-    return Frame(machine.doctor_report(folders), columns=["", "here", "remark"]).set_index("")
+    return Frame(doctor_rows(folders), columns=["", "here", "remark"]).set_index("")
+
+
+def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
+    """List what this machine has, and what will stand in for a hard disk.
+
+    Args:
+        folders: name -> directory to look at, beside those of labkit.toml.
+    """
+    chosen = disks()
+    rows = machine.doctor_report(folders)
+    return [*rows, ("hard disk", chosen.hdd, "; ".join(chosen.notes))]
 
 
 def describe_data(data: str) -> pd.DataFrame:
@@ -208,19 +220,33 @@ def _is_operations(run: Run) -> bool:
     return run.info.get("kind") == OPERATIONS_RUN
 
 
+def _is_as_published(info: Mapping[str, object]) -> bool:
+    return info.get("protocol") == AS_PUBLISHED
+
+
 def _is_finished(info: Mapping[str, object]) -> int | None:
     # A run as in the document answers another question; it must not hide a corrected one.
-    return None if info["status"] != "finished" else int(info.get("protocol") != AS_PUBLISHED)
+    return None if info["status"] != "finished" else int(not _is_as_published(info))
 
 
-def _newest(results: Path | str) -> dict[str, Run]:
-    """Take every experiment's run to show: in the documents' order, a person's own after it."""
+def _newest(results: Path | str) -> list[Run]:
+    """Take every experiment's run to show: in the documents' order, a person's own after it.
+
+    A run as in the document stands beside the corrected one.
+    """
     # Where nothing is finished, what there is.
     newest = newest_runs(results, lambda info: 0) | newest_runs(results, _is_finished)
-    order = [*CATALOG, OPERATIONS_RUN]
-    return {
-        name: newest[name] for name in [*order, *sorted(set(newest) - set(order))] if name in newest
-    }
+    faithful = newest_runs(
+        results,
+        lambda info: 0 if _is_as_published(info) and info["status"] == "finished" else None,
+    )
+    known = [name for name in (*CATALOG, OPERATIONS_RUN) if name in newest]
+    shown = []
+    for name in [*known, *sorted(set(newest) - set(known))]:
+        shown.append(newest[name])
+        if name in faithful and faithful[name].folder != newest[name].folder:
+            shown.append(faithful[name])
+    return shown
 
 
 def section(run: Run) -> Section:
@@ -241,11 +267,14 @@ def section(run: Run) -> Section:
         )
     summary = summarize(run)
     warnings = stand_ins(summary)
+    title = summary.question
+    if _is_as_published(run.info):
+        title += f" ({AS_PUBLISHED})"
     drawn = [charts.chart(summary)]
     if summary.experiment in EPOCHS_APART:
         drawn.append(draw_epochs(summary))
     return Section(
-        title=summary.question,
+        title=title,
         run=name,
         warnings=warnings,
         conditions=report.table_conditions(summary)[1 if warnings else 0 :],

@@ -19,6 +19,7 @@ from labkit.launcher import Cancelled, Launcher
 from labkit.operations import OPERATIONS, SIZES_PX
 from labkit.operations_summary import KIND, SCHEMA
 from labkit.operations_timing import PHOTOS, TWICE
+from labkit.plan import check_blocks
 from labkit.progress import RunProgress
 from labkit.results import (
     Run,
@@ -28,7 +29,7 @@ from labkit.results import (
     load_run,
     write_info,
 )
-from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Settings, pick
+from labkit.settings import MODES, Settings, pick
 from labkit.trial import utc_now
 
 NAME = "operations"
@@ -67,10 +68,7 @@ def run_operations(
         TrialFailed: a block failed, as on a broken photograph; finished blocks stay.
     """
     chosen = pick(MODES, mode, "mode")
-    blocks = chosen.blocks if blocks is None else blocks
-    least = MIN_JUDGED_BLOCKS if chosen.judged else 1
-    if blocks < least:
-        raise ValueError(f"blocks must be at least {least} in mode {mode}, got {blocks}")
+    blocks = check_blocks(chosen, blocks)
     settings = Settings(data=str(data), seed=seed)
     info = {
         "schema": SCHEMA,

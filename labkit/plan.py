@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from labkit.settings import MIN_JUDGED_BLOCKS, Mode
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
@@ -48,3 +50,24 @@ def plan(
                 role = f"A{runs_of_baseline}"
             planned.append(Planned(block=block, position=position, variant=label, role=role))
     return planned
+
+
+def check_blocks(mode: Mode, blocks: int | None) -> int:
+    """Give the number of blocks of a run.
+
+    Args:
+        mode: its own number is taken where none is given.
+        blocks: a person's choice.
+
+    Raises:
+        ValueError: too few for verdicts, or several where the mode has one.
+    """
+    blocks = mode.blocks if blocks is None else blocks
+    least = MIN_JUDGED_BLOCKS if mode.judged else 1
+    if blocks < least:
+        raise ValueError(f"blocks must be at least {least} in mode {mode.name}, got {blocks}")
+    if not mode.shuffled and blocks != 1:
+        raise ValueError(
+            f"blocks must be 1 in mode {mode.name}, got {blocks}; the documents ran everything once"
+        )
+    return blocks

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.settings import AS_PUBLISHED
 from labkit.trial import Trial
 
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
@@ -168,7 +169,10 @@ def find_run(results: Path | str, name: str) -> Run:
     if (Path(name) / RUN_FILE).is_file():
         return load_run(name)
     folders = list_runs(results)
-    newest = [folder for folder in folders if folder.parent.name == name][-1:]
+    newest = [folder for folder in folders if folder.parent.name == name]
+    # One in the document's own order answers another question: its id finds it.
+    corrected = [folder for folder in newest if not _is_as_published(folder)]
+    newest = (corrected or newest)[-1:]
     matches = newest or [f for f in folders if f.name.startswith(name) or f.name.endswith(name)]
     if not matches:
         known = ", ".join(f"{f.parent.name}/{f.name}" for f in folders[-5:]) or "none yet"
@@ -182,6 +186,11 @@ def find_run(results: Path | str, name: str) -> Run:
             f"{', '.join(match.name for match in matches)}; write more of the id"
         )
     return load_run(matches[0])
+
+
+def _is_as_published(folder: Path) -> bool:
+    info = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    return info.get("protocol") == AS_PUBLISHED
 
 
 def _ends_with_newline(file: object) -> bool:

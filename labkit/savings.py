@@ -125,7 +125,8 @@ def savings(
     if memory_bytes is None:
         memory_bytes = recorded.get("memory_bytes") or machine.memory_bytes()
     if shared_memory_bytes is None:
-        shared_memory_bytes = recorded.get("shm_bytes") or _tmpfs_bytes()
+        named = "tmpfs" in media.media()  # larger than /dev/shm, or nobody would mount it
+        shared_memory_bytes = (not named and recorded.get("shm_bytes")) or _tmpfs_bytes()
     asked = Savings(
         epochs=epochs,
         images=images,

@@ -49,8 +49,9 @@ def _describe_winner(found: Savings, baseline: Projection, winner: Projection) -
     lines = [
         f"An epoch of {found.images:,} images: {_epochs(baseline)} with {now}, {_epochs(winner)} "
         f"with {then}",
-        f"{found.epochs:,} epochs: {_days(baseline.total_s)} with {now}, {_days(winner.total_s)} "
-        f"with {then}: {_days(saved_s)} saved ({units.percent(saved_s / baseline.total_s)})",
+        f"{units.count(found.epochs, 'epoch')}: {_days(baseline.total_s)} with {now}, "
+        f"{_days(winner.total_s)} with {then}: {_days(saved_s)} saved "
+        f"({units.percent(saved_s / baseline.total_s)})",
     ]
     if found.gpu_hour is not None:
         lines.append(
@@ -63,7 +64,7 @@ def _describe_winner(found: Savings, baseline: Projection, winner: Projection) -
     best = max(found.projections, key=lambda p: found.saved_s(p.variant) or 0.0)
     if best is not winner:
         lines.append(
-            f"Over {found.epochs:,} epochs {quote(best.variant)} saves more, "
+            f"Over {units.count(found.epochs, 'epoch')} {quote(best.variant)} saves more, "
             f"{_days(found.saved_s(best.variant))}: its gain is in the later epochs"
         )
     return lines

@@ -94,6 +94,21 @@ def staged(
         }
 
 
+def why_not_throttled(settings: Settings) -> str:
+    """Try to put the throttled disk up for the data, and take it down again.
+
+    Returns:
+        What stands in the way; empty where nothing does.
+    """
+    reader = open_reader(settings.packing, Path(settings.data))
+    sizes = [path.stat().st_size for path in (*reader.paths, *reader.companions) if path.exists()]
+    try:
+        with _throttled_disk(sum(sizes), len(reader), say=lambda line: None):
+            return ""
+    except Skip as reason:
+        return str(reason).partition("; ")[0].removeprefix("throttled disk: ")
+
+
 @contextlib.contextmanager
 def _throttled_disk(size_bytes: int, files: int, say: Callable[[str], None]) -> Iterator[None]:
     """Put the throttled disk up; take it down again unless a person had put it up."""

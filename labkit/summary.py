@@ -131,8 +131,11 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     twice = info.get("shuffled", mode is None or mode.shuffled)
     base_runs, runs = _complete_blocks(info, trials, twice=twice)
     log_ratios = {name: _log_ratios(by_block, base_runs) for name, by_block in runs.items()}
+    floors = {name for name in runs if _is_floor(info["variants"][name])}
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
-    levels = dict(zip(testable, holm([p_value(log_ratios[name]) for name in testable])))
+    judged_together = [name for name in testable if name not in floors]
+    levels = dict.fromkeys(testable, ALPHA)
+    levels |= zip(judged_together, holm([p_value(log_ratios[name]) for name in judged_together]))
     pairs = base_runs.values() if twice else []
     aa = [math.log(a2.time_s / a1.time_s) for a1, a2 in pairs]
     aa_low, aa_high = ratio_interval(aa, ALPHA)
@@ -142,11 +145,11 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
 
     rows = [_baseline_row(info, base_runs, trials, judged=judged)]
     for name, d in log_ratios.items():
-        words = judged and len(d) >= MIN_JUDGED_BLOCKS
+        words = judged and len(d) >= MIN_JUDGED_BLOCKS and name not in floors
         said = verdict(d, levels[name], stable=stable) if words else ""
         outcome = _outcome(name, info, trials, measured=bool(d))
         rows.append(_variant_row(outcome, d, levels.get(name), said, list(runs[name].values())))
-    effects = [detectable_share(log_ratios[name], level) for name, level in levels.items()]
+    effects = [detectable_share(log_ratios[name], levels[name]) for name in judged_together]
     inconclusive = [row.variant for row in rows if row.verdict == "inconclusive"]
     return Summary(
         experiment=info["experiment"],
@@ -172,6 +175,11 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         ),
         judged=judged,
     )
+
+
+def _is_floor(settings: Mapping[str, object]) -> bool:
+    """Whether a variant does only part of the work: it is no remedy to be judged."""
+    return settings.get("step") == "nothing" or settings.get("loader") == "resident"
 
 
 def _complete_blocks(
@@ -271,7 +279,8 @@ def _run_notes(info: Mapping, n_blocks: int, *, judged: bool, stable: bool) -> l
     if info.get("protocol") == AS_PUBLISHED:
         notes.append(
             "as in the document: variants in its order, only the first of a block starts cold, "
-            "and its own loop; a difference may be the order's, so no verdicts"
+            "the others find what it left in memory; a difference may be the order's, so no "
+            "verdicts"
         )
     elif mode in MODES and not MODES[mode].judged:
         notes.append(f"{mode} mode: numbers, no verdicts")

@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -199,7 +200,24 @@ def _one_line(error: BaseException) -> str:
     line = f"{type(error).__name__}: {text[0] if text else ''}"
     if line.startswith("RuntimeError: DataLoader worker"):
         line += f"; {IF_OUT_OF_MEMORY}"
+    if "DataLoader worker" in line and any("No space left" in part for part in text):
+        line = _no_shared_memory() or line
     return line
+
+
+def _no_shared_memory() -> str:
+    """Say that batches found no room on their way from the loader workers."""
+    from labkit import units
+    from labkit.machine import SHARED_MEMORY
+
+    if not SHARED_MEMORY.is_dir():
+        return ""
+    room = shutil.disk_usage(SHARED_MEMORY)
+    return (
+        f"{SHARED_MEMORY} must have room for the batches of all loader workers, got "
+        f"{units.count_bytes(room.free)} free of {units.count_bytes(room.total)}; use fewer "
+        "workers or a smaller batch, or give a container more with: docker run --shm-size=2g"
+    )
 
 
 def _read_line(descriptor: int) -> bytes:

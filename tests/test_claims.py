@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+from fake_operations import TIMES_MS, fake_run
 from fakes import LABELS, fake_info, fake_trial, fake_trials
 
 from labkit import catalog, machine
 from labkit.claims import CLAIMS, agreement, answers, claims_table, claims_text
-from labkit.results import append_trial, create_run, newest_runs
+from labkit.results import append_rows, append_trial, create_run, newest_runs
 
 DOCUMENTS = Path(__file__).parent.parent / "docs" / "documents.md"
 REAL = {"storage": "real", "cache": "cold", "accelerator": "cuda:H200"}
@@ -293,8 +294,24 @@ def test_a_run_of_operations_is_not_read_as_epochs(tmp_path, monkeypatch):
     monkeypatch.setitem(catalog.CATALOG, "opencv_vs_pil", catalog.prefetching)
     folder = make_run(tmp_path, experiment="operations", kind="operations", trials=[])
     row = row_of(tmp_path, 23)
-    assert row["answer"] == "operations: measured: see its table; opencv: not run"
+    nothing = "operations: not run: this run has no operation of both libraries; opencv: not run"
+    assert row["answer"] == nothing
     assert row["run"] == folder.name
+
+
+@pytest.mark.parametrize(
+    ("opencv_ms", "mode", "said"),
+    [
+        (1.4, "full", "agrees: opencv faster in 4, slower in 0 of 4"),
+        (9.0, "full", "inconclusive: opencv faster in 2, slower in 2 of 4"),
+        (1.4, "quick", "opencv took less time in 4 of 4 operations and sizes; quick mode speaks"),
+    ],
+)
+def test_opencv_against_pillow_is_answered_by_counting(tmp_path, opencv_ms, mode, said):
+    times = {**TIMES_MS, ("decode", "opencv"): opencv_ms}
+    measured = fake_run(times, blocks=8, mode=mode, provenance={"machine_id": HERE})
+    append_rows(create_run(tmp_path, measured.info), measured.rows)
+    assert answer_to(tmp_path, 23).startswith(f"operations: {said}")
 
 
 # --- which run speaks ---------------------------------------------------------------------

@@ -110,7 +110,8 @@ def test_the_documents_own_order_is_named_as_a_second_difference():
     said = say(media, mode="document", blocks=1, shuffled=False, protocol=AS_PUBLISHED)
     assert said[0] == (
         "“hdd, again” changes nothing and took 0.828 of hdd, which ran first and cold: "
-        "as much as that, the order and the cache give any variant."
+        "as much as that may be the order's and the cache's doing or noise, "
+        "of which one trial each says nothing."
     )
     assert "differ only in their place in the order and in what memory held" in said[1]
     assert "numbers, no verdict" in said[-1]
