@@ -53,6 +53,9 @@ class Disks:
         return self.hdd.startswith("modelled")
 
 
+MODELLED = Disks(hdd="modelled_hdd", ssd="modelled_ssd", tmpfs="modelled_memory")
+
+
 def disks(why_not_throttled: str | None = None) -> Disks:
     """Choose the media: a named hard disk, else a throttled one, else all of them modelled.
 
@@ -70,12 +73,8 @@ def disks(why_not_throttled: str | None = None) -> Disks:
             tmpfs="tmpfs",
             notes=(f"{missing}: a disk that the kernel slows down stands in for it",),
         )
-    return Disks(
-        hdd="modelled_hdd",
-        ssd="modelled_ssd",
-        tmpfs="modelled_memory",
-        notes=(f"{missing}, and none can be throttled here ({why_not}): every medium is modelled",),
-    )
+    note = f"{missing}, and none can be throttled here ({why_not}): every medium is modelled"
+    return replace(MODELLED, notes=(note,))
 
 
 def _why_no_hard_disk() -> str:
@@ -97,7 +96,7 @@ def _why_no_hard_disk() -> str:
 def _disks_for(base: Settings, why_not_throttled: str | None) -> Disks:
     """Choose the media, modelled ones where a person asks for the modelled hard disk."""
     if base.storage == "modelled_hdd":
-        return replace(disks("a modelled disk was asked for"), notes=())
+        return MODELLED
     return disks(why_not_throttled)
 
 

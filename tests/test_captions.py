@@ -110,3 +110,8 @@ def test_epochs_after_the_second_are_averaged_with_it():
     assert (first.name, first.mean_s, first.all_s) == ("epoch 1", pytest.approx(3), (3.0,) * 6)
     assert (later.name, later.mean_s) == ("epochs 2 to 4 (mean)", pytest.approx(1.5))
     assert sorted(set(later.all_s)) == [1.0, 1.5, 2.0]
+
+
+def test_many_variants_are_counted_not_listed():
+    assert captions.join(["a", "b, warm", "c", "d"]) == "a, “b, warm”, c and d"
+    assert captions.join(["a", "b", "c", "d", "e"]) == "5 variants"

@@ -327,3 +327,52 @@ def test_a_persons_settings_count_for_all_variants(on):
         chosen = experiment(name, num_workers=3, data="my/photos", seed=7)
         for settings in everything(chosen).values():
             assert (settings.num_workers, settings.data, settings.seed) == (3, "my/photos", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "storage",
+            {"cache": "warm"},
+            "cache must be left out for storage, which takes cold, warm",
+        ),
+        ("storage", {"storage": "tmpfs"}, "storage must be left out for storage, which takes hdd"),
+        ("combined", {"preprocessor": "loops"}, "preprocessor must be left out for combined"),
+        ("prefetching", {"prefetcher": "both"}, "prefetcher must be left out for prefetching"),
+    ],
+)
+def test_a_setting_that_the_experiment_decides_is_refused_not_dropped(on, name, changes, message):
+    on("hard disk")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment(name, **changes)
+
+
+@pytest.mark.parametrize("name", ["storage", "combined"])
+def test_asking_for_the_modelled_hard_disk_models_all_media(on, name):
+    on("hard disk")
+    chosen = experiment(name, storage="modelled_hdd")
+    assert {storage.partition("_")[0] for storage in storages(chosen).values()} == {"modelled"}
+
+
+def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, monkeypatch):
+    on("hard disk")
+    (Path.cwd() / "labkit.toml").unlink()
+    monkeypatch.setattr(throttled, "why_not", lambda: "")
+    chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3)
+    assert chosen.variants["hdd"].storage == "throttled"
+    instead = chosen.otherwise("mount: permission denied")
+    assert instead.variants["hdd"].storage == "modelled_hdd"
+    assert instead.variants["hdd"].num_workers == 3
+    assert instead.protocol == AS_PUBLISHED
+    assert "none can be throttled here (mount: permission denied)" in instead.notes[0]
+
+
+def test_a_hard_disk_that_is_not_there_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labkit.toml").write_text('[media]\nhdd = "unplugged"\n')
+    monkeypatch.setattr(throttled, "why_not", lambda: "needs root")
+    chosen = experiment("storage")
+    assert "unplugged as hard disk, which is not there" in chosen.notes[0]
+    assert chosen.variants["hdd"].storage == "modelled_hdd"
+    assert document_base().storage == "here"

@@ -1,12 +1,14 @@
 """What a run leaves beside its rows can be made again at any time."""
 
 import csv
+import shutil
 
 import pytest
 from fakes import fake_info, fake_trials
 
 from labkit import notebook
-from labkit.results import append_trial, create_run, load_run, write_info
+from labkit.results import append_trial, create_run, find_run, load_run, write_info
+from labkit.settings import AS_PUBLISHED
 
 
 def make_run(results, experiment="prefetching", status="finished", trials=True):
@@ -51,3 +53,16 @@ def test_the_page_keeps_the_catalogs_order_and_takes_own_experiments_after_it(tm
     page = notebook.write_page(tmp_path).read_text(encoding="utf-8")
     places = [page.index(f"{name}/2") for name in ("prefetching", "preprocessing", "mine")]
     assert places == sorted(places)
+
+
+def test_a_run_as_in_the_document_stands_beside_the_corrected_one(tmp_path):
+    corrected = make_run(tmp_path)
+    faithful = corrected.with_name("99990101T000000Z-ffff")
+    shutil.copytree(corrected, faithful)
+    write_info(faithful, {**load_run(corrected).info, "protocol": AS_PUBLISHED, "shuffled": False})
+    shown = notebook.write_page(tmp_path).read_text(encoding="utf-8")
+    assert shown.index(corrected.name) < shown.index(faithful.name)
+    assert "(as in the document)" in shown
+    assert notebook.newest_run("prefetching", tmp_path).folder == corrected
+    assert find_run(tmp_path, "prefetching").folder == corrected
+    assert find_run(tmp_path, "99990101").folder == faithful

@@ -292,3 +292,25 @@ def test_a_run_from_before_protocols_were_recorded_is_read_as_its_mode_was():
     trials = [*twice, fake_trial("other", 0, "", 1.0)]
     for mode, aa_ratio in (("quick", 1.0), ("document", None)):
         assert summarize(fake_info(["base", "other"], mode=mode), trials).aa_ratio == aa_ratio
+
+
+def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_intervals():
+    times = {"original": 1.0, "fast": 0.8}
+    floors = {f"floor {i}": 0.3 for i in range(6)}
+
+    def interval(variants):
+        info = fake_info([*variants], mode="full")
+        for name in floors:
+            if name in variants:
+                info["variants"][name]["step"] = "nothing"
+        summary = summarize(info, fake_trials(variants, blocks=8))
+        rows = {row.variant: row for row in summary.rows}
+        assert rows["fast"].verdict == "faster"
+        assert {rows[name].verdict for name in floors if name in rows} <= {""}
+        return rows
+
+    alone, beside = interval(times), interval({**times, **floors})
+    assert beside["floor 0"].normalized_time == pytest.approx(0.3, rel=0.05)
+    width = [math.log(rows["fast"].ci_high / rows["fast"].ci_low) for rows in (alone, beside)]
+    # The noise differs, the level must not: eight blocks at 5 % against 5 % / 7 would be 1.6 times.
+    assert width[1] < 1.5 * width[0]
