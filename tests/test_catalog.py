@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -335,7 +336,7 @@ def test_a_persons_settings_count_for_all_variants(on):
         (
             "storage",
             {"cache": "warm"},
-            "cache must be left out for storage, which takes cold, warm",
+            "cache must be left out for storage, which takes cold, w",
         ),
         ("storage", {"storage": "tmpfs"}, "storage must be left out for storage, which takes hdd"),
         ("combined", {"preprocessor": "loops"}, "preprocessor must be left out for combined"),

@@ -24,7 +24,7 @@ from labkit.settings import (
         ({"batch_size": "8"}, "batch_size must be a whole number, got '8'"),
         ({"batch_size": True}, "batch_size must be a whole number, got True"),
         ({"pin_memory": "yes"}, "pin_memory must be True or False, got 'yes'"),
-        ({"cache": "hot"}, "cache must be one of cold, warm, got 'hot'"),
+        ({"cache": "hot"}, "cache must be one of cold, warm, as found, got 'hot'"),
         ({"input_px": 100}, "input_px must be a positive multiple of 32, got 100; try 256 or 512"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"data": 3}, "data must be text, got 3"),
