@@ -38,10 +38,10 @@ clean:
 # big ones are imported once instead, which compiles what is used.
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable .
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c "import cv2, matplotlib.figure, pandas, scipy.special, torch"
 	@touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@

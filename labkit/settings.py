@@ -116,7 +116,7 @@ class Mode:
 # DESIGN: quick looks, document repeats the documents' own protocol, full judges.
 MODES: dict[str, Mode] = {
     "quick": Mode(
-        name="quick", blocks=3, epoch_s=1.0, min_steps=20, input_px=256, batch_size=8,
+        name="quick", blocks=3, epoch_s=0.8, min_steps=20, input_px=256, batch_size=8,
         shuffled=True, judged=False,
     ),
     "document": Mode(
