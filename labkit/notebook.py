@@ -100,7 +100,7 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
 
 def claims(results: Path | str = "results") -> pd.DataFrame:
     """Show every claim of the documents, and what this machine's runs say of it."""
-    return claims_table(answers(results))
+    return claims_table(answers(results)).drop(columns="run")
 
 
 def newest_run(name: str, results: Path | str = "results") -> Run | None:
