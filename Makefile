@@ -9,6 +9,9 @@ BIN := .venv/bin
 # --allow-root is refused by nobody but root, and only root needs it.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
+# pip compiles nothing here (see below), so Python has to keep what it compiles itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: lab jupyter test report clean
 
 lab: .venv/core
@@ -39,7 +42,7 @@ clean:
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable .
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c "import cv2, matplotlib.figure, pandas, scipy.special, torch"
+	@$(BIN)/python -c "import cv2, matplotlib.figure, pandas, scipy.special, torch"
 	@touch $@
 
 .venv/dev: .venv/core
