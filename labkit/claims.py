@@ -22,14 +22,14 @@ from labkit.claim_list import CLAIMS, Claim
 from labkit.operations_summary import summarize_operations
 from labkit.results import Run, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
-from labkit.statistics import DELTA
+from labkit.statistics import agreement
 from labkit.summary import Row, summarize
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "CLAIMS", "Claim", "agreement", "answer", "answers", "claims_table", "claims_text",
+    "CLAIMS", "Claim", "answer", "answers", "claims_table", "claims_text",
     "stand_ins",
 ]  # fmt: skip
 
@@ -94,23 +94,6 @@ def answer(claim: Claim, runs: Mapping[str, Run]) -> str:
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{name}: {words}" for name, words in said.items())
-
-
-def agreement(low: float, high: float, published: float) -> str:
-    """Compare an interval with a published figure (EVIDENCE 1).
-
-    Args:
-        low: lower end of the interval of the normalized time.
-        high: its upper end.
-        published: the document's normalized time.
-
-    Returns:
-        inconclusive where the interval is wider than the published effect; agrees where the
-        figure lies in the interval widened by `DELTA`; else differs.
-    """
-    if high - low > abs(1 - published):
-        return "inconclusive"
-    return "agrees" if low / (1 + DELTA) <= published <= high * (1 + DELTA) else "differs"
 
 
 def _answer(

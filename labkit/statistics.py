@@ -12,12 +12,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean, quantiles, stdev
 
 ALPHA = 0.05
 # A difference that people would act on; fixed before any run.
 DELTA = 0.03
 POWER = 0.8
+UNSTABLE = "machine unstable"
+OUTER_FENCE = 3.0  # Tukey: beyond 3 interquartile ranges is "far out"
+
+
+def log_ratio(time_s: float, base_s: Sequence[float]) -> float:
+    """Compare a variant with the baseline of the same block: the d_i of the estimator.
+
+    Args:
+        time_s: the variant's seconds.
+        base_s: the baseline's seconds in that block, A1 and A2; their geometric mean counts.
+    """
+    return math.log(time_s) - fmean(map(math.log, base_s))
+
+
+def is_stable(aa: Sequence[float]) -> bool:
+    """Say whether the baseline's two runs agree: the 95 % interval of ln(A2/A1) holds 0.
+
+    Args:
+        aa: one ln(A2/A1) per block; below two nothing speaks against it.
+    """
+    if len(aa) < 2:
+        return True
+    low, high = paired_interval(aa, ALPHA)
+    return low <= 0 <= high
+
+
+def outliers(d: Sequence[float]) -> tuple[int, ...]:
+    """Find values beyond Tukey's outer fences, three interquartile ranges from the quartiles.
+
+    They are shown, never dropped.
+
+    Args:
+        d: one log-ratio per block.
+
+    Returns:
+        Their places in `d`; none below four values, which have no quartiles to speak of.
+    """
+    if len(d) < 4:
+        return ()
+    q1, _, q3 = quantiles(d, n=4, method="inclusive")
+    reach = OUTER_FENCE * (q3 - q1)
+    return tuple(i for i, x in enumerate(d) if not q1 - reach <= x <= q3 + reach)
 
 
 def paired_interval(d: Sequence[float], alpha: float) -> tuple[float, float]:
@@ -90,11 +132,12 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[float]:
     return levels
 
 
-def detectable_share(d: Sequence[float], alpha: float) -> float:
-    """Say how large an effect must be to be seen with 80 % power, given these blocks' noise.
+def detectable_share(s: float, n: int, alpha: float) -> float:
+    """Say how large an effect must be to be seen with 80 % power.
 
     Args:
-        d: one log-ratio per block, at least two.
+        s: standard deviation of the log-ratios: the noise, expected or measured.
+        n: blocks, at least two.
         alpha: the level that is really used, Holm included.
 
     Returns:
@@ -102,9 +145,8 @@ def detectable_share(d: Sequence[float], alpha: float) -> float:
     """
     from scipy.special import stdtrit
 
-    n = len(d)
-    quantiles = float(stdtrit(n - 1, 1 - alpha / 2)) + float(stdtrit(n - 1, POWER))
-    return math.expm1(quantiles * stdev(d) / math.sqrt(n))
+    both = float(stdtrit(n - 1, 1 - alpha / 2)) + float(stdtrit(n - 1, POWER))
+    return math.expm1(both * s / math.sqrt(n))
 
 
 def blocks_needed(s: float, alpha: float) -> int:
@@ -117,8 +159,8 @@ def blocks_needed(s: float, alpha: float) -> int:
     from scipy.special import ndtri
 
     # At 5 % the quantiles add up to 2.8; two more blocks pay for not knowing s.
-    quantiles = float(ndtri(1 - alpha / 2)) + float(ndtri(POWER))
-    return math.ceil((quantiles * s / DELTA) ** 2 + 2)
+    both = float(ndtri(1 - alpha / 2)) + float(ndtri(POWER))
+    return math.ceil((both * s / DELTA) ** 2 + 2)
 
 
 def verdict(d: Sequence[float], alpha: float, *, stable: bool) -> str:
@@ -138,7 +180,7 @@ def verdict(d: Sequence[float], alpha: float, *, stable: bool) -> str:
     # A 90 % interval inside the band is two one-sided tests at 5 % each.
     equal_low, equal_high = paired_interval(d, 2 * ALPHA)
     if not stable:
-        return "machine unstable"
+        return UNSTABLE
     if -practical <= equal_low and equal_high <= practical:
         return "no practical difference"
     if low <= 0 <= high:
@@ -146,3 +188,20 @@ def verdict(d: Sequence[float], alpha: float, *, stable: bool) -> str:
     if abs(fmean(d)) < practical:
         return "real but small"
     return "faster" if high < 0 else "slower"
+
+
+def agreement(low: float, high: float, published: float) -> str:
+    """Compare an interval with a published figure (EVIDENCE 1).
+
+    Args:
+        low: lower end of the interval of the normalized time.
+        high: its upper end.
+        published: the document's normalized time.
+
+    Returns:
+        inconclusive where the interval is wider than the published effect; agrees where the
+        figure lies in the interval widened by `DELTA`; else differs.
+    """
+    if high - low > abs(1 - published):
+        return "inconclusive"
+    return "agrees" if low / (1 + DELTA) <= published <= high * (1 + DELTA) else "differs"

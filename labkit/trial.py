@@ -13,7 +13,8 @@ from typing import Literal
 
 # Format history
 #   1  first version
-SCHEMA = 1
+#   2  medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance
+SCHEMA = 2
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
 
@@ -82,6 +83,9 @@ class Trial:
     """Largest resident memory of the training process."""
     cache_proof: dict[str, object] = field(default_factory=dict)
     disturbance: dict[str, object] = field(default_factory=dict)
+    medium: dict[str, object] = field(default_factory=dict)
+    """What the files lay on: filesystem, device, rotational, scheduler, readahead_kb,
+    cold_reads_per_s (None: not probed)."""
     labels: dict[str, str] = field(default_factory=dict)
     """storage=real|throttled|modelled|unknown, cache=cold|warm as verified,
     accelerator=cuda:...|cpu|emulated(...)."""

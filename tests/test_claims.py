@@ -12,7 +12,7 @@ from fake_operations import TIMES_MS, fake_run
 from fakes import LABELS, fake_info, fake_trial, fake_trials
 
 from labkit import catalog, machine
-from labkit.claims import CLAIMS, agreement, answers, claims_table, claims_text
+from labkit.claims import CLAIMS, answers, claims_table, claims_text
 from labkit.results import append_rows, append_trial, create_run, newest_runs
 
 DOCUMENTS = Path(__file__).parent.parent / "docs" / "documents.md"
@@ -105,27 +105,6 @@ def test_figures_and_labels_are_those_of_the_catalog():
 
 def test_what_needs_more_than_this_machine_says_so():
     assert [claim.number for claim in CLAIMS if claim.reason] == [35, 36, 37, 38]
-
-
-# --- agreement ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "published", "word"),
-    [
-        (0.85, 0.90, 0.86, "agrees"),  # inside
-        (0.80, 0.84, 0.86, "agrees"),  # 0.84 * 1.03 = 0.865
-        (0.80, 0.83, 0.86, "differs"),  # 0.83 * 1.03 = 0.855
-        (0.88, 0.92, 0.86, "agrees"),  # 0.88 / 1.03 = 0.854
-        (0.89, 0.95, 0.86, "differs"),  # 0.89 / 1.03 = 0.864
-        (0.80, 0.95, 0.86, "inconclusive"),  # 0.15 wide, for an effect of 0.14
-        (0.50, 0.70, 0.86, "inconclusive"),  # wide comes before far away
-        (0.75, 0.875, 0.875, "agrees"),  # as wide as the effect is not wider
-        (1.19, 1.21, 1.20, "agrees"),  # slower is an effect too
-    ],
-)
-def test_agreement_is_the_published_figure_in_the_widened_interval(low, high, published, word):
-    assert agreement(low, high, published) == word
 
 
 # --- answers ------------------------------------------------------------------------------

@@ -7,15 +7,20 @@ Run: python -m pytest tests/test_statistics.py
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from labkit.statistics import (
+    agreement,
     blocks_needed,
     detectable_share,
     holm,
+    is_stable,
+    log_ratio,
+    outliers,
     p_value,
     paired_interval,
     verdict,
@@ -84,14 +89,12 @@ def test_a_95_percent_interval_holds_the_truth_95_times_in_100(n):
 
 @pytest.mark.parametrize(("n", "factor"), [(5, 1.66), (8, 1.15), (10, 1.00), (20, 0.66)])
 def test_the_detectable_effect_is_the_factor_of_the_evidence_times_the_spread(n, factor):
-    d = [0.001 * (-1) ** i for i in range(n)]
-    s = stats.tstd(d)
-    assert detectable_share(d, 0.05) == pytest.approx(factor * s, rel=0.01)
+    s = 0.001
+    assert detectable_share(s, n, 0.05) == pytest.approx(factor * s, rel=0.01)
 
 
 def test_a_stricter_level_sees_only_larger_effects():
-    d = [0.0, 0.02, -0.01, 0.03]
-    assert detectable_share(d, 0.0125) > detectable_share(d, 0.05)
+    assert detectable_share(0.02, 4, 0.0125) > detectable_share(0.02, 4, 0.05)
 
 
 def test_blocks_needed_follow_the_evidence():
@@ -126,3 +129,54 @@ def test_a_verdict_needs_certainty_and_size(d, words):
 
 def test_an_unstable_machine_silences_every_other_verdict():
     assert verdict(around(-1.0, 0.01), 0.05, stable=False) == "machine unstable"
+
+
+# --- agreement ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "published", "word"),
+    [
+        (0.85, 0.90, 0.86, "agrees"),  # inside
+        (0.80, 0.84, 0.86, "agrees"),  # 0.84 * 1.03 = 0.865
+        (0.80, 0.83, 0.86, "differs"),  # 0.83 * 1.03 = 0.855
+        (0.88, 0.92, 0.86, "agrees"),  # 0.88 / 1.03 = 0.854
+        (0.89, 0.95, 0.86, "differs"),  # 0.89 / 1.03 = 0.864
+        (0.80, 0.95, 0.86, "inconclusive"),  # 0.15 wide, for an effect of 0.14
+        (0.50, 0.70, 0.86, "inconclusive"),  # wide comes before far away
+        (0.75, 0.875, 0.875, "agrees"),  # as wide as the effect is not wider
+        (1.19, 1.21, 1.20, "agrees"),  # slower is an effect too
+    ],
+)
+def test_agreement_is_the_published_figure_in_the_widened_interval(low, high, published, word):
+    assert agreement(low, high, published) == word
+
+
+# --- the estimator, stability and outliers --------------------------------------------------
+
+
+def test_a_log_ratio_is_taken_against_the_geometric_mean_of_the_baseline():
+    assert log_ratio(4.0, [1.0, 4.0]) == pytest.approx(math.log(2))
+
+
+def test_a_machine_is_stable_while_the_interval_of_a_over_a_holds_one():
+    assert is_stable([0.05, -0.04, 0.01])
+    assert not is_stable([0.05, 0.06, 0.04])
+    assert is_stable([0.7])  # one block says nothing
+    assert is_stable([])
+
+
+def test_outliers_lie_beyond_tukeys_outer_fences():
+    # Quartiles 1.75 and 3.25 (numpy's default method): the fences are at -2.75 and 7.75.
+    assert outliers([1.0, 2.0, 3.0, 4.0]) == ()
+    assert outliers([0.0, 0.01, 0.02, 0.03, 0.04, 1.0, -1.0]) == (5, 6)
+    assert outliers([0.0, 0.0, 9.0]) == ()  # three values have no quartiles to speak of
+
+
+@given(d=st.lists(st.floats(-1, 1), min_size=4, max_size=20))
+def test_outliers_agree_with_numpys_quartiles(d):
+    q1, q3 = np.percentile(d, [25, 75])
+    reach = 3 * (q3 - q1)
+    clearly = {i for i, x in enumerate(d) if x < q1 - reach - 1e-9 or x > q3 + reach + 1e-9}
+    perhaps = {i for i, x in enumerate(d) if x < q1 - reach + 1e-9 or x > q3 + reach - 1e-9}
+    assert clearly <= set(outliers(d)) <= perhaps

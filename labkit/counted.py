@@ -1,0 +1,159 @@
+"""Counted: which trials and blocks count, for reasons that were fixed before any run.
+
+    trials ─ last attempt ─ cache state proved ─ machine its own ─ baseline complete ─▶ Counted
+
+A trial whose cache state is not what its label says is left out; a whole block is rejected
+where the machine was disturbed (EVIDENCE 1: steal, other programs, swapping), and for no other
+reason.  Main trap: whoever drops rows after seeing the times can make any result, so nothing
+here looks at a time, and everything that is left out is counted and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from labkit import units
+from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
+from labkit.settings import MODES
+from labkit.trial import Trial
+
+# EVIDENCE 1, "Estimator": the only reasons for which a block is rejected.
+MAX_STEAL_SHARE = 0.02
+MAX_OTHER_CORES = 0.2
+# Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
+# pages, directories and programs blur it.
+COLD_MIN_DEVICE_SHARE = 0.8
+WARM_MAX_DEVICE_SHARE = 0.1
+# A second attempt's blocks are numbered from twice the planned ones: between lie replacements.
+ATTEMPT_BLOCKS = 2
+
+Runs = dict[int, Trial]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What of a run's trials counts."""
+
+    base_runs: dict[int, list[Trial]]
+    """Block -> the baseline's runs (A1, A2); only blocks in which it is complete."""
+    runs: dict[str, Runs]
+    """Variant -> block -> its run; the baseline left out."""
+    rejected: dict[int, str]
+    """Block -> why the machine was not the run's own meanwhile."""
+    are_rejected_left_out: bool
+    """Whether rejected blocks are missing above: where verdicts are spoken."""
+    doubts: dict[str, tuple[str, ...]]
+    """Variant -> for each trial left out why its cache state is not what its label says."""
+    attempt: int
+    """0, or 1 after everything was measured once more."""
+
+
+def count(
+    info: Mapping[str, object], trials: Sequence[Trial], attempt: int | None = None
+) -> Counted:
+    """Choose the trials that count.
+
+    Args:
+        info: what `run.json` holds; needs mode, baseline and variants.
+        trials: the run's rows in the order they were written, of any status.
+        attempt: 0 or 1; unset: the last one that has trials.
+    """
+    mode, failed = MODES.get(info["mode"]), info.get("failed") or {}
+    planned = info.get("blocks") or 0
+    # A block repeated after a crash counts once, the first time.
+    measured: dict[tuple[str, int, str], Trial] = {}
+    for trial in trials:
+        if trial.status == "ok" and trial.epochs and trial.variant not in failed:
+            measured.setdefault((trial.variant, trial.block, trial.role), trial)
+    if attempt is None:
+        attempt = max((attempt_of(block, planned) for _, block, _ in measured), default=0)
+    measured = {
+        key: trial for key, trial in measured.items() if attempt_of(key[1], planned) == attempt
+    }
+    doubts: dict[str, list[str]] = {}
+    for trial in measured.values():
+        if doubt := cache_doubt(trial):
+            doubts.setdefault(trial.variant, []).append(doubt)
+    rejected: dict[int, str] = {}
+    for (_, block, _), trial in measured.items():
+        if disturbed := disturbance(trial):
+            rejected.setdefault(block, f"{trial.variant}: {disturbed}")
+    leaves_out = mode is not None and mode.judged
+    counting = {
+        key: trial
+        for key, trial in measured.items()
+        if not cache_doubt(trial) and not (leaves_out and key[1] in rejected)
+    }
+    baseline = info["baseline"]
+    roles = ("A1", "A2") if is_baseline_run_twice(info) else ("A1",)
+    base_runs = {
+        block: [counting[baseline, block, role] for role in roles]
+        for block in sorted({block for _, block, _ in counting})
+        if all((baseline, block, role) in counting for role in roles)
+    }
+    runs = {
+        name: {b: counting[name, b, ""] for b in base_runs if (name, b, "") in counting}
+        for name in info["variants"]
+        if name != baseline
+    }
+    return Counted(
+        base_runs=base_runs,
+        runs=runs,
+        rejected=dict(sorted(rejected.items())),
+        are_rejected_left_out=leaves_out,
+        doubts={name: tuple(reasons) for name, reasons in doubts.items()},
+        attempt=attempt,
+    )
+
+
+def is_baseline_run_twice(info: Mapping[str, object]) -> bool:
+    """Whether a run's blocks hold A1 and A2; before that was recorded, the mode told."""
+    mode = MODES.get(info["mode"])
+    return info.get("shuffled", mode is None or mode.shuffled)
+
+
+def attempt_of(block: int, planned: int) -> int:
+    """Say to which attempt a block belongs: 0, or 1 after an unstable first."""
+    return block // (ATTEMPT_BLOCKS * planned) if planned else 0
+
+
+def cache_doubt(trial: Trial) -> str:
+    """Say why a trial's cache state is not what its label says; empty where it is proved.
+
+    Residency is looked at before the epochs, and the device's bytes over all of them.  What is
+    not known proves nothing, and speaks against nothing either.
+    """
+    proof = trial.cache_proof
+    wanted, before = trial.labels.get("cache"), proof.get("resident_share_before")
+    fetched, files = proof.get("device_read_bytes"), proof.get("file_bytes")
+    # Only of a disk that the kernel knows are the bytes counted: not of a network's.
+    on_disk = trial.medium.get("rotational") is not None
+    from_device = fetched / files if fetched is not None and files and on_disk else None
+    if wanted == "cold":
+        if before is not None and before > COLD_MAX_SHARE:
+            return f"not cold: {units.percent(before)} of the files were in memory"
+        if from_device is not None and from_device < COLD_MIN_DEVICE_SHARE:
+            return f"not cold: only {units.percent(from_device)} of the files' bytes came from disk"
+        if before is None and from_device is None:
+            return "not known to be cold: neither memory nor the disk's bytes could be looked at"
+    if wanted == "warm":
+        if before is not None and before < WARM_MIN_SHARE:
+            return f"not warm: {units.percent(before)} of the files were in memory"
+        if from_device is not None and from_device > WARM_MAX_DEVICE_SHARE:
+            return f"not warm: {units.percent(from_device)} of the files' bytes came from disk"
+    return ""
+
+
+def disturbance(trial: Trial) -> str:
+    """Say what kept the machine from being a trial's own; empty where nothing did."""
+    log = trial.disturbance
+    steal, others = log.get("steal_share") or 0.0, log.get("other_cores") or 0.0
+    swapped = (log.get("swapped_in_pages") or 0) + (log.get("swapped_out_pages") or 0)
+    if steal > MAX_STEAL_SHARE:
+        return f"{units.percent(steal)} of the CPU time was stolen by other machines"
+    if others > MAX_OTHER_CORES:
+        return f"other programs took {units.percent(others)} of a core"
+    if swapped:
+        return f"{units.count(swapped, 'page')} swapped"
+    return ""

@@ -1,0 +1,108 @@
+"""Notes: what has to be said of a run beside its numbers.
+
+    run.json + what counts -> sentences: what is missing, left out, rejected or unstable
+
+Main trap: a figure that lost half of its blocks looks like any other, so every loss is a note.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from labkit import units
+from labkit.counted import Counted
+from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
+from labkit.statistics import ALPHA, DELTA, blocks_needed, detectable_share, ratio_interval
+from labkit.trial import Trial
+
+
+def run_notes(
+    info: Mapping[str, object], counted: Counted, *, judged: bool, stable: bool
+) -> list[str]:
+    """Say why there are no verdicts, what is not finished, and what is unstable.
+
+    Args:
+        info: what `run.json` holds.
+        counted: what of its trials counts.
+        judged: whether verdicts are spoken.
+        stable: whether the baseline's two runs agree.
+    """
+    notes, mode, planned = [], info["mode"], info.get("blocks") or 0
+    n_blocks, n_rejected = len(counted.base_runs), len(counted.rejected)
+    if info.get("protocol") == AS_PUBLISHED:
+        notes.append(
+            "as in the document: variants in its order, only the first of a block starts cold, "
+            "the others find what it left in memory; a difference may be the order's, so no "
+            "verdicts"
+        )
+    elif mode in MODES and not MODES[mode].judged:
+        notes.append(f"{mode} mode: numbers, no verdicts")
+    elif not judged:
+        notes.append(f"{n_blocks} complete blocks: verdicts need at least {MIN_JUDGED_BLOCKS}")
+    if n_blocks < planned:
+        state = {"running": "not finished", "cancelled": "cancelled"}.get(info.get("status"), "")
+        notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
+    if n_rejected:
+        done = "rejected" if counted.are_rejected_left_out else "disturbed (full mode rejects them)"
+        why = "; ".join(dict.fromkeys(counted.rejected.values()))
+        notes.append(f"{units.count(n_rejected, 'block')} {done}: {why}")
+    if judged and not stable:
+        notes.append(
+            "machine unstable: the baseline's own two runs differ systematically; "
+            "close other programs and run again"
+        )
+    return notes
+
+
+def second_attempt_note(aa: Sequence[float]) -> str:
+    """Say why everything was measured once more.
+
+    Args:
+        aa: the first attempt's ln(A2/A1), one per block.
+    """
+    ratio = units.normalized(math.exp(fmean(aa)))
+    interval = units.interval(*ratio_interval(aa, ALPHA))
+    return (
+        f"the baseline's own two runs differed at first (A/A ratio {ratio} {interval}): "
+        "everything was measured once more, and only that counts"
+    )
+
+
+def row_notes(info: Mapping[str, object], counted: Counted, trials: Sequence[Trial]) -> list[str]:
+    """Say which variants have fewer blocks than the run, and why.
+
+    Args:
+        info: what `run.json` holds.
+        counted: what of its trials counts.
+        trials: the run's rows, of any status.
+    """
+    notes, n_blocks = [], len(counted.base_runs)
+    for name in info["variants"]:
+        failures = [t for t in trials if t.variant == name and t.status == "failed"]
+        blocks = len(counted.runs.get(name, counted.base_runs))
+        for doubt, times in Counter(counted.doubts.get(name, ())).items():
+            notes.append(f"{name}: {units.count(times, 'trial')} left out, {doubt}")
+        if 0 < blocks < n_blocks:
+            notes.append(f"{name}: {blocks} of {n_blocks} blocks")
+        if blocks and failures:
+            notes.append(f"{name}: failed {len(failures)}×, last: {failures[-1].reason}")
+    return notes
+
+
+def inconclusive_note(name: str, s: float, blocks: int, alpha: float) -> str:
+    """Say what these blocks would have shown, and how many would show more.
+
+    Args:
+        name: the variant.
+        s: standard deviation of its log-ratios.
+        blocks: how many there are.
+        alpha: the level that is really used.
+    """
+    seen, needed = detectable_share(s, blocks, alpha), blocks_needed(s, alpha)
+    note = f"{name}: inconclusive; these blocks show effects from {units.percent(seen)} up"
+    if needed > blocks:
+        note += f", about {needed} blocks would show {units.percent(DELTA)}"
+    return note
