@@ -56,8 +56,14 @@ def fake_trial(
         cpu_percent=150.0 if ok else None,
         emulated_busy_share=0.7 if ok else None,
         peak_rss_bytes=400_000_000 if ok else None,
+        cache_proof=fake_proof(labels.get("cache")) if ok else {},
         labels=dict(labels),
     )
+
+
+def fake_proof(cache: str | None) -> dict[str, object]:
+    """What was measured of files that were as their label says."""
+    return {"resident_share_before": {"cold": 0.0, "warm": 1.0}.get(cache)}
 
 
 def fake_trials(
