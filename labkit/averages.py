@@ -66,8 +66,15 @@ def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
 
 def _device_read_share(runs: Sequence[Trial]) -> float | None:
     proofs = [trial.cache_proof for trial in runs]
-    asked = [proof.get("logical_read_bytes") for proof in proofs]
     fetched = [proof.get("device_read_bytes") for proof in proofs]
+    # Spawned workers also ask for their libraries: what the files hold is the steadier measure,
+    # and rows of schema 1 do not say it.
+    asked = [
+        trial.cache_proof["file_bytes"] * len(trial.epochs)
+        if "file_bytes" in trial.cache_proof
+        else trial.cache_proof.get("logical_read_bytes")
+        for trial in runs
+    ]
     if None in asked or None in fetched or not sum(asked):
         return None
     return sum(fetched) / sum(asked)

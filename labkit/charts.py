@@ -30,9 +30,14 @@ LOOKS = {
     "other": ("#c6dbef", ""),
 }
 WHISKER = {"color": INK, "linewidth": 1.6}
+# Far from the other trials of its variant: larger and open, so that one under it shows.
+OUTLIER = {
+    "marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK,
+    "markeredgewidth": 1.3, "linestyle": "none", "clip_on": False,
+}  # fmt: skip
 PUBLISHED = {
     "marker": "D", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": "#7a0177",
-    "markeredgewidth": 1.6, "linestyle": "none",
+    "markeredgewidth": 1.6, "linestyle": "none", "clip_on": False,
 }  # fmt: skip
 
 
@@ -75,7 +80,9 @@ def _draw_row(axes: Axes, row: Row, y: float, limit: float, *, is_baseline: bool
     above, below = y - 0.13, y + 0.12
     n = len(row.ratios)
     spread = [below + 0.08 * (i / max(1, n - 1) - 0.5) for i in range(n)]
-    axes.plot(row.ratios, spread, zorder=4, **DOT)
+    for places, mark in ((set(range(n)) - set(row.outliers), DOT), (row.outliers, OUTLIER)):
+        at = sorted(places)
+        axes.plot([row.ratios[i] for i in at], [spread[i] for i in at], zorder=4, **mark)
     if row.ci_low is not None:
         cut = row.ci_high > limit
         end = limit if cut else row.ci_high
@@ -113,6 +120,8 @@ def _legend(summary: Summary) -> list[Artist]:
         Patch(facecolor=color, hatch=hatch, edgecolor=EDGE["edgecolor"], label="baseline"),
         Line2D([], [], label="one trial", **DOT),
     ]
+    if any(row.outliers for row in measured):
+        handles.append(Line2D([], [], label="outlier", **OUTLIER))
     if any(row.ci_low is not None for row in measured):
         handles.append(Line2D([], [], label="95 % interval", marker="|", markersize=8, **WHISKER))
     if any(row.published is not None for row in measured if row.variant != summary.baseline):

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import catalog, machine, operations_run, units
-from labkit.captions import STAND_INS
+from labkit.captions import EMULATED_WORDS
+from labkit.captions import find_stand_ins as stand_ins
 from labkit.claim_list import CLAIMS, Claim
 from labkit.operations_summary import summarize_operations
 from labkit.results import Run, newest_runs
@@ -35,8 +36,6 @@ __all__ = [
 
 COLUMNS = 100
 OPPOSITE = {"faster": "slower", "slower": "faster"}
-# What an answer becomes where something stood in for the real thing.
-EMULATED_WORDS = {"agrees": "consistent, emulated", "differs": "not consistent, emulated"}
 
 
 def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str, object]]:
@@ -166,8 +165,8 @@ def _measured(
     word = _word(row, expected, direction)
     if expected is None and not word.startswith(row.verdict):
         figures = f"{row.verdict}, {figures}"  # there is no figure that would say it
-    if emulated:
-        word = EMULATED_WORDS.get(word, word)
+    if emulated and word in EMULATED_WORDS:
+        word = f"{EMULATED_WORDS[word]}, emulated"
     return f"{word}{where}: {figures}"
 
 
@@ -189,21 +188,6 @@ def _why_unjudged(info: Mapping[str, object], row: Row) -> str:
     if mode is None or not mode.judged:
         return f"{info['mode']} mode speaks no verdict"
     return f"{row.blocks} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
-
-
-def stand_ins(rows: Sequence[Row]) -> dict[str, str]:
-    """Find what stood in for the real thing in any of the rows.
-
-    Returns:
-        Name -> details, as "throttled storage" -> "81 reads/s"; empty where all was real.
-    """
-    found: dict[str, dict[str, None]] = {}
-    for kind, known in STAND_INS.items():
-        for label in _labels(rows, kind):
-            name, _, details = label.partition("(")
-            if name.strip() in known:
-                found.setdefault(f"{name.strip()} {kind}", {})[details.removesuffix(")")] = None
-    return {name: ", ".join(filter(None, details)) for name, details in found.items()}
 
 
 def _remarks(rows: Sequence[Row]) -> list[str]:

@@ -10,10 +10,12 @@ here looks at a time, and everything that is left out is counted and said.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit import units
+from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.settings import MODES
 from labkit.trial import Trial
@@ -25,6 +27,14 @@ MAX_OTHER_CORES = 0.2
 # pages, directories and programs blur it.
 COLD_MIN_DEVICE_SHARE = 0.8
 WARM_MAX_DEVICE_SHARE = 0.1
+# A page of a library that is faulted in brings its neighbours along (300 KB were measured).
+PROGRAM_BYTES = 1 << 20
+# The last loss of a training on the same images: runs of one decoder agree to the last digit on a
+# CPU; GPUs add in any order, and other decoders' pixels move a loss of 20 steps by 2 % (measured).
+MAX_LOSS_DIFFERENCE = 0.05
+MAX_LOSS_DIFFERENCE_OTHER_PIXELS = 0.10
+SAME_TRAINING = ("step", "batch_size", "images", "input_px", "epochs", "seed")
+SAME_PIXELS = ("decoder", "preprocessor")
 # A second attempt's blocks are numbered from twice the planned ones: between lie replacements.
 ATTEMPT_BLOCKS = 2
 
@@ -140,7 +150,8 @@ def cache_doubt(trial: Trial) -> str:
     if wanted == "warm":
         if before is not None and before < WARM_MIN_SHARE:
             return f"not warm: {units.percent(before)} of the files were in memory"
-        if from_device is not None and from_device > WARM_MAX_DEVICE_SHARE:
+        most_bytes = WARM_MAX_DEVICE_SHARE * (files or 0) + PROGRAM_BYTES
+        if from_device is not None and fetched > most_bytes:
             return f"not warm: {units.percent(from_device)} of the files' bytes came from disk"
     return ""
 
@@ -157,3 +168,43 @@ def disturbance(trial: Trial) -> str:
     if swapped:
         return f"{units.count(swapped, 'page')} swapped"
     return ""
+
+
+def a_over_a(counted: Counted) -> list[float]:
+    """Give ln(A2/A1) of every block: what noise alone does; nothing where it ran only once."""
+    pairs = [runs for runs in counted.base_runs.values() if len(runs) == 2]
+    return [math.log(a2.time_s / a1.time_s) for a1, a2 in pairs]
+
+
+def unequal_losses(info: Mapping[str, object], trials: Sequence[Trial]) -> dict[str, str]:
+    """Find variants that trained on something else than the baseline, by their last loss.
+
+    Args:
+        info: what `run.json` holds; needs baseline and variants.
+        trials: the run's rows, of any status.
+
+    Returns:
+        Variant -> what is wrong; those that do another training, leave out steps by design or
+        report no loss are not compared.
+    """
+    with_loss = [t for t in trials if t.status == "ok" and t.loss is not None]
+    base = next((t for t in with_loss if t.variant == info["baseline"]), None)
+    found: dict[str, str] = {}
+    for trial in with_loss:
+        if base is None or trial.variant == base.variant or not _is_same_training(trial, base):
+            continue
+        other_pixels = any(trial.settings[name] != base.settings[name] for name in SAME_PIXELS)
+        most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS if other_pixels else MAX_LOSS_DIFFERENCE
+        if not math.isclose(trial.loss, base.loss, rel_tol=most):
+            found[trial.variant] = (
+                f"not the same work as {base.variant}: the last loss must be within "
+                f"{units.percent(most)} of {base.loss:.4g}, got {trial.loss:.4g}"
+            )
+    return found
+
+
+def _is_same_training(trial: Trial, other: Trial) -> bool:
+    a, b = trial.settings, other.settings
+    short = STEPS_SHORT.get(a["prefetcher"]) == STEPS_SHORT.get(b["prefetcher"])
+    resident = "resident" in (a["loader"], b["loader"])  # one batch over and over
+    return short and not resident and all(a[name] == b[name] for name in SAME_TRAINING)

@@ -3,7 +3,7 @@
     before = disturbance();  the trial;  since(before)  →  one dict of the row
 
 A shared or virtual machine is the main source of noise, and the rows say so:
-stolen time, other programs, swapping, waiting for memory or disks.  Whole blocks
+stolen time, other programs, swapping, page faults, waiting for memory or disks.  Whole blocks
 may be set aside for such reasons and for no other (EVIDENCE 1).  Unreadable is
 None, never 0.  Main trap: in a container /proc/stat counts the whole host; that
 is meant here, since neighbours disturb wherever they run.
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from labkit import procfs
-from labkit.usage import own_cpu_s
+from labkit.usage import own_cpu_s, own_major_faults
 
 # Order of the numbers in /proc/stat's first line (proc(5)); guest time is part of user time.
 CPU_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
@@ -28,12 +28,12 @@ def disturbance() -> dict[str, float | None]:
     """Take a snapshot of the machine's counters, for `since`.
 
     Returns:
-        JSON-able; `*_s` and `*_pages` count from the machine's start, the rest is as of now.
+        JSON-able; `*_s`, `*_pages` and `*_faults` are counters, the rest is as of now.
     """
     ticks_per_s = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
     numbers = procfs.text("/proc/stat").partition("\n")[0].split()[1:]
     cpu_s = {name: int(ticks) / ticks_per_s for name, ticks in zip(CPU_FIELDS, numbers)}
-    swap = procfs.counters("/proc/vmstat")
+    pages = procfs.counters("/proc/vmstat")
     memory_kb = procfs.counters("/proc/meminfo").get("MemAvailable")
     return {
         "clock_s": time.monotonic(),
@@ -44,8 +44,10 @@ def disturbance() -> dict[str, float | None]:
         "cpu_pressure_s": _pressure_s("cpu"),
         "io_pressure_s": _pressure_s("io"),
         "memory_pressure_s": _pressure_s("memory"),
-        "swapped_in_pages": swap.get("pswpin"),
-        "swapped_out_pages": swap.get("pswpout"),
+        "swapped_in_pages": pages.get("pswpin"),
+        "swapped_out_pages": pages.get("pswpout"),
+        "major_faults": own_major_faults(),
+        "machine_major_faults": pages.get("pgmajfault"),
         "throttled_count": _throttled_count(),
         "load_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "cpu_hz": _cpu_hz(),
@@ -62,8 +64,10 @@ def since(before: dict[str, float | None]) -> dict[str, float | None]:
     Returns:
         duration_s; steal_share (of all CPU time); other_cores (cores kept busy by programs
         that are not this process or its children); cpu, io and memory pressure_share (of the
-        time, in which some program waited for it); swapped pages; throttled_count; and as of
-        now load_1min, cpu_hz, memory_available_bytes.
+        time, in which some program waited for it); swapped pages; major_faults (pages that this
+        process and its children had to wait for, memory-mapped files included) and those of
+        the whole machine; throttled_count; and as of now load_1min, cpu_hz,
+        memory_available_bytes.
     """
     now = disturbance()
     spent = {
@@ -76,7 +80,8 @@ def since(before: dict[str, float | None]) -> dict[str, float | None]:
         return None if spent[name] is None or not of else max(spent[name] / of, 0.0)
 
     other_cores = None
-    if spent["busy_s"] is not None and spent["own_s"] is not None:
+    # A sandbox's /proc/stat may be there and never count: that is no idle machine.
+    if spent["cpu_s"] and spent["busy_s"] is not None and spent["own_s"] is not None:
         # Both count in hundredths of a second, at different moments.
         other_cores = max(spent["busy_s"] - spent["own_s"], 0.0) / duration_s
     return {
@@ -88,6 +93,9 @@ def since(before: dict[str, float | None]) -> dict[str, float | None]:
         "memory_pressure_share": share("memory_pressure_s", duration_s),
         "swapped_in_pages": spent["swapped_in_pages"],
         "swapped_out_pages": spent["swapped_out_pages"],
+        # A child that ended and that nobody waited for takes its count along: unknown, not 0.
+        "major_faults": None if (spent["major_faults"] or 0) < 0 else spent["major_faults"],
+        "machine_major_faults": spent["machine_major_faults"],
         "throttled_count": spent["throttled_count"],
         "load_1min": now["load_1min"],
         "cpu_hz": now["cpu_hz"],

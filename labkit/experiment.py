@@ -21,7 +21,7 @@ from labkit import machine, source, tables
 from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_run import resume_operations
 from labkit.plan import check_blocks
-from labkit.results import Run, create_run, load_run
+from labkit.results import Run, create_run, hold, load_run
 from labkit.runner import run_to_the_end
 from labkit.settings import (
     CORRECTED,
@@ -146,7 +146,8 @@ def run(
         "provenance": machine.provenance(),
     }
     folder = create_run(Path(results), info)
-    return run_to_the_end(UnderWay(folder, info, own=own, cancel=cancel, progress=progress))
+    with hold(folder):
+        return run_to_the_end(UnderWay(folder, info, own=own, cancel=cancel, progress=progress))
 
 
 def resume(
@@ -163,6 +164,7 @@ def resume(
         FileNotFoundError: there is no run in this folder.
         ValueError: a part of it is not known here, its data changed, or it began on another
             machine.
+        RuntimeError: another process has it under way.
     """
     old = load_run(folder)
     if old.info.get("kind") == OPERATIONS:
@@ -171,7 +173,9 @@ def resume(
         tables.check_names(Settings(**values))
     _check_unchanged(old)
     own = tables.own_parts()
-    return run_to_the_end(UnderWay(old.folder, old.info, own=own, cancel=cancel, progress=progress))
+    with hold(old.folder):
+        info = load_run(folder).info  # as whoever had it last left it
+        return run_to_the_end(UnderWay(old.folder, info, own=own, cancel=cancel, progress=progress))
 
 
 def _complete(settings: Settings, mode: Mode) -> Settings:

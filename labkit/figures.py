@@ -44,7 +44,10 @@ FOOT_IN = 1.0  # ticks, axis label and legend
 
 INK, SOFT_INK, WARNING_INK = "#1a1a1a", "#555555", "#9c3a00"
 EDGE = {"edgecolor": "#707070", "linewidth": 0.7}
-DOT = {"marker": "o", "markersize": 4, "color": INK, "alpha": 0.75, "linestyle": "none"}
+DOT = {
+    "marker": "o", "markersize": 4, "color": INK, "alpha": 0.75, "linestyle": "none",
+    "clip_on": False,
+}  # fmt: skip
 # Tried in this order for letters that DejaVu Sans lacks.
 CJK_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC",

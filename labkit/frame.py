@@ -1,16 +1,53 @@
-"""Frame: a pandas table that shows its texts whole.
+"""Frame: a pandas table that shows its texts whole, with the words that belong to it.
 
-pandas cuts cells at 50 letters, and a reason or a remedy is longer.  Imported
-only where a table is made: importing pandas takes half a second.
+    caption (question, stand-ins, conditions)     above
+    row, and under it in small print its second line
+    notes                                         below
+
+pandas cuts cells at 50 letters, and a reason or a remedy is longer.  Imported only where a
+table is made: importing pandas takes half a second.  Main trap: people sort, filter and copy
+tables, so second lines follow their rows by name, and what is shown never is a cell that a
+person computes with.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import ClassVar
+
 import pandas as pd
+
+from labkit import units
+
+NO_MATH = "tex2jax_ignore mathjax_ignore"  # $HOME is no formula
+UNBROKEN = 24  # letters: "0.894 [0.872, 0.917]" stays on one line, a reason does not
+# Inline, as front ends drop style sheets of notebooks that are not trusted.  Opacity keeps the
+# ink that fits the theme, light or dark.
+SOFT = "opacity:.8;font-size:.92em;line-height:1.35"
+_LEFT = "text-align:left;vertical-align:top"
+_LINE = "border-top:1px solid rgba(128,128,128,.35)"
+LEFT = f'style="{_LEFT}"'
+CELL = f'style="{_LEFT};{_LINE}"'
+SHORT_CELL = f'style="{_LEFT};{_LINE};white-space:nowrap"'
+FIRST = f'style="{_LEFT};{_LINE};min-width:9em;overflow-wrap:anywhere"'
+UNDER = f'style="{_LEFT};padding-top:0"'
+PLAIN = 'style="background:transparent"'  # stripes would tell a row from its second line
 
 
 class Frame(pd.DataFrame):
     """A DataFrame that a notebook and a shell show without cutting any cell."""
+
+    # pandas hands these on to sorted, filtered and copied tables.
+    _metadata: ClassVar[list[str]] = ["caption", "second_lines", "notes"]
+
+    caption: Sequence[str] = ()
+    """Shown above: what the table is about; the last line in small print."""
+    second_lines: Mapping[str, str] = {}
+    """Row's name -> what its numbers rest on; rows of other names have none."""
+    notes: Sequence[str] = ()
+    """Shown below."""
 
     @property
     def _constructor(self) -> type[Frame]:
@@ -18,8 +55,68 @@ class Frame(pd.DataFrame):
 
     def _repr_html_(self) -> str:
         with pd.option_context("display.max_colwidth", None):
-            return super()._repr_html_()
+            table = self._html_rows() if self._has_second_lines() else super()._repr_html_()
+        if not self.caption and not self.notes:
+            return table
+        return f'<div class="{NO_MATH}">{self._html_caption()}{table}{self._html_notes()}</div>'
 
     def __repr__(self) -> str:
-        with pd.option_context("display.max_colwidth", None, "display.width", None):
-            return super().__repr__()
+        with pd.option_context(
+            "display.max_colwidth", None, "display.width", None,
+            "display.unicode.east_asian_width", True,
+        ):  # fmt: skip
+            table = self._text_rows() if self._has_second_lines() else super().__repr__()
+        above = [*self.caption, ""] if self.caption else []
+        below = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n".join([*above, table, *below])
+
+    def _has_second_lines(self) -> bool:
+        """Whether rows still are what the second lines belong to: each name stands for one."""
+        names = self.index
+        return names.nlevels == 1 and names.is_unique and any(map(self.second_lines.get, names))
+
+    def _html_rows(self) -> str:
+        # pandas' own words for the cells: people may have added columns of numbers.
+        cells = self.to_html(header=False, index=False, max_rows=None, max_cols=None)
+        _, *rows = cells.partition("<tbody>")[2].split("<tr>")
+        columns = [self.index.name or "", *self.columns]
+        head = "".join(f'<th scope="col" {LEFT}>{escape(str(name))}</th>' for name in columns)
+        groups = []
+        for name, row in zip(self.index, rows, strict=True):
+            row = re.sub(r"<td>(.*?)</td>", _left, row.partition("</tr>")[0], flags=re.DOTALL)
+            lines = f'<tr {PLAIN}><th scope="row" {FIRST}>{escape(str(name))}</th>{row}</tr>'
+            if second := self.second_lines.get(name):
+                lines += (
+                    f'<tr class="labkit-second" {PLAIN}><td colspan="{len(columns)}" {UNDER}>'
+                    f'<span style="{SOFT}">{escape(second)}</span></td></tr>'
+                )
+            groups.append(f"<tbody>{lines}</tbody>")
+        return (
+            '<div style="overflow-x:auto;margin-top:.6em"><table class="dataframe">'
+            f"<thead><tr>{head}</tr></thead>{''.join(groups)}</table></div>"
+        )
+
+    def _html_caption(self) -> str:
+        if not self.caption:
+            return ""
+        *title, conditions = map(escape, self.caption)
+        lines = [f'<strong style="font-size:1.1em">{line}</strong>' for line in title[:1]]
+        lines += [f"<strong>{line}</strong>" for line in title[1:]]
+        lines.append(f'<span style="{SOFT}">{conditions}</span>')
+        return f'<p style="text-align:left;margin:0 0 .5em">{"<br>".join(lines)}</p>'
+
+    def _html_notes(self) -> str:
+        items = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        return f'<ul style="{SOFT}">{items}</ul>' if items else ""
+
+    def _text_rows(self) -> str:
+        lines = self.to_string().splitlines()
+        head = len(lines) - len(self)
+        for name, line in zip(self.index, lines[head:], strict=True):
+            lines += [line.rstrip(), *units.small_print(self.second_lines.get(name, ""))]
+        return "\n".join(lines[:head] + lines[head + len(self) :])
+
+
+def _left(cell: re.Match[str]) -> str:
+    words = cell[1]
+    return f"<td {SHORT_CELL if len(words) <= UNBROKEN else CELL}>{words}</td>"

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import threading
@@ -33,6 +34,10 @@ class TrialFailed(RuntimeError):  # noqa: N818 - what failed is the trial, not t
         self.traceback = traceback_text
 
 
+class TrialKilled(TrialFailed):
+    """A process was killed or ended without an answer: it says nothing of what it was asked."""
+
+
 class Launcher:
     """The runner's end: sends requests, waits for results, ends everything.
 
@@ -48,6 +53,8 @@ class Launcher:
         self._own = base64.b64encode(own).decode()
         self._process: subprocess.Popen | None = None
         self._pending = b""
+        self._requests = 0
+        self._temporary: str | None = None
 
     def __enter__(self) -> Launcher:
         """Nothing is started before the first request."""
@@ -73,18 +80,26 @@ class Launcher:
 
         Raises:
             Skip: the job cannot run on this machine.
-            TrialFailed: it raised, or was killed.
+            TrialFailed: it raised.
+            TrialKilled: its process, a loader worker or the server was killed; the next request
+                is answered again.
             Cancelled: `cancel` was set; nothing of it is left running.
         """
         process = self._started()
-        request = {"job": job, "arguments": arguments, "own": self._own}
+        self._requests += 1
+        request = {
+            "request": self._requests,
+            "job": job,
+            "arguments": arguments,
+            "own": self._own,
+        }
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             return self._result(process, cancel)
         except BrokenPipeError:
             self.close()
-            raise TrialFailed("the trial server ended unexpectedly; run again") from None
+            raise TrialKilled("the trial server ended unexpectedly; run again") from None
         except (KeyboardInterrupt, Cancelled):
             self.close()  # closing its input ends the server and the trial's whole group
             raise
@@ -103,6 +118,8 @@ class Launcher:
             process.kill()
             process.wait()
         process.stdout.close()
+        if self._temporary is not None:  # a server that was killed has not removed it
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _started(self) -> subprocess.Popen:
         if self._process is None or self._process.poll() is not None:
@@ -123,15 +140,20 @@ class Launcher:
             event = self._next_event(process, cancel)
             if event is None:
                 self.close()
-                raise TrialFailed("the trial's process ended without a result; see worker.log")
-            if event["event"] in ("done", "skipped", "failed") and not self._fork:
+                raise TrialKilled("the trial's process ended without a result; see worker.log")
+            if event.get("event") == "started":
+                self._temporary = event["temporary"]
+            if event.get("request") != self._requests:
+                continue  # the end of a trial whose answer has been taken
+            if not self._fork:
                 self.close()
             if event["event"] == "done":
                 return event["result"]
             if event["event"] == "skipped":
                 raise Skip(event["reason"])
-            if event["event"] == "failed":
-                raise TrialFailed(event["reason"], event.get("traceback", ""))
+            if event["event"] == "ended":
+                raise TrialKilled(event["reason"], event["traceback"])
+            raise TrialFailed(event["reason"], event["traceback"])
 
     def _next_event(self, process: subprocess.Popen, cancel: threading.Event | None) -> dict | None:
         while b"\n" not in self._pending:
@@ -148,4 +170,7 @@ class Launcher:
                 return None
             self._pending += data
         line, self._pending = self._pending.split(b"\n", 1)
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            return {}  # what a trial was writing when it was killed; why it was follows

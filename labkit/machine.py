@@ -17,6 +17,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
@@ -102,6 +103,8 @@ def provenance() -> dict[str, object]:
 
     Returns:
         JSON-able; `machine_id` is the same on every run here, and says nothing else.
+        Of `cpu_count` logical cores this process may use `cores`; `virtual` (None: unknown)
+        says whether a hypervisor can steal time.
     """
     import psutil
 
@@ -113,8 +116,14 @@ def provenance() -> dict[str, object]:
         "platform": f"{platform.system()} {platform.machine()}",
         "kernel": platform.release() or "unknown",
         "python": platform.python_version(),
+        "hardware": procfs.product_name(),
+        "virtual": procfs.has_hypervisor(),
         "cpu_model": _cpu_model(),
+        "cpu_count": os.cpu_count() or "unknown",
         "cores": cores(),
+        "cpu_governor": procfs.cpu_governor(),
+        "clock_source": procfs.clock_source(),
+        "timer_resolution_s": time.get_clock_info("perf_counter").resolution,
         "memory_bytes": memory_bytes(),
         "shm_bytes": shutil.disk_usage(SHARED_MEMORY).total if has_shm else None,
         "swap_bytes": psutil.swap_memory().total,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import charts, figures, machine, operations_chart, operations_report, page, report
-from labkit.captions import stand_ins
+from labkit.captions import self_checks, stand_ins
 from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
 from labkit.epoch_chart import epoch_chart as draw_epochs
@@ -36,6 +36,8 @@ from labkit.summary import summarize as _summarize
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from labkit.frame import Frame
 
 PAGE = "index.html"
 # Experiments whose epochs tell something apart, so that they get a second chart.
@@ -127,10 +129,19 @@ class Gallery:
             f"<h3>{escape(section.title)}</h3>"
             f"<p>{'<br>'.join(map(escape, [*section.warnings, *section.conditions]))}</p>"
             + "".join(figures.mimebundle(figure)[0]["text/html"] for figure in section.figures)
-            + page.html_table(section.header, section.cells)
-            + Lines([*section.findings, *section.notes])._repr_html_()
+            + _frame(section)._repr_html_()
+            + Lines([*section.findings, *section.checks, *section.notes])._repr_html_()
             for section in self._sections
         )
+
+
+def _frame(section: Section) -> Frame:
+    from labkit.frame import Frame
+
+    name, *_ = section.header
+    frame = Frame(section.cells, columns=section.header).set_index(name)
+    frame.second_lines = dict(zip(frame.index, section.second_lines))
+    return frame
 
 
 def save(run: Run) -> list[Path]:
@@ -281,6 +292,8 @@ def section(run: Run) -> Section:
         figures=drawn,
         header=report.table_header(summary),
         cells=report.table_cells(summary),
+        second_lines=report.second_lines(summary),
+        checks=self_checks(summary),
         findings=find(run.info, summary),
         notes=summary.notes,
         info=run.info,

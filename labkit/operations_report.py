@@ -39,11 +39,14 @@ def operations_table(run: Run, detail: bool = False) -> pd.DataFrame:
 
     if detail:
         names = [field.name for field in fields(OperationRow)]
-        return Frame(operations_rows(run), columns=names).set_index(
-            ["operation", "library", "size"]
-        )
-    header, *body = operations_cells(run)
-    return Frame(body, columns=header).set_index(["operation", "library"])
+        table = Frame(operations_rows(run), columns=names)
+        table = table.set_index(["operation", "library", "size"])
+    else:
+        header, *body = operations_cells(run)
+        table = Frame(body, columns=header).set_index(["operation", "library"])
+    table.caption = (run.info["question"], " · ".join(operations_conditions(run)))
+    table.notes = operations_notes(run, summarize_operations(run))
+    return table
 
 
 def operations_rows(run: Run) -> list[dict[str, object]]:

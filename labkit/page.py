@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from labkit import figures
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # What a page shows of run.json in its own place; the rest is provenance.
 SHOWN_ABOVE = {"question", "variants", "published", "source", "skipped", "notes"}
+UNBROKEN = 24  # letters: "0.894 [0.872, 0.917]" stays on one line, a reason does not
 STYLE_SHEET = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --line: #d9d9d9;
         --page: #ffffff; --box: #f6f6f6; --warn: #9c3a00; --link: #0b57a4; }
@@ -42,17 +44,22 @@ img { display: block; width: 100%; height: auto; margin: 1rem 0; padding: .25rem
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
         overflow-wrap: normal; }
-th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: left;
-         vertical-align: top; }
+th, td { padding: .4rem .7rem; text-align: left; vertical-align: top; }
+tbody { border-bottom: 1px solid var(--line); break-inside: avoid; }
+.second td { padding-top: 0; } .second small { font-size: .82rem; color: var(--soft); }
 td:last-child { min-width: 8rem; }
-@media (max-width: 40rem) { th, td { padding: .3rem .4rem; font-size: .85rem; } }
-thead th { border-bottom-width: 2px; } tbody th { font-weight: 600; }
+.short { white-space: nowrap; }
+thead th { border-bottom: 2px solid var(--line); }
+tbody th { font-weight: 600; min-width: 7rem; overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  th, td { padding: .3rem .4rem; font-size: .85rem; } tbody th { overflow-wrap: normal; } }
 details { margin-top: 1rem; padding: .5rem .8rem; background: var(--box); border-radius: .4rem; }
 summary { cursor: pointer; font-weight: 600; }
 pre { white-space: pre-wrap; font-size: .85rem; margin: .5rem 0; }
 @media print {
   :root { --ink: #000; --soft: #444; --line: #bbb; --page: #fff; --box: #fff; --warn: #7a2d00; }
-  body { max-width: none; padding: 0; } section { break-inside: avoid-page; } }
+  body { max-width: none; padding: 0; } section { break-inside: avoid-page; }
+  .wide { overflow: visible; } th, td { padding: .3rem .4rem; font-size: .85rem; } }
 """
 
 
@@ -70,6 +77,10 @@ class Section:
     """Each with its description as its label."""
     header: Sequence[str]
     cells: Sequence[Sequence[str]]
+    second_lines: Sequence[str] = ()
+    """For every row of cells what it rests on, or nothing."""
+    checks: Sequence[str] = ()
+    """How close the stand-ins came to what they stand for."""
     findings: Sequence[str] = ()
     notes: Sequence[str] = ()
     info: Mapping[str, object]
@@ -132,7 +143,8 @@ def _section(i: int, section: Section) -> str:
 <h2>{escape(section.title)}</h2>
 {_lines("warn", section.warnings)}{_lines("soft", section.conditions)}
 {images}
-{html_table(section.header, section.cells)}
+{html_table(section.header, section.cells, section.second_lines)}
+{_lines("soft", section.checks)}
 {_list("", section.findings)}
 {_list("soft", section.notes)}
 {_settings(section.info)}
@@ -154,20 +166,34 @@ def _list(style: str, lines: Iterable[str]) -> str:
     return f'<ul class="{style}">{items}</ul>' if items else ""
 
 
-def html_table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Write a table whose cells are escaped and whose first column names the rows."""
+def html_table(
+    header: Sequence[str], body: Iterable[Sequence[str]], second_lines: Sequence[str] = ()
+) -> str:
+    """Write a table whose cells are escaped and whose first column names the rows.
+
+    Args:
+        header: the columns' names.
+        body: the cells of every row.
+        second_lines: for every row what stands under it in small print, or nothing.
+    """
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    lines = [
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in others)
-        + "</tr>"
-        for first, *others in body
-    ]
+    groups = []
+    for (first, *others), second in zip_longest(body, second_lines, fillvalue=""):
+        cells = "".join(map(_cell, others))
+        lines = f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>'
+        if second:
+            small = f"<small>{escape(second)}</small>"
+            lines += f'<tr class="second"><td colspan="{len(header)}">{small}</td></tr>'
+        groups.append(f"<tbody>{lines}</tbody>")  # paper breaks between rows, not inside one
     return (
         f'<div class="wide" role="region" aria-label="table" tabindex="0">'
-        f"<table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+        f"<table><thead><tr>{head}</tr></thead>{''.join(groups)}</table></div>"
     )
+
+
+def _cell(text: str) -> str:
+    short = ' class="short"' if len(text) <= UNBROKEN else ""
+    return f"<td{short}>{escape(text)}</td>"
 
 
 def _settings(info: Mapping[str, object]) -> str:

@@ -1,5 +1,8 @@
 """Plan: which trials a run consists of, and in which order.
 
+    settings of the run + rows so far ─▶ next_trials: the planned blocks ─ blocks in place of
+    rejected ones ─ everything once more if the baseline's own two runs disagree
+
 Every block runs each variant once and the baseline twice, shuffled by a recorded
 seed; two runs of the same thing in one block show what noise alone does.  Main
 trap: a fixed order lets drift and a cold first run favour whatever comes later
@@ -9,9 +12,17 @@ trap: a fixed order lets drift and a cold first run favour whatever comes later
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.settings import MIN_JUDGED_BLOCKS, Mode
+from labkit.counted import ATTEMPT_BLOCKS, a_over_a, count, is_baseline_run_twice
+from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode
+from labkit.statistics import is_stable
+from labkit.trial import Trial
+
+# Rejected blocks are run again, up to half as many: on a machine that is never quiet it must end.
+MAX_REPLACED_SHARE = 0.5
+ATTEMPTS = 2  # EVIDENCE 1, "Noise floor": rerun once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +36,7 @@ class Planned:
 
 
 def plan(
-    labels: list[str], baseline: str, *, shuffled: bool, blocks: int, seed: int
+    labels: Sequence[str], baseline: str, *, shuffled: bool, blocks: Iterable[int], seed: int
 ) -> list[Planned]:
     """Lay out the trials of a run.
 
@@ -33,23 +44,60 @@ def plan(
         labels: all variants, in the experiment's order.
         baseline: the label that runs twice per block where the order is shuffled.
         shuffled: shuffled blocks, or each variant once in the given order.
-        blocks: how many times.
+        blocks: their numbers.
         seed: of the order; recorded with the run.
     """
     planned = []
-    for block in range(blocks):
+    for block in blocks:
         order = list(labels)
         if shuffled:
             order.append(baseline)
-            random.Random(f"{seed}/{block}").shuffle(order)
-        runs_of_baseline = 0
+        roles = ["A1", "A2"] if shuffled else ["A1"]
+        if shuffled:
+            rng = random.Random(f"{seed}/{block}")
+            rng.shuffle(order)
+            # Else A2 would always be the later one, and drift alone would tell them apart.
+            rng.shuffle(roles)
         for position, label in enumerate(order):
-            role = ""
-            if label == baseline:
-                runs_of_baseline += 1
-                role = f"A{runs_of_baseline}"
+            role = roles.pop() if label == baseline else ""
             planned.append(Planned(block=block, position=position, variant=label, role=role))
     return planned
+
+
+def next_trials(
+    info: Mapping[str, object], trials: Sequence[Trial], dropped: Collection[str] = ()
+) -> list[Planned]:
+    """Say what has to be run now; nothing once the run is complete.
+
+    Args:
+        info: what `run.json` holds; needs mode, baseline, variants, shuffled, blocks, order_seed.
+        trials: the run's rows so far, of any status.
+        dropped: variants that are out.
+
+    Returns:
+        What is missing of the planned blocks; then blocks in place of rejected ones; then, where
+        the baseline's two runs disagree, the same once more.
+    """
+    n, judged = info["blocks"], MODES[info["mode"]].judged and is_baseline_run_twice(info)
+    done = {(t.block, t.variant, t.role) for t in trials if t.status == "ok"}
+    for attempt in range(ATTEMPTS if judged else 1):
+        counted, start = count(info, trials, attempt), attempt * ATTEMPT_BLOCKS * n
+        replaced = min(len(counted.rejected), int(n * MAX_REPLACED_SHARE)) if judged else 0
+        planned = plan(
+            list(info["variants"]),
+            info["baseline"],
+            shuffled=info["shuffled"],
+            blocks=range(start, start + n + replaced),
+            seed=info["order_seed"],
+        )
+        missing = [
+            p
+            for p in planned
+            if p.variant not in dropped and (p.block, p.variant, p.role) not in done
+        ]
+        if missing or is_stable(a_over_a(counted)):
+            return missing
+    return []
 
 
 def check_blocks(mode: Mode, blocks: int | None) -> int:

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 
 from labkit import units
 from labkit.launcher import TrialFailed
+from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.settings import Settings
 from labkit.staging import staged
@@ -25,7 +26,6 @@ from labkit.underway import UnderWay
 # Enough for preflight and calibration on any machine; the rest is looked at once the run
 # knows how many images it takes, so that a big data set on a slow disk is not read in vain.
 FIRST_LOOK_IMAGES = 512
-EMULATOR_MIN_UTILIZATION = 0.99  # EVIDENCE 2: a free loader must reach it, or no figure
 # The best counts: what other programs take meanwhile is not the emulator's doing, and one hiccup
 # of 3 ms fails a try of 0.3 s.  Trials have a log of such disturbance of their own.
 EMULATOR_TRIES = 40
@@ -64,6 +64,7 @@ def prepare(run: UnderWay) -> None:
     baseline = run.baseline
     looked_at = FIRST_LOOK_IMAGES
     excluded = _look_at_images(run, 0, looked_at, [])
+    run.info["provenance"]["jpeg_back_ends"] = run.ask("describe_back_ends")
     check_stand_ins(run, excluded)
     try:
         _compare_work(run, excluded)
@@ -192,9 +193,9 @@ def _check_emulator(run: UnderWay, settings: Settings, compute_s_per_image: floa
             "check_emulator", settings=asdict(settings), compute_s_per_image=compute_s_per_image
         )
         best = max(best, found)
-        if best >= EMULATOR_MIN_UTILIZATION:
+        if best >= FREE_LOADER_MIN_AU:
             return best
     raise RuntimeError(
-        f"the emulated device must reach {units.percent(EMULATOR_MIN_UTILIZATION)} utilization "
+        f"the emulated device must reach {units.percent(FREE_LOADER_MIN_AU)} utilization "
         f"with a free loader, got {units.percent(best)} at best; stop other programs and run again"
     )

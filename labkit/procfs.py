@@ -1,12 +1,12 @@
-"""What Linux says about itself in text files: mounts, control groups, counters.
+"""What Linux says about itself in text files: mounts, control groups, counters, hardware.
 
-    /proc, /sys  →  text, mounts, cgroup folders  →  machine, media, disturbance
+    /proc, /sys  →  text, mounts, cgroup folders  →  machine, media, disturbance, usage
 
 Elsewhere (macOS, Windows) these files do not exist: every text is then empty and
 every list too, so callers need no platform switch and report "unknown".
 Main trap: in a container the control group's path is counted from the mount's
 root, which is not always "/".
-Source: proc(5) for mountinfo, cgroups(7).
+Source: proc(5) for mountinfo and stat, cgroups(7).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+SYSTEM = Path("/sys/devices/system")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +108,44 @@ def cgroup_folders(controller: str) -> Iterator[Path]:
                 yield folder
                 if folder != mount.point:
                     yield from (f for f in folder.parents if f.is_relative_to(mount.point))
+
+
+def major_faults(process_id: int) -> int | None:
+    """Count the pages that a process and its ended children had to fetch from a device.
+
+    Only faults count: pages of programs and of memory-mapped files, and what was swapped out.
+
+    Returns:
+        None where that is not known, or the process has ended and was waited for.
+    """
+    # The program's name stands in parentheses, and may have blanks and parentheses in it.
+    _, _, numbers = text(f"/proc/{process_id}/stat").rpartition(")")
+    fields = numbers.split()  # from the third on: state, …, majflt (12th), cmajflt (13th)
+    return int(fields[9]) + int(fields[10]) if len(fields) > 10 else None
+
+
+def clock_source() -> str:
+    """Name what the kernel tells the time by, as "tsc" or "kvm-clock"; "unknown" elsewhere."""
+    return text(SYSTEM / "clocksource/clocksource0/current_clocksource").strip() or "unknown"
+
+
+def cpu_governor() -> str:
+    """Name what sets the cores' frequency, as "performance"; "unknown" in most virtual machines.
+
+    Where cores differ, all names, sorted and with " / " between them.
+    """
+    files = (SYSTEM / "cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return " / ".join(sorted({name for file in files if (name := text(file).strip())})) or "unknown"
+
+
+def product_name() -> str:
+    """Name the computer's model, as its maker does; "unknown" where it does not say."""
+    names = ("/sys/class/dmi/id/product_name", "/proc/device-tree/model")  # PCs; ARM boards
+    known = (text(name).strip().strip("\0") for name in names)
+    return next((name for name in known if name), "unknown")
+
+
+def has_hypervisor() -> bool | None:
+    """Whether this is a virtual machine: time can be stolen from it.  None where unknown."""
+    flags = re.search(r"^flags\s*:(.*)$", text("/proc/cpuinfo"), re.MULTILINE)
+    return None if flags is None else "hypervisor" in flags[1].split()  # x86 alone says so

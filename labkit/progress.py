@@ -53,8 +53,10 @@ class RunProgress:
             tqdm.write(f"{self._name}: {line}", file=stream())
 
     def start(self, *, total: int, done: int) -> None:
-        """Show the bar; `done` trials of `total` are already there."""
-        if self.shown:
+        """Show the bar, or make it longer; `done` trials of `total` are already there."""
+        if self._bar is not None:
+            self._bar.total, self._bar.n = total, done
+        elif self.shown:
             self._bar = bar(
                 total=total,
                 initial=done,

@@ -2,9 +2,9 @@
 
     Summary -> table() for notebooks, text() for terminals, markdown(), rows() for JSON
 
-Every text goes through `units`; `page` makes HTML of the same cells.  Main trap: a table
-without its conditions travels alone, so mode, blocks, the A/A ratio and stand-ins are part
-of every form.
+Every text goes through `units`; `page` makes HTML of the same cells.  Under each row stands in
+small print what it rests on.  Main trap: a table without its conditions travels alone, so mode,
+blocks, noise floor, stand-ins and their checks are part of every form.
 """
 
 from __future__ import annotations
@@ -18,55 +18,64 @@ from labkit import captions, units
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from labkit.frame import Frame
 
 
-def table(summary: Summary, detail: bool = False) -> pd.DataFrame:
+def table(summary: Summary, detail: bool = False) -> Frame:
     """Make the table that a notebook shows.
 
     Args:
         summary: what `summary.summarize` returns.
         detail: all fields of every row, as numbers in seconds, bytes and shares, instead of
             five columns of text.
+
+    Returns:
+        A DataFrame with a row per variant; caption, second lines and notes are shown with it,
+        but are no cells.
     """
     from labkit.frame import Frame
 
-    if not detail:
-        return Frame(table_cells(summary), columns=table_header(summary)).set_index("variant")
-    numbers = Frame(rows(summary)).drop(columns=["labels", "epochs_s"])
-    return numbers.join(Frame([row.labels for row in summary.rows])).set_index("variant")
+    if detail:
+        numbers = Frame(rows(summary)).drop(columns=["labels", "epochs_s"])
+        frame = numbers.join(Frame([row.labels for row in summary.rows])).set_index("variant")
+    else:
+        frame = Frame(table_cells(summary), columns=table_header(summary)).set_index("variant")
+        frame.second_lines = dict(zip(frame.index, second_lines(summary)))
+    frame.caption = (summary.question, *table_conditions(summary))
+    frame.notes = tuple(table_notes(summary))
+    return frame
 
 
 def rows(summary: Summary) -> list[dict[str, object]]:
     """List every field of every row, as JSON can hold it: text, numbers, lists, null."""
-    return [
-        {**asdict(row), "ratios": list(row.ratios), "epochs_s": [list(t) for t in row.epochs_s]}
-        for row in summary.rows
-    ]
+    return [{name: _as_json(value) for name, value in asdict(row).items()} for row in summary.rows]
 
 
 def text(summary: Summary) -> str:
     """Write the table for a terminal: question, conditions, aligned columns, notes."""
     cells = [table_header(summary), *table_cells(summary)]
     widths = [max(_columns(row[i]) for row in cells) for i in range(len(cells[0]))]
-    lines = [
+    header, *body = (
         "  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths))
         for row in cells
-    ]
+    )
     rule = "  ".join("-" * width for width in widths[:-1]) + "  " + "-" * len(cells[0][-1])
-    head = [summary.question, *table_conditions(summary), "", lines[0], rule]
-    notes = ["", *(f"- {note}" for note in summary.notes)] if summary.notes else []
-    return "\n".join(line.rstrip() for line in [*head, *lines[1:], *notes])
+    lines = [summary.question, *table_conditions(summary), "", header, rule]
+    for line, second in zip(body, second_lines(summary)):
+        lines += [line, *units.small_print(second)]
+    notes = [f"- {note}" for note in table_notes(summary)]
+    return "\n".join(line.rstrip() for line in [*lines, *([""] if notes else []), *notes])
 
 
 def markdown(summary: Summary) -> str:
     """Write the table as GitHub's Markdown, with its conditions and notes."""
-    header, *body = (
-        "| " + " | ".join(map(_escape_markdown, row)) + " |"
-        for row in (table_header(summary), *table_cells(summary))
-    )
+    rows = [list(map(_escape_markdown, cells)) for cells in table_cells(summary)]
+    for cells, second in zip(rows, second_lines(summary)):
+        if second:  # not <sub>, whose lines GitHub writes over each other
+            cells[0] += f"<br><small>{_escape_markdown(second)}</small>"
+    header, *body = (f"| {' | '.join(cells)} |" for cells in (table_header(summary), *rows))
     conditions = [f"{_escape_markdown(line)}  " for line in table_conditions(summary)]
-    notes = [f"- {_escape_markdown(note)}" for note in summary.notes]
+    notes = [f"- {_escape_markdown(note)}" for note in table_notes(summary)]
     title = f"### {_escape_markdown(summary.question)}"
     rule = "|" + " --- |" * len(table_header(summary))
     return "\n".join([title, "", *conditions, "", header, rule, *body, "", *notes]).rstrip() + "\n"
@@ -91,7 +100,7 @@ def table_cells(summary: Summary) -> list[list[str]]:
             row.variant,
             units.seconds(row.time_s),
             _normalized(row),
-            units.normalized(row.published),
+            captions.document(summary, row),
             _verdict(row),
         ]
         for row in summary.rows
@@ -107,18 +116,24 @@ def _verdict(row: Row) -> str:
     return captions.reason(row) or row.verdict or units.UNKNOWN
 
 
+def second_lines(summary: Summary) -> list[str]:
+    """Write what the numbers of every row rest on; empty for a row without a number."""
+    return [captions.second_line(summary, row) for row in summary.rows]
+
+
 def table_conditions(summary: Summary) -> list[str]:
-    """Say how the numbers came about: stand-ins first, then mode, blocks and noise."""
-    stand_ins = captions.stand_ins(summary)
-    line = captions.conditions(summary)
-    if summary.aa_ratio is not None:
-        # A2/A1 is a ratio of the baseline to itself: how far from 1 is the machine's doing.
-        line += f" · A/A ratio {units.normalized(summary.aa_ratio)}"
-        if summary.aa_low is not None:
-            line += f" {units.interval(summary.aa_low, summary.aa_high)}"
-    if summary.judged and summary.mde is not None:
-        line += f" · shows effects from {units.percent(summary.mde)} up"
+    """Say how the numbers came about: stand-ins first, then mode, blocks and labels."""
+    stand_ins, line = captions.stand_ins(summary), captions.conditions(summary)
     return [" · ".join(stand_ins), line] if stand_ins else [line]
+
+
+def table_notes(summary: Summary) -> list[str]:
+    """List what else has to be said: how the stand-ins did, what is missing or was left out."""
+    return [*captions.self_checks(summary), *summary.notes]
+
+
+def _as_json(value: object) -> object:
+    return [_as_json(x) for x in value] if isinstance(value, tuple | list) else value
 
 
 def _columns(cell: str) -> int:

@@ -4,25 +4,29 @@
                                           trials.jsonl  one whole row per line
 
 A row is flushed and synced as soon as its trial is done, so a crash loses at
-most the trial that was running.  Main trap: a killed process can leave half a
-line; it is set aside and reported, never fatal, and nothing is ever rewritten.
+most the trial that was running.  Main trap: a killed process or a full disk can leave
+half a line; it is set aside and reported, never fatal, and nothing is ever rewritten.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit import units
 from labkit.settings import AS_PUBLISHED
 from labkit.trial import Trial
 
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,37 +51,88 @@ def create_run(results: Path, info: dict[str, object]) -> Path:
         info: at least the experiment's name.
 
     Raises:
-        PermissionError: results cannot be written; the message says what to do.
+        OSError: results cannot be written; the message says what to do.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     folder = results / str(info["experiment"]) / f"{stamp}-{secrets.token_hex(2)}"
     with explain_unwritable(results):
         folder.mkdir(parents=True)
-        write_info(folder, info)
+    write_info(folder, info)
     return folder
 
 
-@contextmanager
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Let no other process run or resume a run meanwhile; a killed process holds nothing.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        RuntimeError: another process holds it.
+        OSError: it cannot be written; the message says what to do.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows: nothing to hold
+        yield
+        return
+    with explain_unwritable(folder):
+        # Of the files here, this one is never replaced by another.
+        file = (folder / TRIALS_FILE).open("ab")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(
+                f"run must be under way in one process at a time, got another that has {folder}; "
+                "wait until it has ended, or end it, and resume again"
+            ) from None
+        except OSError:
+            pass  # some network file systems have no locks
+        yield
+
+
+@contextlib.contextmanager
 def explain_unwritable(folder: Path | str) -> Iterator[None]:
     """Turn the errors of a folder that cannot be written into a sentence.
 
     Raises:
-        PermissionError: what is done inside could not write to the folder.
+        OSError: the disk is full.
+        PermissionError: what is done inside could not write to the folder for another reason.
     """
     try:
         yield
     except OSError as error:
-        raise PermissionError(
-            f"results must be a folder that can be written, got {folder} ({error.strerror}); "
-            "choose another with --results"
+        if error.errno not in FULL:
+            raise PermissionError(
+                f"results must be a folder that can be written, got {folder} ({error.strerror}); "
+                "choose another with --results"
+            ) from error
+        there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
+        free = units.count_bytes(shutil.disk_usage(there).free)
+        has_begun = (Path(folder) / RUN_FILE).is_file()
+        raise OSError(
+            f"results must have room for more, got {free} free in {folder} ({error.strerror}); "
+            + (
+                f"free some space, then complete the run with: labkit run --resume {folder}"
+                if has_begun
+                else "free some space or choose another folder with --results"
+            )
         ) from error
 
 
 def write_info(folder: Path, info: dict[str, object]) -> None:
     """Replace `run.json` in one step."""
     unfinished = folder / f"{RUN_FILE}.part"
-    unfinished.write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    unfinished.replace(folder / RUN_FILE)
+    text = json.dumps(info, indent=1, ensure_ascii=False) + "\n"
+    with explain_unwritable(folder):
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(folder / RUN_FILE)
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # it takes room that is wanted
+            raise
 
 
 def append_trial(folder: Path, trial: Trial) -> None:
@@ -86,9 +141,13 @@ def append_trial(folder: Path, trial: Trial) -> None:
 
 
 def append_rows(folder: Path, rows: Iterable[dict[str, object]]) -> None:
-    """Add rows together and return when they are safely on the disk."""
+    """Add rows together and return when they are safely on the disk.
+
+    Raises:
+        OSError: the disk is full, or cannot be written to; the message says what to do.
+    """
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    with (folder / TRIALS_FILE).open("ab+") as file:
+    with explain_unwritable(folder), (folder / TRIALS_FILE).open("ab+") as file:
         # After a crash the last line may lack its end: keep the new rows off it.
         if file.tell() and not _ends_with_newline(file):
             lines = b"\n" + lines

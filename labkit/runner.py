@@ -13,19 +13,24 @@ after another, each in a fresh process, and the runner sleeps meanwhile.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from labkit import units
+from labkit.counted import a_over_a, attempt_of, count, unequal_losses
 from labkit.launcher import TrialFailed
 from labkit.parts.prefetching import STEPS_SHORT
-from labkit.plan import Planned, plan
+from labkit.plan import Planned, next_trials
 from labkit.preparation import check_stand_ins, prepare, stage
 from labkit.results import Run, append_trial, load_run
+from labkit.summary_notes import second_attempt_note
 from labkit.trial import Cancelled, Skip, Trial, utc_now
 from labkit.underway import UnderWay
 
 FAILURES_BEFORE_DROPPED = 2
+# What a row says of the medium, of what was found out when the data was put there.
+MEDIUM = ("filesystem", "device", "rotational", "scheduler", "readahead_kb", "cold_reads_per_s")
 
 
 def run_to_the_end(run: UnderWay) -> Run:
@@ -61,48 +66,57 @@ def run_to_the_end(run: UnderWay) -> Run:
 
 
 def _run_blocks(run: UnderWay) -> None:
-    """Run what is planned and not yet there."""
-    calibration = run.info["calibration"]
-    planned = plan(
-        list(run.variants),
-        run.info["baseline"],
-        shuffled=run.info["shuffled"],
-        blocks=run.info["blocks"],
-        seed=run.info["order_seed"],
-    )
-    done = {
-        (trial.block, trial.variant, trial.role)
-        for trial in load_run(run.folder).trials
-        if trial.status == "ok"
-    }
-    waiting = deque(p for p in planned if (p.block, p.variant, p.role) not in done)
+    """Run what is planned and not yet there, and what the rows then ask for."""
+    trials = list(load_run(run.folder).trials)
     failures = dict.fromkeys(run.variants, 0)
-    run.progress.start(total=len(planned), done=len(planned) - len(waiting))
-    while waiting:
-        trial = waiting.popleft()
-        if trial.variant not in run.dropped:
-            run.progress.next(f"block {trial.block + 1}: {trial.variant} {trial.role}".rstrip())
-            try:
-                _measure(run, trial, calibration)
-            except Skip as reason:
-                run.drop(trial, "skipped", str(reason))
-            except TrialFailed as failure:
-                failures[trial.variant] += 1
-                if failures[trial.variant] >= FAILURES_BEFORE_DROPPED:
-                    run.drop(trial, "failed", str(failure))
-                else:
-                    run.append(trial, "failed", str(failure))
-                    run.progress.say(f"{trial.variant} failed, again later: {failure}")
-                    waiting.append(trial)
-                    continue
-            except (Cancelled, KeyboardInterrupt):
-                run.append(trial, "cancelled", "cancelled by the person")
-                raise
-        run.progress.advance()
+    while waiting := deque(next_trials(run.info, trials, run.dropped)):
+        done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
+        run.progress.start(total=done + len(waiting), done=done)
+        _say_why_more(run, trials, waiting[0].block)
+        while waiting:
+            trial = waiting.popleft()
+            if trial.variant not in run.dropped:
+                name = f"{trial.variant} {trial.role}".rstrip()
+                run.progress.next(f"block {trial.block + 1}: {name}")
+                try:
+                    trials.append(_measure(run, trial))
+                except Skip as reason:
+                    run.drop(trial, "skipped", str(reason))
+                except TrialFailed as failure:
+                    failures[trial.variant] += 1
+                    if failures[trial.variant] >= FAILURES_BEFORE_DROPPED:
+                        run.drop(trial, "failed", str(failure))
+                    else:
+                        run.append(trial, "failed", str(failure))
+                        run.progress.say(f"{trial.variant} failed, again later: {failure}")
+                        waiting.append(trial)
+                        continue
+                except (Cancelled, KeyboardInterrupt):
+                    run.append(trial, "cancelled", "cancelled by the person")
+                    raise
+            run.progress.advance()
+            for variant, reason in unequal_losses(run.info, trials).items():
+                if variant not in run.dropped:
+                    run.drop(variant, "failed", reason)
 
 
-def _measure(run: UnderWay, planned: Planned, calibration: dict) -> None:
+def _say_why_more(run: UnderWay, trials: Sequence[Trial], block: int) -> None:
+    """Say why there are blocks beyond the planned ones."""
+    n = run.info["blocks"]
+    if attempt_of(block, n):
+        run.note(second_attempt_note(a_over_a(count(run.info, trials, attempt=0))))
+        run.save()
+    elif block >= n:
+        rejected = count(run.info, trials, attempt=0).rejected
+        run.progress.say(
+            f"{units.count(len(rejected), 'block')} rejected, run again: "
+            f"{next(reversed(rejected.values()))}"
+        )
+
+
+def _measure(run: UnderWay, planned: Planned) -> Trial:
     """Run one trial and append its row."""
+    calibration = run.info["calibration"]
     settings = replace(run.variants[planned.variant], images=calibration["images"])
     started_utc = utc_now()
     measured = run.ask(
@@ -113,8 +127,10 @@ def _measure(run: UnderWay, planned: Planned, calibration: dict) -> None:
     )
     row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
     # What a probe found the medium to be outranks what it is called.
-    measured["labels"]["storage"] = run.info["storages"][settings.storage]["label"]
-    trial = Trial.from_row({**row, **measured})
+    facts = run.info["storages"][settings.storage]
+    measured["labels"]["storage"] = facts["label"]
+    medium = {name: facts[name] for name in MEDIUM}
+    trial = Trial.from_row({**row, **measured, "medium": medium})
     left_out = STEPS_SHORT.get(settings.prefetcher, 0) * settings.batch_size
     expected = (settings.images - left_out) * settings.epochs
     if trial.images != expected:
@@ -124,3 +140,4 @@ def _measure(run: UnderWay, planned: Planned, calibration: dict) -> None:
         )
     append_trial(run.folder, trial)
     run.progress.rate(units.rate(trial.images / trial.time_s))
+    return trial

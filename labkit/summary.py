@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean, stdev
 
 from labkit.averages import average
-from labkit.counted import Counted, count, is_baseline_run_twice
+from labkit.counted import Counted, a_over_a, count, is_baseline_run_twice
 from labkit.settings import CORRECTED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import (
     ALPHA,
@@ -160,7 +160,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     judged_together = [name for name in testable if name not in floors]
     levels = dict.fromkeys(testable, ALPHA)
     levels |= zip(judged_together, holm([p_value(log_ratios[name]) for name in judged_together]))
-    aa = a_over_a(counted) if twice else []
+    aa = a_over_a(counted)
     aa_low, aa_high = ratio_interval(aa, ALPHA)
     stable = is_stable(aa)
     n_blocks = len(counted.base_runs)
@@ -209,11 +209,6 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         ),
         judged=judged,
     )
-
-
-def a_over_a(counted: Counted) -> list[float]:
-    """Give ln(A2/A1) of every block: what noise alone does."""
-    return [math.log(a2.time_s / a1.time_s) for a1, a2 in counted.base_runs.values()]
 
 
 def _is_floor(settings: Mapping[str, object]) -> bool:

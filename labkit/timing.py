@@ -166,23 +166,24 @@ def measure(
     )
     pipeline.source.start_worker(0)
     warm_up(pipeline)
-    before = machine.disturbance()
     cache_proof = pipeline.source.prepare_cache(settings.cache)
     pipeline.storage.enter()  # after the files were made warm: that may be as fast as it can
     gc.collect()
     gc.disable()  # a collection would land in one arm and not in the other
     epochs = []
+    before = machine.disturbance()  # making files cold or warm disturbs no epoch
     with Usage(gpu=settings.device == "cuda") as usage:
         for number in range(settings.epochs):
             pipeline.source.order.epoch = number
             epochs.append(time_epoch(pipeline, clock))
+    disturbed = machine.since(before)
     gc.enable()
     wall_s = sum(epoch.epoch_s for epoch in epochs)
     measured = {
         **usage.totals(wall_s),
         "epochs": tuple(epochs),
         "cache_proof": pipeline.source.prove_cache(cache_proof),
-        "disturbance": machine.since(before),
+        "disturbance": {**disturbed, **usage.gpu_clocks()},
         "labels": {
             "storage": pipeline.storage.label,
             "cache": settings.cache,  # as produced and verified, or prepare() had skipped

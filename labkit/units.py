@@ -10,6 +10,7 @@ not "1000 ms"), so the unit is chosen after rounding.
 from __future__ import annotations
 
 import math
+import textwrap
 
 UNKNOWN = "–"
 
@@ -62,6 +63,31 @@ def percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share * 100:.1f} %"
 
 
+def limit(share: float) -> str:
+    """Write a share that was agreed on, not measured, without a needless zero: "5 %"."""
+    return f"{share * 100:.4g} %"
+
+
+def delivered(got_per_s: float, wanted_per_s: float | None, noun: str) -> str:
+    """Write a rate beside the one that was asked for, in one unit: "104.9 of 106.2 MB/s".
+
+    Args:
+        got_per_s: what was measured.
+        wanted_per_s: what was asked for; None: as much as there is.
+        noun: "bytes", or what else is counted.
+    """
+    scale = 1e6 if noun == "bytes" else 1
+    unit = "MB/s" if noun == "bytes" else f"{noun}/s"
+    rates = [x / scale for x in (got_per_s, wanted_per_s) if x is not None]
+    decimals = 1 if max(rates) < 1000 else 0
+    return f"{' of '.join(f'{x:,.{decimals}f}' for x in rates)} {unit}"
+
+
+def minute(utc: str) -> str:
+    """Write a moment in UTC: "2026-11-21T14:03:22Z" -> "2026-11-21 14:03 UTC"."""
+    return f"{utc[:10]} {utc[11:16]} UTC"
+
+
 def normalized(x: float | None) -> str:
     """Write a normalized time: "0.894", "12.3"."""
     if x is None:
@@ -89,3 +115,13 @@ def _three_digits(x: float) -> str:
     x = _round(x)
     decimals = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
     return f"{x:,.{decimals}f}"
+
+
+def small_print(text: str, indent: str = "    ", width: int = 100) -> list[str]:
+    """Break parts joined by " · " into indented lines for a terminal, between parts if it can."""
+    whole = [part.replace(" ", "\u00a0") for part in text.split(" · ")]
+    too_long = any(len(part) > width - len(indent) - 2 for part in whole)
+    wrap = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=indent)
+    wrap.break_on_hyphens = False
+    lines = wrap.wrap(text if too_long else "\u00a0· ".join(whole))
+    return [line.replace("\u00a0", " ") for line in lines]

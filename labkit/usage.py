@@ -1,18 +1,25 @@
-"""Usage: what a trial cost beside time: CPU-seconds, memory, GPU utilization.
+"""Usage: what a trial cost beside time: CPU-seconds, page faults, memory, GPU utilization.
 
 The GPU is watched through NVML by a thread that wakes a few times a second;
 everything else is read before and after.  Main trap: NVML's utilization is the
 share of its sampling period in which *some* kernel ran: 100 % says nothing of
-how much of the GPU was used.
+how much of the GPU was used, nor at which clock.
+Source: nvml.h (device queries; clocks event reasons).
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from types import ModuleType
 
+from labkit import procfs
+
 NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
+# Bits of reasons for a lower clock that are no throttling: idle, and what a person or a display
+# has set (application clocks), which may hold all the time; gpu_clock_hz shows it.
+CHOSEN_CLOCKS = 0x1 | 0x2 | 0x100
 
 
 class Usage:
@@ -35,6 +42,15 @@ class Usage:
         """Stop counting."""
         self._cpu_s = own_cpu_s() - self._cpu_before_s
         self._gpu.stop()
+
+    def gpu_clocks(self) -> dict[str, float | None]:
+        """Give what the GPU's clock did, for the disturbance log.
+
+        Returns:
+            gpu_clock_hz (mean of its multiprocessors' clock) and gpu_throttled_share (of the
+            samples, those slowed down by heat, power or a fault); None where not measured.
+        """
+        return self._gpu.clocks()
 
     def totals(self, wall_s: float) -> dict[str, object]:
         """Give the counts as fields of `Trial`.
@@ -65,11 +81,64 @@ def own_cpu_s() -> float:
     return total_s
 
 
+def own_major_faults() -> int | None:
+    """Count the pages that this process and all below it, ended or alive, had to wait for.
+
+    Returns:
+        None where the platform does not say.
+    """
+    import psutil
+
+    this = psutil.Process()
+    if procfs.major_faults(this.pid) is None:
+        return None
+    # The lowest first: whoever ends meanwhile is then counted among its parent's ended children.
+    below = [procfs.major_faults(child.pid) for child in reversed(this.children(recursive=True))]
+    return sum(count for count in (*below, procfs.major_faults(this.pid)) if count is not None)
+
+
+def _slowed_by(nvml: ModuleType, gpu: object) -> int:
+    """Give the bits of what keeps the clock down and was not chosen; 0 for nothing."""
+    try:
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+    except (AttributeError, nvml.NVMLError):  # drivers before 535 have it by its old name alone
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    return reasons & ~CHOSEN_CLOCKS
+
+
+# Name of a reading -> how NVML is asked for it.
+READINGS: dict[str, Callable[[ModuleType, object], int]] = {
+    "busy_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "used_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+    "clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "slowed_by": _slowed_by,
+}
+
+
+def read_gpu(nvml: ModuleType, gpu: object) -> dict[str, int | None]:
+    """Ask NVML for every reading once.
+
+    Args:
+        nvml: pynvml, initialized.
+        gpu: its handle of the GPU.
+
+    Returns:
+        Name -> value; None for what this library, driver or device (a MIG slice) does not offer.
+    """
+    found = {}
+    for name, read in READINGS.items():
+        try:
+            found[name] = read(nvml, gpu)
+        except (AttributeError, nvml.NVMLError):
+            found[name] = None
+    return found
+
+
 class _GpuWatch:
     """Samples torch's GPU until stopped; measures nothing where there is no NVIDIA driver."""
 
     def __init__(self, wanted: bool) -> None:
-        self._samples: list[tuple[int, int]] = []  # (utilization %, memory bytes)
+        self._samples: list[dict[str, int | None]] = []
         self._stop = threading.Event()
         self._thread = None
         if not wanted:
@@ -87,12 +156,7 @@ class _GpuWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(NVML_PERIOD_S):
-            try:
-                percent = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
-                used_bytes = self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used
-            except self._nvml.NVMLError:
-                return  # not supported by this device, e.g. a MIG slice
-            self._samples.append((percent, used_bytes))
+            self._samples.append(read_gpu(self._nvml, self._handle))
 
     def stop(self) -> None:
         self._stop.set()
@@ -100,14 +164,24 @@ class _GpuWatch:
             self._thread.join()
 
     def totals(self) -> dict[str, float | int | None]:
-        if not self._samples:
-            return {"gpu_util_mean": None, "gpu_util_zero_share": None, "gpu_memory_bytes": None}
-        shares = [percent / 100 for percent, _ in self._samples]
+        busy = self._known("busy_percent")
         return {
-            "gpu_util_mean": sum(shares) / len(shares),
-            "gpu_util_zero_share": shares.count(0.0) / len(shares),
-            "gpu_memory_bytes": max(used_bytes for _, used_bytes in self._samples),
+            "gpu_util_mean": sum(busy) / len(busy) / 100 if busy else None,
+            "gpu_util_zero_share": busy.count(0) / len(busy) if busy else None,
+            "gpu_memory_bytes": max(self._known("used_bytes"), default=None),
         }
+
+    def clocks(self) -> dict[str, float | None]:
+        clocks_mhz, slowed_by = self._known("clock_mhz"), self._known("slowed_by")
+        return {
+            "gpu_clock_hz": 1e6 * sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
+            "gpu_throttled_share": sum(map(bool, slowed_by)) / len(slowed_by)
+            if slowed_by
+            else None,
+        }
+
+    def _known(self, name: str) -> list[int]:
+        return [value for sample in self._samples if (value := sample[name]) is not None]
 
 
 def _peak_rss_bytes() -> int | None:

@@ -8,6 +8,7 @@ trial starts in tens of milliseconds instead of two seconds.  A trial ends its
 whole group when the pipe to the server closes; the server ends the trial when
 its own input closes: Cancel, a kernel restart or a crash leave no process.
 Without fork (Windows, macOS) each request gets a spawned process, same code.
+Every event names its request: the server says of each trial that it ended, answered or not.
 Trap: CUDA must be first touched in the trial, never in the server.
 """
 
@@ -25,6 +26,8 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from multiprocessing.util import get_temp_dir
 
 from labkit.settings import Settings
 from labkit.trial import Skip
@@ -93,6 +96,12 @@ def _time_operations(
     return time_operations(_settings(settings), sizes, cell_s=cell_s, order_seed=order_seed)
 
 
+def _describe_back_ends(own: bytes):
+    from labkit.parts.decoding import jpeg_back_ends
+
+    return jpeg_back_ends()
+
+
 JOBS: dict[str, Callable] = {
     "measure": _measure,
     "calibrate": _calibrate,
@@ -101,12 +110,14 @@ JOBS: dict[str, Callable] = {
     "check_rates": _check_rates,
     "find_bad_images": _find_bad_images,
     "time_operations": _time_operations,
+    "describe_back_ends": _describe_back_ends,
 }
 
 
 def serve() -> None:
     """Fork a trial for every request line until the input ends."""
     events = _take_stdout()
+    _share_temporary_folder(events)
     _preload()
     requests = sys.stdin.buffer
     while line := _read_line(requests.fileno()):
@@ -123,8 +134,12 @@ def serve() -> None:
             _answer(line, events)
             os._exit(0)  # no clean-up code of libraries after the result: the server ends the group
         os.close(lifeline)
-        _await_trial(pid, requests.fileno(), events)
+        reason = _await_trial(pid, requests.fileno())
         os.close(held)
+        # It may have been killed in the middle of its answer: that is no part of this line.
+        os.write(events, b"\n")
+        number = json.loads(line)["request"]
+        _emit(events, request=number, event="ended", reason=reason, traceback="")
 
 
 def _open_data(line: bytes) -> None:
@@ -137,8 +152,12 @@ def _open_data(line: bytes) -> None:
         return
 
 
-def _await_trial(pid: int, requests: int, events: int) -> None:
-    """Wait for a trial to end; end it if the runner goes away."""
+def _await_trial(pid: int, requests: int) -> str:
+    """Wait for a trial to end, and end it if the runner goes away.
+
+    Returns:
+        What to say of it if it has not answered.
+    """
     ended = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -147,7 +166,7 @@ def _await_trial(pid: int, requests: int, events: int) -> None:
     abandoned = ended not in {descriptor for descriptor, _ in poll.poll()}
     os.close(ended)
     if abandoned:
-        os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)  # it may have no group yet
     # Loader workers share the trial's group: end the group while the pid is still reserved.
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     try:
@@ -159,16 +178,14 @@ def _await_trial(pid: int, requests: int, events: int) -> None:
         raise SystemExit(0)
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        _emit(
-            events,
-            event="failed",
-            reason=f"the trial's process was killed by {name}; {IF_OUT_OF_MEMORY}",
-        )
+        return f"the trial's process was killed by {name}; {IF_OUT_OF_MEMORY}"
+    return "the trial's process ended without a result; see worker.log"
 
 
 def run_once() -> None:
     """Answer one request in this process: the way without fork."""
     events = _take_stdout()
+    _share_temporary_folder(events)
     line = sys.stdin.buffer.readline()
     if line:
         _end_when_closed(sys.stdin.fileno())
@@ -180,19 +197,21 @@ def run_once() -> None:
 
 def _answer(line: bytes, events: int) -> None:
     """Run the job of a request and emit its one final event."""
+    request = json.loads(line)
+    emit = partial(_emit, events, request=request["request"])
     try:
-        request = json.loads(line)
         own = base64.b64decode(request["own"])
         from labkit.tables import register
 
         register(own)
         result = JOBS[request["job"]](**request["arguments"], own=own)
-        _emit(events, event="done", result=result)
+        emit(event="done", result=result)
     except Skip as reason:
-        _emit(events, event="skipped", reason=str(reason))
+        emit(event="skipped", reason=str(reason))
     except BaseException as error:  # whatever it is, the runner must hear of it
         reason = str(error) if isinstance(error, ValueError) else _one_line(error)
-        _emit(events, event="failed", reason=reason, traceback=traceback.format_exc())
+        event = "ended" if IF_OUT_OF_MEMORY in reason else "failed"
+        emit(event=event, reason=reason, traceback=traceback.format_exc())
 
 
 def _one_line(error: BaseException) -> str:
@@ -244,6 +263,14 @@ def _emit(events: int, **event: object) -> None:
         data = data[os.write(events, data) :]
 
 
+def _share_temporary_folder(events: int) -> None:
+    """Have one folder for the sockets of all loader workers, and tell the runner of it.
+
+    Each would make its own, and leave it behind when it is killed.
+    """
+    _emit(events, event="started", temporary=get_temp_dir())  # what is forked from here inherits it
+
+
 def _preload() -> None:
     """Import what trials need, but touch no GPU."""
     for module in (
@@ -264,10 +291,13 @@ def _end_when_closed(lifeline: int) -> None:
     def watch() -> None:
         while os.read(lifeline, 1):
             pass
-        _end_children()
-        if hasattr(os, "killpg"):
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-        os._exit(1)
+        try:
+            _end_children()
+            shutil.rmtree(get_temp_dir(), ignore_errors=True)
+        finally:  # whatever happened to the children meanwhile
+            if hasattr(os, "killpg"):
+                os.killpg(os.getpgrp(), signal.SIGKILL)
+            os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

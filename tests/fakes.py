@@ -142,6 +142,8 @@ class FakeMedium:
     """From a disk, of all epochs' bytes."""
     swapped_pages: int | None = 0
     """In each trial."""
+    on_disk: bool = False
+    """On a disk that the kernel knows, whose bytes prove the cache state too."""
 
 
 THROTTLED = "throttled(7200 rpm: 81 reads/s, 106 MB/s)"
@@ -175,13 +177,15 @@ def fake_media_trials(
 
 
 def _fake_media_trial(name: str, block: int, role: str, medium: FakeMedium, speed: float) -> Trial:
-    logical_bytes = 10_000_000
+    file_bytes = 5_000_000
+    logical_bytes = file_bytes * len(medium.epochs_s)
     return replace(
         fake_trial(name, block, role),
         epochs=tuple(fake_epoch(epoch_s * speed) for epoch_s in medium.epochs_s),
         cache_proof={
             "wanted": medium.cache,
             "resident_share_before": medium.resident_share,
+            "file_bytes": file_bytes,
             "logical_read_bytes": logical_bytes,
             "device_read_bytes": None
             if medium.read_share is None
@@ -191,6 +195,7 @@ def _fake_media_trial(name: str, block: int, role: str, medium: FakeMedium, spee
             "swapped_in_pages": medium.swapped_pages,
             "swapped_out_pages": None if medium.swapped_pages is None else 0,
         },
+        medium={"rotational": False if medium.on_disk else None},
         labels={
             "storage": medium.label,
             "cache": medium.cache,
@@ -215,3 +220,38 @@ def fake_media_info(
         "source": "[004] section 3.2, experiment 2",
         **more,
     }
+
+
+RATES = [
+    {
+        "pattern": "random", "unit": "files", "readers": 2, "requested_per_s": 81.0,
+        "delivered_per_s": 80.0, "error_share": 0.0123, "refused": False,
+    },
+    {
+        "pattern": "sequential", "unit": "bytes", "readers": 2, "requested_per_s": 106_168_320.0,
+        "delivered_per_s": 104_857_600.0, "error_share": 0.0123, "refused": False,
+    },
+]  # fmt: skip
+CHECKED = {
+    "calibration": {"free_loader_au": 0.9974},
+    "storages": {"throttled": {"rates": RATES}, "ssd": {"rates": []}},
+}
+
+
+def fake_judged_trials(media: Mapping[str, FakeMedium] = MEDIA, *, blocks: int = 10) -> list[Trial]:
+    """A whole run with all that a table has to mark.
+
+    In block 3 the second variant took far longer, in block 5 it was not cold, and in the last
+    block other programs took much of the machine.
+    """
+    variant, trials = list(media)[1], []
+    for trial in fake_media_trials(media, blocks=blocks):
+        if trial.variant == variant and trial.block == 3:
+            slow = tuple(fake_epoch(1.6 * epoch.epoch_s) for epoch in trial.epochs)
+            trial = replace(trial, epochs=slow)
+        if trial.variant == variant and trial.block == 5:
+            trial = replace(trial, cache_proof={**trial.cache_proof, "resident_share_before": 0.8})
+        if trial.block == blocks - 1:
+            trial = replace(trial, disturbance={**trial.disturbance, "other_cores": 1.0})
+        trials.append(trial)
+    return trials

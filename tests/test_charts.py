@@ -11,7 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import matplotlib
 import pytest
-from fakes import LABELS, fake_info, fake_throttled_hdd, fake_trials
+from fakes import (
+    LABELS,
+    fake_info,
+    fake_judged_trials,
+    fake_media_info,
+    fake_throttled_hdd,
+    fake_trials,
+)
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 from matplotlib.font_manager import fontManager
 
@@ -125,6 +132,33 @@ def test_every_trial_has_a_dot_and_published_figures_have_their_own_mark():
     assert "published" in everything_written(figure)
 
 
+def judged_summary(**info):
+    """With an outlier of ssd and a block that is left out."""
+    return summarize(fake_media_info(mode="full", blocks=10, **info), fake_judged_trials())
+
+
+def test_an_outlier_keeps_its_place_and_has_a_mark_of_its_own():
+    summary = judged_summary()
+    figure = charts.chart(summary)
+    dots, marks = set(), []
+    for line in figure.axes[0].lines:
+        if line.get_marker() == "o":
+            is_open = line.get_markerfacecolor() == "none"
+            marks += list(line.get_xdata()) if is_open else []
+            dots |= set() if is_open else set(line.get_xdata())
+    outliers = [row.ratios[i] for row in summary.rows for i in row.outliers]
+    assert marks == outliers
+    assert summary.rows[1].ratios[summary.rows[1].outliers[0]] in marks
+    assert dots == {x for row in summary.rows for x in row.ratios} - set(outliers)
+    assert "outlier" in everything_written(figure)
+    assert "outlier" not in everything_written(charts.chart(make_summary()))
+    assert max(outliers) < figure.axes[0].get_xlim()[1]
+
+
+def test_rejected_blocks_are_counted_on_the_chart():
+    assert "9 blocks, 1 rejected" in everything_written(charts.chart(judged_summary()))
+
+
 def test_a_whisker_that_leaves_the_axis_ends_in_an_arrow():
     summary = make_summary({"a": 1.0, "b": 1.0}, blocks=2, noise=0.5)
     (axes,) = charts.chart(summary).axes
@@ -173,6 +207,7 @@ AWKWARD = {
     "unbreakable question": make_summary(question="W" * 200),
     "Chinese": make_summary({"原始": 1.0, "预取" * 20: 0.9}, question=CJK_QUESTION * 4),
     "verdicts": make_summary({"a": 1.0, "b": 1.0, "c": 0.8, "d": 1.2}, mode="full", blocks=8),
+    "outliers": judged_summary(published={"hdd": 1.0, "ssd": 0.86}),
     "dollars": make_summary({"$HOME": 1.0, "$a_b$ \\frac": 0.9}),
     "published far away": make_summary(published={"data_prefetcher": 7.5}),
     "document": make_summary({"a": 1.0, "b": 0.9}, mode="document", blocks=1),

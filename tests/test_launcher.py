@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from labkit import machine, tables
-from labkit.launcher import Cancelled, Launcher, TrialFailed
+from labkit.launcher import Cancelled, Launcher, TrialKilled
 from labkit.settings import MODES, Settings, complete
 from labkit.trial import Skip
 
@@ -67,6 +68,13 @@ def all_pids_below(parent):
     return [process.pid for process in psutil.Process(parent).children(recursive=True)]
 
 
+@pytest.fixture
+def temporary():
+    """A folder for temporary files; sockets need a short path."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 def started_by(launcher):
     """The server, the trial and its loader workers, as far as they have been started."""
     server = launcher._process
@@ -108,8 +116,8 @@ def test_cancel_leaves_no_process(tmp_path, photos, fork):
 
 
 @pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
-@pytest.mark.parametrize("victim", ["runner", "server", "trial"])
-def test_a_killed_process_takes_everything_below_it_along(tmp_path, photos, victim):
+@pytest.mark.parametrize("victim", ["runner", "server", "trial", "loader worker"])
+def test_a_killed_process_takes_everything_below_it_along(tmp_path, temporary, photos, victim):
     program = (
         "import json, sys; from pathlib import Path; from labkit.launcher import Launcher\n"
         "with Launcher(Path(sys.argv[1]), fork=True) as launcher:\n"
@@ -120,12 +128,16 @@ def test_a_killed_process_takes_everything_below_it_along(tmp_path, photos, vict
         [sys.executable, "-c", program, str(tmp_path / "log"), json.dumps(arguments)],
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
-    assert until(lambda: len(all_pids_below(runner.pid)) >= 3)
-    server, trial, *_ = started = all_pids_below(runner.pid)
-    os.kill({"runner": runner.pid, "server": server, "trial": trial}[victim], signal.SIGKILL)
+    # A loader worker that has sent a batch listens at a socket in the temporary folder.
+    assert until(lambda: list(temporary.glob("*/listener-*")))
+    server, trial, worker = started = all_pids_below(runner.pid)
+    pids = {"runner": runner.pid, "server": server, "trial": trial, "loader worker": worker}
+    os.kill(pids[victim], signal.SIGKILL)
     _, errors = runner.communicate(timeout=PATIENCE_S)
     assert until(lambda: not alive(started)), alive(started)
+    assert until(lambda: not list(temporary.iterdir())), list(temporary.rglob("*"))
     if victim == "trial":
         assert "the trial's process was killed by SIGKILL" in errors
 
@@ -140,7 +152,7 @@ def test_a_killed_trial_does_not_spoil_the_next(tmp_path, photos):
             os.kill(trial, signal.SIGKILL)
 
         killer = in_background(kill_the_trial)
-        with pytest.raises(TrialFailed, match="killed by SIGKILL; if the kernel ran out of memory"):
+        with pytest.raises(TrialKilled, match="killed by SIGKILL; if the kernel ran out of memory"):
             measure(launcher, photos, compute_s_per_image=10.0)
         killer.result()
         assert measure(launcher, photos)["epochs"][0]["images"] == 24
@@ -156,9 +168,77 @@ def test_a_killed_loader_worker_fails_the_trial_in_words(tmp_path, photos):
             os.kill(worker, signal.SIGKILL)
 
         killer = in_background(kill_a_loader_worker)
-        with pytest.raises(TrialFailed, match=r"DataLoader worker.*use fewer workers"):
+        with pytest.raises(TrialKilled, match=r"DataLoader worker.*use fewer workers"):
             measure(launcher, photos, compute_s_per_image=0.5)
         killer.result()
+
+
+def is_killed_after_its_answer(jpeg):
+    import os
+    import signal
+
+    from labkit.parts.decoding import decode_opencv
+
+    # In the trial alone: its last call is _exit.
+    os._exit = lambda status: os.kill(os.getpid(), signal.SIGKILL)
+    return decode_opencv(jpeg)
+
+
+def is_killed_within_its_answer(jpeg):
+    import os
+    import signal
+
+    from labkit.parts.decoding import decode_opencv
+
+    write = os.write
+
+    def write_half(descriptor, data):
+        write(descriptor, data[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.write = write_half  # in the trial alone: the answer is what it writes
+    return decode_opencv(jpeg)
+
+
+def leaves_without_an_answer(jpeg):
+    import os
+
+    os._exit(0)
+
+
+@pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (is_killed_after_its_answer, ""),
+        (is_killed_within_its_answer, "the trial's process was killed by SIGKILL"),
+        (leaves_without_an_answer, "the trial's process ended without a result; see worker.log"),
+    ],
+)
+def test_whenever_a_trial_ends_the_next_has_its_own_answer(
+    tmp_path, photos, monkeypatch, decode, message
+):
+    from labkit.parts.decoding import DECODERS
+
+    monkeypatch.setitem(DECODERS, "mine", decode)
+    with Launcher(tmp_path / "log", fork=True, own=tables.own_parts()) as launcher:
+        mine = {"decoder": "mine", "num_workers": 0}
+        if message:
+            with pytest.raises(TrialKilled, match=message):
+                measure(launcher, photos, **mine)
+        else:
+            assert measure(launcher, photos, **mine)["epochs"][0]["images"] == 24
+        for images in (8, 16):
+            assert measure(launcher, photos, images=images)["epochs"][0]["images"] == images
+
+
+@FORKS
+def test_a_trial_leaves_no_temporary_file(tmp_path, temporary, photos, fork, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with Launcher(tmp_path / "log", fork=fork) as launcher:
+        for persistent in (False, True):
+            measure(launcher, photos, persistent_workers=persistent)
+    assert list(temporary.rglob("*")) == []
 
 
 def test_a_variant_that_cannot_run_here_is_a_skip_with_its_reason(tmp_path, photos):

@@ -80,6 +80,11 @@ def test_provenance_is_json_and_complete(provenance):
     assert provenance["python"] == platform.python_version()
     assert set(provenance["versions"]) == set(machine.DISTRIBUTIONS)
     assert provenance["gpu"]["works"] in (True, False)
+    for name in ("hardware", "cpu_governor", "clock_source"):
+        assert provenance[name]
+    assert provenance["virtual"] in (True, False, None)
+    assert provenance["cpu_count"] == os.cpu_count() >= provenance["cores"]
+    assert 0 < provenance["timer_resolution_s"] < 1e-3
 
 
 def test_versions_are_those_that_import(provenance):

@@ -66,3 +66,11 @@ def test_a_run_as_in_the_document_stands_beside_the_corrected_one(tmp_path):
     assert notebook.newest_run("prefetching", tmp_path).folder == corrected
     assert find_run(tmp_path, "prefetching").folder == corrected
     assert find_run(tmp_path, "99990101").folder == faithful
+
+
+def test_a_gallery_shows_second_lines_and_conditions_once(tmp_path):
+    make_run(tmp_path)
+    shown = notebook.gallery(tmp_path)._repr_html_()
+    assert shown.count("noise floor") == 1
+    assert shown.count('class="labkit-second"') == 2
+    assert shown.count("<p>Emulated accelerator") == 1

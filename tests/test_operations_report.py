@@ -111,3 +111,12 @@ def test_markdown_lines_have_the_same_number_of_cells():
     lines = [line for line in operations_markdown(fake_run()).splitlines() if line[:1] == "|"]
     assert {line.count("|") for line in lines} == {7}
     assert len(lines) == 2 + len(TIMES_MS)
+
+
+def test_the_notebooks_table_says_how_its_numbers_came_about():
+    run = fake_run()
+    for detail in (False, True):
+        table = operations_table(run, detail)
+        for shown in (table._repr_html_(), repr(table)):
+            for words in (run.info["question"], "quick mode · 3 blocks", "A/A ratio", "lower is"):
+                assert words in shown

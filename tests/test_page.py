@@ -3,10 +3,10 @@
 from html.parser import HTMLParser
 
 import pytest
-from fakes import fake_info, fake_trials
+from fakes import CHECKED, fake_info, fake_trials
 
 from labkit.notebook import section
-from labkit.page import page
+from labkit.page import html_table, page
 from labkit.results import Run
 
 NASTY = '<script>alert("x")</script> & | `a` *b* [c](d)'
@@ -104,3 +104,26 @@ def test_a_page_of_several_experiments_links_to_each(tmp_path):
 
 def test_the_page_is_the_same_each_time(tmp_path):
     assert make_page(tmp_path) == make_page(tmp_path)
+
+
+def test_each_row_is_followed_by_its_second_line_in_a_group_of_its_own():
+    shown = html_table(
+        ["variant", "time"], [["a", "1 s"], ["b", "–"], ["c", "3 s"]], ["x", "", "z"]
+    )
+    *groups, _ = shown.split("<tbody>", 1)[1].split("</tbody>")
+    assert ["".join(Outline(group.replace("<tbody>", "")).words) for group in groups] == [
+        "a1 sx", "b–", "c3 sz",
+    ]  # fmt: skip
+    assert shown.count('<td colspan="2">') == 2
+
+
+def test_second_lines_never_become_markup():
+    shown = html_table(["variant"], [["a"]], [NASTY])
+    assert "script" not in {tag for tag, _ in Outline(shown).tags}
+
+
+def test_second_lines_and_the_stand_ins_checks_stand_on_the_page(tmp_path):
+    words = " ".join(Outline(make_page(tmp_path, **CHECKED)).words)
+    assert "3 blocks · noise floor " in words
+    assert "3 blocks · shows effects from " in words
+    assert "throttled checked: 80.0 of 81.0 files/s at random" in words

@@ -1,6 +1,11 @@
 """Linux's own text files: how lines are taken apart, and what is there where there are none."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from labkit import procfs
 
@@ -49,3 +54,63 @@ def test_a_number_may_be_negative_and_words_are_none(tmp_path):
     assert procfs.number(file) == -1
     file.write_text("max\n")
     assert procfs.number(file) is None
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+
+
+@needs_proc
+def test_major_faults_are_those_that_the_kernel_tells_a_process_itself():
+    import resource
+
+    usages = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    before = sum(resource.getrusage(who).ru_majflt for who in usages)
+    counted = procfs.major_faults(os.getpid())
+    assert before <= counted <= sum(resource.getrusage(who).ru_majflt for who in usages)
+
+
+@needs_proc
+def test_a_program_may_have_blanks_and_parentheses_in_its_name():
+    name = "Path('/proc/self/comm').write_text('a) R (1 2')"
+    program = f"from pathlib import Path; {name}; print(flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        child.stdout.readline()
+        assert procfs.major_faults(child.pid) < 1e5  # other fields are addresses and times
+        child.communicate(b"\n")
+
+
+def test_the_hardware_says_what_it_is_or_is_unknown():
+    for words in (procfs.clock_source(), procfs.cpu_governor(), procfs.product_name()):
+        assert words == words.strip() != ""
+    assert procfs.has_hypervisor() in (True, False, None)
+
+
+def test_governors_and_the_clock_source_are_read_from_the_system(tmp_path, monkeypatch):
+    monkeypatch.setattr(procfs, "SYSTEM", tmp_path)
+    assert (procfs.clock_source(), procfs.cpu_governor()) == ("unknown", "unknown")
+    clock = tmp_path / "clocksource" / "clocksource0"
+    clock.mkdir(parents=True)
+    (clock / "current_clocksource").write_text("kvm-clock\n")
+    for core, governor in enumerate(("powersave", "performance", "powersave")):
+        folder = tmp_path / "cpu" / f"cpu{core}" / "cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_governor").write_text(f"{governor}\n")
+    assert procfs.clock_source() == "kvm-clock"
+    assert procfs.cpu_governor() == "performance / powersave"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("model name\t: X\nflags\t\t: fpu hypervisor lm\n", True),
+        ("model name\t: X\nflags\t\t: fpu hypervisors lm\n", False),
+        ("Features\t: fp asimd\n", None),  # arm64
+        ("", None),
+    ],
+)
+def test_only_x86_says_whether_there_is_a_hypervisor(monkeypatch, cpuinfo, expected):
+    monkeypatch.setattr(procfs, "text", lambda path: cpuinfo)
+    assert procfs.has_hypervisor() is expected

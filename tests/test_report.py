@@ -6,7 +6,14 @@ Run: python -m pytest tests/test_report.py
 import json
 import re
 
-from fakes import fake_info, fake_trial, fake_trials
+from fakes import (
+    CHECKED,
+    fake_info,
+    fake_judged_trials,
+    fake_media_info,
+    fake_trial,
+    fake_trials,
+)
 
 from labkit import report
 from labkit.summary import summarize
@@ -74,10 +81,12 @@ def test_rows_survive_json():
 
 def test_the_terminal_table_is_aligned_also_with_chinese_names():
     lines = report.text(make_summary({"original": 1.0, "数据预取": 0.5})).splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("variant"))
     # A Chinese letter takes two columns of a terminal, so four of them take eight.
     latin, chinese = (
-        re.search(r"\d\.\d{3}", line).start() for line in lines[start + 2 : start + 4]
+        re.search(r"\d\.\d{3}", line).start()
+        for name in ("original", "数据预取")
+        for line in lines
+        if line.startswith(name)
     )
     assert latin == chinese + 4
     assert not any(line.endswith(" ") for line in lines)
@@ -89,7 +98,7 @@ def test_the_terminal_table_says_under_which_conditions():
     assert question == summary.question
     assert stand_ins == "Emulated accelerator (matched, 11.2 ms/image)"
     assert "quick mode · 3 blocks · storage: real" in conditions
-    assert f"A/A ratio {summary.aa_ratio:.3f} [" in conditions
+    assert any(f"(A/A {summary.aa_ratio:.3f} [" in line for line in rest)
     assert "- one image was unreadable" in rest
 
 
@@ -107,3 +116,66 @@ def test_a_long_reason_is_shown_whole():
     shown = report.table(make_summary(skipped={"dali": reason}))
     assert reason in shown._repr_html_()
     assert reason in repr(shown)
+
+
+# --- second lines -------------------------------------------------------------------------
+
+
+def judged_summary(**info):
+    info = fake_media_info(mode="full", blocks=10, **info)
+    info["variants"] |= {name: {"storage": name} for name in info.get("skipped", {})}
+    return summarize(info, fake_judged_trials())
+
+
+def test_in_a_terminal_each_row_is_followed_by_what_it_rests_on():
+    summary = judged_summary(skipped={"nvme": "not named"}, **CHECKED)
+    lines = report.text(summary).splitlines()
+    for row, second in zip(summary.rows, report.second_lines(summary)):
+        (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{row.variant}  ")]
+        below = []
+        for line in lines[at + 1 :]:
+            if not line.startswith("    "):
+                break
+            below.append(line.strip())
+        assert " ".join(below) == second
+    assert not second  # the last row was skipped
+    assert any(line.startswith("- throttled checked: 80.0 of 81.0 files/s") for line in lines)
+
+
+def test_in_markdown_the_second_line_stands_in_the_rows_first_cell():
+    summary = judged_summary(skipped={"nvme": "not named"}, **CHECKED)
+    cells = [line.split(" | ")[0] for line in report.markdown(summary).splitlines()]
+    assert "| ssd<br><small>8 of 9 blocks · shows effects from" in "\n".join(cells)
+    assert "| nvme" in cells
+    assert "- throttled checked: 80.0 of 81.0 files/s" in report.markdown(summary)
+
+
+def test_every_field_of_a_row_survives_json_as_what_it_is():
+    summary = judged_summary()
+    back = json.loads(json.dumps(report.rows(summary), allow_nan=False))
+    assert back == report.rows(summary)  # lists, not tuples
+    (place,) = back[1]["outliers"]
+    assert back[1]["ratios"][place] == max(back[1]["ratios"])
+    assert (back[1]["left_out"], back[1]["agreement"]) == (1, "inconclusive")
+    detail = report.table(summary, detail=True)
+    assert {"outliers", "left_out", "mde", "agreement", "level"} <= set(detail.columns)
+
+
+def test_the_document_column_says_whether_the_run_agrees():
+    cells = report.table(judged_summary())["document"].to_dict()
+    assert cells["tmpfs"] == "0.864, not consistent (emulated)"
+    assert (cells["hdd"], cells["hdd, warm"]) == ("1.000", "–")
+
+
+def test_the_notebooks_table_says_what_it_stands_on():
+    summary = judged_summary(**CHECKED)
+    table = report.table(summary)
+    for shown in (repr(table), table._repr_html_().replace("&quot;", '"')):
+        for words in (
+            summary.question,
+            "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s)",
+            "full mode · 9 blocks, 1 rejected",
+            "throttled checked: 80.0 of 81.0 files/s",
+            "1 block rejected: ",
+        ):
+            assert words in shown

@@ -3,15 +3,20 @@
 import json
 import os
 import re
+import signal
 import stat
+import subprocess
+import sys
 
 import pytest
+from places import memory_mounted
 
 from labkit.results import (
     append_rows,
     append_trial,
     create_run,
     find_run,
+    hold,
     list_runs,
     load_run,
     write_info,
@@ -112,3 +117,63 @@ def test_results_that_cannot_be_written_say_so(tmp_path):
         blocked.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(PermissionError, match="results must be a folder that can be written"):
         create_run(blocked, INFO)
+
+
+def test_results_on_a_full_disk_say_so(tmp_path):
+    with memory_mounted(tmp_path / "small", size="16k") as small:
+        with pytest.raises(OSError, match="No space left"):
+            (small / "filler").write_bytes(bytes(32 << 10))
+        message = (
+            rf"^results must have room for more, got 0 B free in {small}\S* "
+            r"\(No space left on device\); free some space or choose another folder with --results$"
+        )
+        with pytest.raises(OSError, match=message):
+            create_run(small, INFO)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from labkit.results import hold
+
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock here")
+
+
+@needs_flock
+def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "held\n"
+    message = (
+        f"run must be under way in one process at a time, got another that has {folder}; "
+        "wait until it has ended, or end it, and resume again"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+        with hold(folder):
+            pass
+    append_trial(folder, trial())  # rows are added beneath the lock, and reading needs none
+    assert len(load_run(folder).trials) == 1
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with hold(folder):
+        pass
+
+
+@needs_flock
+def test_a_run_can_be_held_again_after_it_was_let_go(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    for _ in range(2):
+        with hold(folder):
+            append_trial(folder, trial())
+            with pytest.raises(RuntimeError, match="one process at a time"), hold(folder):
+                pass
+    assert len(load_run(folder).trials) == 2

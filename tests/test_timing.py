@@ -1,16 +1,28 @@
-"""Time is told apart into wait, transfer, compute and sync, on a clock that never lies."""
+"""Time is told apart into wait, transfer, compute and sync, on a clock that never lies.
 
+What a whole trial records beside time is looked at in real ones, with real loader workers.
+"""
+
+import json
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from labkit import machine
+from labkit.launcher import Launcher
+from labkit.media import describe_medium
+from labkit.parts import storage
 from labkit.parts.devices import CpuDevice, EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
 from labkit.timing import SystemClock, time_epoch
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
+from tests.test_launcher import measure
 
+# A page of a library that nothing had touched before comes with its neighbors, some 100 KiB.
+PROGRAM_BYTES = 1 << 20
 BATCH = {"sample_id": torch.zeros(8, dtype=torch.uint8)}  # 8 images, 8 bytes
 
 
@@ -94,3 +106,61 @@ def test_the_real_clock_never_wakes_before_the_deadline():
     clock.sleep_until(deadline_s)
     assert clock.now() >= deadline_s
     clock.sleep_until(deadline_s - 1)  # passed already: returns at once
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory):
+    """Trials as a run starts them; on a platform without fork each is a process of its own."""
+    log = tmp_path_factory.mktemp("launcher") / "log"
+    with Launcher(log, fork=machine.can_fork()) as launcher:
+        yield launcher
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["ending", "persistent"])
+@pytest.mark.parametrize("cache", ["cold", "warm"])
+def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cache, persistent):
+    """Workers of the first epoch have ended by the end, persistent ones are still alive."""
+    if not machine.can_fork():
+        pytest.skip("what spawned workers read of their libraries counts too")
+    if cache == "cold" and describe_medium(photos).filesystem in ("unknown", *storage.KEEPS_FILES):
+        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
+    proof = measure(
+        launcher,
+        photos,
+        num_workers=2,
+        persistent_workers=persistent,
+        cache=cache,
+        start_method="fork",
+    )["cache_proof"]
+    files_bytes = sum(path.stat().st_size for path in photos.rglob("*.jpg"))
+    assert proof["file_bytes"] == files_bytes
+    if proof["device_read_bytes"] is None:
+        pytest.skip("this platform does not count the bytes that a process reads")
+    assert proof["logical_read_bytes"] >= 2 * files_bytes  # two epochs
+    if cache == "cold":
+        most_bytes = 1.05 * files_bytes + PROGRAM_BYTES
+        assert 0.98 * files_bytes <= proof["device_read_bytes"] <= most_bytes
+    else:
+        assert proof["device_read_bytes"] <= PROGRAM_BYTES
+
+
+def test_the_disturbance_log_is_that_of_the_epochs_alone(photos, launcher):
+    measured = measure(launcher, photos, cache="warm")
+    log = measured["disturbance"]
+    json.dumps(log)
+    epochs_s = sum(epoch["epoch_s"] for epoch in measured["epochs"])
+    assert epochs_s <= log["duration_s"] <= epochs_s + 0.5  # the snapshots themselves take 10 ms
+    assert log["gpu_clock_hz"] is None
+    assert log["gpu_throttled_share"] is None
+    for name in ("major_faults", "machine_major_faults"):
+        assert log[name] is None or log[name] >= 0
+    if log["major_faults"] is not None and log["machine_major_faults"] is not None:
+        assert log["major_faults"] <= log["machine_major_faults"] + 100  # not at one moment
+
+
+def test_a_worker_names_the_jpeg_library_of_every_decoder(launcher):
+    from labkit.parts.decoding import DECODERS
+
+    found = launcher.run("describe_back_ends", {})
+    assert set(found) == set(DECODERS)
+    assert all(isinstance(library, str) and library for library in found.values())

@@ -1,12 +1,23 @@
-"""CPU-seconds: those of every process below this one count, ended or still alive.
+"""CPU-seconds and page faults of every process below this one count, ended or still alive.
+
+The GPU's readings are checked against a hand-made NVML, where each may be missing, and against
+the real one where there is a GPU.
 
 Run: python -m pytest tests/test_usage.py
 """
 
+import mmap
+import os
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
-from labkit.usage import Usage, own_cpu_s
+import pytest
+
+from labkit import pagecache, procfs
+from labkit.media import IN_MEMORY, describe_medium
+from labkit.usage import Usage, _GpuWatch, own_cpu_s, own_major_faults, read_gpu
 
 SPIN_S = 0.3
 SPIN = f"import time\nwhile time.process_time() < {SPIN_S}: pass"
@@ -35,3 +46,162 @@ def test_what_a_context_used_is_a_share_of_its_time():
     assert totals["cpu_s"] >= 0.9 * SPIN_S
     assert totals["cpu_percent"] == 50 * totals["cpu_s"]
     assert totals["peak_rss_bytes"] is None or totals["peak_rss_bytes"] > 1 << 20
+
+
+# Maps a file, touches every page of it, and says how often it had to wait for the device.
+TOUCH = """import mmap, resource, sys
+with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+    pages.madvise(mmap.MADV_RANDOM)  # else one wait brings many pages
+    sum(pages[::mmap.PAGESIZE])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_majflt, flush=True)
+input()"""
+TOUCHED_PAGES = 64
+
+
+@pytest.fixture
+def cold_file(tmp_path):
+    if own_major_faults() is None:
+        pytest.skip("this platform does not count major faults")
+    if not pagecache.can_evict() or describe_medium(tmp_path).filesystem in IN_MEMORY:
+        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
+    path = tmp_path / "pages"
+    path.write_bytes(os.urandom(TOUCHED_PAGES * mmap.PAGESIZE))
+    pagecache.evict(path)
+    if pagecache.residency([path])[0] != 0.0:
+        pytest.skip("this platform does not evict the file")
+    return path
+
+
+def test_major_faults_of_a_child_count_while_it_lives_and_after_it_ended(cold_file):
+    before = own_major_faults()
+    program = [sys.executable, "-c", TOUCH, str(cold_file)]
+    child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        waited = int(child.stdout.readline())
+        assert waited >= TOUCHED_PAGES
+        assert own_major_faults() - before >= waited
+        child.communicate(b"\n")
+    assert own_major_faults() - before >= waited
+
+
+def test_a_process_that_is_not_there_has_no_count():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert procfs.major_faults(ended.pid) is None
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(**calls):
+    """An NVML that offers the calls given; whichever value is an error is raised."""
+
+    def answering(answer):
+        def call(*_):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+    offered = {name: answering(answer) for name, answer in calls.items()}
+    return SimpleNamespace(NVMLError=NvmlError, NVML_CLOCK_SM=1, **offered)
+
+
+ALL_CALLS = {
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000),
+    "nvmlDeviceGetClockInfo": 1_500,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x20,
+}
+
+
+def test_everything_that_nvml_offers_is_read():
+    assert read_gpu(nvml(**ALL_CALLS), gpu=None) == {
+        "busy_percent": 40,
+        "used_bytes": 5_000,
+        "clock_mhz": 1_500,
+        "slowed_by": 0x20,
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "reading"),
+    [
+        ("nvmlDeviceGetUtilizationRates", "busy_percent"),
+        ("nvmlDeviceGetMemoryInfo", "used_bytes"),
+        ("nvmlDeviceGetClockInfo", "clock_mhz"),
+        ("nvmlDeviceGetCurrentClocksEventReasons", "slowed_by"),
+    ],
+)
+def test_what_nvml_does_not_offer_is_none_and_the_rest_is_read(call, reading):
+    others = {name: answer for name, answer in ALL_CALLS.items() if name != call}
+    for offered in (others, {**others, call: NvmlError("Not Supported")}):
+        found = read_gpu(nvml(**offered), gpu=None)
+        assert [name for name, value in found.items() if value is None] == [reading]
+
+
+@pytest.mark.parametrize("newer", [{}, {"nvmlDeviceGetCurrentClocksEventReasons": NvmlError()}])
+def test_reasons_are_found_by_their_older_name(newer):
+    older = nvml(**newer, nvmlDeviceGetCurrentClocksThrottleReasons=0x40)
+    assert read_gpu(older, gpu=None)["slowed_by"] == 0x40
+
+
+@pytest.mark.parametrize(
+    ("reasons", "slowed_by"),
+    [(0x0, 0), (0x1, 0), (0x2 | 0x100, 0), (0x4, 0x4), (0x1 | 0x8, 0x8), (0x10 | 0x80, 0x90)],
+)
+def test_idle_and_chosen_clocks_are_no_throttling(reasons, slowed_by):
+    found = read_gpu(nvml(nvmlDeviceGetCurrentClocksEventReasons=reasons), gpu=None)
+    assert found["slowed_by"] == slowed_by
+
+
+def test_the_names_and_bits_are_those_of_the_installed_library():
+    pynvml = pytest.importorskip("pynvml")
+    assert all(hasattr(pynvml, name) for name in ALL_CALLS)
+    assert pynvml.NVML_CLOCK_SM == 1
+    bits = ("GpuIdle", "ApplicationsClocksSetting", "DisplayClockSetting")
+    assert [getattr(pynvml, f"nvmlClocksEventReason{name}") for name in bits] == [1, 2, 0x100]
+
+
+def test_samples_are_summed_up_and_unknown_ones_left_out():
+    watch = _GpuWatch(wanted=False)
+    for busy, used, clock, slowed in (
+        (0, 10, 1_000, 0x4),
+        (50, 30, None, 0),
+        (100, 20, 2_000, 0),
+        (50, None, None, None),
+    ):
+        watch._samples.append(
+            {"busy_percent": busy, "used_bytes": used, "clock_mhz": clock, "slowed_by": slowed}
+        )
+    assert watch.totals() == {
+        "gpu_util_mean": 0.5,
+        "gpu_util_zero_share": 0.25,
+        "gpu_memory_bytes": 30,
+    }
+    assert watch.clocks() == {"gpu_clock_hz": 1.5e9, "gpu_throttled_share": 1 / 3}
+
+
+def test_nothing_is_known_of_a_gpu_that_is_not_watched():
+    with Usage(gpu=False) as usage:
+        pass
+    assert usage.gpu_clocks() == {"gpu_clock_hz": None, "gpu_throttled_share": None}
+    assert usage.totals(wall_s=1.0)["gpu_util_mean"] is None
+
+
+@pytest.mark.needs_cuda
+def test_a_busy_gpu_has_a_clock():
+    import torch
+
+    matrix = torch.ones(2048, 2048, device="cuda")
+    with Usage(gpu=True) as usage:
+        until_s = time.perf_counter() + 1.0
+        while time.perf_counter() < until_s:
+            matrix = (matrix @ matrix).clamp_(max=1.0)
+            torch.cuda.synchronize()
+    clocks = usage.gpu_clocks()
+    assert 1e8 < clocks["gpu_clock_hz"] < 1e10
+    assert 0 <= clocks["gpu_throttled_share"] <= 1
+    assert usage.totals(wall_s=1.0)["gpu_memory_bytes"] > matrix.nbytes

@@ -120,6 +120,37 @@ def test_the_host_cannot_run_further_ahead_than_the_launch_queue():
     assert clock.now() == 1.0
 
 
+class LateClock(FakeClock):
+    """Wakes the host late."""
+
+    def __init__(self, late_s):
+        super().__init__()
+        self.late_s = late_s
+
+    def sleep_until(self, deadline_s):
+        if deadline_s > self.now():
+            super().sleep_until(deadline_s + self.late_s)
+
+
+def utilization_of_ten_steps(late_s):
+    clock = LateClock(late_s)
+    device = EmulatedDevice(replace(PROFILE, compute_s_per_image=0.01), clock)
+    for _ in range(10):
+        device.compute(1)
+        device.synchronize()
+    return device.compute_s / clock.now()
+
+
+def test_a_host_that_wakes_a_little_late_does_not_slow_the_device():
+    # Only the last time counts: nothing comes after it that could make up for it.
+    assert utilization_of_ten_steps(0.0005) == pytest.approx(0.1 / 0.1005)
+
+
+def test_a_host_that_was_held_up_does_slow_the_device():
+    # Each step starts 4 ms late, of which 1 ms is not charged.
+    assert utilization_of_ten_steps(0.004) == pytest.approx(0.1 / (10 * 0.014 - 9 * 0.001))
+
+
 def test_preprocessing_on_the_device_costs_its_bytes():
     device, clock = make()
     device.process(8)

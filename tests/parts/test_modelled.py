@@ -424,6 +424,7 @@ def test_cold_and_warm_are_proven_in_the_same_words_as_real_ones(files):
             "method": "modelled",
             "measured_by": "modelled",
             "resident_share_before": share,
+            "file_bytes": 10 * FILE_BYTES,
             "resident_share_after": 1.0,
             "logical_read_bytes": 10 * FILE_BYTES,
             "device_read_bytes": fetched,

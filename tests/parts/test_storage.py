@@ -20,6 +20,7 @@ from labkit.parts.storage import STORAGES, make_cold, make_warm, prepare, prove,
 from labkit.trial import Skip
 
 FILE_BYTES = 300_000  # 74 pages, the last one partial
+PATIENCE_S = 20.0  # how long to wait for what must happen; not a speed limit
 
 
 def make_files(folder: Path, count: int = 20) -> list[Path]:
@@ -90,6 +91,7 @@ def test_a_proof_says_how_the_state_was_made_and_measured(files, cache, method, 
     read_all(files)
     proof = prove(files, proof)
     assert proof["resident_share_after"] == 1.0
+    assert proof["file_bytes"] == len(files) * FILE_BYTES
     assert "read_before" not in proof
 
 
@@ -108,17 +110,84 @@ def test_cold_bytes_come_from_the_device_and_warm_ones_do_not(files):
             assert proof["device_read_bytes"] <= 0.02 * total_bytes
 
 
-def test_bytes_read_by_worker_processes_count(files):
+def read_all_and(how, paths, pipe):
+    """What a worker does: reads, says so, and ends in one of several ways."""
+    read_all(paths)
+    pipe.send("read")
+    if how in ("killed", "alive"):
+        pipe.recv()
+    if how == "without cleaning up":
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    "how", ["by itself", "without cleaning up", "killed", "ended, not waited for", "alive"]
+)
+def test_bytes_read_by_worker_processes_count_however_they_end(files, how):
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("this platform has no fork")
+    context = multiprocessing.get_context("fork")
+    pipe, its_pipe = context.Pipe()
     proof = prepare(files, "cold")
-    worker = multiprocessing.get_context("fork").Process(target=read_all, args=(files,))
+    worker = context.Process(target=read_all_and, args=(how, files, its_pipe))
+    worker.start()
+    assert pipe.poll(PATIENCE_S)
+    if how == "killed":
+        worker.kill()
+    if how == "ended, not waited for":
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    elif how != "alive":
+        worker.join()
+    proof = prove(files, proof)
+    pipe.send("go on")
+    worker.join()
+    if proof["logical_read_bytes"] is None:
+        pytest.skip("this platform does not count the bytes that a process reads")
+    total_bytes = len(files) * FILE_BYTES
+    assert 0.98 * total_bytes <= proof["device_read_bytes"] <= 1.2 * total_bytes
+
+
+def test_bytes_read_by_a_workers_worker_count(files):
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("this platform has no fork")
+    context = multiprocessing.get_context("fork")
+
+    def read_below():
+        worker = context.Process(target=read_all, args=(files,))
+        worker.start()
+        worker.join()
+
+    proof = prepare(files, "cold")
+    worker = context.Process(target=read_below)
     worker.start()
     worker.join()
     proof = prove(files, proof)
     if proof["logical_read_bytes"] is None:
         pytest.skip("this platform does not count the bytes that a process reads")
     assert proof["device_read_bytes"] >= 0.98 * len(files) * FILE_BYTES
+
+
+def test_counts_that_went_down_are_unknown_and_not_zero(files):
+    proof = prepare(files, "as found")
+    if proof["read_before"] is None:
+        pytest.skip("this platform does not count the bytes that a process reads")
+    # As after a child that nobody waited for: what it had read is gone.
+    proof["read_before"] = tuple(count + (1 << 50) for count in proof["read_before"])
+    proof = prove(files, proof)
+    assert proof["logical_read_bytes"] is None
+    assert proof["device_read_bytes"] is None
+
+
+def test_files_in_memory_come_from_no_device_and_that_is_measured(shared_memory):
+    paths = make_files(shared_memory, count=3)
+    proof = prepare(paths, "warm")
+    read_all(paths)
+    proof = prove(paths, proof)
+    assert proof["file_bytes"] == 3 * FILE_BYTES
+    if proof["logical_read_bytes"] is None:
+        pytest.skip("this platform does not count the bytes that a process reads")
+    assert proof["logical_read_bytes"] >= 3 * FILE_BYTES
+    assert proof["device_read_bytes"] == 0
 
 
 def test_a_file_that_someone_has_mapped_skips_cold_with_numbers(files):

@@ -11,6 +11,7 @@ Source: EVIDENCE 2, "Page cache"; proc(5) for the bytes read.
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -85,17 +86,19 @@ def prove(paths: Iterable[Path], proof: dict[str, object]) -> dict[str, object]:
         proof: what `prepare` returned.
 
     Returns:
-        The proof with resident_share_after, and logical_read_bytes (asked for with read calls,
-        memory-mapped files left out) and device_read_bytes (fetched from a device for them)
-        of this process and its children meanwhile, None if unknown.
+        The proof with file_bytes (all files together, each once), resident_share_after, and
+        logical_read_bytes (asked for with read calls, memory-mapped files left out) and
+        device_read_bytes (fetched from a device, for those too) of this process and its
+        children meanwhile, None if unknown.  Programs and libraries that they load count too.
     """
     after = _read_bytes()
-    proof = dict(proof)
+    paths, proof = list(paths), dict(proof)
     before = proof.pop("read_before")
     spent = [None, None]
     if before is not None and after is not None:
-        # A child killed without being waited for takes its counts along.
-        spent = [max(0, late - early) for early, late in zip(before, after)]
+        # A child that ended and that nobody waited for takes its counts along: unknown, not 0.
+        spent = [late - early if late >= early else None for early, late in zip(before, after)]
+    proof["file_bytes"] = sum(path.stat().st_size for path in dict.fromkeys(paths))
     proof["resident_share_after"] = resident_share(paths)
     proof["logical_read_bytes"], proof["device_read_bytes"] = spent
     return proof
@@ -168,18 +171,23 @@ def _filesystems(paths: list[Path]) -> set[str]:
 
 
 def _read_bytes() -> tuple[int, int] | None:
-    """Bytes that this process and its children, ended ones included, asked for and fetched."""
+    """Bytes that this process and its children, ended ones included, asked for and fetched.
+
+    None where that is unknown of any of them: a part of it would be no proof.
+    """
     import psutil
 
     asked = fetched = 0
     this = psutil.Process()
-    for process in [this, *this.children(recursive=True)]:
+    multiprocessing.active_children()  # waits for ended ones: till then only root may read theirs
+    # The lowest first: whoever ends meanwhile is then counted among its parent's ended children.
+    for process in [*reversed(this.children(recursive=True)), this]:
         try:
             counts = process.io_counters()
             asked, fetched = asked + counts.read_chars, fetched + counts.read_bytes
-        except (AttributeError, NotImplementedError):
-            return None  # not on this platform
-        except psutil.Error:
-            if process is this:
+        except psutil.NoSuchProcess as ended:
+            if isinstance(ended, psutil.ZombieProcess):
                 return None
+        except (AttributeError, RuntimeError, ValueError, psutil.Error):
+            return None  # not on this platform, empty or incomplete in a sandbox, or not allowed
     return asked, fetched

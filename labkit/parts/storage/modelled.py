@@ -169,6 +169,7 @@ class ModelledReader:
         asked, fetched = self.counts()
         return {
             **proof,
+            "file_bytes": int(self._file_bytes[_indices(ids)].sum()),
             "resident_share_after": self.resident_share(ids),
             "logical_read_bytes": asked,
             "device_read_bytes": fetched,
