@@ -137,8 +137,10 @@ def cache_doubt(trial: Trial) -> str:
     proof = trial.cache_proof
     wanted, before = trial.labels.get("cache"), proof.get("resident_share_before")
     fetched, files = proof.get("device_read_bytes"), proof.get("file_bytes")
-    # Only of a disk that the kernel knows are the bytes counted: not of a network's.
+    # Only of a disk that the kernel knows are the bytes counted: not of a network's.  A resident
+    # batch was read before the epochs: no byte of them shows.
     on_disk = trial.medium.get("rotational") is not None
+    on_disk = on_disk and trial.settings.get("loader") != "resident"
     from_device = fetched / files if fetched is not None and files and on_disk else None
     if wanted == "cold":
         if before is not None and before > COLD_MAX_SHARE:

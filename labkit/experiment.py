@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
-from labkit import machine, source, tables
+from labkit import machine, source, tables, timing
 from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_run import resume_operations
 from labkit.plan import check_blocks
@@ -143,6 +143,7 @@ def run(
         "order_seed": secrets.randbits(32),
         "created_utc": utc_now(),
         "data": data,
+        "timing": timing.HOW,
         "provenance": machine.provenance(),
     }
     folder = create_run(Path(results), info)

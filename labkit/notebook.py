@@ -46,7 +46,7 @@ EPOCHS_APART = ("storage",)
 
 def summarize(run: Run) -> Summary:
     """Derive a run's rows of statistics from its trials."""
-    return _summarize(run.info, run.trials)
+    return _summarize({**run.info, "set_aside": run.set_aside}, run.trials)
 
 
 def table(run: Run, detail: bool = False) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from labkit.results import (
     append_rows,
     create_run,
     explain_unwritable,
+    hold,
     load_run,
     write_info,
 )
@@ -92,7 +93,9 @@ def run_operations(
         "data": _describe_data(settings),
         "provenance": machine.provenance(),
     }
-    return _run_blocks(create_run(Path(results), info), info, cancel, progress)
+    folder = create_run(Path(results), info)
+    with hold(folder):
+        return _run_blocks(folder, info, cancel, progress)
 
 
 def resume_operations(
@@ -125,7 +128,8 @@ def resume_operations(
                 f"{name} must be what the run began with ({began[name]}), got {value}; "
                 "start a new run"
             )
-    return _run_blocks(run.folder, run.info, cancel, progress)
+    with hold(run.folder):
+        return _run_blocks(run.folder, run.info, cancel, progress)
 
 
 def _describe_data(settings: Settings) -> dict[str, object]:
@@ -170,6 +174,7 @@ def _run_blocks(
         save(status="cancelled")
     except KeyboardInterrupt:
         save(status="cancelled")
+        shown.say(f"cancelled; complete it with: labkit run --resume {folder}")
         raise
     except Exception as error:
         save(status="failed", reason=str(error))

@@ -70,7 +70,7 @@ def next_trials(
     """Say what has to be run now; nothing once the run is complete.
 
     Args:
-        info: what `run.json` holds; needs mode, baseline, variants, shuffled, blocks, order_seed.
+        info: what `run.json` holds; needs mode, baseline, variants, blocks, order_seed.
         trials: the run's rows so far, of any status.
         dropped: variants that are out.
 
@@ -78,15 +78,17 @@ def next_trials(
         What is missing of the planned blocks; then blocks in place of rejected ones; then, where
         the baseline's two runs disagree, the same once more.
     """
-    n, judged = info["blocks"], MODES[info["mode"]].judged and is_baseline_run_twice(info)
+    n, shuffled = info["blocks"], is_baseline_run_twice(info)
+    judged = MODES[info["mode"]].judged and shuffled
     done = {(t.block, t.variant, t.role) for t in trials if t.status == "ok"}
-    for attempt in range(ATTEMPTS if judged else 1):
+    # Nothing of the first attempt counts once there is a second: also when a run is resumed.
+    for attempt in range(count(info, trials).attempt, ATTEMPTS if judged else 1):
         counted, start = count(info, trials, attempt), attempt * ATTEMPT_BLOCKS * n
         replaced = min(len(counted.rejected), int(n * MAX_REPLACED_SHARE)) if judged else 0
         planned = plan(
             list(info["variants"]),
             info["baseline"],
-            shuffled=info["shuffled"],
+            shuffled=shuffled,
             blocks=range(start, start + n + replaced),
             seed=info["order_seed"],
         )

@@ -16,9 +16,7 @@ from dataclasses import asdict, replace
 
 from labkit import units
 from labkit.launcher import TrialFailed
-from labkit.parts.devices import FREE_LOADER_MIN_AU
-from labkit.parts.storage.disks import MAX_ERROR_SHARE
-from labkit.settings import Settings
+from labkit.self_checks import check_emulator, check_stand_ins
 from labkit.staging import staged
 from labkit.trial import Skip
 from labkit.underway import UnderWay
@@ -26,10 +24,6 @@ from labkit.underway import UnderWay
 # Enough for preflight and calibration on any machine; the rest is looked at once the run
 # knows how many images it takes, so that a big data set on a slow disk is not read in vain.
 FIRST_LOOK_IMAGES = 512
-# The best counts: what other programs take meanwhile is not the emulator's doing, and one hiccup
-# of 3 ms fails a try of 0.3 s.  Trials have a log of such disturbance of their own.
-EMULATOR_TRIES = 40
-CHECK_TRIES = 3  # another program's moment must not condemn a stand-in
 
 
 def stage(run: UnderWay, places: ExitStack) -> None:
@@ -74,9 +68,7 @@ def prepare(run: UnderWay) -> None:
         tried = replace(baseline, images=min(baseline.images or usable, usable))
         calibration = run.ask("calibrate", settings=asdict(tried), excluded=excluded)
         if baseline.device == "emulated":
-            calibration["free_loader_au"] = _check_emulator(
-                run, tried, calibration["compute_s_per_image"]
-            )
+            calibration |= check_emulator(run, tried, calibration["compute_s_per_image"])
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
     images = _epoch_images(run, calibration["images_per_s"])
@@ -93,39 +85,6 @@ def prepare(run: UnderWay) -> None:
     epoch_s = calibration["images"] / calibration["images_per_s"]
     run.progress.say(
         f"{calibration['images']} images per epoch, about {units.seconds(epoch_s)} each"
-    )
-
-
-def check_stand_ins(run: UnderWay, excluded: list[int]) -> None:
-    """Let what stands in for a disk prove its rates; drop the variants of one that does not."""
-    for storage, facts in run.info["storages"].items():
-        waiting = run.waiting(storage)
-        if not waiting:
-            continue
-        settings = asdict(next(iter(waiting.values())))
-        try:
-            for _ in range(CHECK_TRIES):
-                facts["rates"] = run.ask("check_rates", settings=settings, excluded=excluded)
-                off = [rate for rate in facts["rates"] if rate["refused"]]
-                if not off:
-                    break
-            else:
-                raise Skip(_too_far_off(storage, off))
-        except (Skip, TrialFailed) as reason:
-            for label in waiting:
-                run.drop(label, "skipped", str(reason))
-    run.save()
-
-
-def _too_far_off(storage: str, rates: list[dict]) -> str:
-    found = "; ".join(
-        f"{rate['delivered_per_s']:,.0f} instead of {rate['requested_per_s']:,.0f} "
-        f"{rate['unit']}/s {rate['pattern']} with {rate['readers']} readers"
-        for rate in rates
-    )
-    return (
-        f"{storage} must deliver the rates it stands for within "
-        f"{units.percent(MAX_ERROR_SHARE)}, got {found}; close other programs and run again"
     )
 
 
@@ -183,19 +142,3 @@ def _whole_batches(run: UnderWay, images: int) -> int:
     """Round to what every variant's batch size divides, so that all do equal work."""
     together = math.lcm(*(settings.batch_size for settings in run.variants.values()))
     return max(images // together, 1) * together
-
-
-def _check_emulator(run: UnderWay, settings: Settings, compute_s_per_image: float | None) -> float:
-    """Let the emulated device prove that it is not in the way."""
-    best = 0.0
-    for _ in range(EMULATOR_TRIES):
-        found = run.ask(
-            "check_emulator", settings=asdict(settings), compute_s_per_image=compute_s_per_image
-        )
-        best = max(best, found)
-        if best >= FREE_LOADER_MIN_AU:
-            return best
-    raise RuntimeError(
-        f"the emulated device must reach {units.percent(FREE_LOADER_MIN_AU)} utilization "
-        f"with a free loader, got {units.percent(best)} at best; stop other programs and run again"
-    )

@@ -22,8 +22,9 @@ from labkit.counted import a_over_a, attempt_of, count, unequal_losses
 from labkit.launcher import TrialFailed
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.plan import Planned, next_trials
-from labkit.preparation import check_stand_ins, prepare, stage
+from labkit.preparation import prepare, stage
 from labkit.results import Run, append_trial, load_run
+from labkit.self_checks import check_stand_ins
 from labkit.summary_notes import second_attempt_note
 from labkit.trial import Cancelled, Skip, Trial, utc_now
 from labkit.underway import UnderWay

@@ -49,6 +49,11 @@ def run_notes(
         done = "rejected" if counted.are_rejected_left_out else "disturbed (full mode rejects them)"
         why = "; ".join(dict.fromkeys(counted.rejected.values()))
         notes.append(f"{units.count(n_rejected, 'block')} {done}: {why}")
+    if torn := info.get("set_aside"):
+        notes.append(
+            f"{units.count(torn, 'half-written line')} set aside: a process was killed or the disk "
+            "was full; what it was about is measured again by: labkit run --resume"
+        )
     if judged and not stable:
         notes.append(
             "machine unstable: the baseline's own two runs differ systematically; "

@@ -22,6 +22,12 @@ from labkit.settings import Settings
 from labkit.trial import Epoch
 from labkit.usage import Usage
 
+# How times are taken, for a run's record.
+HOW = {
+    "clock": "time.perf_counter",
+    "garbage_collection": "before the epochs, off during them",
+    "synchronize": "every sync_every steps and at the end of an epoch",
+}
 WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
 
 

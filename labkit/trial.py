@@ -7,6 +7,7 @@ measured zero is 0.
 
 from __future__ import annotations
 
+import calendar
 import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
@@ -15,6 +16,7 @@ from typing import Literal
 #   1  first version
 #   2  medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance
 SCHEMA = 2
+UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
 
@@ -127,4 +129,9 @@ class Trial:
 
 def utc_now() -> str:
     """Give the time as rows record it: 2026-11-21T03:46:00Z."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return time.strftime(UTC, time.gmtime())
+
+
+def seconds_of(utc: str) -> float:
+    """Turn a time as rows record it into seconds since 1970."""
+    return float(calendar.timegm(time.strptime(utc, UTC)))

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from labkit import machine
-from labkit.launcher import Launcher
+from labkit.launcher import Launcher, TrialKilled
 from labkit.plan import Planned
 from labkit.progress import RunProgress
 from labkit.results import append_trial, explain_unwritable, write_info
@@ -65,8 +65,14 @@ class UnderWay:
         }
 
     def ask(self, job: str, **arguments: object) -> object:
-        """Have a fresh process do a job; see `Launcher.run`."""
-        return self.launcher.run(job, arguments, self.cancel)
+        """Have a fresh process do a job, once more if it is killed; see `Launcher.run`."""
+        try:
+            return self.launcher.run(job, arguments, self.cancel)
+        except TrialKilled as killed:
+            if job == "measure":  # a trial that fails is a row, and comes again later
+                raise
+            self.progress.say(f"once more: {killed}")
+            return self.launcher.run(job, arguments, self.cancel)
 
     def save(self, **changes: object) -> None:
         """Change what `run.json` holds."""

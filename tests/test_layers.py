@@ -29,6 +29,7 @@ LAYERS = [
     ["worker"],
     ["launcher"],
     ["underway"],
+    ["self_checks"],
     ["preparation"],
     ["runner"],
     ["experiment", "operations_run", "operations_summary"],
