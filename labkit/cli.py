@@ -1,4 +1,4 @@
-"""The lab from a shell: `labkit list | run | table | chart | claims | savings | report | doctor`.
+"""The lab from a shell: `labkit list | forecast | run | table | chart | claims | savings | report`.
 
 Every setting is an option, generated from Settings like the notebooks' form.
 Thin: each command parses, calls the library and prints.
@@ -83,6 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     _results_option(command)
     _settings_options(command.add_argument_group("settings, for all variants alike"))
     command.set_defaults(command=_run)
+
+    command = commands.add_parser(
+        "forecast", help="how long a run would take, and the smallest effect it could see"
+    )
+    command.add_argument("names", nargs="*", metavar="NAME", help="experiments; none: all")
+    command.add_argument("--mode", default="full", choices=MODES, help="how much is measured")
+    command.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
+    _results_option(command)
+    command.set_defaults(command=_forecast)
 
     command = commands.add_parser("table", help="print a run's table")
     command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
@@ -223,6 +232,15 @@ def _show(run: results.Run) -> int:
         print(f"{notebook.predictions(run).to_string()}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
     return 0 if run.info["status"] == "finished" else 1
+
+
+def _forecast(options: argparse.Namespace) -> int:
+    for name in options.names or lab.CATALOG:
+        expected = lab.forecast(
+            lab.experiment(name), options.mode, blocks=options.blocks, results=options.results
+        )
+        print(f"{name}: {expected}")
+    return 0
 
 
 def _table(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ kinds, epochs and single operations; whatever asks for a run takes either.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +20,20 @@ from labkit.captions import self_checks, stand_ins
 from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
 from labkit.epoch_chart import epoch_chart as draw_epochs
+from labkit.experiment import Experiment
 from labkit.findings import findings as find
+from labkit.forecast import Forecast
+from labkit.forecast import forecast as expect
 from labkit.lines import Lines
 from labkit.operations_run import NAME as OPERATIONS_RUN
 from labkit.operations_summary import summarize_operations
 from labkit.page import Section
+from labkit.plan import check_blocks
 from labkit.predictions import document_predictions, predict, predictions_table
 from labkit.results import Run, explain_unwritable, newest_runs
 from labkit.savings import savings as project
 from labkit.savings_text import describe
-from labkit.settings import AS_PUBLISHED, Settings
+from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
 from labkit.source import open_source
 from labkit.summary import Summary
 from labkit.summary import summarize as _summarize
@@ -98,6 +103,37 @@ def predictions(run: Run) -> pd.DataFrame:
 def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None) -> Lines:
     """Say what a run's winner would save over a whole training; see `savings.savings`."""
     return Lines(describe(project(run, epochs=epochs, images=images, gpu_hour=gpu_hour)))
+
+
+def forecast(
+    experiment: Experiment,
+    mode: str = "full",
+    *,
+    blocks: int | None = None,
+    results: Path | str = "results",
+) -> Forecast:
+    """Say before a run how long it will take and the smallest effect it can see.
+
+    Args:
+        experiment: what would be compared.
+        mode: quick, document or full.
+        blocks: repetitions; unset: the mode's.
+        results: folder with earlier runs, whose noise is taken.
+
+    Returns:
+        Shows itself as a sentence.
+    """
+    chosen = pick(MODES, mode, "mode")
+    wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
+    return expect(
+        results,
+        experiment=experiment.name,
+        mode=mode,
+        blocks=check_blocks(chosen, blocks),
+        variants={label: asdict(settings) for label, settings in wanted.items()},
+        baseline=experiment.baseline,
+        machine_id=machine.provenance()["machine_id"],
+    )
 
 
 def claims(results: Path | str = "results") -> pd.DataFrame:

@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 
 from labkit import units
 from labkit.counted import a_over_a, attempt_of, count, unequal_losses
+from labkit.forecast import forecast
 from labkit.launcher import TrialFailed
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.plan import Planned, next_trials
@@ -47,6 +48,7 @@ def run_to_the_end(run: UnderWay) -> Run:
             stage(run, places)
             if "calibration" not in run.info:
                 prepare(run)
+                _say_forecast(run)
             else:  # resumed: the disks are new ones
                 check_stand_ins(run, run.info["excluded"])
             _run_blocks(run)
@@ -64,6 +66,27 @@ def run_to_the_end(run: UnderWay) -> Run:
     finally:
         run.progress.close()
     return load_run(run.folder)
+
+
+def _say_forecast(run: UnderWay) -> None:
+    """Before verdicts are measured, say how long it takes and what it can see."""
+    if not run.mode.judged:
+        return
+    calibration = run.info["calibration"]
+    expected = forecast(
+        run.folder.parents[1],
+        experiment=run.info["experiment"],
+        mode=run.mode.name,
+        blocks=run.info["blocks"],
+        variants={
+            name: asdict(run.variants[name]) for name in run.variants if name not in run.dropped
+        },
+        baseline=run.info["baseline"],
+        machine_id=run.info["provenance"]["machine_id"],
+        epoch_s=calibration["images"] / calibration["images_per_s"],
+    )
+    run.progress.say(str(expected))
+    run.save(forecast={**asdict(expected), "mde": expected.mde(expected.blocks)})
 
 
 def _run_blocks(run: UnderWay) -> None:

@@ -155,7 +155,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     mode, counted = MODES.get(info["mode"]), count(info, trials)
     twice = is_baseline_run_twice(info)
     log_ratios = {name: _log_ratios(counted, name) for name in counted.runs}
-    floors = {name for name in log_ratios if _is_floor(info["variants"][name])}
+    floors = {name for name in log_ratios if is_floor(info["variants"][name])}
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
     judged_together = [name for name in testable if name not in floors]
     levels = dict.fromkeys(testable, ALPHA)
@@ -211,8 +211,12 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     )
 
 
-def _is_floor(settings: Mapping[str, object]) -> bool:
-    """Whether a variant does only part of the work: it is no remedy to be judged."""
+def is_floor(settings: Mapping[str, object]) -> bool:
+    """Say whether a variant does only part of the work: it is no remedy to be judged.
+
+    Args:
+        settings: by name; step and loader count.
+    """
     return settings.get("step") == "nothing" or settings.get("loader") == "resident"
 
 

@@ -66,6 +66,42 @@ def fake_proof(cache: str | None) -> dict[str, object]:
     return {"resident_share_before": {"cold": 0.0, "warm": 1.0}.get(cache)}
 
 
+def fake_proved(
+    cache: str,
+    *,
+    resident: float | None = None,
+    rotational: bool | None = None,
+    file_bytes: int | None = None,
+    device_read_bytes: int | None = None,
+) -> Trial:
+    """One trial with a cache state and what was measured of it; None is unknown."""
+    proof = {
+        "wanted": cache,
+        "resident_share_before": resident,
+        "file_bytes": file_bytes,
+        "device_read_bytes": device_read_bytes,
+    }
+    trial = fake_trial("v", 0, labels={**LABELS, "cache": cache})
+    return replace(trial, cache_proof=proof, medium={"rotational": rotational})
+
+
+def fake_logged(trial: Trial, **log: float | None) -> Trial:
+    """The same trial, with something in its machine's log."""
+    return replace(trial, disturbance={**trial.disturbance, **log})
+
+
+# What decides whether two variants train the same model on the same images.
+TRAINING = {
+    "step": "classifier", "batch_size": 8, "images": 160, "input_px": 256, "epochs": 2, "seed": 0,
+    "decoder": "opencv", "preprocessor": "classification", "prefetcher": "none", "loader": "torch",
+}  # fmt: skip
+
+
+def fake_loss(variant: str, loss: float | None, **settings: object) -> Trial:
+    """One trial on a real device, with the last loss of its training."""
+    return replace(fake_trial(variant, 0), settings={**TRAINING, **settings}, loss=loss)
+
+
 def fake_trials(
     times: Mapping[str, float],
     *,

@@ -23,7 +23,7 @@ LAYERS = [
     ["counted"],
     ["summary_notes"],
     ["summary"],
-    ["plan"],
+    ["plan", "forecast"],
     ["captions"],
     ["preflight", "calibration", "operations", "operations_timing"],
     ["worker"],

@@ -1,0 +1,169 @@
+"""Forecast: how long a run will take, and the smallest effect that it can see.
+
+    last run of the experiment here ─ its noise ──┐
+    variants, blocks, seconds of an epoch ────────┴─▶ Forecast ─▶ one sentence before the run
+
+Whoever knows before a run that it cannot see 3 % does not read "inconclusive" as "the same" after
+it.  Main trap: noise that nobody measured must not be guessed; without an earlier run on this
+machine the sentence says so.
+
+Source: EVIDENCE 1, "Minimum detectable effect".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from labkit import units
+from labkit.results import Run, newest_runs
+from labkit.settings import MODES, Mode
+from labkit.statistics import ALPHA, DELTA, detectable_share
+from labkit.summary import is_floor, summarize
+from labkit.trial import seconds_of
+
+# EVIDENCE 1: what ten blocks need to see 3 %.
+WANTED_S = 0.025
+# Starting the process and its workers, bringing about the cache state and measuring it.
+TRIAL_OVERHEAD_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What was seen of a machine's noise in an earlier run."""
+
+    s: float
+    """Standard deviation of the paired log-ratios, pooled over the variants."""
+    epoch_s: float
+    """Mean length of the baseline's epochs."""
+    mode: str
+    run: str
+    """Its id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What is known of a run before it starts; None is unknown."""
+
+    mode: str
+    blocks: int
+    trials: int
+    total_s: float | None
+    variants: int
+    """Those that are judged together."""
+    epoch_s: float | None
+    """Expected length of the baseline's epochs."""
+    noise: Noise | None
+
+    def mde(self, blocks: int) -> float | None:
+        """Give the smallest effect that so many blocks see with 80 % power, as a share."""
+        if self.noise is None or blocks < 2 or not self.variants:
+            return None
+        # Holm's procedure may hold any variant to the strictest level.
+        return detectable_share(self.noise.s, blocks, ALPHA / self.variants)
+
+    def __str__(self) -> str:
+        long = f"will take {units.seconds(self.total_s)}" if self.total_s else "takes as it takes"
+        said = f"{self.mode} mode {long}"
+        seen, more = self.mde(self.blocks), self.mde(2 * self.blocks)
+        if seen is None:
+            return f"{said}; what it can see is not known before a first run on this machine"
+        said += (
+            f" and can see effects from {units.percent(seen)} up; {2 * self.blocks} blocks would "
+            f"see {units.percent(more)} (noise {units.percent(self.noise.s)}, as in "
+            f"{self.noise.run}, {self.noise.mode} mode, epochs of "
+            f"{units.seconds(self.noise.epoch_s)})"
+        )
+        if self.noise.s > WANTED_S:
+            said += (
+                f"; longer epochs are the remedy: {units.percent(DELTA)} needs noise of "
+                f"{units.percent(WANTED_S)} or less"
+            )
+        return said
+
+    __repr__ = __str__
+
+
+def forecast(
+    results: Path | str,
+    *,
+    experiment: str,
+    mode: str,
+    blocks: int,
+    variants: Mapping[str, Mapping[str, object]],
+    baseline: str,
+    machine_id: str,
+    epoch_s: float | None = None,
+) -> Forecast:
+    """Say what is known of a run before it starts.
+
+    Args:
+        results: folder that holds earlier runs.
+        experiment: its name.
+        mode: quick, document or full.
+        blocks: repetitions.
+        variants: label -> settings by name.
+        baseline: the label that runs twice per block where the order is shuffled.
+        machine_id: whose runs count.
+        epoch_s: seconds of the baseline's epoch, from calibration; unset: as in the last run in
+            this mode, else as long as the mode wants it.
+    """
+    chosen = MODES[mode]
+    last = newest_runs(results, lambda info: _weight(info, experiment, mode, machine_id)).get(
+        experiment
+    )
+    noise = None if last is None else noise_of(last)
+    trials = blocks * (len(variants) + chosen.shuffled)
+    trial_s = _trial_s(last, chosen, variants[baseline], epoch_s)
+    judged = [
+        name for name, values in variants.items() if name != baseline and not is_floor(values)
+    ]
+    return Forecast(
+        mode=mode,
+        blocks=blocks,
+        trials=trials,
+        total_s=None if trial_s is None else trials * trial_s,
+        variants=len(judged),
+        epoch_s=epoch_s,
+        noise=noise,
+    )
+
+
+def noise_of(run: Run) -> Noise | None:
+    """Measure the noise that a run shows; None where it has fewer than two blocks."""
+    summary = summarize(run.info, run.trials)
+    known = [row.s for row in summary.rows if row.s is not None]
+    if not known:
+        return None
+    epochs_s = [s for epochs in summary.rows[0].epochs_s for s in epochs]
+    return Noise(
+        s=math.sqrt(fmean(s * s for s in known)),
+        epoch_s=fmean(epochs_s),
+        mode=run.info["mode"],
+        run=run.folder.name,
+    )
+
+
+def _weight(info: Mapping[str, object], experiment: str, mode: str, machine_id: str) -> int | None:
+    """Weigh an earlier run: only this machine's tell, best those in the same mode."""
+    measured_on = (info.get("provenance") or {}).get("machine_id")
+    usable = info["experiment"] == experiment and measured_on == machine_id
+    usable = usable and info["status"] == "finished" and info.get("shuffled", True)
+    return int(info["mode"] == mode) if usable else None
+
+
+def _trial_s(
+    last: Run | None, mode: Mode, settings: Mapping[str, object], epoch_s: float | None
+) -> float | None:
+    if epoch_s is None and last is not None and last.info["mode"] == mode.name:
+        begun = [trial.started_utc for trial in last.trials if trial.status == "ok"]
+        starts_s = sorted(seconds_of(utc) for utc in begun if utc != "unknown")
+        gaps_s = [late - early for early, late in itertools.pairwise(starts_s)]
+        if gaps_s:
+            return median(gaps_s)
+    epoch_s = epoch_s or mode.epoch_s
+    return settings["epochs"] * epoch_s + TRIAL_OVERHEAD_S if epoch_s else None

@@ -1,0 +1,377 @@
+"""What counts is decided by the cache's proof, the machine's log and the plan: never by a time.
+
+Run: python -m pytest tests/test_counted.py
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+from fakes import fake_info, fake_logged, fake_loss, fake_proved, fake_trial
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.counted import (
+    a_over_a,
+    attempt_of,
+    cache_doubt,
+    count,
+    disturbance,
+    unequal_losses,
+)
+from labkit.settings import AS_PUBLISHED
+
+MB = 1_000_000
+NOT_COLD = {"resident_share_before": 0.5}  # of a trial that is labelled cold
+BUSY = {"other_cores": 0.75}
+
+
+# --- the cache's proof ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cache", "resident", "doubt"),
+    [
+        ("cold", 0.0, ""),
+        ("cold", 0.02, ""),
+        ("cold", 0.021, "not cold: 2.1 % of the files were in memory"),
+        ("cold", 1.0, "not cold: 100.0 % of the files were in memory"),
+        ("warm", 1.0, ""),
+        ("warm", 0.98, ""),
+        ("warm", 0.979, "not warm: 97.9 % of the files were in memory"),
+        ("warm", 0.0, "not warm: 0.0 % of the files were in memory"),
+        ("as found", 0.0, ""),
+        ("as found", 0.5, ""),
+        ("as found", 1.0, ""),
+    ],
+)
+def test_a_label_is_believed_as_far_as_what_memory_held(cache, resident, doubt):
+    assert cache_doubt(fake_proved(cache, resident=resident)) == doubt
+
+
+@pytest.mark.parametrize("rotational", [True, False])
+@pytest.mark.parametrize(
+    ("cache", "fetched", "doubt"),
+    [
+        ("cold", 101 * MB, ""),
+        ("cold", 80 * MB, ""),
+        ("cold", 79_900_000, "not cold: only 79.9 % of the files' bytes came from disk"),
+        ("cold", 0, "not cold: only 0.0 % of the files' bytes came from disk"),
+        ("warm", 0, ""),
+        # A tenth of the files, and a MiB for programs.
+        ("warm", 10 * MB + (1 << 20), ""),
+        ("warm", 10 * MB + (1 << 20) + 1, "not warm: 11.0 % of the files' bytes came from disk"),
+        ("as found", 0, ""),
+        ("as found", 100 * MB, ""),
+    ],
+)
+def test_on_a_disk_that_the_kernel_knows_its_bytes_must_agree(cache, fetched, doubt, rotational):
+    resident = 1.0 if cache == "warm" else 0.0
+    proof = {"resident": resident, "file_bytes": 100 * MB, "device_read_bytes": fetched}
+    assert cache_doubt(fake_proved(cache, rotational=rotational, **proof)) == doubt
+    # Elsewhere, as on a network, nobody counts them.
+    assert cache_doubt(fake_proved(cache, rotational=None, **proof)) == ""
+
+
+def test_few_files_are_warm_beside_programs_that_are_fetched():
+    proof = {"resident": 1.0, "file_bytes": 1000, "rotational": True}
+    assert cache_doubt(fake_proved("warm", device_read_bytes=1 << 20, **proof)) == ""
+    assert cache_doubt(fake_proved("warm", device_read_bytes=2 << 20, **proof)) != ""
+
+
+@pytest.mark.parametrize("rotational", [True, None])
+def test_nothing_known_is_no_proof_of_cold_and_speaks_against_nothing_else(rotational):
+    unknown = "not known to be cold: neither memory nor the disk's bytes could be looked at"
+    assert cache_doubt(fake_proved("cold", resident=None, rotational=rotational)) == unknown
+    assert cache_doubt(fake_proved("warm", resident=None, rotational=rotational)) == ""
+    assert cache_doubt(fake_proved("as found", resident=None, rotational=rotational)) == ""
+
+
+def test_bytes_of_a_medium_that_is_no_disk_prove_nothing():
+    proof = {"resident": None, "file_bytes": 100 * MB, "device_read_bytes": 100 * MB}
+    assert cache_doubt(fake_proved("cold", rotational=True, **proof)) == ""
+    assert cache_doubt(fake_proved("cold", rotational=None, **proof)).startswith("not known")
+
+
+def test_rows_of_schema_1_are_judged_by_what_memory_held():
+    # They know neither the medium nor how many bytes the files have.
+    trial = replace(
+        fake_proved("cold", resident=0.0), schema=1, medium={},
+        cache_proof={"wanted": "cold", "resident_share_before": 0.0, "device_read_bytes": 0},
+    )  # fmt: skip
+    assert cache_doubt(trial) == ""
+    assert cache_doubt(replace(trial, cache_proof=NOT_COLD)) != ""
+
+
+def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are():
+    proof = {"resident": 0.0, "file_bytes": 100 * MB, "device_read_bytes": 0, "rotational": True}
+    trial = replace(fake_proved("cold", **proof), settings={"loader": "resident"})
+    assert cache_doubt(trial) == ""
+    assert cache_doubt(replace(trial, settings={"loader": "torch"})).startswith("not cold: only")
+    assert cache_doubt(replace(trial, cache_proof=NOT_COLD)).startswith("not cold: 50.0 %")
+
+
+# --- the machine's log ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ({}, ""),
+        ({"steal_share": 0.02, "other_cores": 0.2}, ""),
+        ({"steal_share": 0.021}, "2.1 % of the CPU time was stolen by other machines"),
+        ({"other_cores": 0.21}, "other programs took 21.0 % of a core"),
+        ({"other_cores": 3.5}, "other programs took 350.0 % of a core"),
+        ({"swapped_in_pages": 1, "swapped_out_pages": 0}, "1 page swapped"),
+        ({"swapped_in_pages": 4, "swapped_out_pages": 3}, "7 pages swapped"),
+        ({"swapped_in_pages": None, "swapped_out_pages": 2}, "2 pages swapped"),
+        ({"steal_share": 0.5, "other_cores": 1.0}, "50.0 % of the CPU time was stolen by other "
+         "machines"),
+        (dict.fromkeys(("steal_share", "other_cores", "swapped_in_pages", "swapped_out_pages")),
+         ""),
+        # Pre-declared are only the three above (EVIDENCE 1).
+        ({"load_1min": 50.0, "throttled_count": 9, "cpu_pressure_share": 1.0,
+          "major_faults": 10_000}, ""),
+    ],
+)  # fmt: skip
+def test_a_machine_is_disturbed_for_three_reasons_and_no_other(log, reason):
+    assert disturbance(fake_logged(fake_trial("v", 0), **log)) == reason
+
+
+# --- what counts ----------------------------------------------------------------------------
+
+
+def blocks_of(blocks, variants=("base", "v", "w"), changed=None):
+    """All trials of some blocks; `changed` maps (variant, block, role) to what a trial becomes."""
+    trials = []
+    for block in blocks:
+        arms = [(variants[0], "A1"), (variants[0], "A2"), *((name, "") for name in variants[1:])]
+        for name, role in arms:
+            trial = fake_trial(name, block, role, labels={"cache": "cold"})
+            trials.append((changed or {}).get((name, block, role), lambda t: t)(trial))
+    return trials
+
+
+def not_cold(trial):
+    return replace(trial, cache_proof=NOT_COLD)
+
+
+def busy(trial):
+    return fake_logged(trial, **BUSY)
+
+
+def counted(trials, *, mode="full", blocks=None, **more):
+    info = fake_info(["base", "v", "w"], mode=mode, **({"blocks": blocks} if blocks else {}))
+    return count({**info, **more}, trials)
+
+
+def keys(found):
+    """Which trials count, as a set of (variant, block, role, place in the run)."""
+    base = {(t.variant, b, t.role) for b, runs in found.base_runs.items() for t in runs}
+    return base | {(name, b, "") for name, runs in found.runs.items() for b in runs}
+
+
+def test_a_doubtful_trial_of_a_variant_costs_only_itself():
+    found = counted(blocks_of(range(3), changed={("v", 1, ""): not_cold}))
+    assert list(found.base_runs) == [0, 1, 2]
+    assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 1, 2]}
+    assert found.doubts == {"v": ("not cold: 50.0 % of the files were in memory",)}
+    assert found.rejected == {}
+
+
+@pytest.mark.parametrize("role", ["A1", "A2"])
+def test_a_doubtful_trial_of_the_baseline_costs_its_block(role):
+    found = counted(blocks_of(range(3), changed={("base", 1, role): not_cold}))
+    assert list(found.base_runs) == [0, 2]
+    assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 2]}
+    assert found.doubts == {"base": ("not cold: 50.0 % of the files were in memory",)}
+
+
+@pytest.mark.parametrize(("mode", "left"), [("full", [0, 2]), ("quick", [0, 1, 2])])
+@pytest.mark.parametrize("key", [("base", 1, "A2"), ("w", 1, "")])
+def test_a_disturbed_block_is_left_out_where_verdicts_are_spoken(mode, left, key):
+    found = counted(blocks_of(range(3), changed={key: busy}), mode=mode)
+    assert found.rejected == {1: f"{key[0]}: other programs took 75.0 % of a core"}
+    assert found.are_rejected_left_out is (mode == "full")
+    assert list(found.base_runs) == list(found.runs["v"]) == list(found.runs["w"]) == left
+
+
+def test_rejected_blocks_are_listed_in_order_with_their_first_reason():
+    changed = {("w", 2, ""): busy, ("base", 0, "A1"): busy, ("v", 2, ""): busy}
+    found = counted([*reversed(blocks_of(range(3), changed=changed))])
+    assert list(found.rejected.items()) == [
+        (0, "base: other programs took 75.0 % of a core"),
+        (2, "w: other programs took 75.0 % of a core"),
+    ]
+
+
+def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
+    first = blocks_of(range(2))
+    again = [replace(trial, machine_id="again") for trial in blocks_of(range(2))]
+    found = counted([*first, *again, fake_trial("v", 0, status="failed")])
+    assert keys(found) == keys(counted(first))
+    assert {t.machine_id for runs in found.base_runs.values() for t in runs} == {"unknown"}
+    assert {t.machine_id for runs in found.runs.values() for t in runs.values()} == {"unknown"}
+
+
+def test_not_even_a_doubtful_first_time_is_replaced_by_a_second():
+    # Else who repeats until a block looks right would choose what counts.
+    first = blocks_of(range(2), changed={("v", 0, ""): not_cold})
+    found = counted([*first, *blocks_of(range(2))])
+    assert list(found.runs["v"]) == [1]
+    assert len(found.doubts["v"]) == 1
+
+
+def test_blocks_of_a_second_attempt_are_numbered_from_twice_the_planned_ones():
+    assert [attempt_of(block, 6) for block in (0, 5, 6, 11, 12, 17, 20)] == [0, 0, 0, 0, 1, 1, 1]
+    assert attempt_of(99, 0) == 0  # runs from before the number of blocks was recorded
+
+
+def test_of_a_second_attempt_only_its_blocks_count():
+    changed = {("base", 0, "A1"): busy, ("v", 1, ""): not_cold}
+    first, second = blocks_of(range(6), changed=changed), blocks_of(range(12, 15))
+    found = counted([*first, *second], blocks=6)
+    assert (found.attempt, list(found.base_runs)) == (1, [12, 13, 14])
+    assert (found.rejected, found.doubts) == ({}, {})
+    earlier = count(fake_info(["base", "v", "w"], mode="full", blocks=6), [*first, *second], 0)
+    assert (earlier.attempt, list(earlier.base_runs)) == (0, [1, 2, 3, 4, 5])
+
+
+def test_a_second_attempt_of_which_nothing_is_measured_does_not_count():
+    nothing = [fake_trial("base", 12, "A1", status=status) for status in ("failed", "cancelled")]
+    found = counted([*blocks_of(range(6)), *nothing], blocks=6)
+    assert (found.attempt, len(found.base_runs)) == (0, 6)
+
+
+def test_blocks_in_place_of_rejected_ones_belong_to_their_attempt():
+    first = blocks_of(range(6), changed={("v", 3, ""): busy})
+    found = counted([*first, *blocks_of([6])], blocks=6)
+    assert (found.attempt, list(found.base_runs)) == (0, [0, 1, 2, 4, 5, 6])
+
+
+def test_a_run_that_does_not_say_how_many_blocks_it_has_has_one_attempt():
+    found = counted(blocks_of([0, 1, 40]))
+    assert (found.attempt, list(found.base_runs)) == (0, [0, 1, 40])
+
+
+def test_a_variant_that_is_out_has_no_numbers_though_it_was_measured():
+    changed = {("v", 0, ""): busy, ("v", 1, ""): not_cold}
+    found = counted(blocks_of(range(3), changed=changed), failed={"v": "other work"})
+    assert found.runs["v"] == {}
+    assert list(found.runs["w"]) == [0, 1, 2]  # nor do its trials speak of the machine
+    assert (found.rejected, found.doubts) == ({}, {})
+
+
+def test_a_mode_that_is_no_longer_known_leaves_nothing_out():
+    found = counted(blocks_of(range(2), changed={("v", 1, ""): busy}), mode="smoke")
+    assert (list(found.base_runs), found.are_rejected_left_out) == ([0, 1], False)
+
+
+def test_where_the_baseline_runs_once_nothing_says_what_noise_does():
+    trials = [t for t in blocks_of(range(3)) if t.role != "A2"]
+    found = counted(trials, protocol=AS_PUBLISHED, shuffled=False)
+    assert [len(runs) for runs in found.base_runs.values()] == [1, 1, 1]
+    assert a_over_a(found) == []
+
+
+def test_a_over_a_is_the_second_run_over_the_first_whichever_was_earlier():
+    trials = [fake_trial("base", 0, "A2", 4.0), fake_trial("base", 0, "A1", 2.0)]
+    assert a_over_a(counted(trials)) == pytest.approx([math.log(2)])
+
+
+keyed = st.tuples(
+    st.sampled_from([("base", "A1"), ("base", "A2"), ("v", ""), ("w", "")]),
+    st.integers(0, 14),
+    st.sampled_from(["ok", "ok", "ok", "failed", "cancelled"]),
+    st.sampled_from([lambda t: t, lambda t: t, not_cold, busy]),
+)
+times = st.floats(0.001, 1000)
+
+
+@given(
+    rows=st.lists(st.tuples(keyed, times, times), max_size=40),
+    mode=st.sampled_from(["full", "quick", "document"]),
+)
+def test_what_counts_does_not_depend_on_any_time(rows, mode):
+    def run(which):
+        trials = []
+        for number, ((variant, role), block, status, change), *both in rows_numbered:
+            labels = {"cache": "cold"}
+            trial = fake_trial(variant, block, role, both[which], status=status, labels=labels)
+            trials.append(replace(change(trial), machine_id=str(number)))
+        found = counted(trials, mode=mode, blocks=6)
+        base = {b: [t.machine_id for t in runs] for b, runs in found.base_runs.items()}
+        others = {
+            name: {b: t.machine_id for b, t in runs.items()} for name, runs in found.runs.items()
+        }
+        return base, others, found.rejected, found.doubts, found.attempt
+
+    rows_numbered = [(number, *row) for number, row in enumerate(rows)]
+    assert run(0) == run(1)
+
+
+# --- the last loss --------------------------------------------------------------------------
+
+INFO = {"baseline": "base", "variants": {"base": {}, "v": {}}}
+
+
+def unequal(base_loss, loss, **settings):
+    return unequal_losses(INFO, [fake_loss("base", base_loss), fake_loss("v", loss, **settings)])
+
+
+@pytest.mark.parametrize("loss", [2.0, 2.09, 1.91])
+def test_losses_that_differ_by_rounding_or_the_order_of_sums_are_equal(loss):
+    assert unequal(2.0, loss) == {}
+
+
+def test_a_loss_that_is_five_percent_off_is_other_work():
+    message = "not the same work as base: the last loss must be within 5.0 % of 2, got 2.2"
+    assert unequal(2.0, 2.2) == {"v": message}
+    assert set(unequal(2.0, 1.8)) == {"v"}
+
+
+@pytest.mark.parametrize(
+    "other", [{"decoder": "pillow"}, {"preprocessor": "classification_pillow"}]
+)
+def test_other_pixels_may_move_a_loss_by_ten_percent(other):
+    assert unequal(2.0, 2.19, **other) == {}
+    message = "not the same work as base: the last loss must be within 10.0 % of 2, got 2.5"
+    assert unequal(2.0, 2.5, **other) == {"v": message}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 16}, {"images": 16}, {"step": "detector"}, {"input_px": 512},
+        {"epochs": 1}, {"seed": 1}, {"loader": "resident"},
+        {"prefetcher": "data_prefetcher_as_published"}, {"prefetcher": "both_as_published"},
+    ],
+)  # fmt: skip
+def test_another_training_has_another_loss_and_is_not_compared(other):
+    assert unequal(2.0, 9.0, **other) == {}
+
+
+@pytest.mark.parametrize(
+    "other", [{"prefetcher": "data_prefetcher"}, {"num_workers": 4}, {"loader": "mine"}]
+)
+def test_what_only_delivers_the_same_batches_otherwise_is_compared(other):
+    assert set(unequal(2.0, 9.0, **other)) == {"v"}
+
+
+def test_a_variant_whose_training_broke_down_is_not_the_same_work():
+    message = "not the same work as base: the last loss must be within 5.0 % of 2, got nan"
+    assert unequal(2.0, math.nan) == {"v": message}
+
+
+def test_without_losses_as_on_the_emulated_device_nothing_is_compared():
+    assert unequal(None, None) == unequal(2.0, None) == unequal(None, 2.0) == {}
+
+
+def test_trials_that_failed_are_not_compared():
+    trials = [fake_loss("base", 2.0), replace(fake_loss("v", 9.0), status="failed", epochs=())]
+    assert unequal_losses(INFO, trials) == {}
+
+
+def test_one_unequal_trial_of_many_is_enough_and_the_baseline_may_come_last():
+    trials = [fake_loss("v", 2.0), fake_loss("v", 9.0), fake_loss("v", 2.0), fake_loss("base", 2.0)]
+    assert set(unequal_losses(INFO, trials)) == {"v"}

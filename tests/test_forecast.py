@@ -1,0 +1,124 @@
+"""What a run will take and see, from what an earlier one on this machine showed.
+
+Run: python -m pytest tests/test_forecast.py
+"""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from fakes import fake_info, fake_trial, fake_trials
+
+from labkit.forecast import forecast, noise_of
+from labkit.results import append_trial, create_run, load_run
+from labkit.statistics import detectable_share
+
+VARIANTS = {name: {"epochs": 2, "step": "timed"} for name in ("base", "other", "third")}
+HERE = {"provenance": {"machine_id": "here"}, "shuffled": True}
+
+
+def leave_run(results, trials, mode="full", **info):
+    """A run as it would lie in a folder of results."""
+    names = sorted({trial.variant for trial in trials}, key=lambda name: name != "base")
+    folder = create_run(results, fake_info(names, mode=mode, **{**HERE, **info}))
+    for trial in trials:
+        append_trial(folder, trial)
+    return load_run(folder)
+
+
+def expect(results, mode="full", blocks=10, variants=VARIANTS, **more):
+    return forecast(
+        results,
+        experiment="prefetching",
+        mode=mode,
+        blocks=blocks,
+        variants=variants,
+        baseline="base",
+        machine_id="here",
+        **more,
+    )
+
+
+def noisy_run(results, s=0.02, **info):
+    """Two blocks whose one variant has log-ratios with exactly this standard deviation."""
+    trials = []
+    for block, sign in enumerate((1, -1)):
+        trials += [fake_trial("base", block, role, 2.0) for role in ("A1", "A2")]
+        trials.append(fake_trial("other", block, "", 2.0 * math.exp(sign * s / math.sqrt(2))))
+    return leave_run(results, trials, **info)
+
+
+def test_noise_is_pooled_over_the_variants(tmp_path):
+    trials = fake_trials({"base": 1.0, "other": 0.9, "third": 1.1}, blocks=6, seed=3)
+    run = leave_run(tmp_path, trials)
+    noise = noise_of(run)
+    assert noise.epoch_s == pytest.approx(1.0, rel=0.1)
+    assert noise.run == run.folder.name
+    from labkit.summary import summarize
+
+    _, other, third = summarize(run.info, run.trials).rows
+    assert noise.s == pytest.approx(math.sqrt((other.s**2 + third.s**2) / 2))
+
+
+def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(tmp_path):
+    run = noisy_run(tmp_path)
+    expected = expect(tmp_path)
+    assert expected.mde(10) == pytest.approx(detectable_share(0.02, 10, 0.05 / 2))
+    seen, more = (f"{100 * expected.mde(n):.1f} %" for n in (10, 20))
+    assert str(expected) == (
+        f"full mode will take 7 min 0 s and can see effects from {seen} up; 20 blocks would see "
+        f"{more} (noise 2.0 %, as in {run.folder.name}, full mode, epochs of 1.00 s)"
+    )
+
+
+def test_a_noisy_machine_is_told_the_remedy(tmp_path):
+    noisy_run(tmp_path, s=0.06)
+    assert str(expect(tmp_path)).endswith(
+        "; longer epochs are the remedy: 3.0 % needs noise of 2.5 % or less"
+    )
+
+
+def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):
+    noisy_run(tmp_path, provenance={"machine_id": "elsewhere"})
+    noisy_run(tmp_path, status="cancelled")
+    noisy_run(tmp_path, shuffled=False)
+    expected = expect(tmp_path)
+    assert (expected.noise, expected.mde(10)) == (None, None)
+    assert str(expected) == (
+        "full mode will take 7 min 0 s; what it can see is not known before a first run on this "
+        "machine"
+    )
+
+
+def test_a_run_in_the_same_mode_tells_more_than_a_newer_one_in_another(tmp_path):
+    noisy_run(tmp_path, s=0.01)
+    noisy_run(tmp_path, s=0.05, mode="quick")
+    assert expect(tmp_path).noise.s == pytest.approx(0.01)
+    assert expect(tmp_path, mode="quick", blocks=3).noise.s == pytest.approx(0.05)
+
+
+def test_the_time_is_calibrated_else_the_last_runs_else_the_modes(tmp_path):
+    # Three variants and the baseline twice: 40 trials of two epochs, and what comes beside them.
+    assert expect(tmp_path, epoch_s=7.0).total_s == pytest.approx(40 * 14.5)
+    assert expect(tmp_path).total_s == pytest.approx(40 * 10.5)
+    begun = ["2026-01-01T00:00:00Z", "2026-01-01T00:00:20Z", "2026-01-01T00:00:40Z"]
+    trials = [fake_trial("base", 0, "A1"), fake_trial("base", 0, "A2"), fake_trial("other", 0)]
+    trials = [replace(trial, started_utc=utc) for trial, utc in zip(trials, begun)]
+    leave_run(tmp_path, trials)
+    assert expect(tmp_path).total_s == pytest.approx(40 * 20)
+    assert expect(tmp_path, mode="document", blocks=1).total_s is None
+
+
+def test_what_does_only_part_of_the_work_is_not_judged(tmp_path):
+    noisy_run(tmp_path)
+    variants = {**VARIANTS, "loading alone": {"epochs": 2, "step": "nothing"}}
+    expected = expect(tmp_path, variants=variants)
+    assert (expected.variants, expected.trials) == (2, 50)
+
+
+def test_it_can_be_kept_with_the_run(tmp_path):
+    from dataclasses import asdict
+
+    noisy_run(tmp_path)
+    assert json.loads(json.dumps(asdict(expect(tmp_path))))["noise"]["mode"] == "full"

@@ -1,0 +1,293 @@
+"""Plans are fair, and what a run still needs follows from its rows alone, however often it ends.
+
+Run: python -m pytest tests/test_plan.py
+"""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from fakes import fake_info, fake_logged, fake_trial
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.counted import a_over_a, count
+from labkit.plan import next_trials, plan
+from labkit.settings import AS_PUBLISHED
+from labkit.statistics import is_stable
+from labkit.summary import summarize
+
+LABELS = ["original", "x", "y"]
+
+# --- one block ------------------------------------------------------------------------------
+
+
+def test_every_block_runs_each_variant_once_and_the_baseline_twice():
+    planned = plan(LABELS, "original", shuffled=True, blocks=range(3), seed=7)
+    for block in range(3):
+        trials = [p for p in planned if p.block == block]
+        assert Counter(p.variant for p in trials) == {"original": 2, "x": 1, "y": 1}
+        assert sorted(p.role for p in trials if p.variant == "original") == ["A1", "A2"]
+        assert [p.position for p in trials] == [0, 1, 2, 3]
+
+
+def order_of(seed):
+    planned = plan(LABELS, "original", shuffled=True, blocks=range(10), seed=seed)
+    return [(p.variant, p.role) for p in planned]
+
+
+def test_the_order_is_the_seeds_and_differs_between_blocks():
+    order = order_of(seed=7)
+    assert order == order_of(seed=7)
+    assert order != order_of(seed=8)
+    assert len({tuple(order[i : i + 4]) for i in range(0, 40, 4)}) > 1
+
+
+def test_a_blocks_order_does_not_depend_on_which_blocks_are_planned_with_it():
+    # Else a run that is resumed, or that replaces blocks, would change what is still to come.
+    few = plan(LABELS, "original", shuffled=True, blocks=range(2, 4), seed=7)
+    many = plan(LABELS, "original", shuffled=True, blocks=range(9), seed=7)
+    assert few == [p for p in many if p.block in (2, 3)]
+
+
+def test_which_run_of_the_baseline_is_a1_is_left_to_chance():
+    # Were the first always A1, drift alone would tell the two apart.
+    first = [
+        next(role for _, role in order_of(seed)[i : i + 4] if role)
+        for seed in range(20)
+        for i in range(0, 40, 4)
+    ]
+    assert 60 < first.count("A1") < 140  # of 200; 5.7 standard deviations
+
+
+def test_no_place_in_a_block_is_reserved_for_the_baseline():
+    planned = plan(LABELS, "original", shuffled=True, blocks=range(400), seed=1)
+    places = Counter(p.position for p in planned if p.variant == "original")
+    assert all(150 < places[position] < 250 for position in range(4))  # 200 expected, sd 10
+
+
+def test_document_mode_runs_each_once_in_the_documents_order():
+    planned = plan(LABELS, "original", shuffled=False, blocks=range(1), seed=7)
+    assert [(p.variant, p.role) for p in planned] == [("original", "A1"), ("x", ""), ("y", "")]
+
+
+# --- what a run still needs -----------------------------------------------------------------
+
+N = 6
+
+
+def full(**more):
+    return fake_info(LABELS, **{"mode": "full", "blocks": N, "order_seed": 7, **more})
+
+
+def measured(planned, *, disturbed=(), second_run=0.0):
+    """Run what is planned: some blocks disturbed, A2 slower than A1 by a share that varies."""
+    trials = []
+    for p in planned:
+        jitter = 1 + 0.01 * ((p.block * 7 + len(p.variant)) % 5)
+        slower = 1 + second_run if p.role == "A2" else 1
+        trial = fake_trial(p.variant, p.block, p.role, 2.0 * jitter * slower)
+        trials.append(fake_logged(trial, other_cores=1.0) if p.block in disturbed else trial)
+    return trials
+
+
+def to_the_end(info, trials=(), **machine):
+    """Run all that is asked for, as the runner does."""
+    trials = list(trials)
+    while planned := next_trials(info, trials):
+        trials += measured(planned, **machine)
+    return trials
+
+
+def blocks_in(trials):
+    return sorted({t.block for t in trials})
+
+
+def keys(trials):
+    return {(t.block, t.variant, t.role) for t in trials}
+
+
+def test_a_run_begins_with_all_planned_blocks_and_is_complete_with_them():
+    planned = next_trials(full(), [])
+    assert planned == plan(LABELS, "original", shuffled=True, blocks=range(N), seed=7)
+    assert next_trials(full(), measured(planned)) == []
+
+
+def test_what_a_crash_cost_is_what_is_missing():
+    planned = next_trials(full(), [])
+    trials = measured(planned)
+    lost = [trials.pop(17), trials.pop(3)]
+    trials += [
+        fake_trial(t.variant, t.block, t.role, status=status)
+        for t, status in zip(lost, ("failed", "cancelled"))
+    ]
+    assert next_trials(full(), trials) == [planned[3], planned[17]]
+
+
+def test_rejected_blocks_are_run_again_at_the_end():
+    first = measured(next_trials(full(), []), disturbed={1, 4})
+    more = next_trials(full(), first)
+    assert more == plan(LABELS, "original", shuffled=True, blocks=range(N, N + 2), seed=7)
+    assert next_trials(full(), [*first, *measured(more)]) == []
+    # One of those is rejected, too.
+    third = next_trials(full(), [*first, *measured(more, disturbed={N})])
+    assert blocks_in(third) == [N + 2]
+
+
+@pytest.mark.parametrize(("n", "most"), [(6, 3), (7, 3), (10, 5)])
+def test_on_a_machine_that_is_never_quiet_half_as_many_are_run_again(n, most):
+    trials = to_the_end(full(blocks=n), disturbed=range(100))
+    assert blocks_in(trials) == [*range(n + most)]
+
+
+def test_a_cache_in_the_wrong_state_is_no_reason_to_run_a_block_again():
+    # That would repeat itself: it is the variant's own, not the machine's.
+    trials = [
+        fake_trial(t.variant, t.block, t.role, labels={"cache": "warm"})
+        for t in measured(next_trials(full(), []))
+    ]
+    for trial in trials:
+        trial.cache_proof["resident_share_before"] = 0.5
+    assert len(count(full(), trials).doubts["original"]) == 2 * N
+    assert next_trials(full(), trials) == []
+
+
+def test_a_baseline_that_disagrees_with_itself_has_everything_measured_once_more():
+    first = measured(next_trials(full(), []), second_run=0.2)
+    assert not is_stable(a_over_a(count(full(), first)))
+    second = next_trials(full(), first)
+    assert second == plan(LABELS, "original", shuffled=True, blocks=range(12, 18), seed=7)
+    # Whatever comes of it, there is no third.
+    for second_run in (0.0, 0.2):
+        assert next_trials(full(), [*first, *measured(second, second_run=second_run)]) == []
+
+
+def test_a_second_attempt_waits_until_the_first_is_complete():
+    trials = measured(next_trials(full(), []), second_run=0.2, disturbed={2})
+    lost = trials.pop(5)
+    (missing,) = [p for p in next_trials(full(), trials) if p.block < N]
+    assert (missing.block, missing.variant, missing.role) in keys([lost])
+    trials += measured([missing], second_run=0.2)
+    replacement = next_trials(full(), trials)
+    assert blocks_in(replacement) == [N]
+    trials += measured(replacement, second_run=0.2)
+    assert blocks_in(next_trials(full(), trials)) == [*range(12, 18)]
+
+
+def test_a_second_attempt_replaces_its_own_rejected_blocks():
+    first = measured(next_trials(full(), []), second_run=0.2, disturbed={0, 1, 2})
+    trials = to_the_end(full(), first, second_run=0.2, disturbed={0, 1, 2, 13})
+    assert blocks_in(trials) == [*range(N + 3), *range(12, 19)]
+
+
+def test_a_second_attempt_that_was_killed_is_completed_without_going_back():
+    first = measured(next_trials(full(), []), second_run=0.2)
+    # x could not be measured the first time, and is in the run again: its disk was full, say.
+    first = [t for t in first if t.variant != "x"]
+    second = next_trials(full(), first, dropped={"x"})
+    assert (blocks_in(second), {p.variant for p in second}) == ([*range(12, 18)], {"original", "y"})
+    begun = [*first, *measured(second[:2])]
+    rest = next_trials(full(), begun)
+    assert blocks_in(rest) == [*range(12, 18)]
+    assert keys(rest) == keys(
+        plan(LABELS, "original", shuffled=True, blocks=range(12, 18), seed=7)
+    ) - keys(begun)
+
+
+def test_a_second_attempt_is_completed_even_if_what_made_it_necessary_is_gone():
+    # y's last loss was found to be other work; without y, block 5 is not rejected any more, and
+    # the first attempt's baseline is steady.
+    trials = []
+    for p in next_trials(full(), []):
+        slower = {"A1": 1.0, "A2": 0.5 if p.block == 5 else 1.1 + 0.01 * p.block}.get(p.role, 1.0)
+        trial = fake_trial(p.variant, p.block, p.role, 2.0 * slower)
+        lonely = p.block == 5 and p.variant == "y"
+        trials.append(fake_logged(trial, other_cores=1.0) if lonely else trial)
+    replacement = [p for p in next_trials(full(), trials)]
+    trials += [fake_trial(p.variant, p.block, p.role, 2.2 if p.role == "A2" else 2.0)
+               for p in replacement]  # fmt: skip
+    second = next_trials(full(), trials)
+    assert blocks_in(second) == [*range(12, 18)]
+    begun = [*trials, *measured(second[:4])]
+    without_y = full(failed={"y": "not the same work"})
+    assert is_stable(a_over_a(count(without_y, begun, attempt=0)))
+    rest = next_trials(without_y, begun, dropped={"y"})
+    assert blocks_in(rest)[-1] == 17
+    assert keys(begun) & keys(rest) == set()
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        full(mode="quick", blocks=8),
+        full(mode="document", blocks=8),
+        full(shuffled=False, protocol=AS_PUBLISHED),
+    ],
+)
+def test_without_verdicts_nothing_is_ever_run_again(info):
+    disturbed = {0, 1} if info["mode"] != "quick" else set()
+    trials = measured(next_trials(info, []), second_run=0.2, disturbed=disturbed)
+    assert blocks_in(trials) == [*range(info["blocks"])]
+    assert next_trials(info, trials) == []
+    disturbed = measured(next_trials(info, []), disturbed=range(100))
+    assert next_trials(info, disturbed) == []
+
+
+def test_what_is_out_is_not_planned_and_its_rows_stay_what_they_are():
+    planned = next_trials(full(), [], dropped={"x"})
+    assert {p.variant for p in planned} == {"original", "y"}
+    # The order of the others is that of the whole plan: nothing moves when something drops out.
+    assert planned == [p for p in next_trials(full(), []) if p.variant != "x"]
+    some = measured(next_trials(full(), [])[:8])
+    rest = next_trials(full(), some, dropped={"x"})
+    assert next_trials(full(), [*some, *measured(rest)], dropped={"x"}) == []
+
+
+def test_a_run_from_before_its_order_was_recorded_is_planned_as_its_mode_was():
+    for mode, roles in (("quick", {"A1", "A2", ""}), ("document", {"A1", ""})):
+        assert "shuffled" not in full(mode=mode)
+        assert {p.role for p in next_trials(full(mode=mode), [])} == roles
+
+
+# --- resuming -------------------------------------------------------------------------------
+
+
+class Fate:
+    """A machine whose every trial was decided beforehand: its time, and what disturbed it."""
+
+    def __init__(self, seed, disturbed_share, second_run):
+        self.seed, self.disturbed_share, self.second_run = seed, disturbed_share, second_run
+
+    def measure(self, planned):
+        rng = random.Random(f"{self.seed}/{planned.block}/{planned.variant}/{planned.role}")
+        slower = self.second_run if planned.role == "A2" else 0.0
+        time_s = 2.0 * math.exp(rng.gauss(slower, 0.02))
+        trial = fake_trial(planned.variant, planned.block, planned.role, time_s)
+        is_disturbed = rng.random() < self.disturbed_share
+        return fake_logged(trial, other_cores=1.0) if is_disturbed else trial
+
+
+@given(
+    fate=st.builds(
+        Fate,
+        st.integers(0, 10**6),
+        st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+        st.sampled_from([0.0, 0.0, 0.05]),
+    ),
+    killed=st.randoms(use_true_random=False),
+)
+def test_however_often_it_is_killed_a_run_has_the_same_trials_in_the_end(fate, killed):
+    info, at_a_stretch = full(), []
+    while planned := next_trials(info, at_a_stretch):
+        at_a_stretch += [fate.measure(p) for p in planned]
+    in_pieces = []
+    while planned := next_trials(info, in_pieces):
+        for p in planned[: killed.choice([1, 1, 2, 7, 100])]:
+            in_pieces.append(fate.measure(p))
+        lost = killed.choice(planned)  # its row says so
+        in_pieces.append(fake_trial(lost.variant, lost.block, lost.role, status="cancelled"))
+    done = [t for t in in_pieces if t.status == "ok"]
+    assert len(done) == len(keys(done))  # nothing was measured twice
+    assert keys(done) == keys(at_a_stretch)
+    assert summarize(info, in_pieces).rows == summarize(info, at_a_stretch).rows
