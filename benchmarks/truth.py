@@ -5,12 +5,12 @@
     the catalog's experiments    -> their noise, and how long epochs must be to bring it to 2.5 %
 
 Designs are full mode's (10 blocks, the baseline twice, verdicts) with quick mode's lengths (256
-px, batches of 8, epochs of about 1 s).  The delay is a step that keeps host or device busy; without
-loader workers, and with a wait after every step, it overlaps with nothing, so the epoch takes as
-much longer.  Main trap: how slow the delayed arm truly is depends on the baseline's speed during
-that very design, so the planted figure is computed from it.  Exits with 1 where a verdict is wrong.
+px, batches of 8, epochs of about 1 s).  The delay is a step that keeps host or device busy; with no
+loader workers, nothing pinned and a wait after every step it overlaps with nothing, so it adds to
+the epoch.  Main trap: how much 10 % is depends on the machine's speed at that moment, so what was
+planted is computed anew from each design's own baseline.  Exits with 1 where a verdict is wrong.
 
-    python -m benchmarks.truth [--designs 20] [--blocks 10] [--results DIR] [--only planted]
+    python -m benchmarks.truth [--designs 20] [--blocks 10] [--results DIR] [--only planted|noise]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,13 +34,13 @@ from labkit import machine, units
 from labkit.counted import count
 from labkit.pagecache import can_evict
 from labkit.results import list_runs, load_run
-from labkit.summary import Row, Summary
+from labkit.summary import Summary
 
 DELAY_SHARE = 0.10
-TARGET_S = 0.025  # EVIDENCE 1: the noise with which 10 blocks see 3 %
-DIFFERENT = ("faster", "slower")
+TARGET = 0.025  # EVIDENCE 1: the noise s with which 10 blocks see 3 %
+MAX_WRONG_SHARE = 0.1  # two of twenty
 PREPARING_BLOCKS = 3
-LONGER = 3  # --two-lengths: how many times as long the second epoch is
+LONGER = 3  # --two-lengths: how many times as long the second epochs are
 QUICK = {"input_px": 256, "batch_size": 8}
 BASELINE, ARM = "baseline", "planted"
 
@@ -49,58 +49,64 @@ class Bench:
     """Runs designs, or takes them from the results folder; says how long the rest will take."""
 
     def __init__(self, results: Path, trials: int) -> None:
-        self._results, self._left = results, trials
-        self._trials, self._taken_s = 0, 0.0
+        self._results, self._left, self._done, self._taken_s = results, trials, 0, 0.0
 
     def run(self, experiment: lab.Experiment, blocks: int, mode: str = "full") -> lab.Run:
-        """Return a finished run: one that lies there, one resumed, or a new one."""
-        start_s, shown = time.perf_counter(), sys.stderr.isatty()
-        run, trials = self._find(experiment, blocks, mode), trials_of(experiment, blocks)
+        """Return a finished run: one that lies there, one that is resumed, or a new one."""
+        trials, start_s = trials_of(experiment, blocks), time.perf_counter()
+        shown = sys.stderr.isatty()  # a log needs no bars
+        run = self._find(experiment, blocks, mode)
         self._left -= trials
         if run is not None and run.info["status"] == "finished":
-            self._say(f"{experiment.name}: taken from {run.folder}")
+            print(f"{experiment.name}: taken from {run.folder}", file=sys.stderr)
             return run
         if run is not None:
             run = lab.resume(run.folder, progress=shown)
         else:
-            results = self._results
-            run = lab.run(experiment, mode, results=results, blocks=blocks, progress=shown)
+            folder = self._results
+            run = lab.run(experiment, mode, results=folder, blocks=blocks, progress=shown)
         taken_s = time.perf_counter() - start_s
-        self._trials += trials
-        self._taken_s += taken_s
-        rest_s = self._left * self._taken_s / self._trials
-        verdicts = [row.verdict for row in lab.summarize(run).rows[1:] if row.verdict]
-        words = f"{', '.join(verdicts) or 'done'}, {units.seconds(taken_s)}"
-        self._say(f"{experiment.name}: {words}; about {units.seconds(rest_s)} left")
+        self._done, self._taken_s = self._done + trials, self._taken_s + taken_s
+        left = units.seconds(self._left * self._taken_s / self._done)
+        found = ", ".join(row.verdict for row in lab.summarize(run).rows[1:]) or "done"
+        line = f"{experiment.name}: {found}; {units.seconds(taken_s)}, about {left} left"
+        print(line, file=sys.stderr, flush=True)
         return run
 
     def _find(self, experiment: lab.Experiment, blocks: int, mode: str) -> lab.Run | None:
-        settings = experiment.variants[experiment.baseline]
+        wanted = experiment.variants[experiment.baseline]
         for folder in reversed(list_runs(self._results, experiment.name)):
-            run = load_run(folder)
-            info, baseline = run.info, run.info["variants"][run.info["baseline"]]
-            if (
-                (info["mode"], info["blocks"], info["data"]["folder"])
-                == (mode, blocks, settings.data)
-                and settings.images in (None, baseline["images"])
-                and info["provenance"]["machine_id"] == machine.provenance()["machine_id"]
-            ):
-                return run
+            info = load_run(folder).info
+            images = info["variants"][info["baseline"]]["images"]
+            here = machine.provenance()["machine_id"] == info["provenance"]["machine_id"]
+            same = (info["mode"], info["blocks"], info["data"]["folder"], images)
+            if here and same == (mode, blocks, wanted.data, wanted.images):
+                return load_run(folder)
         return None
-
-    def _say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
 
 def trials_of(experiment: lab.Experiment, blocks: int) -> int:
     return blocks * (len(experiment.variants) + 1)  # the baseline runs twice
 
 
+def describe_repeats(run: lab.Run) -> str:
+    """Say what was run again and what does not count; empty where there is nothing."""
+    last = count(run.info, run.trials)
+    attempts = [count(run.info, run.trials, attempt) for attempt in range(last.attempt + 1)]
+    rejected = sum(len(each.rejected) for each in attempts)
+    doubts = sum(len(reasons) for each in attempts for reasons in each.doubts.values())
+    return (
+        (", everything run twice" if last.attempt else "")
+        + (f", {units.count(rejected, 'block')} rejected" if rejected else "")
+        + (f", {units.count(doubts, 'trial')} in the wrong cache state" if doubts else "")
+    )
+
+
 # --- planted differences --------------------------------------------------------------------
 
 
 def plant(delay_us: int) -> str:
-    """Enter a step that takes so long into the lab's table and return its name.
+    """Enter a step that takes so long into the lab's table; return its name.
 
     On the emulated device the delay is computing time; elsewhere the host is kept busy.
     """
@@ -123,105 +129,90 @@ def plant(delay_us: int) -> str:
     return name
 
 
-def serial(name: str, data: str, device: str, images: int | None, delays_us: Mapping[str, int]):
-    """Make an experiment in which loading and the step take turns; label -> delay per step."""
-    base = lab.Settings(
-        data=data, device=device, images=images, num_workers=0, sync_every=1, **QUICK,
-        cache="cold" if can_evict() else "warm",
-    )  # fmt: skip
-    return lab.Experiment(
-        name,
-        question="Is what was planted found?",
-        variants={label: replace(base, step=plant(us)) for label, us in delays_us.items()},
-        baseline=BASELINE,
-    )
+def serial(name: str, base: lab.Settings, delays_us: Mapping[str, int]) -> lab.Experiment:
+    """Let loading and the step take turns; `delays_us` is label -> delay of every step."""
+    # Pinning would bring a thread that loads while the device works.
+    base = replace(base, num_workers=0, pin_memory=False, sync_every=1, **QUICK)
+    variants = {label: replace(base, step=plant(us)) for label, us in delays_us.items()}
+    question = "Is what was planted found?"
+    return lab.Experiment(name, question=question, variants=variants, baseline=BASELINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
     """One design of which the truth is known."""
 
-    run: lab.Run
-    summary: Summary
+    name: str
     delay_us: int
-
-    @property
-    def row(self) -> Row:
-        return self.summary.rows[1]
-
-    @property
-    def truth(self) -> float | None:
-        """The ratio that was planted: the delays over the baseline's time in this design."""
-        base_s = self.summary.rows[0].time_s
-        trial = next((t for t in self.run.trials if t.status == "ok"), None)
-        if base_s is None or trial is None:
-            return None
-        return 1 + sum(epoch.steps for epoch in trial.epochs) * self.delay_us / 1e6 / base_s
+    summary: Summary
+    truth: float
+    """The ratio that was planted: one, and the delays over the baseline's time."""
+    repeats: str
 
     def to_line(self) -> str:
-        row, truth = self.row, self.truth
-        interval = units.interval(row.ci_low, row.ci_high)
-        outside = (
-            "" if None in (truth, row.ci_low) or row.ci_low <= truth <= row.ci_high else "not "
-        )
+        row = self.summary.rows[1]
+        if row.ci_low is None:
+            return f"  {self.name}: no verdict ({row.reason or 'too few blocks'}){self.repeats}"
+        place = "inside" if row.ci_low <= self.truth <= row.ci_high else "outside"
         return (
-            f"  {self.run.info['experiment']:24} planted {units.normalized(truth)}, found "
-            f"{units.normalized(row.normalized_time)} {interval:16} "
-            f"{row.verdict or row.reason or 'no verdict':24} planted {outside}in it; "
-            f"s {units.percent(row.s)}, floor {units.percent(self.summary.aa_s)}"
-            f"{describe_repeats(self.run)}"
+            f"  {self.name:22}  {row.verdict or 'no verdict':23}  "
+            f"{units.normalized(row.normalized_time)} {units.interval(row.ci_low, row.ci_high)}, "
+            f"planted {units.normalized(self.truth)} is {place}; s {units.percent(row.s)}, "
+            f"floor {units.percent(self.summary.aa_s)}{self.repeats}"
         )
-
-
-def describe_repeats(run: lab.Run) -> str:
-    """Say what was run again, and what does not count; empty where nothing was."""
-    last = count(run.info, run.trials)
-    attempts = [count(run.info, run.trials, attempt) for attempt in range(last.attempt + 1)]
-    rejected = sum(len(attempt.rejected) for attempt in attempts)
-    doubts = sum(len(reasons) for each in attempts for reasons in each.doubts.values())
-    parts = [
-        "everything run twice" if last.attempt else "",
-        f"{units.count(rejected, 'block')} rejected" if rejected else "",
-        f"{units.count(doubts, 'trial')} in another cache state" if doubts else "",
-    ]
-    return "".join(f", {part}" for part in parts if part)
 
 
 def run_planted(bench: Bench, data: str, designs: int, blocks: int) -> list[Planted]:
-    """Run the delayed designs, one per device, and those without any difference."""
+    """Run a delayed design on each device, and on the first those without any difference."""
     found = []
     for device in ("cpu", "emulated"):
-        prepared = bench.run(
-            serial(f"truth_prepare_{device}", data, device, None, {BASELINE: 0}),
-            PREPARING_BLOCKS,
-            "quick",
-        )
+        base = lab.Settings(data=data, device=device, cache="cold" if can_evict() else "warm")
+        alone = serial(f"truth_prepare_{device}", base, {BASELINE: 0})
+        prepared = bench.run(alone, PREPARING_BLOCKS, "quick")
         images = prepared.info["calibration"]["images"]
-        steps = len(lab.summarize(prepared).rows[0].epochs_s[0]) * (images // QUICK["batch_size"])
-        delay_us = round(DELAY_SHARE * 1e6 * lab.summarize(prepared).rows[0].time_s / steps)
-        names = {f"truth_delayed_{device}": delay_us}
+        steps = base.epochs * images // QUICK["batch_size"]
+        delay_us = round(DELAY_SHARE * lab.summarize(prepared).rows[0].time_s / steps * 1e6)
+        delays_us = {f"truth_delayed_{device}": delay_us}
         if device == "cpu":
-            names |= {f"truth_equal_{number:02}": 0 for number in range(designs)}
-        for name, us in names.items():
-            run = bench.run(serial(name, data, device, images, {BASELINE: 0, ARM: us}), blocks)
-            found.append(Planted(run=run, summary=lab.summarize(run), delay_us=us))
+            delays_us |= {f"truth_equal_{number:02}": 0 for number in range(designs)}
+        for name, us in delays_us.items():
+            design = serial(name, replace(base, images=images), {BASELINE: 0, ARM: us})
+            run = bench.run(design, blocks)
+            summary = lab.summarize(run)
+            truth = 1 + steps * us / 1e6 / (summary.rows[0].time_s or math.nan)
+            repeats = describe_repeats(run)
+            planted = Planted(name=name, delay_us=us, summary=summary, truth=truth, repeats=repeats)
+            found.append(planted)
     return found
 
 
+def count_wrong(verdicts: Sequence[str]) -> int:
+    """Count how many equal arms are called different."""
+    return sum(word in ("faster", "slower") for word in verdicts)
+
+
 def most_wrong(designs: int) -> int:
-    """At most two of twenty, and of other numbers the same share."""
-    return designs // 10
+    return math.floor(MAX_WRONG_SHARE * designs)
 
 
 def judge(delayed: Sequence[str], equal: Sequence[str]) -> list[str]:
     """Say what is wrong with the verdicts; nothing where they are as they must be."""
-    errors = [
-        f"a delayed arm is called {word or 'nothing'}" for word in delayed if word != "slower"
-    ]
-    wrong = sum(word in DIFFERENT for word in equal)
-    if wrong > most_wrong(len(equal)):
+    errors = [f"a delayed arm is called {w or 'nothing'}" for w in delayed if w != "slower"]
+    if (wrong := count_wrong(equal)) > most_wrong(len(equal)):
         errors.append(f"{wrong} of {len(equal)} equal arms are called faster or slower")
     return errors
+
+
+def describe_planted(found: Sequence[Planted]) -> tuple[list[str], list[str]]:
+    """Put the designs into lines; return what is wrong with them, too."""
+    delayed, equal = [p for p in found if p.delay_us], [p for p in found if not p.delay_us]
+    said, equals = ([p.summary.rows[1].verdict for p in some] for some in (delayed, equal))
+    counts = ", ".join(f"{n} x {word or 'none'}" for word, n in Counter(equals).most_common())
+    most = f"at most {most_wrong(len(equal))} of {len(equal)} may be faster or slower"
+    lines = ["Planted: 10 % longer, must be called slower", *(p.to_line() for p in delayed)]
+    lines += [f"Planted: nothing, {most}", *(p.to_line() for p in equal)]
+    lines.append(f"  faster or slower: {count_wrong(equals)} of {len(equals)}; found: {counts}")
+    return lines, judge(said, equals)
 
 
 # --- the catalog's noise --------------------------------------------------------------------
@@ -239,125 +230,98 @@ class Noise:
     repeats: str = ""
 
     @property
+    def s(self) -> float | None:
+        """Of all variants, as a root mean square."""
+        known = [row.s for row in self.summary.rows if row.s is not None] if self.summary else []
+        return math.sqrt(fmean(s * s for s in known)) if known else None
+
+    @property
     def epoch_s(self) -> float:
         return fmean(s for trial in self.summary.rows[0].epochs_s for s in trial)
 
-    @property
-    def pooled_s(self) -> float | None:
-        return pool([row.s for row in self.summary.rows if row.s is not None])
-
     def to_lines(self) -> list[str]:
-        if self.reason or self.pooled_s is None:
-            return [f"  {self.name}: not measured: {self.reason or 'too few blocks count'}"]
-        epoch_s, s = self.epoch_s, self.pooled_s
+        if self.s is None:
+            return [f"  {self.name}: not measured: {self.reason or 'too few blocks'}{self.repeats}"]
+        epoch_s, floor = self.epoch_s, units.percent(self.summary.aa_s)
+        unstable = "" if self.summary.stable else ", machine unstable"
         lines = [
-            f"  {self.name}: {units.count(self.images, 'image')}, baseline's epochs "
-            f"{units.seconds(epoch_s)}, noise floor {units.percent(self.summary.aa_s)}"
-            f"{self.repeats}{'' if self.summary.stable else ', machine unstable'}"
+            f"  {self.name}: baseline's epochs {units.seconds(epoch_s)} "
+            f"({self.images:,} images), floor {floor}{self.repeats}{unstable}"
         ]
-        for row in self.summary.rows[1:]:
-            needed = describe_length(epoch_s, row.s) if row.s is not None else row.reason
-            lines.append(f"    {row.variant:30} s {units.percent(row.s):>7}   {needed}")
-        images = math.ceil(self.images * needed_s(epoch_s, s) / epoch_s)
-        many = f" = {images:,} images" if s > TARGET_S else ""
-        many += f", more than the {self.available:,} there are" if images > self.available else ""
-        lines.append(
-            f"    {'pooled':30} s {units.percent(s):>7}   {describe_length(epoch_s, s)}{many}"
-        )
+        noises = {row.variant: (row.s, row.reason) for row in self.summary.rows[1:]}
+        for label, (s, reason) in {**noises, "all variants pooled": (self.s, "")}.items():
+            length = reason or "too few blocks" if s is None else describe_length(epoch_s, s)
+            lines.append(f"    {label:28}  s {units.percent(s):>6}  {length}")
+        if self.images * needed_s(epoch_s, self.s) / epoch_s > self.available:
+            lines.append(f"    which takes more than the {self.available:,} images there are")
         return lines
 
 
-def pool(noises: Sequence[float]) -> float | None:
-    """Root mean square; None of none."""
-    return math.sqrt(fmean(s * s for s in noises)) if noises else None
-
-
-def needed_s(epoch_s: float, s: float, target: float = TARGET_S) -> float:
-    """Extrapolate the epoch's length: noise is assumed to fall with the length's square root."""
-    return epoch_s * (s / target) ** 2
+def needed_s(epoch_s: float, s: float) -> float:
+    """Extrapolate: the noise is assumed to fall with the square root of the epoch's length."""
+    return epoch_s * (s / TARGET) ** 2
 
 
 def describe_length(epoch_s: float, s: float) -> str:
-    return "already below" if s <= TARGET_S else f"epochs of {units.seconds(needed_s(epoch_s, s))}"
+    return "already below" if s <= TARGET else f"epochs of {units.seconds(needed_s(epoch_s, s))}"
 
 
 def uncertainty(blocks: int) -> tuple[float, float]:
-    """Bound the true s by what one s of so many blocks says (95 %), as factors of it."""
+    """Bound the true s by one that was found, as factors of it (95 %, normal noise)."""
     df = blocks - 1
     return math.sqrt(df / chdtri(df, 0.025)), math.sqrt(df / chdtri(df, 0.975))
 
 
-def main_arms(experiment: lab.Experiment, name: str, images: int | None, *, alone: bool = False):
-    """Keep an experiment's main arms (or its baseline alone), at quick mode's size."""
+def quick_arms(whole: lab.Experiment, name: str, images: int | None = None) -> lab.Experiment:
+    """Keep an experiment's main arms at quick mode's size; images unset: its baseline alone."""
     variants = {
         label: replace(settings, images=images, **QUICK)
-        for label, settings in experiment.variants.items()
-        if not alone or label == experiment.baseline
+        for label, settings in whole.variants.items()
+        if images or label == whole.baseline
     }
-    otherwise: Callable | None = experiment.otherwise and (
-        lambda why: main_arms(experiment.otherwise(why), name, images, alone=alone)
-    )
-    return replace(
-        experiment, name=name, variants=variants, published={}, in_full={}, otherwise=otherwise
-    )
+    other = whole.otherwise and (lambda why: quick_arms(whole.otherwise(why), name, images))
+    kept = {"name": name, "variants": variants, "otherwise": other}
+    return replace(whole, published={}, in_full={}, **kept)
 
 
 def measure_noise(bench: Bench, data: str, name: str, blocks: int, times: int = 1) -> Noise:
-    """Run one experiment of the catalog with epochs of about a second, or of some seconds."""
-    whole, word = lab.experiment(name, data=data), f"{name} x {times}" if times > 1 else name
+    """Run one experiment of the catalog with epochs of about a second, or `times` as long."""
+    whole, label = lab.experiment(name, data=data), f"{name}_{times}_times" if times > 1 else name
     try:
-        alone = main_arms(whole, f"truth_prepare_{name}", None, alone=True)
-        prepared = bench.run(alone, 1, "quick")
-        available = prepared.info["data"]["images"]
-        images = times * prepared.info["calibration"]["images"]
-        images = min(images, available // QUICK["batch_size"] * QUICK["batch_size"])
-        long = f"_{times}_times" if times > 1 else ""
-        run = bench.run(main_arms(whole, f"truth_noise_{name}{long}", images), blocks)
+        prepared = bench.run(quick_arms(whole, f"truth_prepare_{name}"), 1, "quick")
+        available, images = (prepared.info[i]["images"] for i in ("data", "calibration"))
+        whole_batches = available // QUICK["batch_size"] * QUICK["batch_size"]
+        images = min(times * images, whole_batches)
+        run = bench.run(quick_arms(whole, f"truth_noise_{label}", images), blocks)
     except (RuntimeError, ValueError) as reason:  # it cannot run here
-        return Noise(name=word, reason=str(reason))
-    return Noise(
-        name=word, summary=lab.summarize(run), images=images, available=available,
-        repeats=describe_repeats(run),
-    )  # fmt: skip
+        return Noise(name=label, reason=str(reason))
+    found = {"images": images, "available": available, "repeats": describe_repeats(run)}
+    return Noise(name=label, summary=lab.summarize(run), **found)
 
 
-def compare_lengths(short: Noise, long: Noise) -> str:
+def compare_lengths(short: Noise, long: Noise) -> list[str]:
     """Hold the assumption against two lengths of one experiment."""
-    if any(n.reason or n.pooled_s is None for n in (short, long)):
-        return "  two lengths: not measured"
-    factor = long.epoch_s / short.epoch_s
-    return (
-        f"  two lengths of {short.name}: epochs {factor:.2f} times as long have "
-        f"{long.pooled_s / short.pooled_s:.2f} times the noise; assumed: {factor**-0.5:.2f} times"
-    )
+    if short.s is None or long.s is None:
+        return long.to_lines()
+    times, found = long.epoch_s / short.epoch_s, long.s / short.s
+    line = f"    {times:.2f} times as long, {found:.2f} times the noise; assumed {times**-0.5:.2f}"
+    return [*long.to_lines(), line]
 
 
-# --- report ---------------------------------------------------------------------------------
-
-
-def describe_planted(found: Sequence[Planted]) -> tuple[list[str], list[str]]:
-    """Put the planted designs into lines; return what is wrong with them as well."""
-    delayed, equal = ([p for p in found if bool(p.delay_us) is late] for late in (True, False))
-    verdicts = [p.row.verdict for p in equal]
-    wrong = sum(word in DIFFERENT for word in verdicts)
-    counts = ", ".join(f"{n} x {word or 'none'}" for word, n in Counter(verdicts).most_common())
-    lines = ["Planted delay of 10 %: must be called slower", *(p.to_line() for p in delayed)]
-    lines += [
-        f"Nothing planted: faster or slower at most {most_wrong(len(equal))} of {len(equal)} times",
-        *(p.to_line() for p in equal),
-        f"  faster or slower: {wrong} of {len(equal)}; verdicts: {counts or 'none'}",
-    ]
-    return lines, judge([p.row.verdict for p in delayed], verdicts)
-
-
-def describe_noise(found: Sequence[Noise], blocks: int) -> list[str]:
+def run_noise(bench: Bench, data: str, blocks: int, twice: str | None) -> list[str]:
+    lines = ["Paired noise s of the catalog's experiments (combined: its main arms only)"]
+    for name in lab.CATALOG:
+        noise = measure_noise(bench, data, name, blocks)
+        lines += noise.to_lines()
+        if name == twice:
+            lines += compare_lengths(noise, measure_noise(bench, data, name, blocks, LONGER))
     low, high = uncertainty(blocks)
     return [
-        "Noise of the catalog's experiments (s of the paired log-ratios; combined: main arms only)",
-        *(line for noise in found for line in noise.to_lines()),
-        "  assumed, not measured: noise falls with the square root of the epoch's length",
-        f"  one s of {blocks} blocks is known to within {low:.2f} to {high:.2f} times (95 %), "
-        f"so a length to within {low**2:.2f} to {high**2:.2f} times",
+        *lines,
+        f"  Lengths bring s to {units.limit(TARGET)} if noise falls with the square root of the",
+        "  epoch's length: an assumption.  A variant's true s is within "
+        f"{low:.2f} to {high:.2f} times",
+        f"  what {blocks} blocks show (95 %), the length within {low**2:.2f} to {high**2:.2f}.",
     ]
 
 
@@ -366,41 +330,33 @@ def main() -> int:
     parser.add_argument("--data", default="data/photos")
     parser.add_argument("--designs", type=int, default=20, help="without any difference")
     parser.add_argument("--blocks", type=int, default=10, help="of each design, at least 6")
-    parser.add_argument("--results", type=Path, help="keeps the rows; finished designs are reused")
+    parser.add_argument("--results", type=Path, help="keeps rows and text; finished ones are taken")
     parser.add_argument("--only", choices=("planted", "noise"))
-    parser.add_argument(
-        "--two-lengths", choices=tuple(lab.CATALOG), metavar="EXPERIMENT",
-        help="check the assumption on noise and length: one experiment, epochs of 1 s and of 3 s",
-    )  # fmt: skip
+    twice_help = "measure this one of the catalog with epochs of 3 s as well"
+    parser.add_argument("--two-lengths", choices=tuple(lab.CATALOG), help=twice_help)
     options = parser.parse_args()
-    data, blocks, start_s = options.data, options.blocks, time.perf_counter()
+    data, blocks, twice = options.data, options.blocks, options.two_lengths
     if not Path(data).is_dir():
-        parser.error(f"--data must be a folder, got {data}; python data_scripts/make_photos.py it")
-    planted = options.only != "noise"
-    names = () if options.only == "planted" else tuple(lab.CATALOG)
-    two = options.two_lengths if names else None
-    trials = (2 * 2 * PREPARING_BLOCKS + (2 + options.designs) * blocks * 3) if planted else 0
-    for name in names:
-        times = 1 + (LONGER if name == two else 0)
-        trials += 2 + times * trials_of(lab.experiment(name, data=data), blocks)
+        parser.error(
+            f"--data must be a folder, got {data}; python data_scripts/make_photos.py {data}"
+        )
+    planted, noise, start_s = options.only != "noise", options.only != "planted", time.time()
+    trials = 2 * 2 * PREPARING_BLOCKS + (2 + options.designs) * 3 * blocks if planted else 0
+    for name in lab.CATALOG if noise else ():
+        one = trials_of(lab.experiment(name, data=data), blocks)
+        trials += 2 + one + (2 + LONGER * one if name == twice else 0)
     lines, errors = [], []
     with ExitStack() as places:
         folder = options.results or Path(places.enter_context(tempfile.TemporaryDirectory()))
         bench = Bench(folder, trials)
         if planted:
             lines, errors = describe_planted(run_planted(bench, data, options.designs, blocks))
-        noises = {name: measure_noise(bench, data, name, blocks) for name in names}
-        if noises:
-            lines += describe_noise(list(noises.values()), blocks)
-        if two:
-            long = measure_noise(bench, data, two, blocks, LONGER)
-            lines += [*long.to_lines(), compare_lengths(noises[two], long)]
-        taken = units.seconds(time.perf_counter() - start_s)
+        lines += run_noise(bench, data, blocks, twice) if noise else []
+        taken = units.seconds(time.time() - start_s)
         lines.append(f"{machine.cores()} cores, {taken}: {'; '.join(errors) or 'as it must be'}")
-        text = "\n".join(lines) + "\n"
-        print(text, end="")
+        print("\n".join(lines))
         if options.results:
-            (folder / "truth.txt").write_text(text, encoding="utf-8")
+            (folder / "truth.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 1 if errors else 0
 
 

@@ -59,10 +59,10 @@ def load_with_torch(source: Source, settings: Settings) -> Iterable[dict[str, to
         multiprocessing_context=settings.start_method if workers else None,
         worker_init_fn=source.start_worker if workers else None,
     )
-    # torch pins only where there is CUDA; what stands in for CUDA must have its thread, too.
-    return (
-        PinningLoader(loader) if settings.pin_memory and settings.device == "emulated" else loader
-    )
+    if settings.pin_memory and settings.device == "emulated":
+        # torch pins only where there is CUDA; what stands in for CUDA must pin, too.
+        return PinningLoader(loader, threaded=workers > 0)
+    return loader
 
 
 class ResidentLoader:
@@ -94,16 +94,19 @@ class PinningLoader:
 
     Args:
         loader: what delivers the batches.
+        threaded: in a thread, as torch does with workers; without any it pins in the loop itself,
+            and a thread would load ahead while the device computes.
 
-    Source: torch/utils/data/_utils/pin_memory.py.
+    Source: torch/utils/data/_utils/pin_memory.py; _SingleProcessDataLoaderIter._next_data.
     """
 
-    def __init__(self, loader: Iterable[dict[str, torch.Tensor]]) -> None:
-        self._loader = loader
+    def __init__(self, loader: Iterable[dict[str, torch.Tensor]], *, threaded: bool) -> None:
+        self._loader, self._threaded = loader, threaded
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Start the workers in this thread, and the thread that copies."""
-        return _PinnedBatches(iter(self._loader))
+        """Start the workers in this thread, and the thread that copies, if there is to be one."""
+        batches = iter(self._loader)
+        return _PinnedBatches(batches) if self._threaded else map(_copy, batches)
 
 
 class _PinnedBatches:
@@ -136,6 +139,10 @@ class _PinnedBatches:
         self._thread.join()
 
 
+def _copy(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in batch.items()}
+
+
 def _pin(batches: Iterator, finished: queue.Queue, dropped: threading.Event) -> None:
     """Copy batches into the queue until they end, fail, or nobody wants them."""
 
@@ -149,7 +156,7 @@ def _pin(batches: Iterator, finished: queue.Queue, dropped: threading.Event) -> 
 
     try:
         for batch in batches:
-            put({name: tensor.clone() for name, tensor in batch.items()})
+            put(_copy(batch))
             if dropped.is_set():
                 break
     except Exception as error:  # goes on to the loop that asks for batches

@@ -63,6 +63,19 @@ def test_pixels_depend_on_neither_workers_nor_pinning(photos, name):
         assert all(torch.equal(a[entry], b[entry]) for entry in a)
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(0, 0), (1, 1)])
+def test_pinning_has_a_thread_only_beside_workers_as_in_torch(photos, workers, threads):
+    def threads_while_loading(pin_memory):
+        _, loader = open_loader(settings(photos, num_workers=workers, pin_memory=pin_memory))
+        before = threading.active_count()
+        batches = iter(loader)
+        next(batches)
+        return threading.active_count() - before
+
+    # torch has a thread of its own that tells the workers what to load.
+    assert threads_while_loading(True) - threads_while_loading(False) == threads
+
+
 @ALL
 def test_the_last_incomplete_batch_is_left_out(photos, name):
     assert len(delivered(photos, loader=name, batch_size=5)) == 4
@@ -110,10 +123,11 @@ class TestPinningLoader:
         for number in range(count):
             yield {"sample_id": torch.tensor([number])}
 
-    def test_batches_arrive_in_order_as_copies(self):
+    @pytest.mark.parametrize("threaded", [True, False])
+    def test_batches_arrive_in_order_as_copies(self, threaded):
         kept = list(self.batches())
-        assert ids(PinningLoader(kept)) == [0, 1, 2, 3, 4]
-        (copy,) = PinningLoader(kept[:1])
+        assert ids(PinningLoader(kept, threaded=threaded)) == [0, 1, 2, 3, 4]
+        (copy,) = PinningLoader(kept[:1], threaded=threaded)
         assert copy["sample_id"].data_ptr() != kept[0]["sample_id"].data_ptr()
 
     def test_an_error_in_the_loader_reaches_the_loop(self):
@@ -121,14 +135,27 @@ class TestPinningLoader:
             yield from self.batches(2)
             raise OSError("disk gone")
 
-        iterator = iter(PinningLoader(breaking()))
+        iterator = iter(PinningLoader(breaking(), threaded=True))
         assert [int(next(iterator)["sample_id"]) for _ in range(2)] == [0, 1]
         with pytest.raises(OSError, match="disk gone"):
             next(iterator)
 
+    def test_without_a_thread_nothing_is_loaded_ahead(self):
+        taken = []
+
+        def noting():
+            for batch in self.batches():
+                taken.append(int(batch["sample_id"]))
+                yield batch
+
+        iterator = iter(PinningLoader(noting(), threaded=False))
+        assert taken == []
+        next(iterator)
+        assert taken == [0]
+
     def test_stopping_early_ends_the_thread(self):
         before = threading.active_count()
-        iterator = iter(PinningLoader(self.batches(1000)))
+        iterator = iter(PinningLoader(self.batches(1000), threaded=True))
         next(iterator)
         assert threading.active_count() == before + 1
         del iterator
