@@ -23,6 +23,8 @@ from labkit.trial import Trial
 # EVIDENCE 1, "Estimator": the only reasons for which a block is rejected.
 MAX_STEAL_SHARE = 0.02
 MAX_OTHER_CORES = 0.2
+# The kernel counts in hundredths of a second, so of a shorter trial that says nothing.
+OTHER_CORES_MIN_S = 0.5
 # Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
 # pages, directories and programs blur it.
 COLD_MIN_DEVICE_SHARE = 0.8
@@ -33,6 +35,7 @@ PROGRAM_BYTES = 1 << 20
 # CPU; GPUs add in any order, and other decoders' pixels move a loss of 20 steps by 2 % (measured).
 MAX_LOSS_DIFFERENCE = 0.05
 MAX_LOSS_DIFFERENCE_OTHER_PIXELS = 0.10
+LEARNT_LOSS = 0.001  # next to nothing: shares of it mean nothing
 SAME_TRAINING = ("step", "batch_size", "images", "input_px", "epochs", "seed")
 SAME_PIXELS = ("decoder", "preprocessor")
 # A second attempt's blocks are numbered from twice the planned ones: between lie replacements.
@@ -89,7 +92,7 @@ def count(
     for (_, block, _), trial in measured.items():
         if disturbed := disturbance(trial):
             rejected.setdefault(block, f"{trial.variant}: {disturbed}")
-    leaves_out = mode is not None and mode.judged
+    leaves_out = mode is not None and mode.judged and is_baseline_run_twice(info)
     counting = {
         key: trial
         for key, trial in measured.items()
@@ -165,7 +168,7 @@ def disturbance(trial: Trial) -> str:
     swapped = (log.get("swapped_in_pages") or 0) + (log.get("swapped_out_pages") or 0)
     if steal > MAX_STEAL_SHARE:
         return f"{units.percent(steal)} of the CPU time was stolen by other machines"
-    if others > MAX_OTHER_CORES:
+    if others > MAX_OTHER_CORES and log.get("duration_s", math.inf) >= OTHER_CORES_MIN_S:
         return f"other programs took {units.percent(others)} of a core"
     if swapped:
         return f"{units.count(swapped, 'page')} swapped"
@@ -191,13 +194,15 @@ def unequal_losses(info: Mapping[str, object], trials: Sequence[Trial]) -> dict[
     """
     with_loss = [t for t in trials if t.status == "ok" and t.loss is not None]
     base = next((t for t in with_loss if t.variant == info["baseline"]), None)
+    if base is not None and not math.isfinite(base.loss):
+        return {base.variant: f"its last loss must be a number, got {base.loss}"}
     found: dict[str, str] = {}
     for trial in with_loss:
         if base is None or trial.variant == base.variant or not _is_same_training(trial, base):
             continue
         other_pixels = any(trial.settings[name] != base.settings[name] for name in SAME_PIXELS)
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS if other_pixels else MAX_LOSS_DIFFERENCE
-        if not math.isclose(trial.loss, base.loss, rel_tol=most):
+        if not math.isclose(trial.loss, base.loss, rel_tol=most, abs_tol=LEARNT_LOSS):
             found[trial.variant] = (
                 f"not the same work as {base.variant}: the last loss must be within "
                 f"{units.percent(most)} of {base.loss:.4g}, got {trial.loss:.4g}"

@@ -93,6 +93,7 @@ def _run_blocks(run: UnderWay) -> None:
     """Run what is planned and not yet there, and what the rows then ask for."""
     trials = list(load_run(run.folder).trials)
     failures = dict.fromkeys(run.variants, 0)
+    _drop_unequal(run, trials)  # whoever was killed may not have come to it
     while waiting := deque(next_trials(run.info, trials, run.dropped)):
         done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
         run.progress.start(total=done + len(waiting), done=done)
@@ -119,9 +120,14 @@ def _run_blocks(run: UnderWay) -> None:
                     run.append(trial, "cancelled", "cancelled by the person")
                     raise
             run.progress.advance()
-            for variant, reason in unequal_losses(run.info, trials).items():
-                if variant not in run.dropped:
-                    run.drop(variant, "failed", reason)
+            _drop_unequal(run, trials)
+
+
+def _drop_unequal(run: UnderWay, trials: Sequence[Trial]) -> None:
+    """Take out what trained on something else than the baseline."""
+    for variant, reason in unequal_losses(run.info, trials).items():
+        if variant not in run.dropped:
+            run.drop(variant, "failed", reason)
 
 
 def _say_why_more(run: UnderWay, trials: Sequence[Trial], block: int) -> None:

@@ -278,17 +278,18 @@ def _outcome(
     doubts = counted.doubts.get(name, ())
     status, reason = "ok", ""
     if not measured:
-        others = [trial for trial in trials if trial.variant == name and trial.status != "ok"]
+        rows = [trial for trial in trials if trial.variant == name]
         for status in ("skipped", "failed"):
             if name in (info.get(status) or {}):
                 reason = info[status][name]
                 break
         else:
-            if others:
-                status, reason = others[-1].status, others[-1].reason
+            # What went wrong once and well thereafter is not why there are no numbers.
+            if rows and rows[-1].status != "ok":
+                status, reason = rows[-1].status, rows[-1].reason
             elif doubts:
                 status, reason = "failed", doubts[-1]
-            elif any(trial.variant == name for trial in trials):
+            elif rows:
                 status, reason = "missing", "no block in which this and the baseline are complete"
             else:
                 status, reason = "missing", "not measured"

@@ -8,7 +8,6 @@ Main trap: a figure that lost half of its blocks looks like any other, so every 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -42,7 +41,9 @@ def run_notes(
         notes.append(f"{mode} mode: numbers, no verdicts")
     elif not judged:
         notes.append(f"{n_blocks} complete blocks: verdicts need at least {MIN_JUDGED_BLOCKS}")
-    if n_blocks < planned:
+    if n_blocks < planned and info.get("status") == "finished":
+        notes.append(f"{n_blocks} of {planned} blocks count")
+    elif n_blocks < planned:
         state = {"running": "not finished", "cancelled": "cancelled"}.get(info.get("status"), "")
         notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
     if n_rejected:
@@ -86,14 +87,17 @@ def row_notes(info: Mapping[str, object], counted: Counted, trials: Sequence[Tri
     """
     notes, n_blocks = [], len(counted.base_runs)
     for name in info["variants"]:
-        failures = [t for t in trials if t.variant == name and t.status == "failed"]
+        broken = [t for t in trials if t.variant == name and t.status in ("failed", "skipped")]
         blocks = len(counted.runs.get(name, counted.base_runs))
-        for doubt, times in Counter(counted.doubts.get(name, ())).items():
-            notes.append(f"{name}: {units.count(times, 'trial')} left out, {doubt}")
+        if doubts := counted.doubts.get(name, ()):
+            notes.append(
+                f"{name}: {units.count(len(doubts), 'trial')} left out, last: {doubts[-1]}"
+            )
         if 0 < blocks < n_blocks:
             notes.append(f"{name}: {blocks} of {n_blocks} blocks")
-        if blocks and failures:
-            notes.append(f"{name}: failed {len(failures)}×, last: {failures[-1].reason}")
+        if blocks and broken:
+            last = broken[-1]
+            notes.append(f"{name}: {last.status} {len(broken)}×, last: {last.reason}")
     return notes
 
 

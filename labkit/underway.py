@@ -93,6 +93,7 @@ class UnderWay:
         """
         if isinstance(planned, str):  # before any trial
             self.info[status][planned] = reason
+            self.save()  # a kill must not bring it back
             planned = Planned(block=0, position=0, variant=planned, role="")
         self.dropped[planned.variant] = reason
         self.append(planned, status, reason)

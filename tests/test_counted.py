@@ -375,3 +375,21 @@ def test_trials_that_failed_are_not_compared():
 def test_one_unequal_trial_of_many_is_enough_and_the_baseline_may_come_last():
     trials = [fake_loss("v", 2.0), fake_loss("v", 9.0), fake_loss("v", 2.0), fake_loss("base", 2.0)]
     assert set(unequal_losses(INFO, trials)) == {"v"}
+
+
+def test_of_a_very_short_trial_the_kernels_ticks_say_nothing_of_others():
+    short = {"other_cores": 1.35, "duration_s": 0.007}
+    assert disturbance(fake_logged(fake_trial("base", 0, "A1"), **short)) == ""
+    long = {**short, "duration_s": 2.0}
+    assert disturbance(fake_logged(fake_trial("base", 0, "A1"), **long)) != ""
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_baseline_that_learnt_no_number_is_what_failed(loss):
+    text = "nan" if math.isnan(loss) else "inf"
+    assert unequal(loss, 2.0) == {"base": f"its last loss must be a number, got {text}"}
+
+
+def test_shares_of_next_to_nothing_are_not_compared():
+    assert unequal(0.0002, 0.0008) == {}
+    assert unequal(0.0002, 0.02) != {}

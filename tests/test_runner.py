@@ -3,6 +3,8 @@
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -10,8 +12,10 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
+from labkit.counted import attempt_of, count
 from labkit.pagecache import can_evict
 from labkit.parts.storage import locate
+from labkit.progress import RunProgress
 from labkit.results import load_run, write_info
 from labkit.settings import AS_PUBLISHED
 from labkit.source import shuffled_images
@@ -358,6 +362,141 @@ def test_a_model_never_stands_beside_measured_media(photos, tmp_path):
             {"here": {}, "model": {"storage": "modelled_ssd"}, "named": {"storage": "hdd"}},
         )
     assert not (tmp_path / "test").exists()
+
+
+# --- the same work to the end ---------------------------------------------------------------
+
+
+def brightness(settings, device):
+    """A step whose loss is the mean of the last batch's pixels."""
+    from labkit.parts.training import Step
+
+    last = None
+
+    def forward(batch):
+        nonlocal last
+        last = batch["image"].float().mean()
+
+    return Step(forward=forward, backward=None, loss=lambda: float(last), batch=None)
+
+
+def lightens_later_batches(source, settings):
+    from labkit.parts.loading import load_with_torch
+
+    loader = load_with_torch(source, settings)
+
+    class Lightened:
+        def __iter__(self):
+            for number, batch in enumerate(loader):
+                # The first batch, all that preflight looks at, is right.
+                yield {**batch, "image": batch["image"] + 1} if number else batch
+
+    return Lightened()
+
+
+def test_a_variant_that_trains_on_other_images_is_found_out_by_its_loss(
+    photos, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(lab.STEPS, "brightness", brightness)
+    monkeypatch.setitem(lab.LOADERS, "lightens", lightens_later_batches)
+    finished = compare(
+        photos,
+        tmp_path,
+        {"good": {}, "lightened": {"loader": "lightens"}, "slow": {"num_workers": 1}},
+        base={"step": "brightness"},
+    )
+    assert finished.info["status"] == "finished"
+    rows = {row.variant: row for row in lab.summarize(finished).rows}
+    assert [(row.status, row.blocks) for row in rows.values()] == [
+        ("ok", 2),
+        ("failed", 0),
+        ("ok", 2),
+    ]
+    pattern = r"not the same work as good: the last loss must be within 5\.0 % of \S+, got \S+"
+    assert re.fullmatch(pattern, rows["lightened"].reason)
+    assert finished.info["failed"] == {"lightened": rows["lightened"].reason}
+    assert rows["lightened"].normalized_time is rows["lightened"].time_s is None
+    assert rows["lightened"].ratios == ()
+    # One bar each, and none for what is out.
+    assert len(lab.chart(finished).axes[0].patches) == 2
+    # It is found as soon as both are there, and then costs no more time.
+    lightened = [trial for trial in finished.trials if trial.variant == "lightened"]
+    assert [trial.status for trial in lightened] == ["ok", "failed"]
+
+
+# --- a machine that is not the run's own ----------------------------------------------------
+
+
+def sleeps(settings, device):
+    """A step that takes its time and leaves the CPU alone: long enough to be looked at."""
+    import time
+
+    from labkit.parts.training import Step
+
+    return Step(
+        forward=lambda batch: time.sleep(0.05), backward=None, loss=lambda: None, batch=None
+    )
+
+
+def test_blocks_that_another_program_disturbed_are_run_again(photos, tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(lab.STEPS, "sleeps", sleeps)
+    base = lab.Settings(data=str(photos), **{**IDLE, "step": "sleeps", "cache": "as found"})
+    experiment = lab.Experiment("test", question="?", variants={"a": base}, baseline="a")
+
+    def rows_done():
+        return sum(path.read_text().count("\n") for path in tmp_path.glob("test/*/trials.jsonl"))
+
+    def is_second_attempt():
+        if rows_done() >= 4:
+            other_program.kill()  # it had the first two blocks
+        return rows_done() > 2 * (6 + 3)
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other_program:
+        try:
+            cancel = CancelledWhen(is_second_attempt)
+            ran = lab.run(experiment, "full", blocks=6, results=tmp_path, cancel=cancel)
+        finally:
+            other_program.kill()
+    if ran.trials[0].disturbance["other_cores"] is None:
+        pytest.skip("this machine does not say what other programs take")
+    trials = [t for t in ran.trials if t.status == "ok" and attempt_of(t.block, 6) == 0]
+    counted = count(ran.info, trials)
+    assert {0, 1} <= set(counted.rejected)
+    assert counted.rejected[0].startswith("a: other programs took ")
+    # Still others may be at work here: as many are run again as were rejected, three at most.
+    n_blocks = 6 + min(len(counted.rejected), 3)
+    assert Counter(t.block for t in trials) == dict.fromkeys(range(n_blocks), 2)
+    assert list(counted.base_runs) == [b for b in range(n_blocks) if b not in counted.rejected]
+    assert re.search(r"test: \d blocks rejected, run again: a: ", capfd.readouterr().err)
+    notes = lab.summarize(replace(ran, trials=tuple(trials))).notes
+    assert any(note.startswith(f"{len(counted.rejected)} blocks rejected: a: ") for note in notes)
+
+
+def test_a_bar_becomes_longer_when_there_is_more_to_do(capsys):
+    progress = RunProgress("test", shown=True)
+    progress.start(total=4, done=1)
+    progress.advance()
+    progress.next("block 2: a")
+    assert "| trial 2/4 [" in capsys.readouterr().err
+    progress.start(total=7, done=4)
+    progress.next("block 7: a")
+    assert "57%" in (shown := capsys.readouterr().err)
+    assert "| trial 4/7 [" in shown
+    progress.advance()
+    progress.close()
+    assert "| trial 5/7 [" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_shown_says_nothing(capsys):
+    progress = RunProgress("test", shown=False)
+    for total in (4, 7):
+        progress.start(total=total, done=0)
+        progress.next("block 1: a")
+        progress.rate("12 images/s")
+        progress.advance()
+    progress.say("a line")
+    progress.close()
+    assert capsys.readouterr() == ("", "")
 
 
 # --- as in the document ---------------------------------------------------------------------

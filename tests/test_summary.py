@@ -7,7 +7,7 @@ import dataclasses
 import math
 
 import pytest
-from fakes import LABELS, fake_info, fake_trial, fake_trials
+from fakes import LABELS, fake_info, fake_logged, fake_trial, fake_trials
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -15,6 +15,7 @@ from scipy import stats
 from labkit.settings import AS_PUBLISHED
 from labkit.statistics import blocks_needed
 from labkit.summary import summarize
+from labkit.summary_notes import second_attempt_note
 
 
 def two_variants(times_s, mode="full", **info):
@@ -242,6 +243,148 @@ def test_an_inconclusive_row_says_what_it_would_take():
     (note,) = [note for note in summary.notes if note.startswith("other: inconclusive")]
     d = [math.log(ratio) for ratio in summary.rows[1].ratios]
     assert f"about {blocks_needed(stats.tstd(d), 0.05)} blocks would show 3.0 %" in note
+
+
+def test_a_verdict_of_a_machine_that_was_unstable_once_is_that_of_the_second_attempt():
+    info = fake_info(["base", "other"], mode="full", blocks=6)
+    unstable = [(1.0, 1.2 + 0.01 * i, 0.5) for i in range(6)]
+    steady = [(1.0, 1.0 + 0.01 * (-1) ** i, 0.5 + 0.001 * i) for i in range(6)]
+
+    def rows_of(first, second=()):
+        trials = []
+        for start, times_s in ((0, first), (12, second)):
+            for block, (a1, a2, other) in enumerate(times_s, start):
+                trials += [fake_trial("base", block, r, s) for r, s in (("A1", a1), ("A2", a2))]
+                trials.append(fake_trial("other", block, "", other))
+        summary = summarize(info, trials)
+        stamped = any(note.startswith("machine unstable: ") for note in summary.notes)
+        return summary.rows[1].verdict, summary.stable, stamped
+
+    assert rows_of(unstable) == ("machine unstable", False, True)
+    assert rows_of(unstable, unstable) == ("machine unstable", False, True)
+    assert rows_of(unstable, steady) == ("faster", True, False)
+    # Half of a second attempt says nothing yet, and the first is no longer asked.
+    assert rows_of(unstable, steady[:3]) == ("", True, False)
+
+
+def test_only_a_judged_figure_agrees_with_the_document_or_differs():
+    times = {"base": 1.0, "right": 0.5, "wrong": 0.5, "unpublished": 0.5}
+    info = {"mode": "full", "published": {"base": 1.0, "right": 0.51, "wrong": 0.8}}
+    given = fake_trials(times, blocks=8)
+    rows = summarize(fake_info([*times], **info), given).rows
+    assert [row.agreement for row in rows] == ["", "agrees", "differs", ""]
+    assert [row.published for row in rows] == [1.0, 0.51, 0.8, None]
+    for less in ({"mode": "quick"}, {"shuffled": False, "protocol": AS_PUBLISHED}):
+        rows = summarize(fake_info([*times], **{**info, **less}), given).rows
+        assert {row.agreement for row in rows} == {""}
+
+
+def test_on_an_unstable_machine_nothing_agrees_with_the_document():
+    row = two_variants(
+        [(1.0, 1.2 + 0.01 * i, 0.5) for i in range(8)], published={"other": 0.5}
+    ).rows[1]
+    assert (row.verdict, row.agreement, row.published) == ("machine unstable", "", 0.5)
+
+
+def test_an_outlier_is_marked_and_counts():
+    blocks = [(2.0, 2.0, 1.0 + 0.01 * i) for i in range(7)]
+    row = two_variants([*blocks, (2.0, 2.0, 8.0)]).rows[1]
+    assert row.outliers == (7,)
+    ratios = [0.5 + 0.005 * i for i in range(7)] + [4.0]
+    assert row.ratios == pytest.approx(ratios)
+    assert row.normalized_time == pytest.approx(stats.gmean(ratios))
+    assert (row.blocks, row.left_out) == (8, 0)
+    assert row.ci_high > 1  # and it costs what it must: certainty
+    assert two_variants(blocks).rows[1].outliers == ()
+
+
+# --- what is left out -----------------------------------------------------------------------
+
+COLD = {**LABELS, "cache": "cold"}
+
+
+def cold_trials(blocks=8, not_cold=(), disturbed=()):
+    """A run from cold caches; some trials (variant, block) were not, some blocks disturbed."""
+    trials = []
+    for trial in fake_trials({"base": 1.0, "other": 0.5}, blocks=blocks, labels=COLD):
+        if (trial.variant, trial.block) in not_cold:
+            trial = dataclasses.replace(trial, cache_proof={"resident_share_before": 0.5})
+        trials.append(fake_logged(trial, other_cores=1.0) if trial.block in disturbed else trial)
+    return trials
+
+
+@pytest.mark.parametrize("mode", ["quick", "full"])
+def test_a_variant_that_was_never_cold_has_a_reason_and_no_number(mode):
+    trials = cold_trials(not_cold=[("other", block) for block in range(8)])
+    # What went wrong once and was measured again is not the reason.
+    killed = fake_trial("other", 0, status="failed", reason="killed")
+    summary = summarize(fake_info(["base", "other"], mode=mode), [killed, *trials])
+    base, other = summary.rows
+    assert (other.status, other.reason) == (
+        "failed", "not cold: 50.0 % of the files were in memory"
+    )  # fmt: skip
+    assert other.normalized_time is other.time_s is other.ci_low is other.mde is None
+    assert (other.ratios, other.blocks, other.left_out, other.verdict) == ((), 0, 8, "")
+    assert (base.status, base.blocks, base.left_out) == ("ok", 8, 0)
+    assert (
+        "other: 8 trials left out, last: not cold: 50.0 % of the files were in memory"
+        in summary.notes
+    )
+
+
+def test_a_baseline_that_was_never_cold_leaves_no_number_at_all():
+    trials = cold_trials(not_cold=[("base", block) for block in range(8)])
+    summary = summarize(fake_info(["base", "other"], mode="full"), trials)
+    assert [row.normalized_time for row in summary.rows] == [None, None]
+    assert [row.status for row in summary.rows] == ["failed", "missing"]
+    assert summary.rows[0].reason == "not cold: 50.0 % of the files were in memory"
+    assert (summary.n_blocks, summary.rows[0].left_out, summary.judged) == (0, 16, False)
+
+
+def test_some_trials_that_were_not_cold_are_counted_and_told():
+    trials = cold_trials(not_cold=[("other", 3), ("other", 5)])
+    summary = summarize(fake_info(["base", "other"], mode="full", blocks=8), trials)
+    other = summary.rows[1]
+    assert (other.status, other.blocks, other.left_out, other.verdict) == ("ok", 6, 2, "faster")
+    expected = [
+        "other: 2 trials left out, last: not cold: 50.0 % of the files were in memory",
+        "other: 6 of 8 blocks",
+    ]
+    assert list(summary.notes) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocks", "note"),
+    [
+        ("full", 6, "2 blocks rejected: base: other programs took 100.0 % of a core"),
+        ("quick", 8, "2 blocks disturbed (full mode rejects them): base: other programs took "
+         "100.0 % of a core"),
+    ],
+)  # fmt: skip
+def test_disturbed_blocks_are_told_whether_they_count_or_not(mode, blocks, note):
+    trials = sorted(cold_trials(disturbed={1, 6}), key=lambda t: (t.block, t.variant))
+    summary = summarize(fake_info(["base", "other"], mode=mode, blocks=8), trials)
+    assert [summary.n_blocks, *(row.blocks for row in summary.rows)] == [blocks] * 3
+    assert list(summary.rejected) == [1, 6]
+    assert summary.are_rejected_left_out is (mode == "full")
+    assert note in summary.notes
+    assert ("6 of 8 blocks count" in summary.notes) is (mode == "full")
+    assert summary.rows[1].left_out == 0  # that is said of the cache alone
+
+
+def test_a_run_whose_every_block_is_rejected_has_no_number_and_says_so():
+    summary = summarize(fake_info(["base", "other"], mode="full"), cold_trials(disturbed=range(8)))
+    assert [(row.status, row.normalized_time) for row in summary.rows] == [("missing", None)] * 2
+    assert "0 complete blocks: verdicts need at least 6" in summary.notes
+    assert any(note.startswith("8 blocks rejected: ") for note in summary.notes)
+
+
+def test_a_second_attempt_says_why_there_is_one():
+    note = second_attempt_note([math.log(1.2), math.log(1.2), math.log(1.2)])
+    assert note == (
+        "the baseline's own two runs differed at first (A/A ratio 1.200 [1.200, 1.200]): "
+        "everything was measured once more, and only that counts"
+    )
 
 
 # --- as in the document -------------------------------------------------------------------
