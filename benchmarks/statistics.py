@@ -167,12 +167,18 @@ def false_positives(times: int, seed: int) -> list[Rate]:
 
 
 def called_unstable(times: int, seed: int) -> list[Rate]:
-    """A1 and A2 differ by chance alone, in both attempts: 5 % of 5 % is to be expected."""
+    """A1 and A2 differ by chance alone: 5 % of 5 %; or as the machine slows down from run to run."""
 
-    def is_unstable(rng: random.Random) -> bool:
-        return not experiment(Machine(noise=0.03), FOUR_EQUAL, rng).stable
+    def is_unstable(machine: Machine) -> Callable[[random.Random], bool]:
+        return lambda rng: not experiment(machine, FOUR_EQUAL, rng).stable
 
-    return [rate("steady machine called unstable", is_unstable, times, seed, most=0.01)]
+    steady = Machine(noise=0.03)
+    slowing_down = Machine(noise=0.015, drift=BLOCKS * math.log(1.1))
+    name = "machine that slows down by 10 % in every block called unstable"
+    return [
+        rate("steady machine called unstable", is_unstable(steady), times, seed, most=0.01),
+        rate(name, is_unstable(slowing_down), times, seed, least=0.8),
+    ]
 
 
 def power(times: int, seed: int) -> list[Rate]:

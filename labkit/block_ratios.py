@@ -63,11 +63,10 @@ def compare(summary: Summary, wanted: Sequence[tuple[Row, Row, str]]) -> Compare
         if a and b:
             log_ratios[one.variant, other.variant, part] = [x - y for x, y in zip(a, b)]
     levels = holm([p_value(d) for d in log_ratios.values()])
-    stable = summary.aa_low is None or summary.aa_low <= 1 <= summary.aa_high
     compared = {}
     for (key, d), level in zip(log_ratios.items(), levels):
         low, high = ratio_interval(d, level)
-        said = verdict(d, level, stable=stable)
+        said = verdict(d, level, stable=summary.stable)
         compared[key] = Ratio(ratio=math.exp(fmean(d)), low=low, high=high, verdict=said)
     return compared
 

@@ -184,7 +184,7 @@ def self_checks(summary: Summary) -> list[str]:
     if (busy := calibration.get("free_loader_au")) is not None:
         said.append(
             f"Emulated accelerator checked{_when(calibration, 'free_loader_checked_utc')}: "
-            f"{units.percent(busy)} busy with a free loader "
+            f"{units.percent(busy)} busy with a free loader{_best_of(calibration)} "
             f"(at least {units.limit(FREE_LOADER_MIN_AU)} wanted)"
         )
     for name, facts in summary.storages.items():
@@ -195,6 +195,11 @@ def self_checks(summary: Summary) -> list[str]:
                 f"(within {units.limit(MAX_ERROR_SHARE)} wanted)"
             )
     return said
+
+
+def _best_of(calibration: Mapping[str, object]) -> str:
+    tries = calibration.get("free_loader_tries", 1)
+    return f" in the best of {tries} tries" if tries > 1 else ""
 
 
 def document(summary: Summary, row: Row) -> str:
@@ -226,7 +231,8 @@ def second_line(summary: Summary, row: Row) -> str:
     noise = _noise_floor(summary) if row.variant == summary.baseline else _visible(row)
     left_out = ""
     if row.left_out:
-        left_out = f"{units.count(row.left_out, 'trial')} left out: not {row.labels.get('cache')}"
+        state = row.labels.get("cache", "")
+        left_out = f"{units.count(row.left_out, 'trial')} left out: not known to be {state}"
     parts = [blocks, noise, _cache(row), *_own_labels(summary, row), _outliers(row), left_out]
     return " · ".join(part for part in parts if part)
 

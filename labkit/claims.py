@@ -20,10 +20,10 @@ from labkit import catalog, machine, operations_run, units
 from labkit.captions import EMULATED_WORDS
 from labkit.captions import find_stand_ins as stand_ins
 from labkit.claim_list import CLAIMS, Claim
-from labkit.operations_summary import summarize_operations
+from labkit.operations_summary import compare_twins, count_blocks, summarize_operations
 from labkit.results import Run, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
-from labkit.statistics import agreement
+from labkit.statistics import UNSTABLE, agreement
 from labkit.summary import Row, summarize
 
 if TYPE_CHECKING:
@@ -122,14 +122,21 @@ def _answer_elsewhere(run: Run) -> str:
         for row in summarize_operations(run)
         if (row.library, row.baseline) == ("opencv", "pillow") and row.ratio is not None
     ]
+    judged, twins = MODES[run.info["mode"]].judged, compare_twins(run)
+    blocks = count_blocks(run)
+    if blocks.rejected and not blocks.counting:
+        return "not run: every block was rejected"
     if not rows:
         return "not run: this run has no operation of both libraries"
+    if judged and twins is not None and not twins.stable:
+        return f"{UNSTABLE}, no verdict"
     if not any(row.verdict for row in rows):
         less = sum(row.ratio < 1 for row in rows)
-        return (
-            f"opencv took less time in {less} of {len(rows)} operations and sizes; "
-            f"{run.info['mode']} mode speaks no verdict"
-        )
+        why = f"{run.info['mode']} mode speaks no verdict"
+        if judged:
+            n = len(blocks.counting)
+            why = f"{n} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
+        return f"opencv took less time in {less} of {len(rows)} operations and sizes; {why}"
     faster = sum(row.verdict == "faster" for row in rows)
     slower = sum(row.verdict == "slower" for row in rows)
     # "Mostly" is more than half.

@@ -11,20 +11,22 @@ here looks at a time, and everything that is left out is counted and said.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit import units
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
-from labkit.settings import MODES
+from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 from labkit.trial import Trial
 
 # EVIDENCE 1, "Estimator": the only reasons for which a block is rejected.
 MAX_STEAL_SHARE = 0.02
+SWAPPED = "swapped"
 MAX_OTHER_CORES = 0.2
 # The kernel counts in hundredths of a second, so of a shorter trial that says nothing.
-OTHER_CORES_MIN_S = 0.5
+OTHER_CORES_MIN_S = 0.2
 # Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
 # pages, directories and programs blur it.
 COLD_MIN_DEVICE_SHARE = 0.8
@@ -70,7 +72,7 @@ def count(
     Args:
         info: what `run.json` holds; needs mode, baseline and variants.
         trials: the run's rows in the order they were written, of any status.
-        attempt: 0 or 1; unset: the last one that has trials.
+        attempt: 0 or 1; unset: the last one with blocks enough for verdicts, else the first.
     """
     mode, failed = MODES.get(info["mode"]), info.get("failed") or {}
     planned = info.get("blocks") or 0
@@ -81,6 +83,9 @@ def count(
             measured.setdefault((trial.variant, trial.block, trial.role), trial)
     if attempt is None:
         attempt = max((attempt_of(block, planned) for _, block, _ in measured), default=0)
+        again = count(info, trials, attempt) if attempt else None
+        if again is not None and len(again.base_runs) < MIN_JUDGED_BLOCKS:
+            attempt = 0  # too little to judge by: what was there before still stands
     measured = {
         key: trial for key, trial in measured.items() if attempt_of(key[1], planned) == attempt
     }
@@ -134,8 +139,8 @@ def attempt_of(block: int, planned: int) -> int:
 def cache_doubt(trial: Trial) -> str:
     """Say why a trial's cache state is not what its label says; empty where it is proved.
 
-    Residency is looked at before the epochs, and the device's bytes over all of them.  What is
-    not known proves nothing, and speaks against nothing either.
+    Residency is looked at before the epochs, and the device's bytes over all of them.  One of the
+    two suffices as proof; where neither is known, a trial is not known to be cold.
     """
     proof = trial.cache_proof
     wanted, before = trial.labels.get("cache"), proof.get("resident_share_before")
@@ -163,7 +168,15 @@ def cache_doubt(trial: Trial) -> str:
 
 def disturbance(trial: Trial) -> str:
     """Say what kept the machine from being a trial's own; empty where nothing did."""
-    log = trial.disturbance
+    return why_disturbed(trial.disturbance)
+
+
+def why_disturbed(log: Mapping[str, object]) -> str:
+    """Say what kept the machine from being one's own meanwhile; empty where nothing did.
+
+    Args:
+        log: from `machine.since`; what could not be watched is no reason, see `unwatched`.
+    """
     steal, others = log.get("steal_share") or 0.0, log.get("other_cores") or 0.0
     swapped = (log.get("swapped_in_pages") or 0) + (log.get("swapped_out_pages") or 0)
     if steal > MAX_STEAL_SHARE:
@@ -171,8 +184,37 @@ def disturbance(trial: Trial) -> str:
     if others > MAX_OTHER_CORES and log.get("duration_s", math.inf) >= OTHER_CORES_MIN_S:
         return f"other programs took {units.percent(others)} of a core"
     if swapped:
-        return f"{units.count(swapped, 'page')} swapped"
+        return f"{units.count(swapped, 'page')} {SWAPPED}"
     return ""
+
+
+# What a log may hold as None -> what could not be watched then.
+WATCHED = {
+    "steal_share": "CPU time stolen by other machines",
+    "other_cores": "other programs",
+    "swapped_in_pages": "swapping",
+}
+
+
+def unwatched(trials: Iterable[Trial]) -> list[str]:
+    """List what no block could be rejected for, as it could not be watched."""
+    logs = [trial.disturbance for trial in trials if trial.status == "ok"]
+    return [
+        words for name, words in WATCHED.items() if any(log.get(name, 0) is None for log in logs)
+    ]
+
+
+def say_rejected(rejected: Mapping[int, str], *, left_out: bool) -> str:
+    """Say how many blocks were disturbed, and for each kind of reason one of them.
+
+    Args:
+        rejected: block -> reason.
+        left_out: whether they do not count.
+    """
+    done = "rejected" if left_out else "disturbed (full mode rejects them)"
+    # The same reason with another figure is the same reason.
+    kinds = {re.sub(r"^.*?: |[\d.,]+", "", why): why for why in reversed(rejected.values())}
+    return f"{units.count(len(rejected), 'block')} {done}: {'; '.join(reversed(kinds.values()))}"
 
 
 def a_over_a(counted: Counted) -> list[float]:

@@ -191,11 +191,13 @@ def _describe_data(settings: Settings) -> dict[str, object]:
     """Open the data once in the runner: a missing folder must cost nothing."""
     source.open_reader.cache_clear()  # a notebook lives long, and its data may change
     reader = source.open_reader(settings.packing, Path(settings.data))
+    # One that is missing is named by preflight, together with all others.
+    size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
     return {
         "folder": settings.data,
         "images": len(reader),
-        # One that is missing is named by preflight, together with all others.
-        "bytes": sum(path.stat().st_size for path in reader.paths if path.exists()),
+        "bytes": size_bytes,
+        "mean_bytes": size_bytes / max(1, len(reader)),
         "boxes": reader.boxes,
         "manifest_hash": reader.manifest_hash,
     }

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from labkit import units
 from labkit.block_ratios import Compared, compare
 from labkit.captions import EpochBar, epoch_bars, join, quote
+from labkit.counted import SWAPPED
 from labkit.parts.storage import IN_MEMORY
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.settings import AS_PUBLISHED
@@ -71,7 +72,7 @@ def findings(info: Mapping[str, object], summary: Summary) -> tuple[str, ...]:
         said += [_order_alone(summary, other) for _, other in pairs]
     said += [_cold_and_warm(cold, other, compared, in_order=in_order) for cold, other in pairs]
     said += [_cold_and_memory(cold, row, compared) for cold, row in read_cold]
-    said.append(_swap(rows))
+    said.append(_swap(rows, summary.rejected if summary.are_rejected_left_out else {}))
     for row in memory:
         if disks := held.get(row.variant):
             said += _memory_and_held(row, disks, pairs, compared, judged=summary.judged)
@@ -230,7 +231,13 @@ def _why_equal(memory: Row, held: Row, pairs: Sequence[tuple[Row, Row]], compare
     return " Nothing was swapped, so swap is not what makes them equal."
 
 
-def _swap(rows: Sequence[Row]) -> str:
+def _swap(rows: Sequence[Row], rejected: Mapping[int, str]) -> str:
+    n_swapped = sum(why.endswith(SWAPPED) for why in rejected.values())
+    if n_swapped:
+        return (
+            f"{units.count(n_swapped, 'block')} of this run swapped and do not count: what swap "
+            "does to these times is not measured here."
+        )
     swapped = [row for row in rows if row.swapped_pages]
     unknown = [row.variant for row in rows if row.swapped_pages is None]
     if not swapped and not unknown:

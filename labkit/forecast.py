@@ -12,19 +12,17 @@ Source: EVIDENCE 1, "Minimum detectable effect".
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 from labkit import units
-from labkit.results import Run, newest_runs
+from labkit.results import Run, list_runs, load_run, read_info
 from labkit.settings import MODES, Mode
 from labkit.statistics import ALPHA, DELTA, detectable_share
 from labkit.summary import is_floor, summarize
-from labkit.trial import seconds_of
 
 # EVIDENCE 1: what ten blocks need to see 3 %.
 WANTED_S = 0.025
@@ -67,8 +65,11 @@ class Forecast:
         return detectable_share(self.noise.s, blocks, ALPHA / self.variants)
 
     def __str__(self) -> str:
-        long = f"will take {units.seconds(self.total_s)}" if self.total_s else "takes as it takes"
-        said = f"{self.mode} mode {long}"
+        said = f"{self.mode} mode "
+        if self.total_s is None:
+            said += "reads all images, which takes as long as they are many"
+        else:
+            said += f"will take {units.seconds(self.total_s)}"
         seen, more = self.mde(self.blocks), self.mde(2 * self.blocks)
         if seen is None:
             return f"{said}; what it can see is not known before a first run on this machine"
@@ -113,10 +114,11 @@ def forecast(
             this mode, else as long as the mode wants it.
     """
     chosen = MODES[mode]
-    last = newest_runs(results, lambda info: _weight(info, experiment, mode, machine_id)).get(
-        experiment
-    )
-    noise = None if last is None else noise_of(last)
+    noise, last = None, None
+    for run in _earlier_runs(results, experiment, mode, machine_id):
+        last = last or run
+        if noise := noise_of(run):
+            break
     trials = blocks * (len(variants) + chosen.shuffled)
     trial_s = _trial_s(last, chosen, variants[baseline], epoch_s)
     judged = [
@@ -136,7 +138,10 @@ def forecast(
 def noise_of(run: Run) -> Noise | None:
     """Measure the noise that a run shows; None where it has fewer than two blocks."""
     summary = summarize(run.info, run.trials)
-    known = [row.s for row in summary.rows if row.s is not None]
+    variants = run.info["variants"]
+    known = [
+        row.s for row in summary.rows if row.s is not None and not is_floor(variants[row.variant])
+    ]
     if not known:
         return None
     epochs_s = [s for epochs in summary.rows[0].epochs_s for s in epochs]
@@ -148,22 +153,35 @@ def noise_of(run: Run) -> Noise | None:
     )
 
 
-def _weight(info: Mapping[str, object], experiment: str, mode: str, machine_id: str) -> int | None:
-    """Weigh an earlier run: only this machine's tell, best those in the same mode."""
-    measured_on = (info.get("provenance") or {}).get("machine_id")
-    usable = info["experiment"] == experiment and measured_on == machine_id
-    usable = usable and info["status"] == "finished" and info.get("shuffled", True)
-    return int(info["mode"] == mode) if usable else None
+def _earlier_runs(
+    results: Path | str, experiment: str, mode: str, machine_id: str
+) -> Iterator[Run]:
+    """Yield this machine's finished runs, those in the same mode first, the newest first."""
+    weighed = []
+    for folder in list_runs(results, experiment):
+        try:
+            info = read_info(folder)
+            measured_on = (info.get("provenance") or {}).get("machine_id")
+            if (
+                measured_on == machine_id
+                and info["status"] == "finished"
+                and info.get("shuffled", True)
+            ):
+                weighed.append((info["mode"] == mode, folder.name, folder))
+        except (ValueError, KeyError):
+            continue  # not a run of this lab's
+    for _, _, folder in sorted(weighed, reverse=True):
+        try:
+            yield load_run(folder)
+        except ValueError:
+            continue  # of a newer labkit
 
 
 def _trial_s(
     last: Run | None, mode: Mode, settings: Mapping[str, object], epoch_s: float | None
 ) -> float | None:
     if epoch_s is None and last is not None and last.info["mode"] == mode.name:
-        begun = [trial.started_utc for trial in last.trials if trial.status == "ok"]
-        starts_s = sorted(seconds_of(utc) for utc in begun if utc != "unknown")
-        gaps_s = [late - early for early, late in itertools.pairwise(starts_s)]
-        if gaps_s:
-            return median(gaps_s)
+        times_s = [trial.time_s for trial in last.trials if trial.status == "ok"]
+        return fmean(times_s) + TRIAL_OVERHEAD_S if times_s else None
     epoch_s = epoch_s or mode.epoch_s
     return settings["epochs"] * epoch_s + TRIAL_OVERHEAD_S if epoch_s else None

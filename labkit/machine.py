@@ -103,7 +103,7 @@ def provenance() -> dict[str, object]:
 
     Returns:
         JSON-able; `machine_id` is the same on every run here, and says nothing else.
-        Of `cpu_count` logical cores this process may use `cores`; `virtual` (None: unknown)
+        Of `cpu_count` logical cores this process may use `cores`; `virtual`
         says whether a hypervisor can steal time.
     """
     import psutil
@@ -117,7 +117,7 @@ def provenance() -> dict[str, object]:
         "kernel": platform.release() or "unknown",
         "python": platform.python_version(),
         "hardware": procfs.product_name(),
-        "virtual": procfs.has_hypervisor(),
+        "virtual": "unknown" if (virtual := procfs.has_hypervisor()) is None else virtual,
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or "unknown",
         "cores": cores(),
@@ -133,7 +133,8 @@ def provenance() -> dict[str, object]:
         else "unknown",
         "revision": revision,
         "dirty": dirty,
-        "gpu": asdict(cuda()),
+        # What is not there was not measured.
+        "gpu": {name: None if value == "" else value for name, value in asdict(cuda()).items()},
     }
 
 

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.operations import MEANINGS
-from labkit.operations_summary import OperationRow, compare_twins, summarize_operations
+from labkit.operations_summary import (
+    OperationRow,
+    compare_twins,
+    count_blocks,
+    summarize_operations,
+)
 from labkit.results import Run
-from labkit.settings import MODES
+from labkit.settings import MIN_JUDGED_BLOCKS, MODES
+from labkit.statistics import UNSTABLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,15 +106,17 @@ def operations_markdown(run: Run) -> str:
 
 
 def operations_conditions(run: Run) -> list[str]:
-    """Say in two lines how the numbers came about: mode, blocks, noise; versions, document."""
-    info, twins = run.info, compare_twins(run)
-    n = len({row["block"] for row in run.rows})
-    first = [
-        f"{info['mode']} mode",
-        f"{n} block" if n == 1 else f"{n} blocks",
-        "one thread",
-        f"{info['photos']} photographs",
-    ]
+    """Say how the numbers came about: mode and blocks; in full mode noise; versions, document."""
+    info, twins, blocks = run.info, compare_twins(run), count_blocks(run)
+    judged = MODES[info["mode"]].judged
+    counted = units.count(len(blocks.counting), "block")
+    if blocks.rejected:
+        done = "rejected" if blocks.are_rejected_left_out else "disturbed"
+        counted += f", {units.count(len(blocks.rejected))} {done}"
+    first = [f"{info['mode']} mode", counted]
+    if judged and twins is not None and not twins.stable:
+        first.append(f"{UNSTABLE}, no verdicts")
+    first += ["one thread", f"{info['photos']} photographs"]
     if twins is not None:
         said = f"A/A ratio {units.normalized(twins.ratio)}"
         if twins.low is not None:
@@ -116,7 +124,8 @@ def operations_conditions(run: Run) -> list[str]:
         first.append(said)
     versions = info["provenance"]["versions"]
     second = [f"{name} {versions[name]}" for name in LIBRARIES]
-    return [" · ".join(first), " · ".join([*second, f"document: {info['source']}"])]
+    lines = [first, _noise(run) if judged else [], [*second, f"document: {info['source']}"]]
+    return [" · ".join(line) for line in lines if line]
 
 
 def operations_notes(run: Run, rows: Sequence[OperationRow]) -> list[str]:
@@ -127,8 +136,11 @@ def operations_notes(run: Run, rows: Sequence[OperationRow]) -> list[str]:
         rows: its summary.
     """
     notes = ["ratio: a library's time over the baseline's in the same block; lower is faster"]
+    n = len(count_blocks(run).counting)
     if not MODES[run.info["mode"]].judged:
         notes.append(f"{run.info['mode']} mode: numbers, no verdicts")
+    elif n < MIN_JUDGED_BLOCKS:
+        notes.append(f"{n} complete blocks: verdicts need at least {MIN_JUDGED_BLOCKS}")
     used = dict.fromkeys(row.operation for row in rows)
     notes += [f"{name}: {MEANINGS[name]}" for name in used if name in MEANINGS]
     return [*problems(run, rows), *notes, *run.info["notes"]]
@@ -141,10 +153,22 @@ def problems(run: Run, rows: Sequence[OperationRow]) -> list[str]:
         run: from `run_operations`.
         rows: its summary.
     """
-    info, twins, found = run.info, compare_twins(run), []
+    info, twins, blocks, found = run.info, compare_twins(run), count_blocks(run), []
     done = len({row["block"] for row in run.rows})
     if done < info["blocks"]:
         found.append(f"{info['status']}: {done} of {info['blocks']} blocks are there")
+    elif len(blocks.counting) < done:
+        found.append(f"{len(blocks.counting)} of {info['blocks']} blocks count")
+    # The words are those of `summary_notes`.
+    if blocks.rejected:
+        said = "rejected" if blocks.are_rejected_left_out else "disturbed (full mode rejects them)"
+        why = "; ".join(dict.fromkeys(blocks.rejected.values()))
+        found.append(f"{units.count(len(blocks.rejected), 'block')} {said}: {why}")
+    if run.set_aside:
+        found.append(
+            f"{units.count(run.set_aside, 'half-written line')} set aside: a process was killed or "
+            "the disk was full; what it was about is measured again by: labkit run --resume"
+        )
     if twins is not None and not twins.stable:
         found.append(
             "machine unstable: decoding by pillow, timed twice in each block, differs "
@@ -161,6 +185,17 @@ def problems(run: Run, rows: Sequence[OperationRow]) -> list[str]:
 def spell_size(size: str) -> str:
     """Write "640x480" as people do."""
     return size.replace("x", "×")
+
+
+def _noise(run: Run) -> list[str]:
+    """Say what noise alone does, and what shows in spite of it; nothing below two blocks."""
+    twins, said = compare_twins(run), []
+    if twins is not None and twins.noise is not None:
+        said.append(f"noise floor {units.percent(twins.noise)}")
+    seen = [row.mde for row in summarize_operations(run) if row.mde is not None]
+    if seen:
+        said.append(f"every ratio shows effects from {units.percent(max(seen))} up")
+    return said
 
 
 def _cells(row: OperationRow) -> list[str]:

@@ -129,7 +129,8 @@ def resume_operations(
                 "start a new run"
             )
     with hold(run.folder):
-        return _run_blocks(run.folder, run.info, cancel, progress)
+        info = load_run(run.folder).info  # as whoever had it last left it
+        return _run_blocks(run.folder, info, cancel, progress)
 
 
 def _describe_data(settings: Settings) -> dict[str, object]:

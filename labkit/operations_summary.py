@@ -1,7 +1,8 @@
 """From the rows of timed operations to ratios: one summary row per library, operation, size.
 
-    rows -> seconds per block -> geometric mean, and paired log-ratios to the operation's
-            first library (pillow where it has the operation) -> ratio, interval, verdict
+    rows -> blocks that count (`counted` says why one does not) -> seconds per block
+         -> geometric mean, and paired log-ratios to the operation's first library (pillow
+            where it has the operation) -> ratio, interval, verdict
 
 The formulas are in `statistics`.  Main trap: with fifty comparisons some look significant by
 chance, so in full mode the intervals share one level over all of them (Holm).
@@ -10,18 +11,31 @@ chance, so in full mode the intervals share one level over all of them (Holm).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, geometric_mean
+from statistics import fmean, geometric_mean, stdev
 
+from labkit.counted import why_disturbed
 from labkit.results import Run
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
-from labkit.statistics import ALPHA, holm, p_value, ratio_interval, verdict
+from labkit.statistics import (
+    ALPHA,
+    detectable_share,
+    holm,
+    is_stable,
+    p_value,
+    ratio_interval,
+    verdict,
+)
 
 KIND = "operation"
 # Format history of the rows
 #   1  first version
-SCHEMA = 1
+#   2  disturbance added; without it nothing speaks against a block
+SCHEMA = 2
+
+ONE_CELL = ("block", "operation", "library", "role", "size")
+ALL_REJECTED = "every block in which it was measured was rejected"
 
 Key = tuple[str, str, str]  # operation, library, size
 
@@ -39,7 +53,7 @@ class OperationRow:
     baseline: str
     """The library that this one is divided by."""
     status: str
-    """ok, skipped or failed."""
+    """ok, skipped, failed, or missing where every block was rejected."""
     reason: str = ""
     image_s: float | None = None
     """Geometric mean over blocks of the seconds per image."""
@@ -53,6 +67,8 @@ class OperationRow:
     ci_low: float | None = None
     """Lower end of its 95 % interval, Holm-adjusted in full mode; None below two blocks."""
     ci_high: float | None = None
+    mde: float | None = None
+    """Smallest effect that would be seen, as a share; None below two blocks."""
     verdict: str = ""
     """Empty where nothing is judged."""
 
@@ -66,11 +82,46 @@ class Twins:
     low: float | None
     """Lower end of its 95 % interval; None below two blocks."""
     high: float | None
+    noise: float | None
+    """Standard deviation of ln(A2/A1) over blocks and sizes, as a row is of one size."""
+    log_ratios: tuple[float, ...]
+    """One ln(A2/A1) per block, the mean of its sizes."""
 
     @property
     def stable(self) -> bool:
         """Whether the two agree."""
-        return self.low is None or self.low <= 1 <= self.high
+        return is_stable(self.log_ratios)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Which blocks of a run count."""
+
+    counting: frozenset[int]
+    rejected: dict[int, str]
+    """Block -> why the machine was not the run's own meanwhile."""
+    are_rejected_left_out: bool
+    """Whether rejected blocks do not count: where verdicts are spoken."""
+
+
+def count_blocks(run: Run) -> Blocks:
+    """Choose the blocks that count, by the rule of the trials and without a look at a time.
+
+    Args:
+        run: from `run_operations`.
+    """
+    rejected: dict[int, str] = {}
+    rows = _checked(run)
+    for row in rows:
+        if why := why_disturbed(row.get("disturbance") or {}):
+            rejected.setdefault(row["block"], why)
+    leaves_out = MODES[run.info["mode"]].judged
+    blocks = {row["block"] for row in rows}
+    return Blocks(
+        counting=frozenset(blocks - rejected.keys() if leaves_out else blocks),
+        rejected=dict(sorted(rejected.items())),
+        are_rejected_left_out=leaves_out,
+    )
 
 
 def summarize_operations(run: Run) -> tuple[OperationRow, ...]:
@@ -88,7 +139,8 @@ def summarize_operations(run: Run) -> tuple[OperationRow, ...]:
     cells: dict[Key, list[dict]] = {}
     for row in _checked(run):
         cells.setdefault((row["operation"], row["library"], row["size"]), []).append(row)
-    times = {key: _seconds_by_block(rows) for key, rows in cells.items()}
+    counting = count_blocks(run).counting
+    times = {key: _seconds_by_block(rows, counting) for key, rows in cells.items()}
     baselines: dict[tuple[str, str], str] = {}
     for operation, library, size in cells:
         if times[operation, library, size]:
@@ -122,6 +174,7 @@ def summarize_operations(run: Run) -> tuple[OperationRow, ...]:
                 ratio=math.exp(fmean(d)) if d else None,
                 ci_low=ci_low,
                 ci_high=ci_high,
+                mde=detectable_share(stdev(d), len(d), levels[key]) if len(d) >= 2 else None,
                 verdict=verdict(d, levels[key], stable=stable) if words else "",
                 **_time(rows, tuple(times[key].values())),
             )
@@ -130,15 +183,16 @@ def summarize_operations(run: Run) -> tuple[OperationRow, ...]:
 
 
 def compare_twins(run: Run) -> Twins | None:
-    """Compare the two runs of what every block times twice; None before the first block.
+    """Compare the two runs of what every block times twice; None where no block counts.
 
     Args:
         run: from `run_operations`.
     """
+    counting = count_blocks(run).counting
     times = {
         (row["block"], row["size"], row["role"]): row["image_s"]
         for row in _checked(run)
-        if row["role"] and row["status"] == "ok"
+        if row["role"] and row["status"] == "ok" and row["block"] in counting
     }
     by_block: dict[int, list[float]] = {}
     for block, size, role in times:
@@ -149,22 +203,33 @@ def compare_twins(run: Run) -> Twins | None:
         return None
     d = [fmean(sizes) for sizes in by_block.values()]  # a block counts once, whatever its sizes
     low, high = ratio_interval(d, ALPHA)
-    return Twins(ratio=math.exp(fmean(d)), low=low, high=high)
+    return Twins(
+        ratio=math.exp(fmean(d)),
+        low=low,
+        high=high,
+        noise=stdev(sum(by_block.values(), [])) if len(d) >= 2 else None,
+        log_ratios=tuple(d),
+    )
 
 
 def _checked(run: Run) -> list[dict[str, object]]:
+    """Take the rows of operations; of a block run again after a crash the later ones."""
     rows = [row for row in run.rows if row["kind"] == KIND]
     newest = max((row["schema"] for row in rows), default=0)
     if newest > SCHEMA:
         raise ValueError(
             f"schema must be at most {SCHEMA}, got {newest}; update labkit to read this run"
         )
-    return rows
+    last = {tuple(row[name] for name in ONE_CELL): row for row in rows}
+    return list(last.values())
 
 
-def _seconds_by_block(rows: Sequence[dict]) -> dict[int, float]:
-    # Of a block that was run again after a crash the later rows count.
-    times = {(row["block"], row["role"]): row["image_s"] for row in rows if row["status"] == "ok"}
+def _seconds_by_block(rows: Sequence[dict], counting: Collection[int]) -> dict[int, float]:
+    times = {
+        (row["block"], row["role"]): row["image_s"]
+        for row in rows
+        if row["status"] == "ok" and row["block"] in counting
+    }
     blocks: dict[int, list[float]] = {}
     for (block, _), image_s in times.items():
         blocks.setdefault(block, []).append(image_s)
@@ -178,6 +243,8 @@ def _log_ratios(times: Mapping[int, float], base: Mapping[int, float]) -> list[f
 def _time(rows: Sequence[dict], blocks_s: tuple[float, ...]) -> dict[str, object]:
     """Say how long it took, or why there is no number."""
     if not blocks_s:
+        if any(row["status"] == "ok" for row in rows):
+            return {"status": "missing", "reason": ALL_REJECTED}
         return {"status": rows[-1]["status"], "reason": rows[-1]["reason"]}
     low_s, high_s = ratio_interval([math.log(s) for s in blocks_s], ALPHA)
     return {

@@ -21,7 +21,7 @@ from statistics import fmean
 
 import numpy as np
 
-from labkit import units
+from labkit import machine, units
 from labkit.clock import SystemClock
 from labkit.contracts import DECODED_TOLERANCE_LEVELS, Clock
 from labkit.operations import OPERATIONS, Operation, Picture, make_picture
@@ -189,7 +189,7 @@ def time_operations(
         order_seed: likewise.
 
     Returns:
-        What `time_block` returns.
+        What `time_block` returns, and in every row disturbance: what else went on in the machine.
 
     Raises:
         ValueError: a photograph cannot be read; the message names the file.
@@ -206,7 +206,10 @@ def time_operations(
             photos.append(DECODERS["opencv"](jpeg))
         except ValueError as error:
             raise ValueError(f"{reader.paths[index]}: {error}") from error
-    return time_block(photos, sizes_px, cell_s=cell_s, order_seed=order_seed, clock=SystemClock())
+    before = machine.disturbance()
+    rows = time_block(photos, sizes_px, cell_s=cell_s, order_seed=order_seed, clock=SystemClock())
+    disturbed = machine.since(before)
+    return [{**row, "disturbance": disturbed} for row in rows]
 
 
 def _time_cells(cells: Sequence[Cell], *, cell_s: float, rng: random.Random, clock: Clock) -> None:

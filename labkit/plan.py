@@ -15,7 +15,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.counted import ATTEMPT_BLOCKS, a_over_a, count, is_baseline_run_twice
+from labkit.counted import ATTEMPT_BLOCKS, a_over_a, attempt_of, count, is_baseline_run_twice
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode
 from labkit.statistics import is_stable
 from labkit.trial import Trial
@@ -52,12 +52,10 @@ def plan(
         order = list(labels)
         if shuffled:
             order.append(baseline)
-        roles = ["A1", "A2"] if shuffled else ["A1"]
-        if shuffled:
-            rng = random.Random(f"{seed}/{block}")
-            rng.shuffle(order)
-            # Else A2 would always be the later one, and drift alone would tell them apart.
-            rng.shuffle(roles)
+            random.Random(f"{seed}/{block}").shuffle(order)
+        # The earlier is A1: what changes from run to run makes the two differ, which is how a
+        # machine that is not steady shows.
+        roles = ["A2", "A1"]
         for position, label in enumerate(order):
             role = roles.pop() if label == baseline else ""
             planned.append(Planned(block=block, position=position, variant=label, role=role))
@@ -81,8 +79,9 @@ def next_trials(
     n, shuffled = info["blocks"], is_baseline_run_twice(info)
     judged = MODES[info["mode"]].judged and shuffled
     done = {(t.block, t.variant, t.role) for t in trials if t.status == "ok"}
-    # Nothing of the first attempt counts once there is a second: also when a run is resumed.
-    for attempt in range(count(info, trials).attempt, ATTEMPTS if judged else 1):
+    # Nothing of the first attempt is wanted once there is a second: also when a run is resumed.
+    begun = max((attempt_of(block, n) for block, _, _ in done), default=0)
+    for attempt in range(begun, ATTEMPTS if judged else 1):
         counted, start = count(info, trials, attempt), attempt * ATTEMPT_BLOCKS * n
         replaced = min(len(counted.rejected), int(n * MAX_REPLACED_SHARE)) if judged else 0
         planned = plan(
@@ -115,7 +114,10 @@ def check_blocks(mode: Mode, blocks: int | None) -> int:
     blocks = mode.blocks if blocks is None else blocks
     least = MIN_JUDGED_BLOCKS if mode.judged else 1
     if blocks < least:
-        raise ValueError(f"blocks must be at least {least} in mode {mode.name}, got {blocks}")
+        raise ValueError(
+            f"blocks must be at least {least} in mode {mode.name}, got {blocks}; "
+            f"leave it out for the mode's {mode.blocks}"
+        )
     if not mode.shuffled and blocks != 1:
         raise ValueError(
             f"blocks must be 1 in mode {mode.name}, got {blocks}; the documents ran everything once"

@@ -24,6 +24,7 @@ from labkit.underway import UnderWay
 # Enough for preflight and calibration on any machine; the rest is looked at once the run
 # knows how many images it takes, so that a big data set on a slow disk is not read in vain.
 FIRST_LOOK_IMAGES = 512
+SHORT_SHARE = 0.9  # epochs shorter than this share of what the mode wants are worth a note
 
 
 def stage(run: UnderWay, places: ExitStack) -> None:
@@ -83,6 +84,12 @@ def prepare(run: UnderWay) -> None:
         run.note(f"epochs of {steps} steps: there are too few images for {run.mode.min_steps}")
     run.save(calibration=calibration, excluded=excluded)
     epoch_s = calibration["images"] / calibration["images_per_s"]
+    if run.mode.judged and epoch_s < SHORT_SHARE * run.mode.epoch_s:
+        run.note(
+            f"epochs of about {units.seconds(epoch_s)} where {run.mode.name} mode wants "
+            f"{units.seconds(run.mode.epoch_s)}: shorter ones are noisier"
+        )
+        run.save()
     run.progress.say(
         f"{calibration['images']} images per epoch, about {units.seconds(epoch_s)} each"
     )

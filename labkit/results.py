@@ -135,6 +135,15 @@ def write_info(folder: Path, info: dict[str, object]) -> None:
             raise
 
 
+def read_info(folder: Path) -> dict[str, object]:
+    """Read `run.json` alone.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    return json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+
+
 def append_trial(folder: Path, trial: Trial) -> None:
     """Add one trial and return when it is safely on the disk."""
     append_rows(folder, [trial.to_row()])
@@ -168,7 +177,7 @@ def load_run(folder: Path | str) -> Run:
         raise FileNotFoundError(
             f"run must be a run folder with {RUN_FILE}, got {folder}; `labkit list` shows the runs"
         )
-    info = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    info = read_info(folder)
     trials, rows, set_aside = [], [], 0
     if (folder / TRIALS_FILE).exists():
         for line in (folder / TRIALS_FILE).read_bytes().splitlines():
@@ -209,13 +218,23 @@ def newest_runs(
     Returns:
         Experiment's name -> run.
     """
-    best: dict[str, tuple[float, Run]] = {}
+    weighed: dict[str, list[tuple[float, Path]]] = {}
     for folder in list_runs(results):  # oldest first
-        run, name = load_run(folder), folder.parent.name
-        weight = weigh(run.info)
-        if weight is not None and (name not in best or weight >= best[name][0]):
-            best[name] = weight, run
-    return {name: run for name, (_, run) in best.items()}
+        try:
+            weight = weigh(read_info(folder))
+        except (ValueError, KeyError):
+            continue  # not a run of this lab's
+        if weight is not None:
+            weighed.setdefault(folder.parent.name, []).append((weight, folder))
+    best = {}
+    for name, runs in weighed.items():
+        for _, folder in sorted(runs, key=lambda run: run[0])[::-1]:  # of equals the newest first
+            try:
+                best[name] = load_run(folder)
+            except ValueError:
+                continue  # of a newer labkit: an older run has to do
+            break
+    return best
 
 
 def find_run(results: Path | str, name: str) -> Run:
@@ -248,8 +267,7 @@ def find_run(results: Path | str, name: str) -> Run:
 
 
 def _is_as_published(folder: Path) -> bool:
-    info = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-    return info.get("protocol") == AS_PUBLISHED
+    return read_info(folder).get("protocol") == AS_PUBLISHED
 
 
 def _ends_with_newline(file: object) -> bool:

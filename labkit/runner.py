@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from labkit import units
 from labkit.counted import a_over_a, attempt_of, count, unequal_losses
 from labkit.forecast import forecast
-from labkit.launcher import TrialFailed
+from labkit.launcher import TrialFailed, TrialKilled
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.plan import Planned, next_trials
 from labkit.preparation import prepare, stage
@@ -33,6 +33,10 @@ from labkit.underway import UnderWay
 FAILURES_BEFORE_DROPPED = 2
 # What a row says of the medium, of what was found out when the data was put there.
 MEDIUM = ("filesystem", "device", "rotational", "scheduler", "readahead_kb", "cold_reads_per_s")
+
+
+class UnequalWork(RuntimeError):  # noqa: N818 - no error of the lab's: the variant is out
+    """A variant did other work than it was asked to: its times compare with nothing."""
 
 
 def run_to_the_end(run: UnderWay) -> Run:
@@ -107,20 +111,29 @@ def _run_blocks(run: UnderWay) -> None:
                     trials.append(_measure(run, trial))
                 except Skip as reason:
                     run.drop(trial, "skipped", str(reason))
+                except UnequalWork as failure:
+                    run.drop(trial.variant, "failed", str(failure))
                 except TrialFailed as failure:
                     failures[trial.variant] += 1
-                    if failures[trial.variant] >= FAILURES_BEFORE_DROPPED:
-                        run.drop(trial, "failed", str(failure))
-                    else:
+                    if failures[trial.variant] < FAILURES_BEFORE_DROPPED:
                         run.append(trial, "failed", str(failure))
                         run.progress.say(f"{trial.variant} failed, again later: {failure}")
-                        waiting.append(trial)
+                        _put_off(trial, waiting)
                         continue
+                    # Whoever was killed may have been a victim: it is tried again on resume.
+                    was_killed = isinstance(failure, TrialKilled)
+                    run.drop(trial if was_killed else trial.variant, "failed", str(failure))
                 except (Cancelled, KeyboardInterrupt):
                     run.append(trial, "cancelled", "cancelled by the person")
                     raise
             run.progress.advance()
             _drop_unequal(run, trials)
+
+
+def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
+    """Run a trial again at the end of its own block: later, the machine may be another."""
+    rest = [i for i, other in enumerate(waiting) if other.block == trial.block]
+    waiting.insert(rest[-1] + 1 if rest else 0, trial)
 
 
 def _drop_unequal(run: UnderWay, trials: Sequence[Trial]) -> None:
@@ -164,7 +177,7 @@ def _measure(run: UnderWay, planned: Planned) -> Trial:
     left_out = STEPS_SHORT.get(settings.prefetcher, 0) * settings.batch_size
     expected = (settings.images - left_out) * settings.epochs
     if trial.images != expected:
-        raise TrialFailed(
+        raise UnequalWork(
             f"the loader must deliver {expected} images, got {trial.images}: "
             "not the same work as the others"
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean, stdev
 
 from labkit.averages import average
-from labkit.counted import Counted, a_over_a, count, is_baseline_run_twice
+from labkit.counted import Counted, a_over_a, count, is_baseline_run_twice, say_rejected
 from labkit.settings import CORRECTED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import (
     ALPHA,
@@ -289,6 +289,8 @@ def _outcome(
                 status, reason = rows[-1].status, rows[-1].reason
             elif doubts:
                 status, reason = "failed", doubts[-1]
+            elif rows and counted.rejected and not counted.base_runs:
+                status, reason = "missing", say_rejected(counted.rejected, left_out=True)
             elif rows:
                 status, reason = "missing", "no block in which this and the baseline are complete"
             else:

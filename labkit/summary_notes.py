@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from labkit import units
-from labkit.counted import Counted
+from labkit.counted import Counted, say_rejected, unwatched
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import ALPHA, DELTA, blocks_needed, detectable_share, ratio_interval
 from labkit.trial import Trial
@@ -30,7 +30,7 @@ def run_notes(
         stable: whether the baseline's two runs agree.
     """
     notes, mode, planned = [], info["mode"], info.get("blocks") or 0
-    n_blocks, n_rejected = len(counted.base_runs), len(counted.rejected)
+    n_blocks = len(counted.base_runs)
     if info.get("protocol") == AS_PUBLISHED:
         notes.append(
             "as in the document: variants in its order, only the first of a block starts cold, "
@@ -46,14 +46,14 @@ def run_notes(
     elif n_blocks < planned:
         state = {"running": "not finished", "cancelled": "cancelled"}.get(info.get("status"), "")
         notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
-    if n_rejected:
-        done = "rejected" if counted.are_rejected_left_out else "disturbed (full mode rejects them)"
-        why = "; ".join(dict.fromkeys(counted.rejected.values()))
-        notes.append(f"{units.count(n_rejected, 'block')} {done}: {why}")
+    if counted.rejected:
+        notes.append(say_rejected(counted.rejected, left_out=counted.are_rejected_left_out))
+    if judged and (unseen := unwatched(run for runs in counted.base_runs.values() for run in runs)):
+        notes.append(f"no block could be rejected for {', '.join(unseen)}: not watched here")
     if torn := info.get("set_aside"):
         notes.append(
             f"{units.count(torn, 'half-written line')} set aside: a process was killed or the disk "
-            "was full; what it was about is measured again by: labkit run --resume"
+            "was full; its trial does not count, and a resumed run measures it again"
         )
     if judged and not stable:
         notes.append(
@@ -73,7 +73,7 @@ def second_attempt_note(aa: Sequence[float]) -> str:
     interval = units.interval(*ratio_interval(aa, ALPHA))
     return (
         f"the baseline's own two runs differed at first (A/A ratio {ratio} {interval}): "
-        "everything was measured once more, and only that counts"
+        "everything is measured once more, and then that is what counts"
     )
 
 

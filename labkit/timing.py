@@ -11,16 +11,23 @@ on its own, `wait_s` is the host waiting for data, not the device being idle.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from labkit import machine
 from labkit.clock import SystemClock
 from labkit.contracts import Clock, DeviceBatch
 from labkit.parts.devices import EmulatedDevice
+from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import Pipeline, build
 from labkit.settings import Settings
 from labkit.trial import Epoch
 from labkit.usage import Usage
+
+if TYPE_CHECKING:
+    import torch
 
 # How times are taken, for a run's record.
 HOW = {
@@ -66,12 +73,13 @@ class _TimedDevice:
         self.transfer_s += self._clock.now() - start_s
 
 
-def time_epoch(pipeline: Pipeline, clock: Clock) -> Epoch:
+def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -> Epoch:
     """Run one epoch and take its times.
 
     Args:
         pipeline: what delivers batches and works on them.
         clock: tells the time; a fake one in tests.
+        fingerprint: record what the last batch held, after the time is taken.
 
     Returns:
         Raw seconds, steps, images and bytes.
@@ -83,6 +91,7 @@ def time_epoch(pipeline: Pipeline, clock: Clock) -> Epoch:
     loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
     next_s = forward_s = backward_s = sync_s = first_batch_s = 0.0
     steps = images = 0
+    batch = None
     start_s = ready_s = now()
     for batch in pipeline.batches(loader, timed):
         arrived_s = now()
@@ -107,7 +116,7 @@ def time_epoch(pipeline: Pipeline, clock: Clock) -> Epoch:
     device.synchronize()  # queued work belongs to this epoch
     end_s = now()
     emulated = computed_s is not None
-    return Epoch(
+    epoch = Epoch(
         epoch_s=end_s - start_s,
         startup_s=loader.startup_s,
         first_batch_s=first_batch_s,
@@ -122,6 +131,55 @@ def time_epoch(pipeline: Pipeline, clock: Clock) -> Epoch:
         batch_bytes=timed.batch_bytes,
         compute_s=device.compute_s - computed_s if emulated else None,
     )
+    if not fingerprint or batch is None:
+        return epoch
+    return replace(epoch, **fingerprint_of(_as_worked_on(pipeline, batch)))
+
+
+def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, object]:
+    """Say what a batch held, so that another variant's can be compared with it.
+
+    Args:
+        batch: entry name -> tensor, on any device that has been waited for.
+
+    Returns:
+        `last_ids_crc` and `last_means`, as in `Epoch`.
+    """
+    import torch
+
+    ids = batch["sample_id"].to("cpu", torch.int64).contiguous()
+    return {
+        "last_ids_crc": zlib.crc32(ids.numpy().tobytes()),
+        "last_means": {
+            name: _mean(tensor)
+            for name, tensor in batch.items()
+            if name != "sample_id" and tensor.ndim and tensor.numel() and not tensor.is_complex()
+        },
+    }
+
+
+def _as_worked_on(pipeline: Pipeline, batch: DeviceBatch) -> Mapping[str, torch.Tensor]:
+    """Finish a batch where the step had it finished; elsewhere that would only take memory."""
+    settings = pipeline.settings
+    finish = PREPROCESSORS[settings.preprocessor].on_device
+    if finish is None or settings.step in ("timed", "nothing"):
+        return batch
+    return finish(batch, settings.input_px)
+
+
+def _mean(tensor: torch.Tensor) -> float | list[float]:
+    """Average each image, then all of them in float64: a batch as float64 is large.
+
+    Planes (B, 3, H, W) are averaged each by itself, so that BGR is not RGB.
+    """
+    import torch
+
+    each_plane = tensor.ndim == 4 and tensor.shape[1] == 3
+    axes = tuple(range(2 if each_plane else 1, tensor.ndim))
+    kind = torch.float32 if tensor.element_size() < 4 else tensor.dtype
+    of_images = tensor.sum(axes, dtype=kind) if axes else tensor
+    total = of_images.double().sum(0)
+    return (total * (total.numel() / tensor.numel())).tolist()
 
 
 def warm_up(pipeline: Pipeline) -> None:
@@ -181,7 +239,7 @@ def measure(
     with Usage(gpu=settings.device == "cuda") as usage:
         for number in range(settings.epochs):
             pipeline.source.order.epoch = number
-            epochs.append(time_epoch(pipeline, clock))
+            epochs.append(time_epoch(pipeline, clock, fingerprint=True))
     disturbed = machine.since(before)
     gc.enable()
     wall_s = sum(epoch.epoch_s for epoch in epochs)

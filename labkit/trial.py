@@ -14,7 +14,9 @@ from typing import Literal
 
 # Format history
 #   1  first version
-#   2  medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance
+#   2  run; medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance;
+#      last_ids_crc and last_means in epochs
+#      last_ids_crc and last_means in epochs
 SCHEMA = 2
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -55,6 +57,14 @@ class Epoch:
     """Bytes handed to the device, all batches together."""
     compute_s: float | None
     """Device time spent on steps: the emulated device's timeline; None elsewhere."""
+    last_ids_crc: int | None = None
+    """CRC-32 of the last batch's sample ids, in order, as int64."""
+    last_means: dict[str, float | list[float]] | None = None
+    """Entry of the last batch -> its mean; of planes of red, green and blue, one mean each."""
+    last_ids_crc: int | None = None
+    """CRC-32 of the last batch's sample ids, in order, as int64."""
+    last_means: dict[str, float | list[float]] | None = None
+    """Entry of the last batch -> its mean; of planes of red, green and blue, one mean each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +102,8 @@ class Trial:
     """storage=real|throttled|modelled|unknown, cache=cold|warm as verified,
     accelerator=cuda:...|cpu|emulated(...)."""
     loss: float | None = None
+    run: str = "unknown"
+    """The run folder's name."""
     machine_id: str = "unknown"
     started_utc: str = "unknown"
     schema: int = SCHEMA

@@ -117,6 +117,7 @@ class UnderWay:
         """Begin a trial's row."""
         return {
             "experiment": self.info["experiment"],
+            "run": self.folder.name,
             **asdict(planned),
             "epochs": (),
             "machine_id": self.info["provenance"]["machine_id"],

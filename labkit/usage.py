@@ -70,15 +70,16 @@ def own_cpu_s() -> float:
     """Count the CPU-seconds of this process and all below it, ended or still alive."""
     import psutil
 
-    times = os.times()
-    total_s = times.user + times.system + times.children_user + times.children_system
-    for child in psutil.Process().children(recursive=True):
+    total_s = 0.0
+    # The lowest first: what ends meanwhile is counted by its parent, which is read after it.
+    for child in reversed(psutil.Process().children(recursive=True)):
         try:
             used = child.cpu_times()
         except psutil.Error:
-            continue  # ended meanwhile: counted among the ended from now on
+            continue
         total_s += sum(used[:4])  # its own and its ended children's, user and system
-    return total_s
+    times = os.times()
+    return total_s + times.user + times.system + times.children_user + times.children_system
 
 
 def own_major_faults() -> int | None:

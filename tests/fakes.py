@@ -123,8 +123,10 @@ def fake_trials(
     baseline, *others = times
     trials = []
     for block in range(blocks):
-        arms = [(baseline, "A1"), (baseline, "A2"), *((name, "") for name in others)]
-        rng.shuffle(arms)
+        names = [baseline, baseline, *others]
+        rng.shuffle(names)
+        roles = iter(("A1", "A2"))  # the earlier is A1
+        arms = [(name, next(roles) if name == baseline else "") for name in names]
         speed_s = base_s * (1 + drift * block / max(1, blocks - 1))
         for name, role in arms:
             time_s = speed_s * times[name] * rng.lognormvariate(0, noise)

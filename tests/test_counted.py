@@ -229,12 +229,18 @@ def test_blocks_of_a_second_attempt_are_numbered_from_twice_the_planned_ones():
 
 def test_of_a_second_attempt_only_its_blocks_count():
     changed = {("base", 0, "A1"): busy, ("v", 1, ""): not_cold}
-    first, second = blocks_of(range(6), changed=changed), blocks_of(range(12, 15))
+    first, second = blocks_of(range(6), changed=changed), blocks_of(range(12, 18))
     found = counted([*first, *second], blocks=6)
-    assert (found.attempt, list(found.base_runs)) == (1, [12, 13, 14])
+    assert (found.attempt, list(found.base_runs)) == (1, list(range(12, 18)))
     assert (found.rejected, found.doubts) == ({}, {})
     earlier = count(fake_info(["base", "v", "w"], mode="full", blocks=6), [*first, *second], 0)
     assert (earlier.attempt, list(earlier.base_runs)) == (0, [1, 2, 3, 4, 5])
+
+
+def test_a_second_attempt_counts_once_it_has_blocks_enough_for_verdicts():
+    first = blocks_of(range(6))
+    found = counted([*first, *blocks_of(range(12, 17))], blocks=6)
+    assert (found.attempt, list(found.base_runs)) == (0, list(range(6)))
 
 
 def test_a_second_attempt_of_which_nothing_is_measured_does_not_count():

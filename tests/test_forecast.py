@@ -5,7 +5,6 @@ Run: python -m pytest tests/test_forecast.py
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from fakes import fake_info, fake_trial, fake_trials
@@ -67,7 +66,7 @@ def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(
     assert expected.mde(10) == pytest.approx(detectable_share(0.02, 10, 0.05 / 2))
     seen, more = (f"{100 * expected.mde(n):.1f} %" for n in (10, 20))
     assert str(expected) == (
-        f"full mode will take 7 min 0 s and can see effects from {seen} up; 20 blocks would see "
+        f"full mode will take 1 min 40 s and can see effects from {seen} up; 20 blocks would see "
         f"{more} (noise 2.0 %, as in {run.folder.name}, full mode, epochs of 1.00 s)"
     )
 
@@ -102,12 +101,27 @@ def test_the_time_is_calibrated_else_the_last_runs_else_the_modes(tmp_path):
     # Three variants and the baseline twice: 40 trials of two epochs, and what comes beside them.
     assert expect(tmp_path, epoch_s=7.0).total_s == pytest.approx(40 * 14.5)
     assert expect(tmp_path).total_s == pytest.approx(40 * 10.5)
-    begun = ["2026-01-01T00:00:00Z", "2026-01-01T00:00:20Z", "2026-01-01T00:00:40Z"]
-    trials = [fake_trial("base", 0, "A1"), fake_trial("base", 0, "A2"), fake_trial("other", 0)]
-    trials = [replace(trial, started_utc=utc) for trial, utc in zip(trials, begun)]
-    leave_run(tmp_path, trials)
-    assert expect(tmp_path).total_s == pytest.approx(40 * 20)
-    assert expect(tmp_path, mode="document", blocks=1).total_s is None
+    leave_run(tmp_path, [fake_trial("base", 0, role, 20.0) for role in ("A1", "A2")])
+    assert expect(tmp_path).total_s == pytest.approx(40 * 20.5)
+    document = expect(tmp_path, mode="document", blocks=1)
+    assert str(document).startswith("document mode reads all images, which takes as long as")
+
+
+def test_a_run_that_shows_no_noise_does_not_hide_one_that_does(tmp_path):
+    noisy_run(tmp_path, s=0.01)
+    leave_run(tmp_path, [fake_trial("base", 0, role) for role in ("A1", "A2")])
+    assert expect(tmp_path).noise.s == pytest.approx(0.01)
+
+
+def test_what_is_no_run_of_this_lab_is_no_obstacle(tmp_path):
+    noisy_run(tmp_path, s=0.01)
+    newer = noisy_run(tmp_path, s=0.05).folder
+    row = json.loads((newer / "trials.jsonl").read_text().splitlines()[0])
+    (newer / "trials.jsonl").write_text(json.dumps({**row, "schema": 99}) + "\n")
+    strange = tmp_path / "prefetching" / "strange"
+    strange.mkdir()
+    (strange / "run.json").write_text("{half")
+    assert expect(tmp_path).noise.s == pytest.approx(0.01)
 
 
 def test_what_does_only_part_of_the_work_is_not_judged(tmp_path):

@@ -56,7 +56,7 @@ def emulator(results, answers, s_per_image=0.01, **provenance):
 
 def test_an_emulator_that_passed_is_not_asked_again_for_steps_as_long(tmp_path):
     first, asked = emulator(tmp_path, [0.97, 0.995])
-    assert (first["free_loader_au"], asked) == (0.995, 2)
+    assert (first["free_loader_au"], first["free_loader_tries"], asked) == (0.995, 2, 2)
     assert emulator(tmp_path, []) == (first, 0)
     assert emulator(tmp_path, [], s_per_image=0.02) == (first, 0)
     shorter, asked = emulator(tmp_path, [0.992], s_per_image=0.005)
@@ -126,11 +126,17 @@ def test_a_check_that_breaks_off_drops_the_variants_too(tmp_path):
     assert run.dropped["hdd"] == ("skipped", "no such device")
 
 
-def test_real_media_are_not_remembered(tmp_path):
-    run = Asked(tmp_path, [[]])
+def test_of_real_media_nothing_is_asked(tmp_path):
+    run = Asked(tmp_path, [])
+    run.info["storages"] = {"ssd": {"label": "real"}}
     check_stand_ins(run, [])
-    assert run.info["storages"]["throttled"]["rates"] == []
+    assert run.info["storages"] == {"ssd": {"label": "real", "rates": []}}
     assert not (tmp_path / FILE).exists()
+
+
+def test_what_changed_code_passed_is_not_remembered(tmp_path):
+    emulator(tmp_path, [0.995], dirty=True)
+    assert emulator(tmp_path, [0.995], dirty=True)[1] == 1
 
 
 def test_a_check_that_was_killed_says_nothing_of_the_medium(tmp_path):
