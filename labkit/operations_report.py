@@ -16,6 +16,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.counted import say_rejected
 from labkit.operations import MEANINGS
 from labkit.operations_summary import (
     OperationRow,
@@ -159,15 +160,15 @@ def problems(run: Run, rows: Sequence[OperationRow]) -> list[str]:
         found.append(f"{info['status']}: {done} of {info['blocks']} blocks are there")
     elif len(blocks.counting) < done:
         found.append(f"{len(blocks.counting)} of {info['blocks']} blocks count")
-    # The words are those of `summary_notes`.
     if blocks.rejected:
-        said = "rejected" if blocks.are_rejected_left_out else "disturbed (full mode rejects them)"
-        why = "; ".join(dict.fromkeys(blocks.rejected.values()))
-        found.append(f"{units.count(len(blocks.rejected), 'block')} {said}: {why}")
+        found.append(say_rejected(blocks.rejected, left_out=blocks.are_rejected_left_out))
+    if blocks.are_rejected_left_out and blocks.unwatched:
+        unseen = ", ".join(blocks.unwatched)
+        found.append(f"no block could be rejected for {unseen}: not watched here")
     if run.set_aside:
         found.append(
             f"{units.count(run.set_aside, 'half-written line')} set aside: a process was killed or "
-            "the disk was full; what it was about is measured again by: labkit run --resume"
+            "the disk was full; its row does not count, and a resumed run measures its block again"
         )
     if twins is not None and not twins.stable:
         found.append(

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, geometric_mean, stdev
 
-from labkit.counted import why_disturbed
+from labkit.counted import WATCHED, why_disturbed
 from labkit.results import Run
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import (
@@ -102,6 +103,8 @@ class Blocks:
     """Block -> why the machine was not the run's own meanwhile."""
     are_rejected_left_out: bool
     """Whether rejected blocks do not count: where verdicts are spoken."""
+    unwatched: tuple[str, ...]
+    """What no block could be rejected for, as it could not be watched."""
 
 
 def count_blocks(run: Run) -> Blocks:
@@ -121,6 +124,11 @@ def count_blocks(run: Run) -> Blocks:
         counting=frozenset(blocks - rejected.keys() if leaves_out else blocks),
         rejected=dict(sorted(rejected.items())),
         are_rejected_left_out=leaves_out,
+        unwatched=tuple(
+            words
+            for name, words in WATCHED.items()
+            if any((row.get("disturbance") or {}).get(name) is None for row in rows)
+        ),
     )
 
 
@@ -207,7 +215,7 @@ def compare_twins(run: Run) -> Twins | None:
         ratio=math.exp(fmean(d)),
         low=low,
         high=high,
-        noise=stdev(sum(by_block.values(), [])) if len(d) >= 2 else None,
+        noise=stdev(chain.from_iterable(by_block.values())) if len(d) >= 2 else None,
         log_ratios=tuple(d),
     )
 

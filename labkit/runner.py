@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from labkit import units
-from labkit.counted import a_over_a, attempt_of, count, unequal_losses
+from labkit.counted import a_over_a, attempt_of, count, disturbance, unequal_work
 from labkit.forecast import forecast
 from labkit.launcher import TrialFailed, TrialKilled
 from labkit.parts.prefetching import STEPS_SHORT
@@ -109,6 +109,7 @@ def _run_blocks(run: UnderWay) -> None:
                 run.progress.next(f"block {trial.block + 1}: {name}")
                 try:
                     trials.append(_measure(run, trial))
+                    _say_rejected(run, trials)
                 except Skip as reason:
                     run.drop(trial, "skipped", str(reason))
                 except UnequalWork as failure:
@@ -130,6 +131,14 @@ def _run_blocks(run: UnderWay) -> None:
             _drop_unequal(run, trials)
 
 
+def _say_rejected(run: UnderWay, trials: Sequence[Trial]) -> None:
+    """Say at once that a block will not count, while something can be done about it."""
+    *before, last = trials
+    why = disturbance(last) if run.mode.judged else ""
+    if why and not any(disturbance(trial) for trial in before if trial.block == last.block):
+        run.progress.say(f"block {last.block + 1} does not count: {why}")
+
+
 def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
     """Run a trial again at the end of its own block: later, the machine may be another."""
     rest = [i for i, other in enumerate(waiting) if other.block == trial.block]
@@ -138,7 +147,7 @@ def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
 
 def _drop_unequal(run: UnderWay, trials: Sequence[Trial]) -> None:
     """Take out what trained on something else than the baseline."""
-    for variant, reason in unequal_losses(run.info, trials).items():
+    for variant, reason in unequal_work(run.info, trials).items():
         if variant not in run.dropped:
             run.drop(variant, "failed", reason)
 

@@ -16,7 +16,6 @@ from typing import Literal
 #   1  first version
 #   2  run; medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance;
 #      last_ids_crc and last_means in epochs
-#      last_ids_crc and last_means in epochs
 SCHEMA = 2
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -57,10 +56,6 @@ class Epoch:
     """Bytes handed to the device, all batches together."""
     compute_s: float | None
     """Device time spent on steps: the emulated device's timeline; None elsewhere."""
-    last_ids_crc: int | None = None
-    """CRC-32 of the last batch's sample ids, in order, as int64."""
-    last_means: dict[str, float | list[float]] | None = None
-    """Entry of the last batch -> its mean; of planes of red, green and blue, one mean each."""
     last_ids_crc: int | None = None
     """CRC-32 of the last batch's sample ids, in order, as int64."""
     last_means: dict[str, float | list[float]] | None = None

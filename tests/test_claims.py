@@ -293,6 +293,23 @@ def test_opencv_against_pillow_is_answered_by_counting(tmp_path, opencv_ms, mode
     assert answer_to(tmp_path, 23).startswith(f"operations: {said}")
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"second": 1.5}, "machine unstable, no verdict"),
+        ({"busy": (0, 1, 2)}, "opencv took less time in 4 of 4 operations and sizes; 5 complete"),
+        ({"busy": range(8)}, "not run: every block was rejected"),
+    ],
+)
+def test_a_full_run_of_operations_without_verdicts_says_why(tmp_path, how, said):
+    own = {"mode": "full", "noise": 0.001, "provenance": {"machine_id": HERE}}
+    measured = fake_run(blocks=8, **own, **how)
+    append_rows(create_run(tmp_path, measured.info), measured.rows)
+    answer = answer_to(tmp_path, 23)
+    assert answer.startswith(f"operations: {said}")
+    assert ("complete blocks, a verdict needs 6" in answer) == ("complete" in said)
+
+
 # --- which run speaks ---------------------------------------------------------------------
 
 

@@ -1,19 +1,22 @@
 """Tables of timed operations: every number with its unit, every gap with its reason."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from fake_operations import TIMES_MS, fake_row, fake_run
 
 from labkit import units
+from labkit.counted import say_rejected
 from labkit.operations_report import (
     operations_cells,
+    operations_conditions,
     operations_markdown,
     operations_rows,
     operations_table,
     operations_text,
 )
-from labkit.operations_summary import summarize_operations
+from labkit.operations_summary import compare_twins, count_blocks, summarize_operations
 
 BROKEN = [
     fake_row("decode", "mine", 0, None, size=size, status="failed", reason="ValueError: a|b")
@@ -120,3 +123,60 @@ def test_the_notebooks_table_says_how_its_numbers_came_about():
         for shown in (table._repr_html_(), repr(table)):
             for words in (run.info["question"], "quick mode · 3 blocks", "A/A ratio", "lower is"):
                 assert words in shown
+
+
+def test_rejected_and_disturbed_blocks_are_said_with_the_words_of_trials():
+    why = "other programs took 70.0 % of a core"
+    full = fake_run(mode="full", blocks=9, busy=(2, 5))
+    lines = operations_text(full).splitlines()
+    assert lines[1].startswith("full mode · 7 blocks, 2 rejected · one thread")
+    assert f"- 2 blocks rejected: {why}" in lines
+    assert "- 7 of 9 blocks count" in lines
+    assert f"- {say_rejected(count_blocks(full).rejected, left_out=True)}" in lines
+    lines = operations_text(fake_run(blocks=3, busy=(1,))).splitlines()
+    assert lines[1].startswith("quick mode · 3 blocks, 1 disturbed · one thread")
+    assert f"- 1 block disturbed (full mode rejects them): {why}" in lines
+
+
+def test_too_few_blocks_that_count_say_why_there_are_no_verdicts():
+    text = operations_text(fake_run(mode="full", blocks=6, busy=(0,)))
+    assert "- 5 complete blocks: verdicts need at least 6" in text.splitlines()
+
+
+def test_every_form_stands_where_every_block_was_rejected():
+    run = fake_run(mode="full", blocks=2, busy=(0, 1))
+    assert set(operations_table(run).loc[("decode", "opencv")]) == {"missing", units.UNKNOWN}
+    assert "full mode · 0 blocks, 2 rejected" in operations_markdown(run)
+
+
+def test_full_mode_says_its_noise_and_what_shows_in_spite_of_it():
+    run = fake_run(mode="full", blocks=8)
+    most = max(row.mde for row in summarize_operations(run) if row.mde is not None)
+    assert operations_conditions(run)[1] == (
+        f"noise floor {units.percent(compare_twins(run).noise)} · "
+        f"every ratio shows effects from {units.percent(most)} up"
+    )
+    assert "noise floor" not in operations_text(fake_run(mode="quick", blocks=8))
+    assert len(operations_conditions(fake_run(mode="full", blocks=1))) == 2
+
+
+def test_an_unstable_full_run_says_that_there_are_no_verdicts():
+    words = "machine unstable, no verdicts"
+    how = {"blocks": 8, "noise": 0.001, "second": 1.5}
+    assert words in operations_conditions(fake_run(mode="full", **how))[0]
+    assert words not in operations_conditions(fake_run(mode="quick", **how))[0]
+
+
+def test_what_could_not_be_watched_is_said_in_full_mode():
+    run = fake_run(mode="full", blocks=6)
+    log = {**run.rows[0]["disturbance"], "other_cores": None}
+    blind = replace(run, rows=tuple({**row, "disturbance": log} for row in run.rows))
+    said = "no block could be rejected for other programs: not watched here"
+    assert said in operations_text(blind)
+    assert "not watched" not in operations_text(run)
+
+
+def test_half_written_lines_are_said():
+    torn = replace(fake_run(), set_aside=2)
+    assert "- 2 half-written lines set aside: a process was killed" in operations_text(torn)
+    assert "half-written" not in operations_text(fake_run())

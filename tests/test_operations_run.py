@@ -1,5 +1,6 @@
 """A run of operations in real processes: saved block by block, cancelled, resumed, refused."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ from labkit.launcher import TrialFailed
 from labkit.operations import OPERATIONS
 from labkit.operations_run import resume_operations, run_operations
 from labkit.operations_summary import summarize_operations
-from labkit.results import create_run, find_run, list_runs, load_run
+from labkit.results import create_run, find_run, list_runs, load_run, write_info
 
 CELLS = len(OPERATIONS) + 1  # decoding by pillow twice
 
@@ -31,6 +32,10 @@ def test_a_run_saves_its_blocks_and_a_half_saved_one_is_run_again(one_size, phot
     assert {row["status"] for row in run.rows} == {"ok"}
     assert {row["size"] for row in run.rows} == {"320x240"}
     assert all(row["image_s"] > 0 for row in run.rows)
+    logs = [[row["disturbance"] for row in run.rows if row["block"] == b] for b in (0, 1)]
+    assert all(log == logs_of[0] for logs_of in logs for log in logs_of)
+    assert logs[0][0] != logs[1][0]
+    assert all(logs_of[0]["duration_s"] > 0 for logs_of in logs)
     assert find_run(tmp_path, "operations").rows == run.rows
 
     # A crash in the middle of the second block's lines.
@@ -103,3 +108,19 @@ def test_a_run_of_something_else_or_elsewhere_is_not_resumed(photos, tmp_path):
         (folder / "run.json").write_text(json.dumps({**info, **change}))
         with pytest.raises(ValueError, match=rf"{name} must be what the run began with \("):
             resume_operations(folder)
+
+
+def test_a_resumed_run_is_as_whoever_had_it_last_left_it(one_size, photos, tmp_path, monkeypatch):
+    cancel = threading.Event()
+    cancel.set()
+    folder = run_operations(photos, results=tmp_path, cancel=cancel, progress=False).folder
+
+    @contextlib.contextmanager
+    def hold_late(folder):
+        info = json.loads((folder / "run.json").read_text())
+        write_info(folder, {**info, "notes": ["written meanwhile"]})
+        yield
+
+    monkeypatch.setattr(operations_run, "hold", hold_late)
+    again = resume_operations(folder, cancel=cancel, progress=False)
+    assert again.info["notes"] == ["written meanwhile"]

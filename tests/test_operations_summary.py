@@ -2,13 +2,14 @@
 
 import math
 import re
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
-from fake_operations import SIZES, TIMES_MS, fake_row, fake_run
+from fake_operations import BUSY, SIZES, TIMES_MS, fake_row, fake_run
 
-from labkit.operations_summary import compare_twins, summarize_operations
-from labkit.statistics import paired_interval
+from labkit.operations_summary import compare_twins, count_blocks, summarize_operations
+from labkit.statistics import detectable_share, is_stable, paired_interval
 
 
 def by_key(run):
@@ -133,7 +134,69 @@ def test_of_a_block_that_was_run_again_the_later_rows_count():
 
 
 def test_rows_of_a_newer_labkit_say_so():
-    run = fake_run({}, more=[fake_row("flip", "opencv", 0, 1e-5, schema=2)])
-    message = "schema must be at most 1, got 2; update labkit to read this run"
+    run = fake_run({}, more=[fake_row("flip", "opencv", 0, 1e-5, schema=3)])
+    message = "schema must be at most 2, got 3; update labkit to read this run"
     with pytest.raises(ValueError, match=re.escape(message)):
         summarize_operations(run)
+
+
+def test_full_mode_leaves_disturbed_blocks_out_and_quick_mode_counts_them():
+    disturbed = fake_run(mode="full", blocks=9, busy=(2, 5))
+    blocks = count_blocks(disturbed)
+    assert blocks.rejected == dict.fromkeys((2, 5), "other programs took 70.0 % of a core")
+    kept = tuple(row for row in disturbed.rows if row["block"] not in (2, 5))
+    assert summarize_operations(disturbed) == summarize_operations(replace(disturbed, rows=kept))
+    assert compare_twins(disturbed) == compare_twins(replace(disturbed, rows=kept))
+    quick = fake_run(mode="quick", blocks=9, busy=(2, 5))
+    assert count_blocks(quick).rejected == blocks.rejected
+    assert {len(row.blocks_s) for row in summarize_operations(quick)} == {9}
+    assert len(compare_twins(quick).log_ratios) == 9
+
+
+def test_where_every_block_is_rejected_each_row_says_so():
+    run = fake_run(mode="full", blocks=2, busy=(0, 1))
+    rows = summarize_operations(run)
+    assert {row.status for row in rows} == {"missing"}
+    assert {row.reason for row in rows} == {"every block in which it was measured was rejected"}
+    assert len(rows) == len(TIMES_MS) * len(SIZES)
+    assert compare_twins(run) is None
+
+
+def test_a_block_that_was_run_again_is_judged_by_its_later_rows():
+    times = {("flip", "opencv"): 0.01}
+    whole = fake_run(times, mode="full", blocks=1, sizes=SIZES[:1])
+    half = fake_row("flip", "opencv", 0, 1e-4, disturbance=BUSY)
+    assert count_blocks(replace(whole, rows=(half, *whole.rows))).rejected == {}
+    assert list(count_blocks(replace(whole, rows=(*whole.rows, half))).rejected) == [0]
+
+
+def test_rows_of_the_first_schema_are_read_and_nothing_speaks_against_them():
+    run = fake_run(mode="full", blocks=6)
+    old = [{k: v for k, v in row.items() if k != "disturbance"} | {"schema": 1} for row in run.rows]
+    before = replace(run, rows=tuple(old))
+    assert summarize_operations(before) == summarize_operations(run)
+    assert count_blocks(before).rejected == {}
+    assert len(count_blocks(before).unwatched) == 3
+    assert count_blocks(run).unwatched == ()
+
+
+@pytest.mark.parametrize("second", [0.9, 0.99, 1.0, 1.01, 1.1])
+def test_twins_agree_by_the_rule_for_trials(second):
+    twins = compare_twins(fake_run(blocks=6, second=second))
+    assert twins.stable == is_stable(twins.log_ratios)
+    assert len(twins.log_ratios) == 6
+    assert fmean(twins.log_ratios) == pytest.approx(math.log(twins.ratio))
+
+
+def test_noise_is_that_of_single_sizes_and_each_row_says_what_it_could_show():
+    run = fake_run(mode="full", blocks=200, noise=0.05)
+    assert compare_twins(run).noise == pytest.approx(0.05 * math.sqrt(2), rel=0.1)
+    run = fake_run(
+        times_ms={k: TIMES_MS[k] for k in list(TIMES_MS)[2:4]}, sizes=SIZES[:1], blocks=4
+    )
+    row = by_key(run)["resize", "opencv", "640x480"]
+    times = {
+        lib: [r["image_s"] for r in run.rows if r["library"] == lib] for lib in ("pillow", "opencv")
+    }
+    d = [math.log(a / b) for a, b in zip(times["opencv"], times["pillow"])]
+    assert row.mde == pytest.approx(detectable_share(stdev(d), 4, 0.05))
