@@ -4,6 +4,7 @@ What a whole trial records beside time is looked at in real ones, with real load
 """
 
 import json
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,8 @@ from labkit.parts import storage
 from labkit.parts.devices import CpuDevice, EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
-from labkit.timing import SystemClock, time_epoch
+from labkit.timing import SystemClock, fingerprint_of, time_epoch
+from labkit.trial import Epoch
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
 from tests.test_launcher import measure
@@ -42,11 +44,11 @@ class Loader:
             yield BATCH
 
 
-def pipeline(clock, device, *, forward, backward=None, prefetcher="none", sync_every=1):
+def pipeline(clock, device, *, forward, backward=None, prefetcher="none", sync_every=1, **settings):
     return SimpleNamespace(
         loader=Loader(clock),
         device=device,
-        settings=SimpleNamespace(sync_every=sync_every),
+        settings=SimpleNamespace(sync_every=sync_every, **settings),
         step=Step(forward=forward, backward=backward, loss=lambda: None, batch=None),
         forward=forward,
         batches=lambda loader, device: PREFETCHERS[prefetcher](loader, device, pinned=True),
@@ -98,6 +100,73 @@ def test_a_second_epoch_counts_only_its_own_compute():
     device = EmulatedDevice(PROFILE, clock)
     emulated = pipeline(clock, device, forward=lambda batch: device.compute(8))
     assert time_epoch(emulated, clock).compute_s == time_epoch(emulated, clock).compute_s == 32.0
+
+
+def test_the_last_batch_is_looked_at_after_the_time_was_taken(monkeypatch):
+    clock = FakeClock()
+
+    def slowly(batch):
+        clock.sleep(100)
+        return fingerprint_of(batch)
+
+    def timed(**how):
+        chosen = pipeline(
+            clock, CpuDevice(), forward=lambda batch: None, preprocessor="loops", step="detector"
+        )
+        return time_epoch(chosen, clock, **how)
+
+    monkeypatch.setattr("labkit.timing.fingerprint_of", slowly)
+    plain, looked_at = timed(), timed(fingerprint=True)
+    assert (plain.last_ids_crc, plain.last_means) == (None, None)
+    assert (looked_at.last_ids_crc, looked_at.last_means) == (zlib.crc32(bytes(8 * 8)), {})
+    left = {"last_ids_crc": None, "last_means": None}
+    assert Epoch(**{**vars(looked_at), **left}) == plain
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "step", "entries"),
+    [
+        ("on_device", "detector", {"image", "heatmap", "size_wh", "offset_xy", "cell", "mask"}),
+        ("on_device", "timed", {"pixels", "colours", "boxes_ragged", "boxes_ragged_counts"}),
+        ("vectorized", "timed", {"image", "heatmap", "size_wh", "offset_xy", "cell", "mask"}),
+    ],
+)
+def test_a_trial_says_what_the_last_batch_of_each_epoch_held(
+    photos, launcher, preprocessor, step, entries
+):
+    device = "emulated" if step == "timed" else "cpu"
+    measured = measure(
+        launcher,
+        photos,
+        preprocessor=preprocessor,
+        step=step,
+        device=device,
+        images=8,
+        cache="as found",
+        num_workers=0,
+    )
+    first, second = measured["epochs"]
+    assert set(first["last_means"]) == set(second["last_means"]) == entries
+    assert first["last_ids_crc"] != second["last_ids_crc"]  # shuffled anew
+
+
+def test_planes_are_averaged_each_by_itself_and_all_else_as_a_whole():
+    image = torch.arange(3.0).view(1, 3, 1, 1).expand(2, 3, 4, 4)
+    batch = {
+        "sample_id": torch.tensor([3, 1]),
+        "image": image,
+        "heatmap": torch.full((2, 5, 4, 4), 0.5, dtype=torch.float16),
+        "mask": torch.tensor([[255, 255], [255, 254]], dtype=torch.uint8),
+        "label": torch.tensor([2**40, 0]),
+        "boxes_ragged": torch.zeros(0, 7),
+        "scalar": torch.tensor(1.0),
+    }
+    found = fingerprint_of(batch)
+    means = {"image": [0.0, 1.0, 2.0], "heatmap": 0.5, "mask": 254.75, "label": 2.0**39}
+    assert found["last_means"] == means
+    assert found["last_ids_crc"] == zlib.crc32(torch.tensor([3, 1]).numpy().tobytes())
+    swapped = fingerprint_of({**batch, "sample_id": torch.tensor([1, 3])})
+    assert swapped["last_ids_crc"] != found["last_ids_crc"]
 
 
 def test_the_real_clock_never_wakes_before_the_deadline():
