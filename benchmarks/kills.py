@@ -324,7 +324,12 @@ class Siege:
         if status or set(counts) != self._planned(run.info):
             # What is killed once is done once more, by the run itself.
             if self._harmed <= 1:
-                self._lose(f"after {self._harmed} kills it ended incomplete, saying: {errors}")
+                missing = sorted(self._planned(run.info) - set(counts))
+                others = [(t.variant, t.block, t.reason) for t in run.trials if t.status != "ok"]
+                self._lose(
+                    f"after {self._harmed} kills it ended incomplete with status {status}, "
+                    f"without {missing}, with {others}, saying: {errors}"
+                )
             return False
         summary = lab.summarize(run)
         if {summary.n_blocks, *(row.blocks for row in summary.rows)} != {self._blocks}:

@@ -167,7 +167,7 @@ def false_positives(times: int, seed: int) -> list[Rate]:
 
 
 def called_unstable(times: int, seed: int) -> list[Rate]:
-    """A1 and A2 differ by chance alone: 5 % of 5 %; or as the machine slows down from run to run."""
+    """A1 and A2 differ by chance alone: 5 % of 5 %; or because the machine slows down."""
 
     def is_unstable(machine: Machine) -> Callable[[random.Random], bool]:
         return lambda rng: not experiment(machine, FOUR_EQUAL, rng).stable

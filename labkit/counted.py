@@ -168,10 +168,13 @@ def cache_doubt(trial: Trial) -> str:
         if before is None and from_device is None:
             return "not known to be cold: neither memory nor the disk's bytes could be looked at"
     if wanted == "warm":
-        if before is not None and before < WARM_MIN_SHARE:
-            return f"not warm: {units.percent(before)} of the files were in memory"
+        after = proof.get("resident_share_after")
+        for share, when in ((before, "before"), (after, "after the epochs")):
+            if share is not None and share < WARM_MIN_SHARE:
+                return f"not warm: {units.percent(share)} of the files were in memory {when}"
+        # Where memory can be looked at, that is the better proof: programs are read, too.
         most_bytes = WARM_MAX_DEVICE_SHARE * (files or 0) + PROGRAM_BYTES
-        if from_device is not None and fetched > most_bytes:
+        if before is None and from_device is not None and fetched > most_bytes:
             return f"not warm: {units.percent(from_device)} of the files' bytes came from disk"
     return ""
 

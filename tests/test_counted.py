@@ -38,8 +38,8 @@ BUSY = {"other_cores": 0.75}
         ("cold", 1.0, "not cold: 100.0 % of the files were in memory"),
         ("warm", 1.0, ""),
         ("warm", 0.98, ""),
-        ("warm", 0.979, "not warm: 97.9 % of the files were in memory"),
-        ("warm", 0.0, "not warm: 0.0 % of the files were in memory"),
+        ("warm", 0.979, "not warm: 97.9 % of the files were in memory before"),
+        ("warm", 0.0, "not warm: 0.0 % of the files were in memory before"),
         ("as found", 0.0, ""),
         ("as found", 0.5, ""),
         ("as found", 1.0, ""),
@@ -66,15 +66,31 @@ def test_a_label_is_believed_as_far_as_what_memory_held(cache, resident, doubt):
     ],
 )
 def test_on_a_disk_that_the_kernel_knows_its_bytes_must_agree(cache, fetched, doubt, rotational):
-    resident = 1.0 if cache == "warm" else 0.0
+    # Of warm files only where memory could not be looked at: programs are read, too.
+    resident = None if cache == "warm" else 0.0
     proof = {"resident": resident, "file_bytes": 100 * MB, "device_read_bytes": fetched}
     assert cache_doubt(fake_proved(cache, rotational=rotational, **proof)) == doubt
     # Elsewhere, as on a network, nobody counts them.
     assert cache_doubt(fake_proved(cache, rotational=None, **proof)) == ""
 
 
-def test_few_files_are_warm_beside_programs_that_are_fetched():
+def test_what_memory_lost_meanwhile_was_not_warm():
+    trial = fake_proved("warm", resident=1.0)
+    kept, lost = (
+        replace(trial, cache_proof={**trial.cache_proof, "resident_share_after": share})
+        for share in (0.98, 0.6)
+    )
+    assert cache_doubt(kept) == ""
+    assert cache_doubt(lost) == "not warm: 60.0 % of the files were in memory after the epochs"
+
+
+def test_where_memory_shows_warm_files_what_programs_fetched_is_no_doubt():
     proof = {"resident": 1.0, "file_bytes": 1000, "rotational": True}
+    assert cache_doubt(fake_proved("warm", device_read_bytes=50 << 20, **proof)) == ""
+
+
+def test_few_files_are_warm_beside_programs_that_are_fetched():
+    proof = {"resident": None, "file_bytes": 1000, "rotational": True}
     assert cache_doubt(fake_proved("warm", device_read_bytes=1 << 20, **proof)) == ""
     assert cache_doubt(fake_proved("warm", device_read_bytes=2 << 20, **proof)) != ""
 
