@@ -16,8 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit import units
-from labkit.contracts import RESIZED_TOLERANCE
-from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 from labkit.trial import Trial
@@ -34,22 +32,6 @@ COLD_MIN_DEVICE_SHARE = 0.8
 WARM_MAX_DEVICE_SHARE = 0.1
 # A page of a library that is faulted in brings its neighbours along (300 KB were measured).
 PROGRAM_BYTES = 1 << 20
-# What one decoder and preprocessor make is the same number for number, whoever delivers it
-# (measured); this is room for sums in another order.
-SAME_NUMBERS = 1e-4
-NEXT_TO_NOTHING = 1e-6  # shares of it mean nothing
-# GPUs add in any order, and other decoders' pixels move a loss of 20 steps by 2 % (measured).
-MAX_LOSS_DIFFERENCE = 0.05
-MAX_LOSS_DIFFERENCE_OTHER_PIXELS = 0.10
-LEARNT_LOSS = 0.001  # likewise next to nothing, where losses are not the same number for number
-# A plane's mean moves by 0.008 from OpenCV's to Pillow's resizing, which drops fractions of a grey
-# level (measured); noise moves it by 0.1 and more, red in place of blue mostly by 0.05 and more.
-MAX_MEAN_DIFFERENCE_OTHER_PIXELS = RESIZED_TOLERANCE
-# Entries of a finished batch that come from the boxes alone.
-NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
-SAME_DATA = ("batch_size", "images", "input_px", "epochs", "seed")
-SAME_PIXELS = ("decoder", "preprocessor")
-SAME_SUMS = ("device", "torch_threads")
 # A second attempt's blocks are numbered from twice the planned ones: between lie replacements.
 ATTEMPT_BLOCKS = 2
 
@@ -234,86 +216,3 @@ def a_over_a(counted: Counted) -> list[float]:
     """Give ln(A2/A1) of every block: what noise alone does; nothing where it ran only once."""
     pairs = [runs for runs in counted.base_runs.values() if len(runs) == 2]
     return [math.log(a2.time_s / a1.time_s) for a1, a2 in pairs]
-
-
-def unequal_work(info: Mapping[str, object], trials: Sequence[Trial]) -> dict[str, str]:
-    """Find variants that did not do the baseline's work to the end, by what they recorded of it.
-
-    Args:
-        info: what `run.json` holds; needs baseline and variants.
-        trials: the run's rows, of any status.
-
-    Returns:
-        Variant -> what is wrong; those that work on other data or leave out steps by design are
-        not compared, nor is what either row does not say.
-    """
-    done = [t for t in trials if t.status == "ok"]
-    base = next((t for t in done if t.variant == info["baseline"]), None)
-    if base is None:
-        return {}
-    if base.loss is not None and not math.isfinite(base.loss):
-        return {base.variant: f"its last loss must be a number, got {base.loss}"}
-    found: dict[str, str] = {}
-    for trial in done:
-        if trial.variant != base.variant and _is_same_data(trial, base):
-            if apart := _other_batches(trial, base) or _other_loss(trial, base):
-                found[trial.variant] = f"not the same work as {base.variant}: {apart}"
-    return found
-
-
-def _other_batches(trial: Trial, base: Trial) -> str:
-    """Compare the last batch of every epoch: its images, and the means of its entries."""
-    same_pixels = _are_same(trial, base, SAME_PIXELS)
-    for number, (epoch, wanted) in enumerate(zip(trial.epochs, base.epochs), 1):
-        batch = f"the last batch of epoch {number}"
-        if None in (epoch.last_ids_crc, wanted.last_ids_crc):
-            continue
-        if epoch.last_ids_crc != wanted.last_ids_crc:
-            return f"{batch} must hold the same images, got others"
-        means, wanted_means = epoch.last_means or {}, wanted.last_means or {}
-        for name in wanted_means:  # unfinished batches have other entries
-            of_pixels = name not in NOT_OF_PIXELS
-            if name not in means or (of_pixels and not same_pixels and name != "image"):
-                continue
-            floor = NEXT_TO_NOTHING if same_pixels else MAX_MEAN_DIFFERENCE_OTHER_PIXELS
-            pairs = list(zip(_planes(name, means[name]), _planes(name, wanted_means[name])))
-            for (what, mean), (_, wanted_mean) in pairs:
-                most = max(SAME_NUMBERS * abs(wanted_mean), floor if of_pixels else NEXT_TO_NOTHING)
-                if not abs(mean - wanted_mean) <= most:  # nor where one is no number
-                    return (
-                        f"the mean of {what} in {batch} must be within {most:.2g} of "
-                        f"{wanted_mean:.6g}, got {mean:.6g}"
-                    )
-    return ""
-
-
-def _planes(name: str, mean: float | list[float]) -> list[tuple[str, float]]:
-    """Name what was averaged by itself."""
-    if isinstance(mean, list):
-        return [(f"{name}'s {color}", one) for color, one in zip(("red", "green", "blue"), mean)]
-    return [(name, mean)]
-
-
-def _other_loss(trial: Trial, base: Trial) -> str:
-    """Compare the last losses of the same training."""
-    if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step",)):
-        return ""
-    most, floor = MAX_LOSS_DIFFERENCE, LEARNT_LOSS
-    if not _are_same(trial, base, SAME_PIXELS):
-        most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
-    elif base.settings.get("device") == "cpu" and _are_same(trial, base, SAME_SUMS):
-        most, floor = SAME_NUMBERS, NEXT_TO_NOTHING
-    if math.isclose(trial.loss, base.loss, rel_tol=most, abs_tol=floor):
-        return ""
-    return f"the last loss must be within {100 * most:g} % of {base.loss:.6g}, got {trial.loss:.6g}"
-
-
-def _is_same_data(trial: Trial, other: Trial) -> bool:
-    a, b = trial.settings, other.settings
-    short = STEPS_SHORT.get(a.get("prefetcher")) == STEPS_SHORT.get(b.get("prefetcher"))
-    resident = "resident" in (a.get("loader"), b.get("loader"))  # one batch over and over
-    return short and not resident and _are_same(trial, other, SAME_DATA)
-
-
-def _are_same(trial: Trial, other: Trial, names: Sequence[str]) -> bool:
-    return all(trial.settings.get(name) == other.settings.get(name) for name in names)

@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from labkit import units
-from labkit.counted import a_over_a, attempt_of, count, disturbance, unequal_work
+from labkit.counted import a_over_a, attempt_of, count, disturbance
+from labkit.equal_work import unequal_work
 from labkit.forecast import forecast
 from labkit.launcher import TrialFailed, TrialKilled
 from labkit.parts.prefetching import STEPS_SHORT

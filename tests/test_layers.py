@@ -20,7 +20,7 @@ LAYERS = [
     ["source", "copies", "staging"],
     ["pipeline"],
     ["timing", "results", "statistics", "averages"],
-    ["counted"],
+    ["counted", "equal_work"],
     ["summary_notes"],
     ["summary"],
     ["plan", "forecast"],

@@ -1,0 +1,168 @@
+"""Whoever did other work than the baseline is found by what the rows recorded of it.
+
+Run: python -m pytest tests/test_equal_work.py
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+from fakes import MEANS, fake_loss, fake_work
+
+from labkit.equal_work import unequal_work
+
+INFO = {"baseline": "base", "variants": {"base": {}, "v": {}}}
+
+
+def unequal(base_loss, loss, **settings):
+    return unequal_work(INFO, [fake_loss("base", base_loss), fake_loss("v", loss, **settings)])
+
+
+@pytest.mark.parametrize("loss", [2.0, 2.09, 1.91])
+def test_losses_that_differ_by_rounding_or_the_order_of_sums_are_equal(loss):
+    assert unequal(2.0, loss) == {}
+
+
+def test_a_loss_that_is_five_percent_off_is_other_work():
+    message = "not the same work as base: the last loss must be within 5 % of 2, got 2.2"
+    assert unequal(2.0, 2.2) == {"v": message}
+    assert set(unequal(2.0, 1.8)) == {"v"}
+
+
+@pytest.mark.parametrize(
+    "other", [{"decoder": "pillow"}, {"preprocessor": "classification_pillow"}]
+)
+def test_other_pixels_may_move_a_loss_by_ten_percent(other):
+    assert unequal(2.0, 2.19, **other) == {}
+    message = "not the same work as base: the last loss must be within 10 % of 2, got 2.5"
+    assert unequal(2.0, 2.5, **other) == {"v": message}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 16}, {"images": 16}, {"step": "detector"}, {"input_px": 512},
+        {"epochs": 1}, {"seed": 1}, {"loader": "resident"},
+        {"prefetcher": "data_prefetcher_as_published"}, {"prefetcher": "both_as_published"},
+    ],
+)  # fmt: skip
+def test_another_training_has_another_loss_and_is_not_compared(other):
+    assert unequal(2.0, 9.0, **other) == {}
+
+
+@pytest.mark.parametrize(
+    "other", [{"prefetcher": "data_prefetcher"}, {"num_workers": 4}, {"loader": "mine"}]
+)
+def test_what_only_delivers_the_same_batches_otherwise_is_compared(other):
+    assert set(unequal(2.0, 9.0, **other)) == {"v"}
+
+
+def test_a_variant_whose_training_broke_down_is_not_the_same_work():
+    message = "not the same work as base: the last loss must be within 5 % of 2, got nan"
+    assert unequal(2.0, math.nan) == {"v": message}
+
+
+def test_without_losses_as_on_the_emulated_device_nothing_is_compared():
+    assert unequal(None, None) == unequal(2.0, None) == unequal(None, 2.0) == {}
+
+
+def test_trials_that_failed_are_not_compared():
+    trials = [fake_loss("base", 2.0), replace(fake_loss("v", 9.0), status="failed", epochs=())]
+    assert unequal_work(INFO, trials) == {}
+
+
+def test_one_unequal_trial_of_many_is_enough_and_the_baseline_may_come_last():
+    trials = [fake_loss("v", 2.0), fake_loss("v", 9.0), fake_loss("v", 2.0), fake_loss("base", 2.0)]
+    assert set(unequal_work(INFO, trials)) == {"v"}
+
+
+ON_CPU = {"device": "cpu", "torch_threads": 1}
+
+
+def unequal_on_cpu(loss, **settings):
+    base = fake_loss("base", 2.0, **ON_CPU)
+    return unequal_work(INFO, [base, fake_loss("v", loss, **{**ON_CPU, **settings})])
+
+
+def test_on_the_cpu_the_same_pixels_give_the_same_loss():
+    assert unequal_on_cpu(2.0001) == {}
+    message = "not the same work as base: the last loss must be within 0.01 % of 2, got 2.001"
+    assert unequal_on_cpu(2.001) == {"v": message}
+
+
+@pytest.mark.parametrize("other", [{"torch_threads": 2}, {"device": "cuda"}, {"decoder": "pillow"}])
+def test_other_sums_or_pixels_need_not_give_the_same_loss(other):
+    assert unequal_on_cpu(2.01, **other) == {}
+
+
+def other_work(**what):
+    return unequal_work(INFO, [fake_work("base"), fake_work("v", **what)])
+
+
+def test_the_last_batches_must_hold_the_same_images_whatever_made_them():
+    reason = "the last batch of epoch 2 must hold the same images, got others"
+    assert other_work() == {}
+    for settings in ({}, {"decoder": "pillow"}, {"prefetcher": "prefetch_generator"}):
+        found = other_work(ids_crc=8, **settings)
+        assert found == {"v": f"not the same work as base: {reason}"}
+
+
+def test_the_same_pixels_have_the_same_means():
+    means = {**MEANS, "image": [-0.5, 0.25, 0.001]}
+    reason = (
+        "the mean of image's blue in the last batch of epoch 2 must be within 1e-06 of 0, got 0.001"
+    )
+    assert other_work(means=means) == {"v": f"not the same work as base: {reason}"}
+    assert other_work(means={**MEANS, "image": [-0.50004, 0.25, 0.0000009]}) == {}
+
+
+@pytest.mark.parametrize(
+    "other", [{"decoder": "pillow"}, {"preprocessor": "classification_pillow"}]
+)
+def test_other_pixels_may_move_a_mean_by_a_grey_level(other):
+    assert other_work(means={**MEANS, "image": [-0.49, 0.26, -0.018]}, **other) == {}
+    assert set(other_work(means={**MEANS, "image": [-0.5, 0.25, 0.02]}, **other)) == {"v"}
+    assert set(other_work(means={**MEANS, "image": [0.0, 0.25, -0.5]}, **other)) == {"v"}
+    # What comes from the boxes is as it was.
+    assert set(other_work(means={**MEANS, "label": 12.6}, **other)) == {"v"}
+
+
+def test_a_mean_that_is_no_number_is_other_work():
+    assert "got nan" in other_work(means={**MEANS, "label": math.nan})["v"]
+
+
+def test_only_what_both_rows_say_is_compared():
+    assert other_work(means={"pixels": 128.0}) == other_work(means=None) == {}
+    assert other_work(means={"label": 1.0}, ids_crc=None) == {}  # schema 1 has neither
+    # Pixels before they are finished, by another decoder.
+    unfinished = [
+        fake_work("base", means={"pixels": 128.0}),
+        fake_work("v", means={"pixels": 128.3}, decoder="pillow"),
+    ]
+    assert unequal_work(INFO, unfinished) == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 16}, {"images": 16}, {"input_px": 512}, {"epochs": 1}, {"seed": 1},
+        {"loader": "resident"}, {"prefetcher": "both_as_published"},
+    ],
+)  # fmt: skip
+def test_other_data_has_another_last_batch_and_is_not_compared(other):
+    assert other_work(ids_crc=8, means={**MEANS, "label": 1.0}, **other) == {}
+
+
+def test_another_step_works_on_the_same_data():
+    assert set(other_work(ids_crc=8, step="nothing")) == {"v"}
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_baseline_that_learnt_no_number_is_what_failed(loss):
+    text = "nan" if math.isnan(loss) else "inf"
+    assert unequal(loss, 2.0) == {"base": f"its last loss must be a number, got {text}"}
+
+
+def test_shares_of_next_to_nothing_are_not_compared():
+    assert unequal(0.0002, 0.0008) == {}
+    assert unequal(0.0002, 0.02) != {}
