@@ -219,9 +219,10 @@ def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_pa
         return runner.poll() is not None
 
     assert until(kill_every_server)
-    assert len(killed) == 2  # asked once more before it gives up
+    assert 2 <= len(killed) <= 4  # the baseline is asked once more; others may lie between
     assert runner.returncode == 1
-    assert re.search(r"^labkit: the trial.* ended .*", runner.stderr.read(), re.MULTILINE)
+    said = r"^labkit: baseline 'opencv' must be able to run here, got: the trial.* ended "
+    assert re.search(said, runner.stderr.read(), re.MULTILINE)
     assert load_run(folder).info["skipped"] == {}
     assert_complete(lab.resume(folder, progress=False), 2)
 
