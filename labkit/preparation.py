@@ -81,7 +81,8 @@ def prepare(run: UnderWay) -> None:
     )
     steps = calibration["images"] // baseline.batch_size
     if steps < run.mode.min_steps:
-        run.note(f"epochs of {steps} steps: there are too few images for {run.mode.min_steps}")
+        why = "as images is set" if baseline.images else "as there are no more images"
+        run.note(f"epochs of {steps} steps, {why}: {run.mode.name} mode wants {run.mode.min_steps}")
     run.save(calibration=calibration, excluded=excluded)
     epoch_s = calibration["images"] / calibration["images_per_s"]
     if run.mode.judged and epoch_s < SHORT_SHARE * run.mode.epoch_s:
