@@ -97,7 +97,7 @@ def _say_forecast(run: UnderWay) -> None:
 def _run_blocks(run: UnderWay) -> None:
     """Run what is planned and not yet there, and what the rows then ask for."""
     trials = list(load_run(run.folder).trials)
-    failures = dict.fromkeys(run.variants, 0)
+    failures, victims = dict.fromkeys(run.variants, 0), set()
     _drop_unequal(run, trials)  # whoever was killed may not have come to it
     while waiting := deque(next_trials(run.info, trials, run.dropped)):
         done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
@@ -117,14 +117,16 @@ def _run_blocks(run: UnderWay) -> None:
                     run.drop(trial.variant, "failed", str(failure))
                 except TrialFailed as failure:
                     failures[trial.variant] += 1
+                    if isinstance(failure, TrialKilled):
+                        victims.add(trial.variant)
                     if failures[trial.variant] < FAILURES_BEFORE_DROPPED:
                         run.append(trial, "failed", str(failure))
                         run.progress.say(f"{trial.variant} failed, again later: {failure}")
                         _put_off(trial, waiting)
                         continue
-                    # Whoever was killed may have been a victim: it is tried again on resume.
-                    was_killed = isinstance(failure, TrialKilled)
-                    run.drop(trial if was_killed else trial.variant, "failed", str(failure))
+                    # Whoever was killed even once may be a victim: it is tried again on resume.
+                    is_victim = trial.variant in victims
+                    run.drop(trial if is_victim else trial.variant, "failed", str(failure))
                 except (Cancelled, KeyboardInterrupt):
                     run.append(trial, "cancelled", "cancelled by the person")
                     raise

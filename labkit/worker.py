@@ -217,7 +217,8 @@ def _answer(line: bytes, events: int) -> None:
 def _one_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     line = f"{type(error).__name__}: {text[0] if text else ''}"
-    if line.startswith("RuntimeError: DataLoader worker"):
+    # A worker that is killed while it hands over a batch breaks the connection it used.
+    if line.startswith(("RuntimeError: DataLoader worker", "ConnectionResetError", "EOFError")):
         line += f"; {IF_OUT_OF_MEMORY}"
     if "DataLoader worker" in line and any("No space left" in part for part in text):
         line = _no_shared_memory() or line
