@@ -20,6 +20,7 @@ import sys
 import threading
 from pathlib import Path
 
+from labkit import shared_memory
 from labkit.trial import Cancelled, Skip
 
 CANCEL_POLL_S = 0.1
@@ -119,6 +120,7 @@ class Launcher:
             process.wait()
         process.stdout.close()
         if self._temporary is not None:  # a server that was killed has not removed it
+            shared_memory.remove_left(self._temporary)
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _started(self) -> subprocess.Popen:

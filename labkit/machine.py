@@ -23,7 +23,7 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from labkit import procfs
+from labkit import procfs, shared_memory
 from labkit.disturbance import disturbance, since
 from labkit.gpu import cuda
 from labkit.media import describe_medium, is_hard_disk, media, probe_random_reads, write_media
@@ -32,14 +32,15 @@ from labkit.trial import Skip
 
 # For callers there is one module: what its neighbours find out is offered here too.
 __all__ = [
-    "can_fork", "cores", "cuda", "describe_medium", "disturbance", "doctor_report", "is_hard_disk",
-    "media", "memory_bytes", "probe_random_reads", "provenance", "since", "versions", "write_media",
+    "can_fork", "cores", "cuda", "describe", "describe_medium", "disturbance", "doctor_report",
+    "is_hard_disk", "media", "memory_bytes", "probe_random_reads", "provenance", "since",
+    "versions", "write_media",
 ]  # fmt: skip
 
 CHECKOUT = Path(__file__).parents[1]
-SHARED_MEMORY = Path("/dev/shm")
 # Batches travel from loader workers through shared memory; containers often have 64 MB of it.
 SHARED_MEMORY_MIN_BYTES = 1 << 30
+MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
 # What the lab measures with -> the distributions that may bring it.
 DISTRIBUTIONS = {
@@ -110,7 +111,7 @@ def provenance() -> dict[str, object]:
 
     constraints = CHECKOUT / "constraints.txt"
     revision, dirty = _revision()
-    has_shm = SHARED_MEMORY.is_dir()
+    has_shm = shared_memory.FOLDER.is_dir()
     return {
         "machine_id": _machine_id(psutil.virtual_memory().total),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -125,7 +126,7 @@ def provenance() -> dict[str, object]:
         "clock_source": procfs.clock_source(),
         "timer_resolution_s": time.get_clock_info("perf_counter").resolution,
         "memory_bytes": memory_bytes(),
-        "shm_bytes": shutil.disk_usage(SHARED_MEMORY).total if has_shm else None,
+        "shm_bytes": shutil.disk_usage(shared_memory.FOLDER).total if has_shm else None,
         "swap_bytes": psutil.swap_memory().total,
         "versions": versions(),
         "constraints_hash": _short_hash(constraints.read_bytes())
@@ -136,6 +137,31 @@ def provenance() -> dict[str, object]:
         # What is not there was not measured.
         "gpu": {name: None if value == "" else value for name, value in asdict(cuda()).items()},
     }
+
+
+def describe(provenance: Mapping[str, object]) -> str:
+    """Say in one short line what machine a run was made on.
+
+    Args:
+        provenance: what `provenance` recorded there; what an older lab left out is left out.
+
+    Returns:
+        Plain text, as "2 cores, AMD EPYC, no GPU (machine 7a93da)".
+    """
+    from labkit import units
+
+    count, gpu = provenance.get("cores"), provenance.get("gpu")
+    parts = [units.count(count, "core") if isinstance(count, int) else "unknown cores"]
+    if (model := provenance.get("cpu_model") or "unknown") != "unknown":
+        parts.append(" ".join(str(model).split()))  # firmware pads names with spaces
+    if not isinstance(gpu, Mapping):
+        parts.append("GPU unknown")
+    elif gpu.get("works"):
+        parts.append(str(gpu.get("name") or "a GPU"))
+    else:
+        parts.append(f"{gpu['name']} that cannot be used" if gpu.get("name") else "no GPU")
+    machine_id = str(provenance.get("machine_id") or "unknown")
+    return f"{', '.join(parts)} (machine {machine_id[:MACHINE_ID_SHOWN]})"
 
 
 def versions() -> dict[str, str]:
@@ -226,15 +252,15 @@ def doctor_report(folders: Mapping[str, Path] | None = None) -> list[tuple[str, 
         ),
         ("memory", units.count_bytes(memory_bytes()), ""),
     ]
-    if SHARED_MEMORY.is_dir():
-        room_bytes = shutil.disk_usage(SHARED_MEMORY).total
+    if shared_memory.FOLDER.is_dir():
+        room_bytes = shutil.disk_usage(shared_memory.FOLDER).total
         remark = ""
         if room_bytes < SHARED_MEMORY_MIN_BYTES:
             remark = (
                 "loader workers hand over batches through it, and big ones kill them; "
                 "give a container more with: docker run --shm-size=2g"
             )
-        rows.append((str(SHARED_MEMORY), units.count_bytes(room_bytes), remark))
+        rows.append((str(shared_memory.FOLDER), units.count_bytes(room_bytes), remark))
     value = gpu.name or "none"
     if gpu.works:
         value += f", {units.count_bytes(gpu.memory_bytes)}, driver {gpu.driver}"

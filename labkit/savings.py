@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from labkit import machine, media, operations_run
+from labkit import machine, media, operations_run, shared_memory
 from labkit.claims import stand_ins
 from labkit.parts.storage import IN_MEMORY
 from labkit.results import Run
@@ -158,7 +158,7 @@ def _check(run: Run, *, epochs: int, images: int, gpu_hour: float | None) -> Non
 
 
 def _tmpfs_bytes() -> int:
-    folder = media.media().get("tmpfs", machine.SHARED_MEMORY)
+    folder = media.media().get("tmpfs", shared_memory.FOLDER)
     return shutil.disk_usage(folder).total if folder.is_dir() else 0
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit import contracts, machine
+from labkit import contracts, machine, shared_memory
 from labkit.clock import SleepingClock
 from labkit.contracts import Sample
 from labkit.parts.decoding import DECODERS
@@ -135,6 +135,7 @@ class Source:
         """Limit this process's threads by call: environment variables come too late."""
         import cv2
 
+        shared_memory.note_worker()
         cv2.setNumThreads(self.settings.cv2_threads)
 
     def __setstate__(self, state: dict) -> None:

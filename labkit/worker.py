@@ -29,6 +29,7 @@ from dataclasses import asdict
 from functools import partial
 from multiprocessing.util import get_temp_dir
 
+from labkit import shared_memory
 from labkit.settings import Settings
 from labkit.trial import Skip
 
@@ -136,6 +137,7 @@ def serve() -> None:
         os.close(lifeline)
         reason = _await_trial(pid, requests.fileno())
         os.close(held)
+        shared_memory.remove_left(get_temp_dir())
         # It may have been killed in the middle of its answer: that is no part of this line.
         os.write(events, b"\n")
         number = json.loads(line)["request"]
@@ -175,6 +177,7 @@ def _await_trial(pid: int, requests: int) -> str:
         pass  # nobody but the ended trial itself
     _, status = os.waitpid(pid, 0)
     if abandoned:
+        shared_memory.remove_left(get_temp_dir())
         raise SystemExit(0)
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
@@ -192,6 +195,7 @@ def run_once() -> None:
         _answer(line, events)
     # Skips waiting for the watching thread and for loader workers that persist.
     _end_children()
+    shared_memory.remove_left(get_temp_dir())
     os._exit(0)
 
 
@@ -221,23 +225,8 @@ def _one_line(error: BaseException) -> str:
     if line.startswith(("RuntimeError: DataLoader worker", "ConnectionResetError", "EOFError")):
         line += f"; {IF_OUT_OF_MEMORY}"
     if "DataLoader worker" in line and any("No space left" in part for part in text):
-        line = _no_shared_memory() or line
+        line = shared_memory.why_full() or line
     return line
-
-
-def _no_shared_memory() -> str:
-    """Say that batches found no room on their way from the loader workers."""
-    from labkit import units
-    from labkit.machine import SHARED_MEMORY
-
-    if not SHARED_MEMORY.is_dir():
-        return ""
-    room = shutil.disk_usage(SHARED_MEMORY)
-    return (
-        f"{SHARED_MEMORY} must have room for the batches of all loader workers, got "
-        f"{units.count_bytes(room.free)} free of {units.count_bytes(room.total)}; use fewer "
-        "workers or a smaller batch, or give a container more with: docker run --shm-size=2g"
-    )
 
 
 def _read_line(descriptor: int) -> bytes:
@@ -269,7 +258,9 @@ def _share_temporary_folder(events: int) -> None:
 
     Each would make its own, and leave it behind when it is killed.
     """
-    _emit(events, event="started", temporary=get_temp_dir())  # what is forked from here inherits it
+    folder = get_temp_dir()  # what is forked from here inherits it
+    shared_memory.open_roll(folder)
+    _emit(events, event="started", temporary=folder)
 
 
 def _preload() -> None:
@@ -294,6 +285,7 @@ def _end_when_closed(lifeline: int) -> None:
             pass
         try:
             _end_children()
+            shared_memory.remove_left(get_temp_dir())
             shutil.rmtree(get_temp_dir(), ignore_errors=True)
         finally:  # whatever happened to the children meanwhile
             if hasattr(os, "killpg"):

@@ -12,7 +12,7 @@ LABKIT = Path(__file__).parent.parent / "labkit"
 # Lowest first; a module may import only from layers above it in this list.
 LAYERS = [
     ["settings", "contracts", "units", "trial", "progress", "procfs", "pagecache", "frame"],
-    ["clock", "lines"],
+    ["clock", "lines", "shared_memory"],
     ["media", "gpu", "disturbance", "usage"],
     ["machine"],
     ["parts"],

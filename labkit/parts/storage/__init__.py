@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from labkit import media
+from labkit import media, shared_memory
 from labkit.parts.storage import throttled
 from labkit.parts.storage.cache_state import (
     KEEPS_FILES,
@@ -38,7 +38,6 @@ __all__ = [
     "locate", "make_cold", "make_warm", "prepare", "prove", "resident_share", "throttled",
 ]  # fmt: skip
 
-SHARED_MEMORY = Path("/dev/shm")
 # Settings whose files are never anywhere but in memory.
 IN_MEMORY = ("tmpfs", "modelled_memory")
 COPIES = "labkit-data"  # the folder on a medium that holds our copies
@@ -135,10 +134,10 @@ def in_memory(data: Path) -> Storage:
     """
     if "tmpfs" in media.media():
         return on_medium("tmpfs", data)
-    if not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)):
-        raise Skip(f"tmpfs needs {SHARED_MEMORY}, which this platform does not have")
+    if not (shared_memory.FOLDER.is_dir() and os.access(shared_memory.FOLDER, os.W_OK)):
+        raise Skip(f"tmpfs needs {shared_memory.FOLDER}, which this platform does not have")
     # Everybody has a copy of their own: another's could be neither locked nor removed.
-    copy = SHARED_MEMORY / f"labkit-{os.getuid()}-{key(data)}"
+    copy = shared_memory.FOLDER / f"labkit-{os.getuid()}-{key(data)}"
     return Storage(name="tmpfs", directory=copy / _name(data), copy=copy, passing=True)
 
 
