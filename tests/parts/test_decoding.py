@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 import io
-import struct
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from jpegs import encode, exif, photo, with_segment
 from PIL import Image, ImageOps
 
 from labkit import contracts
 from labkit.parts import decoding
 from labkit.parts.decoding import DECODERS, upright
 
-WIDTH_PX, HEIGHT_PX = 53, 37  # odd: halved chroma has a rest in both directions
-
 
 @pytest.fixture(params=DECODERS.values(), ids=DECODERS.keys())
 def decode(request):
     """Each decoder of the table, so a new one needs no new test."""
     return request.param
-
-
-def photo() -> Image.Image:
-    """Smooth colors, different in all corners and channels, with a little noise."""
-    rows, columns = np.mgrid[0:HEIGHT_PX, 0:WIDTH_PX]
-    planes = [rows * 6, columns * 4, 255 - rows * 3 - columns * 2]
-    noise = np.random.default_rng(0).normal(0, 8, (HEIGHT_PX, WIDTH_PX, 3))
-    return Image.fromarray(np.clip(np.stack(planes, axis=2) + noise, 0, 255).astype(np.uint8))
-
-
-def encode(image: Image.Image, **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, options.pop("format", "JPEG"), **options)
-    return file.getvalue()
-
-
-def with_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
-    return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload + jpeg[2:]
-
-
-def exif(orientation: int, order: str = "<") -> bytes:
-    start = b"II*\0" if order == "<" else b"MM\0*"
-    entries = [(0x010F, 2, 4, b"Lab\0"), (0x0112, 3, 1, struct.pack(order + "HH", orientation, 0))]
-    packed = b"".join(struct.pack(order + "HHI", *entry[:3]) + entry[3] for entry in entries)
-    directory = struct.pack(order + "IH", 8, len(entries)) + packed + bytes(4)
-    return b"Exif\0\0" + start + directory
 
 
 def pillow_pixels(jpeg: bytes) -> np.ndarray:

@@ -44,11 +44,12 @@ def classification(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
 
 
 def classification_pillow(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
-    """Make the same sample, resized by Pillow; arguments, result and errors as `classification`.
+    """Make the same sample, resized by Pillow.
 
-    The same four pixels with the same weights as OpenCV's linear filter; Pillow drops the
-    fraction of a grey level where OpenCV rounds.  Decoders deliver arrays, so Pillow also
-    pays for taking one in and giving one back, as its users do around every other library.
+    Arguments, result and errors as `classification`: the same four pixels with the same weights
+    as OpenCV's linear filter; Pillow drops the fraction of a grey level where OpenCV rounds.
+    Decoders deliver arrays, so Pillow also pays for taking one in and giving one back, as its
+    users do around every other library.
     """
     from PIL import Image
 

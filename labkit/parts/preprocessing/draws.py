@@ -30,7 +30,7 @@ COLOUR_OPERATIONS = ("brightness", "contrast", "saturation")
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The constants in detector.json."""
+    """The detector's constants, as detector.json holds them."""
 
     mean_rgb: np.ndarray
     """(3,) float32, of pixels scaled to 0..1."""
@@ -63,7 +63,12 @@ class Draws:
 
 def read_config() -> Config:
     """Read and parse detector.json from disk."""
-    parsed = json.loads(CONFIG_PATH.read_text(encoding="utf-8"))
+    return parse_config(CONFIG_PATH.read_text(encoding="utf-8"))
+
+
+def parse_config(text: str) -> Config:
+    """Parse the constants from JSON."""
+    parsed = json.loads(text)
     category_ids = parsed.pop("category_ids")
     return Config(
         **{name: np.array(values, np.float32) for name, values in parsed.items()},

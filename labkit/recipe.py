@@ -1,0 +1,62 @@
+"""Recipe: a run's winner as plain PyTorch for a person's own train.py, without labkit.
+
+    run ─▶ which variant (recipe_winner) ─▶ comment: its gain and conditions (recipe_header)
+                                         ─▶ code that delivers its batches (recipe_program)
+
+Main trap: what was measured is what must be handed out, so settings come from the run folder,
+never from today's defaults.
+"""
+
+from __future__ import annotations
+
+from labkit.operations_run import NAME as OPERATIONS
+from labkit.recipe_header import comment
+from labkit.recipe_program import BUILT_IN, program
+from labkit.recipe_winner import named, winner
+from labkit.results import Run
+from labkit.settings import Settings
+from labkit.summary import summarize_run
+
+
+def recipe(run: Run, variant: str | None = None) -> str:
+    """Write a variant as plain PyTorch code that does not need labkit.
+
+    Args:
+        run: of any experiment that measures epochs.
+        variant: a label; unset: the winner, or the baseline where nothing beat it.
+
+    Returns:
+        Python source: the measured gain and its conditions as a comment, the code that delivers
+        the variant's batches, and a main program that prints images per second.
+
+    Raises:
+        ValueError: no such variant, it has no numbers, it uses a part of a person's own, or the
+            run measured no epochs.
+    """
+    if run.info.get("kind") == OPERATIONS:
+        raise ValueError("run must measure epochs, got one of operations; take a run of combined")
+    summary = summarize_run(run)
+    row = winner(run, summary) if variant is None else named(summary, variant)
+    settings = Settings(**run.info["variants"][row.variant])
+    _check_parts(row.variant, settings)
+    layout = _layout(run)
+    said = comment(run, summary, row, layout=layout, is_chosen=variant is None)
+    excluded = tuple(run.info.get("excluded") or ())
+    return said + program(settings, layout=layout, excluded=excluded)
+
+
+def _check_parts(variant: str, settings: Settings) -> None:
+    for name, known in BUILT_IN.items():
+        if (value := getattr(settings, name)) not in known:
+            raise ValueError(
+                f"{name} must be one of labkit's own ({', '.join(known)}) to be written out, "
+                f"got {value!r} in the variant {variant!r}; take that part from where you wrote it"
+            )
+
+
+def _layout(run: Run) -> str:
+    """Say what lies in the data's folder; a key of `recipe_pieces.LAYOUTS`."""
+    data = run.info.get("data") or {}
+    if data.get("boxes") != "coco":
+        return "tree"
+    return "coco" if data.get("manifest_hash", "unknown") == "unknown" else "labkit"

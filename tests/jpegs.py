@@ -1,0 +1,37 @@
+"""Small JPEG files of every kind that the decoders disagree about."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+import numpy as np
+from PIL import Image
+
+WIDTH_PX, HEIGHT_PX = 53, 37  # odd: halved chroma has a rest in both directions
+
+
+def photo() -> Image.Image:
+    """Smooth colors, different in all corners and channels, with a little noise."""
+    rows, columns = np.mgrid[0:HEIGHT_PX, 0:WIDTH_PX]
+    planes = [rows * 6, columns * 4, 255 - rows * 3 - columns * 2]
+    noise = np.random.default_rng(0).normal(0, 8, (HEIGHT_PX, WIDTH_PX, 3))
+    return Image.fromarray(np.clip(np.stack(planes, axis=2) + noise, 0, 255).astype(np.uint8))
+
+
+def encode(image: Image.Image, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, options.pop("format", "JPEG"), **options)
+    return file.getvalue()
+
+
+def with_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
+    return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload + jpeg[2:]
+
+
+def exif(orientation: int, order: str = "<") -> bytes:
+    start = b"II*\0" if order == "<" else b"MM\0*"
+    entries = [(0x010F, 2, 4, b"Lab\0"), (0x0112, 3, 1, struct.pack(order + "HH", orientation, 0))]
+    packed = b"".join(struct.pack(order + "HHI", *entry[:3]) + entry[3] for entry in entries)
+    directory = struct.pack(order + "IH", 8, len(entries)) + packed + bytes(4)
+    return b"Exif\0\0" + start + directory
