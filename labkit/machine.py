@@ -161,7 +161,9 @@ def describe(provenance: Mapping[str, object]) -> str:
     else:
         parts.append(f"{gpu['name']} that cannot be used" if gpu.get("name") else "no GPU")
     machine_id = str(provenance.get("machine_id") or "unknown")
-    return f"{', '.join(parts)} (machine {machine_id[:MACHINE_ID_SHOWN]})"
+    if machine_id != "unknown":
+        machine_id = machine_id[:MACHINE_ID_SHOWN]
+    return f"{', '.join(parts)} (machine {machine_id})"
 
 
 def versions() -> dict[str, str]:
