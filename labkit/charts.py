@@ -3,7 +3,7 @@
     Summary -> chart() -> matplotlib Figure -> figures.save() -> .png .svg .pdf
 
 Main trap: cut axes made the documents' gains look four times as large, so the axis starts
-at 0.  What every chart has in common is in `figures`.
+at 0.  What every chart has in common is in `figures`, its rows in `row_figure`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
-from labkit.figures import BAR_IN, DOT, EDGE, INK, row_figure
+from labkit.figures import DOT, EDGE, INK, WIDE, Sheet
+from labkit.row_figure import BAR_IN, row_figure
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
@@ -41,30 +42,31 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def chart(summary: Summary) -> Figure:
+def chart(summary: Summary, sheet: Sheet = WIDE) -> Figure:
     """Draw the normalized times of one run.
 
     Args:
         summary: what `summary.summarize` returns.
+        sheet: `figures.COLUMN` for a column of a paper.
 
     Returns:
         A figure that shows itself in a notebook; its label is `captions.describe(summary)`.
     """
 
     def draw(axes: Axes, middles_in: Sequence[float]) -> list[Artist]:
-        limit = _limit(summary.rows)
+        limit = axis_limit(summary.rows)
         axes.set_xlim(0, limit)
         axes.set_xlabel("normalized epoch time (lower is better)")
-        axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
+        draw_rows(axes, summary, middles_in, limit, sheet)
         for row, y in zip(summary.rows, middles_in):
-            if row.normalized_time is not None:
-                _draw_row(axes, row, y, limit, is_baseline=row.variant == summary.baseline)
-        return _legend(summary)
+            _write_numbers(axes, row, y, sheet)
+        return legend([summary], sheet)
 
-    return row_figure(summary, captions.describe(summary), draw)
+    verdicts = ["" if row.verdict == "baseline" else row.verdict for row in summary.rows]
+    return row_figure(summary, captions.describe(summary), draw, sheet=sheet, remarks=verdicts)
 
 
-def _limit(rows: Sequence[Row]) -> float:
+def axis_limit(rows: Sequence[Row]) -> float:
     """Choose where the axis ends: behind every dot; a very long whisker is cut off."""
     known = [1.0, *(ratio for row in rows for ratio in row.ratios)]
     known += [row.published for row in rows if row.published is not None]
@@ -72,58 +74,112 @@ def _limit(rows: Sequence[Row]) -> float:
     return 1.06 * max(*known, min(max(highs, default=0), 1.5 * max(known)))
 
 
-def _draw_row(axes: Axes, row: Row, y: float, limit: float, *, is_baseline: bool) -> None:
+def draw_rows(
+    axes: Axes, summary: Summary, middles_in: Sequence[float | None], limit: float, sheet: Sheet
+) -> None:
+    """Draw the line of no change, and every measured row's bar, dots, interval and figure.
+
+    Args:
+        axes: whose y axis is in inches.
+        summary: whose rows.
+        middles_in: the middle of every row.
+        limit: where the x axis ends.
+        sheet: what is drawn on.
+    """
+    line = sheet.mark({"color": INK, "linewidth": 1})
+    axes.axvline(1, linestyle=(0, (4, 3)), zorder=2.5, **line)
+    for row, y in zip(summary.rows, middles_in):
+        if row.normalized_time is not None:
+            _draw_row(axes, row, y, limit, sheet, is_baseline=row.variant == summary.baseline)
+
+
+def _draw_row(
+    axes: Axes, row: Row, y: float, limit: float, sheet: Sheet, *, is_baseline: bool
+) -> None:
     look = "baseline" if is_baseline else row.verdict if row.verdict in LOOKS else "other"
     color, hatch = LOOKS[look]
-    axes.barh(y, row.normalized_time, height=BAR_IN, color=color, hatch=hatch, zorder=2, **EDGE)
+    axes.barh(
+        y,
+        row.normalized_time,
+        height=BAR_IN,
+        color=color,
+        hatch=hatch,
+        zorder=2,
+        **sheet.mark(EDGE),
+    )
     # The document's figure, the interval and the dots lie on three lanes, to hide nothing.
     above, below = y - 0.13, y + 0.12
     n = len(row.ratios)
     spread = [below + 0.08 * (i / max(1, n - 1) - 0.5) for i in range(n)]
     for places, mark in ((set(range(n)) - set(row.outliers), DOT), (row.outliers, OUTLIER)):
         at = sorted(places)
-        axes.plot([row.ratios[i] for i in at], [spread[i] for i in at], zorder=4, **mark)
+        axes.plot(
+            [row.ratios[i] for i in at], [spread[i] for i in at], zorder=4, **sheet.mark(mark)
+        )
     if row.ci_low is not None:
-        cut = row.ci_high > limit
-        end = limit if cut else row.ci_high
-        axes.plot([row.ci_low, end], [y, y], zorder=5, solid_capstyle="butt", **WHISKER)
-        axes.plot([row.ci_low], [y], "|", color=INK, markersize=8, zorder=5)
-        axes.plot([end], [y], ">" if cut else "|", color=INK, markersize=8, zorder=5, clip_on=False)
+        draw_whisker(axes, (row.ci_low, row.ci_high), y, limit, sheet)
     if row.published is not None and not is_baseline:  # the baseline's is 1 by definition
-        axes.plot([row.published], [above], zorder=6, **PUBLISHED)
-    interval = "" if row.ci_low is None else units.interval(row.ci_low, row.ci_high)
-    beside, under = (interval, row.verdict) if row.verdict else ("", interval)
-    lift_pt = 7 if under else 0
-    _write_value(axes, y, 8, lift_pt, units.normalized(row.normalized_time), weight="bold")
-    _write_value(axes, y, 48, lift_pt, beside, size=9)
-    _write_value(axes, y, 8, -lift_pt, under, size=9)
+        axes.plot([row.published], [above], zorder=6, **sheet.mark(PUBLISHED))
 
 
-def _write_value(
-    axes: Axes, y: float, right_pt: float, up_pt: float, text: str, **font: object
+def draw_whisker(
+    axes: Axes, ends: tuple[float, float], y: float, limit: float, sheet: Sheet, size: float = 8
 ) -> None:
+    """Draw an interval; one that leaves the axis is cut off and ends in an arrow."""
+    low, high = ends
+    cut = high > limit
+    end, cap = min(high, limit), sheet.mark({"color": INK, "markersize": size, "zorder": 5})
+    axes.plot([low, end], [y, y], zorder=5, solid_capstyle="butt", **sheet.mark(WHISKER))
+    axes.plot([low], [y], "|", **cap)
+    axes.plot([end], [y], ">" if cut else "|", clip_on=False, **cap)
+
+
+def _write_numbers(axes: Axes, row: Row, y: float, sheet: Sheet) -> None:
+    """Write a row's ratio, interval and verdict beside its bar; a narrow sheet's is above it."""
+    if row.normalized_time is None:
+        return
+    interval = "" if row.ci_low is None else units.interval(row.ci_low, row.ci_high)
+    beside, under = (
+        ("", interval) if sheet.is_narrow or not row.verdict else (interval, row.verdict)
+    )
+    lift_pt = 7 if under else 0
+    value = units.normalized(row.normalized_time)
+    write_beside(axes, y, (8, lift_pt), value, sheet, weight="bold")
+    write_beside(axes, y, (48, lift_pt), beside, sheet, size=9)
+    write_beside(axes, y, (8, -lift_pt), under, sheet, size=9)
+
+
+def write_beside(
+    axes: Axes, y: float, offset_pt: tuple[float, float], text: str, sheet: Sheet,
+    size: float = 10, **font: object,
+) -> None:  # fmt: skip
+    """Write right of the axes, some points right of their end and above y."""
     axes.annotate(
-        text, (1, y), (right_pt, up_pt), xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points", va="center", annotation_clip=False, **font,
+        text, (1, y), [pt * sheet.scale for pt in offset_pt], size=size * sheet.scale,
+        xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="center",
+        annotation_clip=False, **font,
     )  # fmt: skip
 
 
-def _legend(summary: Summary) -> list[Artist]:
+def legend(summaries: Sequence[Summary], sheet: Sheet) -> list[Artist]:
+    """Make what explains the marks of all these runs' rows; nothing where none is measured."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    measured = [row for row in summary.rows if row.normalized_time is not None]
+    measured = [row for s in summaries for row in s.rows if row.normalized_time is not None]
     if not measured:
         return []
     color, hatch = LOOKS["baseline"]
     handles = [
-        Patch(facecolor=color, hatch=hatch, edgecolor=EDGE["edgecolor"], label="baseline"),
-        Line2D([], [], label="one trial", **DOT),
+        Patch(facecolor=color, hatch=hatch, label="baseline", **sheet.mark(EDGE)),
+        Line2D([], [], label="one trial", **sheet.mark(DOT)),
     ]
     if any(row.outliers for row in measured):
-        handles.append(Line2D([], [], label="outlier", **OUTLIER))
+        handles.append(Line2D([], [], label="outlier", **sheet.mark(OUTLIER)))
     if any(row.ci_low is not None for row in measured):
-        handles.append(Line2D([], [], label="95 % interval", marker="|", markersize=8, **WHISKER))
-    if any(row.published is not None for row in measured if row.variant != summary.baseline):
-        handles.append(Line2D([], [], label="published", **PUBLISHED))
+        whisker = sheet.mark({"marker": "|", "markersize": 8, **WHISKER})
+        handles.append(Line2D([], [], label="95 % interval", **whisker))
+    others = [row for s in summaries for row in s.rows if row.variant != s.baseline]
+    if any(row.published is not None and row.normalized_time is not None for row in others):
+        handles.append(Line2D([], [], label="published", **sheet.mark(PUBLISHED)))
     return handles

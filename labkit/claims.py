@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import catalog, machine, operations_run, units
-from labkit.captions import EMULATED_WORDS
-from labkit.captions import find_stand_ins as stand_ins
 from labkit.claim_list import CLAIMS, Claim
 from labkit.operations_summary import compare_twins, count_blocks, summarize_operations
 from labkit.results import Run, newest_runs
+from labkit.row_words import EMULATED_WORDS
+from labkit.row_words import find_stand_ins as stand_ins
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import UNSTABLE, agreement
 from labkit.summary import Row, summarize
@@ -53,6 +54,28 @@ def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str
         machine_id = machine.provenance()["machine_id"]
     runs = newest_runs(results, lambda info: _weight(info, machine_id))
     return [_row(claim, runs) for claim in CLAIMS]
+
+
+def answers_of(run: Run, machine_id: str) -> list[dict[str, object]]:
+    """Answer from one run the claims that its experiment tests.
+
+    Args:
+        run: any run.
+        machine_id: whose runs may answer.
+
+    Returns:
+        Rows as of `answers`, resting on this run alone; none for a run that is not finished
+        or of another machine.
+    """
+    if _weight(run.info, machine_id) is None:
+        return []
+    name, rows = run.info["experiment"], []
+    for claim in CLAIMS:
+        if own := tuple(test for test in claim.tests if test[0] == name):
+            (_, variant, expected), *also = own
+            asked = {"variant": variant, "expected": expected, "also": tuple(also)}
+            rows.append(_row(replace(claim, experiment=name, **asked), {name: run}))
+    return rows
 
 
 def _weight(info: Mapping[str, object], machine_id: str) -> int | None:
@@ -168,7 +191,7 @@ def _measured(
     if expected is not None:
         figures += f", {units.normalized(expected)} published"
     if not row.verdict:
-        return f"{figures}{where}; {_why_unjudged(info, row)}"
+        return f"{figures}{where}; {why_unjudged(info, row)}"
     word = _word(row, expected, direction)
     if expected is None and not word.startswith(row.verdict):
         figures = f"{row.verdict}, {figures}"  # there is no figure that would say it
@@ -188,7 +211,8 @@ def _word(row: Row, expected: float | None, direction: str) -> str:
     return "differs" if row.verdict in against else "inconclusive"
 
 
-def _why_unjudged(info: Mapping[str, object], row: Row) -> str:
+def why_unjudged(info: Mapping[str, object], row: Row) -> str:
+    """Say why no verdict is spoken over a row that has a number and none."""
     if info.get("protocol") == AS_PUBLISHED:
         return f"a run {AS_PUBLISHED} speaks no verdict"
     mode = MODES.get(info["mode"])

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit import captions, units
-from labkit.figures import DOT, EDGE, SOFT_INK, row_figure
+from labkit import captions, row_words, units
+from labkit.charts import write_beside
+from labkit.figures import DOT, EDGE, SOFT_INK, WIDE, Sheet
+from labkit.row_figure import row_figure
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
@@ -35,11 +37,12 @@ COLUMNS = (
 )
 
 
-def epoch_chart(summary: Summary) -> Figure:
+def epoch_chart(summary: Summary, sheet: Sheet = WIDE) -> Figure:
     """Draw the seconds of each variant's first and later epochs.
 
     Args:
         summary: what `summary.summarize` returns.
+        sheet: `figures.COLUMN` for a column of a paper.
 
     Returns:
         A figure that shows itself in a notebook; its label is
@@ -47,50 +50,61 @@ def epoch_chart(summary: Summary) -> Figure:
     """
 
     def draw(axes: Axes, middles_in: Sequence[float]) -> list[Artist]:
-        bars = [captions.epoch_bars(row) for row in summary.rows]
+        bars = [row_words.epoch_bars(row) for row in summary.rows]
         limit = max((max(bar.all_s) for of_row in bars for bar in of_row), default=1.0)
         axes.set_xlim(0, 1.06 * limit)
         axes.set_xlabel("seconds per epoch (lower is better)")
-        if any(bars):
+        if any(bars) and not sheet.is_narrow:
             for heading, right_pt in COLUMNS:
-                _write(axes, 0, right_pt, heading, up_pt=14, size=8.5, color=SOFT_INK)
+                write_beside(axes, 0, (right_pt, 14), heading, sheet, size=8.5, color=SOFT_INK)
         for row, y, of_row in zip(summary.rows, middles_in, bars):
             if of_row:
-                _draw_row(axes, row, y, of_row)
-        return _legend([bar.name for of_row in bars for bar in of_row])
+                _draw_row(axes, row, y, of_row, sheet)
+        return _legend([bar.name for of_row in bars for bar in of_row], sheet)
 
-    return row_figure(summary, captions.describe_epochs(summary), draw)
+    alt, proofs = captions.describe_epochs(summary), [_proof(row) for row in summary.rows]
+    return row_figure(summary, alt, draw, sheet=sheet, remarks=proofs)
 
 
-def _draw_row(axes: Axes, row: Row, y: float, bars: Sequence[captions.EpochBar]) -> None:
+def _proof(row: Row) -> str:
+    """Say in one line what stands in columns where there is room."""
+    if not row.epochs_s:
+        return ""
+    memory, disk, swapped = row_words.proof(row)
+    return f"in memory before: {memory} · from disk: {disk} · swapped: {swapped}"
+
+
+def _draw_row(
+    axes: Axes, row: Row, y: float, bars: Sequence[row_words.EpochBar], sheet: Sheet
+) -> None:
     for i, (bar, (color, hatch)) in enumerate(zip(bars, LOOKS)):
         middle = y + BAR_IN * (i - (len(bars) - 1) / 2)
-        axes.barh(middle, bar.mean_s, height=BAR_IN, color=color, hatch=hatch, zorder=2, **EDGE)
+        axes.barh(
+            middle,
+            bar.mean_s,
+            height=BAR_IN,
+            color=color,
+            hatch=hatch,
+            zorder=2,
+            **sheet.mark(EDGE),
+        )
         n = len(bar.all_s)
         spread = [middle + 0.1 * (j / max(1, n - 1) - 0.5) for j in range(n)]
-        axes.plot(bar.all_s, spread if n > 1 else [middle], zorder=4, **DOT)
-        _write(axes, middle, SECONDS_PT, units.seconds(bar.mean_s), size=9)
-    for (_, right_pt), text in zip(COLUMNS, captions.proof(row)):
-        _write(axes, y, right_pt, text, size=9)
+        axes.plot(bar.all_s, spread if n > 1 else [middle], zorder=4, **sheet.mark(DOT))
+        write_beside(axes, middle, (SECONDS_PT, 0), units.seconds(bar.mean_s), sheet, size=9)
+    if not sheet.is_narrow:
+        for (_, right_pt), text in zip(COLUMNS, row_words.proof(row)):
+            write_beside(axes, y, (right_pt, 0), text, sheet, size=9)
 
 
-def _write(
-    axes: Axes, y: float, right_pt: float, text: str, *, up_pt: float = 0, **font: object
-) -> None:
-    axes.annotate(
-        text, (1, y), (right_pt, up_pt), xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points", va="center", annotation_clip=False, **font,
-    )  # fmt: skip
-
-
-def _legend(names: Sequence[str]) -> list[Artist]:
+def _legend(names: Sequence[str], sheet: Sheet) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     if not names:
         return []
     handles = [
-        Patch(facecolor=color, hatch=hatch, edgecolor=EDGE["edgecolor"], label=name)
+        Patch(facecolor=color, hatch=hatch, label=name, **sheet.mark(EDGE))
         for name, (color, hatch) in zip(sorted(set(names)), LOOKS)
     ]
-    return [*handles, Line2D([], [], label="one epoch of one trial", **DOT)]
+    return [*handles, Line2D([], [], label="one epoch of one trial", **sheet.mark(DOT))]

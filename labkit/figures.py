@@ -1,12 +1,14 @@
-"""The page that every chart is drawn on: its look, its head, its rows, and the files.
+"""What every chart has in common: its sheet, look, head and foot, and the files.
 
     head: question, stand-ins, conditions   ┐
-    row:  variant │ what draw() draws        ├─ row_figure() -> Figure -> save() -> .png .svg .pdf
-    foot: axis, legend                      ┘
+          what a chart draws                ├─ save() -> .png .svg .pdf
+    foot: where the numbers come from       ┘   mimebundle() -> a notebook
 
-The page is laid out in inches, so that long texts get lines instead of being cut.  Equal
-summaries give equal bytes.  Main trap: pyplot keeps global state that breaks in the threads
-a notebook runs, so figures are made through objects only, under one lock.
+A sheet is laid out in inches, so that long texts get lines instead of being cut.  A column of
+a paper is a narrower sheet, drawn smaller: lengths here are those of the wide one, and a
+sheet's scale turns them into printed ones.  Equal summaries give equal bytes.  Main trap:
+pyplot keeps global state that breaks in the threads a notebook runs, so figures are made
+through objects only, under one lock.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import io
 import re
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,23 +27,21 @@ from labkit import captions
 from labkit.summary import Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("labkit.mplstyle")
 # Matplotlib's settings are global, also for figures made in other threads.
 _LOCK = threading.RLock()
 
-WIDTH_IN = 8.4
 PAD_IN = 0.15
 LINE_IN = 0.19  # one line of 10 pt text
-ROW_IN = 0.62
-BAR_IN = 0.42
-LABEL_IN = 2.0  # longest line of a variant's name
-FOOT_IN = 1.0  # ticks, axis label and legend
+SMALL_LINE_IN = 0.17  # of 9 pt
+ORIGIN_PT, ORIGIN_LINE_IN = 7.5, 0.135
+LEGEND_PT, LEGEND_LINE_IN = 9, 0.2
+LEGEND_KEY_IN = 0.62  # the mark of an entry, and the space around it
 
 INK, SOFT_INK, WARNING_INK = "#1a1a1a", "#555555", "#9c3a00"
 EDGE = {"edgecolor": "#707070", "linewidth": 0.7}
@@ -56,64 +57,35 @@ CJK_FONTS = (
 )  # fmt: skip
 
 
-def row_figure(
-    summary: Summary,
-    alt: str,
-    draw: Callable[[Axes, Sequence[float]], Sequence[Artist]],
-) -> Figure:
-    """Draw a page with one row per variant; those without a number get their reason.
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """How much room a chart has, and how small it is printed."""
 
-    Args:
-        summary: what `summary.summarize` returns.
-        alt: all that the picture shows, in words.
-        draw: draws the measured rows, given the axes and the middle of every row, in inches
-            from the top; also sets the x axis, and returns what the legend explains.
+    width_in: float
+    """Before scaling, as all lengths of a layout."""
+    scale: float
+    """Printed lengths and letters over those of the layout."""
 
-    Returns:
-        A figure that shows itself in a notebook; its label is `alt`.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    @property
+    def is_narrow(self) -> bool:
+        """Whether names stand above their bars, not beside them."""
+        return self.width_in < WIDE.width_in
 
-    with style():
-        figure = Figure(layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        figure.set_label(alt)
-        fit = fitter(figure)
-        names = [fit(row.variant, LABEL_IN) for row in summary.rows]
-        reason_in = WIDTH_IN - LABEL_IN - 4 * PAD_IN
-        reasons = [fit(captions.reason(row), reason_in) for row in summary.rows]
-        heights_in = [
-            max(ROW_IN, (1 + max(text.count("\n") for text in pair)) * LINE_IN + PAD_IN)
-            for pair in zip(names, reasons)
-        ]
-        middles_in = [sum(heights_in[:i]) + height / 2 for i, height in enumerate(heights_in)]
-        lines = head(summary, fit)
-        head_in = head_height_in(lines)
-        height_in = head_in + sum(heights_in) + FOOT_IN
-        figure.set_size_inches(WIDTH_IN, height_in)
-        figure.get_layout_engine().set(rect=(0, 0, 1, 1 - head_in / height_in), w_pad=PAD_IN)
+    def mark(self, look: Mapping[str, object]) -> dict[str, object]:
+        """Give a line's or a mark's look in its printed size."""
+        return {k: v * self.scale if k in MARK_SIZES else v for k, v in look.items()}
 
-        axes = figure.add_subplot()
-        axes.set_ylim(sum(heights_in), 0)
-        axes.set_yticks(middles_in, names)
-        axes.tick_params(axis="y", length=0)
-        handles = draw(axes, middles_in)
-        for y, reason in zip(middles_in, reasons):
-            if reason:
-                axes.text(
-                    axes.get_xlim()[1] * 0.01, y, reason, va="center", color=SOFT_INK,
-                    style="italic", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-                )  # fmt: skip
-        if handles:
-            figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
-        draw_head(figure, lines)
-        canvas.draw()
-        # Laying out again for every file would move things by fractions of a pixel.
-        figure.set_layout_engine("none")
-    # Figures made without pyplot do not show themselves; IPython looks for this name.
-    figure._repr_mimebundle_ = lambda **_: mimebundle(figure)
-    return figure
+
+WIDE = Sheet(width_in=8.4, scale=1.0)
+# 85 mm, a column of most papers.  10 pt become 7 pt, and the smallest letters still have 5.
+COLUMN = Sheet(width_in=4.8, scale=0.7)
+MARK_SIZES = {"linewidth", "markersize", "markeredgewidth"}
+# What matplotlib takes for everything that is not told its size, in points.
+RC_SIZES = (
+    "font.size", "legend.fontsize", "axes.linewidth", "axes.labelpad", "grid.linewidth",
+    "hatch.linewidth", "lines.linewidth", "patch.linewidth", "xtick.major.size",
+    "xtick.major.width", "xtick.major.pad", "ytick.major.pad",
+)  # fmt: skip
 
 
 def save(figure: Figure, path_without_suffix: Path | str) -> tuple[Path, Path, Path]:
@@ -133,14 +105,18 @@ def save(figure: Figure, path_without_suffix: Path | str) -> tuple[Path, Path, P
     return png, svg, pdf
 
 
-def to_bytes(figure: Figure, kind: str, *, dpi: int = 150) -> bytes:
+def to_bytes(figure: Figure, kind: str, *, dpi: int = 150, outlines: bool = False) -> bytes:
     """Render a figure to one format.
 
     Args:
-        figure: from `row_figure`, or drawn with `style`.
+        figure: drawn with `style`.
         kind: png, svg or pdf.
         dpi: dots per inch; svg and pdf need none.
+        outlines: draw the letters of an svg, which then looks the same where its fonts are
+            missing; else they are text that can be searched and edited.
     """
+    import matplotlib
+
     alt = figure.get_label()
     metadata = {
         "png": {"Software": None, "Description": alt},
@@ -149,18 +125,24 @@ def to_bytes(figure: Figure, kind: str, *, dpi: int = 150) -> bytes:
     }[kind]
     buffer = io.BytesIO()
     with style():
+        if outlines:
+            matplotlib.rcParams["svg.fonttype"] = "path"
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
-    return buffer.getvalue()
+    drawn = buffer.getvalue()
+    # Verdana's letters are as wide as those of DejaVu, of which it is the model.
+    return drawn.replace(b"'DejaVu Sans'", b"'DejaVu Sans', Verdana") if kind == "svg" else drawn
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def style(sheet: Sheet = WIDE) -> Iterator[None]:
     """Use labkit's look, and no setting of the person's own, while drawing."""
     import matplotlib
     from matplotlib.font_manager import fontManager
 
     with _LOCK, matplotlib.rc_context():
         matplotlib.rc_file(STYLE)
+        for name in RC_SIZES:
+            matplotlib.rcParams[name] *= sheet.scale
         installed = {font.name for font in fontManager.ttflist}
         # Naming a font that is not there makes matplotlib warn at every text.
         cjk = [name for name in CJK_FONTS if name in installed]
@@ -198,14 +180,26 @@ def _words(text: str) -> list[str]:
     return re.findall(rf"\s+|[{wide}]|[^\s{wide}_/,-]+[_/,-]*|[_/,-]+", " ".join(text.split()))
 
 
-def head(summary: Summary, fit: Callable[..., str]) -> list[tuple[str, float, str, str]]:
+def head(
+    summary: Summary, fit: Callable[..., str], sheet: Sheet = WIDE
+) -> list[tuple[str, float, str, str]]:
     """Compose the title area: (text, size, weight, colour) from top to bottom."""
     lines = [(summary.question, 13, "bold", INK)]
     if stand_ins := captions.stand_ins(summary):
         lines.append((" · ".join(stand_ins), 10, "bold", WARNING_INK))
     lines.append((captions.conditions(summary), 9, "normal", SOFT_INK))
-    width_in = WIDTH_IN - 2 * PAD_IN
-    return [(fit(text, width_in, size, weight), size, weight, c) for text, size, weight, c in lines]
+    return fit_head(lines, fit, sheet)
+
+
+def fit_head(
+    lines: Sequence[tuple[str, float, str, str]], fit: Callable[..., str], sheet: Sheet
+) -> list[tuple[str, float, str, str]]:
+    """Break a title area's texts into lines as wide as the sheet; their own breaks stay."""
+    width_in = sheet.width_in - 2 * PAD_IN
+    return [
+        ("\n".join(fit(line, width_in, size, weight) for line in text.split("\n")), size, weight, c)
+        for text, size, weight, c in lines
+    ]
 
 
 def head_height_in(head: Sequence[tuple[str, float, str, str]]) -> float:
@@ -213,21 +207,67 @@ def head_height_in(head: Sequence[tuple[str, float, str, str]]) -> float:
     return PAD_IN + sum(size * 0.019 * (1 + text.count("\n")) for text, size, *_ in head)
 
 
-def draw_head(figure: Figure, head: Sequence[tuple[str, float, str, str]]) -> None:
+def draw_head(
+    figure: Figure, head: Sequence[tuple[str, float, str, str]], sheet: Sheet = WIDE
+) -> None:
     """Write the title area.
 
     Args:
         figure: of its final size.
         head: (text, size, weight, colour) from top to bottom, already broken into lines.
+        sheet: what the figure is drawn on.
     """
-    width_in, height_in = figure.get_size_inches()
+    height_in = figure.get_size_inches()[1] / sheet.scale
     top_in = height_in - PAD_IN
     for text, size, weight, color in head:
         figure.text(
-            PAD_IN / width_in, top_in / height_in, text, size=size, weight=weight, color=color,
-            va="top", linespacing=1.25,
+            PAD_IN / sheet.width_in, top_in / height_in, text, size=size * sheet.scale,
+            weight=weight, color=color, va="top", linespacing=1.25,
         )  # fmt: skip
         top_in -= size * 0.019 * (1 + text.count("\n"))
+
+
+def fit_foot(origin: str, fit: Callable[..., str], sheet: Sheet) -> str:
+    """Break the line that says where the numbers come from, between its parts if it can."""
+    width_in, lines = sheet.width_in - 2 * PAD_IN, [""]
+    for part in origin.split(" · ") if origin else []:
+        longer = f"{lines[-1]} · {part}" if lines[-1] else part
+        if "\n" in fit(longer, width_in, ORIGIN_PT) and lines[-1]:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    return "\n".join(fit(line, width_in, ORIGIN_PT) for line in lines if line)
+
+
+def foot_height_in(foot: str) -> float:
+    """Say how high `draw_foot` makes the line at the bottom; 0 without one."""
+    return PAD_IN / 2 + ORIGIN_LINE_IN * (1 + foot.count("\n")) if foot else 0.0
+
+
+def draw_foot(figure: Figure, foot: str, sheet: Sheet = WIDE) -> None:
+    """Write where the numbers come from, small, at the bottom."""
+    if foot:
+        height_in = figure.get_size_inches()[1] / sheet.scale
+        figure.text(
+            PAD_IN / sheet.width_in, PAD_IN / 2 / height_in, foot, size=ORIGIN_PT * sheet.scale,
+            color=SOFT_INK, va="bottom", linespacing=1.25,
+        )  # fmt: skip
+
+
+def count_legend_columns(figure: Figure, handles: Sequence[Artist], sheet: Sheet) -> int:
+    """Say how many entries of a legend fit into a line; at least 1."""
+    from matplotlib.font_manager import FontProperties
+
+    renderer, font = figure.canvas.get_renderer(), FontProperties(size=LEGEND_PT)
+    labels = [str(handle.get_label()) for handle in handles]
+    widths_in = [
+        renderer.get_text_width_height_descent(label, font, False)[0] / figure.dpi + LEGEND_KEY_IN
+        for label in labels
+    ]
+    room_in = sheet.width_in - 2 * PAD_IN
+    if sum(widths_in) <= room_in:
+        return max(1, len(handles))
+    return max(1, int(room_in / max(widths_in)))
 
 
 def mimebundle(figure: Figure) -> tuple[dict[str, str], dict[str, object]]:

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 
 from labkit import units
 from labkit.block_ratios import Compared, compare
-from labkit.captions import EpochBar, epoch_bars, join, quote
 from labkit.counted import SWAPPED
 from labkit.parts.storage import IN_MEMORY
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
+from labkit.row_words import EpochBar, epoch_bars, join, quote
 from labkit.settings import AS_PUBLISHED
 from labkit.summary import Row, Summary
 

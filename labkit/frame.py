@@ -13,16 +13,16 @@ person computes with.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from html import escape
 from typing import ClassVar
 
 import pandas as pd
 
 from labkit import units
+from labkit.table_html import is_short, second_row
 
 NO_MATH = "tex2jax_ignore mathjax_ignore"  # $HOME is no formula
-UNBROKEN = 24  # letters: "0.894 [0.872, 0.917]" stays on one line, a reason does not
 # Inline, as front ends drop style sheets of notebooks that are not trusted.  Opacity keeps the
 # ink that fits the theme, light or dark.
 SOFT = "opacity:.8;font-size:.92em;line-height:1.35"
@@ -33,6 +33,7 @@ CELL = f'style="{_LEFT};{_LINE}"'
 SHORT_CELL = f'style="{_LEFT};{_LINE};white-space:nowrap"'
 FIRST = f'style="{_LEFT};{_LINE};min-width:9em;overflow-wrap:anywhere"'
 UNDER = f'style="{_LEFT};padding-top:0"'
+SMALL = f'style="{SOFT}"'
 PLAIN = 'style="background:transparent"'  # stripes would tell a row from its second line
 
 
@@ -44,8 +45,8 @@ class Frame(pd.DataFrame):
 
     caption: Sequence[str] = ()
     """Shown above: what the table is about; the last line in small print."""
-    second_lines: Mapping[str, str] = {}
-    """Row's name -> what its numbers rest on; rows of other names have none."""
+    second_lines: Mapping[Hashable, str] = {}
+    """Row's name, or names -> what its numbers rest on; rows of other names have none."""
     notes: Sequence[str] = ()
     """Shown below."""
 
@@ -73,24 +74,23 @@ class Frame(pd.DataFrame):
     def _has_second_lines(self) -> bool:
         """Whether rows still are what the second lines belong to: each name stands for one."""
         names = self.index
-        return names.nlevels == 1 and names.is_unique and any(map(self.second_lines.get, names))
+        return names.is_unique and any(map(self.second_lines.get, names))
 
     def _html_rows(self) -> str:
         # pandas' own words for the cells: people may have added columns of numbers.
         cells = self.to_html(header=False, index=False, max_rows=None, max_cols=None)
         _, *rows = cells.partition("<tbody>")[2].split("<tr>")
-        columns = [self.index.name or "", *self.columns]
+        columns = [*(name or "" for name in self.index.names), *self.columns]
         head = "".join(f'<th scope="col" {LEFT}>{escape(str(name))}</th>' for name in columns)
         groups = []
         for name, row in zip(self.index, rows, strict=True):
             row = re.sub(r"<td>(.*?)</td>", _left, row.partition("</tr>")[0], flags=re.DOTALL)
-            lines = f'<tr {PLAIN}><th scope="row" {FIRST}>{escape(str(name))}</th>{row}</tr>'
-            if second := self.second_lines.get(name):
-                lines += (
-                    f'<tr class="labkit-second" {PLAIN}><td colspan="{len(columns)}" {UNDER}>'
-                    f'<span style="{SOFT}">{escape(second)}</span></td></tr>'
-                )
-            groups.append(f"<tbody>{lines}</tbody>")
+            levels = name if isinstance(name, tuple) else (name,)
+            heads = "".join(f'<th scope="row" {FIRST}>{escape(str(x))}</th>' for x in levels)
+            under = second_row(
+                self.second_lines.get(name, ""), len(columns), row=PLAIN, cell=UNDER, small=SMALL
+            )
+            groups.append(f"<tbody><tr {PLAIN}>{heads}{row}</tr>{under}</tbody>")
         return (
             '<div style="overflow-x:auto;margin-top:.6em"><table class="dataframe">'
             f"<thead><tr>{head}</tr></thead>{''.join(groups)}</table></div>"
@@ -110,7 +110,7 @@ class Frame(pd.DataFrame):
         return f'<ul style="{SOFT}">{items}</ul>' if items else ""
 
     def _text_rows(self) -> str:
-        lines = self.to_string().splitlines()
+        lines = self.to_string(sparsify=False).splitlines()
         head = len(lines) - len(self)
         for name, line in zip(self.index, lines[head:], strict=True):
             lines += [line.rstrip(), *units.small_print(self.second_lines.get(name, ""))]
@@ -119,4 +119,4 @@ class Frame(pd.DataFrame):
 
 def _left(cell: re.Match[str]) -> str:
     words = cell[1]
-    return f"<td {SHORT_CELL if len(words) <= UNBROKEN else CELL}>{words}</td>"
+    return f"<td {SHORT_CELL if is_short(words) else CELL}>{words}</td>"

@@ -9,13 +9,23 @@ kinds, epochs and single operations; whatever asks for a run takes either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import charts, figures, machine, operations_chart, operations_report, page, report
+from labkit import (
+    charts,
+    comparison,
+    figures,
+    machine,
+    operations_chart,
+    operations_report,
+    page,
+    report,
+    report_words,
+)
 from labkit.captions import self_checks, stand_ins
 from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
@@ -27,16 +37,18 @@ from labkit.forecast import forecast as expect
 from labkit.lines import Lines
 from labkit.operations_run import NAME as OPERATIONS_RUN
 from labkit.operations_summary import summarize_operations
-from labkit.page import Section
 from labkit.plan import check_blocks
 from labkit.predictions import document_predictions, predict, predictions_table
+from labkit.recipe import recipe as write_recipe
+from labkit.reproduce import of_run
 from labkit.results import Run, explain_unwritable, newest_runs
 from labkit.savings import savings as project
 from labkit.savings_text import describe
+from labkit.sections import Section
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
+from labkit.side_by_side import side_by_side as draw_side_by_side
 from labkit.source import open_source
-from labkit.summary import Summary
-from labkit.summary import summarize as _summarize
+from labkit.summary import Summary, summarize_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +63,7 @@ EPOCHS_APART = ("storage",)
 
 def summarize(run: Run) -> Summary:
     """Derive a run's rows of statistics from its trials."""
-    return _summarize({**run.info, "set_aside": run.set_aside}, run.trials)
+    return summarize_run(run)
 
 
 def table(run: Run, detail: bool = False) -> pd.DataFrame:
@@ -68,6 +80,13 @@ def text(run: Run) -> str:
     return report.text(summarize(run))
 
 
+def markdown(run: Run) -> str:
+    """Write a run's table as GitHub's Markdown, with its conditions and notes."""
+    if _is_operations(run):
+        return operations_report.operations_markdown(run)
+    return report.markdown(summarize(run))
+
+
 def rows(run: Run) -> list[dict[str, object]]:
     """List a run's rows as JSON can hold them."""
     if _is_operations(run):
@@ -75,16 +94,42 @@ def rows(run: Run) -> list[dict[str, object]]:
     return report.rows(summarize(run))
 
 
-def chart(run: Run) -> Figure:
-    """Show a run's chart."""
+def chart(run: Run, *, column: bool = False) -> Figure:
+    """Show a run's chart.
+
+    Args:
+        run: of any kind.
+        column: lay it out anew for a column of a paper, 85 mm wide.
+    """
+    sheet = figures.COLUMN if column else figures.WIDE
     if _is_operations(run):
-        return operations_chart.operations_chart(run)
-    return charts.chart(summarize(run))
+        return operations_chart.operations_chart(run, sheet)
+    return charts.chart(summarize(run), sheet)
 
 
-def epoch_chart(run: Run) -> Figure:
-    """Show a run's epochs one by one, with what was in memory and what came from a disk."""
-    return draw_epochs(summarize(run))
+def epoch_chart(run: Run, *, column: bool = False) -> Figure:
+    """Show a run's epochs one by one, with what was in memory and what came from a disk.
+
+    Args:
+        run: of an experiment.
+        column: lay it out anew for a column of a paper, 85 mm wide.
+    """
+    return draw_epochs(summarize(run), figures.COLUMN if column else figures.WIDE)
+
+
+def side_by_side(runs: Sequence[Run], *, column: bool = False) -> Figure:
+    """Show runs of one experiment beside one another, each against its own baseline.
+
+    Args:
+        runs: one to six, of any machine and mode; see `side_by_side.side_by_side`.
+        column: lay it out anew for a column of a paper, 85 mm wide.
+    """
+    return draw_side_by_side(runs, figures.COLUMN if column else figures.WIDE)
+
+
+def compare_table(runs: Sequence[Run]) -> Frame:
+    """Show runs of one experiment beside one another, a column each; see `comparison`."""
+    return comparison.compare_table(runs)
 
 
 def findings(run: Run) -> Lines:
@@ -103,6 +148,11 @@ def predictions(run: Run) -> pd.DataFrame:
 def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None) -> Lines:
     """Say what a run's winner would save over a whole training; see `savings.savings`."""
     return Lines(describe(project(run, epochs=epochs, images=images, gpu_hour=gpu_hour)))
+
+
+def recipe(run: Run, variant: str | None = None) -> str:
+    """Write a run's winner as plain PyTorch code for a train.py; see `recipe.recipe`."""
+    return write_recipe(run, variant)
 
 
 def forecast(
@@ -148,7 +198,7 @@ def newest_run(name: str, results: Path | str = "results") -> Run | None:
 
 def gallery(results: Path | str = "results") -> Gallery:
     """Show the chart and the table of every experiment's newest finished run."""
-    return Gallery([section(run) for run in _newest(results)])
+    return Gallery([section(run) for run in newest_to_show(results)])
 
 
 class Gallery:
@@ -174,8 +224,12 @@ class Gallery:
 def _frame(section: Section) -> Frame:
     from labkit.frame import Frame
 
-    name, *_ = section.header
-    frame = Frame(section.cells, columns=section.header).set_index(name)
+    # As many columns name a row as it takes: the variant, or operation and library.
+    names = next(
+        (n for n in (1, 2) if len({tuple(row[:n]) for row in section.cells}) == len(section.cells)),
+        1,
+    )
+    frame = Frame(section.cells, columns=section.header).set_index(list(section.header[:names]))
     frame.second_lines = dict(zip(frame.index, section.second_lines))
     return frame
 
@@ -204,7 +258,7 @@ def write_page(results: Path | str = "results") -> Path:
     Raises:
         ValueError: there is no run yet.
     """
-    newest = _newest(results)
+    newest = newest_to_show(results)
     if not newest:
         raise ValueError(
             f"results must hold at least one run, got none in {results}; "
@@ -276,7 +330,7 @@ def _is_finished(info: Mapping[str, object]) -> int | None:
     return None if info["status"] != "finished" else int(not _is_as_published(info))
 
 
-def _newest(results: Path | str) -> list[Run]:
+def newest_to_show(results: Path | str) -> list[Run]:
     """Take every experiment's run to show: in the documents' order, a person's own after it.
 
     A run as in the document stands beside the corrected one.
@@ -299,17 +353,26 @@ def _newest(results: Path | str) -> list[Run]:
 def section(run: Run) -> Section:
     """Gather what a page shows of a run."""
     name = f"{run.folder.parent.name}/{run.folder.name}"
+    command, code = of_run(run.info)
+    unfinished = list(filter(None, [report_words.whole(run.info)]))
     if _is_operations(run):
         cells = operations_report.operations_cells(run)
         found = summarize_operations(run)
         return Section(
             title=run.info["question"],
             run=name,
+            warnings=unfinished,
             conditions=operations_report.operations_conditions(run),
+            setup=report_words.setup(run.info),
+            hardware=report_words.hardware(run.info),
             figures=[chart(run)],
             header=cells[0],
             cells=cells[1:],
+            naming=2,
+            second_lines=operations_report.operations_second_lines(run),
             notes=operations_report.operations_notes(run, found),
+            command=command,
+            code=code,
             info=run.info,
         )
     summary = summarize(run)
@@ -323,14 +386,21 @@ def section(run: Run) -> Section:
     return Section(
         title=title,
         run=name,
-        warnings=warnings,
+        warnings=[*unfinished, *warnings],
         conditions=report.table_conditions(summary)[1 if warnings else 0 :],
+        setup=report_words.setup(run.info),
+        differences=report_words.differences(run.info),
+        hardware=report_words.hardware(run.info),
         figures=drawn,
         header=report.table_header(summary),
         cells=report.table_cells(summary),
         second_lines=report.second_lines(summary),
         checks=self_checks(summary),
+        results=report_words.results(run.info, summary),
         findings=find(run.info, summary),
+        beside_document=report_words.beside_document(run.info, summary),
         notes=summary.notes,
+        command=command,
+        code=code,
         info=run.info,
     )

@@ -11,22 +11,26 @@ so no row is ever averaged over operations or sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
+from labkit import markdown as md
 from labkit import units
 from labkit.counted import say_rejected
 from labkit.operations import MEANINGS
 from labkit.operations_summary import (
     OperationRow,
+    Twins,
     compare_twins,
     count_blocks,
     summarize_operations,
 )
 from labkit.results import Run
+from labkit.row_words import say_noise_floor, say_visible
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import UNSTABLE
+from labkit.summary_notes import say_set_aside, say_unwatched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +55,7 @@ def operations_table(run: Run, detail: bool = False) -> pd.DataFrame:
     else:
         header, *body = operations_cells(run)
         table = Frame(body, columns=header).set_index(["operation", "library"])
+        table.second_lines = dict(zip(table.index, operations_second_lines(run)))
     table.caption = (run.info["question"], " · ".join(operations_conditions(run)))
     table.notes = operations_notes(run, summarize_operations(run))
     return table
@@ -74,6 +79,22 @@ def operations_cells(run: Run) -> list[list[str]]:
     return [header, *lines.values()]
 
 
+def operations_second_lines(run: Run, size: str | None = None) -> list[str]:
+    """Write what the numbers of every line of the table rest on; empty where there are none.
+
+    Args:
+        run: from `run_operations`.
+        size: of this size only; unset: all.
+    """
+    lines: dict[tuple[str, str], list[OperationRow]] = {}
+    for row in summarize_operations(run):
+        if size in (None, row.size):
+            lines.setdefault((row.operation, row.library), []).append(row)
+    twice = {(row["operation"], row["library"]) for row in run.rows if row.get("role")}
+    twins = compare_twins(run)
+    return [_second_line(rows, twins if key in twice else None) for key, rows in lines.items()]
+
+
 def operations_text(run: Run) -> str:
     """Write the tables for a terminal, one per size, with conditions and notes."""
     rows = summarize_operations(run)
@@ -89,7 +110,9 @@ def operations_text(run: Run) -> str:
         )
         rule = "  ".join("-" * width for width in widths)
         title = f"{spell_size(size)}, JPEGs of {units.count_bytes(shown[0].jpeg_bytes)}"
-        lines += ["", title, "", header, rule, *body]
+        lines += ["", title, "", header, rule]
+        for line, second in zip(body, operations_second_lines(run, size)):
+            lines += [line, *units.small_print(second)]
     notes = operations_notes(run, rows)
     return "\n".join([*lines, *([""] if notes else []), *(f"- {note}" for note in notes)])
 
@@ -97,13 +120,12 @@ def operations_text(run: Run) -> str:
 def operations_markdown(run: Run) -> str:
     """Write the table as GitHub's Markdown, with its conditions and notes."""
     rows = summarize_operations(run)
-    cells = operations_cells(run)
-    header, *body = ("| " + " | ".join(map(_escape, line)) + " |" for line in cells)
-    rule = "|" + " --- |" * len(cells[0])
-    conditions = [f"{_escape(line)}  " for line in operations_conditions(run)]
-    notes = [f"- {_escape(note)}" for note in operations_notes(run, rows)]
-    title = f"### {_escape(run.info['question'])}"
-    return "\n".join([title, "", *conditions, "", header, rule, *body, "", *notes]).rstrip() + "\n"
+    header, *cells = operations_cells(run)
+    conditions = [f"{md.escape(line)}  " for line in operations_conditions(run)]
+    table = md.table(header, cells, operations_second_lines(run))
+    title = f"### {md.escape(run.info['question'])}"
+    lines = [title, "", *conditions, "", table, "", md.bullets(operations_notes(run, rows))]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def operations_conditions(run: Run) -> list[str]:
@@ -163,13 +185,9 @@ def problems(run: Run, rows: Sequence[OperationRow]) -> list[str]:
     if blocks.rejected:
         found.append(say_rejected(blocks.rejected, left_out=blocks.are_rejected_left_out))
     if blocks.are_rejected_left_out and blocks.unwatched:
-        unseen = ", ".join(blocks.unwatched)
-        found.append(f"no block could be rejected for {unseen}: not watched here")
+        found.append(say_unwatched(blocks.unwatched))
     if run.set_aside:
-        found.append(
-            f"{units.count(run.set_aside, 'half-written line')} set aside: a process was killed or "
-            "the disk was full; its row does not count, and a resumed run measures its block again"
-        )
+        found.append(say_set_aside(run.set_aside, "row", "its block"))
     if twins is not None and not twins.stable:
         found.append(
             "machine unstable: decoding by pillow, timed twice in each block, differs "
@@ -199,6 +217,33 @@ def _noise(run: Run) -> list[str]:
     return said
 
 
+def _second_line(rows: Sequence[OperationRow], twins: Twins | None) -> str:
+    """Say what the numbers of one operation by one library rest on, whatever its sizes."""
+    measured = [row for row in rows if row.status == "ok"]
+    if not measured:
+        return ""
+    blocks = _by_size({row.size: units.count(len(row.blocks_s), "block") for row in measured})
+    noise = (
+        "" if twins is None else say_noise_floor(twins.noise, twins.ratio, twins.low, twins.high)
+    )
+    seen = {row.size: units.percent(row.mde) for row in measured if row.mde is not None}
+    given = "pixels"
+    if measured[0].operation == "decode":
+        sizes = ", ".join(units.count_bytes(row.jpeg_bytes) for row in measured)
+        given = f"JPEG bytes ({sizes})"
+    memory = f"{given} in memory: no disk, no page cache"
+    parts = [blocks, noise, say_visible(_by_size(seen)), memory]
+    return " · ".join(part for part in parts if part)
+
+
+def _by_size(texts: Mapping[str, str]) -> str:
+    """Write one text where it holds for every size, else each with its size."""
+    different = list(dict.fromkeys(texts.values()))
+    if len(different) <= 1:
+        return "".join(different)
+    return ", ".join(f"{text} ({spell_size(size)})" for size, text in texts.items())
+
+
 def _cells(row: OperationRow) -> list[str]:
     if row.status != "ok":
         return [row.status, units.UNKNOWN]
@@ -212,7 +257,3 @@ def _cells(row: OperationRow) -> list[str]:
 
 def _sizes(rows: Sequence[OperationRow]) -> list[str]:
     return list(dict.fromkeys(row.size for row in rows))
-
-
-def _escape(cell: str) -> str:
-    return " ".join(cell.split()).replace("|", "\\|")

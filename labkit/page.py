@@ -9,21 +9,27 @@ and nothing is fetched from anywhere: the page is sent by mail and opened years 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from labkit import figures
+from labkit.report_words import BESIDE_DOCUMENT
+from labkit.sections import (
+    CLAIMS_HEADER,
+    INTRODUCTION,
+    NO_CLAIMS,
+    Section,
+    claim_cells,
+    narrow_tables,
+    provenance_text,
+)
+from labkit.table_html import is_short, second_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What a page shows of run.json in its own place; the rest is provenance.
-SHOWN_ABOVE = {"question", "variants", "published", "source", "skipped", "notes"}
-UNBROKEN = 24  # letters: "0.894 [0.872, 0.917]" stays on one line, a reason does not
 STYLE_SHEET = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --line: #d9d9d9;
         --page: #ffffff; --box: #f6f6f6; --warn: #9c3a00; --link: #0b57a4; }
@@ -42,49 +48,43 @@ p { margin: .25rem 0; } .soft { color: var(--soft); }
 img { display: block; width: 100%; height: auto; margin: 1rem 0; padding: .25rem;
       background: #ffffff; border: 1px solid var(--line); border-radius: .4rem; }
 .wide { overflow-x: auto; }
+.facts { columns: 2; column-gap: 2rem; margin: .5rem 0; font-size: .9rem; }
+.facts div { break-inside: avoid; padding: .1rem 0; }
+.facts dt { display: inline; color: var(--soft); } .facts dt::after { content: ": "; }
+.facts dd { display: inline; margin: 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
         overflow-wrap: normal; }
 th, td { padding: .4rem .7rem; text-align: left; vertical-align: top; }
 tbody { border-bottom: 1px solid var(--line); break-inside: avoid; }
-.second td { padding-top: 0; } .second small { font-size: .82rem; color: var(--soft); }
+.labkit-second td { padding-top: 0; }
+.labkit-second small { font-size: .82rem; color: var(--soft); }
 td:last-child { min-width: 8rem; }
 .short { white-space: nowrap; }
 thead th { border-bottom: 2px solid var(--line); }
-tbody th { font-weight: 600; min-width: 7rem; overflow-wrap: anywhere; }
+tbody th { font-weight: 600; min-width: 8.5rem; overflow-wrap: anywhere; }
+.numbered tbody th { min-width: 0; white-space: nowrap; }
 @media (max-width: 40rem) {
+  .facts { columns: 1; } .short { white-space: normal; } td:last-child { min-width: 0; }
   th, td { padding: .3rem .4rem; font-size: .85rem; } tbody th { overflow-wrap: normal; } }
 details { margin-top: 1rem; padding: .5rem .8rem; background: var(--box); border-radius: .4rem; }
 summary { cursor: pointer; font-weight: 600; }
 pre { white-space: pre-wrap; font-size: .85rem; margin: .5rem 0; }
 @media print {
   :root { --ink: #000; --soft: #444; --line: #bbb; --page: #fff; --box: #fff; --warn: #7a2d00; }
-  body { max-width: none; padding: 0; } section { break-inside: avoid-page; }
-  .wide { overflow: visible; } th, td { padding: .3rem .4rem; font-size: .85rem; } }
+  body { max-width: none; padding: 0; font-size: .85rem; }
+  h1, h2, h3, summary { break-after: avoid; } img { break-inside: avoid; }
+  nav { display: none; } section + section { break-before: page; }
+  .wide { overflow: visible; } .short { white-space: normal; }
+  td { overflow-wrap: anywhere; } td.short { overflow-wrap: normal; }
+  td:last-child { min-width: 0; }
+  th, td { padding: .2rem .35rem; font-size: .75rem; } tbody th { min-width: 6.5rem; }
+  .numbered td { overflow-wrap: break-word; }
+  .labkit-second small { font-size: .7rem; }
+  /* What is folded is printed; a browser that cannot do that leaves it out. */
+  details::details-content { content-visibility: visible; display: block; height: auto; }
+  @supports not selector(::details-content) { details:not([open]) { display: none; } }
+  pre { font-size: .7rem; } .stored { columns: 2; font-size: .6rem; } }
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """What a page shows of one run; all texts plain."""
-
-    title: str
-    run: str
-    """Experiment and run id: where a person keeps results is nobody else's business."""
-    warnings: Sequence[str] = ()
-    """What stood in for the real thing."""
-    conditions: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    """Each with its description as its label."""
-    header: Sequence[str]
-    cells: Sequence[Sequence[str]]
-    second_lines: Sequence[str] = ()
-    """For every row of cells what it rests on, or nothing."""
-    checks: Sequence[str] = ()
-    """How close the stand-ins came to what they stand for."""
-    findings: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    info: Mapping[str, object]
-    """What the run's `run.json` holds."""
 
 
 def page(sections: Sequence[Section], claims: Sequence[Mapping[str, object]] = ()) -> str:
@@ -112,8 +112,7 @@ def page(sections: Sequence[Section], claims: Sequence[Mapping[str, object]] = (
 </head>
 <body>
 <header><h1>labkit report</h1>
-<p class="soft">Normalized epoch time is a variant's time over the baseline's in the same block;
-lower is better.</p>{contents}</header>
+<p class="soft">{escape(INTRODUCTION)}</p>{contents}</header>
 <main>
 {body}{_claims(claims)}</main>
 </body>
@@ -129,7 +128,7 @@ def _claims(rows: Sequence[Mapping[str, object]]) -> str:
     header = ["", "document", "claim", "published", "experiment", "this machine"]
     return f"""<section id="claims">
 <h2>The documents' claims, and what this machine says</h2>
-{html_table(header, cells)}
+<div class="numbered">{html_table(header, cells)}</div>
 </section>
 """
 
@@ -142,19 +141,66 @@ def _section(i: int, section: Section) -> str:
     return f"""<section id="experiment-{i}">
 <h2>{escape(section.title)}</h2>
 {_lines("warn", section.warnings)}{_lines("soft", section.conditions)}
+{_titled("What was done", _facts(section.setup), _differences(section))}
+{_titled("Hardware and software", _facts(section.hardware))}
 {images}
-{html_table(section.header, section.cells, section.second_lines)}
+{"".join(html_table(*table) for table in narrow_tables(section))}
 {_lines("soft", section.checks)}
-{_list("", section.findings)}
-{_list("soft", section.notes)}
+{_titled("What the rows support", _list("", [*section.results, *section.findings]))}
+{_titled("Published and measured", _beside_document(section))}
+{_titled("Claims of the documents", _own_claims(section))}
+{_titled("Notes", _list("soft", section.notes))}
 {_settings(section.info)}
 {_provenance(section)}
+{_titled("Run it again", _again(section))}
 </section>
 """
 
 
+def _titled(title: str, *parts: str) -> str:
+    """Put a heading above what there is; nothing above nothing."""
+    body = "".join(parts)
+    return f"<h3>{escape(title)}</h3>{body}" if body else ""
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    rows = "".join(
+        f"<div><dt>{escape(what)}</dt><dd>{escape(how)}</dd></div>" for what, how in facts
+    )
+    return f'<dl class="facts">{rows}</dl>' if rows else ""
+
+
+def _differences(section: Section) -> str:
+    if not section.differences:
+        return ""
+    return html_table(["variant", "settings of its own"], section.differences)
+
+
+def _beside_document(section: Section) -> str:
+    if not section.beside_document:
+        return ""
+    return html_table(BESIDE_DOCUMENT, section.beside_document)
+
+
+def _own_claims(section: Section) -> str:
+    if section.claims is None:
+        return ""
+    cells = claim_cells(section)
+    if not cells:
+        return f"<p>{escape(NO_CLAIMS)}</p>"
+    return f'<div class="numbered">{html_table(CLAIMS_HEADER, cells)}</div>'
+
+
+def _again(section: Section) -> str:
+    line = f"<pre><code>{escape(section.command)}</code></pre>" if section.command else ""
+    if not section.code:
+        return line
+    code = f"<pre><code>{escape(section.code)}</code></pre>"
+    return f"{line}<details{'' if line else ' open'}><summary>In Python</summary>{code}</details>"
+
+
 def _svg(figure: Figure) -> str:
-    return base64.b64encode(figures.to_bytes(figure, "svg")).decode()
+    return base64.b64encode(figures.to_bytes(figure, "svg", outlines=True)).decode()
 
 
 def _lines(style: str, lines: Iterable[str]) -> str:
@@ -181,9 +227,7 @@ def html_table(
     for (first, *others), second in zip_longest(body, second_lines, fillvalue=""):
         cells = "".join(map(_cell, others))
         lines = f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>'
-        if second:
-            small = f"<small>{escape(second)}</small>"
-            lines += f'<tr class="second"><td colspan="{len(header)}">{small}</td></tr>'
+        lines += second_row(second, len(header))
         groups.append(f"<tbody>{lines}</tbody>")  # paper breaks between rows, not inside one
     return (
         f'<div class="wide" role="region" aria-label="table" tabindex="0">'
@@ -192,30 +236,24 @@ def html_table(
 
 
 def _cell(text: str) -> str:
-    short = ' class="short"' if len(text) <= UNBROKEN else ""
+    short = ' class="short"' if is_short(text) else ""
     return f"<td{short}>{escape(text)}</td>"
 
 
 def _settings(info: Mapping[str, object]) -> str:
-    """Show the baseline's settings, and of every variant only what differs."""
+    """Show all of the baseline's settings."""
     variants, baseline = info.get("variants") or {}, info.get("baseline")
     base = variants.get(baseline)
     if not base:
         return ""
-    differences = [
-        (name, "; ".join(f"{k} = {v}" for k, v in values.items() if v != base.get(k)) or "none")
-        for name, values in variants.items()
-        if name != baseline
-    ]
-    settings = [(name, str(value)) for name, value in base.items()]
-    differing = html_table(["variant", "differs in"], differences) if differences else ""
+    settings = _facts((name, str(value)) for name, value in base.items())
     return (
-        f"<details><summary>Settings</summary>{differing}<h3>{escape(baseline)} (baseline)"
-        f"</h3>{html_table(['setting', 'value'], settings)}</details>"
+        f"<details><summary>All settings of {escape(baseline)} (baseline)</summary>"
+        f"{settings}</details>"
     )
 
 
 def _provenance(section: Section) -> str:
-    known = {name: value for name, value in section.info.items() if name not in SHOWN_ABOVE}
-    pretty = json.dumps({"run": section.run, **known}, indent=2, ensure_ascii=False, default=str)
-    return f"<details><summary>Provenance</summary><pre>{escape(pretty)}</pre></details>"
+    text = escape(provenance_text(section))
+    stored = f'<pre class="stored">{text}</pre>'
+    return f"<details><summary>Provenance</summary>{stored}</details>"

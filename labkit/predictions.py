@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit import captions, units
+from labkit import row_words, units
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _max_model(
 
 def _remark(row: Row, singles: Sequence[Row | None], floors: Sequence[Row | None]) -> str:
     """Say what is unknown and why: the row itself, arms not run, arms without a number."""
-    remarks = [captions.reason(row)] if row.normalized_time is None else []
+    remarks = [row_words.reason(row)] if row.normalized_time is None else []
     absent = ["each change alone"] if None in singles else []
     absent += ["loading and computing alone"] if None in floors else []
     if absent:

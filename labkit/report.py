@@ -9,12 +9,12 @@ blocks, noise floor, stand-ins and their checks are part of every form.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from labkit import captions, units
+from labkit import captions, row_words, units
+from labkit import markdown as md
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
@@ -69,16 +69,11 @@ def text(summary: Summary) -> str:
 
 def markdown(summary: Summary) -> str:
     """Write the table as GitHub's Markdown, with its conditions and notes."""
-    rows = [list(map(_escape_markdown, cells)) for cells in table_cells(summary)]
-    for cells, second in zip(rows, second_lines(summary)):
-        if second:  # not <sub>, whose lines GitHub writes over each other
-            cells[0] += f"<br><small>{_escape_markdown(second)}</small>"
-    header, *body = (f"| {' | '.join(cells)} |" for cells in (table_header(summary), *rows))
-    conditions = [f"{_escape_markdown(line)}  " for line in table_conditions(summary)]
-    notes = [f"- {_escape_markdown(note)}" for note in table_notes(summary)]
-    title = f"### {_escape_markdown(summary.question)}"
-    rule = "|" + " --- |" * len(table_header(summary))
-    return "\n".join([title, "", *conditions, "", header, rule, *body, "", *notes]).rstrip() + "\n"
+    conditions = [f"{md.escape(line)}  " for line in table_conditions(summary)]
+    cells = md.table(table_header(summary), table_cells(summary), second_lines(summary))
+    title = f"### {md.escape(summary.question)}"
+    lines = [title, "", *conditions, "", cells, "", md.bullets(table_notes(summary))]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def table_header(summary: Summary) -> list[str]:
@@ -100,7 +95,7 @@ def table_cells(summary: Summary) -> list[list[str]]:
             row.variant,
             units.seconds(row.time_s),
             _normalized(row),
-            captions.document(summary, row),
+            row_words.document(summary, row),
             _verdict(row),
         ]
         for row in summary.rows
@@ -113,12 +108,12 @@ def _normalized(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str:
-    return captions.reason(row) or row.verdict or units.UNKNOWN
+    return row_words.reason(row) or row.verdict or units.UNKNOWN
 
 
 def second_lines(summary: Summary) -> list[str]:
     """Write what the numbers of every row rest on; empty for a row without a number."""
-    return [captions.second_line(summary, row) for row in summary.rows]
+    return [row_words.second_line(summary, row) for row in summary.rows]
 
 
 def table_conditions(summary: Summary) -> list[str]:
@@ -139,8 +134,3 @@ def _as_json(value: object) -> object:
 def _columns(cell: str) -> int:
     """Count the terminal columns of a text: Chinese letters take two."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in cell)
-
-
-def _escape_markdown(cell: str) -> str:
-    # Brackets stay readable: only "](" makes a link.
-    return re.sub(r"([\\`*<|]|\](?=\())", r"\\\1", " ".join(cell.split()))

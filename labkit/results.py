@@ -2,6 +2,7 @@
 
     results/<experiment>/<utc>-<short id>/run.json      what was run, how, on what
                                           trials.jsonl  one whole row per line
+    results/shared/<experiment>/…         runs of colleagues, opened with `share`
 
 A row is flushed and synced as soon as its trial is done, so a crash loses at
 most the trial that was running.  Main trap: a killed process or a full disk can leave
@@ -26,6 +27,7 @@ from labkit.settings import AS_PUBLISHED
 from labkit.trial import Trial
 
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
+SHARED = "shared"  # the folder of results, and what run.json says, of runs made elsewhere
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -196,7 +198,7 @@ def load_run(folder: Path | str) -> Run:
 
 
 def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
-    """List run folders, oldest first.
+    """List the folders of runs made here, oldest first.
 
     Args:
         results: folder that holds all results.
@@ -206,10 +208,17 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
     return sorted((path.parent for path in found), key=lambda folder: folder.name)
 
 
+def list_shared(results: Path | str, experiment: str = "*") -> list[Path]:
+    """List the folders of runs that colleagues shared; arguments and order as in `list_runs`."""
+    return list_runs(Path(results) / SHARED, experiment)
+
+
 def newest_runs(
     results: Path | str, weigh: Callable[[Mapping[str, object]], float | None]
 ) -> dict[str, Run]:
     """Take of every experiment the run that weighs most, the newest of equals.
+
+    Runs that colleagues shared are never taken, wherever they lie.
 
     Args:
         results: folder that holds all results.
@@ -221,7 +230,8 @@ def newest_runs(
     weighed: dict[str, list[tuple[float, Path]]] = {}
     for folder in list_runs(results):  # oldest first
         try:
-            weight = weigh(read_info(folder))
+            info = read_info(folder)
+            weight = None if info.get(SHARED) else weigh(info)
         except (ValueError, KeyError):
             continue  # not a run of this lab's
         if weight is not None:
@@ -240,6 +250,8 @@ def newest_runs(
 def find_run(results: Path | str, name: str) -> Run:
     """Find a run by its folder, its id (or the start of it), or an experiment's newest.
 
+    A run that a colleague shared is found by folder and id, where none of this machine's is.
+
     Raises:
         FileNotFoundError: nothing matches; the message lists what there is.
         ValueError: several runs match.
@@ -251,7 +263,7 @@ def find_run(results: Path | str, name: str) -> Run:
     # One in the document's own order answers another question: its id finds it.
     corrected = [folder for folder in newest if not _is_as_published(folder)]
     newest = (corrected or newest)[-1:]
-    matches = newest or [f for f in folders if f.name.startswith(name) or f.name.endswith(name)]
+    matches = newest or _called(name, folders) or _called(name, list_shared(results))
     if not matches:
         known = ", ".join(f"{f.parent.name}/{f.name}" for f in folders[-5:]) or "none yet"
         raise FileNotFoundError(
@@ -264,6 +276,11 @@ def find_run(results: Path | str, name: str) -> Run:
             f"{', '.join(match.name for match in matches)}; write more of the id"
         )
     return load_run(matches[0])
+
+
+def _called(name: str, folders: list[Path]) -> list[Path]:
+    exact = [folder for folder in folders if folder.name == name]
+    return exact or [f for f in folders if f.name.startswith(name) or f.name.endswith(name)]
 
 
 def _is_as_published(folder: Path) -> bool:

@@ -9,7 +9,7 @@ same breath.
 from __future__ import annotations
 
 from labkit import units
-from labkit.captions import quote
+from labkit.row_words import quote
 from labkit.savings import CACHE_SHARE, DAY_S, Projection, Savings
 
 

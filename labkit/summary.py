@@ -16,6 +16,8 @@ from statistics import fmean, geometric_mean, stdev
 
 from labkit.averages import average
 from labkit.counted import Counted, a_over_a, count, is_baseline_run_twice, say_rejected
+from labkit.origin import origin
+from labkit.results import Run
 from labkit.settings import CORRECTED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import (
     ALPHA,
@@ -125,8 +127,6 @@ class Summary:
     aa_high: float | None
     aa_s: float | None
     """Standard deviation of ln(A2/A1): the machine's noise floor."""
-    mde: float | None
-    """Smallest effect that every row would show with 80 % power, as a share."""
     stable: bool
     """Whether the baseline's two runs agree; without verdicts nothing depends on it."""
     calibration: Mapping[str, object]
@@ -140,6 +140,14 @@ class Summary:
     notes: tuple[str, ...]
     judged: bool
     """Whether the verdicts are filled."""
+    origin: str = ""
+    """Machine, versions, labkit, run and minute in one line."""
+
+
+def summarize_run(run: Run) -> Summary:
+    """Derive the rows of a run, with what only its folder tells."""
+    more = {"set_aside": run.set_aside, "run": run.folder.name}
+    return summarize({**run.info, **more}, run.trials)
 
 
 def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
@@ -175,7 +183,6 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         rows.append(
             _variant_row(outcome, d, levels.get(name), said, list(counted.runs[name].values()))
         )
-    seen = [row.mde for row in rows if row.variant in judged_together]
     return Summary(
         experiment=info["experiment"],
         question=info.get("question") or info["experiment"],
@@ -191,7 +198,6 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         aa_low=aa_low,
         aa_high=aa_high,
         aa_s=stdev(aa) if len(aa) >= 2 else None,
-        mde=max(seen, default=None),
         stable=stable,
         calibration=info.get("calibration") or {},
         storages=info.get("storages") or {},
@@ -208,6 +214,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
             ),
         ),
         judged=judged,
+        origin=origin(info),
     )
 
 
@@ -277,6 +284,7 @@ def _outcome(
     published = (info.get("published") or {}).get(name)
     doubts = counted.doubts.get(name, ())
     status, reason = "ok", ""
+    yet = " yet" if info.get("status") == "running" else ""
     if not measured:
         rows = [trial for trial in trials if trial.variant == name]
         for status in ("skipped", "failed"):
@@ -289,12 +297,13 @@ def _outcome(
                 status, reason = rows[-1].status, rows[-1].reason
             elif doubts:
                 status, reason = "failed", doubts[-1]
-            elif rows and counted.rejected and not counted.base_runs:
+            elif rows and counted.are_rejected_left_out and not counted.base_runs:
                 status, reason = "missing", say_rejected(counted.rejected, left_out=True)
             elif rows:
-                status, reason = "missing", "no block in which this and the baseline are complete"
+                said = "no block in which this and the baseline are complete"
+                status, reason = "missing", said + yet
             else:
-                status, reason = "missing", "not measured"
+                status, reason = "missing", "not measured" + yet
     return {
         "variant": name,
         "published": published,

@@ -49,18 +49,34 @@ def run_notes(
     if counted.rejected:
         notes.append(say_rejected(counted.rejected, left_out=counted.are_rejected_left_out))
     if judged and (unseen := unwatched(run for runs in counted.base_runs.values() for run in runs)):
-        notes.append(f"no block could be rejected for {', '.join(unseen)}: not watched here")
+        notes.append(say_unwatched(unseen))
     if torn := info.get("set_aside"):
-        notes.append(
-            f"{units.count(torn, 'half-written line')} set aside: a process was killed or the disk "
-            "was full; its trial does not count, and a resumed run measures it again"
-        )
+        notes.append(say_set_aside(torn, "trial", "it"))
     if judged and not stable:
         notes.append(
             "machine unstable: the baseline's own two runs differ systematically; "
             "close other programs and run again"
         )
     return notes
+
+
+def say_unwatched(unseen: Sequence[str]) -> str:
+    """Say for what no block could be rejected, as it could not be watched."""
+    return f"no block could be rejected for {', '.join(unseen)}: not watched here"
+
+
+def say_set_aside(lines: int, lost: str, again: str) -> str:
+    """Say that lines were half written.
+
+    Args:
+        lines: how many.
+        lost: what each of them held, as "trial".
+        again: what a resumed run measures once more, as "it".
+    """
+    return (
+        f"{units.count(lines, 'half-written line')} set aside: a process was killed or the disk "
+        f"was full; its {lost} does not count, and a resumed run measures {again} again"
+    )
 
 
 def second_attempt_note(aa: Sequence[float]) -> str:

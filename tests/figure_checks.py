@@ -7,9 +7,13 @@ from matplotlib.text import Text
 
 def texts(figure):
     """Every text that is drawn."""
-    limit = figure.axes[0].get_xlim()[1]
     # Matplotlib prepares a tick beyond the end of the axis, but does not draw it.
-    undrawn = [t for t in figure.axes[0].get_xticklabels() if t.get_position()[0] > limit]
+    undrawn = [
+        t
+        for axes in figure.axes
+        for t in axes.get_xticklabels()
+        if t.get_position()[0] > axes.get_xlim()[1]
+    ]
     drawn = [t for t in figure.findobj(Text) if t.get_visible() and t not in undrawn]
     return [t for t in drawn if t.get_text().strip()]
 
@@ -18,15 +22,26 @@ def everything_written(figure):
     return " ".join(t.get_text().replace("\n", " ") for t in texts(figure))
 
 
-def check_that_all_texts_are_whole_and_apart(figure):
-    assert figure.axes[0].get_window_extent().width > 0.25 * figure.bbox.width
-    boxes = {}
+def check_that_all_texts_are_whole_and_apart(figure, *, dpi=None, axes_share=0.25):
+    """Check that no text is cut off or written over another.
+
+    Args:
+        figure: drawn.
+        dpi: dots per inch at which it is looked at; unset: those it was laid out with.
+        axes_share: of the width that the axes must have at least.
+    """
+    if dpi:
+        figure.set_dpi(dpi)
+        figure.canvas.draw()
+    for axes in figure.axes:
+        assert axes.get_window_extent().width > axes_share * figure.bbox.width
+    boxes, pixel = {}, figure.dpi / 96
     for i, text in enumerate(texts(figure)):
         # Without the white box behind a reason, which may touch what lies under it.
         text.set_bbox(None)
         box = text.get_window_extent()
         assert box.x0 >= 0 and box.y0 >= 0, text.get_text()
         assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text.get_text()
-        boxes[i, text.get_text()] = box.padded(-1)
+        boxes[i, text.get_text()] = box.padded(-pixel)
     for (one, box), (other, other_box) in itertools.combinations(boxes.items(), 2):
         assert not box.overlaps(other_box), (one, other)

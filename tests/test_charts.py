@@ -4,10 +4,13 @@ Geometry is asked of matplotlib's own text extents after drawing.
 Run: python -m pytest tests/test_charts.py
 """
 
+import itertools
+import re
 import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from xml.etree import ElementTree
 
 import matplotlib
 import pytest
@@ -20,11 +23,16 @@ from fakes import (
     fake_trials,
 )
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
+from matplotlib.colors import to_rgb
 from matplotlib.font_manager import fontManager
 
-from labkit import charts, figures
+from labkit import charts, figures, units
+from labkit.epoch_chart import LOOKS as EPOCH_LOOKS
+from labkit.row_figure import ROW_IN
 from labkit.summary import summarize
 
+SVG = "{http://www.w3.org/2000/svg}"
+SMALLEST_PT = 5  # that can be read in print
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
 PUBLISHED = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
 CJK_QUESTION = "当GPU利用率为零时，哪一种方法最有帮助？"
@@ -88,6 +96,30 @@ def test_png_background_is_opaque_white(tmp_path):
     assert image.getpixel((2, 2)) == (255, 255, 255, 255)
     assert image.getextrema()[3] == (255, 255)
     assert image.info.get("dpi", (0, 0))[0] == pytest.approx(300, abs=1)
+
+
+def test_every_word_of_an_svg_is_text_and_its_letters_can_be_drawn_instead():
+    figure = charts.chart(make_summary())
+    root = ElementTree.fromstring(figures.to_bytes(figure, "svg"))
+    written = {"".join(node.itertext()) for node in root.iter(f"{SVG}text")}
+    wanted = {line for t in texts(figure) for line in t.get_text().split("\n")}
+    assert wanted <= written
+    assert len(wanted) > 10
+    families = {style for node in root.iter(f"{SVG}text") for style in [node.get("style")]}
+    assert all("'DejaVu Sans', Verdana" in style for style in families)
+    outlined = ElementTree.fromstring(figures.to_bytes(figure, "svg", outlines=True))
+    assert not list(outlined.iter(f"{SVG}text"))
+
+
+def test_a_column_is_85_mm_wide_in_every_format(tmp_path):
+    from PIL import Image
+
+    figure = charts.chart(make_summary(), figures.COLUMN)
+    png, svg, pdf = figures.save(figure, tmp_path / "chart-column")
+    width_pt = float(re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", pdf.read_bytes())[1])
+    assert width_pt / 72 * 25.4 == pytest.approx(85, abs=0.5)
+    assert ElementTree.parse(svg).getroot().get("width") == f"{width_pt:g}pt"
+    assert Image.open(png).width / 300 * 25.4 == pytest.approx(85, abs=0.5)
 
 
 def test_importing_and_drawing_never_loads_pyplot():
@@ -190,6 +222,48 @@ def test_a_figure_shows_itself_in_a_notebook_with_its_description():
     assert "<b>" not in data["text/html"]
 
 
+ORIGIN = {
+    "created_utc": "2026-11-21T19:12:22Z",
+    "run": "20261121T191222Z-1f2e",
+    "provenance": {"machine_id": "7a93da180d42", "cores": 2, "cpu_model": "A CPU with a name " * 5},
+}
+
+
+@pytest.mark.parametrize("sheet", [figures.WIDE, figures.COLUMN], ids=["wide", "column"])
+def test_where_the_numbers_come_from_stands_at_the_foot_in_small_letters(sheet):
+    summary = make_summary(**ORIGIN)
+    figure = charts.chart(summary, sheet)
+    foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
+    # A line ends between two parts, or inside a long one.
+    said = foot.get_text().replace("\n", " ").replace(" · ", " ")
+    assert said == summary.origin.replace(" · ", " ")
+    assert figure.get_label().endswith(f" From: {summary.origin}.")
+    assert foot.get_fontsize() == min(t.get_fontsize() for t in texts(figure))
+    check_that_all_texts_are_whole_and_apart(figure)
+
+
+def test_nothing_stands_at_the_foot_of_a_run_that_knows_nothing_of_itself():
+    summary = make_summary(created_utc=None)
+    assert summary.origin == ""
+    check_that_all_texts_are_whole_and_apart(charts.chart(summary))
+
+
+def test_fills_differ_by_hatch_or_by_brightness_alone():
+    for looks in (charts.LOOKS.values(), EPOCH_LOOKS):
+        for (one, hatch), (other, other_hatch) in itertools.combinations(looks, 2):
+            assert hatch != other_hatch or abs(gray(one) - gray(other)) > 0.15
+
+
+def gray(color):
+    return sum(share * x for share, x in zip((0.299, 0.587, 0.114), to_rgb(color)))
+
+
+def test_names_in_dollars_are_no_formulas():
+    figure = charts.chart(make_summary({"$a_b$": 1.0, "$\\frac": 0.9}))
+    assert "$a_b$" in everything_written(figure)
+    assert not any(t.get_parse_math() for t in texts(figure))
+
+
 # --- geometry -----------------------------------------------------------------------------
 
 AWKWARD = {
@@ -219,11 +293,30 @@ def test_no_text_is_clipped_and_no_two_texts_overlap(summary):
     check_that_all_texts_are_whole_and_apart(charts.chart(summary))
 
 
+@pytest.mark.parametrize("summary", AWKWARD.values(), ids=AWKWARD.keys())
+def test_a_column_is_laid_out_anew_and_its_letters_can_be_read(summary):
+    figure = charts.chart(summary, figures.COLUMN)
+    # 300 dpi: what is measured to fit on the screen must fit in print.
+    check_that_all_texts_are_whole_and_apart(figure, dpi=300, axes_share=0.5)
+    assert min(t.get_fontsize() for t in texts(figure)) >= SMALLEST_PT
+    written = everything_written(figure)
+    for row in summary.rows:
+        if row.normalized_time is not None:
+            assert units.normalized(row.normalized_time) in written
+            assert row.verdict in ("baseline", "") or row.verdict in written
+
+
+def test_what_fits_on_the_screen_fits_in_print():
+    check_that_all_texts_are_whole_and_apart(
+        charts.chart(make_summary(question="Does it matter which of them is used? " * 5)), dpi=300
+    )
+
+
 @pytest.mark.parametrize("times", [TIMES, {f"v{i}": 1.0 for i in range(12)}])
 def test_rows_keep_their_height_however_many_there_are(times):
     figure = charts.chart(make_summary(times))
     row_in = figure.axes[0].get_window_extent().height / figure.dpi / len(times)
-    assert row_in == pytest.approx(figures.ROW_IN, rel=0.15)
+    assert row_in == pytest.approx(ROW_IN, rel=1e-6)
 
 
 @pytest.mark.skipif(

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 from fakes import MEDIA, fake_media_info, fake_media_trials
-from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written
+from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 
-from labkit import captions
+from labkit import captions, row_words, units
 from labkit.epoch_chart import epoch_chart
-from labkit.figures import to_bytes
+from labkit.figures import COLUMN, to_bytes
 from labkit.summary import summarize
 
 LONG = "on a file system with a very long name and_an_identifier_of_letters_without_any_space"
@@ -114,3 +114,18 @@ AWKWARD = {
 @pytest.mark.parametrize("summary", AWKWARD.values(), ids=AWKWARD.keys())
 def test_no_text_is_clipped_and_no_two_texts_overlap(summary):
     check_that_all_texts_are_whole_and_apart(epoch_chart(summary))
+
+
+COLUMNS = ("as it is", "five epochs", "minutes", "long names", "nothing measured", "unknown")
+
+
+@pytest.mark.parametrize("summary", [AWKWARD[name] for name in COLUMNS], ids=COLUMNS)
+def test_a_column_says_all_that_the_wide_chart_says(summary):
+    figure = epoch_chart(summary, COLUMN)
+    check_that_all_texts_are_whole_and_apart(figure, dpi=300, axes_share=0.5)
+    written = everything_written(figure)
+    assert min(t.get_fontsize() for t in texts(figure)) >= 5
+    for row in summary.rows:
+        for bar in row_words.epoch_bars(row):
+            assert units.seconds(bar.mean_s) in written
+            assert all(part in written for part in row_words.proof(row))

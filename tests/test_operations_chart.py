@@ -1,10 +1,8 @@
 """The chart of timed operations: axes from 0, true bars, nothing cut off or overlapping."""
 
-import itertools
-
 import pytest
 from fake_operations import SIZES, TIMES_MS, fake_row, fake_run
-from matplotlib.text import Text
+from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 
 from labkit import figures
 from labkit.operations_chart import describe_operations, operations_chart
@@ -14,11 +12,6 @@ LONG_REASON = (
     "ValueError: not the same work as pillow: 99.0 % of the values must be at most 1 apart, "
     "got 63.1 %, the farthest 107 apart"
 )
-
-
-def texts(figure):
-    """Every text that is drawn."""
-    return [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
 
 
 def panels(run):
@@ -103,12 +96,28 @@ AWKWARD = {
 
 @pytest.mark.parametrize("run", AWKWARD.values(), ids=AWKWARD.keys())
 def test_no_text_is_clipped_and_no_two_texts_overlap(run):
-    figure = operations_chart(run)
-    boxes = {}
-    for i, text in enumerate(texts(figure)):
-        box = text.get_window_extent()
-        assert box.x0 >= 0 and box.y0 >= 0, text.get_text()
-        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text.get_text()
-        boxes[i, text.get_text()] = box.padded(-1)
-    for (one, box), (other, other_box) in itertools.combinations(boxes.items(), 2):
-        assert not box.overlaps(other_box), (one, other)
+    check_that_all_texts_are_whole_and_apart(operations_chart(run), axes_share=0.05)
+
+
+@pytest.mark.parametrize("name", ["three blocks", "four sizes", "no blocks", "failed", "unstable"])
+def test_a_column_has_room_for_one_size_and_says_so(name):
+    run = AWKWARD[name]
+    figure = operations_chart(run, figures.COLUMN)
+    check_that_all_texts_are_whole_and_apart(figure, dpi=300, axes_share=0.5)
+    assert min(t.get_fontsize() for t in texts(figure)) >= 5
+    rows = summarize_operations(run)
+    if rows:
+        sizes = list(dict.fromkeys(row.size for row in rows))
+        shown = sizes[len(sizes) // 2]
+        written = everything_written(figure)
+        assert f"{shown.replace('x', '×')} only; the table holds the other sizes" in written
+        bars = [bar.get_width() for axes in figure.axes for bar in axes.patches]
+        assert bars == [row.image_s for row in rows if row.size == shown and row.image_s]
+    # Whoever cannot see it is told of every size.
+    assert figure.get_label() == describe_operations(run)
+
+
+def test_where_the_numbers_come_from_stands_at_the_foot():
+    run = fake_run(created_utc="2026-11-21T19:12:22Z")
+    foot = min(texts(operations_chart(run)), key=lambda t: t.get_window_extent().y0)
+    assert foot.get_text() == "run nowhere · 2026-11-21 19:12 UTC"

@@ -2,17 +2,19 @@
 
 import json
 from dataclasses import replace
+from html import unescape
 
 import pytest
 from fake_operations import TIMES_MS, fake_row, fake_run
 
-from labkit import units
+from labkit import notebook, units
 from labkit.counted import say_rejected
 from labkit.operations_report import (
     operations_cells,
     operations_conditions,
     operations_markdown,
     operations_rows,
+    operations_second_lines,
     operations_table,
     operations_text,
 )
@@ -72,7 +74,9 @@ def test_a_library_that_did_other_work_says_failed_and_why():
 def test_the_text_fits_a_terminal_and_its_columns_stand_below_each_other():
     lines = operations_text(fake_run()).splitlines()
     start = lines.index("640×480, JPEGs of 118 KB")
-    header, rule, *body = lines[start + 2 : start + 4 + len(TIMES_MS)]
+    # Without the second lines, which are indented.
+    table = [line for line in lines[start + 2 :] if not line.startswith("    ")]
+    header, rule, *body = table[: 2 + len(TIMES_MS)]
     at = header.index("time per image")
     assert all(line[at - 2 : at].isspace() and not line[at].isspace() for line in body)
     assert set(rule) == {"-", " "}
@@ -156,7 +160,7 @@ def test_full_mode_says_its_noise_and_what_shows_in_spite_of_it():
         f"noise floor {units.percent(compare_twins(run).noise)} · "
         f"every ratio shows effects from {units.percent(most)} up"
     )
-    assert "noise floor" not in operations_text(fake_run(mode="quick", blocks=8))
+    assert "noise floor" not in " ".join(operations_conditions(fake_run(mode="quick", blocks=8)))
     assert len(operations_conditions(fake_run(mode="full", blocks=1))) == 2
 
 
@@ -180,3 +184,70 @@ def test_half_written_lines_are_said():
     torn = replace(fake_run(), set_aside=2)
     assert "- 2 half-written lines set aside: a process was killed" in operations_text(torn)
     assert "half-written" not in operations_text(fake_run())
+
+
+# --- the second line ----------------------------------------------------------------------
+
+
+def seen(run, operation, library):
+    """The smallest visible effects, by size."""
+    return [
+        units.percent(row.mde)
+        for row in summarize_operations(run)
+        if (row.operation, row.library) == (operation, library)
+    ]
+
+
+def test_the_second_line_says_blocks_noise_or_visible_effect_and_that_no_disk_takes_part():
+    run = fake_run()
+    lines = dict(zip(TIMES_MS, operations_second_lines(run)))
+    twins = compare_twins(run)
+    ratio = f"A/A {units.normalized(twins.ratio)} {units.interval(twins.low, twins.high)}"
+    assert lines["decode", "pillow"] == (
+        f"3 blocks · noise floor {units.percent(twins.noise)} ({ratio}) · "
+        "JPEG bytes (118 KB, 118 KB) in memory: no disk, no page cache"
+    )
+    small, large = seen(run, "resize", "opencv")
+    assert lines["resize", "opencv"] == (
+        f"3 blocks · shows effects from {small} (640×480), {large} (1280×960) up · "
+        "pixels in memory: no disk, no page cache"
+    )
+    # Only decoding by pillow is timed twice.
+    assert lines["resize", "pillow"] == "3 blocks · pixels in memory: no disk, no page cache"
+
+
+def test_the_second_line_of_one_size_speaks_of_that_size_only():
+    run = fake_run()
+    _, large = seen(run, "decode", "opencv")
+    assert operations_second_lines(run, "1280x960")[1] == (
+        f"3 blocks · shows effects from {large} up · "
+        "JPEG bytes (118 KB) in memory: no disk, no page cache"
+    )
+
+
+def test_blocks_that_differ_between_sizes_are_said_with_their_size():
+    run = fake_run(more=[fake_row("crop", "pillow", n, 1e-3) for n in range(2)]
+                   + [fake_row("crop", "pillow", 0, 1e-3, size="1280x960")])  # fmt: skip
+    assert operations_second_lines(run)[-1].startswith("2 blocks (640×480), 1 block (1280×960) · ")
+
+
+def test_a_library_without_a_number_has_no_second_line_and_every_form_shows_the_others():
+    run = fake_run(more=BROKEN)
+    *lines, broken = operations_second_lines(run)
+    assert broken == "" and all(lines)
+    table = operations_table(run)
+    html, shown = unescape(table._repr_html_()), repr(table)
+    assert html.count('class="labkit-second"') == shown.count("in memory: no disk") == len(TIMES_MS)
+    markdown = operations_markdown(run)
+    for line in lines:
+        assert f"<small>{line}</small>" in markdown
+        assert f">{line}</small>" in html
+    # A table of each size: its decoding baseline alone says the noise.
+    assert operations_text(run).count("noise floor") == 2
+
+
+def test_a_gallery_shows_the_second_lines_under_operation_and_library():
+    run = fake_run()
+    shown = unescape(notebook.Gallery([notebook.section(run)])._repr_html_())
+    assert shown.count('class="labkit-second"') == len(TIMES_MS)
+    assert all(line in shown for line in operations_second_lines(run))

@@ -1,0 +1,219 @@
+"""What a report says in words and small tables around a run's chart: all of it from the run folder.
+
+    run.json ─▶ setup(), differences(), hardware(), whole()   what was done, on what, how much of it
+    Summary  ─▶ results(), beside_document()                  what came out, and what was published
+
+Main trap: a report is read far from the lab, by people who see one page of it, so each sentence
+carries its condition, and what was not measured is not mentioned as if it were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from labkit import machine, units
+from labkit.captions import stand_ins
+from labkit.claims import why_unjudged
+from labkit.row_words import document, quote, reason
+from labkit.settings import AS_PUBLISHED
+from labkit.statistics import UNSTABLE
+from labkit.summary import Row, Summary, is_floor
+
+# Settings that a reader asks for first -> how people call them; the others are in the provenance.
+NAMES = {
+    "storage": "read from",
+    "cache": "page cache before epoch 1",
+    "packing": "packing",
+    "decoder": "decoder",
+    "preprocessor": "preprocessing",
+    "input_px": "model input",
+    "batch_size": "batch size",
+    "loader": "loader",
+    "num_workers": "loader workers",
+    "prefetcher": "prefetcher",
+    "device": "device",
+    "step": "step",
+    "epochs": "epochs per trial",
+}
+BESIDE_DOCUMENT = ("variant", "document", "measured [95 % interval]", "agreement")
+Facts = list[tuple[str, str]]
+
+
+def setup(info: Mapping[str, object]) -> Facts:
+    """Say what was done that all variants have in common.
+
+    Args:
+        info: what `run.json` holds, of either kind of run.
+
+    Returns:
+        (what, how), only what is stored.
+    """
+    facts = [("measured", _when_and_how_often(info))]
+    if order := _order(info):
+        facts.append(("order", order))
+    if data := _data(info.get("data") or {}):
+        facts.append(("data", data))
+    if (images := (info.get("calibration") or {}).get("images")) is not None:
+        facts.append(("images per epoch", units.count(images)))
+    if (photos := info.get("photos")) is not None:
+        facts.append(("photographs", units.count(photos)))
+    if sizes := info.get("sizes_px"):
+        facts.append(("sizes", ", ".join(f"{width}×{height} px" for width, height in sizes)))
+    common = common_settings(info)
+    facts += [(name, _spell(key, common)) for key, name in NAMES.items() if key in common]
+    return facts
+
+
+def differences(info: Mapping[str, object]) -> Facts:
+    """Say in which settings each variant differs from another; empty where none does."""
+    variants: Mapping[str, Mapping] = info.get("variants") or {}
+    common = common_settings(info)
+    said = [
+        (
+            f"{label} (baseline)" if label == info.get("baseline") else label,
+            "; ".join(f"{key} = {value}" for key, value in values.items() if key not in common),
+        )
+        for label, values in variants.items()
+    ]
+    return said if any(text for _, text in said) else []
+
+
+def common_settings(info: Mapping[str, object]) -> dict[str, object]:
+    """Find the settings that are the same in all variants."""
+    first, *others = (info.get("variants") or {}).values() or [{}]
+    return {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
+
+
+def hardware(info: Mapping[str, object]) -> Facts:
+    """Say what machine and what software a run was made with, from its provenance."""
+    found: Mapping[str, object] = info.get("provenance") or {}
+    if not found:
+        return []
+    facts = [("machine", machine.describe(found))]
+    if (memory := found.get("memory_bytes")) is not None:
+        facts.append(("memory", units.count_bytes(memory)))
+    kernel = found.get("kernel") or "unknown"
+    system = f"{found.get('platform', 'unknown')}, kernel {kernel}"
+    facts.append(("system", f"{system}, virtual" if found.get("virtual") is True else system))
+    versions = {"python": found.get("python"), **(found.get("versions") or {})}
+    known = [f"{name} {version}" for name, version in versions.items() if version]
+    facts.append(("software", ", ".join(known)))
+    for name, medium in (info.get("storages") or {}).items():
+        parts = [f"{medium.get('filesystem')} on {medium.get('device')}", medium.get("label")]
+        facts.append((f"medium {name}", ", ".join(str(part) for part in parts if part)))
+    return facts
+
+
+def whole(info: Mapping[str, object]) -> str:
+    """Say first of all that a run did not come to its end; empty for one that did."""
+    status = str(info.get("status"))
+    if status == "finished":
+        return ""
+    words = {"cancelled": "was cancelled", "failed": "failed", "running": "is not finished"}
+    because = f": {info['reason']}" if info.get("reason") else ""
+    return (
+        f"This run {words.get(status, f'is {status}')}{because}. Only what it had measured counts."
+    )
+
+
+def results(info: Mapping[str, object], summary: Summary) -> list[str]:
+    """Say of each variant in a sentence what was measured, and the verdict if there is one.
+
+    Args:
+        info: what `run.json` holds.
+        summary: what `summary.summarize` returns for it.
+    """
+    base, said = quote(summary.baseline), []
+    measured = [row for row in _others(summary) if row.normalized_time is not None]
+    if measured and (found := stand_ins(summary)):
+        said.append(f"What follows was measured over: {'; '.join(found)}.")
+    for row in measured:
+        if is_floor(info["variants"].get(row.variant, {})):
+            what = "does only part of the work; it took"
+            said.append(f"{quote(row.variant)} {what} {_measured(row)} of the time of {base}.")
+            continue
+        end = f": {row.verdict}" if row.verdict else f"; {why_unjudged(info, row)}"
+        said.append(f"{quote(row.variant)} took {_measured(row)} of the time of {base}{end}.")
+    return said
+
+
+def beside_document(info: Mapping[str, object], summary: Summary) -> list[list[str]]:
+    """Put the document's figures beside what was measured.
+
+    Returns:
+        A row of `BESIDE_DOCUMENT` per variant with a figure; the baseline's is 1 by definition.
+    """
+    return [
+        [
+            row.variant,
+            units.normalized(row.published),
+            _measured(row),
+            _agreement(info, summary, row),
+        ]
+        for row in _others(summary)
+        if row.published is not None
+    ]
+
+
+def _others(summary: Summary) -> list[Row]:
+    return [row for row in summary.rows if row.variant != summary.baseline]
+
+
+def _measured(row: Row) -> str:
+    value = units.normalized(row.normalized_time)
+    return value if row.ci_low is None else f"{value} {units.interval(row.ci_low, row.ci_high)}"
+
+
+def _agreement(info: Mapping[str, object], summary: Summary, row: Row) -> str:
+    """Write the word of agreement, or why none is spoken."""
+    if row.agreement:
+        return document(summary, row).partition(", ")[2]
+    if row.verdict == UNSTABLE:
+        return f"{UNSTABLE}, no verdict"
+    return reason(row) or why_unjudged(info, row)
+
+
+# --- how settings are said ----------------------------------------------------------------
+
+
+def _when_and_how_often(info: Mapping[str, object]) -> str:
+    parts = [f"{info.get('mode')} mode"]
+    if (blocks := info.get("blocks")) is not None:
+        parts.append(f"{units.count(blocks, 'block')} planned")
+    if when := info.get("created_utc"):
+        parts.append(f"begun on {units.minute(str(when))}")
+    return ", ".join(parts)
+
+
+def _order(info: Mapping[str, object]) -> str:
+    if info.get("protocol") == AS_PUBLISHED:
+        return f"{AS_PUBLISHED}: in the given order, only the first variant of a block starts cold"
+    if (shuffled := info.get("shuffled")) is None:
+        return ""
+    if shuffled:
+        return "at random in each block, the baseline twice"
+    return "in the given order, each variant once a block"
+
+
+def _data(data: Mapping[str, object]) -> str:
+    parts = []
+    if (images := data.get("images")) is not None:
+        parts.append(units.count(images, "image"))
+    if (size := data.get("bytes")) is not None:
+        parts.append(units.count_bytes(size))
+    if boxes := data.get("boxes"):
+        parts.append(f"boxes: {boxes}")
+    if folder := data.get("folder"):
+        parts.append(f"in {folder}")
+    return ", ".join(parts)
+
+
+def _spell(key: str, settings: Mapping[str, object]) -> str:
+    value = settings[key]
+    if key == "input_px" and value is not None:
+        return f"{value}×{value} px"
+    if key == "num_workers" and value and settings.get("start_method"):
+        return f"{value}, started by {settings['start_method']}"
+    if key == "device" and value == "emulated" and settings.get("profile"):
+        return f"{value} ({settings['profile']})"
+    return "unset" if value is None else str(value)

@@ -1,0 +1,127 @@
+"""Runs beside one another: what may stand together, and nothing computed across them.
+
+Run: python -m pytest tests/test_comparison.py
+"""
+
+import re
+from dataclasses import replace
+
+import pytest
+from fake_operations import fake_run as fake_operations_run
+from fake_runs import THEIRS, TIMES, fake_machine_run, their_run
+
+import labkit as lab
+from labkit import units
+from labkit.comparison import compare, describe_compared
+from labkit.summary import summarize_run
+
+WANTED = "runs must be 1 to 6 runs of one experiment, got "
+
+
+def test_no_run_at_all_or_too_many_are_refused_with_what_to_do():
+    with pytest.raises(ValueError, match=re.escape(f"{WANTED}none; lab.list_runs(results) lists")):
+        compare([])
+    with pytest.raises(ValueError, match=re.escape(f"{WANTED}7; leave some out")):
+        compare([fake_machine_run()] * 7)
+    assert len(compare([fake_machine_run()] * 6)) == 6
+
+
+def test_one_run_that_is_no_list_is_refused():
+    with pytest.raises(ValueError, match=re.escape("must be a list of runs, got one run; write [")):
+        lab.compare_table(fake_machine_run())
+
+
+def test_runs_of_several_experiments_are_refused_by_name():
+    other = fake_machine_run(experiment="storage")
+    message = f"{WANTED}prefetching, storage; show each experiment in a figure of its own"
+    for show in (lab.side_by_side, lab.compare_table):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            show([fake_machine_run(), other])
+
+
+def test_runs_of_single_operations_are_sent_to_their_own_chart():
+    message = (
+        "runs must be of an experiment that times epochs, got operations; "
+        "show each of them with lab.chart(run)"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lab.side_by_side([fake_operations_run()])
+
+
+def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():
+    mine, theirs = fake_machine_run(), their_run()
+    both = lab.compare_table([mine, theirs])
+    for run, column in zip((mine, theirs), both.columns):
+        base, *others = summarize_run(run).rows
+        assert both.loc[base.variant, column] == "1.000, baseline"
+        for row in others:
+            said = units.normalized(row.normalized_time)
+            said += f" {units.interval(row.ci_low, row.ci_high)}"
+            said += f", {row.verdict}" if row.verdict else ""
+            assert both.loc[row.variant, column] == said
+    assert both.iloc[:, 0].tolist() == lab.compare_table([mine]).iloc[:, 0].tolist()
+    assert "faster" in both.iloc[2, 1] and "faster" not in both.iloc[2, 0]  # quick speaks none
+
+
+def test_columns_are_named_by_mode_and_minute_and_by_machine_where_these_differ():
+    mine = fake_machine_run(created_utc="2025-01-02T03:04:05Z")
+    assert list(lab.compare_table([mine, their_run(provenance=mine.info["provenance"])])) == [
+        "quick mode · 2025-01-02 03:04 UTC", "full mode · 2025-03-04 05:06 UTC",
+    ]  # fmt: skip
+    assert list(lab.compare_table([mine, their_run()])) == [
+        "quick mode · 2025-01-02 03:04 UTC · machine 7a93da",
+        "full mode · 2025-03-04 05:06 UTC · machine abcdef",
+    ]
+    assert list(lab.compare_table([mine, mine])) == [
+        "quick mode · 2025-01-02 03:04 UTC · run 1: mine",
+        "quick mode · 2025-01-02 03:04 UTC · run 2: mine",
+    ]
+    faithful = fake_machine_run(protocol="as in the document")
+    (column,) = lab.compare_table([faithful])
+    assert column.startswith("quick mode · as in the document · ")
+
+
+def test_variants_stand_in_line_and_what_a_run_lacks_is_said():
+    mine = fake_machine_run({"original": 1.0, "dali": 0.8}, skipped={"ffcv": "not installed"})
+    theirs = fake_machine_run({"original": 1.0, "both": 0.9, "dali": 0.5})
+    table = lab.compare_table([mine, theirs])
+    assert list(table.index) == ["original", "dali", "ffcv", "both"]
+    assert table.loc["ffcv"].tolist() == ["skipped: not installed", "– not in this run"]
+    assert table.loc["both"].iloc[0] == "– not in this run"
+
+
+def test_the_table_says_that_runs_are_not_divided_and_what_each_stands_on():
+    table = lab.compare_table([fake_machine_run(), their_run()])
+    for shown in (table._repr_html_(), repr(table)):
+        for part in (
+            "each run against its own baseline; no run is divided by another",
+            "2 cores, AMD EPYC, no GPU (machine 7a93da) · "
+            "Emulated accelerator (matched, 11.2 ms/image) · quick mode · 3 blocks",
+            "16 cores, Intel Xeon, NVIDIA H200 (machine abcdef) · full mode · 8 blocks",
+            "noise floor",
+        ):
+            assert part in shown
+        assert "ada" not in shown
+
+
+def test_the_description_holds_every_number_of_every_run():
+    runs = [fake_machine_run({**TIMES, "only mine": 2.0}), their_run(published={"original": 1.0})]
+    said = describe_compared(compare(runs))
+    assert said.startswith("Does fetching the next batch early keep the device busy? 2 runs side")
+    for run in runs:
+        for row in summarize_run(run).rows[1:]:
+            number = units.normalized(row.normalized_time)
+            interval = units.interval(row.ci_low, row.ci_high)
+            assert f"{row.variant}: {number}, 95 % interval {interval}" in said
+    assert said.count("original: 1.000 (baseline).") == 2
+    assert "only mine: not in this run." in said
+    assert "Run 2: full mode · 8 blocks · 2025-03-04 05:06 UTC · 16 cores, Intel Xeon" in said
+    assert said.count("Emulated accelerator") == 1
+    assert "\n" not in said and "ada" not in said
+
+
+def test_a_baseline_without_a_number_is_said_to_have_none():
+    empty = replace(fake_machine_run(status="cancelled"), trials=())
+    said = describe_compared(compare([empty, fake_machine_run(provenance=THEIRS)]))
+    assert "original: missing: not measured." in said
+    assert lab.compare_table([empty]).iloc[0, 0] == "missing: not measured"

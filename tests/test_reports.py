@@ -1,0 +1,315 @@
+"""Reports: what is in the run folder and no more, in two forms, and no free text that is markup.
+
+Run: python -m pytest tests/test_reports.py
+"""
+
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from fake_operations import fake_run
+from fakes import fake_info, fake_judged_trials, fake_media_info, fake_trials
+
+from labkit import machine, report_words
+from labkit.cli import main
+from labkit.reports import write_report
+from labkit.results import Run, append_trial, create_run, load_run
+from labkit.sections import narrow_tables
+from labkit.settings import AS_PUBLISHED
+from labkit.summary import summarize
+
+NASTY = '<script>alert(1)</script> "q" \' & | `a` ](http://x) <img src=x onerror=alert(2)>'
+TIMES = {"original": 1.0, "prefetch_generator": 0.9, "data_prefetcher": 0.8}
+ORDER = (
+    "What was done", "Hardware and software", "What the rows support", "Published and measured",
+    "Claims of the documents", "Notes", "Provenance", "Run it again",
+)  # fmt: skip
+
+
+def here():
+    """What run.json says of the machine that the tests run on."""
+    return {"machine_id": machine.provenance()["machine_id"], "cores": 2, "cpu_model": "Some CPU"}
+
+
+def make_run(results, times=TIMES, **info):
+    """A finished run of prefetching from this machine, unless told otherwise, on disk."""
+    written = fake_info(list(times), **{"provenance": here(), "blocks": 3, **info})
+    folder = create_run(Path(results), written)
+    for trial in fake_trials(times):
+        append_trial(folder, trial)
+    return load_run(folder)
+
+
+def words_of(html):
+    """The text of a page, blanks made single."""
+    parts = []
+    parser = HTMLParser()
+    parser.handle_data = parts.append
+    parser.feed(html)
+    return " ".join(" ".join(parts).split())
+
+
+def read(paths, name):
+    (path,) = [path for path in paths if path.name == name]
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory):
+    """The files of a run whose every free text tries to be markup."""
+    results = tmp_path_factory.mktemp("results")
+    info = {
+        "question": NASTY, "source": NASTY, "notes": [NASTY], "skipped": {"dali": NASTY},
+        "published": {NASTY: 0.9}, "protocol": AS_PUBLISHED,
+        "data": {"folder": NASTY, "images": 3, "boxes": NASTY},
+        "storages": {NASTY: {"filesystem": NASTY, "device": NASTY, "label": NASTY}},
+        "provenance": {"machine_id": NASTY, "cpu_model": NASTY, "versions": {NASTY: NASTY}},
+    }  # fmt: skip
+    run = make_run(results, {"original": 1.0, NASTY: 0.8})
+    variants = {
+        label: {**values, "data": NASTY}
+        for label, values in fake_info(["original", NASTY, "dali"])["variants"].items()
+    }
+    run = replace(run, info={**run.info, **info, "variants": variants})
+    return write_report(run, results / "<b>")
+
+
+# --- the files ----------------------------------------------------------------------------
+
+
+def test_one_run_is_written_into_its_own_folder(tmp_path):
+    run = make_run(tmp_path)
+    paths = write_report(run)
+    figure = f"figures/prefetching-{run.folder.name}-chart"
+    assert [str(path.relative_to(run.folder)) for path in paths] == [
+        "report.html", "report.md", f"{figure}.png", f"{figure}.svg", f"{figure}.pdf",
+    ]  # fmt: skip
+    assert all(path.stat().st_size for path in paths)
+    assert {path.name for path in run.folder.iterdir()} == {
+        "run.json", "trials.jsonl", "report.html", "report.md", "figures",
+    }  # fmt: skip
+
+
+def test_several_runs_get_a_folder_beside_the_runs_and_never_the_same_one(tmp_path):
+    runs = [make_run(tmp_path), replace(fake_run(), folder=tmp_path / "operations" / "one")]
+    first, second = (write_report(runs, markdown=False) for _ in range(2))
+    assert [path.name for path in (*first, *second)] == ["report.html"] * 2
+    assert first[0].parent != second[0].parent
+    assert {path.parent.parent for path in (*first, *second)} == {tmp_path / "reports"}
+    shown = words_of(first[0].read_text(encoding="utf-8"))
+    assert shown.count("Run it again") == 2
+    assert "labkit run operations --mode quick" in shown
+
+
+def test_every_link_of_the_markdown_is_relative_and_leads_to_a_file(tmp_path):
+    run = make_run(tmp_path)
+    paths = write_report([run, run], tmp_path / "out")
+    text = read(paths, "report.md")
+    links = re.findall(r"(?<!\\)\]\(([^)]*)\)", text)
+    assert {(tmp_path / "out" / link) for link in links} == {
+        path for path in paths if path.parent.name == "figures"
+    }
+    assert len(links) == len(set(links)) == 6
+    (alt, _) = re.findall(r"^!\[(.*)\]\(figures", text, re.MULTILINE)
+    assert "data_prefetcher: 0." in alt
+    assert str(tmp_path) not in text
+
+
+def test_without_runs_all_newest_ones_are_taken(tmp_path):
+    make_run(tmp_path)
+    newest = make_run(tmp_path, question="Newest?")
+    newest.folder.rename(newest.folder.with_name("99990101T000000Z-ffff"))
+    make_run(tmp_path, experiment="mine")
+    (path,) = write_report(results=tmp_path, folder=tmp_path / "out", markdown=False)
+    shown = words_of(path.read_text(encoding="utf-8"))
+    assert shown.count("What was done") == 2
+    assert "Newest?" in shown
+    with pytest.raises(ValueError, match=r"runs must be at least one, got none in .*labkit run"):
+        write_report(results=tmp_path / "empty")
+
+
+def test_the_command_names_its_files(tmp_path, capsys):
+    run, out = make_run(tmp_path), tmp_path / "out"
+    asked = ["report", "prefetching", "--out", str(out), "--results", str(tmp_path)]
+    assert main(asked) == 0
+    assert capsys.readouterr().out == f"wrote {out / 'report.html'}\n"
+    assert main(["report", run.folder.name, "--markdown", "--results", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"wrote {run.folder / name}" for name in ("report.html", "report.md")]
+    assert main(["report", "nope", "--results", str(tmp_path)]) == 1
+    assert "got 'nope'; newest runs: prefetching/" in capsys.readouterr().err
+
+
+# --- what they say ------------------------------------------------------------------------
+
+
+def test_both_forms_have_the_same_parts_in_the_same_order(tmp_path):
+    run = make_run(tmp_path, published={"data_prefetcher": 0.891})
+    paths = write_report(run)
+    for shown in (words_of(read(paths, "report.html")), read(paths, "report.md")):
+        places = [shown.index(part) for part in (run.info["question"], *ORDER)]
+        assert places == sorted(places)
+        assert "labkit run prefetching" in shown or "lab.Experiment(" in shown
+        assert "2 cores, Some CPU, GPU unknown (machine " in shown
+
+
+def test_what_differs_between_variants_is_not_said_of_all():
+    info = fake_info(["original", "both"], shuffled=True, blocks=4)
+    info["variants"]["original"]["input_px"] = info["variants"]["both"]["input_px"] = 64
+    assert report_words.setup(info) == [
+        ("measured", "quick mode, 4 blocks planned, begun on 2025-01-02 03:04 UTC"),
+        ("order", "at random in each block, the baseline twice"),
+        ("model input", "64×64 px"),
+        ("loader workers", "2"),
+    ]
+    assert report_words.differences(info) == [
+        ("original (baseline)", "prefetcher = none"),
+        ("both", "prefetcher = both"),
+    ]
+    assert report_words.differences({**info, "variants": {}}) == []
+
+
+def test_a_figure_without_a_verdict_says_why_there_is_none():
+    info = fake_info([*TIMES, "dali"], published={"data_prefetcher": 0.891, "dali": 0.5},
+                     skipped={"dali": "not installed"})  # fmt: skip
+    measured, missing = report_words.beside_document(info, summarize(info, fake_trials(TIMES)))
+    assert measured[:2] == ["data_prefetcher", "0.891"]
+    assert re.fullmatch(r"0\.\d{3} \[0\.\d+, 0\.\d+\]", measured[2])
+    assert measured[3] == "quick mode speaks no verdict"
+    assert missing == ["dali", "0.500", "–", "skipped: not installed"]
+
+
+def test_over_a_stand_in_the_word_is_the_tables():
+    info = fake_media_info(mode="full", blocks=10)
+    summary = summarize(info, fake_judged_trials())
+    rows = {row[0]: row[3] for row in report_words.beside_document(info, summary)}
+    assert rows == {"ssd": "inconclusive (emulated)", "tmpfs": "not consistent (emulated)"}
+    first, *said = report_words.results(info, summary)
+    assert first.startswith("What follows was measured over: Emulated accelerator (")
+    assert re.fullmatch(r"tmpfs took 0\.\d+ \[.*\] of the time of hdd: faster\.", said[1])
+
+
+def test_a_cancelled_run_says_so_before_anything_else(tmp_path):
+    run = make_run(tmp_path, status="cancelled", blocks=9)
+    (path,) = write_report(run, markdown=False)
+    shown = words_of(path.read_text(encoding="utf-8"))
+    said = "This run was cancelled. Only what it had measured counts."
+    assert shown.index(run.info["question"]) < shown.index(said) < shown.index("What was done")
+    assert "None: claims are answered by finished runs of this machine." in shown
+
+
+def test_claims_are_answered_by_this_run_of_this_machine_alone(tmp_path):
+    make_run(tmp_path, {**TIMES, "data_prefetcher": 5.0})  # another run, which must not answer
+    run = make_run(tmp_path)
+    (path,) = write_report(run, markdown=False)
+    shown = words_of(path.read_text(encoding="utf-8"))
+    claims = shown[shown.index("Claims of the documents") : shown.index("Notes")]
+    assert "19 [004] prefetch_generator loads the next batch in the background" in claims
+    assert "quick mode speaks no verdict" in claims
+    assert "not run: this run has no such variant" in claims  # it has no "both"
+    assert "5.0" not in claims
+    assert "Measured on another machine" not in shown
+
+
+@pytest.mark.parametrize("how", ["shared", "copied"])
+def test_a_run_of_another_machine_is_named_and_answers_nothing(tmp_path, how):
+    there = {"machine_id": "a colleague's", "cores": 96, "gpu": {"works": True, "name": "H200"}}
+    info = {"provenance": there} if how == "copied" else {"shared": {"from": "x"}}
+    (path,) = write_report(make_run(tmp_path, **info), markdown=False)
+    shown = words_of(path.read_text(encoding="utf-8"))
+    named = "96 cores, H200 (machine a coll" if how == "copied" else "2 cores, Some CPU"
+    assert f"Measured on another machine: {named}" in shown
+    assert "None: claims are answered by finished runs of this machine." in shown
+
+
+def test_a_run_as_in_the_document_says_so(tmp_path):
+    run = make_run(tmp_path, protocol=AS_PUBLISHED, shuffled=False)
+    (path,) = write_report(run, markdown=False)
+    shown = words_of(path.read_text(encoding="utf-8"))
+    assert f"{run.info['question']} (as in the document)" in shown
+    assert "order as in the document: in the given order, only the first variant" in shown
+
+
+def test_a_table_too_wide_for_paper_is_split_and_loses_no_column(tmp_path):
+    from labkit.notebook import section
+
+    sizes = ("320x240", "640x480", "1280x960", "1920x1080", "4000x3000")
+    shown = section(fake_run(sizes=sizes))
+    first, second = narrow_tables(shown)
+    assert (len(first[0]), len(second[0])) == (8, 6)
+    assert [*first[0], *second[0][2:]] == list(shown.header)
+    joined = [[*a, *b[2:]] for a, b in zip(first[1], second[1])]
+    assert joined == [list(row) for row in shown.cells]
+    assert (list(first[2]), list(second[2])) == (list(shown.second_lines), [])
+
+
+# --- free text ----------------------------------------------------------------------------
+
+
+def test_free_text_in_the_markdown_stays_text(nasty):
+    text = read(nasty, "report.md")
+    # Code is shown as it is; outside of it nothing may be left that a reader would take for markup.
+    prose = re.sub(r"^(`{3,})\w*\n.*?\n\1$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert prose.count("script") > 10
+    plain = re.sub(r"\\.", "", prose)
+    assert set(re.findall(r"<[^>]*>", plain)) == {
+        "<br>", "<small>", "</small>", "<details>", "</details>", "<summary>", "</summary>",
+    }  # fmt: skip
+    assert "`" not in plain
+    assert "://" not in plain
+    assert all(link.startswith("figures/") for link in re.findall(r"\]\(([^)]*)\)", plain))
+    header = "| variant | two-epoch time"
+    rows = prose[prose.index(header) :].split("\n\n")[0].splitlines()
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
+
+
+def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty, tmp_path):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium")
+    page_file, asked, dialogs = nasty[0], [], []
+    assert page_file.parent.name == "<b>"
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+        )
+        for width_px in (1280, 500):
+            page = browser.new_page(viewport={"width": width_px, "height": 900})
+            page.on("request", lambda request: asked.append(request.url))
+            page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+            page.goto(page_file.as_uri())
+            found = page.evaluate(
+                """() => ({
+                    scripts: document.scripts.length,
+                    images: [...document.images].map(i => i.naturalWidth > 0),
+                    links: document.links.length,
+                    tooWide: document.documentElement.scrollWidth > innerWidth,
+                    text: document.body.textContent,
+                })"""
+            )
+            assert (found["scripts"], found["links"], found["tooWide"]) == (0, 0, False)
+            assert found["images"] == [True]  # the chart, and no picture of a free text's
+            assert found["text"].count("<script>alert(1)</script>") > 10
+        # On paper: everything is there, what was folded too, and no table is wider than the sheet.
+        page.emulate_media(media="print")
+        page.set_viewport_size({"width": 700, "height": 1000})
+        wide = "[...document.querySelectorAll('table')].filter(t => t.scrollWidth > 700).length"
+        assert page.evaluate(wide) == 0
+        folded = "document.querySelector('.stored').getBoundingClientRect().height"
+        assert page.evaluate(folded) > 100
+        browser.close()
+    assert dialogs == []
+    assert {url.split(":")[0] for url in asked} <= {"file", "data"}
+
+
+def test_a_folder_of_any_name_gives_links_that_work(tmp_path):
+    run = make_run(tmp_path)
+    renamed = Run(folder=tmp_path / "x" / "a](b) <c>", info=run.info, trials=run.trials)
+    paths = write_report(renamed, tmp_path / "out")
+    assert "(figures/prefetching-a_b_c_-chart.png)" in read(paths, "report.md")
+    assert (tmp_path / "out" / "figures" / "prefetching-a_b_c_-chart.png") in paths

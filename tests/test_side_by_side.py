@@ -1,0 +1,140 @@
+"""Runs as small multiples: one axis from 0, rows in line, every panel its own baseline.
+
+Run: python -m pytest tests/test_side_by_side.py
+"""
+
+from dataclasses import replace
+
+import pytest
+from fake_runs import THEIRS, TIMES, fake_machine_run, their_run
+from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
+
+from labkit import figures, units
+from labkit.comparison import compare, describe_compared
+from labkit.side_by_side import side_by_side
+from labkit.summary import summarize_run
+
+LONG = "a variant with a very long name and_an_identifier_of_many_letters_without_any_space"
+REASON = "no directory for this medium is configured: write one into labkit.toml and try again!"
+
+
+def test_panels_share_one_axis_from_zero_and_hold_their_own_runs_bars_and_dots():
+    runs = [fake_machine_run(), their_run(seed=1), fake_machine_run({"original": 1.0, "slow": 7.0})]
+    figure = side_by_side(runs)
+    assert len(figure.axes) == 3
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
+    low, high = figure.axes[0].get_xlim()
+    assert low == 0
+    for axes, run in zip(figure.axes, runs):
+        rows = summarize_run(run).rows
+        assert [bar.get_width() for bar in axes.patches] == [row.normalized_time for row in rows]
+        dots = [x for line in axes.lines if line.get_marker() == "o" for x in line.get_xdata()]
+        assert sorted(dots) == sorted(x for row in rows for x in row.ratios)
+        assert max(dots) < high
+        assert 1 in {line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"}
+        assert axes.patches[0].get_hatch() == "////"  # its own baseline
+
+
+def test_the_same_variant_stands_at_the_same_height_in_every_panel():
+    runs = [fake_machine_run(), fake_machine_run({"original": 1.0, "data_prefetcher": 0.7})]
+    figure = side_by_side(runs)
+    heights = [
+        {bar.get_width(): axes.transData.transform((0, bar.get_y()))[1] for bar in axes.patches}
+        for axes in figure.axes
+    ]
+    last = [
+        height[summarize_run(run).rows[-1].normalized_time] for height, run in zip(heights, runs)
+    ]
+    assert last[0] == pytest.approx(last[1])
+    assert "– not in this run" in everything_written(figure)
+
+
+def test_every_panel_says_mode_minute_machine_and_stand_ins_where_they_differ():
+    written = everything_written(side_by_side([fake_machine_run(), their_run()]))
+    for part in (
+        "quick mode · 3 blocks", "full mode · 8 blocks",
+        "2025-01-02 03:04 UTC · 2 cores", "(machine 7a93da)",
+        "2025-03-04 05:06 UTC · 16 cores", "NVIDIA H200 (machine abcdef)",
+        "Emulated accelerator (matched, 11.2 ms/", "accelerator: cuda:H200",
+        "each run against its own baseline; no run is divided by another", "storage: real",
+    ):  # fmt: skip
+        assert written.count(part) == 1, part
+
+
+def test_what_all_runs_have_in_common_is_said_once_above():
+    figure = side_by_side([fake_machine_run(), fake_machine_run(mode="document")])
+    (stand_in,) = [t for t in texts(figure) if t.get_text().startswith("Emulated")]
+    (panel,) = [t for t in texts(figure) if t.get_text().startswith("document mode")]
+    assert stand_in.get_window_extent().y0 > panel.get_window_extent().y1
+
+
+def test_each_runs_origin_stands_at_the_foot_and_its_numbers_in_the_description():
+    runs = [fake_machine_run(), their_run()]
+    figure = side_by_side(runs)
+    foot = min(texts(figure), key=lambda t: t.get_window_extent().y0).get_text()
+    assert "torch 2.13.0" in foot and "torch 2.12.0" in foot
+    assert "run mine" in foot and "run theirs" in foot
+    assert figure.get_label() == describe_compared(compare(runs))
+    assert "ada" not in everything_written(figure)
+
+
+def test_the_same_runs_give_the_same_bytes_and_show_themselves_in_a_notebook():
+    figure, again = (side_by_side([fake_machine_run(), their_run()]) for _ in range(2))
+    assert figures.to_bytes(figure, "svg") == figures.to_bytes(again, "svg")
+    data, _ = figure._repr_mimebundle_(include=None, exclude=None)
+    assert 'alt="Does fetching' in data["text/html"]
+
+
+NOTHING = replace(fake_machine_run(skipped={"dali": REASON}), trials=())
+AWKWARD = {
+    "one run": [fake_machine_run()],
+    "four runs": [fake_machine_run(), their_run()] * 2,
+    "six runs": [fake_machine_run(), their_run(), fake_machine_run(provenance=THEIRS)] * 2,
+    "long names": [fake_machine_run({LONG: 1.0, f"{LONG} 2": 0.5}, name=LONG), their_run()],
+    "nothing measured": [NOTHING, their_run(), NOTHING],
+    "nothing known": [fake_machine_run(provenance={}, created_utc=None)] * 2,
+    "far apart": [fake_machine_run({"original": 1.0, "b": 40.0}, blocks=2, noise=1.0), their_run()],
+    "Chinese": [fake_machine_run({"原始": 1.0, "预取" * 20: 0.9}, question="哪一种最快？" * 9)] * 3,
+    "verdicts": [their_run(), their_run(noise=0.0001), their_run(noise=0.2)],
+    "twelve variants": [fake_machine_run({f"v{i}": 1 + i / 10 for i in range(12)}), their_run()],
+    "dollars": [fake_machine_run({"$a_b$": 1.0, "$HOME": 0.9})] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("runs", AWKWARD.values(), ids=AWKWARD.keys())
+def test_no_text_is_clipped_and_no_two_texts_overlap(runs):
+    figure = side_by_side(runs)
+    check_that_all_texts_are_whole_and_apart(figure, dpi=200, axes_share=0.1)
+    for run in runs:
+        for row in summarize_run(run).rows:
+            if row.verdict:
+                assert row.verdict in everything_written(figure)
+
+
+@pytest.mark.parametrize("name", ["six runs", "nothing measured", "long names"])
+def test_in_a_column_they_stand_one_below_the_other(name):
+    runs = AWKWARD[name]
+    figure = side_by_side(runs, figures.COLUMN)
+    check_that_all_texts_are_whole_and_apart(figure, dpi=300, axes_share=0.3)
+    assert min(t.get_fontsize() for t in texts(figure)) >= 5
+    tops = [axes.get_position().y1 for axes in figure.axes]
+    assert tops == sorted(tops, reverse=True)
+    assert len(set(tops)) == len(runs)
+    written = everything_written(figure)
+    for run in runs:
+        for row in summarize_run(run).rows:
+            if row.normalized_time is not None:
+                assert units.normalized(row.normalized_time) in written
+
+
+def test_six_runs_make_two_lines_of_three_and_four_two_of_two():
+    for name, per_line in (("six runs", 3), ("four runs", 2)):
+        tops = [axes.get_position().y1 for axes in side_by_side(AWKWARD[name]).axes]
+        assert len(set(tops)) == 2
+        assert tops.count(tops[0]) == per_line
+
+
+def test_every_run_keeps_its_numbers_whatever_stands_beside_it():
+    alone = side_by_side([fake_machine_run(TIMES)]).axes[0]
+    beside = side_by_side([fake_machine_run(TIMES), their_run()]).axes[0]
+    assert [bar.get_width() for bar in alone.patches] == [bar.get_width() for bar in beside.patches]
