@@ -2,10 +2,11 @@
 
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
-from labkit.experiment import Experiment, resume, run
+from labkit.experiment import Experiment, choose, resume, run
 from labkit.notebook import (
     chart,
     claims,
+    compare_table,
     describe_data,
     doctor,
     epoch_chart,
@@ -14,13 +15,16 @@ from labkit.notebook import (
     gallery,
     newest_run,
     predictions,
+    recipe,
     save,
     savings,
+    side_by_side,
     summarize,
     table,
     write_page,
 )
 from labkit.operations_run import run_operations
+from labkit.panel import panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES, PROFILES
 from labkit.parts.loading import LOADERS
@@ -29,8 +33,10 @@ from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import STORAGES, Storage
 from labkit.parts.training import STEPS, Step
+from labkit.reports import write_report
 from labkit.results import Run, find_run, list_runs, load_run
 from labkit.settings import MODES, Settings, vary
+from labkit.share import open_shared, pack
 from labkit.trial import Epoch, Trial
 
 __all__ = [
@@ -56,7 +62,9 @@ __all__ = [
     "Storage",
     "Trial",
     "chart",
+    "choose",
     "claims",
+    "compare_table",
     "describe_data",
     "doctor",
     "epoch_chart",
@@ -68,14 +76,20 @@ __all__ = [
     "list_runs",
     "load_run",
     "newest_run",
+    "open_shared",
+    "pack",
+    "panel",
     "predictions",
+    "recipe",
     "resume",
     "run",
     "run_operations",
     "save",
     "savings",
+    "side_by_side",
     "summarize",
     "table",
     "vary",
     "write_page",
+    "write_report",
 ]

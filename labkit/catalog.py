@@ -268,6 +268,19 @@ CATALOG: dict[str, Callable[..., Experiment]] = {
 AS_PUBLISHED_TOO = ("prefetching", "storage")
 
 
+# The settings that a question turns on, for a form: whoever asks it tries these first.
+KNOBS: dict[str, tuple[str, ...]] = {
+    "prefetching": (
+        "num_workers", "prefetch_factor", "pin_memory", "sync_every", "batch_size", "input_px",
+        "preprocessor", "device",
+    ),
+    "storage": ("num_workers", "batch_size", "input_px", "decoder", "device"),
+    "preprocessing": ("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),
+    "opencv_vs_pil": ("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
+    "combined": ("num_workers", "batch_size", "input_px", "decoder", "device"),
+}  # fmt: skip
+
+
 def experiment(name: str, *, protocol: str = CORRECTED, **changes: object) -> Experiment:
     """Take an experiment from the catalog, with settings of one's own.
 

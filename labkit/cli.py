@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import labkit as lab
-from labkit import machine, notebook, results
+from labkit import machine, notebook, results, units
+from labkit.choices import Choice
 from labkit.claims import answers, claims_text
 from labkit.operations_run import NAME as OPERATIONS
 from labkit.settings import CORRECTED, MODES, field_kinds, help_texts
@@ -71,26 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "names", nargs="*", metavar="NAME", help="experiments (see `labkit list`); none: all"
     )
-    command.add_argument("--mode", default="quick", choices=MODES, help="how much is measured")
-    command.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
-    command.add_argument(
-        "--protocol",
-        choices=("corrected", "as-in-the-document"),
-        default="corrected",
-        help="the document's order, cold first variant and loop, instead of what corrects them",
-    )
     command.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
     _results_option(command)
-    _settings_options(command.add_argument_group("settings, for all variants alike"))
+    _choice_options(command, mode="quick")
     command.set_defaults(command=_run)
 
     command = commands.add_parser(
         "forecast", help="how long a run would take, and the smallest effect it could see"
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="experiments; none: all")
-    command.add_argument("--mode", default="full", choices=MODES, help="how much is measured")
-    command.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
     _results_option(command)
+    _choice_options(command, mode="full")
     command.set_defaults(command=_forecast)
 
     command = commands.add_parser("table", help="print a run's table")
@@ -122,9 +114,44 @@ def _parser() -> argparse.ArgumentParser:
     _results_option(command)
     command.set_defaults(command=_savings)
 
-    command = commands.add_parser("report", help="write results/index.html from the newest runs")
+    command = commands.add_parser(
+        "recipe", help="a run's winner as plain PyTorch code for your train.py"
+    )
+    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
+    command.add_argument("--variant", help="another one than the winner")
+    command.add_argument("--out", metavar="FILE", type=Path, help="write it there; unset: print it")
+    _results_option(command)
+    command.set_defaults(command=_recipe)
+
+    command = commands.add_parser(
+        "report", help="write results/index.html from the newest runs, or a report of chosen runs"
+    )
+    command.add_argument(
+        "runs", nargs="*", metavar="RUN", help="run folders, ids or experiments; none: the newest"
+    )
+    command.add_argument("--out", metavar="FOLDER", help="folder that takes report.html")
+    command.add_argument(
+        "--markdown", action="store_true", help="also report.md, with figure files beside it"
+    )
     _results_option(command)
     command.set_defaults(command=_report)
+
+    command = commands.add_parser(
+        "pack", help="one file of a run to send, without user names, host names and paths"
+    )
+    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
+    command.add_argument("--out", metavar="FILE", help="where to; unset: the run's folder")
+    command.add_argument(
+        "--keep", metavar="WORD", action="append", default=[],
+        help="leave a word in, although it is the account's or the machine's name",
+    )  # fmt: skip
+    _results_option(command)
+    command.set_defaults(command=_pack)
+
+    command = commands.add_parser("open", help="open a run that a colleague packed")
+    command.add_argument("file", metavar="FILE", help="made by `labkit pack`")
+    _results_option(command)
+    command.set_defaults(command=_open)
 
     command = commands.add_parser("doctor", help="what this machine has, and what will be skipped")
     command.add_argument("--data", help="probe this folder's disk too")
@@ -139,6 +166,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _results_option(command: argparse.ArgumentParser) -> None:
     command.add_argument("--results", default="results", help="folder that holds the results")
+
+
+def _choice_options(command: argparse.ArgumentParser, *, mode: str) -> None:
+    command.add_argument("--mode", default=mode, choices=MODES, help="how much is measured")
+    command.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
+    command.add_argument(
+        "--protocol",
+        choices=("corrected", "as-in-the-document"),
+        default="corrected",
+        help="the document's order, cold first variant and loop, instead of what corrects them",
+    )
+    command.add_argument(
+        "--variant", action="append", metavar="LABEL", help="only this one; may be repeated"
+    )
+    command.add_argument("--baseline", metavar="LABEL", help="what the others are divided by")
+    _settings_options(command.add_argument_group("settings, for all variants alike"))
 
 
 def _settings_options(group: argparse._ArgumentGroup) -> None:
@@ -176,22 +219,25 @@ def _list(options: argparse.Namespace) -> int:
     for folder in folders:
         info = results.load_run(folder).info
         print(f"  {folder.parent.name}/{folder.name}  {info['mode']}, {info['status']}")
+    if shared := results.list_shared(options.results):
+        print("\nruns of colleagues:")
+    for folder in shared:
+        info = results.load_run(folder).info
+        said = f"{info['mode']}, {info['status']}, from {info[results.SHARED]['from']}"
+        print(f"  {folder.parent.name}/{folder.name}  {said}")
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.resume:
         return _show(lab.resume(results.find_run(options.results, options.resume).folder))
-    changes = {name: getattr(options, name) for name in field_kinds() if hasattr(options, name)}
-    given = {"results": options.results, "blocks": options.blocks}
-    protocol = options.protocol.replace("-", " ")
     if len(options.names) == 1:
-        return _show(_prepared(options.names[0], options.mode, protocol, changes, given)())
+        return _show(_prepared(_choice(options, options.names[0]), options.results)())
     # Build all before running any: a typo in the third name must not cost two runs.
     waiting = {}
     for name in options.names or (*lab.CATALOG, OPERATIONS):
         try:
-            waiting[name] = _prepared(name, options.mode, protocol, changes, given)
+            waiting[name] = _prepared(_choice(options, name), options.results)
         except ValueError as error:
             if options.names:
                 raise
@@ -208,19 +254,36 @@ def _run(options: argparse.Namespace) -> int:
     return status
 
 
-def _prepared(
-    name: str, mode: str, protocol: str, changes: dict, given: dict
-) -> Callable[[], results.Run]:
-    """Build what a name stands for, ready to be run; refuses what cannot work."""
-    if name != OPERATIONS:
-        return partial(lab.run, lab.experiment(name, protocol=protocol, **changes), mode, **given)
-    own = {key: value for key, value in changes.items() if key in ("data", "seed")}
-    if protocol != CORRECTED:
-        raise ValueError(f"protocol must be {CORRECTED} for {name}, got {protocol}")
-    if len(own) < len(changes):
-        others = ", ".join(key for key in changes if key not in own)
-        raise ValueError(f"settings must be data or seed for {name}, got {others}; leave them out")
-    return partial(lab.run_operations, mode=mode, **own, **given)
+def _choice(options: argparse.Namespace, name: str) -> Choice:
+    return Choice(
+        subject=name,
+        mode=options.mode,
+        blocks=options.blocks,
+        changes={key: getattr(options, key) for key in field_kinds() if hasattr(options, key)},
+        variants=tuple(options.variant or ()),
+        baseline=options.baseline,
+        protocol=options.protocol.replace("-", " "),
+    )
+
+
+def _prepared(choice: Choice, folder: str) -> Callable[[], results.Run]:
+    """Build what a choice stands for, ready to be run; refuses what cannot work."""
+    given = {"mode": choice.mode, "blocks": choice.blocks, "results": folder}
+    if choice.name != OPERATIONS:
+        return partial(lab.run, choice.experiment(), **given)
+    own = {key: value for key, value in choice.changes.items() if key in ("data", "seed")}
+    if choice.protocol != CORRECTED:
+        raise ValueError(f"protocol must be {CORRECTED} for {OPERATIONS}, got {choice.protocol}")
+    if choice.variants or choice.baseline:
+        raise ValueError(
+            f"variant and baseline must be left out for {OPERATIONS}, which times every operation"
+        )
+    if len(own) < len(choice.changes):
+        others = ", ".join(key for key in choice.changes if key not in own)
+        raise ValueError(
+            f"settings must be data or seed for {OPERATIONS}, got {others}; leave them out"
+        )
+    return partial(lab.run_operations, **own, **given)
 
 
 def _show(run: results.Run) -> int:
@@ -236,8 +299,9 @@ def _show(run: results.Run) -> int:
 
 def _forecast(options: argparse.Namespace) -> int:
     for name in options.names or lab.CATALOG:
+        choice = _choice(options, name)
         expected = lab.forecast(
-            lab.experiment(name), options.mode, blocks=options.blocks, results=options.results
+            choice.experiment(), choice.mode, blocks=choice.blocks, results=options.results
         )
         print(f"{name}: {expected}")
     return 0
@@ -274,8 +338,39 @@ def _savings(options: argparse.Namespace) -> int:
     return 0
 
 
+def _recipe(options: argparse.Namespace) -> int:
+    written = lab.recipe(results.find_run(options.results, options.run), options.variant)
+    if options.out is None:
+        print(written, end="")
+        return 0
+    options.out.write_text(written, encoding="utf-8")
+    print(f"wrote {options.out}")
+    return 0
+
+
 def _report(options: argparse.Namespace) -> int:
-    print(f"wrote {notebook.write_page(options.results)}")
+    if not options.runs and not options.markdown and options.out is None:
+        print(f"wrote {notebook.write_page(options.results)}")
+        return 0
+    chosen = [results.find_run(options.results, name) for name in options.runs] or None
+    asked = {"results": options.results, "markdown": options.markdown}
+    for path in lab.write_report(chosen, options.out, **asked):
+        print(f"wrote {path}")
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    run = results.find_run(options.results, options.run)
+    path = lab.pack(run, options.out, keep=options.keep)
+    print(f"packed in {path}, {units.count_bytes(path.stat().st_size)}; open it with: labkit open")
+    return 0
+
+
+def _open(options: argparse.Namespace) -> int:
+    before = results.list_shared(options.results)
+    run = lab.open_shared(options.file, options.results)
+    done = "opened before" if run.folder in before else "opened"
+    print(f"{done}: {run.folder}, from {run.info[results.SHARED]['from']}\n\n{notebook.text(run)}")
     return 0
 
 

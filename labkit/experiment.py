@@ -13,7 +13,7 @@ import math
 import re
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from labkit import machine, source, tables, timing
 from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_run import resume_operations
 from labkit.plan import check_blocks
-from labkit.results import Run, create_run, hold, load_run
+from labkit.progress import Progress
+from labkit.results import SHARED, Run, create_run, hold, load_run
 from labkit.runner import run_to_the_end
 from labkit.settings import (
     CORRECTED,
@@ -34,7 +35,7 @@ from labkit.settings import (
 )
 from labkit.staging import why_not_throttled
 from labkit.trial import Skip, utc_now
-from labkit.underway import UnderWay
+from labkit.underway import UnderWay, alone
 
 # Variants that differed in these would do different work.
 SAME_FOR_ALL = ("data", "images", "seed", "epochs", "on_bad_image")
@@ -79,6 +80,58 @@ class Experiment:
         pick(dict.fromkeys(PROTOCOLS), self.protocol, "protocol")
 
 
+def choose(
+    experiment: Experiment, variants: Iterable[str] = (), baseline: str | None = None
+) -> Experiment:
+    """Leave variants out of an experiment, or compare them with another one.
+
+    Args:
+        experiment: what to choose from.
+        variants: labels that stay; none: all.
+        baseline: what the others are divided by; unset: the experiment's own.
+
+    Returns:
+        The smaller experiment.  A document's figures hold against its own baseline, so with
+        another one they are gone.
+
+    Raises:
+        ValueError: an unknown label, or a baseline that is left out.
+    """
+    known = {**experiment.variants, **experiment.in_full}
+    kept = list(variants) or list(known)
+    for label in kept:
+        pick(known, label, "variant")
+    baseline = baseline or experiment.baseline
+    if baseline not in kept:
+        raise ValueError(
+            f"baseline must be one of the chosen variants ({', '.join(kept)}), got {baseline!r}; "
+            "choose it too, or take another baseline"
+        )
+    chosen = {label: known[label] for label in known if label in kept}
+    in_full = {label: chosen[label] for label in experiment.in_full if label in chosen}
+    in_full.pop(baseline, None)
+    is_other = baseline != experiment.baseline
+    otherwise = experiment.otherwise
+    return replace(
+        experiment,
+        variants={label: settings for label, settings in chosen.items() if label not in in_full},
+        in_full=in_full,
+        baseline=baseline,
+        published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
+        otherwise=otherwise and (lambda why: choose(otherwise(why), kept, baseline)),
+    )
+
+
+def completed(settings: Settings, mode: Mode) -> Settings:
+    """Fill what is unset, as a run in this mode on this machine would."""
+    # A table of one's own may have the device: only an unset device needs the GPU asked.
+    has_cuda = settings.device is None and machine.cuda().works
+    return complete(
+        settings, mode, cores=machine.cores(), has_cuda=has_cuda, can_fork=machine.can_fork()
+    )
+
+
+@alone()
 def run(
     experiment: Experiment,
     mode: str = "quick",
@@ -86,7 +139,7 @@ def run(
     results: Path | str = "results",
     blocks: int | None = None,
     cancel: threading.Event | None = None,
-    progress: bool = True,
+    progress: Progress | bool = True,
 ) -> Run:
     """Run an experiment and return it as it lies on disk.
 
@@ -96,23 +149,24 @@ def run(
         results: folder that takes the run folder.
         blocks: repetitions; unset: the mode's.
         cancel: set by another thread to stop; finished trials stay.
-        progress: print a bar with ETA.
+        progress: print a bar with ETA; or who is told instead.
 
     Returns:
         The run; `run.info["status"]` is finished or cancelled.
 
     Raises:
         ValueError: settings, data or parts that cannot work, before anything is timed.
-        RuntimeError: the baseline cannot be measured here; what was finished stays.
+        RuntimeError: the baseline cannot be measured here (what was finished stays), or another
+            thread has a run under way.
     """
     chosen = pick(MODES, mode, "mode")
     blocks = check_blocks(chosen, blocks)
     if experiment.otherwise is not None:
         baseline = experiment.variants[experiment.baseline]
-        if reason := why_not_throttled(_complete(baseline, chosen)):
+        if reason := why_not_throttled(completed(baseline, chosen)):
             experiment = experiment.otherwise(reason)
     wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
-    variants = {label: _complete(settings, chosen) for label, settings in wanted.items()}
+    variants = {label: completed(settings, chosen) for label, settings in wanted.items()}
     skipped = {}
     for label, settings in variants.items():
         try:
@@ -151,8 +205,12 @@ def run(
         return run_to_the_end(UnderWay(folder, info, own=own, cancel=cancel, progress=progress))
 
 
+@alone()
 def resume(
-    folder: Path | str, *, cancel: threading.Event | None = None, progress: bool = True
+    folder: Path | str,
+    *,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
 ) -> Run:
     """Run what is missing of a run that was cancelled or killed.
 
@@ -168,6 +226,11 @@ def resume(
         RuntimeError: another process has it under way.
     """
     old = load_run(folder)
+    if shared := old.info.get(SHARED):
+        raise ValueError(
+            f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
+            f"start one here: labkit run {old.info['experiment']}"
+        )
     if old.info.get("kind") == OPERATIONS:
         return resume_operations(folder, cancel=cancel, progress=progress)
     for values in old.info["variants"].values():
@@ -177,14 +240,6 @@ def resume(
     with hold(old.folder):
         info = load_run(folder).info  # as whoever had it last left it
         return run_to_the_end(UnderWay(old.folder, info, own=own, cancel=cancel, progress=progress))
-
-
-def _complete(settings: Settings, mode: Mode) -> Settings:
-    # A table of one's own may have the device: only an unset device needs the GPU asked.
-    has_cuda = settings.device is None and machine.cuda().works
-    return complete(
-        settings, mode, cores=machine.cores(), has_cuda=has_cuda, can_fork=machine.can_fork()
-    )
 
 
 def _describe_data(settings: Settings) -> dict[str, object]:

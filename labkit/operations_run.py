@@ -20,7 +20,7 @@ from labkit.operations import OPERATIONS, SIZES_PX
 from labkit.operations_summary import KIND, SCHEMA
 from labkit.operations_timing import PHOTOS, TWICE
 from labkit.plan import check_blocks
-from labkit.progress import RunProgress
+from labkit.progress import Progress, RunProgress
 from labkit.results import (
     Run,
     append_rows,
@@ -32,6 +32,7 @@ from labkit.results import (
 )
 from labkit.settings import MODES, Settings, pick
 from labkit.trial import utc_now
+from labkit.underway import alone
 
 NAME = "operations"
 QUICK_SIZES = 3
@@ -40,6 +41,7 @@ QUICK_SIZES = 3
 CELL_S = {"quick": 0.01, "document": 0.01, "full": 0.1}
 
 
+@alone()
 def run_operations(
     data: Path | str = "data/photos",
     mode: str = "quick",
@@ -47,7 +49,7 @@ def run_operations(
     results: Path | str = "results",
     blocks: int | None = None,
     cancel: threading.Event | None = None,
-    progress: bool = True,
+    progress: Progress | bool = True,
     seed: int = 0,
 ) -> Run:
     """Time every library's way of every operation.
@@ -58,7 +60,7 @@ def run_operations(
         results: folder that takes the run folder.
         blocks: repetitions; unset: the mode's.
         cancel: set by another thread to stop; finished blocks stay.
-        progress: print a bar with ETA.
+        progress: print a bar with ETA; or who is told instead.
         seed: of the choice of photographs and of the order.
 
     Returns:
@@ -98,8 +100,12 @@ def run_operations(
         return _run_blocks(folder, info, cancel, progress)
 
 
+@alone()
 def resume_operations(
-    folder: Path | str, *, cancel: threading.Event | None = None, progress: bool = True
+    folder: Path | str,
+    *,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
 ) -> Run:
     """Run the blocks that are missing of a run that was cancelled or killed.
 
@@ -149,7 +155,10 @@ def _describe_data(settings: Settings) -> dict[str, object]:
 
 
 def _run_blocks(
-    folder: Path, info: dict[str, object], cancel: threading.Event | None, progress: bool
+    folder: Path,
+    info: dict[str, object],
+    cancel: threading.Event | None,
+    progress: Progress | bool,
 ) -> Run:
     """Run what is missing; finished blocks stay whatever happens."""
 
@@ -157,7 +166,8 @@ def _run_blocks(
         info.update(changes)
         write_info(folder, info)
 
-    shown = RunProgress(NAME, shown=progress)
+    shown = RunProgress(NAME, shown=progress) if isinstance(progress, bool) else progress
+    shown.begin(folder)
     missing = [block for block in range(info["blocks"]) if not _is_complete(folder, info, block)]
     save(status="running", reason="")
     try:

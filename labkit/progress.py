@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TextIO
+from pathlib import Path
+from typing import Protocol, TextIO
 
 REDRAW_S = 0.5
 NARROW_COLUMNS = 100  # for notebooks and logs, which have no terminal's width
@@ -34,8 +35,36 @@ def bar(items: Iterable | None = None, **options: object) -> object:
     return tqdm(items, file=file, mininterval=REDRAW_S, **width, **options)
 
 
+class Progress(Protocol):
+    """Who is told how a run goes on, between its trials: the run waits until it is heard."""
+
+    shown: bool
+    """Whether bars may be drawn on the terminal, as while data is copied."""
+
+    def begin(self, folder: Path) -> None:
+        """Learn where the run lies."""
+
+    def say(self, line: str) -> None:
+        """Hear a sentence for people."""
+
+    def start(self, *, total: int, done: int) -> None:
+        """Learn how many trials there are, `done` of which are there; may come again with more."""
+
+    def next(self, what: str) -> None:
+        """Learn which trial starts now."""
+
+    def rate(self, rate: str) -> None:
+        """Learn how fast it was."""
+
+    def advance(self) -> None:
+        """One trial more is done, with or without a row."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
 class RunProgress:
-    """What a run tells while it goes on.
+    """A run's progress as lines and a bar.
 
     Args:
         name: starts every line.
@@ -44,6 +73,9 @@ class RunProgress:
 
     def __init__(self, name: str, *, shown: bool) -> None:
         self._name, self.shown, self._bar, self._what = name, shown, None, ""
+
+    def begin(self, folder: Path) -> None:
+        """Nothing to show yet."""
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

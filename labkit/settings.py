@@ -19,6 +19,13 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
+# The smallest value of each whole number, for the checks and the form.
+LEAST = {
+    "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
+    "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
+}  # fmt: skip
+INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -78,19 +85,12 @@ class Settings:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check_kind(field.name, getattr(self, field.name))
-        _at_least("images", self.images, 1)
-        _at_least("num_workers", self.num_workers, 0)
-        _at_least("prefetch_factor", self.prefetch_factor, 1)
-        _at_least("batch_size", self.batch_size, 1)
-        _at_least("sync_every", self.sync_every, 0)
-        _at_least("epochs", self.epochs, 1)
-        _at_least("cv2_threads", self.cv2_threads, 0)
-        _at_least("torch_threads", self.torch_threads, 1)
-        _at_least("seed", self.seed, 0)
-        if self.input_px is not None and (self.input_px < 32 or self.input_px % 32):
-            # ResNet-18 halves the image five times.
+        for name, least in LEAST.items():
+            _at_least(name, getattr(self, name), least)
+        if self.input_px is not None and (self.input_px < 1 or self.input_px % INPUT_PX_STEP):
             raise ValueError(
-                f"input_px must be a positive multiple of 32, got {self.input_px}; try 256 or 512"
+                f"input_px must be a positive multiple of {INPUT_PX_STEP}, got {self.input_px}; "
+                "try 256 or 512"
             )
 
 

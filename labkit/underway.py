@@ -9,16 +9,38 @@ reason must be a row.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from labkit import machine
 from labkit.launcher import Launcher, TrialKilled
 from labkit.plan import Planned
-from labkit.progress import RunProgress
+from labkit.progress import Progress, RunProgress
 from labkit.results import append_trial, explain_unwritable, write_info
 from labkit.settings import MODES, Settings
 from labkit.trial import Trial, utc_now
+
+_ALONE = threading.RLock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one thread of this process measure at a time: two runs would slow each other down.
+
+    Raises:
+        RuntimeError: another thread measures.
+    """
+    if not _ALONE.acquire(blocking=False):
+        raise RuntimeError(
+            "run must be the only one under way in this notebook or program, got a second; "
+            "wait until the first has ended, or cancel it"
+        )
+    try:
+        yield
+    finally:
+        _ALONE.release()
 
 
 class UnderWay:
@@ -29,7 +51,7 @@ class UnderWay:
         info: what its `run.json` holds; kept up to date there.
         own: a person's own parts, from `tables.own_parts`.
         cancel: set by another thread to stop.
-        progress: show a bar with ETA.
+        progress: show a bar with ETA; or who is told instead.
     """
 
     def __init__(
@@ -39,7 +61,7 @@ class UnderWay:
         *,
         own: bytes,
         cancel: threading.Event | None,
-        progress: bool,
+        progress: Progress | bool,
     ) -> None:
         self.folder, self.info = folder, info
         self.mode = MODES[info["mode"]]
@@ -47,7 +69,10 @@ class UnderWay:
         # What is not the same work or cannot run here stays out, also when the run is resumed.
         self.dropped = {**info["skipped"], **info["failed"]}
         self.cancel = cancel
-        self.progress = RunProgress(info["experiment"], shown=progress)
+        if isinstance(progress, bool):
+            progress = RunProgress(info["experiment"], shown=progress)
+        self.progress = progress
+        progress.begin(folder)
         with explain_unwritable(folder):
             self.launcher = Launcher(folder / "worker.log", fork=machine.can_fork(), own=own)
 

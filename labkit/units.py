@@ -35,6 +35,11 @@ def seconds(s: float | None) -> str:
     return f"{hours} h {minutes} min"
 
 
+def whole_seconds(s: float) -> str:
+    """Write a time that is still to come, as finely as it can be known: "12 s", "2 min 5 s"."""
+    return f"{round(s)} s" if round(s) < 60 else seconds(round(s))
+
+
 def count_bytes(n: float | None) -> str:
     """Write an amount of memory in decimal units: "133 KB", "1.2 GB"."""
     if n is None:

@@ -1,0 +1,103 @@
+"""Exports: a run as the file that a paper, a colleague or a train.py wants.
+
+    run(s) ─ EXPORTS[format] ─▶ one file in the run's folder
+
+Main trap: numbers of several runs have no file of rows in common, since nothing may be divided
+across machines or modes; of several runs there are figures and the report only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from labkit import figures, notebook
+from labkit.reports import FOLDER as REPORTS
+from labkit.reports import write_report
+from labkit.results import Run, explain_unwritable
+from labkit.settings import pick
+from labkit.share import pack
+from labkit.trial import utc_now
+
+PNG_DPI = 300  # what journals ask for
+
+
+def export(runs: Sequence[Run], form: str, results: Path | str = "results") -> Path:
+    """Write one file.
+
+    Args:
+        runs: one, or several to be shown side by side.
+        form: a key of `EXPORTS`.
+        results: folder of all results; takes what is made of several runs.
+
+    Returns:
+        Where it is: in the run's folder; of several runs in ``results/reports``.
+
+    Raises:
+        ValueError: an unknown format, no run, or several where the format takes one.
+        OSError: the folder cannot be written; the message says what to do.
+    """
+    write = pick(EXPORTS, form, "format")
+    if not runs:
+        raise ValueError("runs must be at least one, got none; run the experiment first")
+    if len(runs) > 1 and form not in OF_SEVERAL:
+        raise ValueError(
+            f"runs must be one for {form}, got {len(runs)}; choose one, or one of "
+            f"{', '.join(OF_SEVERAL)}"
+        )
+    with explain_unwritable(results):
+        return write(runs, Path(results))
+
+
+def _figure(runs: Sequence[Run], results: Path, *, kind: str, column: bool = False) -> Path:
+    name = f"chart-column.{kind}" if column else f"chart.{kind}"
+    if len(runs) == 1:
+        path, figure = runs[0].folder / name, notebook.chart(runs[0], column=column)
+    else:
+        stamp = utc_now().replace(":", "").replace("-", "")
+        path = results / REPORTS / f"{runs[0].info['experiment']}-{stamp}-{name}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure = notebook.side_by_side(runs, column=column)
+    path.write_bytes(figures.to_bytes(figure, kind, dpi=PNG_DPI))
+    return path
+
+
+def _csv(runs: Sequence[Run], results: Path) -> Path:
+    path = runs[0].folder / "table.csv"
+    notebook.table(runs[0], detail=True).to_csv(path)
+    return path
+
+
+def _markdown(runs: Sequence[Run], results: Path) -> Path:
+    path = runs[0].folder / "table.md"
+    path.write_text(notebook.markdown(runs[0]), encoding="utf-8")
+    return path
+
+
+def _report(runs: Sequence[Run], results: Path) -> Path:
+    return write_report(runs, results=results, markdown=False)[0]
+
+
+def _recipe(runs: Sequence[Run], results: Path) -> Path:
+    path = runs[0].folder / "recipe.py"
+    path.write_text(notebook.recipe(runs[0]), encoding="utf-8")
+    return path
+
+
+def _share(runs: Sequence[Run], results: Path) -> Path:
+    return pack(runs[0])
+
+
+EXPORTS: dict[str, Callable[[Sequence[Run], Path], Path]] = {
+    "PNG": partial(_figure, kind="png"),
+    "SVG": partial(_figure, kind="svg"),
+    "PDF": partial(_figure, kind="pdf"),
+    "PDF, column width": partial(_figure, kind="pdf", column=True),
+    "CSV": _csv,
+    "Markdown table": _markdown,
+    "HTML report": _report,
+    "Recipe": _recipe,
+    "Share file": _share,
+}
+OF_SEVERAL = ("PNG", "SVG", "PDF", "PDF, column width", "HTML report")
