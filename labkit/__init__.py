@@ -36,7 +36,7 @@ from labkit.parts.training import STEPS, Step
 from labkit.reports import write_report
 from labkit.results import Run, find_run, list_runs, load_run
 from labkit.settings import MODES, Settings, vary
-from labkit.share import open_shared, pack
+from labkit.sharing.share import open_shared, pack
 from labkit.trial import Epoch, Trial
 
 __all__ = [

@@ -39,7 +39,7 @@ from labkit.operations_run import NAME as OPERATIONS_RUN
 from labkit.operations_summary import summarize_operations
 from labkit.plan import check_blocks
 from labkit.predictions import document_predictions, predict, predictions_table
-from labkit.recipe import recipe as write_recipe
+from labkit.recipes.recipe import recipe as write_recipe
 from labkit.reproduce import of_run
 from labkit.results import Run, explain_unwritable, newest_runs
 from labkit.savings import savings as project

@@ -25,7 +25,7 @@ from labkit import cli, contracts, pipeline, tables
 from labkit.clock import SleepingClock
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.recipe_program import BUILT_IN, program
+from labkit.recipes.program import BUILT_IN, program
 from labkit.results import Run, append_trial, create_run
 from labkit.settings import AS_PUBLISHED, CORRECTED, MODES, Settings, complete
 
@@ -180,7 +180,7 @@ def test_the_epochs_of_a_recipe_differ(delivered):
 
 
 def test_everything_that_labkit_offers_can_be_written_out():
-    # A new part needs a piece in recipe_pieces, or a reason why it has none.
+    # A new part needs a piece in recipes/pieces.py, or a reason why it has none.
     assert {name: set(known) for name, known in BUILT_IN.items()} == {
         name: set(tables.TABLES[name]) for name in BUILT_IN
     }

@@ -1,6 +1,6 @@
 """The programs that recipes are: settings → plain PyTorch.
 
-    settings ─▶ pieces (recipe_pieces), blanks filled ─▶ a program that imports labkit
+    settings ─▶ pieces (pieces), blanks filled ─▶ a program that imports labkit
                               inline: labkit's own source ─▶ one that does not
 
 Main trap: what a setting does not reach must not be in the program: it is to be read.
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from string import Template
 
-from labkit import recipe_pieces as pieces
-from labkit.inline import inline
 from labkit.parts.preprocessing.draws import CONFIG_PATH
+from labkit.recipes import pieces
+from labkit.recipes.inline import inline
 from labkit.settings import Settings
 
 # Preprocessor -> its module, its function, and what finishes the batch on the device.

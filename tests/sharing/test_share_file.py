@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from labkit import share_file
-from labkit.share_file import MANIFEST, SCHEMA, read, to_bytes
+from labkit.sharing import share_file
+from labkit.sharing.share_file import MANIFEST, SCHEMA, read, to_bytes
 
 MEMBERS = {"run.json": b"{}", "trials.jsonl": b"", "table.csv": b"a,b\n"}
 ABOUT = {"labkit": "1.2.3", "experiment": "prefetching", "run": "20250102T030405Z-beef"}

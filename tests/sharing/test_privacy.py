@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.privacy import Cleaner, Private, accounts_in, of_this_machine, walk
+from labkit.sharing.privacy import Cleaner, Private, accounts_in, of_this_machine, walk
 
 ANN = Private(
     names=("ann", "Ann Smith", "Smith"),

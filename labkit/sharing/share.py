@@ -21,10 +21,9 @@ from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
-from labkit import file_texts, machine, media, notebook, privacy, units
+from labkit import machine, media, notebook, units
 from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_summary import SCHEMA as OPERATIONS_SCHEMA
-from labkit.privacy import Cleaner
 from labkit.results import (
     RUN_FILE,
     SHARED,
@@ -38,7 +37,9 @@ from labkit.results import (
     write_info,
 )
 from labkit.settings import MODES, PROTOCOLS, field_kinds
-from labkit.share_file import (
+from labkit.sharing import file_texts, privacy
+from labkit.sharing.privacy import Cleaner
+from labkit.sharing.share_file import (
     EXPERIMENT,
     NAMES,
     RUN_ID,

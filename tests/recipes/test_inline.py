@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from labkit.inline import inline
+from labkit.recipes.inline import inline
 
 PROGRAM = """
 import numpy as np

@@ -15,9 +15,8 @@ from fake_operations import fake_run
 from fakes import fake_info, fake_trials
 
 import labkit as lab
-from labkit import notebook, share
+from labkit import notebook
 from labkit.cli import main
-from labkit.privacy import Cleaner
 from labkit.results import (
     append_rows,
     append_trial,
@@ -30,8 +29,10 @@ from labkit.results import (
     newest_runs,
     write_info,
 )
-from labkit.share import open_shared, pack
-from labkit.share_file import to_bytes
+from labkit.sharing import share
+from labkit.sharing.privacy import Cleaner
+from labkit.sharing.share import open_shared, pack
+from labkit.sharing.share_file import to_bytes
 
 HOST = "quillbox"
 SECRETS = ("zquill", HOST, "example.org", "annabel", "disk of")

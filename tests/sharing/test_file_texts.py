@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from labkit import figures
-from labkit.file_texts import texts
+from labkit.sharing.file_texts import texts
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Recipe: a run's winner as plain PyTorch for a person's own train.py, without labkit.
 
-    run ─▶ which variant (recipe_winner) ─▶ comment: its gain and conditions (recipe_header)
-                                         ─▶ code that delivers its batches (recipe_program)
+    run ─▶ which variant (winner) ─▶ comment: its gain and conditions (header)
+                                         ─▶ code that delivers its batches (program)
 
 Main trap: what was measured is what must be handed out, so settings come from the run folder,
 never from today's defaults.
@@ -10,9 +10,9 @@ never from today's defaults.
 from __future__ import annotations
 
 from labkit.operations_run import NAME as OPERATIONS
-from labkit.recipe_header import comment
-from labkit.recipe_program import BUILT_IN, program
-from labkit.recipe_winner import named, winner
+from labkit.recipes.header import comment
+from labkit.recipes.program import BUILT_IN, program
+from labkit.recipes.winner import named, winner
 from labkit.results import Run
 from labkit.settings import Settings
 from labkit.summary import summarize_run
@@ -55,7 +55,7 @@ def _check_parts(variant: str, settings: Settings) -> None:
 
 
 def _layout(run: Run) -> str:
-    """Say what lies in the data's folder; a key of `recipe_pieces.LAYOUTS`."""
+    """Say what lies in the data's folder; a key of `pieces.LAYOUTS`."""
     data = run.info.get("data") or {}
     if data.get("boxes") != "coco":
         return "tree"

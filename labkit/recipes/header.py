@@ -18,8 +18,8 @@ from labkit import units
 from labkit.captions import conditions, stand_ins
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.storage import IN_MEMORY
-from labkit.recipe_program import functions, libraries
-from labkit.recipe_winner import passed_over
+from labkit.recipes.program import functions, libraries
+from labkit.recipes.winner import passed_over
 from labkit.results import Run
 from labkit.row_words import document, join, quote, second_line
 from labkit.settings import Settings
@@ -41,7 +41,7 @@ def comment(run: Run, summary: Summary, row: Row, *, layout: str, is_chosen: boo
         run: for its folder's name, settings, data and machine.
         summary: of the same run.
         row: the variant, with a number.
-        layout: of the data's folder, a key of `recipe_pieces.LAYOUTS`.
+        layout: of the data's folder, a key of `pieces.LAYOUTS`.
         is_chosen: the lab chose it; a person did not name it.
 
     Returns:

@@ -1,0 +1,5 @@
+"""Recipes: a run's winner as plain PyTorch, without labkit.
+
+run ─▶ winner ─▶ header: gain and conditions ┐
+└─▶ program: pieces, inlined     ┴─▶ one file for a train.py
+"""
