@@ -93,11 +93,11 @@ EXPORTS: dict[str, Callable[[Sequence[Run], Path], Path]] = {
     "PNG": partial(_figure, kind="png"),
     "SVG": partial(_figure, kind="svg"),
     "PDF": partial(_figure, kind="pdf"),
-    "PDF, column width": partial(_figure, kind="pdf", column=True),
+    "PDF for a column": partial(_figure, kind="pdf", column=True),
     "CSV": _csv,
     "Markdown table": _markdown,
     "HTML report": _report,
     "Recipe": _recipe,
     "Share file": _share,
 }
-OF_SEVERAL = ("PNG", "SVG", "PDF", "PDF, column width", "HTML report")
+OF_SEVERAL = ("PNG", "SVG", "PDF", "PDF for a column", "HTML report")

@@ -1,0 +1,245 @@
+"""The panel without a browser: what its controls say is chosen, what its buttons do and allow."""
+
+import re
+import threading
+
+import pytest
+
+import labkit as lab
+from labkit import job
+from labkit.choices import Choice
+from labkit.panel import Panel
+from labkit.panel_form import Form
+
+PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
+SMALL = {
+    "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "cache": "as found",
+    "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1, "epochs": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    monkeypatch.setattr(job, "_current", None)
+    monkeypatch.setattr(job, "_watchers", [])
+
+
+def words(widget):
+    """What a person reads of an HTML widget."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", widget.value)).strip()
+
+
+def below(widget):
+    """A widget and all inside it."""
+    found = [widget]
+    for child in getattr(widget, "children", ()):
+        found += below(child)
+    return found
+
+
+def labelled(box, text):
+    (found,) = (w for w in below(box) if getattr(w, "description", None) == text)
+    return found
+
+
+# --- the form -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def form():
+    changes = []
+    made = Form(Choice(subject="prefetching"), lambda: changes.append(made.choice()))
+    made.heard = changes
+    return made
+
+
+def test_a_form_that_is_left_alone_chooses_nothing(form):
+    assert form.choice() == Choice(subject="prefetching")
+    assert form.heard == []
+
+
+def test_what_is_changed_and_only_that_is_chosen(form):
+    labelled(form.box, "num_workers").value = 5
+    labelled(form.box, "cache").value = "warm"
+    labelled(form.box, "pin_memory").value = False
+    labelled(form.box, "both").value = False
+    labelled(form.box, "blocks").value = 7
+    chosen = form.choice()
+    assert chosen.changes == {"num_workers": 5, "cache": "warm", "pin_memory": False}
+    assert chosen.variants == ("original", "prefetch_generator", "data_prefetcher")
+    assert (chosen.blocks, chosen.baseline) == (7, None)
+    assert form.heard[-1] == chosen
+    assert len(form.heard) == 5
+    form.reset()
+    assert form.choice() == Choice(subject="prefetching")
+    assert len(form.heard) == 5  # whoever resets knows it
+
+
+def test_another_mode_changes_what_nobody_touched(form):
+    labelled(form.box, "num_workers").value = 5
+    labelled(form.box, "mode").value = "full"
+    assert labelled(form.box, "blocks").value == 10
+    assert labelled(form.box, "input_px").value == 512
+    assert form.choice().changes == {"num_workers": 5}
+    labelled(form.box, "input_px").value = 256
+    labelled(form.box, "mode").value = "quick"
+    assert form.choice().changes == {"num_workers": 5}
+    assert form.choice().mode == "quick"
+
+
+def test_every_control_has_a_label_and_every_setting_its_help(form):
+    for widget in below(form.box):
+        if hasattr(widget, "disabled") and hasattr(widget, "description"):
+            assert widget.description
+    helped = [words(w) for w in below(form.box) if type(w).__name__ == "HTML"]
+    assert "Loader worker processes; 0 loads in the main process." in helped
+
+
+def test_what_was_given_is_where_reset_returns_to():
+    form = Form(
+        Choice(subject="prefetching", mode="full", changes={"num_workers": 3}), lambda: None
+    )
+    assert labelled(form.box, "num_workers").value == 3
+    labelled(form.box, "num_workers").value = 4
+    assert form.choice().changes == {"num_workers": 4}
+    form.reset()
+    assert form.choice().changes == {"num_workers": 3}
+    assert form.choice().mode == "full"
+
+
+def test_no_variant_at_all_is_refused():
+    form = Form(Choice(subject="prefetching"), lambda: None)
+    for label in ("original", "prefetch_generator", "data_prefetcher", "both"):
+        labelled(form.box, label).value = False
+    with pytest.raises(
+        ValueError, match=r"^variants must be at least one, got none; switch one on$"
+    ):
+        form.choice()
+
+
+# --- the panel ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(photos):
+    base = lab.Settings(data=str(photos), **SMALL)
+    return lab.Experiment(
+        "small",
+        question="Which decoder is <faster>?",
+        variants=lab.vary(base, decoder=["opencv", "pillow"]),
+        baseline="opencv",
+    )
+
+
+@pytest.fixture
+def panel(small, tmp_path):
+    return Panel(Choice(subject=small, blocks=1), tmp_path)
+
+
+def press(panel, text):
+    labelled(panel.box, text).click()
+
+
+def finish():
+    assert job.current().wait(PATIENCE_S)
+    for thread in threading.enumerate():  # the last drawing is the run's thread's
+        if thread.name.startswith("labkit "):
+            thread.join(PATIENCE_S)
+
+
+def can_press(panel):
+    return [
+        text
+        for text in ("Run", "Cancel", "Resume", "Reset", "Show", "Export")
+        if not labelled(panel.box, text).disabled
+    ]
+
+
+def test_run_shows_rows_and_then_the_result_from_disk(panel, tmp_path):
+    assert words(panel._status) == "ready"
+    assert words(panel._forecast).startswith("quick mode will take ")
+    assert can_press(panel) == ["Run", "Reset", "Show", "Export"]
+    seen = []
+    panel._trials.observe(lambda change: seen.append(words(panel._trials)), "value")
+    press(panel, "Run")
+    assert "Cancel" in can_press(panel)
+    assert "Run" not in can_press(panel)
+    assert labelled(panel.box, "num_workers").disabled
+    finish()
+    assert panel._error.value == ""
+    # One more each time; at the end they are folded.
+    assert [text.split(" trial")[0] for text in seen if text] == ["1", "2", "3", "3"]
+    assert words(panel._status) == "finished: trial 3 of 3"
+    assert panel._bar.value == 1.0
+    assert re.match(r"last trial, \w+( A[12])?: wait for data \d", words(panel._strip))
+    assert 'alt="Which decoder is &lt;faster&gt;?' in panel._result.value
+    assert "<table" in panel._result.value
+    assert can_press(panel) == ["Run", "Reset", "Show", "Export"]
+    (folder,) = lab.list_runs(tmp_path)
+    assert [value for _, value in panel._runs.options] == [folder]
+
+    # The same without running: what a reopened notebook finds.
+    again = Panel(panel._start, tmp_path)
+    assert words(again._status) == f"ready: shows {folder.name}, finished"
+    assert again._result.value == panel._result.value
+    press(again, "Export")
+    assert f"saved {folder / 'chart.png'}" in words(again._exported)
+    again._formats.value = "CSV"
+    press(again, "Export")
+    assert 'download="table.csv"' in again._exported.value
+
+
+def test_a_second_panel_takes_up_the_run_and_may_cancel_it(panel, small, tmp_path):
+    labelled(panel.box, "blocks").value = 60
+    press(panel, "Run")
+    second = Panel(Choice(subject=small), tmp_path)
+    assert "Cancel" in can_press(second)
+    assert "Run" not in can_press(second)
+    press(second, "Cancel")
+    assert words(second._status).startswith("cancelling")
+    finish()
+    for each in (panel, second):
+        assert words(each._status).startswith("cancelled")
+        assert each._error.value == ""
+        assert "Run" in can_press(each)
+        assert "Cancel" not in can_press(each)
+    (folder,) = lab.list_runs(tmp_path)
+    assert lab.load_run(folder).info["status"] == "cancelled"
+    assert "Resume" in can_press(panel)
+
+
+def test_errors_stand_in_the_panel_with_their_next_step(panel):
+    labelled(panel.box, "data").value = "/no/such/folder"
+    press(panel, "Run")
+    finish()
+    assert words(panel._status).startswith("failed")
+    assert words(panel._error).startswith("data must be ")
+    assert "Traceback" in panel._error.value
+    press(panel, "Reset")
+    assert panel._error.value == ""
+    labelled(panel.box, "input_px").value = 100
+    said = "input_px must be a positive multiple of 32, got 100; try 256 or 512"
+    assert words(panel._error).startswith(said)
+    press(panel, "Show")
+    said = "runs must be at least one, got none; choose some in the list"
+    assert words(panel._error).startswith(said)
+
+
+def test_a_choice_can_be_taken_along_as_python_and_as_a_command_line(photos, tmp_path):
+    panel = Panel(Choice(subject="preprocessing", changes={"data": str(photos)}), tmp_path)
+    labelled(panel.box, "num_workers").value = 1
+    labelled(panel.box, "vectorized").value = False
+    press(panel, "Copy as command line")
+    area = labelled(panel.box, "copy")
+    assert area.value == (
+        f"labkit run preprocessing --mode quick --variant original --variant simplified "
+        f"--data {photos} --num-workers 1"
+    )
+    press(panel, "Copy as Python")
+    area = labelled(panel.box, "copy")
+    compile(area.value, "copied", "exec")
+    assert 'lab.experiment("preprocessing"' in area.value.replace("\n    ", "")
+
+
+def test_an_experiment_of_ones_own_has_no_command_line(panel):
+    assert labelled(panel.box, "Copy as command line").disabled
