@@ -54,6 +54,7 @@ class Job:
         self._what, self._rate = "", ""
         self._began_s = self._last_s = now()
         self._asked_to_stop, self._ended = threading.Event(), threading.Event()
+        self._telling = threading.RLock()
 
     # --- what a panel asks ------------------------------------------------------------------
 
@@ -84,6 +85,7 @@ class Job:
         if self.is_under_way:
             self.state = "cancelling"
             self._asked_to_stop.set()
+            self._tell(has_new_rows=False)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended.
@@ -143,15 +145,17 @@ class Job:
             self.state = "failed"
         finally:
             self._ended.set()
-            self._tell(has_new_rows=True)
+            self._tell(has_new_rows=True, is_last=True)
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_S):
             self._tell(has_new_rows=False)
 
-    def _tell(self, *, has_new_rows: bool) -> None:
-        for watcher in list(_watchers):
-            watcher(self, has_new_rows)
+    def _tell(self, *, has_new_rows: bool, is_last: bool = False) -> None:
+        with self._telling:  # or "running" could be written over "finished"
+            if is_last or not self._ended.is_set():
+                for watcher in list(_watchers):
+                    watcher(self, has_new_rows)
 
     def _time_left(self) -> str:
         done = self._done - self._first
@@ -178,6 +182,11 @@ def follow(watcher: Watcher) -> None:
 def current() -> Job | None:
     """Give the job that was started last in this process; None before the first."""
     return _current
+
+
+def forget(watcher: Watcher) -> None:
+    """Tell a function no more."""
+    _watchers.remove(watcher)
 
 
 def start(name: str, run: Callable[..., Run]) -> Job:

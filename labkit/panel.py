@@ -10,33 +10,34 @@ every handler is guarded, and nothing here prints or displays.
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import job, machine, notebook
 from labkit import panel_views as views
+from labkit.catalog import CATALOG
 from labkit.choices import Choice
 from labkit.experiment import Experiment
 from labkit.experiment import resume as resume_run
 from labkit.experiment import run as run_experiment
-from labkit.exports import EXPORTS, export
 from labkit.panel_form import Form
+from labkit.panel_history import History
+from labkit.panel_parts import button, html, row
 from labkit.reproduce import command_line, python_code
-from labkit.results import list_runs, list_shared, load_run, read_info
+from labkit.results import load_run, read_info
 
 if TYPE_CHECKING:
-    from ipywidgets import Button, VBox, Widget
+    from ipywidgets import VBox, Widget
 
-HISTORY_ROWS = 5
 COPIED_ROWS = 4
 
 
 def panel(
-    experiment: str | Experiment,
+    experiment: str | Experiment | None = None,
     *,
     mode: str = "quick",
     blocks: int | None = None,
@@ -46,7 +47,7 @@ def panel(
     """Show an experiment as a form that runs it.
 
     Args:
-        experiment: a key of `CATALOG`, or an experiment of one's own.
+        experiment: a key of `CATALOG`, or an experiment of one's own; unset: a list to choose from.
         mode: quick, document or full; what the form shows at first.
         blocks: repetitions; unset: the mode's.
         results: folder that takes the runs, and holds the earlier ones.
@@ -59,8 +60,33 @@ def panel(
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.
     """
-    start = Choice(subject=experiment, mode=mode, blocks=blocks, changes=changes)
-    return Panel(start, Path(results)).box
+    start = Choice(subject=experiment or _first(), mode=mode, blocks=blocks, changes=changes)
+    return Panel(start, Path(results)).box if experiment else _chooser(start, Path(results))
+
+
+def _first() -> str:
+    """Begin with the experiment that is under way, if it is one of the catalog's."""
+    under_way = job.current()
+    is_known = under_way is not None and under_way.name in CATALOG
+    return under_way.name if is_known else next(iter(CATALOG))
+
+
+def _chooser(start: Choice, results: Path) -> VBox:
+    """Show a list of experiments above the panel of the one that is chosen."""
+    import ipywidgets as widgets
+
+    names = widgets.Dropdown(description="experiment", options=list(CATALOG), value=start.subject)
+    shown = Panel(start, results)
+    box = widgets.VBox([names, shown.box])
+
+    def change(event: dict) -> None:
+        nonlocal shown
+        shown.close()
+        shown = Panel(replace(start, subject=event["new"]), results)
+        box.children = (names, shown.box)
+
+    names.observe(change, "value")
+    return box
 
 
 class Panel:
@@ -75,42 +101,41 @@ class Panel:
         import ipywidgets as widgets
 
         self._start, self._results = start, results
-        self._shown: list[Path] = []
         self._form = Form(start, self._guarded(self._forecast_now))
-        self._forecast = _html("labkit-forecast")
+        self._forecast = html("labkit-forecast")
         self._copied = widgets.VBox([])
         self._copied.add_class("labkit-copied")
-        self._status, self._strip = _html("labkit-status"), _html("labkit-strip")
+        self._status, self._strip = html("labkit-status"), html("labkit-strip")
         self._bar = widgets.FloatProgress(min=0.0, max=1.0)
         self._bar.add_class("labkit-progress")
-        self._error, self._result = _html("labkit-error"), _html("labkit-result")
-        self._trials = _html("labkit-trials")
-        self._run = _button("Run", "Measure what is chosen above", self._guarded(self._on_run))
-        self._cancel = _button("Cancel", "Stop; finished trials stay", self._guarded(self._stop))
-        self._resume = _button(
+        self._error, self._result = html("labkit-error"), html("labkit-result")
+        self._trials = html("labkit-trials")
+        self._run = button("Run", "Measure what is chosen above", self._guarded(self._on_run))
+        self._cancel = button("Cancel", "Stop; finished trials stay", self._guarded(self._stop))
+        self._resume = button(
             "Resume", "Measure what is missing of the run below", self._guarded(self._on_resume)
         )
-        self._runs = widgets.SelectMultiple(
-            description="runs", rows=HISTORY_ROWS, layout={"width": "auto", "flex": "1 1 420px"}
-        )
-        self._formats = widgets.Dropdown(description="format", options=list(EXPORTS))
-        self._exported = _html("labkit-exported")
+        self._history = History(start.name, results, self._show, self._guarded)
         self.box = widgets.VBox(self._layout())
         self.box.add_class("labkit-panel")
         job.follow(self._on_job)
         self._guarded(self._open)()
 
+    def close(self) -> None:
+        """Hear no more of any run."""
+        job.forget(self._on_job)
+
     def _layout(self) -> list[Widget]:
         import ipywidgets as widgets
 
-        reset = _button("Reset", "Back to what was there at first", self._guarded(self._on_reset))
+        reset = button("Reset", "Back to what was there at first", self._guarded(self._on_reset))
         copies = [
-            _button(
+            button(
                 "Copy as command line",
                 "The same run from a shell",
                 self._guarded(partial(self._copy, command_line)),
             ),
-            _button(
+            button(
                 "Copy as Python",
                 "The same run as code",
                 self._guarded(partial(self._copy, python_code)),
@@ -118,15 +143,12 @@ class Panel:
         ]
         # An experiment of one's own has no name that a shell would know.
         copies[0].disabled = not isinstance(self._start.subject, str)
-        show = _button("Show", "From disk, without running again", self._guarded(self._on_show))
-        write = _button("Export", "Write a file", self._guarded(self._on_export))
-        history_help = "earlier runs; hold Ctrl or Shift to choose several, side by side"
         return [
             widgets.HTML(views.STYLE),
             widgets.HTML(views.question(self._start.whole().question)),
             self._form.box,
             self._forecast,
-            _row([self._run, self._cancel, self._resume, reset, *copies]),
+            row([self._run, self._cancel, self._resume, reset, *copies]),
             self._copied,
             self._status,
             self._bar,
@@ -134,25 +156,22 @@ class Panel:
             self._error,
             self._result,
             self._trials,
-            widgets.HTML(views.help_line(history_help)),
-            _row([self._runs, show]),
-            _row([self._formats, write]),
-            self._exported,
+            *self._history.rows,
         ]
 
     # --- what is chosen ---------------------------------------------------------------------
 
     def _open(self) -> None:
         """Take up the run that is under way, or show the newest one."""
-        self._list_runs()
+        folders = self._history.read()
         self._forecast_now()
         under_way = job.current()
         if under_way is not None and under_way.is_under_way:
             self._on_job(under_way, has_new_rows=True)
             return
         self._say_idle()
-        if self._runs.options:
-            self._show([self._runs.options[0][1]])
+        if folders:
+            self._show(folders[:1])
 
     def _on_reset(self) -> None:
         self._form.reset()
@@ -199,17 +218,16 @@ class Panel:
         )
         job.start(choice.name, run)
         self._error.value = self._strip.value = self._trials.value = ""
-        self._shown, self._result.value = [], views.NOTHING
+        self._history.shown, self._result.value = [], views.NOTHING
 
     def _on_resume(self) -> None:
-        (folder,) = self._shown
+        (folder,) = self._history.shown
         job.start(self._start.name, partial(resume_run, folder))
         self._error.value = ""
 
     def _stop(self) -> None:
         if (under_way := job.current()) is not None:
             under_way.cancel()
-            self._follow(under_way)
 
     def _on_job(self, under_way: job.Job, has_new_rows: bool) -> None:
         """Show how far a run is; comes from the run's threads."""
@@ -226,7 +244,7 @@ class Panel:
             return
         self._draw(under_way.folder, is_open=under_way.is_under_way)
         if not under_way.is_under_way:
-            self._list_runs()
+            self._history.read()
             self._allow(under_way)
             self._forecast_now()
             if under_way.error is not None:
@@ -234,7 +252,7 @@ class Panel:
 
     def _draw(self, folder: Path, *, is_open: bool) -> None:
         run = load_run(folder)
-        self._shown = [folder]
+        self._history.shown = [folder]
         self._strip.value = views.strip(views.last_trial(run))
         self._result.value = views.result(folder)
         self._trials.value = views.trials(run, is_open=is_open)
@@ -248,9 +266,9 @@ class Panel:
         self._form.disable(is_disabled=is_busy)
 
     def _is_incomplete(self) -> bool:
-        if len(self._shown) != 1:
+        if len(self._history.shown) != 1:
             return False
-        info = read_info(self._shown[0])
+        info = read_info(self._history.shown[0])
         is_ours = info["provenance"]["machine_id"] == machine.provenance()["machine_id"]
         return is_ours and info["status"] != "finished" and "shared" not in info
 
@@ -261,25 +279,7 @@ class Panel:
 
     # --- earlier runs -----------------------------------------------------------------------
 
-    def _list_runs(self) -> None:
-        folders = [
-            *list_runs(self._results, self._start.name),
-            *list_shared(self._results, self._start.name),
-        ]
-        lines = []
-        for folder in reversed(folders):
-            with contextlib.suppress(ValueError, KeyError):  # not a run of this lab's
-                lines.append((views.history_line(folder), folder))
-        chosen = [folder for folder in self._runs.value if folder in folders]
-        self._runs.options = lines
-        self._runs.value = chosen
-
-    def _on_show(self) -> None:
-        self._show(list(self._runs.value))
-
     def _show(self, folders: Sequence[Path]) -> None:
-        if not folders:
-            raise ValueError("runs must be at least one, got none; choose some in the list")
         self._error.value = self._strip.value = self._trials.value = ""
         if len(folders) == 1:
             (folder,) = folders
@@ -288,17 +288,11 @@ class Panel:
         else:
             self._result.value = views.beside(folders)
             said = f"shows {len(folders)} runs side by side"
-            self._shown = list(folders)
+            self._history.shown = list(folders)
         under_way = job.current()
         if under_way is None or not under_way.is_under_way:
             self._status.value = views.status("ready", said)
         self._allow(under_way)
-
-    def _on_export(self) -> None:
-        self._exported.value = ""
-        runs = [load_run(folder) for folder in self._shown]
-        path = export(runs, self._formats.value, self._results)
-        self._exported.value = views.download(path)
 
     # --- errors -----------------------------------------------------------------------------
 
@@ -313,25 +307,3 @@ class Panel:
                 self._error.value = said
 
         return handle
-
-
-def _html(name: str) -> Widget:
-    import ipywidgets as widgets
-
-    box = widgets.HTML()
-    box.add_class(name)
-    return box
-
-
-def _button(text: str, tooltip: str, on_click: Callable[..., None]) -> Button:
-    import ipywidgets as widgets
-
-    button = widgets.Button(description=text, tooltip=tooltip, layout={"width": "auto"})
-    button.on_click(on_click)
-    return button
-
-
-def _row(children: Sequence[Widget]) -> Widget:
-    import ipywidgets as widgets
-
-    return widgets.HBox(list(children), layout={"flex_flow": "row wrap"})

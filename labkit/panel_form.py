@@ -2,8 +2,7 @@
 
     Choice ─ choices.fields() ─▶ controls ─ Form.choice() ─▶ Choice
 
-Main trap: widgets of ipywidgets differ in what a screen reader is told; those used here have a
-label of their own: text, number, list and check box, no slider and no radio buttons.
+Main trap: a mode changes what an untouched field shows; that must not count as a choice.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from labkit import panel_views as views
 from labkit.choices import Choice, Field, blocks_of, fields, protocols
+from labkit.panel_parts import check_box, grid, with_help
 from labkit.settings import MODES
 
 if TYPE_CHECKING:
-    from ipywidgets import Checkbox, Widget
+    from ipywidgets import Widget
 
 MOST = 1_000_000  # number fields need an end
 FOUND_OUT = 0  # what stands in a number field that only a run can fill
@@ -46,30 +45,30 @@ class Form:
         self._fields = {field.name: field for field in (*main, *others)}
         self._controls = {field.name: _control(field) for field in (*main, *others)}
         labels = [*whole.variants, *whole.in_full]
-        self._variants = {label: _check_box(label) for label in labels}
+        self._variants = {label: check_box(label) for label in labels}
         self._baseline = widgets.Dropdown(options=labels, description="baseline")
         more = widgets.ToggleButton(
             description="More settings", tooltip="Show the settings that matter less here"
         )
-        hidden = _grid([_with_help(self._controls[field.name], field.help) for field in others])
+        hidden = grid([with_help(self._controls[field.name], field.help) for field in others])
         if len(protocols(start)) > 1:
             help_text = "the document's order, cold first variant and loop, or what corrects them"
-            hidden.children = (_with_help(self._protocol, help_text), *hidden.children)
+            hidden.children = (with_help(self._protocol, help_text), *hidden.children)
         hidden.layout.display = "none"
         more.observe(lambda change: _show(hidden, is_shown=change["new"]), "value")
         first = [
-            _with_help(self._mode, MODE_HELP),
-            _with_help(self._blocks, "repetitions of all variants; verdicts need 6 or more"),
+            with_help(self._mode, MODE_HELP),
+            with_help(self._blocks, "repetitions of all variants; verdicts need 6 or more"),
         ]
         variants = widgets.Box(list(self._variants.values()))
         variants.layout.flex_flow = "row wrap"
         variants.add_class("labkit-variants")
         self.box = widgets.VBox(
             [
-                _grid([*first, *(_with_help(self._controls[f.name], f.help) for f in main)]),
+                grid([*first, *(with_help(self._controls[f.name], f.help) for f in main)]),
                 widgets.HTML('<div class="labkit-help">variants that take part:</div>'),
                 variants,
-                _with_help(self._baseline, "what the others are divided by"),
+                with_help(self._baseline, "what the others are divided by"),
                 more,
                 hidden,
             ]
@@ -170,31 +169,6 @@ def _shown(field: Field) -> object:
     if field.value is None:
         return FOUND_OUT if field.kind is int else ""
     return field.value
-
-
-def _check_box(label: str) -> Checkbox:
-    import ipywidgets as widgets
-
-    return widgets.Checkbox(description=label, indent=False, layout={"width": "auto"})
-
-
-def _with_help(control: Widget, text: str) -> Widget:
-    import ipywidgets as widgets
-
-    control.layout.width = "auto"
-    control.style.description_width = "120px" if hasattr(control.style, "description_width") else ""
-    box = widgets.VBox([control, widgets.HTML(views.help_line(text))])
-    box.add_class("labkit-field")
-    return box
-
-
-def _grid(children: list[Widget]) -> Widget:
-    import ipywidgets as widgets
-
-    box = widgets.Box(children)
-    box.add_class("labkit-form")
-    box.layout.flex_flow = "row wrap"
-    return box
 
 
 def _show(box: Widget, *, is_shown: bool) -> None:

@@ -1,9 +1,13 @@
 """The panel without a browser: what its controls say is chosen, what its buttons do and allow."""
 
 import re
+import shutil
 import threading
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from traitlets.utils.bunch import Bunch
 
 import labkit as lab
 from labkit import job
@@ -176,17 +180,17 @@ def test_run_shows_rows_and_then_the_result_from_disk(panel, tmp_path):
     assert "<table" in panel._result.value
     assert can_press(panel) == ["Run", "Reset", "Show", "Export"]
     (folder,) = lab.list_runs(tmp_path)
-    assert [value for _, value in panel._runs.options] == [folder]
+    assert [value for _, value in panel._history._runs.options] == [folder]
 
     # The same without running: what a reopened notebook finds.
     again = Panel(panel._start, tmp_path)
     assert words(again._status) == f"ready: shows {folder.name}, finished"
     assert again._result.value == panel._result.value
     press(again, "Export")
-    assert f"saved {folder / 'chart.png'}" in words(again._exported)
-    again._formats.value = "CSV"
+    assert f"saved {folder / 'chart.png'}" in words(again._history._exported)
+    again._history._formats.value = "CSV"
     press(again, "Export")
-    assert 'download="table.csv"' in again._exported.value
+    assert 'download="table.csv"' in again._history._exported.value
 
 
 def test_a_second_panel_takes_up_the_run_and_may_cancel_it(panel, small, tmp_path):
@@ -243,3 +247,73 @@ def test_a_choice_can_be_taken_along_as_python_and_as_a_command_line(photos, tmp
 
 def test_an_experiment_of_ones_own_has_no_command_line(panel):
     assert labelled(panel.box, "Copy as command line").disabled
+
+
+EXAMPLE = Path(__file__).parents[1] / "results/examples/2-cores-emulated/preprocessing"
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """Results that hold two runs of one experiment, the newest last."""
+    for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb"):
+        shutil.copytree(EXAMPLE, tmp_path / "preprocessing" / name)
+    return tmp_path
+
+
+def test_several_runs_stand_side_by_side_and_are_exported_as_one_figure(earlier):
+    panel = Panel(Choice(subject="preprocessing"), earlier)
+    newest, oldest = lab.list_runs(earlier)[::-1]
+    assert words(panel._status).startswith(f"ready: shows {newest.name}")
+    labelled(panel.box, "runs").value = (newest, oldest)
+    press(panel, "Show")
+    assert words(panel._status) == "ready: shows 2 runs side by side"
+    assert panel._result.value.count("<img") == 1
+    assert "Resume" not in can_press(panel)
+    labelled(panel.box, "format").value = "CSV"
+    press(panel, "Export")
+    assert words(panel._error).startswith("runs must be one for CSV, got 2; choose one")
+    labelled(panel.box, "format").value = "SVG"
+    press(panel, "Export")
+    assert f"saved {earlier / 'reports'}" in words(panel._history._exported)
+
+
+def uploaded(name, data):
+    """What ipywidgets makes of a file that a person chose."""
+    return Bunch(
+        name=name,
+        type="application/zip",
+        size=len(data),
+        content=memoryview(data),
+        last_modified=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factory):
+    file = lab.pack(lab.load_run(EXAMPLE), tmp_path_factory.mktemp("shared") / "run.labkit.zip")
+    given = uploaded(file.name, file.read_bytes())
+    panel = Panel(Choice(subject="preprocessing"), earlier)
+    panel._history._file.value = (given,)
+    assert panel._error.value == ""
+    (folder,) = lab.list_runs(earlier / "shared")
+    assert words(panel._status).startswith(f"ready: shows {folder.name}")
+    texts = [text for text, _ in panel._history._runs.options]
+    assert len(texts) == 3
+    assert "machine" in texts[-1]
+    other = Panel(Choice(subject="prefetching"), earlier)
+    other._history._file.value = (given,)
+    assert words(other._error).startswith(
+        "share file must hold a run of prefetching to be shown here, got one of preprocessing"
+    )
+    broken = Panel(Choice(subject="preprocessing"), earlier)
+    broken._history._file.value = (uploaded("a.zip", b"no zip"),)
+    assert "share file must be" in words(broken._error)
+
+
+def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
+    box = lab.panel(results=earlier)
+    names = labelled(box, "experiment")
+    assert names.options == tuple(lab.CATALOG)
+    watching = len(job._watchers)
+    names.value = "preprocessing"
+    assert len(job._watchers) == watching  # the panel that went hears nothing more
+    assert lab.experiment("preprocessing").question in box.children[1].children[1].value
