@@ -31,6 +31,7 @@ STYLE = """<style>
 .labkit-panel .widget-label { color: var(--jp-ui-font-color1, #1a1a1a); }
 .labkit-strip-bar { display: flex; height: 16px; width: 100%; max-width: 640px;
   border: 1px solid var(--jp-ui-font-color1, #333); }
+.labkit-startup { background: repeating-linear-gradient(0deg, #8a8a8a 0 2px, #eee 2px 5px); }
 .labkit-wait { background: repeating-linear-gradient(45deg, #e9a46a 0 4px, #fff1e2 4px 8px); }
 .labkit-transfer { background: #1a1a1a; }
 .labkit-compute { background: #7fa8c9; }
@@ -91,10 +92,11 @@ def strip(trial: Trial | None) -> str:
     """
     if trial is None or not trial.epochs:
         return ""
-    total_s = trial.time_s
-    wait = sum(epoch.wait_s for epoch in trial.epochs) / total_s
-    transfer = sum(epoch.transfer_s for epoch in trial.epochs) / total_s
-    shares = {"wait": wait, "transfer": transfer, "compute": max(0.0, 1 - wait - transfer)}
+    shares = {
+        name: sum(getattr(epoch, f"{name}_s") for epoch in trial.epochs) / trial.time_s
+        for name in ("startup", "wait", "transfer")
+    }
+    shares["compute"] = max(0.0, 1 - sum(shares.values()))
     bar = "".join(
         f'<div class="labkit-{name}" style="width:{100 * share:.2f}%"></div>'
         for name, share in shares.items()
@@ -105,7 +107,7 @@ def strip(trial: Trial | None) -> str:
     ]
     if trial.gpu_util_mean is not None:
         said.append(
-            f"GPU-util {units.percent(trial.gpu_util_mean / 100)}, at 0 % for "
+            f"GPU-util {units.percent(trial.gpu_util_mean)}, at 0 % for "
             f"{units.percent(trial.gpu_util_zero_share)} of the samples"
         )
     if trial.emulated_busy_share is not None:
@@ -118,6 +120,7 @@ def strip(trial: Trial | None) -> str:
 
 
 _PHASES = {
+    "startup": "start-up of the loader",
     "wait": "wait for data",
     "transfer": "transfer",
     "compute": "compute and everything else",

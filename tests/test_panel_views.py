@@ -1,0 +1,104 @@
+"""What a panel shows says the measured shares, and stays text whatever the text is."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+import labkit as lab
+from labkit import panel_views as views
+from labkit.trial import Epoch, Trial
+
+HOSTILE = '<script>alert("1")</script>'
+EPOCH = Epoch(
+    epoch_s=2.0, startup_s=0.1, first_batch_s=0.2, wait_s=0.5, transfer_s=0.2, forward_s=None,
+    backward_s=None, launch_s=0.0, sync_s=0.0, steps=4, images=16, batch_bytes=1, compute_s=None,
+)  # fmt: skip
+
+
+def trial(**values):
+    usual = {
+        "experiment": "test", "variant": "both", "block": 0, "position": 0, "settings": {},
+        "status": "ok", "epochs": (EPOCH, EPOCH),
+    }  # fmt: skip
+    return Trial(**{**usual, **values})
+
+
+def words(html):
+    """What a person reads, and the elements it is made of."""
+    texts, elements = [], []
+    parser = HTMLParser()
+    parser.handle_data = texts.append
+    parser.handle_starttag = lambda name, _: elements.append(name)
+    parser.feed(html)
+    return " ".join(" ".join(texts).split()), elements
+
+
+def test_the_strip_says_where_the_hosts_time_went():
+    said, _ = words(views.strip(trial(role="A1")))
+    assert said == (
+        "last trial, both A1: start-up of the loader 5.0 % wait for data 25.0 % transfer 10.0 % "
+        "compute and everything else 60.0 %"
+    )
+
+
+def test_the_strip_names_what_was_busy():
+    said, _ = words(views.strip(trial(gpu_util_mean=0.42, gpu_util_zero_share=0.25)))
+    assert said.endswith("GPU-util 42.0 %, at 0 % for 25.0 % of the samples")
+    said, _ = words(views.strip(trial(emulated_busy_share=0.7)))
+    assert said.endswith("emulated device busy 70.0 %")
+
+
+def test_there_is_no_strip_before_the_first_trial():
+    assert views.strip(None) == ""
+    assert views.strip(trial(status="failed", epochs=())) == ""
+
+
+def test_hostile_text_stays_text_everywhere(tmp_path):
+    file = tmp_path / "<b>.txt"
+    file.write_text("x")
+    shown = [
+        views.status("failed", HOSTILE),
+        views.lines([HOSTILE]),
+        views.error(HOSTILE, HOSTILE),
+        views.strip(trial(variant=HOSTILE)),
+        views.help_line(HOSTILE),
+        views.question(HOSTILE),
+        views.copy_button(HOSTILE),
+        views.download(file),
+    ]
+    for html in shown:
+        _, elements = words(html)
+        assert {"script", "b"}.isdisjoint(elements)
+    said, _ = words(views.error(HOSTILE))
+    assert said == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (
+            ValueError("data must be a folder, got x;\nchoose one"),
+            "data must be a folder, got x; choose one",
+        ),
+        (KeyError("full"), "KeyError: 'full'"),
+        (RuntimeError(), "RuntimeError: "),
+    ],
+)
+def test_an_error_is_one_line(problem, said):
+    assert views.one_line(problem) == said
+
+
+def test_trials_are_listed_the_newest_first_with_what_failed():
+    run = lab.Run(
+        folder=None,
+        info={},
+        trials=(trial(), trial(block=1, status="failed", reason=HOSTILE, epochs=())),
+        rows=(),
+        set_aside=0,
+    )
+    said, elements = words(views.trials(run, is_open=True))
+    assert said.startswith("2 trials, the newest first")
+    assert said.index("2 both – – – failed") < said.index("1 both 4.00 s 8.00 images/s – ok")
+    assert "script" not in elements
+    assert "<details open>" in views.trials(run, is_open=True)
+    assert "<details>" in views.trials(run, is_open=False)
