@@ -35,6 +35,7 @@ from pathlib import Path
 import psutil
 
 import labkit as lab
+from benchmarks.marked import marked
 from data_scripts.make_photos import make_photos
 from labkit import units
 from labkit.parts.storage import locate
@@ -180,15 +181,7 @@ class Siege:
 
     def ours(self) -> list[psutil.Process]:
         """List all processes that began here, wherever in the tree they are now."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
-                return False
-            return process.environ().get(MARK) == self._mark
-        except (psutil.Error, OSError):
-            return False  # another's, or gone
+        return marked(MARK, self._mark)
 
     def _begin(self) -> None:
         """Go on with a new run."""

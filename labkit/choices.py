@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from labkit import catalog, media
@@ -81,20 +80,23 @@ class Choice:
         """
         if isinstance(self.subject, str):
             return catalog.experiment(self.subject, protocol=self.protocol, **self.changes)
-        changed = partial(_changed, changes=self.changes)
-        return replace(
-            self.subject,
-            variants=changed(self.subject.variants),
-            in_full=changed(self.subject.in_full),
-        )
+        return _changed(self.subject, self.changes)
 
     def experiment(self) -> Experiment:
         """Build the experiment that is to be run.
 
         Raises:
-            ValueError: as `whole`; or a variant or baseline that is not there.
+            ValueError: as `whole`; or a variant or baseline that is not there, or not in this mode.
         """
-        return choose(self.whole(), self.variants, self.baseline)
+        whole = self.whole()
+        measured = labels(whole, self.mode)
+        for label in (*self.variants, self.baseline):
+            if label in whole.in_full and label not in measured:
+                raise ValueError(
+                    f"variant must be one that {self.mode} mode measures "
+                    f"({', '.join(measured)}), got {label!r}; choose full mode, or leave it out"
+                )
+        return choose(whole, self.variants, self.baseline)
 
 
 def fields(choice: Choice) -> tuple[list[Field], list[Field]]:
@@ -120,15 +122,33 @@ def fields(choice: Choice) -> tuple[list[Field], list[Field]]:
     return main, list(found.values())
 
 
+def labels(experiment: Experiment, mode: str) -> list[str]:
+    """List the variants that a mode measures."""
+    in_full = experiment.in_full if pick(MODES, mode, "mode").judged else {}
+    return [*experiment.variants, *in_full]
+
+
 def blocks_of(mode: str) -> int:
     """Say how many blocks a mode has if nothing is chosen."""
     return pick(MODES, mode, "mode").blocks
 
 
 def protocols(choice: Choice) -> tuple[str, ...]:
-    """List the protocols that an experiment knows, its own first."""
+    """List the protocols that an experiment knows and that its changes allow."""
     is_known = isinstance(choice.subject, str) and choice.subject in catalog.AS_PUBLISHED_TOO
-    return (CORRECTED, catalog.AS_PUBLISHED) if is_known else (CORRECTED,)
+    return tuple(
+        protocol
+        for protocol in (CORRECTED, *((catalog.AS_PUBLISHED,) if is_known else ()))
+        if protocol == choice.protocol or _is_possible(replace(choice, protocol=protocol))
+    )
+
+
+def _is_possible(choice: Choice) -> bool:
+    try:
+        choice.whole()
+    except ValueError:
+        return False
+    return True
 
 
 def find_data(beside: str) -> tuple[str, ...]:
@@ -151,7 +171,7 @@ def _field(name: str, value: object) -> Field:
     elif name == "storage":  # a folder's path will do as well
         suggestions = tuple(dict.fromkeys([str(value), *TABLES["storage"], *media.media()]))
     elif name in TABLES:
-        choices = tuple(TABLES[name])
+        choices = tuple(dict.fromkeys([*TABLES[name], str(value)]))  # may be one that is not here
     return Field(
         name=name,
         help=help_texts()[name],
@@ -164,10 +184,17 @@ def _field(name: str, value: object) -> Field:
     )
 
 
-def _changed(
-    variants: Mapping[str, Settings], changes: Mapping[str, object]
-) -> dict[str, Settings]:
-    return {label: with_settings(settings, dict(changes)) for label, settings in variants.items()}
+def _changed(experiment: Experiment, changes: Mapping[str, object]) -> Experiment:
+    def change(variants: Mapping[str, Settings]) -> dict[str, Settings]:
+        return {label: with_settings(other, dict(changes)) for label, other in variants.items()}
+
+    otherwise = experiment.otherwise
+    return replace(
+        experiment,
+        variants=change(experiment.variants),
+        in_full=change(experiment.in_full),
+        otherwise=otherwise and (lambda why: _changed(otherwise(why), changes)),
+    )
 
 
 def _has_images(folder: Path) -> bool:

@@ -1,4 +1,7 @@
-"""The lab from a shell: `labkit list | forecast | run | table | chart | claims | savings | report`.
+"""The lab from a shell: one command for everything that a person asks of it.
+
+    labkit list | forecast | run | table | chart | claims | savings | recipe | report
+           pack | open | doctor
 
 Every setting is an option, generated from Settings like the notebooks' form.
 Thin: each command parses, calls the library and prints.

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import units
+from labkit.files import write_whole
 from labkit.media import describe_medium
 from labkit.parts.packing import Reader
-from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest, write_whole
+from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest
 from labkit.progress import bar
 from labkit.trial import Cancelled, Skip
 

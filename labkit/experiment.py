@@ -22,7 +22,7 @@ from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_run import resume_operations
 from labkit.plan import check_blocks
 from labkit.progress import Progress
-from labkit.results import SHARED, Run, create_run, hold, load_run
+from labkit.results import RESERVED, SHARED, Run, create_run, hold, load_run
 from labkit.runner import run_to_the_end
 from labkit.settings import (
     CORRECTED,
@@ -71,6 +71,11 @@ class Experiment:
             raise ValueError(
                 f"name must be lower-case letters, digits and _, got {self.name!r}; "
                 "it becomes a folder of results"
+            )
+        if self.name in RESERVED:
+            raise ValueError(
+                f"name must be none of {', '.join(RESERVED)}, got {self.name!r}; "
+                "those folders of results hold something else"
             )
         if not self.variants:
             raise ValueError("variants must be at least one, got none")

@@ -7,6 +7,7 @@ Everything measured happens in processes of their own, so the kernel stays free.
 told of new rows between two trials, in the run's own thread: the next trial waits until charts
 are drawn, so nothing is drawn beside a measurement.  Main trap: a second cell, or a reloaded
 page, must find the run that is under way instead of starting another; so there is one job.
+Its state changes in several threads: whoever shows it looks again whether it still holds.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Job:
         self._what, self._rate = "", ""
         self._began_s = self._last_s = now()
         self._asked_to_stop, self._ended = threading.Event(), threading.Event()
-        self._telling = threading.RLock()
+        self._changing = threading.Lock()
+        self._told_s = self._drawn_s = float("-inf")
 
     # --- what a panel asks ------------------------------------------------------------------
 
@@ -76,16 +78,15 @@ class Job:
         number = min(self._done + self.is_under_way, self._total)
         parts = [f"trial {number} of {self._total}"]
         if self.is_under_way:
-            parts += [part for part in (self._what, self._rate) if part]
+            parts += [self._what] if self._what else []
+            parts += [f"last {self._rate}"] if self._rate else []
             parts.append(self._time_left())
         return " · ".join(parts)
 
     def cancel(self) -> None:
         """Ask it to stop; finished trials stay.  Returns at once."""
-        if self.is_under_way:
-            self.state = "cancelling"
+        if self._change("cancelling", unless=ENDED):
             self._asked_to_stop.set()
-            self._tell(has_new_rows=False)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended.
@@ -107,9 +108,10 @@ class Job:
 
     def start(self, *, total: int, done: int) -> None:
         """Learn how many trials there are, `done` of which are there."""
-        if self.state == "preparing":
-            self.state, self._first = "running", done
+        if not self._total:
+            self._first = done
             self._began_s = self._last_s = self._now()
+        self._change("running", unless=("cancelling", *ENDED))
         self._total, self._done = total, done
 
     def next(self, what: str) -> None:
@@ -123,7 +125,9 @@ class Job:
     def advance(self) -> None:
         """One trial more is done; let the watchers draw before the next one starts."""
         self._done, self._last_s = self._done + 1, self._now()
-        self._tell(has_new_rows=True)
+        if self._now() - self._drawn_s >= TICK_S:  # trials may be shorter
+            self._tell(has_new_rows=True)
+            self._drawn_s = self._now()
 
     def close(self) -> None:
         """Nothing more comes from the run."""
@@ -139,23 +143,34 @@ class Job:
     def _go(self) -> None:
         try:
             run = self._run(cancel=self._asked_to_stop, progress=self)
-            self.state = run.info["status"]
+            self._change(run.info["status"])
         except Exception as error:  # whatever it is, the person must see it
             self.error, self.traceback = error, traceback.format_exc()
-            self.state = "failed"
+            self._change("failed")
         finally:
             self._ended.set()
-            self._tell(has_new_rows=True, is_last=True)
+            self._tell(has_new_rows=True)
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_S):
-            self._tell(has_new_rows=False)
+            if self._now() - self._told_s >= TICK_S / 2:  # not right after a row
+                self._tell(has_new_rows=False)
 
-    def _tell(self, *, has_new_rows: bool, is_last: bool = False) -> None:
-        with self._telling:  # or "running" could be written over "finished"
-            if is_last or not self._ended.is_set():
-                for watcher in list(_watchers):
-                    watcher(self, has_new_rows)
+    def _tell(self, *, has_new_rows: bool) -> None:
+        for watcher in list(_watchers):
+            try:
+                watcher(self, has_new_rows)
+            except Exception as error:  # a run does not end because nobody can draw it
+                self.said.append(f"{type(error).__name__} while the run was shown: {error}")
+        self._told_s = self._now()
+
+    def _change(self, state: State, unless: tuple[str, ...] = ()) -> bool:
+        """Change the state, unless it is one of those; say whether it was changed."""
+        with self._changing:
+            if self.state in unless:
+                return False
+            self.state = state
+            return True
 
     def _time_left(self) -> str:
         done = self._done - self._first
@@ -172,11 +187,9 @@ _watchers: list[Watcher] = []
 
 
 def follow(watcher: Watcher) -> None:
-    """Have a function told of every job: twice a second, and whenever there are new rows.
-
-    It must not raise: a run does not end because nobody can draw it.
-    """
-    _watchers.append(watcher)
+    """Have a function told of every job: twice a second, and when there are new rows."""
+    if watcher not in _watchers:
+        _watchers.append(watcher)
 
 
 def current() -> Job | None:
@@ -186,7 +199,8 @@ def current() -> Job | None:
 
 def forget(watcher: Watcher) -> None:
     """Tell a function no more."""
-    _watchers.remove(watcher)
+    if watcher in _watchers:
+        _watchers.remove(watcher)
 
 
 def start(name: str, run: Callable[..., Run]) -> Job:

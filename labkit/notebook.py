@@ -31,6 +31,7 @@ from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
 from labkit.epoch_chart import epoch_chart as draw_epochs
 from labkit.experiment import Experiment
+from labkit.files import write_whole
 from labkit.findings import findings as find
 from labkit.forecast import Forecast
 from labkit.forecast import forecast as expect
@@ -265,12 +266,8 @@ def write_page(results: Path | str = "results") -> Path:
             "make one with: labkit run prefetching"
         )
     sections = [section(run) for run in newest]
-    path = Path(results) / PAGE
-    unfinished = path.with_suffix(".part")
     with explain_unwritable(results):
-        unfinished.write_text(page.page(sections, answers(results)), encoding="utf-8")
-        unfinished.replace(path)
-    return path
+        return write_whole(Path(results) / PAGE, page.page(sections, answers(results)))
 
 
 def doctor(data: str | None = None) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from labkit.sections import (
     claim_cells,
     narrow_tables,
     provenance_text,
+    where_from,
 )
 from labkit.table_html import is_short, second_row
 
@@ -193,10 +194,12 @@ def _own_claims(section: Section) -> str:
 
 def _again(section: Section) -> str:
     line = f"<pre><code>{escape(section.command)}</code></pre>" if section.command else ""
+    line += _lines("soft", filter(None, [where_from(section)]))
     if not section.code:
         return line
     code = f"<pre><code>{escape(section.code)}</code></pre>"
-    return f"{line}<details{'' if line else ' open'}><summary>In Python</summary>{code}</details>"
+    is_open = "" if section.command else " open"
+    return f"{line}<details{is_open}><summary>In Python</summary>{code}</details>"
 
 
 def _svg(figure: Figure) -> str:

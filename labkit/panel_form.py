@@ -2,7 +2,8 @@
 
     Choice ─ choices.fields() ─▶ controls ─ Form.choice() ─▶ Choice
 
-Main trap: a mode changes what an untouched field shows; that must not count as a choice.
+A control that is left alone follows mode, protocol and the other settings, as a run would fill it
+in.  Main trap: what it shows then must not count as a choice.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from labkit.choices import Choice, Field, blocks_of, fields, protocols
+from labkit.choices import Choice, Field, blocks_of, fields, labels, protocols
 from labkit.panel_parts import check_box, grid, with_help
 from labkit.settings import MODES
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
 
-MOST = 1_000_000  # number fields need an end
+MOST = 2**53  # number fields need an end; beyond it a browser's numbers are not whole
 FOUND_OUT = 0  # what stands in a number field that only a run can fill
 MODE_HELP = "quick: look · document: as the document ran it · full: verdicts"
+BLOCKS_HELP = "repetitions of all variants; verdicts need 6 or more"
+PROTOCOL_HELP = "the document's order, cold first variant and loop, or what corrects them"
 
 
 class Form:
@@ -29,72 +32,92 @@ class Form:
     Args:
         start: what they show at first, and after `reset`.
         on_change: called after every change.
+        guard: makes a handler of an action that may raise.
     """
 
-    def __init__(self, start: Choice, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        start: Choice,
+        on_change: Callable[[], None],
+        guard: Callable[[Callable[[], None]], Callable[..., None]],
+    ) -> None:
         import ipywidgets as widgets
 
         self._start, self._on_change, self._is_filling = start, on_change, False
-        whole = start.whole()
         self._mode = widgets.Dropdown(options=list(MODES), value=start.mode, description="mode")
         self._blocks = widgets.BoundedIntText(min=1, max=MOST, description="blocks")
+        self._usual_blocks = start.blocks or blocks_of(start.mode)
         self._protocol = widgets.Dropdown(
             options=list(protocols(start)), value=start.protocol, description="protocol"
         )
-        main, others = fields(start)
-        self._fields = {field.name: field for field in (*main, *others)}
-        self._controls = {field.name: _control(field) for field in (*main, *others)}
-        labels = [*whole.variants, *whole.in_full]
-        self._variants = {label: check_box(label) for label in labels}
-        self._baseline = widgets.Dropdown(options=labels, description="baseline")
+        self._baseline = widgets.Dropdown(description="baseline")
+        main, others = self._make_fields()
+        self._variants: dict[str, Widget] = {}
+        for protocol in protocols(start):
+            whole = replace(start, protocol=protocol).whole()
+            for label in (*whole.variants, *whole.in_full):
+                self._variants.setdefault(label, check_box(label))
+        self.box = self._layout(main, others)
+        self.reset()
+        changed = guard(self._changed)
+        for control in self._all():
+            control.observe(changed, "value")
+
+    def _make_fields(self) -> tuple[list[Field], list[Field]]:
+        """Make a control for each setting that any of the protocols leaves open."""
+        kinds = [fields(replace(self._start, protocol=name)) for name in protocols(self._start)]
+        main, others = ({field.name: field for kind in kinds for field in kind[i]} for i in (0, 1))
+        self._fields = {**main, **others}
+        self._controls = {name: _control(field) for name, field in self._fields.items()}
+        self._boxes = {
+            name: with_help(self._controls[name], field.help)
+            for name, field in self._fields.items()
+        }
+        return list(main.values()), list(others.values())
+
+    def _layout(self, main: list[Field], others: list[Field]) -> Widget:
+        import ipywidgets as widgets
+
         more = widgets.ToggleButton(
             description="More settings", tooltip="Show the settings that matter less here"
         )
-        hidden = grid([with_help(self._controls[field.name], field.help) for field in others])
-        if len(protocols(start)) > 1:
-            help_text = "the document's order, cold first variant and loop, or what corrects them"
-            hidden.children = (with_help(self._protocol, help_text), *hidden.children)
+        hidden = grid([self._boxes[field.name] for field in others])
         hidden.layout.display = "none"
         more.observe(lambda change: _show(hidden, is_shown=change["new"]), "value")
-        first = [
-            with_help(self._mode, MODE_HELP),
-            with_help(self._blocks, "repetitions of all variants; verdicts need 6 or more"),
-        ]
-        variants = widgets.Box(list(self._variants.values()))
-        variants.layout.flex_flow = "row wrap"
+        first = [with_help(self._mode, MODE_HELP), with_help(self._blocks, BLOCKS_HELP)]
+        if len(protocols(self._start)) > 1:
+            first.append(with_help(self._protocol, PROTOCOL_HELP))
+        variants = widgets.Box(list(self._variants.values()), layout={"flex_flow": "row wrap"})
         variants.add_class("labkit-variants")
-        self.box = widgets.VBox(
+        return widgets.VBox(
             [
-                grid([*first, *(with_help(self._controls[f.name], f.help) for f in main)]),
+                grid([*first, *(self._boxes[field.name] for field in main)]),
+                more,
+                hidden,
                 widgets.HTML('<div class="labkit-help">variants that take part:</div>'),
                 variants,
                 with_help(self._baseline, "what the others are divided by"),
-                more,
-                hidden,
             ]
         )
-        self.reset()
-        for control in self._all():
-            control.observe(self._changed, "value")
 
     def choice(self) -> Choice:
-        """Read what is chosen; what is left alone stays unset."""
-        changes = dict(self._start.changes)
-        for name, control in self._controls.items():
-            if control.value != _shown(self._fields[name]):
-                changes[name] = control.value
-        kept = tuple(label for label, box in self._variants.items() if box.value)
+        """Read what is chosen; what is left alone stays unset.
+
+        Raises:
+            ValueError: no variant is chosen.
+        """
+        mode, blocks, baseline = self._mode.value, self._blocks.value, self._baseline.value
+        offered = self._offered()
+        kept = tuple(label for label in offered if self._variants[label].value)
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
-        blocks = self._blocks.value
-        baseline = self._baseline.value
         is_usual = baseline == self._start.whole().baseline and self._start.baseline is None
         return replace(
             self._start,
-            mode=self._mode.value,
-            blocks=None if blocks == blocks_of(self._mode.value) else blocks,
-            changes=changes,
-            variants=() if len(kept) == len(self._variants) else kept,
+            mode=mode,
+            blocks=None if blocks == blocks_of(mode) else blocks,
+            changes={**self._start.changes, **self._touched()},
+            variants=() if len(kept) == len(offered) else kept,
             baseline=None if is_usual else baseline,
             protocol=self._protocol.value,
         )
@@ -103,16 +126,18 @@ class Form:
         """Show what was there at first."""
         start = self._start
         self._is_filling = True
-        self._mode.value = start.mode
-        self._protocol.value = start.protocol
-        self._blocks.value = start.blocks or blocks_of(start.mode)
-        for name, field in self._fields.items():
-            self._controls[name].value = _shown(field)
-        for label, box in self._variants.items():
-            box.value = not start.variants or label in start.variants
-        self._baseline.value = start.baseline or start.whole().baseline
-        self._is_filling = False
-        self._follow_mode()
+        try:
+            self._mode.value, self._protocol.value = start.mode, start.protocol
+            for name, field in self._fields.items():
+                self._controls[name].value = _shown(field)
+            for label, box in self._variants.items():
+                box.value = not start.variants or label in start.variants
+            self._usual_blocks = start.blocks or blocks_of(start.mode)
+            self._blocks.value = self._usual_blocks
+            self._follow()
+            self._baseline.value = start.baseline or start.whole().baseline
+        finally:
+            self._is_filling = False
 
     def disable(self, *, is_disabled: bool) -> None:
         """Let nothing be changed while a run is under way, or let it again."""
@@ -123,45 +148,81 @@ class Form:
         own = [self._mode, self._blocks, self._protocol, self._baseline]
         return [*own, *self._controls.values(), *self._variants.values()]
 
-    def _changed(self, change: dict) -> None:
+    def _changed(self) -> None:
         if self._is_filling:
             return
-        if change["owner"] is self._mode:
-            self._follow_mode()
+        self._is_filling = True
+        try:
+            self._follow()
+        finally:
+            self._is_filling = False
         self._on_change()
 
-    def _follow_mode(self) -> None:
-        """What a mode fills in changes with it; what a person set stays."""
-        mode, self._is_filling = self._mode.value, True
-        if self._start.blocks is None:
-            self._blocks.value = blocks_of(mode)
-        main, others = fields(replace(self._start, mode=mode))
-        for field in (*main, *others):
-            control, before = self._controls[field.name], self._fields[field.name]
-            is_untouched = control.value == _shown(before)
-            self._fields[field.name] = field
-            if is_untouched:
-                control.value = _shown(field)
-        self._is_filling = False
+    def _touched(self) -> dict[str, object]:
+        """Give the settings that a person changed; of those that can be chosen now."""
+        return {
+            name: control.value
+            for name, control in self._controls.items()
+            if control.value != _shown(self._fields[name])
+            and self._boxes[name].layout.display != "none"
+        }
+
+    def _now(self, changes: dict[str, object]) -> dict[str, Field]:
+        chosen = replace(
+            self._start,
+            mode=self._mode.value,
+            protocol=self._protocol.value,
+            changes={**self._start.changes, **changes},
+        )
+        main, others = fields(chosen)
+        return {field.name: field for field in (*main, *others)}
+
+    def _follow(self) -> None:
+        """Let what nobody touched follow what was changed; hide what does not apply."""
+        usual = blocks_of(self._mode.value)
+        if self._blocks.value == self._usual_blocks and self._start.blocks is None:
+            self._blocks.value = self._usual_blocks = usual
+        applies = self._now({})  # another protocol may decide a setting itself
+        for name, box in self._boxes.items():
+            _show(box, is_shown=name in applies)
+        touched = self._touched()
+        offered = self._now(touched)
+        for name, control in self._controls.items():
+            if name in touched:  # what it would be had it been left alone
+                others = {key: value for key, value in touched.items() if key != name}
+                self._fields[name] = self._now(others).get(name, self._fields[name])
+            elif name in offered:
+                self._fields[name] = offered[name]
+                control.value = _shown(offered[name])
+        self._follow_variants()
+
+    def _follow_variants(self) -> None:
+        offered = self._offered()
+        for label, box in self._variants.items():
+            _show(box, is_shown=label in offered)
+        if list(self._baseline.options) != offered:
+            baseline = self._baseline.value
+            self._baseline.options = offered
+            usual = self._start.whole().baseline
+            self._baseline.value = baseline if baseline in offered else usual
+
+    def _offered(self) -> list[str]:
+        whole = replace(self._start, protocol=self._protocol.value).whole()
+        return labels(whole, self._mode.value)
 
 
 def _control(field: Field) -> Widget:
     import ipywidgets as widgets
 
+    said = {"description": field.name, "tooltip": field.help}
     if field.kind is bool:
-        return widgets.Checkbox(description=field.name, indent=False, tooltip=field.help)
+        return widgets.Checkbox(indent=False, **said)
     if field.kind is int:
         least = FOUND_OUT if field.value is None else field.least
-        return widgets.BoundedIntText(
-            description=field.name, min=least, max=MOST, step=field.step, tooltip=field.help
-        )
+        return widgets.BoundedIntText(min=least, max=MOST, step=field.step, **said)
     if field.choices:
-        return widgets.Dropdown(
-            description=field.name, options=list(field.choices), tooltip=field.help
-        )
-    return widgets.Combobox(
-        description=field.name, options=field.suggestions, ensure_option=False, tooltip=field.help
-    )
+        return widgets.Dropdown(options=list(field.choices), **said)
+    return widgets.Combobox(options=field.suggestions, ensure_option=False, **said)
 
 
 def _shown(field: Field) -> object:

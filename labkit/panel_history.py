@@ -51,7 +51,9 @@ class History:
         self.shown: list[Path] = []
         """What stands in the panel now, and is exported."""
         self._runs = widgets.SelectMultiple(
-            description="runs", rows=ROWS, layout={"width": "auto", "flex": "1 1 420px"}
+            description="runs",
+            rows=ROWS,
+            layout={"width": "auto", "flex": "1 1 420px", "min_width": "0"},
         )
         self._file = widgets.FileUpload(
             description="Open a share file", accept=".zip", layout={"width": "auto"}
@@ -77,7 +79,7 @@ class History:
         own, shared = (list_runs(self._results, self._name), list_shared(self._results, self._name))
         lines = []
         for folder in [*reversed(own), *reversed(shared)]:
-            with contextlib.suppress(ValueError, KeyError):  # not a run of this lab's
+            with contextlib.suppress(Exception):  # not a run of this lab's, whatever it is
                 lines.append((views.history_line(folder), folder))
         folders = [folder for _, folder in lines]
         chosen = [folder for folder in self._runs.value if folder in folders]

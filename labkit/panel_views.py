@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labkit import figures, machine, notebook, units
 from labkit.job import Job
-from labkit.results import Run, load_run, read_info
+from labkit.results import SHARED, Run, is_under_way, load_run, read_info
 from labkit.trial import Trial
 
 STYLE = """<style>
@@ -26,7 +26,10 @@ STYLE = """<style>
 .labkit-panel h3 { margin: 0 0 4px; }
 .labkit-panel .labkit-help { color: var(--jp-ui-font-color1, #333); font-size: 90%; }
 .labkit-panel .labkit-form { display: flex; flex-flow: row wrap; align-items: stretch; }
-.labkit-panel .labkit-field { width: 330px; min-width: 260px; margin: 2px 14px 2px 0; }
+.labkit-panel .labkit-field { width: 330px; max-width: 100%; margin: 2px 14px 2px 0; }
+.labkit-panel .labkit-variants .widget-checkbox { margin-right: 14px; }
+.labkit-panel .labkit-result, .labkit-panel .labkit-trials { overflow-x: auto; }
+.labkit-panel img { max-width: 100%; height: auto; }
 .labkit-panel .labkit-field .labkit-help { line-height: 1.25; margin-left: 4px; }
 .labkit-panel .widget-label { color: var(--jp-ui-font-color1, #1a1a1a); }
 .labkit-strip-bar { display: flex; height: 16px; width: 100%; max-width: 640px;
@@ -200,15 +203,21 @@ def beside(folders: Sequence[Path]) -> str:
     return f"{shown}{notebook.compare_table(runs)._repr_html_()}"
 
 
+def status_of(folder: Path) -> str:
+    """Say how a run stands; one whose process was killed still calls itself running."""
+    status = str(read_info(folder)["status"])
+    return "stopped" if status == "running" and not is_under_way(folder) else status
+
+
 def history_line(folder: Path) -> str:
     """Write a run as one line of a list: when, mode, status, what stood in, where from."""
     info = read_info(folder)
-    parts = [units.minute(info["created_utc"]), info["mode"], info["status"]]
+    parts = [units.minute(info["created_utc"]), info["mode"], status_of(folder)]
     if info.get("protocol", "corrected") != "corrected":
         parts.append(info["protocol"])
     devices = {str(values.get("device")) for values in info.get("variants", {}).values()}
     parts += sorted(devices - {"None"})
-    if "shared" in info:
+    if SHARED in info:
         parts.append(machine.describe(info["provenance"]))
     return " · ".join([*parts, folder.name.split("-")[-1]])
 

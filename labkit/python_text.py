@@ -44,13 +44,21 @@ def literal(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
         entries = [f"{literal(key)}: {literal(entry)}" for key, entry in value.items()]
-        line = f"{{{', '.join(entries)}}}"
-        if len(line) <= COLUMNS - len(INDENT) * 4 and "\n" not in line:
-            return line
-        return "\n".join(["{", *(f"{_indent(entry)}," for entry in entries), "}"])
+        return _laid_out("{", entries, "}")
+    if isinstance(value, tuple):
+        return _laid_out("(", [literal(entry) for entry in value], ")")
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
     return repr(value)
+
+
+def _laid_out(opening: str, entries: Sequence[str], closing: str) -> str:
+    """Put entries on one line, or on a line each where they are too long for that."""
+    alone = "," if opening == "(" and len(entries) == 1 else ""  # or it would be no tuple
+    line = f"{opening}{', '.join(entries)}{alone}{closing}"
+    if len(line) <= COLUMNS - len(INDENT) * 4 and "\n" not in line:
+        return line
+    return "\n".join([opening, *(f"{_indent(entry)}," for entry in entries), closing])
 
 
 def _indent(text: str) -> str:

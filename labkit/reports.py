@@ -17,13 +17,14 @@ from pathlib import Path
 
 from labkit import figures, machine
 from labkit.claims import CLAIMS, answers_of
+from labkit.files import write_whole
 from labkit.markdown_report import markdown_report
 from labkit.notebook import newest_to_show, section
 from labkit.page import page
-from labkit.results import SHARED, Run, explain_unwritable
+from labkit.results import REPORTS, SHARED, Run, explain_unwritable
 from labkit.sections import Section
 
-FOLDER, HTML, MARKDOWN, FIGURES = "reports", "report.html", "report.md", "figures"
+FOLDER, HTML, MARKDOWN, FIGURES = REPORTS, "report.html", "report.md", "figures"
 # A run's figures in their order: what their files are called.
 FIGURE_NAMES = ("chart", "epochs")
 
@@ -64,10 +65,10 @@ def write_report(
     to = _choose_folder(chosen) if folder is None else Path(folder)
     with explain_unwritable(to):
         to.mkdir(parents=True, exist_ok=True)
-        written = [_write(to / HTML, page(sections))]
+        written = [write_whole(to / HTML, page(sections))]
         if markdown:
             names = _name_figures(sections, chosen)
-            written.append(_write(to / MARKDOWN, markdown_report(sections, names)))
+            written.append(write_whole(to / MARKDOWN, markdown_report(sections, names)))
             (to / FIGURES).mkdir(exist_ok=True)
             for shown, paths in zip(sections, names):
                 for figure, path in zip(shown.figures, paths):
@@ -78,7 +79,7 @@ def write_report(
 def _section(run: Run, here: str) -> Section:
     """Add to what every page shows of a run whose it is, and what it answers."""
     shown, measured_on = section(run), run.info.get("provenance") or {}
-    is_own = not run.info.get("shared") and measured_on.get("machine_id") == here
+    is_own = not run.info.get(SHARED) and measured_on.get("machine_id") == here
     warnings = list(shown.warnings)
     if not is_own:
         warnings.insert(0, f"Measured on another machine: {machine.describe(measured_on)}.")
@@ -128,11 +129,3 @@ def _safe(name: str) -> str:
 def _once(path: str, taken: dict[str, int]) -> str:
     taken[path] = taken.get(path, 0) + 1
     return path if taken[path] == 1 else f"{path}-{taken[path]}"
-
-
-def _write(path: Path, text: str) -> Path:
-    """Replace a file in one step."""
-    unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
-    return path

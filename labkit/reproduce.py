@@ -2,6 +2,7 @@
 
     name, mode, changes … ─▶ command_line() ─▶ labkit run prefetching --mode full --num-workers 4
     run.json ─▶ of_run()  ─▶ python_code()  ─▶ lab.run(lab.experiment(...), "full")
+    an experiment of one's own ─▶ python_of() ─▶ lab.run(lab.Experiment(...), "full")
 
 Only what differs from the catalog's defaults is written, so that a line stays short enough to
 read.  Main trap: a run stores its settings completed, and what a machine or a mode filled in
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from labkit import catalog
+from labkit.experiment import Experiment
 from labkit.operations_run import NAME as OPERATIONS
-from labkit.python_text import Code, call, literal
+from labkit.own_python import common, experiment_lines, varying
+from labkit.python_text import Code, call
 from labkit.settings import CORRECTED, MODES, Mode, Settings, complete, with_settings
-from labkit.tables import TABLES
 
 # As published, the order decides from which disk and which cache state a variant reads.
 ORDERED = {"storage", "cache"}
@@ -35,6 +37,7 @@ def command_line(
     variants: Sequence[str] | None = None,
     baseline: str | None = None,
     protocol: str = CORRECTED,
+    results: str | None = None,
 ) -> str:
     """Write what a person would type to run an experiment of the catalog.
 
@@ -46,6 +49,7 @@ def command_line(
         variants: labels to measure; None: all.
         baseline: label that the others are divided by; None: the catalog's.
         protocol: corrected, or as in the document.
+        results: folder that takes the run folder; None: left out.
 
     Returns:
         One line for a POSIX shell, every word quoted where it has to be.
@@ -58,6 +62,7 @@ def command_line(
     words += [] if baseline is None else _option("baseline", baseline)
     for name, value in changes.items():
         words += [] if value is None else _option(name.replace("_", "-"), value)
+    words += [] if results is None else _option("results", results)
     return shlex.join(words)
 
 
@@ -70,6 +75,7 @@ def python_code(
     variants: Sequence[str] | None = None,
     baseline: str | None = None,
     protocol: str = CORRECTED,
+    results: str | None = None,
 ) -> str:
     """Write the same as `command_line` for a notebook; the arguments are the same.
 
@@ -78,8 +84,8 @@ def python_code(
     """
     set_here = {name: value for name, value in changes.items() if value is not None}
     if experiment == OPERATIONS:
-        repeated = {} if blocks is None else {"blocks": blocks}
-        line = call("run = lab.run_operations", [], {**set_here, "mode": mode, **repeated})
+        given = {**set_here, "mode": mode, **_given(blocks, results)}
+        line = call("run = lab.run_operations", [], given)
         return f"import labkit as lab\n\n{line}\n"
     asked = {} if protocol == CORRECTED else {"protocol": protocol}
     lines = [call("experiment = lab.experiment", [experiment], {**asked, **set_here})]
@@ -87,8 +93,44 @@ def python_code(
     chosen |= {"baseline": baseline} if baseline else {}
     if chosen:
         lines.append(call("experiment = lab.choose", [Code("experiment")], chosen))
-    lines.append(_runcall(mode, blocks))
+    lines.append(_runcall(mode, blocks, results))
     return "\n".join(["import labkit as lab\n", *lines]) + "\n"
+
+
+def python_of(
+    experiment: Experiment, *, mode: str, blocks: int | None = None, results: str | None = None
+) -> str:
+    """Write an experiment of somebody's own for a notebook, whole.
+
+    Args:
+        experiment: what is to be run; what it would run instead where the throttled disk cannot
+            be put up is a function, and cannot be written.
+        mode: quick, document or full.
+        blocks: repetitions; None: the mode's.
+        results: folder that takes the run folder; None: left out.
+
+    Returns:
+        Lines that end in ``run = …``.
+    """
+    groups = {
+        name: {label: asdict(settings) for label, settings in variants.items()}
+        for name in ("variants", "in_full")
+        if (variants := getattr(experiment, name))
+    }
+    every = [values for variants in groups.values() for values in variants.values()]
+    default = asdict(Settings())
+    shared = common(dict(enumerate(every)))
+    base = {name: value for name, value in shared.items() if value != default[name]}
+    told = {"question": experiment.question, "baseline": experiment.baseline}
+    if experiment.published:
+        told["published"] = {key: float(value) for key, value in experiment.published.items()}
+    told |= {"source": experiment.source} if experiment.source else {}
+    told |= {} if experiment.protocol == CORRECTED else {"protocol": experiment.protocol}
+    told |= {"notes": tuple(experiment.notes)} if experiment.notes else {}
+    lines = experiment_lines(experiment.name, base, groups, told)
+    if experiment.otherwise is not None:
+        lines.append("# not written: what to run where the throttled disk cannot be put up")
+    return "\n".join([*lines, _runcall(mode, blocks, results)]) + "\n"
 
 
 def of_run(info: Mapping[str, object]) -> tuple[str, str]:
@@ -165,9 +207,9 @@ def _from_catalog(info: Mapping[str, object]) -> dict[str, object] | None:
             wanted = getattr(every[label], key)
             if wanted is not None and values.get(key, wanted) != wanted:
                 return None  # of the same name, but somebody's own
-    if _varying(stored) - decided:
+    if varying(stored) - decided:
         return None
-    changes = _changes(base, _common(stored), mode, info, decided)
+    changes = _changes(base, common(stored), mode, info, decided)
     media = {str(values.get("storage", "")) for values in stored.values()}
     is_modelled = any(medium.startswith("modelled") for medium in media)
     if "storage" in decided and is_modelled and not catalog.disks().modelled:
@@ -224,77 +266,25 @@ def _stored(info: Mapping[str, object]) -> dict[str, dict[str, object]]:
     }
 
 
-def _common(stored: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
-    varying = _varying(stored)
-    first = next(iter(stored.values()), {})
-    return {name: value for name, value in first.items() if name not in varying}
-
-
-def _varying(stored: Mapping[str, Mapping[str, object]]) -> set[str]:
-    """Name the settings in which the variants differ."""
-    first, *others = stored.values()
-    return {name for values in others for name in first if values.get(name) != first[name]}
-
-
 # --- Python -------------------------------------------------------------------------------
 
 
 def _own_experiment(info: Mapping[str, object], mode: str, blocks: int | None) -> str:
     """Write an experiment that is not in the catalog, whole."""
     stored = _stored(info)
-    varying = [field.name for field in fields(Settings) if field.name in _varying(stored)]
-    preset = MODES.get(mode, MODES["quick"])
-    base = _changes(Settings(), _common(stored), preset, info)
-    variants = {
-        label: Code(
-            call(
-                "replace",
-                [Code("base")],
-                {name: values[name] for name in varying if values.get(name) is not None},
-            )
-            if varying
-            else "base"
-        )
-        for label, values in stored.items()
-    }
-    told = {name: info[name] for name in ("published", "source") if info.get(name)}
+    base = _changes(Settings(), common(stored), MODES.get(mode, MODES["quick"]), info)
+    told = {"question": info["question"], "baseline": info["baseline"]}
+    told |= {name: info[name] for name in ("published", "source") if info.get(name)}
     if info.get("protocol", CORRECTED) != CORRECTED:
         told["protocol"] = info["protocol"]
-    arguments = {
-        "question": info["question"],
-        "variants": variants,
-        "baseline": info["baseline"],
-        **told,
-    }
-    missing = [
-        f"# first add {literal(value)} to the table of {name}s: it is not labkit's own"
-        for name, value in _parts(stored)
-    ]
-    lines = [
-        "from dataclasses import replace\n\nimport labkit as lab\n"
-        if varying
-        else "import labkit as lab\n",
-        *missing,
-        call("base = lab.Settings", [], base),
-        call("experiment = lab.Experiment", [str(info["experiment"])], arguments),
-        _runcall(mode, blocks),
-    ]
-    return "\n".join(lines) + "\n"
+    lines = experiment_lines(str(info["experiment"]), base, {"variants": stored}, told)
+    return "\n".join([*lines, _runcall(mode, blocks)]) + "\n"
 
 
-def _parts(stored: Mapping[str, Mapping[str, object]]) -> list[tuple[str, object]]:
-    """List parts that no table here has: whoever runs this has to add them."""
-    named = {
-        (name, values[name]): None
-        for values in stored.values()
-        for name in TABLES
-        if values.get(name) is not None
-    }
-    return [  # a storage may also be a folder, or named in labkit.toml
-        (name, value) for name, value in named if name != "storage" and value not in TABLES[name]
-    ]
+def _runcall(mode: str, blocks: int | None, results: str | None = None) -> str:
+    return call("run = lab.run", [Code("experiment"), mode], _given(blocks, results))
 
 
-def _runcall(mode: str, blocks: int | None) -> str:
-    rest = {} if blocks is None else {"blocks": blocks}
-    return call("run = lab.run", [Code("experiment"), mode], rest)
+def _given(blocks: int | None, results: str | None) -> dict[str, object]:
+    given = {"blocks": blocks, "results": results}
+    return {name: value for name, value in given.items() if value is not None}

@@ -23,11 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import units
+from labkit.files import write_whole
 from labkit.settings import AS_PUBLISHED
 from labkit.trial import Trial
 
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
 SHARED = "shared"  # the folder of results, and what run.json says, of runs made elsewhere
+REPORTS = "reports"  # the folder of results for what is made of several runs
+RESERVED = (SHARED, REPORTS)  # no experiment's runs can lie there
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -95,6 +98,17 @@ def hold(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_under_way(folder: Path) -> bool:
+    """Say whether a process runs or resumes a run now; whatever its `run.json` says."""
+    try:
+        with hold(folder):
+            return False
+    except RuntimeError:
+        return True
+    except OSError:  # of somebody else's, on a disk that cannot be written: nobody's business here
+        return False
+
+
 @contextlib.contextmanager
 def explain_unwritable(folder: Path | str) -> Iterator[None]:
     """Turn the errors of a folder that cannot be written into a sentence.
@@ -126,15 +140,8 @@ def explain_unwritable(folder: Path | str) -> Iterator[None]:
 
 def write_info(folder: Path, info: dict[str, object]) -> None:
     """Replace `run.json` in one step."""
-    unfinished = folder / f"{RUN_FILE}.part"
-    text = json.dumps(info, indent=1, ensure_ascii=False) + "\n"
     with explain_unwritable(folder):
-        try:
-            unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(folder / RUN_FILE)
-        except OSError:
-            unfinished.unlink(missing_ok=True)  # it takes room that is wanted
-            raise
+        write_whole(folder / RUN_FILE, json.dumps(info, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_info(folder: Path) -> dict[str, object]:

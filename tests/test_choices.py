@@ -83,6 +83,25 @@ def test_a_variant_of_full_mode_stays_one_of_full_mode_unless_it_is_the_baseline
     assert (list(chosen.variants), list(chosen.in_full)) == (["pillow", "opencv"], [])
 
 
+def test_a_variant_that_the_mode_does_not_measure_is_refused():
+    listed = replace(OWN, variants={"pillow": BASE}, in_full={"opencv": BASE}, published={})
+    choice = Choice(subject=listed, variants=("pillow", "opencv"))
+    message = (
+        "variant must be one that quick mode measures (pillow), got 'opencv'; choose full mode, "
+        "or leave it out"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        choice.experiment()
+    assert list(replace(choice, mode="full").experiment().in_full) == ["opencv"]
+
+
+def test_changes_hold_for_what_is_run_instead():
+    subject = replace(OWN, otherwise=lambda why: OWN)
+    chosen = Choice(subject=subject, changes={"num_workers": 7}).experiment()
+    instead = chosen.otherwise("no loop device")
+    assert {settings.num_workers for settings in instead.variants.values()} == {7}
+
+
 def test_what_stands_in_for_a_disk_that_cannot_be_put_up_is_chosen_from_alike():
     asked = []
 
@@ -124,6 +143,8 @@ def test_only_experiments_that_know_the_documents_protocol_offer_it():
     assert protocols(Choice(subject="prefetching")) == (CORRECTED, AS_PUBLISHED)
     assert protocols(Choice(subject="preprocessing")) == (CORRECTED,)
     assert protocols(Choice(subject=OWN)) == (CORRECTED,)
+    # It decides itself what is cold.
+    assert protocols(Choice(subject="prefetching", changes={"cache": "as found"})) == (CORRECTED,)
     faithful = Choice(subject="prefetching", protocol=AS_PUBLISHED).experiment()
     assert "original, again" in faithful.variants
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from labkit import results
+from labkit import cli, results
 from labkit.cli import main
 from labkit.settings import field_kinds
 
@@ -25,6 +26,14 @@ def finished(photos, tmp_path_factory):
     status = main(["run", "preprocessing", "--data", str(photos), "--results", str(folder), *SMALL])
     assert status == 0
     return folder
+
+
+def test_the_first_lines_of_the_module_name_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    offered = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    named = re.search(r"labkit ((?:[a-z]+[\s|]+)+)", cli.__doc__)[1]
+    assert sorted(re.findall("[a-z]+", named)) == sorted(offered)
 
 
 def refused(capsys, *arguments):

@@ -57,6 +57,16 @@ def test_a_name_that_is_no_folder_is_refused():
         Experiment("../x", question="?", variants={"a": BASE}, baseline="a")
 
 
+@pytest.mark.parametrize("name", ["shared", "reports"])
+def test_a_name_whose_folder_of_results_is_another_things_is_refused(name):
+    message = (
+        f"name must be none of shared, reports, got '{name}'; "
+        "those folders of results hold something else"
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Experiment(name, question="?", variants={"a": BASE}, baseline="a")
+
+
 @pytest.mark.parametrize(
     ("mode", "blocks", "message"),
     [

@@ -43,7 +43,7 @@ def test_progress_says_the_trial_its_rate_and_the_time_left():
     told.rate("123 images/s")
     told.advance()
     assert told.share() == 0.5
-    assert told.progress() == "trial 4 of 6 · block 2: pillow · 123 images/s · 12 s left"
+    assert told.progress() == "trial 4 of 6 · block 2: pillow · last 123 images/s · 12 s left"
     now[0] = 115.0
     assert told.progress().endswith("11 s left")
     now[0] = 200.0  # longer than all before
@@ -62,33 +62,60 @@ def test_a_run_that_plans_more_trials_makes_the_way_longer():
     assert told.progress().startswith("trial 6 of 10")
 
 
+def run_here(run, now=lambda: 0.0):
+    """Run a job in this thread, without ticks."""
+    told = Job("test", run, now=now)
+    told._go()
+    return told
+
+
 def test_watchers_are_told_of_new_rows_before_the_run_goes_on():
-    order = []
+    order, now = [], [0.0]
 
     def watcher(told, has_new_rows):
-        if has_new_rows:
-            order.append(f"drawn, {told.state} {told.progress()}")
+        assert has_new_rows
+        order.append(f"drawn, {told.state} {told.progress().split(' · ')[0]}")
 
     def run(cancel, progress):
-        progress.start(total=2, done=0)
-        for number in (1, 2):
+        progress.start(total=3, done=0)
+        for number, trial_s in ((1, 2.0), (2, 2.0), (3, 0.1)):
+            now[0] += trial_s
             progress.advance()
             order.append(f"trial {number} is over")
         return Ended("finished")
 
     job.follow(watcher)
-    told = job.start("test", run)
-    assert told.wait(PATIENCE_S)
-    threads = [t for t in threading.enumerate() if t.name == "labkit test"]
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert [line.split(" · ")[0] for line in order] == [
-        "drawn, running trial 2 of 2",
+    run_here(run, now=lambda: now[0])
+    assert order == [
+        "drawn, running trial 2 of 3",
         "trial 1 is over",
-        "drawn, running trial 2 of 2",
+        "drawn, running trial 3 of 3",
         "trial 2 is over",
-        "drawn, finished trial 2 of 2",
+        "trial 3 is over",  # so soon after the second that it is not drawn
+        "drawn, finished trial 3 of 3",
     ]
+
+
+def test_a_watcher_that_raises_does_not_end_the_run():
+    def watcher(told, has_new_rows):
+        raise RuntimeError("no window")
+
+    def run(cancel, progress):
+        progress.start(total=1, done=0)
+        progress.advance()
+        return Ended("finished")
+
+    job.follow(watcher)
+    told = run_here(run)
+    assert (told.state, told.error) == ("finished", None)
+    assert told.said[0] == "RuntimeError while the run was shown: no window"
+
+
+def test_whoever_asked_to_stop_is_not_told_that_it_runs():
+    told = Job("test", lambda **_: None)
+    told.cancel()
+    told.start(total=2, done=0)
+    assert told.state == "cancelling"
 
 
 def test_an_error_ends_the_job_and_keeps_its_traceback():

@@ -12,8 +12,9 @@ from traitlets.utils.bunch import Bunch
 import labkit as lab
 from labkit import job
 from labkit.choices import Choice
-from labkit.panel import Panel
 from labkit.panel_form import Form
+from labkit.panel_widget import Panel
+from labkit.results import write_info
 
 PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
 SMALL = {
@@ -49,10 +50,18 @@ def labelled(box, text):
 # --- the form -------------------------------------------------------------------------------
 
 
+def unguarded(action):
+    return lambda *_: action()
+
+
+def form_of(choice, on_change=lambda: None):
+    return Form(choice, on_change, unguarded)
+
+
 @pytest.fixture
 def form():
     changes = []
-    made = Form(Choice(subject="prefetching"), lambda: changes.append(made.choice()))
+    made = form_of(Choice(subject="prefetching"), lambda: changes.append(made.choice()))
     made.heard = changes
     return made
 
@@ -91,6 +100,51 @@ def test_another_mode_changes_what_nobody_touched(form):
     assert form.choice().mode == "quick"
 
 
+def test_blocks_that_a_person_chose_outlast_a_change_of_mode(form):
+    labelled(form.box, "blocks").value = 20
+    labelled(form.box, "mode").value = "full"
+    assert form.choice().blocks == 20
+
+
+def test_untouched_settings_follow_the_device(form):
+    labelled(form.box, "device").value = "cpu"
+    assert labelled(form.box, "step").value == "detector"
+    assert labelled(form.box, "pin_memory").value is False
+    assert form.choice().changes == {"device": "cpu"}
+    labelled(form.box, "device").value = "emulated"
+    assert form.choice().changes == {}
+
+
+def test_large_numbers_stay_what_they_are():
+    given = {"seed": 20240101, "images": 1281167}
+    form = form_of(Choice(subject="prefetching", changes=given))
+    assert form.choice().changes == given
+
+
+def test_the_documents_own_protocol_has_its_own_variants(form):
+    labelled(form.box, "both").value = False
+    labelled(form.box, "cache").value = "warm"
+    labelled(form.box, "protocol").value = "as in the document"
+    assert form.choice().changes == {}  # it decides itself what is cold
+    chosen = form.choice()
+    assert chosen.variants == (
+        "original", "prefetch_generator", "data_prefetcher", "original, again",
+    )  # fmt: skip
+    assert list(chosen.experiment().variants) == list(chosen.variants)
+    labelled(form.box, "protocol").value = "corrected"
+    assert form.choice().variants == ("original", "prefetch_generator", "data_prefetcher")
+
+
+def test_variants_of_full_mode_are_offered_there_alone():
+    form = form_of(Choice(subject="combined"))
+    label = next(iter(lab.experiment("combined").in_full))
+    assert labelled(form.box, label).layout.display == "none"
+    assert form.choice().variants == ()
+    labelled(form.box, "mode").value = "full"
+    assert labelled(form.box, label).layout.display is None
+    assert label in labelled(form.box, "baseline").options
+
+
 def test_every_control_has_a_label_and_every_setting_its_help(form):
     for widget in below(form.box):
         if hasattr(widget, "disabled") and hasattr(widget, "description"):
@@ -100,9 +154,7 @@ def test_every_control_has_a_label_and_every_setting_its_help(form):
 
 
 def test_what_was_given_is_where_reset_returns_to():
-    form = Form(
-        Choice(subject="prefetching", mode="full", changes={"num_workers": 3}), lambda: None
-    )
+    form = form_of(Choice(subject="prefetching", mode="full", changes={"num_workers": 3}))
     assert labelled(form.box, "num_workers").value == 3
     labelled(form.box, "num_workers").value = 4
     assert form.choice().changes == {"num_workers": 4}
@@ -112,7 +164,7 @@ def test_what_was_given_is_where_reset_returns_to():
 
 
 def test_no_variant_at_all_is_refused():
-    form = Form(Choice(subject="prefetching"), lambda: None)
+    form = form_of(Choice(subject="prefetching"))
     for label in ("original", "prefetch_generator", "data_prefetcher", "both"):
         labelled(form.box, label).value = False
     with pytest.raises(
@@ -171,11 +223,13 @@ def test_run_shows_rows_and_then_the_result_from_disk(panel, tmp_path):
     assert labelled(panel.box, "num_workers").disabled
     finish()
     assert panel._error.value == ""
-    # One more each time; at the end they are folded.
-    assert [text.split(" trial")[0] for text in seen if text] == ["1", "2", "3", "3"]
+    # More and more, but no oftener than twice a second.
+    counts = [int(text.split(" trial")[0]) for text in seen if text]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, 3)
     assert words(panel._status) == "finished: trial 3 of 3"
     assert panel._bar.value == 1.0
-    assert re.match(r"last trial, \w+( A[12])?: wait for data \d", words(panel._strip))
+    assert re.match(r"last trial, \w+( A[12])?: start-up of the loader \d", words(panel._strip))
     assert 'alt="Which decoder is &lt;faster&gt;?' in panel._result.value
     assert "<table" in panel._result.value
     assert can_press(panel) == ["Run", "Reset", "Show", "Export"]
@@ -237,7 +291,7 @@ def test_a_choice_can_be_taken_along_as_python_and_as_a_command_line(photos, tmp
     area = labelled(panel.box, "copy")
     assert area.value == (
         f"labkit run preprocessing --mode quick --variant original --variant simplified "
-        f"--data {photos} --num-workers 1"
+        f"--data {photos} --num-workers 1 --results {tmp_path}"
     )
     press(panel, "Copy as Python")
     area = labelled(panel.box, "copy")
@@ -245,8 +299,12 @@ def test_a_choice_can_be_taken_along_as_python_and_as_a_command_line(photos, tmp
     assert 'lab.experiment("preprocessing"' in area.value.replace("\n    ", "")
 
 
-def test_an_experiment_of_ones_own_has_no_command_line(panel):
+def test_an_experiment_of_ones_own_has_no_command_line_but_python(panel):
     assert labelled(panel.box, "Copy as command line").disabled
+    press(panel, "Copy as Python")
+    area = labelled(panel.box, "copy")
+    compile(area.value, "copied", "exec")
+    assert "lab.Experiment(" in area.value
 
 
 EXAMPLE = Path(__file__).parents[1] / "results/examples/2-cores-emulated/preprocessing"
@@ -309,6 +367,32 @@ def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factor
     assert "share file must be" in words(broken._error)
 
 
+def test_a_run_whose_process_was_killed_is_called_stopped(earlier):
+    newest = lab.list_runs(earlier)[-1]
+    write_info(newest, {**lab.load_run(newest).info, "status": "running"})
+    panel = Panel(Choice(subject="preprocessing"), earlier)
+    assert words(panel._status) == f"ready: shows {newest.name}, stopped"
+    assert " stopped " in panel._history._runs.options[0][0]
+
+
+def test_a_broken_run_folder_hides_no_other(earlier):
+    newest = lab.list_runs(earlier)[-1]
+    (newest / "run.json").write_text('{"mode": 5, "status": null, "created_utc": 1}')
+    panel = Panel(Choice(subject="preprocessing"), earlier)
+    assert [value for _, value in panel._history._runs.options] == lab.list_runs(earlier)[:1]
+
+
+def test_a_choice_that_another_experiment_does_not_allow_is_said(earlier):
+    box = lab.panel(results=earlier, preprocessor="vectorized")
+    names, problem, _ = box.children
+    names.value = "preprocessing"
+    assert words(problem).startswith("preprocessor must be left out for preprocessing")
+    names.value = "storage"
+    assert words(problem).startswith("preprocessor must be left out for storage")
+    names.value = "prefetching"
+    assert words(problem) == ""
+
+
 def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
     box = lab.panel(results=earlier)
     names = labelled(box, "experiment")
@@ -316,4 +400,4 @@ def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
     watching = len(job._watchers)
     names.value = "preprocessing"
     assert len(job._watchers) == watching  # the panel that went hears nothing more
-    assert lab.experiment("preprocessing").question in box.children[1].children[1].value
+    assert lab.experiment("preprocessing").question in box.children[2].children[1].value

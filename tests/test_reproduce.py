@@ -7,12 +7,13 @@ import shlex
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import labkit as lab
 from labkit import cli, media
 from labkit.experiment import completed
-from labkit.reproduce import command_line, of_run, python_code
+from labkit.reproduce import command_line, of_run, python_code, python_of
 from labkit.settings import AS_PUBLISHED, CORRECTED, MODES, field_kinds
 
 NASTY = "<script>alert('x')</script> \"a\" `b` $HOME | ](http://x) \\ ; rm -rf ~"
@@ -148,6 +149,85 @@ def test_code_is_no_wider_than_a_page():
     )
 
 
+RESULTS = f"/results/{NASTY}"
+
+
+def test_the_folder_of_results_is_part_of_both_only_where_it_is_given():
+    line = command_line("storage", mode="quick", changes={}, results=RESULTS)
+    assert typed(line)[0].results == RESULTS
+    code = python_code("prefetching", mode="quick", blocks=4, changes={}, results=RESULTS)
+    assert executed(code)[1:] == ("quick", {"blocks": 4, "results": RESULTS})
+    code = python_code("operations", mode="quick", changes={}, results="there")
+    assert executed(code) == ({"mode": "quick", "results": "there"},)
+
+
+# --- an experiment of one's own -----------------------------------------------------------
+
+
+def own_experiment(**more):
+    base = lab.Settings(data=NASTY, num_workers=3)
+    return lab.Experiment(
+        "decoders",
+        question=NASTY,
+        variants=lab.vary(base, decoder=["opencv", "pillow"]) | {NASTY: base},
+        baseline="pillow",
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"published": {NASTY: 0.5}, "source": NASTY, "notes": (NASTY,), "protocol": AS_PUBLISHED},
+        {"in_full": {"alone": lab.Settings(num_workers=0)}, "notes": ("one", "two" * 60)},
+        {"in_full": {"pillow": lab.Settings(data=NASTY, device="emulated", pin_memory=False)}},
+    ],
+)
+def test_python_of_an_experiment_is_that_experiment(more):
+    own = own_experiment(**more)
+    again, mode, rest = executed(python_of(own, mode="full"))
+    assert again == own
+    assert list(again.variants) == list(own.variants)
+    assert (mode, rest) == ("full", {})
+    rest = executed(python_of(own, mode="quick", blocks=4, results=RESULTS))[2]
+    assert rest == {"blocks": 4, "results": RESULTS}
+
+
+@pytest.mark.parametrize("name", lab.CATALOG)
+def test_python_of_every_experiment_of_the_catalog_is_that_experiment(name):
+    experiment = lab.experiment(name, num_workers=5)
+    code = python_of(experiment, mode="quick")
+    assert executed(code)[0] == replace(experiment, otherwise=None)
+    assert ("# not written: what to run where" in code) == (experiment.otherwise is not None)
+
+
+def test_python_of_an_experiment_writes_no_default():
+    base = lab.Settings(decoder="pillow", epochs=2)
+    own = lab.Experiment(
+        "small",
+        question="Is it?",
+        variants={"few": base, "many": replace(base, num_workers=8)},
+        baseline="few",
+        published={"many": np.float64(0.5)},
+    )
+    assert python_of(own, mode="quick") == (
+        "from dataclasses import replace\n"
+        "\n"
+        "import labkit as lab\n"
+        "\n"
+        'base = lab.Settings(decoder="pillow")\n'
+        "experiment = lab.Experiment(\n"
+        '    "small",\n'
+        '    question="Is it?",\n'
+        '    variants={"few": base, "many": replace(base, num_workers=8)},\n'
+        '    baseline="few",\n'
+        '    published={"many": 0.5},\n'
+        ")\n"
+        'run = lab.run(experiment, "quick")\n'
+    )
+
+
 # --- from a stored run --------------------------------------------------------------------
 
 
@@ -214,15 +294,7 @@ def test_variants_left_out_another_baseline_and_more_blocks_are_written():
 
 
 def test_an_experiment_of_ones_own_is_written_whole_as_python():
-    base = lab.Settings(data=NASTY, num_workers=3)
-    own = lab.Experiment(
-        "decoders",
-        question=NASTY,
-        variants=lab.vary(base, decoder=["opencv", "pillow"]) | {NASTY: base},
-        baseline="pillow",
-        published={NASTY: 0.5},
-        source="mine",
-    )
+    own = own_experiment(published={NASTY: 0.5}, source="mine")
     line, code = of_run(stored(own, blocks=4))
     assert line == ""
     again, mode, rest = executed(code)

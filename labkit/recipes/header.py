@@ -3,7 +3,8 @@
     Run, Summary, Row ─▶ what it is · its number · the run · the machine · where the data goes
 
 The words are those of the tables (`captions`, `row_words`).  Main trap: a gain travels with its
-conditions or not at all, and no path of the machine where it was measured travels with it.
+conditions or not at all, and of the machine's paths none travels with it but the data folder: the
+program reads from it, and what copies the data elsewhere begins there.
 """
 
 from __future__ import annotations

@@ -40,18 +40,48 @@ DEVICES = re.compile(
 )
 # What ends a path in a sentence, unless it stands inside quotes.
 _PART = r"[^\s/\\\"'`<>|:;,()\[\]{}…]+"
-# A blank may be part of a name if a slash follows soon: "/mnt/my disk/photos".
-_PARTS = rf"(?:{_PART}(?: {_PART}){{0,3}}[/\\]+)*{_PART}[/\\]?"
+_IS_SET = r"(?![^\s/\\,;=]{0,80}=)"  # "a=/mnt/x,b=/mnt/y" are two paths
+# Blanks and marks may be part of a name if a slash follows soon: "/mnt/my (old) disk/photos".
+_SEVERAL = (
+    rf"{_PART}(?:(?:[,;:|()\[\]{{}}]|[^\S\n\r\t])+{_IS_SET}{_PART}){{0,4}}[,;()\[\]{{}}]{{0,3}}"
+)
+# "on /dev/sda: 81 reads/s" is no folder "sda: 81 reads".
+_NO_UNIT = r"(?!(?:s|h|min|a|no|or|image|batch|step|epoch|block|trial)\b)"
+# In the last name they end a sentence or stand around the path, unless letters follow at once;
+# a no-break space ends none.
+_LAST = rf"{_PART}(?:(?:[,;(\[{{]|[^\S\n\r\t ])+{_IS_SET}{_PART}[)\]}}]*){{0,8}}[/\\]?"
+_PARTS = rf"(?:{_PART}[/\\]+|{_SEVERAL}[/\\]+{_NO_UNIT})*{_LAST}"
+_LETTER = r"A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"  # of words with blanks between them
+# What people's data lies below; found also where a letter stands before the slash: -I/home/…
+_ROOTS = (
+    r"(?i:home|users|root|srv|mnt|media|data|opt|export|scratch|volumes|nfs|lustre|gpfs|"
+    r"var|tmp|usr|etc)"
+)
+_ENCODED = r"%(?:25)*(?:2[Ff]|5[Cc])"
+_BELOW_ROOTS = "|".join(
+    (
+        rf"(?:(?<![{_LETTER}])[A-Za-z]:|(?<![\w.])\.{{1,2}})?[/\\／]+{_ROOTS}[/\\／]+{_PARTS}",
+        # As in an address: %2Fhome%2F…, and %252F where it was written so twice.
+        rf"{_ENCODED}[^\s\"'<>]+",
+    )
+)
+# No path, and kept.
+_URL = r"(?P<url>(?<![A-Za-z0-9])(?!file:)[A-Za-z][A-Za-z0-9+.-]+://[^\s\"'<>]*)"
+_NO_TAG = r"(?!(?<=<)/[A-Za-z][\w:-]*\s*>)"  # "</script>"
 _PATHS = "|".join(
     (
-        r"(?P<url>\b(?!file:)[A-Za-z][A-Za-z0-9+.-]+://[^\s\"'<>]*)",  # not a path; kept
+        _URL,
         r"file:[/\\]+[^\s\"'<>]+",
         r"(?<=[\"'`])(?:[/\\]|~[/\\]|[A-Za-z]:[/\\])[^\"'`\n]+(?=[\"'`])",
-        rf"(?<![\w.…/<])/+{_PARTS}",
-        rf"/(?:home|Users)/{_PARTS}",  # also where a letter stands before it: -I/home/…
-        rf"(?<![\w~])~(?:[A-Za-z_][\w.-]*)?[/\\]+{_PARTS}",
+        rf"(?<![\w.…/]){_NO_TAG}/+{_PARTS}",
+        # Chinese has no blanks before a path: 目录/data/photos, but 图像/秒.
+        rf"(?<![{_LETTER}_.…/]){_NO_TAG}/+(?=[^\s/\\…]+[/\\]){_PARTS}",
+        rf"(?<=\.)//+{_PARTS}",
+        _BELOW_ROOTS,
+        rf"\$[A-Za-z_]\w*[/\\]+{_PARTS}",
+        rf"(?<![{_LETTER}_~])~(?:[A-Za-z_][\w.-]*)?[/\\]+{_PARTS}",
         rf"(?<![A-Za-z0-9])[A-Za-z]:[/\\]+{_PARTS}",
-        rf"(?<![\w\\])\\\\+[\w.$-]+\\+{_PARTS}",  # \\server\share
+        rf"(?<![{_LETTER}_\\])\\\\+[\w.$-]+\\+{_PARTS}",  # \\server\share
     )
 )
 _UUID = r"(?:\b(?:GPU|MIG)-)?\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"
@@ -132,7 +162,9 @@ class Cleaner:
         folders = sorted((f for f in private.folders if _is_telling(f)), key=len, reverse=True)
         # Longest first: a folder before the one that it lies in.  Blanks in them are known here.
         self._folders = [
-            re.compile(rf"(?<![\w-]){re.escape(folder.rstrip('/'))}(?![\w-])(?:[/\\]+{_PARTS})?")
+            re.compile(
+                rf"{_before(folder)}{re.escape(folder.rstrip('/'))}(?![\w-])(?:[/\\]+{_PARTS})?"
+            )
             for folder in folders
         ]
         self._words = [
@@ -164,13 +196,17 @@ class Cleaner:
 
     def find(self, text: str) -> list[str]:
         """List what a text still says; empty where it says nothing."""
-        paths = [match[0] for match in re.finditer(_PATHS, text) if not match["url"]]
-        return [*paths, *re.findall(_UUID, text), *self.find_known(text)]
+        return [*self._find(_PATHS, text), *re.findall(_UUID, text), *self.find_known(text)]
 
     def find_known(self, text: str) -> list[str]:
-        """List the known names and folders in a text in which every slash looks like a path."""
+        """List what is known: names, folders and roots, where every slash looks like a path."""
         patterns = [*self._folders, *(pattern for pattern, _ in self._words)]
-        return [match[0] for pattern in patterns for match in pattern.finditer(text)]
+        known = [match[0] for pattern in patterns for match in pattern.finditer(text)]
+        return [*self._find(f"{_URL}|{_BELOW_ROOTS}", text), *known]
+
+    def _find(self, patterns: str, text: str) -> list[str]:
+        found = re.finditer(patterns, text)
+        return [m[0] for m in found if not m["url"] or self._url(m["url"]) != m["url"]]
 
     def _form(self, path: str) -> str:
         bare = path.rstrip(".!?")  # the end of a sentence
@@ -180,7 +216,8 @@ class Cleaner:
 
     def _url(self, url: str) -> str:
         # Whom and where a URL of another kind leads to, as in ssh://sam@box/home, is private.
-        return url if re.match(r"https?://[^@]*$", url) else "…"
+        is_public = re.match(r"https?://[^@/][^@]*$", url) and not re.search(_ENCODED, url)
+        return url if is_public else "…"
 
     def _relabel(self, labels: list[str]) -> dict[str, str]:
         """Find every key its clean form; two that become the same get numbers."""
@@ -211,7 +248,7 @@ def _word(name: str, tail: str) -> re.Pattern[str]:
         return re.compile(re.escape(name) + tail)
     # Two letters are often a unit or a word when written otherwise.
     flags = re.IGNORECASE if len(name) > 2 else 0
-    return re.compile(rf"(?<![^\W_]){re.escape(name)}(?![^\W_]){tail}", flags)
+    return re.compile(rf"(?<![{_LETTER}]){re.escape(name)}(?![{_LETTER}]){tail}", flags)
 
 
 def _last(path: str) -> str:
@@ -220,6 +257,11 @@ def _last(path: str) -> str:
 
 def _is_telling(folder: str) -> bool:
     return len(Path(folder).parts) >= _MIN_FOLDER_PARTS
+
+
+def _before(folder: str) -> str:
+    # "see/data" may be two words; nothing that is longer is: "-I/data/photos/x".
+    return rf"(?<![{_LETTER}_-])" if len(Path(folder).parts) <= _MIN_FOLDER_PARTS else ""
 
 
 def _hashed(text: str) -> str:

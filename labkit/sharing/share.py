@@ -22,9 +22,11 @@ from importlib import metadata
 from pathlib import Path
 
 from labkit import machine, media, notebook, units
+from labkit.files import write_whole
 from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_summary import SCHEMA as OPERATIONS_SCHEMA
 from labkit.results import (
+    RESERVED,
     RUN_FILE,
     SHARED,
     TRIALS_FILE,
@@ -37,7 +39,7 @@ from labkit.results import (
     write_info,
 )
 from labkit.settings import MODES, PROTOCOLS, field_kinds
-from labkit.sharing import file_texts, privacy
+from labkit.sharing import file_texts, privacy, record
 from labkit.sharing.privacy import Cleaner
 from labkit.sharing.share_file import (
     EXPERIMENT,
@@ -52,9 +54,6 @@ from labkit.sharing.share_file import (
 from labkit.trial import SCHEMA, Epoch, Trial, utc_now
 
 INFO_SCHEMA = 1  # of run.json
-MAX_TEXT = 20_000  # letters of one text; a traceback has a few thousand
-# A terminal obeys these, or writes from right to left; no label needs them.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def pack(run: Run, file: Path | str | None = None, *, keep: Collection[str] = ()) -> Path:
@@ -74,13 +73,15 @@ def pack(run: Run, file: Path | str | None = None, *, keep: Collection[str] = ()
         OSError: the file cannot be written.
     """
     cleaner = _cleaner(run, keep)
-    info = cleaner.clean(_tame(_ended(run)))
-    rows = [cleaner.clean(_tame(row)) for row in _parsed(_lines(run.folder / TRIALS_FILE))]
-    if not EXPERIMENT.fullmatch(info["experiment"]):
+    info = cleaner.clean(_plain(_ended(run)))
+    rows = [cleaner.clean(_plain(row)) for row in _parsed(_lines(run.folder / TRIALS_FILE))]
+    if not EXPERIMENT.fullmatch(info["experiment"]) or info["experiment"] in RESERVED:
         raise ValueError(
-            f"experiment must be lower-case letters, digits and _, got {info['experiment']!r}; "
-            "rename it in the run's run.json"
+            "experiment must be lower-case letters, digits and _, and none of "
+            f"{', '.join(RESERVED)}, got {info['experiment']!r}; rename it in the run's run.json"
         )
+    record.check_labels(info, rows)
+    info, rows = record.tame(info), record.tame(rows)  # a path is known by its whole length only
     about = {
         "labkit": metadata.version("labkit"),
         "experiment": info["experiment"],
@@ -136,7 +137,11 @@ def open_shared(file: Path | str, results: Path | str = "results") -> Run:
             except OSError:
                 raise
             except Exception as error:  # a stranger's rows can be wrong in any way
-                raise refused("one whose run can be shown", f"one that cannot: {error!r}") from None
+                raise _unshown(error) from None
+            try:
+                record.show(load_run(folder))
+            except Exception as error:
+                raise _unshown(error) from None
             final.parent.mkdir(exist_ok=True)
             folder.rename(final)
     return load_run(final)
@@ -206,8 +211,8 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, object]]:
             continue  # half written
 
 
-def _tame(value: object) -> object:
-    return privacy.walk(value, lambda text: CONTROL.sub("", text)[:MAX_TEXT])
+def _plain(value: object) -> object:
+    return privacy.walk(value, lambda text: record.CONTROL.sub("", text))
 
 
 def _run_id(run: Run, rows: list[dict[str, object]]) -> str:
@@ -244,12 +249,9 @@ def _search(cleaner: Cleaner, members: Mapping[str, bytes]) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    unfinished = path.with_name(f"{path.name}.part")
     try:
-        unfinished.write_bytes(data)
-        unfinished.replace(path)
+        write_whole(path, data)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise OSError(
             f"file must be in a folder that can be written, got {path} ({error.strerror}); "
             "choose another with --out"
@@ -260,12 +262,12 @@ def _checked(
     manifest: Mapping[str, object], contents: Mapping[str, bytes]
 ) -> tuple[dict[str, object], list[dict[str, object]]]:
     """Take the run out of a file's members, as far as it is one."""
-    info = _tame(parse(RUN_FILE, contents[RUN_FILE]))
-    rows = [_tame(parse(TRIALS_FILE, line)) for line in contents[TRIALS_FILE].splitlines()]
+    info = parse(RUN_FILE, contents[RUN_FILE])
+    rows = [parse(TRIALS_FILE, line) for line in contents[TRIALS_FILE].splitlines()]
     # These become folders here.
-    for key, pattern in (("experiment", EXPERIMENT), ("run", RUN_ID)):
-        if not pattern.fullmatch(str(manifest.get(key))):
-            raise refused(f"one with a plain name as its {key}", repr(manifest.get(key)))
+    record.check_name(manifest.get("experiment"))
+    if not RUN_ID.fullmatch(str(manifest.get("run"))):
+        raise refused("one with a plain name as its run", repr(manifest.get("run")))
     if info.get("experiment") != manifest["experiment"]:
         raise refused("one that names its experiment", repr(info.get("experiment")))
     if not isinstance(info.get("provenance"), dict):
@@ -283,7 +285,13 @@ def _checked(
                     f"schema must be at most {known[name]} in {name}, got {schema!r}; "
                     "update labkit to open this file"
                 )
-    return info, rows
+    record.check_types(info, rows)
+    record.check_labels(info, rows)
+    return record.tame(info), record.tame(rows)
+
+
+def _unshown(error: Exception) -> ValueError:
+    return refused("one whose run can be shown", f"one that cannot: {error!r:.200}")
 
 
 def _digest_of(folder: Path) -> object:

@@ -3,7 +3,7 @@
 The recipes are written to files and run by one fresh process in which labkit cannot be imported;
 what they deliver in two epochs must equal, value by value, what labkit's pipeline delivers.
 
-Run: python -m pytest tests/test_recipe.py
+Run: python -m pytest tests/recipes/test_recipe.py
 """
 
 import ast
@@ -433,6 +433,32 @@ def test_a_run_without_a_complete_block_says_how_to_go_on():
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         lab.recipe(run)
+
+
+@pytest.mark.parametrize("status", ["failed", "skipped"])
+def test_a_run_that_lost_its_baseline_is_not_to_be_resumed(status):
+    why = "a driver is missing"
+    run = make_run({"original": 1.0, "both": 0.8}, trials=[], **{status: {"original": why}})
+    message = (
+        "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd, "
+        f"where 'original' is out ({status}: a driver is missing); start a new run"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lab.recipe(run)
+
+
+def test_of_all_paths_only_the_data_folder_is_written():
+    times = {"original": 1.0, "both": 0.8}
+    settings = with_settings(times)
+    for values in settings.values():
+        values |= {"data": "/home/ada/photos", "storage": "/home/ada/disk"}
+    settings["original"]["storage"] = "/home/ada/slow"
+    named = [
+        line
+        for line in lab.recipe(make_run(times, variants=settings)).splitlines()
+        if "/home/ada" in line
+    ]
+    assert named == ["#    cp -r /home/ada/photos /disk/", 'DATA = "/home/ada/photos"']
 
 
 def test_a_run_of_operations_is_refused():

@@ -39,6 +39,29 @@ CLEANER = Cleaner(ANN, data=["/data/my pics/photos"], keep=["cold"])
         ("annbox.lab.example.org:/export/ann", "host:…"),
         ("/dev/nvme0n1p2 and /dev/mapper/ann--vg-root", "…/nvme0n1p2 and …"),
         ("Ann's ann_photos, by Ann Smith", "user's user_photos, by user"),
+        # What stands before a path need be no blank.
+        ("目录/srv/album/x", "目录…"),
+        ("目录/album/x", "目录…"),
+        ("see/srv/album/x", "see…"),
+        ("-I/srv/album/x", "-I…"),
+        ("</srv/album/x>", "<…>"),
+        ("..//srv/album", "…"),
+        ("../data/photos", "…/photos"),
+        ("..//album/x", "..…"),
+        ("seeC:\\Users\\eve\\album", "seeC:…"),
+        ("$HOME/album", "…"),
+        ("／srv／album", "…"),
+        ("%2Fsrv%2Falbum", "…"),
+        ("in file%3A%252Fsrv%252Falbum now", "in file%3A… now"),
+        ("https://example.org/?at=%2Fsrv%2Falbum", "…"),
+        # What follows one may be part of it.
+        ("/pictures/My (album) d/x", "…"),
+        ("/pictures/a,album/x and more", "… and more"),
+        ("/pictures/a,album", "…"),
+        ("/pictures/a(album)", "…"),
+        ("/pictures/my\u00a0album, full", "…, full"),
+        ("on /pictures/a: 81 reads/s", "on …: 81 reads/s"),
+        ("用户ann的", "用户user的"),
         ("GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427", "id-9dc1faf9"),
     ],
 )
@@ -57,6 +80,11 @@ def test_what_says_whose_machine_it_was_goes(said, left):
         "</script><script>alert(1)</script>",
         "https://pytorch.org/docs/stable/data.html",
         "data/photos",
+        "images/s, ms/image, and/or, decode/resize, A/A, no/yes",
+        "图像/秒, µs/image, m²/s",
+        "images/data, 50 % / 60 %, 100%",
+        "https://example.org/home/data/x",
+        "../../../etc",
         "5.0.0.93",
         "/",
     ],
@@ -78,6 +106,15 @@ def test_names_that_tell_nobody_anything_stay():
 
 def test_chinese_names_need_no_blanks_around_them():
     assert Cleaner(Private(names=("王伟",))).text("王伟的照片") == "user的照片"
+
+
+@pytest.mark.parametrize(
+    "text", ["x/srv/album", "C:\\Users\\eve", "(/data/album)", "%2Fmnt%2Falbum"]
+)
+def test_roots_are_found_where_every_slash_looks_like_a_path(text):
+    cleaner = Cleaner(Private())
+    assert cleaner.find_known(text)
+    assert cleaner.find_known("/F1 1/2 https://example.org/data/x") == []
 
 
 def test_labels_that_become_equal_stay_two_in_keys_and_values_alike():

@@ -17,6 +17,7 @@ from fakes import fake_info, fake_trials
 import labkit as lab
 from labkit import notebook
 from labkit.cli import main
+from labkit.panel_views import history_line
 from labkit.results import (
     append_rows,
     append_trial,
@@ -280,6 +281,7 @@ def test_a_shared_run_is_not_resumed_here(opened):
 def test_a_run_of_operations_goes_and_comes_too(at_home, tmp_path):
     made = fake_run(sizes=["640x480"], data={"folder": str(at_home / "x")})
     made.info["provenance"].update(ELSEWHERE)
+    made.info["created_utc"] = "2025-01-02T03:04:05Z"
     folder = create_run(tmp_path / "ours", made.info)
     append_rows(folder, made.rows)
     opened = open_shared(pack(load_run(folder)), tmp_path / "theirs")
@@ -367,16 +369,87 @@ def test_another_run_that_is_called_the_same_gets_a_folder_of_its_own(tmp_path):
         ({"about": {**ABOUT, "run": "/tmp/x"}}, "a plain name as its run, got '/tmp/x'"),
         ({"experiment": "other"}, "names its experiment, got 'other'"),
         ({"provenance": None}, "says what machine it is from, got none"),
-        ({"variants": "none"}, "whose run can be shown"),
+        ({"about": {**ABOUT, "experiment": "shared"}}, "a plain name as its experiment, got 'sha"),
+        ({"variants": "none"}, "whose variants is an object in run.json, got 'none'"),
+        ({"variants": {"a": 1, "b": {}}}, "whose a is an object in variants in run.json, got 1"),
+        ({"status": None}, "whose status is a text in run.json, got None"),
+        ({"status": ["x"]}, "whose status is a text in run.json, got ['x']"),
+        ({"status": "running"}, "a run that is finished, cancelled, failed, got 'running'"),
+        ({"mode": 5}, "whose mode is a text in run.json, got 5"),
+        ({"created_utc": None}, "whose created_utc is a text in run.json, got None"),
+        ({"protocol": 5}, "whose protocol is a text in run.json, got 5"),
+        ({"blocks": True}, "whose blocks is a whole number in run.json, got True"),
+        ({"data": "x"}, "whose data is an object in run.json, got 'x'"),
+        ({"notes": ["a", 1]}, "whose 1 is a text in notes in run.json, got 1"),
+        ({"notes": ["a"] * 101}, "at most 100 notes, got 101"),
+        ({"provenance": {"cores": [1]}}, "whose cores is a whole number in provenance in run.json"),
+        ({"data": {"images": "x"}}, "whose run can be shown, got one that cannot: ValueError("),
+        ({"labels": [f"v{i}" for i in range(61)]}, "at most 60 labels, got 61"),
+        (
+            {"rows": [{"schema": 1, "labels": 3}]},
+            "whose labels is an object in trials.jsonl, got 3",
+        ),
         ({"rows": [[1]]}, "whose texts are JSON objects, got another trials.jsonl"),
         ({"rows": [{"schema": 1, "variant": "a"}]}, "whose run can be shown"),
     ],
 )
 def test_what_is_no_run_is_refused_and_leaves_nothing(tmp_path, made, message):
     file = crafted(tmp_path / "x.zip", **{"rows": [], **made})
-    with pytest.raises(ValueError, match=f"^share file must be .*{re.escape(message)}"):
+    with pytest.raises(ValueError, match=f"^share file must .*{re.escape(message)}"):
         open_shared(file, tmp_path / "results")
     assert [path for path in (tmp_path / "results").rglob("*") if path.name != "shared"] == []
+
+
+def test_what_one_cannot_show_does_not_spoil_the_list_of_the_others(tmp_path):
+    results = tmp_path / "results"
+    good = open_shared(crafted(tmp_path / "good.zip", rows=[]), results)
+    for made in ({"status": None}, {"mode": 5}, {"data": "x"}, {"provenance": {"cores": [1]}}):
+        with pytest.raises(ValueError, match=r"^share file must be one whose "):
+            open_shared(
+                crafted(tmp_path / "x.zip", **{"rows": [], "notes": ["x"], **made}), results
+            )
+    assert list_shared(results) == [good.folder]
+    assert history_line(good.folder).startswith("2025-01-02 03:04 UTC · quick · finished · ")
+
+
+def longest(value):
+    """The most letters of any text, keys too."""
+    if isinstance(value, str):
+        return len(value)
+    below = [*value, *value.values()] if isinstance(value, dict) else value
+    return max(map(longest, below), default=0) if isinstance(below, list) else 0
+
+
+def test_no_long_text_gets_as_far_as_a_chart(tmp_path, monkeypatch):
+    long, drawn = "long " * 4_000, []
+    monkeypatch.setattr(share, "_lay_out", lambda folder, info, rows: drawn.append((info, rows)))
+    file = crafted(
+        tmp_path / "x.zip",
+        question=long,
+        source=long,
+        notes=[long],
+        accelerator=long,
+        provenance={**ELSEWHERE, "cpu_model": long, "versions": {long: long}},
+        rows=[{"schema": 1, "variant": "both", "reason": long, "labels": {long: long}}],
+    )
+    with pytest.raises(ValueError, match=r"^share file must be one whose run can be shown"):
+        open_shared(file, tmp_path / "results")
+    ((info, rows),) = drawn
+    assert [len(info[key]) for key in ("question", "source")] == [300, 300]
+    assert [len(info["notes"][0]), len(rows[0]["reason"])] == [2_000, 2_000]
+    assert info["question"].endswith("long…")
+    del info["notes"], info["shared"], rows[0]["reason"]
+    assert longest([info, rows]) == 300
+
+
+@pytest.mark.parametrize(
+    "made", [{"labels": ("a", "b" * 101)}, {"rows": [{"schema": 1, "variant": "b" * 101}]}]
+)
+def test_a_long_label_is_refused_for_cut_it_could_be_another(tmp_path, made):
+    file = crafted(tmp_path / "x.zip", **{"rows": [], **made})
+    message = "variant must have a label of at most 100 letters in a share file, got 101 in 'bbb"
+    with pytest.raises(ValueError, match=f"^{message}.*give it a shorter one$"):
+        open_shared(file, tmp_path / "results")
 
 
 @pytest.mark.parametrize("made", [{"schema": 99}, {"rows": [{"schema": 99}]}])

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from labkit.contracts import Annotation
+from labkit.files import write_whole
 from labkit.parts.packing.coco import CATEGORIES, read_coco
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,
@@ -35,7 +36,6 @@ from labkit.parts.packing.manifest import (
     read_manifest,
     sha256,
     start_folder,
-    write_whole,
 )
 
 _LAYOUTS = (

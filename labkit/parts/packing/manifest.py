@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.contracts import Annotation
+from labkit.files import write_whole
 from labkit.parts.packing.coco import coco_json
 
 # Format history of manifest.json
@@ -148,13 +149,6 @@ def difference(path: Path, entry: dict[str, object]) -> str:
     except OSError as error:
         return f"{path} must be a readable file, got {error.strerror}"
     return ""
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears under its name only when it is complete."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 def sha256(content: bytes) -> str:

@@ -1,0 +1,30 @@
+"""Files: one that appears under its name only when it is complete.
+
+    content ─▶ .<name>.part ─ replace ─▶ <name>
+
+Main trap: a killed process or a full disk leaves half a file; whoever finds it under its name
+takes it for a whole one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes | str) -> Path:
+    """Write a file, or replace it, in one step; a text as UTF-8.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: it cannot be written; an older file of this name is then still there.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)  # it takes room that is wanted
+        raise
+    return path

@@ -1,0 +1,163 @@
+"""Change, run, watch, cancel, resume, reload, restart, close: what is on disk, and what is left."""
+
+import time
+
+import pytest
+
+from benchmarks.jupyter import rows_in, until
+from benchmarks.lab_page import LabPage
+from browser.runs import (
+    ACKNOWLEDGED_S,
+    ENDED_S,
+    GRACE,
+    cancel,
+    start,
+    status_of,
+    wait_until_nothing_is_left,
+)
+from labkit.results import load_run
+
+IN_BLOCK = 3  # the baseline twice and prefetch_generator: a CPU has no streams for the others
+
+
+def finished(run):
+    return sum(trial.status == "ok" for trial in run.trials)
+
+
+def test_run_all_needs_no_click(opened):
+    assert opened.complaints == []
+    assert opened.problems == []
+    (folder, *_) = opened.server.runs()
+    assert load_run(folder).info["status"] == "finished"
+    # A table and a figure from disk, below the panel: they are there when it is reopened.
+    outputs = opened.page.locator(".jp-OutputArea-output")
+    own = outputs.filter(has_not=opened.page.locator(".labkit-panel"))
+    assert own.locator("table").count() >= 1
+    assert own.locator("img").count() >= 1
+    assert opened.panel.locator(".labkit-error").text_content().strip() == ""
+    wait_until_nothing_is_left(opened)
+
+
+def test_a_changed_dropdown_is_in_the_new_rows(lab):
+    lab.field("preprocessor").select_option("loops")
+    folder = start(lab, blocks=1)
+    lab.wait_for_status("running")
+    assert lab.panel.get_by_role("button", name="Run", exact=True).is_disabled()
+    lab.until(lambda: rows_in(folder) >= 1, "there is a row")
+    lab.wait_for_status("finished")
+    run = load_run(folder)
+    assert run.info["status"] == "finished"
+    assert {values["preprocessor"] for values in run.info["variants"].values()} == {"loops"}
+    assert finished(run) == IN_BLOCK
+    assert {trial.settings["preprocessor"] for trial in run.trials} == {"loops"}
+    # What the panel shows now is this run.
+    result = lab.panel.locator(".labkit-result")
+    assert "prefetch_generator" in result.locator("table").first.text_content()
+    assert "prefetch_generator" in result.locator("img").first.get_attribute("alt")
+    assert "last trial" in lab.panel.locator(".labkit-strip").text_content()
+    newest = lab.field("runs").locator("option").first
+    lab.until(lambda: folder.name.split("-")[-1] in newest.text_content(), "it is in the history")
+    lab.press("Reset")
+    lab.until(lambda: lab.field("preprocessor").input_value() == "vectorized", "it is reset")
+
+
+def test_cancel_keeps_finished_rows_and_resume_completes_them(lab, capsys):
+    folder = start(lab, blocks=3)
+    lab.until(lambda: rows_in(folder) >= 1, "there is a row")
+    acknowledged_s, ended_s = cancel(lab)
+    with capsys.disabled():
+        print(f"\ncancel: acknowledged in {acknowledged_s:.2f} s, all ended in {ended_s:.2f} s")
+    assert acknowledged_s < GRACE * ACKNOWLEDGED_S
+    assert ended_s < GRACE * ENDED_S
+    lab.wait_for_status("cancelled")
+    assert status_of(folder) == "cancelled"
+    kept = (folder / "trials.jsonl").read_bytes()
+    assert 1 <= kept.count(b"\n") < 3 * IN_BLOCK
+    lab.press("Resume")
+    lab.wait_for_status("preparing", "running", "finished")
+    lab.until(lambda: status_of(folder) == "finished", "the run is complete")
+    assert (folder / "trials.jsonl").read_bytes().startswith(kept)
+    assert finished(load_run(folder)) == 3 * IN_BLOCK
+    lab.wait_for_status("finished")
+
+
+def test_an_error_is_one_line_with_the_next_step(lab):
+    lab.field("data").fill("/nowhere")
+    lab.field("data").press("Tab")
+    lab.press("Run")
+    error = lab.panel.locator(".labkit-error")
+    lab.until(lambda: "/nowhere" in error.text_content(), "the error is shown, or gone")
+    assert error.locator("details").first.get_attribute("open") is None
+    lab.press("Reset")
+    lab.until(lambda: not error.text_content().strip(), "the error is shown, or gone")
+
+
+def test_a_reload_finds_the_run_that_is_under_way(lab):
+    folder = start(lab, blocks=6)
+    lab.wait_for_status("running")
+    lab.reload()
+    # The saved panel, still alive in the kernel.
+    lab.wait_for_status("running")
+    # And its cell once more: the new one takes the same run up.
+    lab.run_cells("lab.panel(")
+    lab.wait_for_status("running")
+    assert lab.server.runs()[-1] == folder
+    lab.press("Cancel")
+    lab.wait_for_status("cancelled")
+    wait_until_nothing_is_left(lab)
+    assert status_of(folder) == "cancelled"
+
+
+def test_a_kernel_restart_ends_the_run_and_the_panel_comes_back(lab, capsys):
+    folder = start(lab, blocks=6)
+    lab.until(lambda: rows_in(folder) >= 1, "there is a row")
+    lab.until(lab.server.left, "a trial is running")
+    began_s = time.monotonic()
+    lab.restart_kernel()
+    wait_until_nothing_is_left(lab)
+    ended_s = time.monotonic() - began_s
+    with capsys.disabled():
+        print(f"\nkernel restart: back, and all of the run ended, in {ended_s:.2f} s")
+    assert ended_s < GRACE * ENDED_S
+    rows, runs = rows_in(folder), lab.server.runs()
+    lab.execute("import labkit as lab")  # the cell with this line would run the experiment
+    lab.run_cells("data =", "lab.panel(")
+    lab.wait_for_status("ready", "finished", "cancelled")
+    # The newest run is shown, without running anything again.
+    lab.until(lambda: lab.panel.locator(".labkit-result img").count(), "the chart is shown")
+    assert (rows_in(folder), lab.server.runs()) == (rows, runs)
+
+
+@pytest.fixture
+def closed(opened):
+    """A run that was going on while its tab was closed: its folder and the server."""
+    opened.save()
+    folder = start(opened, blocks=1)
+    opened.wait_for_status("running")
+    opened.close()
+    return folder, opened.server
+
+
+def test_a_closed_tab_lets_the_run_end_and_a_reopened_notebook_is_not_empty(closed, browser):
+    folder, server = closed
+    until(lambda: status_of(folder) == "finished", lambda: "the run ends without its page")
+    until(lambda: not server.left(), server.left)
+    server.shut_down_kernels()
+    until(lambda: len(server.processes()) == 1, server.processes)
+    lab = LabPage(browser, server, "02_prefetching")
+    outputs = lab.page.locator(".jp-OutputArea-output")
+    lab.until(lambda: LOST in outputs.all_text_contents(), "the panel's cell is shown")
+    # What is on disk stands below, and the panel is one cell away.
+    assert outputs.locator("img").last.is_visible()
+    assert outputs.locator("table").last.is_visible()
+    assert lab.complaints == [LOST]
+    lab.execute("import labkit as lab")
+    lab.run_cells("data =", "lab.panel(")
+    lab.wait_for_status("ready: shows")
+    assert lab.complaints == []
+    assert [problem for problem in lab.problems if "widget model not found" not in problem] == []
+    lab.close()
+
+
+# Widgets live as long as their kernel; JupyterLab writes this where one was.
+LOST = "Error displaying widget: model not found"
