@@ -70,7 +70,7 @@ class Form:
         self._fields = {**main, **others}
         self._controls = {name: _control(field) for name, field in self._fields.items()}
         self._boxes = {
-            name: with_help(self._controls[name], field.help)
+            name: with_help(self._controls[name], _help(field))
             for name, field in self._fields.items()
         }
         return list(main.values()), list(others.values())
@@ -223,6 +223,11 @@ def _control(field: Field) -> Widget:
     if field.choices:
         return widgets.Dropdown(options=list(field.choices), **said)
     return widgets.Combobox(options=field.suggestions, ensure_option=False, **said)
+
+
+def _help(field: Field) -> str:
+    is_found_out = field.kind is int and field.value is None
+    return f"{field.help} {FOUND_OUT} is unset." if is_found_out else field.help
 
 
 def _shown(field: Field) -> object:

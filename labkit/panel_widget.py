@@ -26,7 +26,7 @@ from labkit.panel_form import Form
 from labkit.panel_history import History
 from labkit.panel_parts import button, html, row
 from labkit.reproduce import command_line, python_code, python_of
-from labkit.results import SHARED, load_run, read_info
+from labkit.results import SHARED, load_run, read_info, why_hopeless
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -238,9 +238,8 @@ class Panel:
             return False
         info = read_info(self._history.shown[0])
         is_ours = info["provenance"]["machine_id"] == machine.provenance()["machine_id"]
-        # Without its baseline a run cannot be completed, however often it is resumed.
-        is_hopeless = info["baseline"] in {**info["skipped"], **info["failed"]}
-        return is_ours and info["status"] != "finished" and SHARED not in info and not is_hopeless
+        is_open = info["status"] != "finished" and SHARED not in info
+        return is_ours and is_open and not why_hopeless(info)
 
     def _say_idle(self) -> None:
         self._status.value = views.status("ready")

@@ -204,6 +204,22 @@ def load_run(folder: Path | str) -> Run:
     )
 
 
+def why_hopeless(info: Mapping[str, object]) -> str:
+    """Say why no resuming completes a run: its baseline is out for good; empty where it might."""
+    baseline = info.get("baseline")
+    for status in ("skipped", "failed"):
+        if why := (info.get(status) or {}).get(baseline):
+            return f"{baseline!r} is out ({status}: {why})"
+    return ""
+
+
+def how_to_complete(run: Run) -> str:
+    """Say what to do about a run that lacks what is asked of it."""
+    if why := why_hopeless(run.info):
+        return f"{why}; start a new run"
+    return f"complete it with: labkit run --resume {run.folder.name}"
+
+
 def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
     """List the folders of runs made here, oldest first.
 

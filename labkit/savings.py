@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from labkit import machine, media, operations_run, shared_memory
 from labkit.claims import stand_ins
 from labkit.parts.storage import IN_MEMORY
-from labkit.results import Run
+from labkit.results import Run, how_to_complete
 from labkit.summary import Row, Summary, summarize
 
 DAY_S, HOUR_S = 86_400, 3_600
@@ -119,7 +119,7 @@ def savings(
     if summary.rows[0].normalized_time is None:
         raise ValueError(
             f"run must hold a complete block of its baseline, got none in {run.folder.name}; "
-            f"complete it with: labkit run --resume {run.folder.name}"
+            f"{how_to_complete(run)}"
         )
     recorded = run.info.get("provenance") or {}
     if memory_bytes is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.storage import IN_MEMORY
-from labkit.results import Run
+from labkit.results import Run, how_to_complete
 from labkit.row_words import reason
 from labkit.settings import pick
 from labkit.summary import Row, Summary, is_floor
@@ -41,20 +41,11 @@ def winner(run: Run, summary: Summary) -> Row:
     baseline = summary.rows[0]
     if baseline.normalized_time is None:
         raise ValueError(
-            f"run must hold a complete block of its baseline, got none in {run.folder.name}"
-            f"{_next_step(run)}"
+            f"run must hold a complete block of its baseline, got none in {run.folder.name}; "
+            f"{how_to_complete(run)}"
         )
     faster = [row for row in below(summary) if not why_not(run, summary, row)]
     return min(faster, key=lambda row: row.normalized_time, default=baseline)
-
-
-def _next_step(run: Run) -> str:
-    """Say what to do about a run without its baseline: resuming brings nothing back in."""
-    baseline = run.info["baseline"]
-    for status in ("skipped", "failed"):
-        if why := (run.info.get(status) or {}).get(baseline):
-            return f", where {baseline!r} is out ({status}: {why}); start a new run"
-    return f"; complete it with: labkit run --resume {run.folder.name}"
 
 
 def passed_over(run: Run, summary: Summary, winner: Row) -> dict[str, list[str]]:

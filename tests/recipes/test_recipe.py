@@ -440,8 +440,8 @@ def test_a_run_that_lost_its_baseline_is_not_to_be_resumed(status):
     why = "a driver is missing"
     run = make_run({"original": 1.0, "both": 0.8}, trials=[], **{status: {"original": why}})
     message = (
-        "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd, "
-        f"where 'original' is out ({status}: a driver is missing); start a new run"
+        "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; "
+        f"'original' is out ({status}: a driver is missing); start a new run"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         lab.recipe(run)
