@@ -49,6 +49,7 @@ STYLE = """<style>
 .labkit-panel a { color: var(--jp-content-link-color, #0b57d0); text-decoration: underline; }
 </style>"""
 
+REAL = {"real storage"}  # goes without saying
 NOTHING = "<div>no trial is finished yet</div>"
 DOWNLOADABLE_BYTES = 40_000_000  # as a link; more is only named
 HELD = 8  # drawn results that are kept, for panels that show the same one
@@ -216,7 +217,8 @@ def history_line(folder: Path) -> str:
     if info.get("protocol", "corrected") != "corrected":
         parts.append(info["protocol"])
     devices = {str(values.get("device")) for values in info.get("variants", {}).values()}
-    parts += sorted(devices - {"None"})
+    media = (str(facts["label"]).split("(")[0] for facts in (info.get("storages") or {}).values())
+    parts += sorted(devices - {"None"}) + sorted({f"{label} storage" for label in media} - REAL)
     if SHARED in info:
         parts.append(machine.describe(info["provenance"]))
     return " · ".join([*parts, folder.name.split("-")[-1]])

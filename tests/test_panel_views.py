@@ -1,6 +1,7 @@
 """What a panel shows says the measured shares, and stays text whatever the text is."""
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ import labkit as lab
 from labkit import panel_views as views
 from labkit.trial import Epoch, Trial
 
+EXAMPLES = Path(__file__).parents[1] / "results/examples/2-cores-emulated"
 HOSTILE = '<script>alert("1")</script>'
 EPOCH = Epoch(
     epoch_s=2.0, startup_s=0.1, first_batch_s=0.2, wait_s=0.5, transfer_s=0.2, forward_s=None,
@@ -71,6 +73,16 @@ def test_hostile_text_stays_text_everywhere(tmp_path):
         assert {"script", "b"}.isdisjoint(elements)
     said, _ = words(views.error(HOSTILE))
     assert said == HOSTILE
+
+
+def test_a_line_of_the_history_says_when_how_and_what_stood_in():
+    said = views.history_line(EXAMPLES / "storage")
+    assert said.startswith("2026-11-21 ")
+    assert said.endswith(
+        " UTC · quick · finished · emulated · throttled storage · unknown storage · storage"
+    )
+    said = views.history_line(EXAMPLES / "prefetching_as_in_the_document")
+    assert " · as in the document · emulated · throttled storage · " in said
 
 
 @pytest.mark.parametrize(
