@@ -20,6 +20,8 @@ from labkit.settings import Settings
 from labkit.timing import time_epoch, warm_up
 
 CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
+# Of very short epochs most is left out, and each starts its workers anew: no use in going on.
+LONGEST = 2  # times CALIBRATION_S, all in all
 FREE_LOADER_S = 0.3
 UNSETTLED_STEPS_PER_WORKER = 1
 MATCHING_TRIES = 4
@@ -79,7 +81,7 @@ def calibrate(
 def steady_rate(
     pipeline: Pipeline, clock: Clock, seconds: float = CALIBRATION_S
 ) -> tuple[float, float | None]:
-    """Measure the rate once the queues have settled, over as many epochs as it takes.
+    """Measure the rate once the queues have settled, over some epochs if they are short.
 
     Every step is waited for, whatever `sync_every` says: the rate is the loader's.
 
@@ -91,7 +93,8 @@ def steady_rate(
     unsettled = 1 + UNSETTLED_STEPS_PER_WORKER * pipeline.settings.num_workers
     skipped = min(unsettled, steps_per_epoch - 1)  # a very short epoch has nothing to spare
     images, elapsed_s, computed_s = 0, 0.0, 0.0
-    while elapsed_s < seconds:
+    began_s = clock.now()
+    while elapsed_s < seconds and (not images or clock.now() - began_s < LONGEST * seconds):
         start_s, before_s = clock.now(), _computed_s(device)
         batches = pipeline.batches(pipeline.loader, device)
         for step, batch in enumerate(batches, 1):
