@@ -32,6 +32,7 @@ STYLE = """<style>
 .labkit-panel img { max-width: 100%; height: auto; }
 .labkit-panel .labkit-field .labkit-help { line-height: 1.25; margin-left: 4px; }
 .labkit-panel .widget-label { color: var(--jp-ui-font-color1, #1a1a1a); }
+.labkit-share { white-space: nowrap; margin-right: 6px; }
 .labkit-strip-bar { display: flex; height: 16px; width: 100%; max-width: 640px;
   border: 1px solid var(--jp-ui-font-color1, #333); }
 .labkit-startup { background: repeating-linear-gradient(0deg, #8a8a8a 0 2px, #eee 2px 5px); }
@@ -117,8 +118,9 @@ def strip(trial: Trial | None) -> str:
     if trial.emulated_busy_share is not None:
         said.append(f"emulated device busy {units.percent(trial.emulated_busy_share)}")
     name = f"{trial.variant} {trial.role}".rstrip()
+    parts = " ".join(f'<span class="labkit-share">{part}</span>' for part in said)
     return (
-        f"<div>last trial, {escape(name)}: {'&ensp;'.join(said)}</div>"
+        f"<div>last trial, {escape(name)}: {parts}</div>"
         f'<div class="labkit-strip-bar" aria-hidden="true">{bar}</div>'
     )
 
