@@ -28,6 +28,7 @@ NO_MATH = "tex2jax_ignore mathjax_ignore"  # $HOME is no formula
 SOFT = "opacity:.8;font-size:.92em;line-height:1.35"
 _LEFT = "text-align:left;vertical-align:top"
 _LINE = "border-top:1px solid rgba(128,128,128,.35)"
+ROOMY = 6  # of more columns than these, cells get several lines rather than a scroll bar
 LEFT = f'style="{_LEFT}"'
 CELL = f'style="{_LEFT};{_LINE}"'
 SHORT_CELL = f'style="{_LEFT};{_LINE};white-space:nowrap"'
@@ -82,11 +83,14 @@ class Frame(pd.DataFrame):
         _, *rows = cells.partition("<tbody>")[2].split("<tr>")
         columns = [*(name or "" for name in self.index.names), *self.columns]
         head = "".join(f'<th scope="col" {LEFT}>{escape(str(name))}</th>' for name in columns)
+        left = _left if len(columns) <= ROOMY else _left_and_wrapped
         groups = []
         for name, row in zip(self.index, rows, strict=True):
-            row = re.sub(r"<td>(.*?)</td>", _left, row.partition("</tr>")[0], flags=re.DOTALL)
+            row = re.sub(r"<td>(.*?)</td>", left, row.partition("</tr>")[0], flags=re.DOTALL)
             levels = name if isinstance(name, tuple) else (name,)
-            heads = "".join(f'<th scope="row" {FIRST}>{escape(str(x))}</th>' for x in levels)
+            # Several short names share the room of a long one.
+            first = FIRST if len(levels) == 1 else CELL
+            heads = "".join(f'<th scope="row" {first}>{escape(str(x))}</th>' for x in levels)
             under = second_row(
                 self.second_lines.get(name, ""), len(columns), row=PLAIN, cell=UNDER, small=SMALL
             )
@@ -120,3 +124,8 @@ class Frame(pd.DataFrame):
 def _left(cell: re.Match[str]) -> str:
     words = cell[1]
     return f"<td {SHORT_CELL if is_short(words) else CELL}>{words}</td>"
+
+
+def _left_and_wrapped(cell: re.Match[str]) -> str:
+    words = re.sub(r"(\[[^\]]*?), ", r"\1,&nbsp;", cell[1])  # an interval stays whole
+    return f"<td {CELL}>{words}</td>"

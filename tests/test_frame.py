@@ -126,3 +126,14 @@ def test_small_print_takes_its_ink_from_the_theme():
     shown = make_frame()._repr_html_()
     assert not re.search(r"(?<![-\w])color:", shown)
     assert "background:transparent" in shown
+
+
+def test_a_wide_table_breaks_before_an_interval_and_never_inside():
+    columns = ["row", *"abcdef"]
+    wide = Frame([["x", "0.675 [0.58, 0.79]", *"12345"]], columns=columns).set_index("row")
+    wide.second_lines = {"x": "3 blocks"}
+    html = wide._repr_html_()
+    assert ">0.675 [0.58,&nbsp;0.79]</td>" in html
+    assert "nowrap" not in html
+    narrow = wide[["a"]]
+    assert "white-space:nowrap" in narrow._repr_html_()
