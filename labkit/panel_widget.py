@@ -10,6 +10,7 @@ every handler is guarded, and nothing here prints or displays.
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,7 +46,7 @@ class Panel:
     def __init__(self, start: Choice, results: Path) -> None:
         import ipywidgets as widgets
 
-        self._start = start
+        self._start, self._saying = start, threading.Lock()
         self._results = results.absolute()  # a notebook may change its folder
         self._form = Form(start, self._forecast_now, self._guarded)
         self._forecast = html("labkit-forecast")
@@ -136,13 +137,16 @@ class Panel:
         self._forecast_now()
 
     def _forecast_now(self) -> None:
+        self._say_forecast()
+        self._error.value = ""
+
+    def _say_forecast(self) -> None:
         self._forecast.value = ""
         choice = self._form.choice()
         expected = notebook.forecast(
             choice.experiment(), choice.mode, blocks=choice.blocks, results=self._results
         )
         self._forecast.value = views.lines([str(expected)])
-        self._error.value = ""
 
     def _copy(self, write: Callable[..., str]) -> None:
         import ipywidgets as widgets
@@ -203,16 +207,17 @@ class Panel:
             self._draw(under_way.folder, is_open=under_way.is_under_way)
         if not under_way.is_under_way:
             self._history.read()
-            self._forecast_now()
+            self._say_forecast()
             self._say(under_way)
 
     def _say(self, under_way: job.Job) -> None:
-        """Say how far it is; once more if that has changed meanwhile in another thread."""
+        """Say how far it is, and allow what can be done now."""
+        if job.current() is not under_way:
+            return  # the next has begun while this one's last rows were drawn
         name = "" if under_way.name == self._start.name else f" {under_way.name}"
-        said = None
-        while said != under_way.state:
-            said = under_way.state
-            self._status.value = views.status(f"{said}{name}", under_way.progress())
+        # Or a slow tick would disable Run again after the end had enabled it.
+        with self._saying:
+            self._status.value = views.status(f"{under_way.state}{name}", under_way.progress())
             self._bar.value = under_way.share()
             self._allow(under_way)
         if under_way.error is not None and not name:
