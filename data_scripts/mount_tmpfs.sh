@@ -108,7 +108,8 @@ else
     fi
     if ! reason=$(mount -t tmpfs -o "$options" tmpfs "$folder" 2>&1); then
         [ $made = no ] || rmdir "$folder"
-        fail "$reason"
+        fail "FOLDER must be one that may be mounted on, got '$(printf %s "$reason" | head -n 1)'; in a \
+container start it with --privileged, or mount nothing: storage=tmpfs then takes /dev/shm"
     fi
     say "mounted: $folder"
 fi

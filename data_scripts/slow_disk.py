@@ -32,8 +32,8 @@ def main(arguments: list[str] | None = None, *, folder: Path = throttled.FOLDER)
         folder: where the disk is, or is made.
 
     Returns:
-        The exit status: 0; 1 after an error, and of `status` also where the disk is not up or
-        its rates are off; 130 after Ctrl-C.
+        The exit status: 0; 1 after an error, and of `status` also where the disk is not up, a
+        leftover, or its rates are off; 130 after Ctrl-C.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -79,9 +79,12 @@ def status(folder: Path) -> int:
         units.count_bytes(size) for size in (disk.request_bytes, disk.sequential_bytes_per_s)
     )
     print(f"a request reads {request} at most, so reading in sequence can reach {most}/s")
-    if disk.owner == "run" and not disk.owned:
-        print("in use by a run, whose measurement a second one would spoil: not measured")
+    if user := throttled.user(disk):
+        print(f"in use by {user}, whose measurement a second one would spoil: not measured")
         return 0
+    if disk.owner != throttled.PERSON:
+        print("a leftover: that run is no more; the next one removes it, and so do `up` and `down`")
+        return 1
     print(f"\n{'pattern':<12}{'readers':>7}{'requested':>16}{'measured':>16}{'off':>9}")
     rates = throttled.measure(disk)
     for rate in rates:

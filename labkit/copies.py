@@ -1,35 +1,38 @@
 """Copies: the lab's own copies of a data set on other media.
 
-    reader ──every file, checked against the manifest──▶ <copy>/<data>/…, the mark last
+    originals ──every file, checked against the manifest──▶ <copy>/<data>/…, the mark last
 
 A stopped copy goes on where it stopped, a changed file is copied again, and one that the
-data no longer has is removed.  Main trap: a process that is killed cannot clean up.  So a
-file has its name only once it is whole, a copy has its mark until all else is gone, and
-whoever uses a copy in memory holds a lock: a copy that nobody holds is a leftover.
+data no longer has is removed.  The mark keeps how long copying everything took.  Main trap: a
+process that is killed cannot clean up.  So a file has its name only once it is whole, a copy has
+its mark until all else is gone, and whoever uses a copy that is to go again holds a lock: a copy
+that nobody holds is a leftover.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit import units
 from labkit.files import write_whole
 from labkit.media import describe_medium
+from labkit.originals import Original, Through, find_originals, fingerprint
 from labkit.parts.packing import Reader
-from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest
+from labkit.parts.packing.remote import CONNECTIONS
 from labkit.progress import bar
 from labkit.trial import Cancelled, Skip
 
 MARK = "labkit-copy.json"  # what makes a folder ours; it says "complete" once all is there
-PART = ".labkit-copy.part"  # the file that is being copied
+PART = ".labkit-copy.part"  # the file that is being copied; with a number where several are
 SPARE_SHARE = 0.05  # file systems round sizes up
 SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
 # What file systems round times to: FAT, ext3 and HFS+, exFAT, some networks, NTFS.
@@ -44,6 +47,9 @@ class Copied:
     size_bytes: int
     written_bytes: int
     """Less than `size_bytes` where files were already there."""
+    whole_s: float | None = field(default=None, compare=False)
+    """Seconds that copying all the files took when they were first copied in one go; None:
+    unknown, as it was stopped in between."""
 
 
 def copy_data(
@@ -54,6 +60,7 @@ def copy_data(
     private: bool = False,
     cancel: threading.Event | None = None,
     progress: bool = False,
+    through: Through | None = None,
 ) -> Copied:
     """Copy a data set, or what is missing of it.
 
@@ -64,45 +71,86 @@ def copy_data(
         private: let nobody else read it.
         cancel: set by another thread to stop.
         progress: show a bar where it takes long.
+        through: fetches the files from a server; see `originals.find_originals`.
 
     Raises:
+        RemoteFailed: a file at a URL could not be had in any try.
         Skip: there is no room, or it cannot be written to; the text says why, with numbers.
         ValueError: a file cannot be read, or is not what the data's manifest says.
         Cancelled: `cancel` was set; the same call goes on from here.
     """
-    files, stats = {}, {}
-    for path in (*reader.paths, *reader.companions):
-        below = path.relative_to(reader.root) if path.is_relative_to(reader.root) else None
-        # COCO keeps its boxes beside the images' folder.
-        files[directory / below if below else copy / "annotations" / path.name] = path
-        with _readable(path):
-            stats[path] = path.stat()
-    state = {"files": len(files), "fingerprint": _fingerprint(reader, stats)}
-    size_bytes = sum(stat.st_size for stat in stats.values())
+    start_s = time.perf_counter()
+    files = find_originals(reader, copy, directory, through)
+    state = {"files": len(files), "fingerprint": fingerprint(reader, files)}
     with _explained(copy):
-        waiting = {to: path for to, path in files.items() if not _same(stats[path], to)}
-        if not waiting and _read_mark(copy) == {**state, "complete": True}:
-            return Copied(files=len(files), size_bytes=size_bytes, written_bytes=0)
+        waiting = {to: original for to, original in files.items() if not _same(original, to)}
+        mark = _read_mark(copy)
+        is_whole = {**mark, **state, "complete": True} == mark
+        if not waiting and is_whole:
+            return Copied(
+                files=len(files), size_bytes=_size(files), written_bytes=0, whole_s=_known_s(mark)
+            )
         _start(copy, state, mode=0o700 if private else 0o777)
         with _alone(copy):
             _remove_others(copy, set(files))
-            needed_bytes = sum(stats[path].st_size for path in waiting.values())
+            needed_bytes = sum(original.size_bytes for original in waiting.values())
             _check_room(copy, needed_bytes)
-            entries = _manifest_entries(reader)
             shown = progress and needed_bytes >= SHOWN_FROM_BYTES
-            for to, path in bar(waiting.items(), desc="copying", disable=not shown):
-                if cancel is not None and cancel.is_set():
-                    raise Cancelled
-                if path in entries and (changed := difference(path, entries[path])):
-                    raise ValueError(
-                        f"data must be what its manifest says, but {changed}; make the data "
-                        "again, or remove manifest.json to take it as it is"
-                    )
-                _copy_file(path, to, stats[path], part=copy / PART)
+            copying = _copy_all(waiting, copy, cancel)
+            for _ in bar(copying, desc="copying", total=len(waiting), disable=not shown):
+                pass
             if waiting and hasattr(os, "sync") and not describe_medium(copy).in_memory:
                 os.sync()  # or it would still be written while the first trials run
-            write_whole(copy / MARK, json.dumps({**state, "complete": True}).encode())
-    return Copied(files=len(files), size_bytes=size_bytes, written_bytes=needed_bytes)
+            written_bytes = _size(waiting)
+            # Of a copy that was whole before, only a part was copied again.
+            whole_s = _known_s(mark) if mark.get("complete") else None
+            if len(waiting) == len(files):
+                whole_s = time.perf_counter() - start_s
+            done = {**state, "complete": True, "copied_s": whole_s}
+            write_whole(copy / MARK, json.dumps(done).encode())
+    return Copied(
+        files=len(files), size_bytes=_size(files), written_bytes=written_bytes, whole_s=whole_s
+    )
+
+
+def _size(copied: Iterable[Path]) -> int:
+    """Add up files of a copy; of originals at a URL that is not always known before."""
+    return sum(to.stat().st_size for to in copied)
+
+
+def _copy_all(
+    waiting: Mapping[Path, Original], copy: Path, cancel: threading.Event | None
+) -> Iterator[None]:
+    """Copy files, those at a URL several at a time; after each one it comes back."""
+    if not any(original.far for original in waiting.values()):
+        for to, original in waiting.items():
+            _copy_file(original, to, copy / PART, cancel)
+            yield
+        return
+    under_way: set[Future] = set()
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        try:
+            for number, (to, original) in enumerate(waiting.items()):
+                part = copy / f"{PART}{number}"
+                under_way.add(pool.submit(_copy_file, original, to, part, cancel))
+                if len(under_way) >= 2 * CONNECTIONS:
+                    done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            yield from (future.result() for future in under_way)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _copy_file(original: Original, to: Path, part: Path, cancel: threading.Event | None) -> None:
+    """Copy one file with its time, by which `_same` knows it again, and name it when whole."""
+    if cancel is not None and cancel.is_set():
+        raise Cancelled
+    original.save_to(part, cancel)
+    # As it was before it was read: a file that changes meanwhile is copied again.
+    os.utime(part, ns=(original.time_ns, original.time_ns))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(to)
 
 
 def remove_copy(copy: Path) -> None:
@@ -209,17 +257,6 @@ def _explained(copy: Path) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"data must be files that can be read, got {error.strerror} for {path}; "
-            "make or download the data again"
-        ) from error
-
-
 def _start(copy: Path, state: dict, *, mode: int) -> None:
     """Make the folder ours, or refuse one that is not."""
     if copy.exists() and hasattr(os, "getuid") and copy.stat().st_uid != os.getuid():
@@ -263,49 +300,25 @@ def _remove_others(copy: Path, wanted: set[Path]) -> None:
             Path(folder).rmdir()
 
 
-def _manifest_entries(reader: Reader) -> dict[Path, dict]:
-    """Say what the manifest, if there is one, tells of each file."""
-    manifest = read_manifest(reader.root) or {}
-    entries = {reader.root / name: entry for name, entry in manifest.get("files", {}).items()}
-    if "annotations_sha256" in manifest:
-        entries[reader.root / ANNOTATIONS] = {"sha256": manifest["annotations_sha256"]}
-    return entries
-
-
-def _copy_file(path: Path, to: Path, stat: os.stat_result, *, part: Path) -> None:
-    """Copy one file with its time, by which `_same` knows it again, and name it when whole."""
-    with _readable(path):
-        content = path.read_bytes()
-    part.write_bytes(content)
-    # As it was before it was read: a file that changes meanwhile is copied again.
-    os.utime(part, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    to.parent.mkdir(parents=True, exist_ok=True)
-    part.replace(to)
-
-
-def _fingerprint(reader: Reader, stats: Mapping[Path, os.stat_result]) -> str:
-    if reader.manifest_hash != "unknown":
-        return reader.manifest_hash
-    digest = hashlib.sha256()
-    for path, stat in stats.items():
-        digest.update(os.fsencode(path))
-        digest.update(f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def _same(before: os.stat_result, to: Path) -> bool:
+def _same(before: Original, to: Path) -> bool:
     """Say whether a copy is that of a file of this size and time."""
     try:
         after = to.stat()
     except OSError:
         return False
-    apart_ns = abs(before.st_mtime_ns - after.st_mtime_ns)
+    apart_ns = abs(before.time_ns - after.st_mtime_ns)
     rounded = any(after.st_mtime_ns % ns == 0 and apart_ns <= ns for ns in COARSE_NS)
-    return before.st_size == after.st_size and (apart_ns == 0 or rounded)
+    # Of a file at a URL the size may be unknown.
+    same_size = before.size_bytes == after.st_size or (before.far and not before.size_bytes)
+    return same_size and (apart_ns == 0 or rounded)
 
 
-def _read_mark(copy: Path) -> dict | None:
+def _read_mark(copy: Path) -> dict:
     try:
         return json.loads((copy / MARK).read_bytes())
     except (OSError, ValueError):
-        return None
+        return {}
+
+
+def _known_s(mark: Mapping[str, object]) -> float | None:
+    return mark.get("copied_s")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import captions
+from labkit.letters import drawable
 from labkit.summary import Summary
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ DOT = {
 # Tried in this order for letters that DejaVu Sans lacks.
 CJK_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC",
-    "WenQuanYi Micro Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB",
-    "Arial Unicode MS",
+    "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC",
+    "Hiragino Sans GB", "Noto Sans CJK TC", "Noto Sans CJK KR", "Noto Serif CJK SC",
+    "AR PL UMing CN", "Droid Sans Fallback", "Arial Unicode MS",
 )  # fmt: skip
 
 
@@ -151,20 +153,29 @@ def style(sheet: Sheet = WIDE) -> Iterator[None]:
 
 
 def fitter(figure: Figure) -> Callable[..., str]:
-    """Make a function that breaks a text into lines no wider than some inches."""
+    """Make a function that breaks a text into lines no wider than some inches.
+
+    Letters that no font here has are written by their numbers, see `letters`.
+    """
     from matplotlib.font_manager import FontProperties
 
     renderer = figure.canvas.get_renderer()
 
-    def fit(text: str, width_in: float, size: float = 10, weight: str = "normal") -> str:
-        font = FontProperties(size=size, weight=weight)
+    def fit(
+        text: str,
+        width_in: float,
+        size: float = 10,
+        weight: str = "normal",
+        slant: str = "normal",
+    ) -> str:
+        font = FontProperties(size=size, weight=weight, style=slant)
 
         def fits(line: str) -> bool:
             width_px = renderer.get_text_width_height_descent(line.rstrip(), font, False)[0]
             return width_px / figure.dpi <= width_in
 
         lines = [""]
-        for word in _words(text):
+        for word in _words(drawable(text, font)):
             for piece in [word] if fits(word) else word:  # a word that is too long, by letters
                 if not fits(lines[-1] + piece):
                     lines.append("")

@@ -147,7 +147,7 @@ def _fit_rows(
     reason_in = sheet.width_in - 4 * PAD_IN - (0 if sheet.is_narrow else LABEL_IN)
     names = [fit(row.variant, label_in) for row in summary.rows]
     remarks = [fit(text, label_in, 9) if text else "" for text in remarks or [""] * len(names)]
-    reasons = [fit(row_words.reason(row), reason_in) for row in summary.rows]
+    reasons = [fit(row_words.reason(row), reason_in, slant="italic") for row in summary.rows]
     above_in, heights_in = [], []
     for name, remark, reason in zip(names, remarks, reasons):
         remark_in = _lines(remark) * SMALL_LINE_IN if remark else 0

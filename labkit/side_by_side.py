@@ -166,7 +166,7 @@ def _fit_rows(
     values = [{name: _value(row, fit) for name, row in one.rows.items()} for one in compared]
     gaps = [
         {
-            name: fit(_gap(one.rows.get(name)), panel_in - 2 * PAD_IN, 9)
+            name: fit(_gap(one.rows.get(name)), panel_in - 2 * PAD_IN, 9, slant="italic")
             for name in names
             if name not in one.rows or one.rows[name].normalized_time is None
         }

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from places import folder_in_memory, memory_mounted, tree
 
+from labkit import copies
 from labkit.copies import MARK, Copied, copy_data, held, remove_copy
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.manifest import MANIFEST
@@ -276,7 +277,7 @@ def killed_in_child(work, owner, name, calls):
 MOMENTS = {
     "before its folder is there": (Path, "mkdir", lambda files: 1),
     "before its mark is there": (Path, "replace", lambda files: 1),
-    "between two files": (Path, "read_bytes", lambda files: 5),
+    "between two files": (copies, "_copy_file", lambda files: 5),
     "a file is written but has no time": (os, "utime", lambda files: 4),
     "a file has its time but not its name": (Path, "replace", lambda files: 5),
     "before it is called complete": (Path, "replace", lambda files: files + 2),

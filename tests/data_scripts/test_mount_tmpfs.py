@@ -86,12 +86,31 @@ def test_a_folder_that_was_made_goes_when_the_mount_fails(tmp_path):
         pytest.skip("needs root, to come as far as mounting")
     fake = tmp_path / "bin" / "mount"
     fake.parent.mkdir()
-    fake.write_text("#!/bin/sh\necho 'mount: permission denied' >&2\nexit 32\n")
+    fake.write_text("#!/bin/sh\nprintf 'mount: permission denied\\n see dmesg' >&2\nexit 32\n")
     fake.chmod(0o755)
     path = f"{fake.parent}:{os.environ['PATH']}"
     done = script(tmp_path / "new", "1M", env={**os.environ, "PATH": path})
     assert done.returncode == 1
-    assert done.stderr == "error: mount: permission denied\n"
+    assert done.stderr == (
+        "error: FOLDER must be one that may be mounted on, got 'mount: permission denied'; in "
+        "a container start it with --privileged, or mount nothing: storage=tmpfs then takes "
+        "/dev/shm\n"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv, to give up a right")
+def test_root_that_may_not_mount_is_told_what_works_without(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to come as far as mounting")
+    less = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+    if subprocess.run([*less, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets root give up no right")
+    command = [*less, "sh", SCRIPT, tmp_path / "new", "1M"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: FOLDER must be one that may be mounted on, got 'mount: ")
+    assert "permission denied" in done.stderr
     assert not (tmp_path / "new").exists()
 
 

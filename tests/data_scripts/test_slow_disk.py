@@ -1,5 +1,6 @@
 """slow_disk.py: what a person sees of the throttled disk, and the exit status."""
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -92,6 +93,52 @@ def test_status_really_measures(place, capsys):
     assert [line.split()[0] for line in out.splitlines()[-3:]] == [
         "pattern", "random", "sequential",
     ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def another_process(*lines):
+    """Have another process that says a word when it is ready, and sleeps."""
+    program = "\n".join([*lines, "print('ready', flush=True)", "time.sleep(60)"])
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_status_leaves_a_runs_disk_in_peace_and_knows_what_a_killed_one_left(
+    place, capsys, monkeypatch
+):
+    monkeypatch.setattr(slow_folder, "WAIT_S", 0.1)
+    with another_process(
+        "import time; from pathlib import Path; from labkit.parts.storage import throttled",
+        f"throttled.up(data_bytes=1000, files=1, owner='run', folder=Path({str(place)!r}))",
+    ) as pid:
+        status, out, _ = call(capsys, "status", folder=place)
+        assert status == 0
+        assert f"\nin use by run {pid}, whose measurement a second one would spoil" in out
+        assert "pattern" not in out
+    status, out, _ = call(capsys, "status", folder=place)
+    assert status == 1
+    assert "\na leftover: that run is no more; " in out
+    status, out, _ = call(capsys, "up", "--gb", 0.01, folder=place)
+    assert status == 0
+    assert "removed a leftover: loop device" in out
+
+
+def test_status_leaves_whoever_reads_from_a_persons_disk_in_peace(place, capsys):
+    call(capsys, "up", "--gb", 0.01, folder=place)
+    group = throttled.find(place).cgroup
+    with another_process(
+        "import time; from pathlib import Path; from labkit.parts.storage import throttled",
+        f"throttled.join(Path({str(group)!r}))",
+    ) as pid:
+        status, out, _ = call(capsys, "status", folder=place)
+    assert status == 0
+    assert f"\nin use by process {pid}, whose measurement a second one would spoil" in out
+    assert "pattern" not in out
 
 
 def test_room_is_made_for_a_folder(place, tmp_path, capsys):

@@ -46,6 +46,10 @@ class Files:
         self.clock = None  # a real read takes `real_s` of it
         self.real_s = 0.0
 
+    @property
+    def image_bytes(self):
+        return [path.stat().st_size if path.exists() else 0 for path in self.paths]
+
     def __len__(self):
         return len(self.paths)
 
@@ -478,15 +482,6 @@ def test_a_missing_file_is_the_wrapped_readers_to_report(tmp_path):
     reader.read(0)
     with pytest.raises(FileNotFoundError, match="001"):
         reader.read(1)
-
-
-def test_packed_files_are_refused(files):
-    class Packed(Files):
-        def __len__(self):
-            return 1000
-
-    with pytest.raises(ValueError, match="one file per image, got 40 files for 1000 images; use"):
-        modelled(Packed(files.paths), MEMORY)
 
 
 # Real processes, real clock; nothing here depends on how fast they are

@@ -86,8 +86,8 @@ MEMORY = Disk(
 class Rate:
     """What a disk that stands in should deliver here, and what it did."""
 
-    pattern: Literal["random", "sequential"]
-    unit: Literal["files", "bytes"]
+    pattern: Literal["random", "sequential", "round trips", "together"]
+    unit: Literal["files", "bytes", "requests"]
     readers: int
     """Processes that read at the same time."""
     requested_per_s: float

@@ -18,10 +18,9 @@ import itertools
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +42,7 @@ START_TIMEOUT_S = 120.0
 class Reader(Protocol):
     """What reads the real files; see `labkit.parts.packing.Reader`."""
 
-    paths: Sequence[Path]
+    image_bytes: np.ndarray
 
     def __len__(self) -> int: ...
 
@@ -58,27 +57,20 @@ class ModelledReader:
     one disk and one page cache with this process.  It cannot be pickled otherwise.
 
     Args:
-        reader: one file per image; reporting missing files is left to it.
+        reader: gives the images' bytes, and what each takes; reporting missing files is left to it.
         disk: what to be as slow as.
         clock: comparable between processes, as time.perf_counter is.
         start_method: how workers will be started.
         cache_bytes: what the modelled page cache can hold; 0: nothing.
-
-    Raises:
-        ValueError: the reader does not have one file per image.
     """
 
     def __init__(
         self, reader: Reader, disk: Disk, *, clock: Clock, start_method: str, cache_bytes: int
     ) -> None:
-        if len(reader.paths) != len(reader):
-            raise ValueError(
-                f"reader must have one file per image, got {len(reader.paths)} files for "
-                f"{len(reader)} images; use storage=here"
-            )
         self.reader, self.disk, self.clock, self.start_method = reader, disk, clock, start_method
-        # The block map: files lie one after the other, in the order of their indices.
-        self._file_bytes = np.array([_file_bytes(path) for path in reader.paths], dtype=np.int64)
+        # The block map: images lie one after the other, in the order of their indices, whether
+        # each has a file or all are packed into one.
+        self._file_bytes = np.asarray(reader.image_bytes, dtype=np.int64)
         self._file_ends = np.cumsum(self._file_bytes)
         context = multiprocessing.get_context(start_method)
         self._timetable = Timetable(context, disk)
@@ -189,13 +181,6 @@ class _Pace(threading.local):
 
     def __reduce__(self) -> tuple:
         return _Pace, ()
-
-
-def _file_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # reading it will say what is wrong with it
 
 
 def _indices(ids: Iterable[int]) -> np.ndarray:

@@ -26,8 +26,8 @@ from labkit.parts.storage.slow_folder import PERSON, READS_PER_S, SlowDisk
 from labkit.trial import Skip
 
 __all__ = [
-    "FOLDER", "MOUNT", "READS_PER_S", "SlowDisk", "cgroup_folder", "describe", "down",
-    "find", "join", "measure", "remove_leftovers", "up", "why_not",
+    "FOLDER", "MOUNT", "PERSON", "READS_PER_S", "SlowDisk", "cgroup_folder", "describe", "down",
+    "find", "join", "measure", "remove_leftovers", "up", "user", "why_not",
 ]  # fmt: skip
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
@@ -82,6 +82,18 @@ def join(cgroup: Path) -> None:
 def find(folder: Path = FOLDER) -> SlowDisk | None:
     """Find a disk that is up and whole, whoever made it."""
     return slow_folder.find(folder)
+
+
+def user(disk: SlowDisk) -> str:
+    """Say who else is at work with a disk, "run 123" or "process 124"; empty where nobody is."""
+    if disk.owner != PERSON and not disk.owned:
+        try:
+            slow_folder.close_lock(disk.folder, slow_folder.take_lock(disk.folder))
+        except loop_disk.Failed:
+            return disk.owner
+    if pids := blkio.processes(disk.cgroup):
+        return f"process{'es' * (len(pids) > 1)} {', '.join(map(str, pids))}"
+    return ""
 
 
 def up(
