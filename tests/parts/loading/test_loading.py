@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.parts.loading import LOADERS, PinningLoader
+from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader
 from labkit.settings import MODES, Settings, complete
 from labkit.source import open_loader
 
-ALL = pytest.mark.parametrize("name", LOADERS)
-LOADING = pytest.mark.parametrize("name", [name for name in LOADERS if name != "resident"])
+OURS = [name for name in LOADERS if name not in OUTSIDE]  # the others: test_rivals
+ALL = pytest.mark.parametrize("name", OURS)
+LOADING = pytest.mark.parametrize("name", [name for name in OURS if name != "resident"])
 
 
 def settings(photos, **changes):

@@ -1,0 +1,312 @@
+"""Loaders beside each other: ThreadLoader, the best tuned DataLoader, and decoding alone.
+
+The same JPEG files, decoder, resize and uint8 output, warm, turn about in one run; every loader's
+batches are compared bit for bit before anything is timed; those of libraries that decode by
+themselves within one grey level.  The DataLoader is tuned first, on runs that do not count;
+ThreadLoader runs as it comes, and the others with as many threads as there are cores.  What is not
+installed is left out and named: pip install 'labkit[rivals]' spdl webdataset.  Ratios are geometric
+means over the rounds with 95 % intervals.  Exits with 1 where a target is missed; what an image
+costs, part by part, says why.
+
+    python -m benchmarks.loaders [DATA] [--rounds 20] [--input-px 224]
+"""
+
+import argparse
+import itertools
+import math
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import simplejpeg
+import torch
+
+from benchmarks.rivals import DALI, RIVALS, TF_DATA, check_same_images
+from data_scripts.make_photos import make_photos
+from labkit import ThreadLoader, machine, units
+from labkit.parts.decoding import DECODERS
+from labkit.statistics import ALPHA, ratio_interval
+from labkit.trial import Skip
+from labkit.usage import own_cpu_s
+
+IMAGES = 500
+BATCH_SIZE = 64
+EPOCHS = 2  # of all images in one timed run, so that its ends weigh little
+TUNING_ROUNDS = 3
+PREFETCH_FACTORS = (2, 4)
+OURS, TORCH, DECODING = "ThreadLoader", "DataLoader", "decoding alone"
+READING = "reading and decoding alone"
+# Faster one, slower one -> how many times as fast it has to be.
+TARGETS = {(OURS, TORCH): 1.15, (OURS, DALI): 2.0, (OURS, TF_DATA): 2.0, (OURS, DECODING): 0.90}
+
+
+class Images:
+    """Files as (S, S, 3) uint8 RGB and their number, by the fastest way to these pixels known here.
+
+    Decoded to four bytes a pixel, as OpenCV resizes four faster than three (measured: 4 % of an
+    image); the fourth is then dropped from the small image.
+    """
+
+    def __init__(self, paths: list[Path], input_px: int) -> None:
+        self.paths, self.size = [str(path) for path in paths], (input_px, input_px)
+
+    def __len__(self) -> int:
+        return len(self.paths) * EPOCHS
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        return self.fill(i, {"image": None})
+
+    def fill(self, i: int, rows: dict[str, object]) -> dict[str, object]:
+        """As `__getitem__`, straight into the batch."""
+        with open(self.paths[i % len(self.paths)], "rb", buffering=0) as file:  # noqa: PTH123
+            jpeg = file.read()
+        return {"image": self.from_jpeg(jpeg, rows["image"]), "label": i}
+
+    def from_jpeg(self, jpeg: bytes, out: np.ndarray | None = None) -> np.ndarray:
+        small = cv2.resize(simplejpeg.decode_jpeg(jpeg, "RGBX"), self.size)
+        return cv2.cvtColor(small, cv2.COLOR_RGBA2RGB, dst=out)
+
+
+class Ready:
+    """Samples that are there already: what remains is the loader's own work."""
+
+    def __init__(self, images: int, input_px: int) -> None:
+        self.images, self.image = images, np.zeros((input_px, input_px, 3), np.uint8)
+
+    def __len__(self) -> int:
+        return self.images
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        return {"image": self.image, "label": i}
+
+
+def no_opencv_threads(worker_id: int = 0) -> None:
+    """The loaders' workers are all the threads there shall be."""
+    cv2.setNumThreads(0)
+
+
+def data_loader(images: Images, workers: int, prefetch_factor: int) -> torch.utils.data.DataLoader:
+    return torch.utils.data.DataLoader(
+        images,
+        BATCH_SIZE,
+        num_workers=workers,
+        prefetch_factor=prefetch_factor if workers else None,
+        persistent_workers=workers > 0,
+        worker_init_fn=no_opencv_threads,
+    )
+
+
+def run_threads(work, count: int, threads: int) -> None:
+    """Call work(0) to work(count - 1) in threads: as little around it as can be."""
+    numbers, lock = iter(range(count)), threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            work(number)
+
+    started = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+
+
+def drain(loader) -> None:
+    for _ in loader:
+        pass
+
+
+def timed(run) -> tuple[float, float]:
+    """Give seconds and CPU-seconds, workers' among them."""
+    cpu_s, start_s = own_cpu_s(), time.perf_counter()
+    run()
+    return time.perf_counter() - start_s, own_cpu_s() - cpu_s
+
+
+def fastest_decoder(jpegs: list[bytes]) -> str:
+    """Time every decoder in one thread, turn about; the least of their times counts."""
+    took_s = dict.fromkeys(DECODERS, math.inf)
+    for _, name in itertools.product(range(3), DECODERS):
+        seconds, _ = timed(lambda decode=DECODERS[name]: [decode(jpeg) for jpeg in jpegs])
+        took_s[name] = min(took_s[name], seconds)
+    for name, seconds in sorted(took_s.items(), key=lambda item: item[1]):
+        print(f"  {name:12} {len(jpegs) / seconds:7.0f} images/s in one thread")
+    return min(took_s, key=took_s.get)
+
+
+def tune(images: Images, cores: int) -> torch.utils.data.DataLoader:
+    """Find the DataLoader's best settings, on runs of their own."""
+    settings = [
+        (workers, factor)
+        for workers in range(2 * cores + 1)
+        for factor in (PREFETCH_FACTORS if workers else (0,))
+    ]
+    rates = {}
+    for workers, factor in random.sample(settings, len(settings)):
+        loader = data_loader(images, workers, factor)
+        drain(loader)  # starts the workers, warms the files
+        took_s = [timed(lambda loader=loader: drain(loader))[0] for _ in range(TUNING_ROUNDS)]
+        rates[workers, factor] = len(images) / statistics.median(took_s)
+        del loader
+    for (workers, factor), rate in sorted(rates.items()):
+        how = f"prefetch_factor {factor}" if workers else ""
+        print(f"  {workers} workers {how:18} {rate:7.0f} images/s")
+    return data_loader(images, *max(rates, key=rates.get))
+
+
+def check_equal(ours: ThreadLoader, theirs: torch.utils.data.DataLoader, images: Images) -> None:
+    """Refuse to time loaders that do not deliver the same, or not what the usual calls make."""
+    for a, b in zip(ours, theirs, strict=True):
+        if list(a) != list(b) or not all(torch.equal(a[name], b[name]) for name in a):
+            raise SystemExit("the loaders must deliver the same batches, got others; not timed")
+    plain = cv2.resize(DECODERS["simplejpeg"](Path(images.paths[0]).read_bytes()), images.size)
+    if not np.array_equal(images[0]["image"], plain):
+        raise SystemExit("images must be as decoded to RGB and resized, got others; not timed")
+
+
+def open_rivals(images: Images, ours: ThreadLoader, cores: int, folder: Path) -> dict[str, object]:
+    """Open what is installed and delivers the same; say why the others are left out."""
+    reference = {
+        label: image
+        for batch in ours
+        for image, label in zip(batch["image"], batch["label"].tolist())
+    }
+    found = {}
+    for name, start in RIVALS.items():
+        try:
+            rival = start(images, BATCH_SIZE, cores, folder)
+            check_same_images(rival, reference)
+        except (Skip, ValueError) as reason:
+            print(f"  {name}: left out: {reason}")
+        else:
+            found[name] = rival
+    return found
+
+
+def costs_us(images: Images, jpegs: list[bytes], decode, cores: int) -> dict[str, float]:
+    """Take CPU time per image of each part by itself, in as many threads as there are cores."""
+    pixels = [simplejpeg.decode_jpeg(jpeg, "RGBX") for jpeg in jpegs[:50]]
+
+    def resize(i: int) -> None:
+        cv2.cvtColor(cv2.resize(pixels[i % 50], images.size), cv2.COLOR_RGBA2RGB)
+
+    ready = Ready(len(jpegs), images.size[0])
+    parts = {
+        "reading": lambda i: Path(images.paths[i]).read_bytes(),
+        "decoding": lambda i: decode(jpegs[i]),
+        "resizing": resize,
+    }
+    runs = {
+        name: lambda work=work: run_threads(work, len(jpegs), cores) for name, work in parts.items()
+    } | {"the loader itself": lambda: drain(ThreadLoader(ready, BATCH_SIZE, num_threads=cores))}
+    return {
+        name: statistics.median(timed(run)[1] for _ in range(5)) / len(jpegs) * 1e6
+        for name, run in runs.items()
+    }
+
+
+def compare(arms: dict, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Run all arms in every round, in random order."""
+    for run in arms.values():
+        run()
+    taken = {name: [] for name in arms}
+    for _ in range(rounds):
+        for name in random.sample(list(arms), len(arms)):
+            taken[name].append(timed(arms[name]))
+    return taken
+
+
+def ratio(taken: dict, name: str, other: str) -> tuple[float, float, float]:
+    """Say how many times as fast one arm is as another: mean, low, high."""
+    logs = [math.log(b / a) for (a, _), (b, _) in zip(taken[name], taken[other])]
+    return math.exp(statistics.fmean(logs)), *ratio_interval(logs, ALPHA)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", nargs="?", help=f"folder of .jpg files; else {IMAGES} are made")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--input-px", type=int, default=224)
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds must be at least 2, got {options.rounds}")
+    with tempfile.TemporaryDirectory() as folder:
+        if options.data is None:
+            make_photos(folder, IMAGES)
+        return measure(
+            Path(options.data or folder), options.rounds, options.input_px, scratch=Path(folder)
+        )
+
+
+def measure(folder: Path, rounds: int, input_px: int, *, scratch: Path) -> int:
+    paths = sorted(folder.rglob("*.jpg"))[:IMAGES]
+    jpegs = [path.read_bytes() for path in paths]
+    images, cores = Images(paths, input_px), machine.cores()
+    no_opencv_threads()
+    torch.set_num_threads(1)
+    print(
+        f"{len(paths)} files of {units.count_bytes(sum(map(len, jpegs)) / len(jpegs))}, "
+        f"to {input_px} x {input_px} uint8, batches of {BATCH_SIZE}, {cores} cores"
+    )
+    print("Decoders:")
+    decode = DECODERS[fastest_decoder(jpegs[:100])]
+    print("DataLoader, tuning:")
+    theirs = tune(images, cores)
+    ours = ThreadLoader(images, BATCH_SIZE, num_threads=cores)
+    check_equal(ours, theirs, images)  # this also starts its workers, before others have threads
+    print("Rivals:")
+    rivals = open_rivals(images, ours, cores, scratch)
+    print(f"  {', '.join(rivals) or 'none'}: the same images")
+
+    def decode_file(i: int) -> None:
+        decode(Path(images.paths[i % len(paths)]).read_bytes())
+
+    taken = compare(
+        {
+            OURS: lambda: drain(ours),
+            TORCH: lambda: drain(theirs),
+            **{name: lambda rival=rival: drain(rival) for name, rival in rivals.items()},
+            DECODING: lambda: run_threads(
+                lambda i: decode(jpegs[i % len(jpegs)]), len(images), cores
+            ),
+            READING: lambda: run_threads(decode_file, len(images), cores),
+        },
+        rounds,
+    )
+    print(f"{rounds} rounds of {len(images)} images:")
+    print(f"  {'':28} {'images/s':>8}  {'CPU-s per 1,000':>15}  {OURS} is so many times as fast")
+    for name, times in taken.items():
+        rate = len(images) / statistics.median(seconds for seconds, _ in times)
+        cpu_s = 1000 * statistics.median(cpu for _, cpu in times) / len(images)
+        mean, low, high = ratio(taken, OURS, name)
+        beside = "" if name == OURS else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+        print(f"  {name:28} {rate:8.0f}  {cpu_s:15.2f}  {beside}")
+    print("CPU time of an image, part by part:")
+    for name, cost_us in costs_us(images, jpegs, decode, cores).items():
+        print(f"  {name:28} {cost_us:8.0f} us")
+    met = True
+    for (name, other), target in TARGETS.items():
+        if other not in taken:
+            print(f"UNKNOWN {name} / {other}: not measured, target {target:g}")
+            continue
+        mean, low, high = ratio(taken, name, other)
+        met = met and mean >= target
+        print(
+            f"{'met   ' if mean >= target else 'MISSED'} {name} / {other}: "
+            f"{mean:.3f} [{low:.3f}, {high:.3f}], target {target:g}"
+        )
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Loading: what turns single samples into CPU batches, in which processes or threads.
+
+    source.order -> keys -> loader: source[key] in processes (torch) or threads -> CPU batches
+
+    source.outside() -> files, labels, numbers: tf.data and DALI do everything by themselves
+
+A loader takes `(source, settings)` and returns an iterable that starts an epoch
+each time it is iterated.  `source[key]` gives one sample's arrays, `source.order`
+the keys of the epoch, `source.outside` what pipelines need that read by themselves.
+Main trap: which batches an epoch has, and in which order, must not depend on who makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from labkit.parts.loading.dali import load_with_dali
+from labkit.parts.loading.epoch import sample_rng
+from labkit.parts.loading.outside import Outside
+from labkit.parts.loading.pinning import PinningLoader
+from labkit.parts.loading.resident import ResidentLoader
+from labkit.parts.loading.source import Source
+from labkit.parts.loading.tf_data import (
+    load_as_published,
+    load_tfrecords,
+    load_with_tf_data,
+)
+from labkit.parts.loading.threads import ThreadLoader, load_with_threads
+from labkit.parts.loading.torch_loader import load_with_torch
+from labkit.settings import Settings
+
+__all__ = [
+    "LOADERS", "OUTSIDE", "OWN_ORDER", "THREADED", "Outside", "PinningLoader", "ResidentLoader",
+    "Source", "ThreadLoader", "load_with_threads", "load_with_torch", "sample_rng",
+]  # fmt: skip
+
+LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
+    "torch": load_with_torch,
+    "threads": load_with_threads,
+    "resident": ResidentLoader,
+    "tf_data": load_with_tf_data,
+    "tf_data_no_prefetch": partial(load_with_tf_data, prefetch=False),
+    "tf_data_serial_map": partial(load_with_tf_data, parallel_map=False),
+    "tf_data_plain": partial(load_with_tf_data, parallel_map=False, prefetch=False),
+    "tf_data_as_published": load_as_published,
+    "tf_data_tfrecord": load_tfrecords,
+    "tf_data_tfrecord_one_by_one": partial(load_tfrecords, parallel_reads=False),
+    "dali": load_with_dali,
+    "dali_cpu": partial(load_with_dali, on_gpu=False),
+}
+# Their workers are threads: what a transform shares between samples, they share, too.
+THREADED = frozenset({"threads"})
+# They read, decode and preprocess by themselves; their pixels are rounded otherwise.
+OUTSIDE = frozenset(name for name in LOADERS if name.startswith(("tf_data", "dali")))
+# They deliver the same images in every epoch, but not in the source's order.
+OWN_ORDER = frozenset({"tf_data_as_published", "tf_data_tfrecord", "tf_data_tfrecord_one_by_one"})

@@ -1,0 +1,168 @@
+"""NVIDIA DALI: a graph of C++ operators with threads of its own, on the CPU or partly on the GPU.
+
+    positions ─▶ external source ─▶ read ─▶ decode ─▶ resize ─▶ normalize, planes ─▶ torch tensors
+                                            └─ mixed ──────── on the GPU ────────┘
+
+Batches are handed to torch without a copy: the dynamic executor does not write to memory that
+somebody holds.  A pipeline is kept from one epoch to the next, as its users do, and dropped where
+an epoch is broken off.  Main trap: with CUDA the images are on the device already when the loop
+gets them, so their transfer is part of loading, and GPU memory and time are taken from training.
+
+Source: docs.nvidia.com/deeplearning/dali, Pipeline, fn.io.file.read, fn.decoders.image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.parts.loading.outside import Outside, open_library, pin, threads_of
+from labkit.parts.loading.source import Source
+from labkit.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+NEEDS = (
+    "Pipeline", "fn.external_source", "fn.io.file.read", "fn.decoders.image", "fn.resize",
+    "fn.crop_mirror_normalize", "types.INTERP_LINEAR",
+)  # fmt: skip
+
+
+def load_with_dali(
+    source: Source, settings: Settings, *, on_gpu: bool = True
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Load files in the source's order.
+
+    Args:
+        source: the images.
+        settings: `num_workers` threads, `prefetch_factor` batches ahead.
+        on_gpu: decode, resize and normalize there, where the device is cuda.  The equal-work gate
+            compares a batch of the CPU's; a GPU's are compared by their means after the run.
+
+    Raises:
+        Skip: DALI is missing or broken, or the work is none that it can do.
+    """
+    images = source.outside("folder")
+    return pin(
+        DaliLoader(source, settings, images, on_gpu=on_gpu and settings.device == "cuda"),
+        settings,
+        threaded=True,
+    )
+
+
+class DaliLoader:
+    """Epochs of a DALI pipeline as torch tensors."""
+
+    def __init__(
+        self, source: Source, settings: Settings, images: Outside, *, on_gpu: bool
+    ) -> None:
+        self._source, self._settings = source, settings
+        self._images, self._on_gpu = images, on_gpu
+        self.idle = self._build()  # the pipeline, while no epoch runs
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Start an epoch, in a pipeline of its own where another still runs."""
+        pipeline, paths = self.idle or self._build()
+        self.idle = None
+        paths.start(self._images.positions(self._source, self._settings.batch_size))
+        pipeline.reset()
+        return _Epoch(self, pipeline, paths)
+
+    def _build(self) -> tuple[object, _Paths]:
+        open_library("nvidia.dali.fn", "DALI", ())
+        dali = open_library("nvidia.dali", "DALI", NEEDS)
+        fn, types = dali.fn, dali.types
+        images, settings, paths = self._images, self._settings, _Paths(self._images)
+        scale, shift = np.array(images.scale_rgb), np.array(images.shift_rgb)
+        pipeline = dali.Pipeline(
+            batch_size=settings.batch_size,
+            num_threads=threads_of(settings),
+            device_id=_current_gpu() if self._on_gpu else None,
+            prefetch_queue_depth=settings.prefetch_factor,
+            exec_dynamic=True,
+        )
+        with pipeline:
+            path, label, sample_id = fn.external_source(
+                source=paths,
+                num_outputs=3,
+                batch=True,
+                cycle="raise",
+                dtype=[types.UINT8, types.INT64, types.INT64],
+                ndim=[1, 0, 0],
+            )
+            # Mapped files would not be seen by whoever counts what is read.
+            jpeg = fn.io.file.read(path, dont_use_mmap=True)
+            pixels = fn.decoders.image(
+                jpeg,
+                device="mixed" if self._on_gpu else "cpu",
+                output_type=types.RGB,
+                jpeg_fancy_upsampling=True,
+            )
+            small = fn.resize(
+                pixels,
+                size=[images.input_px] * 2,
+                interp_type=types.INTERP_LINEAR,
+                antialias=False,
+            )
+            image = fn.crop_mirror_normalize(
+                small,
+                dtype=types.FLOAT,
+                output_layout="CHW",
+                mean=(-shift / scale).tolist(),
+                std=(1 / scale).tolist(),
+            )
+            pipeline.set_outputs(image, label, sample_id)
+        pipeline.build()
+        return pipeline, paths
+
+
+class _Epoch:
+    """One epoch; gives its pipeline back at the end, and drops it where it is broken off."""
+
+    def __init__(self, loader: DaliLoader, pipeline: object, paths: _Paths) -> None:
+        self._loader, self._pipeline, self._paths = loader, pipeline, paths
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return self
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        import torch
+
+        if self._pipeline is None:
+            raise StopIteration
+        try:
+            outputs = self._pipeline.run()
+        except StopIteration:
+            self._loader.idle, self._pipeline = (self._pipeline, self._paths), None
+            raise
+        tensors = (torch.from_dlpack(output.as_tensor()) for output in outputs)
+        return dict(zip(("image", "label", "sample_id"), tensors))
+
+
+class _Paths:
+    """What the pipeline asks for its next batch: paths, labels and ids."""
+
+    def __init__(self, images: Outside) -> None:
+        self._images = images
+        self._paths = [np.frombuffer(file.encode(), np.uint8) for file in images.files]
+        self._batches: Iterator[np.ndarray] = iter(())
+
+    def start(self, batches: np.ndarray) -> None:
+        """Begin an epoch: (B, batch_size) positions."""
+        self._batches = iter(batches)
+
+    def __iter__(self) -> _Paths:
+        return self
+
+    def __next__(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        at = next(self._batches)
+        return [self._paths[i] for i in at], self._images.labels[at], self._images.ids[at]
+
+
+def _current_gpu() -> int:
+    import torch
+
+    return torch.cuda.current_device()

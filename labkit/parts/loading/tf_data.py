@@ -1,0 +1,197 @@
+"""tf.data: TensorFlow's input pipeline, with the documents' stages, each of which can be left out.
+
+    positions ─▶ map: read, decode, resize, normalize ─▶ batch ─▶ prefetch ─▶ torch tensors
+    shards    ─▶ parallel reads ─▶ the epoch's records ─▶ the same
+
+Batches are handed to torch without a copy.  The order comes from the source, so nothing is shuffled
+here but in the documents' own snippet.  Main trap: tf.data ignores EXIF orientation, which every
+decoder of labkit applies; with photographs that are turned the equal-work gate refuses it.
+
+Source: [001] 2.1 a and 4.2; tensorflow.org/guide/data_performance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.parts.loading.outside import Outside, open_library, pin, threads_of
+from labkit.parts.loading.source import Source
+from labkit.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+SHUFFLE_BUFFER = 5000  # the documents' snippet
+NEEDS = (
+    "data.Dataset.range", "data.TFRecordDataset", "experimental.dlpack.to_dlpack",
+    "image.resize", "io.decode_jpeg", "lookup.StaticHashTable",
+)  # fmt: skip
+
+
+class TfDataLoader:
+    """Epochs of a tf.data pipeline as torch tensors.
+
+    Args:
+        dataset: gives whole batches, as dicts of tensors.
+        start: called before each epoch, to bring in its order.
+    """
+
+    def __init__(self, dataset: object, start: Callable[[], None] = lambda: None) -> None:
+        self._dataset, self._start = dataset, start
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Start an epoch; its threads end with the iterator."""
+        self._start()
+        return map(_to_torch, iter(self._dataset))
+
+
+def load_with_tf_data(
+    source: Source, settings: Settings, *, parallel_map: bool = True, prefetch: bool = True
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Load files with map, batch and prefetch, in the source's order.
+
+    Args:
+        source: the images.
+        settings: `num_workers` threads, AUTOTUNE within them.
+        parallel_map: with num_parallel_calls=AUTOTUNE; else one call at a time.
+        prefetch: with prefetch(AUTOTUNE) at the end.
+
+    Raises:
+        Skip: TensorFlow is missing or broken, or the work is none that it can do.
+    """
+    images, tf = source.outside("folder"), _open()
+    one = _one_image(tf, images)
+    whole = len(images.ids) // settings.batch_size * settings.batch_size
+    with tf.device("CPU"):
+        files, labels, ids = map(tf.constant, (images.files, images.labels, images.ids))
+        # Held in a variable: a pipeline of its own for every epoch would be traced every time.
+        order = tf.Variable(np.zeros(whole, np.int64), trainable=False)
+
+    def at(number: object) -> dict[str, object]:
+        i = tf.gather(order, number)
+        return one(tf.io.read_file(files[i]), labels[i], ids[i])
+
+    def start() -> None:
+        order.assign(images.positions(source, settings.batch_size).ravel())
+
+    calls = tf.data.AUTOTUNE if parallel_map else None
+    dataset = tf.data.Dataset.range(whole).map(at, num_parallel_calls=calls)
+    dataset = dataset.batch(settings.batch_size, drop_remainder=True)
+    if prefetch:
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    loader = TfDataLoader(dataset.with_options(_options(tf, settings)), start)
+    return pin(loader, settings, threaded=prefetch)
+
+
+def load_as_published(source: Source, settings: Settings) -> Iterable[dict[str, torch.Tensor]]:
+    """Load files with the documents' snippet: shuffle(5000), batch, map, prefetch.
+
+    The same images in every epoch, in tf.data's own order: another one than the source's.  The map
+    comes after the batch, so each call makes a whole one.
+
+    Raises:
+        Skip: as `load_with_tf_data`.
+    """
+    images, tf = source.outside("folder"), _open()
+    one = _one_image(tf, images)
+    like = {"image": tf.float32, "label": tf.int64, "sample_id": tf.int64}
+
+    def every(files: object, labels: object, ids: object) -> dict[str, object]:
+        return tf.map_fn(
+            lambda at: one(tf.io.read_file(at[0]), at[1], at[2]),
+            (files, labels, ids),
+            fn_output_signature=like,
+        )
+
+    dataset = tf.data.Dataset.from_tensor_slices((list(images.files), images.labels, images.ids))
+    dataset = dataset.shuffle(SHUFFLE_BUFFER, seed=settings.seed)
+    dataset = dataset.batch(settings.batch_size, drop_remainder=True)
+    dataset = dataset.map(every, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    return pin(TfDataLoader(dataset.with_options(_options(tf, settings))), settings, threaded=True)
+
+
+def load_tfrecords(
+    source: Source, settings: Settings, *, parallel_reads: bool = True
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Load TFRecord shards, in the order in which their records lie; nothing is shuffled.
+
+    Args:
+        source: the images, packed as TFRecord; records of others are read and passed over.
+        settings: as in `load_with_tf_data`.
+        parallel_reads: num_parallel_reads is the number of threads; else one shard after the other.
+
+    Raises:
+        Skip: as `load_with_tf_data`.
+    """
+    images, tf = source.outside("tfrecord"), _open()
+    one = _one_image(tf, images)
+    names = tf.constant([os.fsencode(name) for name in images.names])
+    places = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(names, tf.range(len(images.ids), dtype=tf.int64)), -1
+    )
+    labels, ids = tf.constant(images.labels), tf.constant(images.ids)
+    text = tf.io.FixedLenFeature([], tf.string)
+
+    def parse(record: object) -> tuple[object, object]:
+        found = tf.io.parse_single_example(record, {"image/encoded": text, "image/filename": text})
+        return found["image/encoded"], places.lookup(found["image/filename"])
+
+    reads = threads_of(settings) if parallel_reads else None
+    dataset = tf.data.TFRecordDataset(list(images.files), num_parallel_reads=reads).map(parse)
+    # The last images of the epoch may not be the last records: what comes then is not read.
+    dataset = dataset.filter(lambda jpeg, i: i >= 0).take(len(images.ids))
+    dataset = dataset.map(
+        lambda jpeg, i: one(jpeg, labels[i], ids[i]), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    dataset = dataset.batch(settings.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    return pin(TfDataLoader(dataset.with_options(_options(tf, settings))), settings, threaded=True)
+
+
+def _open() -> ModuleType:
+    """Import TensorFlow, silent and without a GPU: the device is torch's."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # only read while it is imported
+    tf = open_library("tensorflow", "TensorFlow", NEEDS)
+    tf.get_logger().setLevel("ERROR")
+    with contextlib.suppress(RuntimeError):  # somebody has used it already, and chosen
+        tf.config.set_visible_devices([], "GPU")
+    return tf
+
+
+def _one_image(tf: ModuleType, images: Outside) -> Callable:
+    scale, shift = np.float32(images.scale_rgb), np.float32(images.shift_rgb)
+    side = (images.input_px, images.input_px)
+
+    def one(jpeg: object, label: object, sample_id: object) -> dict[str, object]:
+        # The fast inverse DCT is tf.data's default and gives other pixels than every decoder here.
+        pixels = tf.io.decode_jpeg(jpeg, channels=3, dct_method="INTEGER_ACCURATE")
+        small = tf.image.resize(pixels, side, method="bilinear", antialias=False)
+        planes = tf.transpose(small * scale + shift, (2, 0, 1))
+        planes.set_shape((3, *side))
+        return {"image": planes, "label": label, "sample_id": sample_id}
+
+    return one
+
+
+def _options(tf: ModuleType, settings: Settings) -> object:
+    """Let AUTOTUNE have as many threads as the other loaders have workers, and no more."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = threads_of(settings)
+    options.threading.max_intra_op_parallelism = 1
+    options.autotune.cpu_budget = threads_of(settings)
+    options.deterministic = True
+    return options
+
+
+def _to_torch(batch: dict[str, object]) -> dict[str, torch.Tensor]:
+    """Hand over a batch's memory; TensorFlow has no further use for it."""
+    import tensorflow
+    from torch.utils.dlpack import from_dlpack
+
+    to_dlpack = tensorflow.experimental.dlpack.to_dlpack
+    return {name: from_dlpack(to_dlpack(tensor)) for name, tensor in batch.items()}

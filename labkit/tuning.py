@@ -1,0 +1,255 @@
+"""Tuning: the cheapest loader settings among the fastest ones, found in two minutes.
+
+    default ─ workers 0, 1, cores, 2 × cores ─▶ cheapest on the plateau
+                       └─ prefetch_factor, pin_memory, persistent_workers around it ─▶ Tuned
+
+Both rounds are runs like any other: the default twice in every block, the others in random order
+beside it.  What is within 3 % of the fastest is equally fast, and of equals the one that takes
+the fewest CPU-seconds is best ([002] 3.3).  Main trap: the best of many noisy numbers is too good
+to be true; so the first round's best is measured again, and what a full run says counts more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from labkit import machine, units
+from labkit.experiment import Experiment, completed, run
+from labkit.lines import Lines
+from labkit.progress import Progress
+from labkit.results import Run
+from labkit.settings import MODES, Settings
+from labkit.summary import summarize_run
+
+DEFAULT = "default"
+KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+EQUALLY_FAST = 0.03
+# CPU-seconds are noisy too: for less the default is not left.
+WORTH_CHANGING = 0.05
+BUDGET_S = 115.0
+FIRST_SHARE = 0.45  # of the time; the second round has more blocks
+FIRST_BLOCKS, SECOND_BLOCKS = 2, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one setting takes."""
+
+    settings: Settings
+    normalized_time: float
+    """Of the default's time, in the same blocks."""
+    cpu_s_per_1000_images: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What `tune` found; shows itself as sentences."""
+
+    settings: Settings
+    """The person's own, with the chosen knobs filled in."""
+    label: str
+    """What was chosen, as "num_workers=4"; or "default"."""
+    measured: Mapping[str, Measured]
+    """Every setting that was tried; the default first."""
+    runs: tuple[Run, ...]
+    """Where the numbers come from."""
+    is_whole: bool
+    """Whether there was time for everything."""
+
+    def sentences(self) -> Lines:
+        """Say what was chosen, what it saves, and what that rests on."""
+        accelerator = summarize_run(self.runs[0]).labels.get("accelerator", "")
+        said = say(self.measured, self.label, is_whole=self.is_whole, accelerator=accelerator)
+        return Lines(said)
+
+    def __repr__(self) -> str:
+        return str(self.sentences())
+
+    def _repr_html_(self) -> str:
+        return self.sentences()._repr_html_()
+
+
+def tune(
+    settings: Settings | None = None,
+    *,
+    results: Path | str = "results",
+    budget_s: float = BUDGET_S,
+    progress: Progress | bool = True,
+) -> Tuned:
+    """Find the cheapest loader settings on the plateau of the fastest, in under two minutes.
+
+    Args:
+        settings: what is to be trained on what; its own loader settings are the default that is
+            to be beaten, unset ones are what a run would fill in.
+        results: folder that takes the runs; they are called `tune`.
+        budget_s: stop measuring after so many seconds.
+        progress: as in `experiment.run`.
+
+    Returns:
+        The settings, and every number that they were chosen by.
+
+    Raises:
+        ValueError: settings or data that cannot work, or a budget too small for two settings.
+        RuntimeError: the default cannot be measured here.
+    """
+    ends_s = time.monotonic() + budget_s
+    given = settings or Settings()
+    default = replace(given, **_knobs(completed(given, MODES["quick"])))
+    how = {"results": results, "progress": progress}
+    first = _round(default, worker_counts(default), FIRST_BLOCKS, budget_s * FIRST_SHARE, **how)
+    measured = _measured(first, {})
+    if len(measured) < 2:
+        raise ValueError(
+            f"budget_s must leave time for two settings, got {budget_s:g}; {first.folder} holds "
+            "what was measured; set images to fewer, or a longer budget"
+        )
+    best = choose(measured)
+    tried = _around(measured[best].settings, best)
+    second = _round(default, tried, SECOND_BLOCKS, ends_s - time.monotonic(), **how)
+    measured = _measured(second, measured)
+    label = choose(measured)
+    chosen = replace(given, **_knobs(measured[label].settings))
+    return Tuned(
+        settings=given if label == DEFAULT else chosen,
+        label=label,
+        measured=measured,
+        runs=(first, second),
+        is_whole=all(each.info["status"] == "finished" for each in (first, second)),
+    )
+
+
+def choose(measured: Mapping[str, Measured]) -> str:
+    """Choose of the equally fast the one that takes the fewest CPU-seconds.
+
+    Args:
+        measured: label -> numbers; "default" among them.
+
+    Returns:
+        A label; the default where it is equally fast and next to nothing is cheaper.
+    """
+    fastest = min(each.normalized_time for each in measured.values())
+    plateau = {
+        label: each
+        for label, each in measured.items()
+        if each.normalized_time <= fastest * (1 + EQUALLY_FAST)
+    }
+    cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
+    if DEFAULT in plateau:
+        least = plateau[cheapest].cpu_s_per_1000_images
+        if least > (1 - WORTH_CHANGING) * plateau[DEFAULT].cpu_s_per_1000_images:
+            return DEFAULT
+    return cheapest
+
+
+def say(
+    measured: Mapping[str, Measured], label: str, *, is_whole: bool, accelerator: str
+) -> list[str]:
+    """Write what was chosen as sentences.
+
+    Args:
+        measured: label -> numbers; "default" among them.
+        label: what was chosen.
+        is_whole: whether there was time for everything.
+        accelerator: its label, as "cuda:H200".
+    """
+    default, chosen = measured[DEFAULT], measured[label]
+    fastest = min(measured, key=lambda name: measured[name].normalized_time)
+    lines = []
+    if measured[fastest].normalized_time > 1 - EQUALLY_FAST:
+        lines.append(f"Nothing beats the default by {units.limit(EQUALLY_FAST)}.")
+    if label == DEFAULT:
+        lines.append(f"Keep the default: {_words(default.settings)}.")
+    else:
+        lines.append(
+            f"Take {label}: {units.normalized(chosen.normalized_time)} of the default's time, "
+            f"{chosen.cpu_s_per_1000_images:.3g} CPU-seconds per 1,000 images where the default "
+            f"({_words(default.settings)}) takes {default.cpu_s_per_1000_images:.3g}."
+        )
+    if fastest != label and measured[fastest].normalized_time < chosen.normalized_time:
+        lines.append(
+            f"{fastest} took {units.normalized(measured[fastest].normalized_time)}, and "
+            f"{measured[fastest].cpu_s_per_1000_images:.3g} CPU-seconds: equally fast."
+        )
+    if not is_whole:
+        lines.append("There was not time for everything: a longer budget_s measures the rest.")
+    where = f" on {accelerator}" if accelerator else ""
+    lines.append(f"{len(measured)} settings in quick blocks{where}: numbers, no verdicts.")
+    return lines
+
+
+def worker_counts(default: Settings) -> dict[str, Settings]:
+    """Give the first round's rivals of the default: other numbers of workers."""
+    cores = machine.cores()
+    counts = dict.fromkeys((0, 1, cores, 2 * cores))
+    return {
+        f"num_workers={n}": replace(default, num_workers=n)
+        for n in counts
+        if n != default.num_workers
+    }
+
+
+def _around(best: Settings, label: str) -> dict[str, Settings]:
+    """Give the second round: the first one's best again, and its neighbours."""
+    changes: list[dict[str, object]] = []
+    if best.loader == "torch" and best.num_workers:
+        deep = {"prefetch_factor": 2 * best.prefetch_factor}
+        kept = {"persistent_workers": not best.persistent_workers}
+        changes = [deep, kept, deep | kept]
+    if best.device != "cpu":
+        changes.append({"pin_memory": not best.pin_memory})
+    start = [] if label == DEFAULT else [label]
+    found = {} if label == DEFAULT else {label: best}
+    for change in changes:
+        words = [f"{name}={value}" for name, value in change.items()]
+        found[", ".join([*start, *words])] = replace(best, **change)
+    return found
+
+
+def _round(
+    default: Settings,
+    rivals: Mapping[str, Settings],
+    blocks: int,
+    seconds: float,
+    **how: object,
+) -> Run:
+    """Measure rivals beside the default, for so many seconds at most."""
+    experiment = Experiment(
+        "tune",
+        question="Which loader settings are the cheapest of the fastest?",
+        variants={DEFAULT: default, **rivals},
+        baseline=DEFAULT,
+        source="[002] 3.3: the least CPU use of those that load equally fast",
+    )
+    cancel = threading.Event()
+    timer = threading.Timer(max(seconds, 0.0), cancel.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        return run(experiment, "quick", blocks=blocks, cancel=cancel, **how)
+    finally:
+        timer.cancel()
+
+
+def _measured(found: Run, before: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Add a run's numbers to those there are; of two for one setting the later."""
+    measured = dict(before)
+    for row in summarize_run(found).rows:
+        if row.normalized_time is not None and row.cpu_s_per_1000_images is not None:
+            measured[row.variant] = Measured(
+                settings=Settings(**found.info["variants"][row.variant]),
+                normalized_time=row.normalized_time,
+                cpu_s_per_1000_images=row.cpu_s_per_1000_images,
+            )
+    return measured
+
+
+def _knobs(settings: Settings) -> dict[str, object]:
+    return {name: getattr(settings, name) for name in KNOBS}
+
+
+def _words(settings: Settings) -> str:
+    return ", ".join(f"{name}={value}" for name, value in _knobs(settings).items())

@@ -1,0 +1,299 @@
+"""Rivals: tf.data and DALI do torch's work, in the same order, and end as cleanly; or say why not.
+
+Without the extra most of this is skipped, unless FAIL_WITHOUT_RIVALS=1.
+"""
+
+import gc
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import psutil
+import pytest
+from jpegs import exif, with_segment
+
+from labkit import machine, preflight
+from labkit.contracts import classifier_batch, difference
+from labkit.launcher import Launcher
+from labkit.parts.loading import OUTSIDE, OWN_ORDER, PinningLoader
+from labkit.parts.packing import PACKINGS
+from labkit.settings import MODES, Settings, complete
+from labkit.source import open_loader
+from labkit.stored import open_original
+from labkit.trial import Skip
+
+
+def is_missing(module):
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:  # what it lies in
+        return True
+
+
+MISSING = [module for module in ("tensorflow", "nvidia.dali") if is_missing(module)]
+needs_rivals = pytest.mark.skipif(
+    bool(MISSING) and os.environ.get("FAIL_WITHOUT_RIVALS") != "1",
+    reason=f"not installed: {', '.join(MISSING)}; pip install 'labkit[rivals]'",
+)
+IN_ORDER = sorted(OUTSIDE - OWN_ORDER)
+ONE_OF_EACH = ["tf_data", "dali"]
+BATCH_SIZE, INPUT_PX = 4, 64
+SPECS = classifier_batch(BATCH_SIZE, INPUT_PX)
+
+
+def settings(data, loader, **changes):
+    small = {
+        "input_px": INPUT_PX, "batch_size": BATCH_SIZE, "num_workers": 2, "device": "cpu",
+        "step": "classifier", "preprocessor": "classification", "packing": "folder",
+    }  # fmt: skip
+    if loader.startswith("tf_data_tfrecord"):
+        small["packing"] = "tfrecord"
+    filled = Settings(data=str(data), loader=loader, **{**small, **changes})
+    return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+
+
+def opened(data, loader, **changes):
+    return open_loader(settings(data, loader, **changes))
+
+
+def arrays(batches):
+    return [{name: tensor.numpy() for name, tensor in batch.items()} for batch in batches]
+
+
+def ids(batches):
+    return [int(i) for batch in batches for i in batch["sample_id"]]
+
+
+def torchs(data, epoch=0, **changes):
+    source, loader = opened(data, "torch", num_workers=0, **changes)
+    source.order.epoch = epoch
+    return arrays(loader)
+
+
+@pytest.fixture(scope="module")
+def packed(photos, tmp_path_factory):
+    """The photos, and beside them a pack of them in several shards."""
+    data = tmp_path_factory.mktemp("packed") / "photos"
+    shutil.copytree(photos, data)
+    reader = open_original(settings(data, "torch"))
+    samples = [(reader.name(i), *reader.read(i)) for i in range(len(reader))]
+    PACKINGS["tfrecord"].write(
+        lambda done: samples[done:],
+        data.with_name("photos.packs") / "tfrecord",
+        about={"stored": "jpeg", "source_hash": reader.source_hash, "boxes": reader.boxes},
+        shard_bytes=sum(len(jpeg) for _, jpeg, _ in samples) // 3,
+    )
+    return data
+
+
+@needs_rivals
+class TestTheSameWork:
+    @pytest.mark.parametrize("name", IN_ORDER)
+    def test_every_epoch_has_torchs_batches_in_torchs_order(self, photos, name):
+        source, loader = opened(photos, name, batch_size=5)
+        specs = classifier_batch(5, INPUT_PX)
+        for epoch in range(2):
+            source.order.epoch = epoch
+            found, wanted = arrays(loader), torchs(photos, epoch, batch_size=5)
+            assert len(found) == len(wanted) == 4  # of 24 images; what is left over is left out
+            for batch, reference in zip(found, wanted):
+                assert {n: a.dtype for n, a in batch.items()} == {
+                    n: a.dtype for n, a in reference.items()
+                }
+                assert difference(batch, reference, specs) == ""
+
+    @pytest.mark.parametrize("name", sorted(OWN_ORDER))
+    def test_an_order_of_its_own_still_has_every_image_once(self, packed, name):
+        _, loader = opened(packed, name)
+        reference = {int(i): (image, label) for batch in torchs(packed) for i, image, label in
+                     zip(batch["sample_id"], batch["image"], batch["label"])}  # fmt: skip
+        orders = []
+        for _ in range(2):
+            batches = arrays(loader)
+            orders.append(ids(batches))
+            assert sorted(orders[-1]) == list(range(24))
+            for batch in batches:
+                wanted = [reference[int(i)] for i in batch["sample_id"]]
+                same = {
+                    "image": np.stack([image for image, _ in wanted]),
+                    "label": np.array([label for _, label in wanted]),
+                    "sample_id": batch["sample_id"],
+                }
+                assert difference(batch, same, SPECS) == ""
+        shuffles = name == "tf_data_as_published"
+        assert (orders[0] != orders[1]) is shuffles
+        assert (orders[0] == list(range(24))) is (name == "tf_data_tfrecord_one_by_one")
+
+    def test_of_a_pack_only_the_epochs_images_are_delivered(self, packed):
+        source, loader = opened(packed, "tf_data_tfrecord", images=8, seed=3)
+        assert sorted(ids(loader)) == sorted(source.order.image_ids)
+
+    @pytest.mark.parametrize("name", ONE_OF_EACH)
+    def test_invented_boxes_give_the_same_labels_without_reading_a_file(
+        self, photos, tmp_path, name
+    ):
+        for file in (photos / "images").iterdir():
+            shutil.copy(file, tmp_path)
+        _, loader = opened(tmp_path, name)
+        for batch, reference in zip(arrays(loader), torchs(tmp_path), strict=True):
+            assert difference(batch, reference, SPECS) == ""
+
+    @pytest.mark.parametrize("name", ONE_OF_EACH)
+    def test_a_batch_that_is_kept_is_not_written_to_again(self, photos, name):
+        source, loader = opened(photos, name)
+        kept = []
+        for epoch in range(3):
+            source.order.epoch = epoch
+            kept += list(loader)
+        wanted = [batch for epoch in range(3) for batch in torchs(photos, epoch)]
+        for batch, reference in zip(arrays(kept), wanted, strict=True):
+            assert difference(batch, reference, SPECS) == ""
+
+    def test_the_gate_lets_them_pass_and_finds_out_turned_photographs(self, packed, tmp_path):
+        turned = tmp_path / "turned"
+        shutil.copytree(packed, turned)
+        first = min((turned / "images").iterdir())
+        first.write_bytes(with_segment(first.read_bytes(), 0xE1, exif(3)))
+        for data, wrong in ((packed, set()), (turned, {"tf_data"})):
+            names = OUTSIDE if data == packed else ONE_OF_EACH
+            variants = {name: settings(data, name, batch_size=24) for name in ("torch", *names)}
+            verdicts = preflight.compare_work(variants, "torch")
+            assert {name for name, (status, _) in verdicts.items() if status != "ok"} == wrong
+        assert "not the same work as torch: image must differ" in verdicts["tf_data"][1]
+
+    @pytest.mark.parametrize("name", ONE_OF_EACH)
+    def test_pinning_is_beside_the_loop_as_with_torchs_workers(self, photos, name):
+        pinned = {"device": "emulated", "step": "timed", "pin_memory": True}
+        _, loader = opened(photos, name, **pinned)
+        assert isinstance(loader, PinningLoader)
+        assert ids(loader) == ids(torchs(photos))
+
+
+@needs_rivals
+class TestEnding:
+    @pytest.mark.parametrize("name", ONE_OF_EACH)
+    def test_breaking_off_leaves_nothing_and_the_next_epoch_is_whole(self, photos, name):
+        source, loader = opened(photos, name)
+
+        def break_off(times):
+            for _ in range(times):
+                for _ in loader:
+                    break
+            gc.collect()
+            this = psutil.Process()
+            return np.array([this.num_threads(), this.num_fds(), len(this.children())])
+
+        before = break_off(3)
+        assert (break_off(20) <= before + 2).all()  # a thread may take a moment to end
+        source.order.epoch = 1
+        assert ids(loader) == ids(torchs(photos, epoch=1))
+
+    @pytest.mark.parametrize("name", ONE_OF_EACH)
+    def test_a_file_that_is_no_image_ends_the_epoch_with_an_error(self, photos, tmp_path, name):
+        data = tmp_path / "data"
+        shutil.copytree(photos, data)
+        _, loader = opened(data, name)
+        for file in (data / "images").iterdir():
+            file.write_bytes(b"no image")
+        with pytest.raises(Exception, match=r"(?i)image|decod"):
+            list(loader)
+
+    def test_forked_trials_load_and_what_they_read_is_counted(self, photos, tmp_path):
+        if not machine.can_fork():
+            pytest.skip("needs fork")
+        read_bytes = 2 * sum(file.stat().st_size for file in photos.rglob("*.jpg"))
+        crcs = set()
+        with Launcher(tmp_path / "log", fork=True) as launcher:
+            for name in ("torch", *ONE_OF_EACH):
+                wanted = asdict(settings(photos, name, device="emulated", step="timed"))
+                wanted |= {"cache": "as found", "images": 24}
+                measured = launcher.run(
+                    "measure",
+                    {"settings": wanted, "excluded": [], "compute_s_per_image": 0.0001},
+                )
+                assert measured["cache_proof"]["logical_read_bytes"] >= read_bytes, name
+                crcs.add(tuple(epoch["last_ids_crc"] for epoch in measured["epochs"]))
+        assert len(crcs) == 1  # the same images last, in both epochs
+
+
+class TestReasons:
+    @pytest.mark.parametrize(
+        ("name", "changes", "message"),
+        [
+            ("dali", {"preprocessor": "vectorized"},
+             "the loader dali preprocesses by itself, and can do classification, not vectorized"),
+            ("tf_data", {"preprocessor": "classification_pillow"},
+             "and can do classification, not classification_pillow; choose preprocessor"),
+            ("tf_data_tfrecord", {"packing": "folder"},
+             "reads JPEGs by itself from the packing tfrecord, got folder with jpeg"),
+            ("dali_cpu", {"storage": "modelled_ssd"},
+             "reads files by itself, so it cannot wait for modelled_ssd; choose a real disk"),
+        ],
+    )  # fmt: skip
+    def test_what_a_rival_cannot_do_it_skips(self, photos, name, changes, message):
+        with pytest.raises(Skip, match=message):
+            opened(photos, name, **changes)
+
+    @pytest.mark.parametrize(
+        ("name", "package", "stub", "message"),
+        [
+            ("tf_data", "tensorflow", None,
+             "TensorFlow is not installed; pip install 'labkit[rivals]'"),
+            ("dali", "nvidia", None, "DALI is not installed; pip install 'labkit[rivals]'"),
+            ("tf_data", "tensorflow", "raise ImportError('libcudart.so.9:\\n no such file')",
+             "TensorFlow is installed and broken (ImportError: libcudart.so.9: no such file); "
+             "install it anew: pip install 'labkit[rivals]'"),
+            ("tf_data", "tensorflow", "import a_package_it_needs",
+             "TensorFlow is installed and broken (ModuleNotFoundError: No module named "
+             "'a_package_it_needs'); install it anew: pip install 'labkit[rivals]'"),
+            ("dali", "nvidia", "",
+             "DALI is not installed; pip install 'labkit[rivals]'"),
+            ("tf_data", "tensorflow", "",
+             "TensorFlow is installed and broken (AttributeError: module 'tensorflow' has no "
+             "attribute 'data'); install it anew: pip install 'labkit[rivals]'"),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_a_missing_and_a_broken_library_are_told_apart(
+        self, photos, tmp_path, name, package, stub, message
+    ):
+        if stub is not None:
+            (tmp_path / package).mkdir()
+            (tmp_path / package / "__init__.py").write_text(stub)
+        program = f"""
+import sys
+sys.path[:0] = {[str(tmp_path), *sys.path]!r}
+if {stub is None}:
+    class Blocked:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == {package!r}:
+                raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+    sys.meta_path.insert(0, Blocked())
+from labkit.settings import Settings
+from labkit.source import open_loader
+from labkit.trial import Skip
+try:
+    open_loader(Settings(**{asdict(settings(photos, name))!r}))
+except Skip as reason:
+    print(reason)
+"""
+        shown = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        )
+        assert (shown.stderr, shown.stdout) == ("", message + "\n")
+
+    def test_nothing_of_them_is_imported_before_a_loader_is_opened(self):
+        program = """
+import sys
+from labkit import worker
+worker._preload()
+print([name for name in sys.modules if name.startswith(("tensorflow", "nvidia.dali"))])
+"""
+        shown = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        )
+        assert (shown.stderr, shown.stdout) == ("", "[]\n")

@@ -1,0 +1,531 @@
+"""ThreadLoader against torch's DataLoader, and what threads can do wrong."""
+
+import collections
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
+
+import labkit as lab
+from labkit import ThreadLoader, preflight
+from labkit.parts.loading import slots
+from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
+from labkit.parts.preprocessing.classification import classification
+from labkit.settings import MODES, Settings, complete
+from labkit.source import open_loader
+
+Pair = collections.namedtuple("Pair", "image label")
+THREADS = pytest.mark.parametrize("threads", [0, 1, 4])
+
+
+class Numbers(Dataset):
+    """Samples that say which they are; some take longer, so that threads overtake each other."""
+
+    def __init__(self, count=23, make=lambda i: {"x": np.full((2, 3), i, np.int32)}):
+        self.count, self.make = count, make
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        time.sleep(0.002 if i % 5 == 0 else 0)
+        return self.make(i)
+
+
+def same(a, b):
+    """Whether two batches are the same in structure, dtype and value."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        if a and isinstance(a[0], str):  # torch's list of texts is sometimes a tuple
+            return list(a) == list(b)
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def assert_same(loader, reference):
+    found, wanted = list(loader), list(reference)
+    assert len(found) == len(wanted) > 0
+    assert all(map(same, found, wanted))
+
+
+def own_threads():
+    return [t for t in threading.enumerate() if t.name.startswith("ThreadLoader")]
+
+
+class TestTheSameAsTorch:
+    @THREADS
+    @pytest.mark.parametrize(
+        "how",
+        [
+            {"batch_size": 4},
+            {"batch_size": 4, "drop_last": True},
+            {"batch_size": 5, "shuffle": True},
+            {"sampler": [3, 1, 2, 2, 9], "batch_size": 2},
+            {"batch_sampler": [[4, 0], [7], [1, 2, 3]]},
+            {"batch_size": 4, "collate_fn": lambda samples: [int(s["x"][0, 0]) for s in samples]},
+        ],
+        ids=str,
+    )
+    def test_batches_order_and_length(self, how, threads):
+        ours = ThreadLoader(Numbers(), num_threads=threads, **how)
+        theirs = DataLoader(Numbers(), **how)
+        assert len(ours) == len(theirs)
+        for epoch in range(2):
+            torch.manual_seed(epoch)
+            found = list(ours)
+            torch.manual_seed(epoch)
+            assert all(map(same, found, theirs))
+            assert len(found) == len(ours)
+
+    def test_the_order_of_a_generator(self):
+        def generator():
+            return torch.Generator().manual_seed(7)
+
+        ours = ThreadLoader(Numbers(), 4, shuffle=True, generator=generator(), num_threads=3)
+        theirs = DataLoader(Numbers(), 4, shuffle=True, generator=generator())
+        first, second = list(ours), list(ours)
+        assert all(map(same, first + second, [*theirs, *theirs]))
+        assert not all(map(same, first, second))
+
+    def test_torchs_samplers(self):
+        def sampler():
+            keys = RandomSampler(
+                Numbers(), replacement=True, num_samples=17, generator=torch.Generator()
+            )
+            return BatchSampler(keys, 3, drop_last=False)
+
+        assert_same(
+            ThreadLoader(Numbers(), batch_sampler=sampler(), num_threads=3),
+            DataLoader(Numbers(), batch_sampler=sampler()),
+        )
+
+    @THREADS
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda i: np.full((2, 2), i, np.float64),
+            lambda i: torch.full((3,), i),
+            lambda i: (torch.ones(2) * i, i),
+            lambda i: [np.float32(i), i / 2, i % 2 == 0, f"image {i}"],
+            lambda i: Pair(np.zeros((2, 3, 3), np.uint8)[:, ::-1] + np.uint8(i), i),
+            lambda i: {"a": {"b": (i, [i])}, "c": torch.ones(2, dtype=torch.bfloat16) * i},
+            lambda i: collections.OrderedDict(z=i, a=np.array(i, np.int64)),
+            lambda i: {"image": torch.ones(2, requires_grad=True) * i, "empty": np.zeros((0, 4))},
+        ],
+    )
+    def test_samples_of_every_structure(self, make, threads):
+        data = Numbers(7, make)
+        assert_same(ThreadLoader(data, 3, num_threads=threads), DataLoader(data, 3))
+
+    def test_a_list_will_do(self):
+        assert [b.tolist() for b in ThreadLoader([5, 6, 7], 2)] == [[5, 6], [7]]
+
+    def test_ragged_entries_are_joined_and_counted(self):
+        data = Numbers(4, lambda i: {"boxes_ragged": np.full((i, 2), i), "id": i})
+        first, second = ThreadLoader(data, 2, num_threads=2)
+        assert first["boxes_ragged"].tolist() == [[1, 1]]
+        assert first["boxes_ragged_counts"].tolist() == [0, 1]
+        assert second["boxes_ragged"].tolist() == [[2, 2]] * 2 + [[3, 3]] * 3
+        assert (second["boxes_ragged_counts"].tolist(), second["id"].tolist()) == ([2, 3], [2, 3])
+
+
+class TestLabkitsLoader:
+    def settings(self, photos, **changes):
+        small = {"input_px": 64, "batch_size": 4, "num_workers": 3, "device": "cpu"}
+        filled = Settings(data=str(photos), **{**small, **changes})
+        return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+
+    @pytest.mark.parametrize("preprocessor", PREPROCESSORS)
+    def test_every_preprocessor_does_equal_work(self, photos, preprocessor):
+        base = self.settings(
+            photos, preprocessor=preprocessor, step=PREPROCESSORS[preprocessor].batch
+        )
+        variants = {"torch": base, "threads": replace(base, loader="threads")}
+        assert preflight.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
+        torchs, threads = (
+            open_loader(replace(settings, num_workers=workers))[1]
+            for settings, workers in zip(variants.values(), (0, 3))
+        )
+        assert_same(threads, torchs)
+
+    def test_on_the_device_is_the_same_as_beforehand(self, photos):
+        base = self.settings(photos, preprocessor="classification", step="classifier")
+        variants = {
+            "torch": base,
+            "device": replace(base, preprocessor="classification_on_device", loader="threads"),
+        }
+        assert preflight.compare_work(variants, "torch")["device"] == ("ok", "")
+
+    def test_a_transform_that_threads_spoil_is_found_out(self, photos, monkeypatch):
+        shared = np.empty((480, 640, 3), np.uint8)
+
+        def in_one_buffer(sample, input_px):
+            pixels = shared[: sample.image_rgb.shape[0], : sample.image_rgb.shape[1]]
+            pixels[...] = sample.image_rgb[:480, :640]
+            time.sleep(0.01)  # another thread's image lies there by then
+            return classification(replace(sample, image_rgb=pixels), input_px)
+
+        careless = Preprocessor(in_one_buffer, batch="classifier")
+        monkeypatch.setitem(lab.PREPROCESSORS, "careless", careless)
+        base = self.settings(photos, preprocessor="careless", step="classifier", batch_size=8)
+        verdicts = preflight.compare_work(
+            {"torch": base, "threads": replace(base, loader="threads")}, "torch"
+        )
+        assert verdicts["torch"] == ("ok", "")
+        status, reason = verdicts["threads"]
+        assert status == "failed"
+        assert "not the same work as torch: image must differ" in reason
+
+
+class TestMemory:
+    def test_no_batch_that_is_kept_is_ever_overwritten(self):
+        loader = ThreadLoader(Numbers(40), 4, num_threads=3, prefetch_batches=2)
+        kept = [batch["x"] for _ in range(3) for batch in loader]
+        assert [int(i) for x in kept for i in x[:, 0, 0]] == list(range(40)) * 3
+
+    @pytest.mark.parametrize(
+        "part", [lambda x: x[1:2], lambda x: x.numpy(), lambda x: x.view(-1), lambda x: x.detach()]
+    )
+    def test_a_view_of_a_batch_keeps_it_too(self, part):
+        loader = ThreadLoader(Numbers(40), 4, num_threads=2, prefetch_batches=1)
+        iterator = iter(loader)
+        kept = part(next(iterator)["x"])
+        before = np.asarray(kept).copy()
+        for _ in iterator:
+            pass
+        np.testing.assert_array_equal(np.asarray(kept), before)
+
+    def test_the_usual_loop_uses_the_same_memory_again(self, monkeypatch):
+        made = []
+
+        class Counted(slots.Slot):
+            def __init__(self, *what, **how):
+                super().__init__(*what, **how)
+                made.append(1)
+
+        monkeypatch.setattr(slots, "Slot", Counted)
+        loader = ThreadLoader(Numbers(80), 4, num_threads=2, prefetch_batches=2)
+        for _ in range(2):
+            for _ in loader:
+                pass
+        assert 1 <= len(made) <= 2 + 2  # ahead; in the loop and the one before it
+
+    def test_the_memory_goes_with_the_loader(self):
+        loader = ThreadLoader(Numbers(8), 4, num_threads=1)
+        (first, *_) = loader
+        slots = weakref.ref(loader._slots)
+        gc.disable()  # nothing may need a collection
+        try:
+            del loader
+            assert slots() is None
+        finally:
+            gc.enable()
+        assert first["x"][:, 0, 0].tolist() == [0, 1, 2, 3]
+
+    def test_batches_of_changing_size(self):
+        data = Numbers(12, lambda i: np.full((1 + i // 4 % 2, 2), i))
+        shapes = [tuple(batch.shape) for batch in ThreadLoader(data, 4, num_threads=3)]
+        assert shapes == [(4, 1, 2), (4, 2, 2), (4, 1, 2)]
+
+    def test_no_more_batches_are_made_ahead_than_asked_for(self):
+        made = []
+        data = Numbers(100, lambda i: made.append(i) or i)
+        iterator = iter(ThreadLoader(data, 4, num_threads=2, prefetch_batches=2))
+        next(iterator)
+        deadline_s = time.monotonic() + 5
+        while len(made) < 12 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert sorted(made) == list(range(12))  # the batch in the loop and two more
+
+    def test_a_dataset_may_write_its_rows_itself(self):
+        class Filling(Numbers):
+            filled = 0
+
+            def fill(self, i, rows):
+                rows["x"][...] = i
+                Filling.filled += 1
+                # One entry is there already, the other still has to be copied.
+                return {"x": rows["x"], "y": np.float32(i)}
+
+        make = lambda i: {"x": np.full((2, 3), i, np.int32), "y": np.float32(i)}  # noqa: E731
+        data = Filling(30, make)
+        assert_same(ThreadLoader(data, 8, num_threads=2), DataLoader(Numbers(30, make), 8))
+        assert Filling.filled >= 30 - 4 * 2  # all but those that say what a batch looks like
+
+
+class TestErrors:
+    def broken(self, *bad, error=KeyError):
+        def make(i):
+            if i in bad:
+                raise error(f"disk gone at {i}")
+            return np.array(i)
+
+        return Numbers(40, make)
+
+    @THREADS
+    def test_the_first_one_is_raised_where_torch_would(self, threads):
+        for _ in range(5):
+            delivered = []
+            with pytest.raises(KeyError, match="disk gone at 17") as raised:
+                for batch in ThreadLoader(self.broken(18, 17, 35), 4, num_threads=threads):
+                    delivered += batch.tolist()
+            assert delivered == list(range(16))
+            (note,) = raised.value.__notes__
+            assert note == "ThreadLoader was making sample 17, number 1 of batch 4"
+        assert own_threads() == []
+
+    def test_the_traceback_is_the_samples_own(self):
+        with pytest.raises(KeyError) as raised:
+            list(ThreadLoader(self.broken(3), 4, num_threads=2))
+        names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+        assert names[-1] == "make"
+
+    def test_the_other_threads_stop(self):
+        made = []
+
+        def make(i):
+            made.append(i)
+            if i == 0:
+                raise OSError("no")
+            return i
+
+        with pytest.raises(OSError, match="no"):
+            list(ThreadLoader(Numbers(1000, make), 50, num_threads=2, prefetch_batches=10))
+        assert len(made) < 100
+
+    @THREADS
+    def test_a_stop_iteration_in_a_sample_does_not_end_the_epoch_in_silence(self, threads):
+        with pytest.raises(RuntimeError, match="dataset or sampler raised StopIteration"):
+            list(ThreadLoader(self.broken(9, error=StopIteration), 4, num_threads=threads))
+
+    def test_after_an_error_the_loader_can_be_used_again(self):
+        bad = [6]
+        loader = ThreadLoader(Numbers(8, lambda i: 1 // (i not in bad) and i), 4, num_threads=2)
+        with pytest.raises(ZeroDivisionError):
+            list(loader)
+        bad.clear()
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    @pytest.mark.parametrize(
+        ("odd", "message"),
+        [
+            (
+                {"x": np.zeros((3, 3), np.uint8)},
+                r"sample\['x'\] must be \(2, 2\) uint8, got \(3, 3",
+            ),
+            ({"x": np.zeros((2, 2))}, r"must be \(2, 2\) uint8, got \(2, 2\) float64; make them"),
+            ({"x": "text"}, r"must be \(2, 2\) uint8, got no array"),
+            ({"y": 1}, r"sample must have the entries \['x'\], got \['y'\]"),
+            ({"x_ragged": 1}, r"sample\['x_ragged'\] must be an array of rows, got int"),
+        ],
+    )
+    def test_a_sample_unlike_the_others_is_named(self, odd, message):
+        data = Numbers(8, lambda i: odd if i == 6 else {"x": np.zeros((2, 2), np.uint8)})
+        with pytest.raises(ValueError, match=message) as raised:
+            list(ThreadLoader(data, 8, num_threads=1))
+        assert "making sample 6" in raised.value.__notes__[0]
+
+    def test_a_collate_fn_that_fails(self):
+        def fails(samples):
+            raise TypeError("no such thing")
+
+        with pytest.raises(TypeError, match="no such thing") as raised:
+            list(ThreadLoader(Numbers(8), 4, num_threads=2, collate_fn=fails))
+        assert raised.value.__notes__ == ["ThreadLoader was joining batch 0, samples [0, 1, 2, 3]"]
+
+    def test_a_worker_init_fn_that_fails(self):
+        def fails(number):
+            raise OSError("no such device")
+
+        with pytest.raises(OSError, match="no such device"):
+            list(ThreadLoader(Numbers(8), 4, num_threads=2, worker_init_fn=fails))
+
+    def test_a_sampler_that_fails(self):
+        def keys():
+            yield from range(6)
+            raise LookupError("no more keys")
+
+        class Sampler:
+            def __iter__(self):
+                return keys()
+
+        with pytest.raises(LookupError, match="no more keys"):
+            list(ThreadLoader(Numbers(), 2, sampler=Sampler(), num_threads=2))
+        assert own_threads() == []
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+            ({"num_threads": -1}, "num_threads must be at least 0, got -1"),
+            ({"prefetch_batches": 0}, "prefetch_batches must be at least 1, got 0"),
+            ({"sampler": [1], "shuffle": True}, "shuffle must be False with a sampler, got True"),
+            ({"batch_sampler": [[1]], "batch_size": 2}, "batch_sampler must stand alone, got"),
+        ],
+        ids=str,
+    )
+    def test_arguments_that_cannot_work(self, wrong, message):
+        with pytest.raises(ValueError, match=message):
+            ThreadLoader(Numbers(), **wrong)
+
+    def test_a_dataset_without_keys_is_refused(self):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(range(3))
+
+        for data in (Stream(), iter([1])):
+            with pytest.raises(ValueError, match="dataset must give samples by key"):
+                ThreadLoader(data)
+
+    def test_a_batch_of_no_keys(self):
+        with pytest.raises(ValueError, match="batch_sampler must give at least one key a batch"):
+            list(ThreadLoader(Numbers(), batch_sampler=[[1], []], num_threads=2))
+
+    def test_pinning_without_cuda_is_said(self):
+        if torch.cuda.is_available():
+            pytest.skip("there is CUDA")
+        with pytest.warns(UserWarning, match="pin_memory needs CUDA"):
+            loader = ThreadLoader(Numbers(), pin_memory=True)
+        assert not loader.pin_memory
+
+
+def process_state():
+    this = psutil.Process()
+    shared = sorted(p.name for p in Path("/dev/shm").iterdir() if f"_{this.pid}_" in p.name)
+    return [this.num_threads(), this.num_fds(), len(this.children()), shared]
+
+
+class TestEnding:
+    def test_breaking_off_a_hundred_times_leaves_nothing(self, photos):
+        paths = sorted((photos / "images").iterdir())
+
+        def make(i):
+            with paths[i % len(paths)].open("rb") as file:
+                return np.frombuffer(file.read(64), np.uint8).copy()
+
+        loader = ThreadLoader(Numbers(200, make), 4, num_threads=3)
+        for _ in loader:
+            break
+        before = process_state()
+        for _ in range(100):
+            for _ in loader:
+                break
+        assert own_threads() == []
+        threads, *rest = process_state()
+        assert threads <= before[0]  # the kernel may show one a moment longer than Python
+        assert rest == before[1:]
+
+    @pytest.mark.parametrize("how", ["never started", "closed", "dropped", "in a circle"])
+    def test_every_way_to_leave_an_epoch_ends_its_threads(self, how):
+        iterator = iter(ThreadLoader(Numbers(1000), 4, num_threads=2))
+        assert len(own_threads()) == 2
+        if how != "never started":
+            next(iterator)
+        if how == "closed":
+            iterator.close()
+            assert list(iterator) == []
+        if how == "in a circle":
+            circle = [iterator]
+            circle.append(circle)
+            del circle
+        del iterator
+        gc.collect()
+        assert own_threads() == []
+
+    @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX signals")
+    def test_an_interrupt_while_waiting_ends_the_threads(self):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        started = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            iterator = iter(ThreadLoader(Numbers(10**6, lambda i: time.sleep(0.01)), 10**5))
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        finally:
+            signal.signal(signal.SIGALRM, started)
+        assert own_threads() == []
+        assert list(iterator) == []
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_fork_is_refused_or_harmless_and_both_programs_end_with_iterators_left(self):
+        program = """
+import os, sys, warnings, labkit as lab
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads at all
+loader = lab.ThreadLoader(list(range(1000)), 4, num_threads=2)
+iterator = iter(loader)
+next(iterator)
+child = os.fork()
+if child == 0:
+    try:
+        next(iterator)
+    except RuntimeError as error:
+        print(error)
+    print([batch.tolist() for batch in loader][-1])  # an epoch of its own
+    sys.exit()
+print(os.waitpid(child, 0)[1], file=sys.stderr)
+print(sum(1 for _ in iterator))
+left = iter(loader)
+next(left)
+"""
+        shown = subprocess.run(
+            [sys.executable, "-u", "-c", program], capture_output=True, text=True, timeout=60
+        )
+        assert (shown.returncode, shown.stderr) == (0, "0\n")
+        assert shown.stdout == (
+            "a ThreadLoader's iterator must be used in the process that made it, got one inherited "
+            "by fork, without its threads; iterate over the loader anew\n"
+            "[996, 997, 998, 999]\n"
+            "249\n"
+        )
+
+
+class TestRandomDraws:
+    def draws(self, threads, seed):
+        data = Numbers(20, lambda i: [lab.sample_rng().random(), lab.sample_rng().random()])
+        torch.manual_seed(seed)
+        loader = ThreadLoader(data, 4, num_threads=threads)
+        return [torch.stack(batch, 1).tolist() for batch in loader]
+
+    def test_they_depend_on_the_seed_and_not_on_the_threads(self):
+        assert self.draws(0, 1) == self.draws(4, 1) != self.draws(4, 2)
+
+    def test_every_draw_is_another(self):
+        flat = np.array(self.draws(3, 1)).ravel()
+        assert len(set(flat)) == 40
+
+    def test_outside_of_a_loader_there_is_a_generator_too(self):
+        assert lab.sample_rng().random() != lab.sample_rng().random()
+
+
+@pytest.mark.needs_cuda
+def test_pinned_memory_is_not_written_to_before_it_is_copied():
+    """The copies wait on a side stream that is busy, while the loop runs ahead of them."""
+    data = Numbers(64, lambda i: np.full((512, 512), i, np.float32))
+    loader = ThreadLoader(data, 4, num_threads=4, pin_memory=True)
+    stream, copies = torch.cuda.Stream(), []
+    for batch in loader:
+        assert batch.is_pinned()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            copies.append(batch.to("cuda", non_blocking=True))
+    torch.cuda.synchronize()
+    assert [int(i) for copy in copies for i in copy[:, -1, -1]] == list(range(64))

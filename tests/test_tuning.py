@@ -1,0 +1,114 @@
+"""Tuning: which settings are taken by the numbers, in which words, and once for real.
+
+Run: python -m pytest tests/test_tuning.py
+"""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import labkit as lab
+from labkit import machine, tuning
+from labkit.settings import MODES, complete
+from labkit.tuning import DEFAULT, Measured, choose, say, worker_counts
+
+BASE = complete(lab.Settings(), MODES["quick"], cores=4, has_cuda=False, can_fork=True)
+
+
+def measured(**numbers):
+    """default=(normalized time, CPU-seconds), and others as four=(…)."""
+    return {
+        label: Measured(settings=BASE, normalized_time=time, cpu_s_per_1000_images=cpu_s)
+        for label, (time, cpu_s) in numbers.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "chosen"),
+    [
+        ({"default": (1, 5), "four": (0.8, 9), "eight": (0.79, 12)}, "four"),  # cheaper of equals
+        ({"default": (1, 5), "four": (0.8, 9), "eight": (0.7, 12)}, "eight"),  # not equal
+        ({"default": (1, 5), "one": (1.02, 3)}, "one"),  # as fast, and cheaper
+        ({"default": (1, 5), "one": (1.02, 4.9)}, DEFAULT),  # next to nothing cheaper
+        ({"default": (1, 5), "one": (1.04, 1)}, DEFAULT),  # slower
+        ({"default": (1, 5), "four": (0.98, 5.1)}, DEFAULT),
+        ({"default": (1, 5), "four": (0.96, 5.1)}, "four"),
+    ],
+)
+def test_of_the_equally_fast_the_cheapest_is_taken(numbers, chosen):
+    assert choose(measured(**numbers)) == chosen
+
+
+def test_it_says_when_nothing_beats_the_default():
+    found = measured(default=(1, 5), four=(0.98, 5.1))
+    lines = say(found, DEFAULT, is_whole=True, accelerator="cpu")
+    assert lines[0] == "Nothing beats the default by 3 %."
+    assert lines[1] == (
+        "Keep the default: num_workers=2, prefetch_factor=2, pin_memory=True, "
+        "persistent_workers=False."
+    )
+    assert lines[2] == "four took 0.980, and 5.1 CPU-seconds: equally fast."
+    assert lines[-1] == "2 settings in quick blocks on cpu: numbers, no verdicts."
+
+
+def test_it_says_what_a_better_one_saves_and_costs():
+    found = measured(default=(1, 5), four=(0.8, 9), eight=(0.79, 12))
+    first, second, third, _ = say(found, "four", is_whole=False, accelerator="")
+    assert first == (
+        "Take four: 0.800 of the default's time, 9 CPU-seconds per 1,000 images where the "
+        "default (num_workers=2, prefetch_factor=2, pin_memory=True, persistent_workers=False) "
+        "takes 5."
+    )
+    assert second == "eight took 0.790, and 12 CPU-seconds: equally fast."
+    assert third.startswith("There was not time for everything")
+
+
+@pytest.mark.parametrize(
+    ("cores", "default", "tried"), [(2, 2, [0, 1, 4]), (4, 2, [0, 1, 4, 8]), (1, 2, [0, 1])]
+)
+def test_the_first_round_tries_other_numbers_of_workers(monkeypatch, cores, default, tried):
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+    found = worker_counts(replace(BASE, num_workers=default))
+    assert [settings.num_workers for settings in found.values()] == tried
+    assert list(found) == [f"num_workers={n}" for n in tried]
+
+
+def test_the_second_round_turns_only_knobs_that_have_an_effect():
+    best = replace(BASE, num_workers=4)
+    around = tuning._around(best, "num_workers=4")
+    assert around["num_workers=4"] == best
+    both = around["num_workers=4, prefetch_factor=4, persistent_workers=True"]
+    assert both == replace(best, prefetch_factor=4, persistent_workers=True)
+    assert len(around) == 5
+    alone = tuning._around(replace(BASE, num_workers=0), "num_workers=0")
+    assert list(alone) == ["num_workers=0", "num_workers=0, pin_memory=False"]
+    assert list(tuning._around(replace(BASE, num_workers=0, device="cpu"), DEFAULT)) == []
+
+
+def test_a_budget_too_small_for_two_settings_is_refused(photos, tmp_path):
+    message = "budget_s must leave time for two settings, got 0; "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lab.tune(lab.Settings(data=str(photos)), results=tmp_path, budget_s=0, progress=False)
+
+
+def test_real_settings_are_tuned(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "FIRST_BLOCKS", 1)
+    monkeypatch.setattr(tuning, "SECOND_BLOCKS", 1)
+    given = lab.Settings(
+        data=str(photos), images=16, batch_size=4, input_px=64, num_workers=0, epochs=1,
+        loader="threads", step="nothing",
+        cache="warm", profile="resnet50_h100", device="emulated",
+    )  # fmt: skip
+    tuned = lab.tune(given, results=tmp_path, progress=False)
+    assert tuned.is_whole
+    assert [run.info["experiment"] for run in tuned.runs] == ["tune", "tune"]
+    assert {DEFAULT, "num_workers=1"} <= set(tuned.measured)
+    assert tuned.measured[DEFAULT].normalized_time == 1
+    assert all(each.cpu_s_per_1000_images > 0 for each in tuned.measured.values())
+    left = {name: getattr(given, name) for name in tuning.KNOBS}
+    assert replace(tuned.settings, **left) == given  # nothing else is touched
+    assert "quick blocks on emulated(resnet50_h100" in repr(tuned)
+    assert repr(tuned).count("\n") == tuned._repr_html_().count("<li>") - 1
+    detail = lab.table(tuned.runs[0], detail=True)
+    assert (detail["wait_p50_s"] <= detail["wait_p99_s"]).all()
