@@ -31,6 +31,7 @@ from scipy.special import chdtri
 
 import labkit as lab
 from labkit import machine, units
+from labkit.catalog import MAIN_ROAD
 from labkit.counted import count
 from labkit.pagecache import can_evict
 from labkit.results import list_runs, load_run
@@ -310,7 +311,7 @@ def compare_lengths(short: Noise, long: Noise) -> list[str]:
 
 def run_noise(bench: Bench, data: str, blocks: int, twice: str | None) -> list[str]:
     lines = ["Paired noise s of the catalog's experiments (combined: its main arms only)"]
-    for name in lab.CATALOG:
+    for name in MAIN_ROAD:
         noise = measure_noise(bench, data, name, blocks)
         lines += noise.to_lines()
         if name == twice:
@@ -333,7 +334,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="keeps rows and text; finished ones are taken")
     parser.add_argument("--only", choices=("planted", "noise"))
     twice_help = "measure this one of the catalog with epochs of 3 s as well"
-    parser.add_argument("--two-lengths", choices=tuple(lab.CATALOG), help=twice_help)
+    parser.add_argument("--two-lengths", choices=MAIN_ROAD, help=twice_help)
     options = parser.parse_args()
     data, blocks, twice = options.data, options.blocks, options.two_lengths
     if not Path(data).is_dir():
@@ -342,7 +343,7 @@ def main() -> int:
         )
     planted, noise, start_s = options.only != "noise", options.only != "planted", time.time()
     trials = 2 * 2 * PREPARING_BLOCKS + (2 + options.designs) * 3 * blocks if planted else 0
-    for name in lab.CATALOG if noise else ():
+    for name in MAIN_ROAD if noise else ():
         one = trials_of(lab.experiment(name, data=data), blocks)
         trials += 2 + one + (2 + LONGER * one if name == twice else 0)
     lines, errors = [], []

@@ -33,6 +33,7 @@ from labkit.parts.packing.manifest import (
     ANNOTATIONS,
     JPEG_START,
     WrittenImage,
+    WrittenImages,
     describe_image,
     difference,
     finish_folder,
@@ -100,8 +101,9 @@ def make_photos(
     with _workers(jobs) as parallel_map:
         made = parallel_map(_make_image, repeat(root), repeat(seed), numbers, entries)
         shown = bar(made, total=images, unit="image", desc=root.name, disable=not progress)
-        written = list(shown)
-    return finish_folder(root, written, kind=KIND, seed=seed)
+        written = WrittenImages(shown)
+    finish_folder(root, written, kind=KIND, seed=seed)
+    return read_manifest(root)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from labkit.notebook import (
     chart,
     claims,
     compare_table,
+    costs,
     describe_data,
     doctor,
     epoch_chart,
@@ -27,7 +28,7 @@ from labkit.operations_run import run_operations
 from labkit.panel import panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES, PROFILES
-from labkit.parts.loading import LOADERS
+from labkit.parts.loading import LOADERS, ThreadLoader, sample_rng
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
@@ -38,6 +39,7 @@ from labkit.results import Run, find_run, list_runs, load_run
 from labkit.settings import MODES, Settings, vary
 from labkit.sharing.share import open_shared, pack
 from labkit.trial import Epoch, Trial
+from labkit.tuning import tune
 
 __all__ = [
     "CATALOG",
@@ -60,11 +62,13 @@ __all__ = [
     "Settings",
     "Step",
     "Storage",
+    "ThreadLoader",
     "Trial",
     "chart",
     "choose",
     "claims",
     "compare_table",
+    "costs",
     "describe_data",
     "doctor",
     "epoch_chart",
@@ -84,11 +88,13 @@ __all__ = [
     "resume",
     "run",
     "run_operations",
+    "sample_rng",
     "save",
     "savings",
     "side_by_side",
     "summarize",
     "table",
+    "tune",
     "vary",
     "write_page",
     "write_report",

@@ -8,6 +8,7 @@ Main trap: a share that one epoch does not know is unknown for the row, never th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, geometric_mean
 
@@ -32,7 +33,7 @@ def average(runs: Sequence[Trial]) -> dict[str, object]:
     compute_share = share(lambda epoch: epoch.compute_s)
     first_s = [trial.epochs[0].epoch_s for trial in runs]
     second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
-    memory = [trial.peak_rss_bytes for trial in runs if trial.peak_rss_bytes is not None]
+    wait_p50_s, wait_p99_s = _wait_percentiles(epochs)
     return {
         "time_s": geometric_mean(trial.time_s for trial in runs),
         "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
@@ -48,12 +49,35 @@ def average(runs: Sequence[Trial]) -> dict[str, object]:
         "cpu_percent": _mean_known(trial.cpu_percent for trial in runs),
         "gpu_util": _mean_known(trial.gpu_util_mean for trial in runs),
         "emulated_busy_share": _mean_known(trial.emulated_busy_share for trial in runs),
-        "peak_rss_bytes": max(memory, default=None),
+        "cpu_s_per_1000_images": _cpu_s_per_1000_images(runs),
+        "wait_p50_s": wait_p50_s,
+        "wait_p99_s": wait_p99_s,
+        "peak_rss_bytes": _largest_known(trial.peak_rss_bytes for trial in runs),
+        "peak_pss_bytes": _largest_known(trial.peak_pss_bytes for trial in runs),
+        "peak_shm_bytes": _largest_known(trial.peak_shm_bytes for trial in runs),
         "resident_share_before": _resident_share_before(runs),
         "device_read_share": _device_read_share(runs),
         "swapped_pages": _swapped_pages(runs),
         "labels": _merge_labels(runs),
     }
+
+
+def _cpu_s_per_1000_images(runs: Sequence[Trial]) -> float | None:
+    images = sum(trial.images for trial in runs)
+    if not images or any(trial.cpu_s is None for trial in runs):
+        return None
+    return 1000 * sum(trial.cpu_s for trial in runs) / images
+
+
+def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | None]:
+    """Give the median wait of a step and the one that a step in a hundred exceeds."""
+    if any(epoch.waits_s is None for epoch in epochs):  # rows of schema 2 have only their sum
+        return None, None
+    waits_s = sorted(wait_s for epoch in epochs for wait_s in epoch.waits_s)
+    if not waits_s:
+        return None, None
+    p50, p99 = (waits_s[math.ceil(share * len(waits_s)) - 1] for share in (0.50, 0.99))
+    return p50, p99
 
 
 def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
@@ -96,6 +120,10 @@ def _swapped_pages(runs: Sequence[Trial]) -> int | None:
 def _mean_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def _largest_known(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:

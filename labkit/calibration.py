@@ -60,11 +60,15 @@ def calibrate(
     pipeline.storage.enter()
     images_per_s, stall_share = steady_rate(pipeline, clock)
     compute_s_per_image = None
-    if matched:
+    if matched and settings.step == "nothing":  # there is nothing to match
+        compute_s_per_image = 0.0
+    elif matched:
         # First guess: the loader alone sets the pace.  Then correct by what launching and
         # copying took away from the loader's workers, until it holds.
         compute_s_per_image = (1 - MATCHED_STALL_SHARE) / images_per_s
-        for _ in range(MATCHING_TRIES):
+        # Epochs that end before their queues have settled get no closer by trying again.
+        settles = _steps(pipeline) > _unsettled(settings)
+        for _ in range(MATCHING_TRIES if settles else 1):
             pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image, **given)
             pipeline.source.prepare_cache(settings.cache)
             images_per_s, stall_share = steady_rate(pipeline, clock)
@@ -89,9 +93,8 @@ def steady_rate(
         Images per second, and the share of time in which the emulated device was idle.
     """
     device = pipeline.device
-    steps_per_epoch = len(pipeline.source) // pipeline.settings.batch_size
-    unsettled = 1 + UNSETTLED_STEPS_PER_WORKER * pipeline.settings.num_workers
-    skipped = min(unsettled, steps_per_epoch - 1)  # a very short epoch has nothing to spare
+    # A very short epoch has nothing to spare.
+    skipped = min(_unsettled(pipeline.settings), _steps(pipeline) - 1)
     images, elapsed_s, computed_s = 0, 0.0, 0.0
     began_s = clock.now()
     while elapsed_s < seconds and (not images or clock.now() - began_s < LONGEST * seconds):
@@ -114,6 +117,15 @@ def steady_rate(
         pipeline.source.order.epoch += 1
     emulated = isinstance(device, EmulatedDevice)
     return images / elapsed_s, 1 - computed_s / elapsed_s if emulated else None
+
+
+def _steps(pipeline: Pipeline) -> int:
+    return len(pipeline.source) // pipeline.settings.batch_size
+
+
+def _unsettled(settings: Settings) -> int:
+    """Count the steps until the loader's queues have settled."""
+    return 1 + UNSETTLED_STEPS_PER_WORKER * settings.num_workers
 
 
 def _computed_s(device: Device) -> float:

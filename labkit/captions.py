@@ -30,7 +30,7 @@ from labkit.summary import Row, Summary
 
 # Labels that are said in bold: stand-ins, and what nobody knows to be the real thing.
 WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}
-PATTERNS = {"random": "at random", "sequential": "in sequence"}
+PATTERNS = {"random": "at random", "sequential": "in sequence", "round trips": "one by one"}
 
 
 def describe(summary: Summary) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from labkit import media
+from labkit import in_depth, in_depth_loading, in_depth_rivals, media
 from labkit.experiment import Experiment
 from labkit.pagecache import can_evict
 from labkit.parts.storage import throttled
@@ -256,14 +256,32 @@ def combined(base: Settings, *, why_not_throttled: str | None = None) -> Experim
     )
 
 
-# The main road, in the documents' order.
+# The main road, in the documents' order, and what goes into depth.
 CATALOG: dict[str, Callable[..., Experiment]] = {
     "prefetching": prefetching,
     "storage": storage,
     "preprocessing": preprocessing,
     "opencv_vs_pil": opencv_vs_pil,
     "combined": combined,
+    "packing": in_depth.packing,
+    "small_files": in_depth.small_files,
+    "offline": in_depth.offline,
+    "distance": in_depth.distance,
+    "workers": in_depth_loading.workers,
+    "prefetch_factor": in_depth_loading.prefetch_factor,
+    "pin_memory": in_depth_loading.pin_memory,
+    "persistent_workers": in_depth_loading.persistent_workers,
+    "short_epochs": in_depth_loading.short_epochs,
+    "batch_size": in_depth_loading.batch_size,
+    "batch_size_powers": in_depth_loading.batch_size_powers,
+    "sampling": in_depth_loading.sampling,
+    "opencv_threads": in_depth_loading.opencv_threads,
+    "prefetching_in_depth": in_depth_loading.prefetching_in_depth,
+    "rivals": in_depth_rivals.rivals,
+    "tf_data": in_depth_rivals.tf_data,
+    "num_parallel_reads": in_depth_rivals.num_parallel_reads,
 }
+MAIN_ROAD = ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined")
 # Those that can also be run in the document's own order and with its own loop.
 AS_PUBLISHED_TOO = ("prefetching", "storage")
 
@@ -278,6 +296,25 @@ KNOBS: dict[str, tuple[str, ...]] = {
     "preprocessing": ("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),
     "opencv_vs_pil": ("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
     "combined": ("num_workers", "batch_size", "input_px", "decoder", "device"),
+    "packing": ("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
+    "small_files": ("num_workers", "storage", "batch_size", "decoder", "device"),
+    "offline": ("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),
+    "distance": ("batch_size", "prefetch_factor", "decoder", "device"),
+    "workers": ("prefetch_factor", "batch_size", "preprocessor", "cache", "device"),
+    "prefetch_factor": ("num_workers", "jitter_ms", "batch_size", "preprocessor", "device"),
+    "pin_memory": ("num_workers", "batch_size", "input_px", "device"),
+    "persistent_workers": ("num_workers", "epochs", "images", "preprocessor", "device"),
+    "short_epochs": ("num_workers", "epochs", "images", "preprocessor", "device"),
+    "batch_size": ("num_workers", "input_px", "decoder", "device"),
+    "batch_size_powers": ("num_workers", "input_px", "decoder", "device"),
+    "sampling": ("num_workers", "batch_size", "cache", "preprocessor", "device"),
+    "opencv_threads": ("batch_size", "input_px", "preprocessor", "device"),
+    "prefetching_in_depth": ("batch_size", "preprocessor", "device"),
+    "rivals": (
+        "num_workers", "prefetch_factor", "batch_size", "input_px", "cache", "step", "device",
+    ),
+    "tf_data": ("num_workers", "batch_size", "input_px", "cache", "step", "device"),
+    "num_parallel_reads": ("num_workers", "storage", "batch_size", "input_px", "step", "device"),
 }  # fmt: skip
 
 

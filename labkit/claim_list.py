@@ -90,14 +90,18 @@ CLAIMS: tuple[Claim, ...] = (
         documents=("[001]",),
         claim="Storage in another city than the GPUs loads too slowly to keep them busy.",
         published="large",
-        experiment="remote",
+        experiment="distance",
+        variant="copied first",
+        direction="faster",
     ),
     Claim(
         number=7,
         documents=("[001]",),
         claim="Local SSD reads faster than ceph, then cfs-1.5, hdfs and mdfs: copy the data to "
         "it first.",
-        experiment="remote",
+        experiment="distance",
+        variant="copied first",
+        direction="faster",
     ),
     Claim(
         number=8,
@@ -126,13 +130,17 @@ CLAIMS: tuple[Claim, ...] = (
         claim="Packing many small images into one file (HDF5, pth, LMDB, TFRecord) saves reading "
         "time.",
         experiment="packing",
+        variant="lmdb",
         direction="faster",
+        also=(("packing", "hdf5", None), ("packing", "pth", None), ("packing", "tfrecord", None)),
     ),
     Claim(
         number=11,
         documents=("[000]",),
         claim="Many small files lose time to seeking on the disk and to opening and closing each.",
-        experiment="packing",
+        experiment="small_files",
+        variant="files of 4 KiB",
+        direction="slower",
     ),
     # --- loader ---------------------------------------------------------------------------
     Claim(
@@ -143,13 +151,18 @@ CLAIMS: tuple[Claim, ...] = (
         published="the CPU's threads at most, often 8 or 12 [002]; "
         "as many as CPU cores or as GPUs [004]",
         experiment="workers",
+        variant="no workers",
+        direction="slower",
+        also=(("workers", "twice as many", None),),
     ),
     Claim(
         number=13,
         documents=("[001]",),
         claim="num_parallel_reads makes TFRecordDataset read in parallel, so that the GPU waits "
         "less.",
-        experiment="tf_data",
+        experiment="num_parallel_reads",
+        variant="in parallel",
+        direction="faster",
     ),
     Claim(
         number=14,
@@ -157,6 +170,8 @@ CLAIMS: tuple[Claim, ...] = (
         claim="prefetch_factor (PyTorch 1.7 on) has each worker load ahead, so that CPU and GPU "
         "work at once.",
         experiment="prefetch_factor",
+        variant="1 batch each",
+        direction="slower",
     ),
     Claim(
         number=15,
@@ -165,6 +180,8 @@ CLAIMS: tuple[Claim, ...] = (
         "GPU.",
         published="a little",
         experiment="pin_memory",
+        variant="pinned",
+        direction="faster",
     ),
     Claim(
         number=16,
@@ -173,6 +190,8 @@ CLAIMS: tuple[Claim, ...] = (
         "memory.",
         published="90 % of the memory or more; 4, 8, 12, 16, 32, 128, 256",
         experiment="batch_size",
+        variant="21 (odd)",
+        direction="slower",
     ),
     Claim(
         number=17,
@@ -180,6 +199,8 @@ CLAIMS: tuple[Claim, ...] = (
         claim="DataLoader has persistent_workers, False by default (listed, with no effect "
         "claimed).",
         experiment="persistent_workers",
+        variant="kept",
+        also=(("short_epochs", "kept", None),),
     ),
     Claim(
         number=18,
@@ -187,6 +208,7 @@ CLAIMS: tuple[Claim, ...] = (
         claim="DataLoader takes map and iterable datasets, a loading order of one's own and a "
         "collate function.",
         experiment="sampling",
+        variant="in order",
     ),
     Claim(
         number=19,
@@ -214,12 +236,17 @@ CLAIMS: tuple[Claim, ...] = (
         claim="A copy to the GPU runs beside computation only from pinned memory and on another "
         "stream.",
         experiment="pin_memory",
+        variant="pinned, side stream",
+        direction="faster",
     ),
     Claim(
         number=22,
         documents=("[001]",),
         claim="tf.data with parallel map and prefetch prepares data while the GPU trains.",
         experiment="tf_data",
+        variant="parallel map and prefetch",
+        direction="faster",
+        also=(("rivals", "tf.data", None),),
     ),
     # --- preprocessing --------------------------------------------------------------------
     Claim(
@@ -255,7 +282,9 @@ CLAIMS: tuple[Claim, ...] = (
         claim="Part of the preprocessing, as normalization, belongs in a Spark or CPU job before "
         "training.",
         experiment="offline",
+        variant="float32 samples",
         direction="faster",
+        also=(("offline", "uint8 pixels", None), ("offline", "JPEGs resized", None)),
     ),
     Claim(
         number=27,
@@ -277,7 +306,8 @@ CLAIMS: tuple[Claim, ...] = (
         documents=("[000]", "[001]", "[003]", "[004]"),
         claim="DALI, which can preprocess on the GPU, makes training much faster.",
         published="nearly 4 times as fast [000]",
-        experiment="dali",
+        experiment="rivals",
+        variant="DALI",
         direction="faster",
     ),
     # --- training loop, distributed -------------------------------------------------------

@@ -109,13 +109,21 @@ def answer(claim: Claim, runs: Mapping[str, Run]) -> str:
         claim: one of `CLAIMS`.
         runs: experiment's name -> the run that speaks for it.
     """
+    asked = [variant for _, variant, _ in claim.tests]
     said = {
-        variant or experiment: _answer(claim, experiment, variant, expected, runs.get(experiment))
+        _name(experiment, variant, alone=asked.count(variant) == 1): _answer(
+            claim, experiment, variant, expected, runs.get(experiment)
+        )
         for experiment, variant, expected in claim.tests
     }
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{name}: {words}" for name, words in said.items())
+
+
+def _name(experiment: str, variant: str, *, alone: bool) -> str:
+    """Name a test of a claim by its variant, unless another experiment has one of that name."""
+    return (variant if alone else f"{experiment} {variant}".rstrip()) or experiment
 
 
 def _answer(
@@ -205,6 +213,8 @@ def _word(row: Row, expected: float | None, direction: str) -> str:
         return "machine unstable, no verdict"
     if expected is not None:
         return agreement(row.ci_low, row.ci_high, expected)
+    if not direction:  # the document lists it and claims no effect
+        return row.verdict
     if row.verdict == direction:
         return "agrees"
     against = (OPPOSITE.get(direction), "no practical difference")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import labkit as lab
-from labkit import machine, notebook, results, units
+from labkit import catalog, machine, notebook, results, units
 from labkit.choices import Choice
 from labkit.claims import answers, claims_text
 from labkit.operations_run import NAME as OPERATIONS
@@ -238,7 +238,7 @@ def _run(options: argparse.Namespace) -> int:
         return _show(_prepared(_choice(options, options.names[0]), options.results)())
     # Build all before running any: a typo in the third name must not cost two runs.
     waiting = {}
-    for name in options.names or (*lab.CATALOG, OPERATIONS):
+    for name in options.names or (*catalog.MAIN_ROAD, OPERATIONS):
         try:
             waiting[name] = _prepared(_choice(options, name), options.results)
         except ValueError as error:
@@ -294,6 +294,8 @@ def _show(run: results.Run) -> int:
     print(f"\n{notebook.text(run)}\n")
     if found := notebook.findings(run):
         print(f"{found}\n")
+    if run.info.get("costs"):
+        print(f"{notebook.costs(run)}\n")
     if run.info["experiment"] == "combined":
         print(f"{notebook.predictions(run).to_string()}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
@@ -301,7 +303,7 @@ def _show(run: results.Run) -> int:
 
 
 def _forecast(options: argparse.Namespace) -> int:
-    for name in options.names or lab.CATALOG:
+    for name in options.names or catalog.MAIN_ROAD:
         choice = _choice(options, name)
         expected = lab.forecast(
             choice.experiment(), choice.mode, blocks=choice.blocks, results=options.results

@@ -21,6 +21,8 @@ from labkit.usage import own_cpu_s, own_major_faults
 # Order of the numbers in /proc/stat's first line (proc(5)); guest time is part of user time.
 CPU_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
+# In the environment of a trial: ids of processes that the run itself keeps beside it.
+HELPERS = "LABKIT_HELPERS"
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 
 
@@ -39,7 +41,7 @@ def disturbance() -> dict[str, float | None]:
         "clock_s": time.monotonic(),
         "cpu_s": sum(cpu_s.values()) if cpu_s else None,
         "busy_s": sum(cpu_s[name] for name in BUSY_FIELDS) if cpu_s else None,
-        "own_s": own_cpu_s(),
+        "own_s": _own_s(),
         "steal_s": cpu_s.get("steal"),
         "cpu_pressure_s": _pressure_s("cpu"),
         "io_pressure_s": _pressure_s("io"),
@@ -63,11 +65,11 @@ def since(before: dict[str, float | None]) -> dict[str, float | None]:
 
     Returns:
         duration_s; steal_share (of all CPU time); other_cores (cores kept busy by programs
-        that are not this process or its children); cpu, io and memory pressure_share (of the
-        time, in which some program waited for it); swapped pages; major_faults (pages that this
-        process and its children had to wait for, memory-mapped files included) and those of
-        the whole machine; throttled_count; and as of now load_1min, cpu_hz,
-        memory_available_bytes.
+        that are not this process, its children or the run's own helpers); cpu, io and memory
+        pressure_share (of the time, in which some program waited for it); swapped pages;
+        major_faults (pages that this process and its children had to wait for, memory-mapped
+        files included) and those of the whole machine; throttled_count; and as of now
+        load_1min, cpu_hz, memory_available_bytes.
     """
     now = disturbance()
     spent = {
@@ -101,6 +103,19 @@ def since(before: dict[str, float | None]) -> dict[str, float | None]:
         "cpu_hz": now["cpu_hz"],
         "memory_available_bytes": now["memory_available_bytes"],
     }
+
+
+def _own_s() -> float:
+    """CPU seconds of this process, its children, and what the run keeps beside it."""
+    import psutil
+
+    own_s = own_cpu_s()
+    for number in os.environ.get(HELPERS, "").split():
+        try:
+            own_s += sum(psutil.Process(int(number)).cpu_times()[:2])
+        except (psutil.Error, ValueError):
+            continue  # it has ended: what it took before is then another program's
+    return own_s
 
 
 def _pressure_s(what: str) -> float | None:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from labkit.contracts import RESIZED_TOLERANCE
+from labkit.parts.loading import OUTSIDE, OWN_ORDER
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.trial import Trial
 
@@ -30,8 +31,8 @@ LEARNT_LOSS = 0.001  # likewise next to nothing, where losses are not the same n
 MAX_MEAN_DIFFERENCE_OTHER_PIXELS = RESIZED_TOLERANCE
 # Entries of a finished batch that come from the boxes alone.
 NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
-SAME_DATA = ("batch_size", "images", "input_px", "epochs", "seed")
-SAME_PIXELS = ("decoder", "preprocessor")
+SAME_DATA = ("batch_size", "images", "input_px", "epochs", "seed", "order")
+SAME_PIXELS = ("decoder", "preprocessor", "stored")
 SAME_SUMS = ("device", "torch_threads")
 
 
@@ -62,7 +63,7 @@ def unequal_work(info: Mapping[str, object], trials: Sequence[Trial]) -> dict[st
 
 def _other_batches(trial: Trial, base: Trial) -> str:
     """Compare the last batch of every epoch: its images, and the means of its entries."""
-    same_pixels = _are_same(trial, base, SAME_PIXELS)
+    same_pixels = _have_same_pixels(trial, base)
     for number, (epoch, wanted) in enumerate(zip(trial.epochs, base.epochs), 1):
         batch = f"the last batch of epoch {number}"
         if None in (epoch.last_ids_crc, wanted.last_ids_crc):
@@ -98,7 +99,7 @@ def _other_loss(trial: Trial, base: Trial) -> str:
     if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step",)):
         return ""
     most, floor = MAX_LOSS_DIFFERENCE, LEARNT_LOSS
-    if not _are_same(trial, base, SAME_PIXELS):
+    if not _have_same_pixels(trial, base):
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
     elif base.settings.get("device") == "cpu" and _are_same(trial, base, SAME_SUMS):
         most, floor = SAME_NUMBERS, NEXT_TO_NOTHING
@@ -110,8 +111,17 @@ def _other_loss(trial: Trial, base: Trial) -> str:
 def _is_same_data(trial: Trial, other: Trial) -> bool:
     a, b = trial.settings, other.settings
     short = STEPS_SHORT.get(a.get("prefetcher")) == STEPS_SHORT.get(b.get("prefetcher"))
-    resident = "resident" in (a.get("loader"), b.get("loader"))  # one batch over and over
-    return short and not resident and _are_same(trial, other, SAME_DATA)
+    loaders = {a.get("loader"), b.get("loader")}
+    # One batch over and over, or another image last; preflight has compared an epoch of those.
+    not_the_last = "resident" in loaders or (len(loaders) > 1 and loaders & OWN_ORDER)
+    return short and not not_the_last and _are_same(trial, other, SAME_DATA)
+
+
+def _have_same_pixels(trial: Trial, other: Trial) -> bool:
+    """Say whether every pixel must be the same; rivals round in ways of their own."""
+    loaders = {trial.settings.get("loader"), other.settings.get("loader")}
+    as_one = len(loaders) == 1 or not loaders & OUTSIDE
+    return as_one and _are_same(trial, other, SAME_PIXELS)
 
 
 def _are_same(trial: Trial, other: Trial, names: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
-from labkit import machine, source, tables, timing
+from labkit import machine, source, stored, tables, timing
 from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_run import resume_operations
 from labkit.plan import check_blocks
@@ -38,7 +38,7 @@ from labkit.trial import Skip, utc_now
 from labkit.underway import UnderWay, alone
 
 # Variants that differed in these would do different work.
-SAME_FOR_ALL = ("data", "images", "seed", "epochs", "on_bad_image")
+SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,12 @@ def completed(settings: Settings, mode: Mode) -> Settings:
     # A table of one's own may have the device: only an unset device needs the GPU asked.
     has_cuda = settings.device is None and machine.cuda().works
     return complete(
-        settings, mode, cores=machine.cores(), has_cuda=has_cuda, can_fork=machine.can_fork()
+        settings,
+        mode,
+        cores=machine.cores(),
+        has_cuda=has_cuda,
+        can_fork=machine.can_fork(),
+        real_step=tables.real_step(settings),
     )
 
 
@@ -249,10 +254,13 @@ def resume(
 
 def _describe_data(settings: Settings) -> dict[str, object]:
     """Open the data once in the runner: a missing folder must cost nothing."""
-    source.open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = source.open_reader(settings.packing, Path(settings.data))
-    # One that is missing is named by preflight, together with all others.
-    size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
+    stored.open_reader.cache_clear()  # a notebook lives long, and its data may change
+    reader = stored.open_original(settings)
+    if reader.paths:
+        # One that is missing is named by preflight, together with all others.
+        size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
+    else:  # at a URL
+        size_bytes = int(reader.image_bytes.sum())
     return {
         "folder": settings.data,
         "images": len(reader),
@@ -280,7 +288,7 @@ def _check_together(variants: Mapping[str, Settings], available: int) -> None:
             "real storage; a model's figures must not stand beside measured ones"
         )
     for settings in variants.values():
-        source.choose_images(replace(settings, storage="here"))  # not copied anywhere yet
+        source.choose_images(stored.original(settings))  # not packed or copied anywhere yet
     sizes = sorted({settings.batch_size for settings in variants.values()})
     wanted = next(iter(variants.values())).images or available
     if math.lcm(*sizes) > wanted:
@@ -292,7 +300,7 @@ def _check_together(variants: Mapping[str, Settings], available: int) -> None:
 
 def _is_modelled(settings: Settings) -> bool:
     try:
-        return source.locate_data(settings).disk is not None
+        return stored.locate_data(settings).disk is not None
     except Skip:  # stays out, with its reason
         return False
 

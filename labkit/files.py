@@ -8,11 +8,17 @@ takes it for a whole one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes | str) -> Path:
-    """Write a file, or replace it, in one step; a text as UTF-8.
+def write_whole(path: Path, content: bytes | str | Iterator[bytes]) -> Path:
+    """Write a file, or replace it, in one step.
+
+    Args:
+        path: the file.
+        content: all of it, a text as UTF-8; or its pieces one after the other, where the whole
+            would take much memory.
 
     Returns:
         The file.
@@ -22,9 +28,13 @@ def write_whole(path: Path, content: bytes | str) -> Path:
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        if isinstance(content, Iterator):
+            with part.open("wb") as file:
+                file.writelines(content)
+        else:
+            part.write_bytes(content.encode() if isinstance(content, str) else content)
         part.replace(path)
-    except OSError:
+    except BaseException:
         part.unlink(missing_ok=True)  # it takes room that is wanted
         raise
     return path

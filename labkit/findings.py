@@ -122,6 +122,11 @@ def _stand_ins(rows: Sequence[Row]) -> list[str]:
                 f"In place of a real disk, {join(names)} read one that the kernel slows "
                 f"down{detail}: what they show is this stand-in's."
             )
+        elif kind == "emulated distance":
+            said.append(
+                f"In place of a real distance, the data of {join(names)} came from a server on "
+                f"this machine that answers as late{detail}: what they show is this stand-in's."
+            )
         elif kind == "modelled":
             modelled.append(f"{join(names)}{detail}")
         elif kind == "unknown":

@@ -29,6 +29,8 @@ from labkit import (
 from labkit.captions import self_checks, stand_ins
 from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
+from labkit.costs import cost_lines, costs_table
+from labkit.costs import costs as find_costs
 from labkit.epoch_chart import epoch_chart as draw_epochs
 from labkit.experiment import Experiment
 from labkit.files import write_whole
@@ -48,7 +50,7 @@ from labkit.savings_text import describe
 from labkit.sections import Section
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
 from labkit.side_by_side import side_by_side as draw_side_by_side
-from labkit.source import open_source
+from labkit.stored import open_source
 from labkit.summary import Summary, summarize_run
 
 if TYPE_CHECKING:
@@ -137,13 +139,22 @@ def findings(run: Run) -> Lines:
     """Say what a run's rows support, and no more."""
     if _is_operations(run):
         return Lines()
-    return Lines(find(run.info, summarize(run)))
+    return Lines(_findings(run.info, summarize(run)))
 
 
 def predictions(run: Run) -> pd.DataFrame:
     """Show what single effects predict for several together, beside what was measured."""
     predicted = predict(run.info, summarize(run))
     return predictions_table([*predicted, *document_predictions()])
+
+
+def costs(run: Run) -> Frame:
+    """Show what each variant's way of storing costs once, and after how many epochs it pays.
+
+    Args:
+        run: of an experiment that stores images in different ways, as packing.
+    """
+    return costs_table(find_costs(run.info, summarize(run)))
 
 
 def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None) -> Lines:
@@ -314,6 +325,10 @@ def describe_data(data: str) -> pd.DataFrame:
     return Frame(facts.items(), columns=["", data]).set_index("")
 
 
+def _findings(info: Mapping[str, object], summary: Summary) -> tuple[str, ...]:
+    return (*find(info, summary), *cost_lines(find_costs(info, summary), summary))
+
+
 def _is_operations(run: Run) -> bool:
     return run.info.get("kind") == OPERATIONS_RUN
 
@@ -394,7 +409,7 @@ def section(run: Run) -> Section:
         second_lines=report.second_lines(summary),
         checks=self_checks(summary),
         results=report_words.results(run.info, summary),
-        findings=find(run.info, summary),
+        findings=_findings(run.info, summary),
         beside_document=report_words.beside_document(run.info, summary),
         notes=summary.notes,
         command=command,

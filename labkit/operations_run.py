@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from labkit import machine, source
+from labkit import machine, stored
 from labkit.launcher import Cancelled, Launcher
 from labkit.operations import OPERATIONS, SIZES_PX
 from labkit.operations_summary import KIND, SCHEMA
@@ -140,8 +140,8 @@ def resume_operations(
 
 
 def _describe_data(settings: Settings) -> dict[str, object]:
-    source.open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = source.open_source(settings)
+    stored.open_reader.cache_clear()  # a notebook lives long, and its data may change
+    reader = stored.open_source(settings)
     if len(reader) < PHOTOS:
         raise ValueError(
             f"data must hold at least {PHOTOS} photographs, got {len(reader)} in {settings.data}; "

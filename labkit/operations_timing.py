@@ -27,7 +27,8 @@ from labkit.contracts import DECODED_TOLERANCE_LEVELS, Clock
 from labkit.operations import OPERATIONS, Operation, Picture, make_picture
 from labkit.parts.decoding import DECODERS
 from labkit.settings import Settings
-from labkit.source import open_source, shuffled_images
+from labkit.source import shuffled_images
+from labkit.stored import open_source
 
 PHOTOS = 4  # different ones, so that no library is judged by one image
 # Timed twice in every block, as A1 and A2: what noise alone does.
@@ -205,7 +206,7 @@ def time_operations(
         try:
             photos.append(DECODERS["opencv"](jpeg))
         except ValueError as error:
-            raise ValueError(f"{reader.paths[index]}: {error}") from error
+            raise ValueError(f"{reader.where(index)}: {error}") from error
     before = machine.disturbance()
     rows = time_block(photos, sizes_px, cell_s=cell_s, order_seed=order_seed, clock=SystemClock())
     disturbed = machine.since(before)

@@ -1,6 +1,6 @@
 """Preparation: everything that comes before a run's first timed trial.
 
-    stage: the data on every medium
+    stage: the data packed where it is to be, and on every medium
     prepare: images looked at ─ stand-ins checked ─ equal work compared ─ baseline's rate
              taken ─ emulator checked ─ epoch's size chosen
 
@@ -11,47 +11,74 @@ wrong with one is dropped with its reason, what is wrong with the data counts fo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from labkit import units
 from labkit.launcher import TrialFailed
+from labkit.packs import ensure_pack
+from labkit.row_words import join
 from labkit.self_checks import check_emulator, check_stand_ins
-from labkit.staging import staged
+from labkit.settings import Settings
+from labkit.staging import comes_from_afar, staged
+from labkit.stored import original, stored_folder
 from labkit.trial import Skip
 from labkit.underway import UnderWay
 
 # Enough for preflight and calibration on any machine; the rest is looked at once the run
 # knows how many images it takes, so that a big data set on a slow disk is not read in vain.
 FIRST_LOOK_IMAGES = 512
+MANY_REQUESTS = 4  # per image: of one file of a photograph's size it takes one or two
 SHORT_SHARE = 0.9  # epochs shorter than this share of what the mode wants are worth a note
 
 
 def stage(run: UnderWay, places: ExitStack) -> None:
-    """Have the data on every medium; drop the variants of one where it cannot be."""
-    media = {}
-    for storage in dict.fromkeys(settings.storage for settings in run.variants.values()):
-        waiting = run.waiting(storage)
-        if not waiting:
-            continue
+    """Have the data packed and on every medium; drop the variants where it cannot be."""
+    how = {"say": run.progress.say, "cancel": run.cancel, "progress": run.progress.shown}
+    media, costs = {}, dict(run.info.get("costs", {}))
+    for waiting in _by_place(run, lambda settings: (stored_folder(settings),)):
         settings = next(iter(waiting.values()))
         try:
-            facts = places.enter_context(
-                staged(
-                    settings,
-                    say=run.progress.say,
-                    cancel=run.cancel,
-                    progress=run.progress.shown,
-                )
-            )
+            cost = ensure_pack(settings, **how)
         except Skip as reason:
-            for label in waiting:
-                run.drop(label, "skipped", str(reason))
+            _drop_all(run, waiting, reason)
+            continue
+        if cost is not None:  # as the person gave the data: run.json may be passed on
+            cost = {**cost, "folder": str(stored_folder(settings))}
+            costs |= dict.fromkeys(waiting, cost)
+    on_medium = _by_place(run, lambda settings: (settings.storage, stored_folder(settings)))
+    for waiting in on_medium:
+        settings = next(iter(waiting.values()))
+        others = [next(iter(other.values())) for other in on_medium if other is not waiting]
+        beside = [other for other in others if other.storage == settings.storage]
+        try:
+            facts = places.enter_context(staged(settings, **how, beside=beside))
+        except Skip as reason:
+            _drop_all(run, waiting, reason)
             continue
         if facts["remark"]:
             run.note(facts["remark"])
-        media[storage] = facts
-    run.save(storages=media)
+        media.setdefault(settings.storage, facts)
+        if facts["whole_copy_bytes"] is not None and comes_from_afar(settings):
+            copy = {"bytes": facts["whole_copy_bytes"], "copy_s": facts["whole_copy_s"]}
+            # Of a pack the bytes are known already: without its boxes and its manifest.
+            costs |= {label: {**copy, **costs.get(label, {})} for label in waiting}
+    run.save(storages=media, costs=costs)
+
+
+def _by_place(run: UnderWay, place: Callable[[Settings], Hashable]) -> list[dict[str, Settings]]:
+    """Group the variants that are still in the run by the place of their data."""
+    found: dict[Hashable, dict[str, Settings]] = {}
+    for label, settings in run.variants.items():
+        if label not in run.dropped:
+            found.setdefault(place(settings), {})[label] = settings
+    return list(found.values())
+
+
+def _drop_all(run: UnderWay, labels: Iterable[str], reason: Skip) -> None:
+    for label in labels:
+        run.drop(label, "skipped", str(reason))
 
 
 def prepare(run: UnderWay) -> None:
@@ -68,7 +95,7 @@ def prepare(run: UnderWay) -> None:
         usable = min(looked_at, run.info["data"]["images"]) - len(excluded)
         tried = replace(baseline, images=min(baseline.images or usable, usable))
         calibration = run.ask("calibrate", settings=asdict(tried), excluded=excluded)
-        if baseline.device == "emulated":
+        if baseline.device == "emulated" and baseline.step != "nothing":
             calibration |= check_emulator(run, tried, calibration["compute_s_per_image"])
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
@@ -84,6 +111,7 @@ def prepare(run: UnderWay) -> None:
         why = "as images is set" if baseline.images else "as there are no more images"
         run.note(f"epochs of {steps} steps, {why}: {run.mode.name} mode wants {run.mode.min_steps}")
     run.save(calibration=calibration, excluded=excluded)
+    _count_reads(run)
     epoch_s = calibration["images"] / calibration["images_per_s"]
     if run.mode.judged and epoch_s < SHORT_SHARE * run.mode.epoch_s:
         run.note(
@@ -112,6 +140,33 @@ def _compare_work(run: UnderWay, excluded: list[int]) -> None:
             run.drop(label, status, reason)
 
 
+def _count_reads(run: UnderWay) -> None:
+    """Where variants store the images in different ways, count what reading each way takes."""
+    if not run.info["costs"]:
+        return
+    run.progress.say("counting what reading takes: openings, read calls, disk requests")
+    images, reads = run.info["calibration"]["images"], {}
+    for label, settings in run.variants.items():
+        if label not in run.dropped:
+            try:
+                reads[label] = run.ask(
+                    "count_reads",
+                    settings=asdict(replace(settings, images=images)),
+                    excluded=run.info["excluded"],
+                )
+            except (TrialFailed, Skip) as reason:  # its trials will say so
+                run.progress.say(f"{label}: reading could not be counted: {reason}")
+    pieces = [label for label, read in reads.items() if (read["requests"] or 0) > MANY_REQUESTS]
+    pieces = [label for label in pieces if run.variants[label].storage == "throttled"]
+    if pieces:
+        run.note(
+            f"{join(pieces)}: an image takes many requests, and the throttled disk charges each as "
+            "one at random, where a real disk has the next piece in its own memory; so this "
+            "looks slower here than there"
+        )
+    run.save(reads=reads)
+
+
 def _epoch_images(run: UnderWay, images_per_s: float) -> int:
     """Choose how many images an epoch takes, from the baseline's rate."""
     baseline, available = run.baseline, run.info["data"]["images"]
@@ -123,7 +178,7 @@ def _epoch_images(run: UnderWay, images_per_s: float) -> int:
 
 def _look_at_images(run: UnderWay, start: int, stop: int, excluded: list[int]) -> list[int]:
     """Find unreadable images among those the run will take; stop, or leave them out."""
-    settings = replace(run.baseline, storage="here")  # as the person gave it
+    settings = original(run.baseline)  # as the person gave it
     try:
         found = run.ask("find_bad_images", settings=asdict(settings), start=start, stop=stop)
     except TrialFailed as failure:

@@ -124,6 +124,25 @@ def major_faults(process_id: int) -> int | None:
     return int(fields[9]) + int(fields[10]) if len(fields) > 10 else None
 
 
+def processes_below(process_id: int) -> list[int] | None:
+    """List the children of a process, theirs, and so on; None where the kernel does not tell."""
+    tasks = Path(f"/proc/{process_id}/task")
+    if not (tasks / str(process_id) / "children").exists():
+        return None
+    children = [int(word) for file in tasks.glob("*/children") for word in text(file).split()]
+    return [*children, *(p for child in children for p in processes_below(child) or ())]
+
+
+def pss_bytes(process_id: int) -> int | None:
+    """Give a process's memory, pages that it shares with others divided among them.
+
+    Returns:
+        None where that is not known, or the process has ended.
+    """
+    kib = counters(f"/proc/{process_id}/smaps_rollup").get("Pss")
+    return None if kib is None else 1024 * kib
+
+
 def clock_source() -> str:
     """Name what the kernel tells the time by, as "tsc" or "kvm-clock"; "unknown" elsewhere."""
     return text(SYSTEM / "clocksource/clocksource0/current_clocksource").strip() or "unknown"

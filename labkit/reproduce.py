@@ -21,6 +21,7 @@ from labkit.operations_run import NAME as OPERATIONS
 from labkit.own_python import common, experiment_lines, varying
 from labkit.python_text import Code, call
 from labkit.settings import CORRECTED, MODES, Mode, Settings, complete, with_settings
+from labkit.tables import real_step
 
 # As published, the order decides from which disk and which cache state a variant reads.
 ORDERED = {"storage", "cache"}
@@ -254,6 +255,7 @@ def _fill(settings: Settings, mode: Mode, info: Mapping[str, object]) -> Setting
         cores=found.get("cores", 1),
         has_cuda=bool((found.get("gpu") or {}).get("works")),
         can_fork=str(found.get("platform", "Linux")).startswith("Linux"),
+        real_step=real_step(settings),
     )
 
 

@@ -18,7 +18,10 @@ from labkit import units
 from labkit.summary import Row, Summary
 
 # How labels begin that are not the real thing.
-STAND_INS = {"accelerator": ("emulated",), "storage": ("throttled", "modelled")}
+STAND_INS = {
+    "accelerator": ("emulated",),
+    "storage": ("throttled", "modelled", "emulated distance"),
+}
 # What a word of agreement becomes over a stand-in: it is not the document's own experiment.
 EMULATED_WORDS = {"agrees": "consistent", "differs": "not consistent"}
 LABEL_WORDS = ("real", "unknown", *(word for words in STAND_INS.values() for word in words))
@@ -117,7 +120,9 @@ def second_line(summary: Summary, row: Row) -> str:
     if row.left_out:
         state = row.labels.get("cache", "")
         left_out = f"{units.count(row.left_out, 'trial')} left out: not known to be {state}"
-    parts = [blocks, noise, _cache(row), *_own_labels(summary, row), say_outliers(row), left_out]
+    images = "" if "images" in summary.labels else row.labels.get("images", "")
+    labels = [images, *_own_labels(summary, row)]
+    parts = [blocks, noise, _cache(row), *labels, say_outliers(row), left_out]
     return " · ".join(part for part in parts if part)
 
 

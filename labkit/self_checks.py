@@ -1,6 +1,6 @@
 """Self-checks: what stands in for hardware proves that it does what its label says.
 
-    emulated device, throttled or modelled disk ─ passed here lately? ─┬─ yes: its result and when
+    emulated device or distance, slow disk ─ passed here lately? ─┬─ yes: its result and when
                                                                        └─ no: check it now
 
 A stand-in that fails gives no figure.  What passed is remembered for a day, per machine, in the
@@ -30,7 +30,8 @@ from labkit.underway import UnderWay
 
 T = TypeVar("T")
 FILE = "self_checks.json"
-STAND_INS = ("throttled", "modelled")  # how labels of storage begin that are not the real thing
+# How labels of storage begin that are not the real thing.
+STAND_INS = ("throttled", "modelled", "emulated distance")
 SAME = ("machine_id", "kernel", "revision")  # of the provenance: machine and program
 REMEMBERED_S = 24 * 3600
 RATE_TRIES = 3  # another program's moment must not condemn a stand-in

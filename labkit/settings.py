@@ -23,6 +23,7 @@ T = TypeVar("T")
 LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
+    "jitter_ms": 0,
 }  # fmt: skip
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 
@@ -32,25 +33,33 @@ class Settings:
     """One variant's settings; every field is set by a person or left unset."""
 
     data: str = "data/photos"
-    """Folder with the images: a COCO layout, or any tree of .jpg/.jpeg files."""
+    """Images: a folder (COCO layout, or any tree of .jpg/.jpeg files) or its URL, as https://."""
     images: int | None = None
     """Images per epoch, the same for all variants; unset: chosen by calibration."""
     storage: str = "here"
-    """Medium the images are read from: a name, one of labkit.toml's, or a folder's path."""
+    """Medium to read from: a name, labkit.toml's, a folder's path, or as far_20ms_1000mbit."""
     cache: Literal["cold", "warm", "as found"] = "cold"
     """Page cache before epoch 1: cold (evicted), warm (read beforehand), or left as it is."""
     packing: str = "folder"
     """How the images are stored: one file each, or packed together."""
+    stored: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
+    """What is stored: JPEGs, JPEGs scaled to input_px, their pixels, or finished samples."""
+    order: Literal["shuffled", "sequential"] = "shuffled"
+    """Order of the images in an epoch: shuffled anew each time, or as they are stored."""
+    subset: Literal["random", "first"] = "random"
+    """Which images an epoch takes where not all: drawn at random, or the first ones."""
     decoder: str = "opencv"
     """Library that turns JPEG bytes into pixels."""
     preprocessor: str = "loops"
     """What happens to an image and its boxes before the model sees them."""
     input_px: int | None = None
     """Side of the square model input in pixels; a multiple of 32."""
+    jitter_ms: int = 0
+    """Longest extra wait of a sample, drawn from seed, epoch and image; stands for uneven reads."""
     loader: str = "torch"
     """What assembles batches on the CPU."""
     num_workers: int | None = None
-    """Loader worker processes; 0 loads in the main process."""
+    """Loader worker processes, or threads of the loader threads; 0 loads in the main process."""
     prefetch_factor: int = 2
     """Batches each worker prepares ahead; without workers it has no effect."""
     pin_memory: bool | None = None
@@ -68,7 +77,7 @@ class Settings:
     profile: str = "matched"
     """Emulated device only: how fast it computes; matched stalls the baseline by 30 %."""
     step: str | None = None
-    """The work on a batch; unset: detector, or timed on the emulated device."""
+    """The work on a batch; unset: what the preprocessor is for, or timed if emulated."""
     sync_every: int = 1
     """Steps between host waits for the device (as `.item()` does); 0: only at the epoch's end."""
     epochs: int = 2
@@ -186,7 +195,13 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
 
 
 def complete(
-    settings: Settings, mode: Mode, *, cores: int, has_cuda: bool, can_fork: bool
+    settings: Settings,
+    mode: Mode,
+    *,
+    cores: int,
+    has_cuda: bool,
+    can_fork: bool,
+    real_step: str = "detector",
 ) -> Settings:
     """Fill every unset field but `images`, from the mode and the machine.
 
@@ -196,6 +211,7 @@ def complete(
         cores: CPU cores this process may use.
         has_cuda: a CUDA device runs kernels of this torch build.
         can_fork: the platform starts worker processes by fork.
+        real_step: what a device that is not emulated does with the preprocessor's batches.
 
     Returns:
         Settings in which only `images` may still be None (calibration chooses it).
@@ -206,7 +222,7 @@ def complete(
         "batch_size": mode.batch_size,
         "num_workers": max(2, cores // 2),
         "device": device,
-        "step": "timed" if device == "emulated" else "detector",
+        "step": "timed" if device == "emulated" else real_step,
         # The emulated device stands for a CUDA one, so its batches count as pinned too.
         "pin_memory": device != "cpu",
         "start_method": "fork" if can_fork else "spawn",

@@ -9,7 +9,7 @@ alone, never on the loader, its workers or the variant.
 
 from __future__ import annotations
 
-import functools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,32 +21,64 @@ from labkit import contracts, machine, shared_memory
 from labkit.clock import SleepingClock
 from labkit.contracts import Sample
 from labkit.parts.decoding import DECODERS
-from labkit.parts.loading import LOADERS
-from labkit.parts.packing import PACKINGS, Reader
+from labkit.parts.loading import LOADERS, THREADED, Outside
+from labkit.parts.packing import (
+    JPEG,
+    PACKINGS,
+    RESIZED,
+    Reader,
+    RemoteFolder,
+    at_url,
+)
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.storage import ModelledReader, Storage, locate, prepare, prove
+from labkit.parts.storage import (
+    ModelledReader,
+    Storage,
+    distance,
+    make_warm,
+    prepare,
+    prove,
+)
 from labkit.settings import Settings
+from labkit.stored import (
+    locate_data,
+    open_reader,
+    open_source,
+)
 from labkit.tables import register
+from labkit.trial import Skip
 
 if TYPE_CHECKING:
     import torch
 
+JITTER = 7  # tells its draws from the preprocessor's, which have the same seed, epoch and image
+
 
 class Order:
-    """The keys (epoch, image) of the current epoch: all images, shuffled by seed and epoch."""
+    """The keys (epoch, image) of the current epoch: all images, shuffled by seed and epoch.
 
-    def __init__(self, image_ids: np.ndarray, seed: int) -> None:
+    Args:
+        image_ids: (images,) int64.
+        seed: of the shuffling.
+        sequential: as they are stored instead, every epoch.
+    """
+
+    def __init__(self, image_ids: np.ndarray, seed: int, *, sequential: bool = False) -> None:
         self.epoch = 0
-        self.image_ids = image_ids  # (images,) int64
+        self.image_ids = image_ids
         self._seed = seed
+        self._sequential = sequential
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        shuffled = np.random.default_rng((self._seed, self.epoch)).permutation(self.image_ids)
+        if self._sequential:
+            ids = np.sort(self.image_ids)
+        else:
+            ids = np.random.default_rng((self._seed, self.epoch)).permutation(self.image_ids)
         # The epoch travels with the key: persistent workers never see `self.epoch` change.
-        return iter([(self.epoch, int(image_id)) for image_id in shuffled])
+        return iter([(self.epoch, int(image_id)) for image_id in ids])
 
 
 @dataclass(kw_only=True)
@@ -65,8 +97,8 @@ class Source:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The image files of an epoch, sorted by image."""
-        return tuple(self.reader.paths[i] for i in sorted(self.order.image_ids))
+        """The files that hold an epoch's images, in the order of the images."""
+        return self.reader.files_of(sorted(self.order.image_ids))
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, np.ndarray]:
         """Read, decode and preprocess one image.
@@ -78,9 +110,13 @@ class Source:
             ValueError: the image cannot be decoded; the message names the file.
         """
         epoch, image_id = key
-        image_rgb, annotation = self.decode(image_id)
+        if self.settings.jitter_ms:
+            time.sleep(jitter_s(self.settings, epoch, image_id))
+        content, annotation = self.reader.read(image_id)
+        if isinstance(content, dict):  # finished when it was stored
+            return content
         sample = Sample(
-            image_rgb=image_rgb,
+            image_rgb=self.pixels(image_id, content),
             annotation=annotation,
             sample_id=image_id,
             epoch=epoch,
@@ -88,17 +124,21 @@ class Source:
         )
         return PREPROCESSORS[self.settings.preprocessor].per_sample(sample, self.settings.input_px)
 
-    def decode(self, image_id: int) -> tuple[np.ndarray, contracts.Annotation]:
-        """Read and decode one image.
+    def pixels(self, image_id: int, content: bytes | np.ndarray) -> np.ndarray:
+        """Decode an image, unless its pixels are stored.
+
+        Returns:
+            (H, W, 3) uint8 RGB.
 
         Raises:
             ValueError: it cannot be decoded; the message names the file.
         """
-        jpeg, annotation = self.reader.read(image_id)
+        if isinstance(content, np.ndarray):
+            return content
         try:
-            return DECODERS[self.settings.decoder](jpeg), annotation
+            return DECODERS[self.settings.decoder](content)
         except ValueError as error:
-            raise ValueError(f"{self.reader.paths[image_id]}: {error}") from error
+            raise ValueError(f"{self.reader.where(image_id)}: {error}") from error
 
     def collate(self, samples: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """Stack equal shapes as torch does; join ragged entries and say how many each had.
@@ -118,8 +158,52 @@ class Source:
                 batch[name] = torch.utils.data.default_collate(arrays)
         return batch
 
+    def outside(self, packing: str) -> Outside:
+        """Say what a pipeline has to know that reads, decodes and preprocesses by itself.
+
+        Args:
+            packing: what it reads, a key of `PACKINGS`.
+
+        Raises:
+            Skip: its work cannot be the same, or it would get around what the storage stands for.
+        """
+        settings, reader = self.settings, self.reader
+        who = f"the loader {settings.loader}"
+        in_numbers = PREPROCESSORS[settings.preprocessor].in_numbers
+        if in_numbers is None:
+            able = ", ".join(name for name, part in PREPROCESSORS.items() if part.in_numbers)
+            raise Skip(
+                f"{who} preprocesses by itself, and can do {able}, not {settings.preprocessor}; "
+                f"choose preprocessor {able}"
+            )
+        if settings.packing != packing or settings.stored not in (JPEG, RESIZED):
+            raise Skip(
+                f"{who} reads JPEGs by itself from the packing {packing}, got {settings.packing} "
+                f"with {settings.stored}; choose packing {packing}"
+            )
+        if isinstance(reader, (ModelledReader, RemoteFolder)):
+            raise Skip(
+                f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
+                "choose a real disk"
+            )
+        ids = np.sort(self.order.image_ids)
+        return Outside(
+            ids=ids,
+            files=tuple(map(str, reader.files_of(ids))),
+            names=tuple(reader.name(i) for i in ids),
+            labels=np.array([in_numbers.label(reader.annotation(i)) for i in ids], np.int64),
+            scale_rgb=in_numbers.scale_rgb,
+            shift_rgb=in_numbers.shift_rgb,
+            input_px=settings.input_px,
+        )
+
     def prepare_cache(self, cache: str) -> dict[str, object]:
         """Produce a cache state of the epoch's images and measure it; see `storage.prepare`."""
+        if isinstance(self.reader, RemoteFolder):
+            if self.storage.distance is not None:  # nor may the server's own disk be waited for
+                near = open_reader(self.settings.packing, self.storage.directory)
+                make_warm(dict.fromkeys(near.files_of(sorted(self.order.image_ids))))
+            return self.reader.prepare()
         if not isinstance(self.reader, ModelledReader):
             return prepare(self.files, cache)
         prepare(self.files, "warm")  # the model charges for the disk, so nothing else may
@@ -127,8 +211,14 @@ class Source:
 
     def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
         """Complete the proof after the epochs; see `storage.prove`."""
+        if isinstance(self.reader, RemoteFolder):
+            return self.reader.prove(self.order.image_ids, proof)
         if not isinstance(self.reader, ModelledReader):
-            return prove(self.files, proof)
+            files = self.files
+            proof = prove(files, proof)
+            if len(files) < len(self.order):  # of a pack's file only these images are read
+                proof["file_bytes"] = int(self.reader.image_bytes[self.order.image_ids].sum())
+            return proof
         return self.reader.prove(self.order.image_ids, proof)
 
     def start_worker(self, worker_id: int) -> None:
@@ -143,38 +233,32 @@ class Source:
         self.__dict__.update(state)
 
 
-@functools.lru_cache(maxsize=8)
-def open_reader(packing: str, directory: Path) -> Reader:
-    """Open a data set once per process; the trial server's forks inherit it."""
-    return PACKINGS[packing].open(directory)
-
-
 def shuffled_images(settings: Settings) -> np.ndarray:
     """List all images in the order in which runs with this seed take them.
 
     Returns:
         (N,) int64 indices.
     """
-    return np.random.default_rng(settings.seed).permutation(len(open_source(settings)))
+    images = len(open_source(settings))
+    if settings.subset == "first":
+        return np.arange(images)
+    return np.random.default_rng(settings.seed).permutation(images)
 
 
-def open_source(settings: Settings) -> Reader:
-    """Open the data that settings name, where they say it lies.
+def label_jitter(settings: Settings) -> dict[str, str]:
+    """Label a row whose samples came late on purpose; nothing where none did."""
+    late = f"each up to {settings.jitter_ms} ms late, which stands for uneven reads"
+    return {"samples": late} if settings.jitter_ms else {}
 
-    Raises:
-        ValueError: it is not there, or is not a data set.
+
+def jitter_s(settings: Settings, epoch: int, image_id: int) -> float:
+    """Draw how late a sample comes: the same in every variant, whoever loads it.
+
+    Returns:
+        0 to `jitter_ms`, in seconds, all equally likely.
     """
-    return open_reader(settings.packing, locate_data(settings).directory)
-
-
-def locate_data(settings: Settings) -> Storage:
-    """Find the place that settings name for the data.
-
-    Raises:
-        ValueError: there is no storage of that name.
-        Skip: this machine does not have it.
-    """
-    return locate(settings.storage, Path(settings.data))
+    rng = np.random.default_rng((settings.seed, epoch, image_id, JITTER))
+    return rng.uniform(0, settings.jitter_ms) / 1000
 
 
 def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) -> np.ndarray:
@@ -222,9 +306,19 @@ def open_loader(
     Returns:
         The images by key, and an iterable of CPU batches.
     """
-    order = Order(choose_images(settings, excluded), settings.seed)
+    sequential = settings.order == "sequential"
+    order = Order(choose_images(settings, excluded), settings.seed, sequential=sequential)
     storage, reader = locate_data(settings), open_source(settings)
+    if reader.stored != settings.stored:
+        raise ValueError(
+            f"stored must be {reader.stored!r} for {settings.data}, got {settings.stored!r}"
+        )
     if storage.disk is not None:
+        if len(reader.files_of(order.image_ids)) > len(order):
+            raise Skip(
+                f"{storage.name} charges for images and not for files, so {settings.packing} would "
+                "cost what one file does; compare with storage=here or throttled"
+            )
         reader = ModelledReader(
             reader,
             storage.disk,
@@ -232,12 +326,17 @@ def open_loader(
             start_method=settings.start_method,
             cache_bytes=machine.memory_bytes(),
         )
+    if storage.distance is not None and storage.is_remote:
+        if not storage.address:
+            raise Skip(f"{storage.name} is there for as long as a run takes; start one")
+        reader = at_url(reader, distance.data_url(storage.address))
+    PACKINGS[settings.packing].ready()  # every forked worker would do it in its own epoch's time
     source = Source(reader=reader, storage=storage, settings=settings, order=order, own=own)
     return source, LOADERS[settings.loader](source, settings)
 
 
 def first_batch(settings: Settings, excluded: frozenset[int]) -> dict[str, np.ndarray]:
-    """Build the first batch of epoch 0 on the CPU, as the step would see it.
+    """Build the first batch of epoch 0 on the CPU, as the step would see it, in shuffled order.
 
     Returns:
         The finished batch's arrays; see `contracts.BATCHES`.
@@ -245,9 +344,15 @@ def first_batch(settings: Settings, excluded: frozenset[int]) -> dict[str, np.nd
     Raises:
         ValueError: the decoder does not keep its contract.
     """
-    alone = replace(settings, device="cpu", num_workers=0, images=settings.batch_size)
+    one_batch = {"images": settings.batch_size, "order": "shuffled"}
+    # What threads do to each other shows only with threads; processes would only take time.
+    workers = settings.num_workers if settings.loader in THREADED else 0
+    alone = replace(settings, device="cpu", num_workers=workers, **one_batch)
     source, loader = open_loader(alone, excluded=excluded)
-    contracts.check_image(source.decode(source.order.image_ids[0])[0])
+    first = int(source.order.image_ids[0])
+    content, _ = source.reader.read(first)
+    if not isinstance(content, dict):
+        contracts.check_image(source.pixels(first, content))
     batch = next(iter(loader))
     on_device = PREPROCESSORS[settings.preprocessor].on_device
     if on_device is not None:

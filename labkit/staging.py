@@ -13,7 +13,7 @@ import math
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,10 +21,14 @@ from labkit import units
 from labkit.clock import SleepingClock
 from labkit.copies import copy_data, held
 from labkit.media import Medium, describe_medium, is_hard_disk, probe_random_reads
-from labkit.parts.storage import ModelledReader, Storage, make_warm, throttled
+from labkit.originals import Through
+from labkit.parts.packing import Reader
+from labkit.parts.packing.connections import close_idle
+from labkit.parts.storage import ModelledReader, Storage, distance, make_warm, throttled
 from labkit.parts.storage.modelled import check
+from labkit.places import Place, is_url
 from labkit.settings import Settings
-from labkit.source import locate_data, open_reader, open_source
+from labkit.stored import locate_data, open_original, open_reader, open_source, stored_folder
 from labkit.trial import Skip
 
 # Names that claim a kind of disk -> whether that kind is a hard disk.
@@ -40,19 +44,23 @@ def staged(
     say: Callable[[str], None],
     cancel: threading.Event | None = None,
     progress: bool = False,
+    beside: Iterable[Settings] = (),
 ) -> Iterator[dict[str, object]]:
     """Have the data where settings say, for as long as the context lasts.
 
     Args:
-        settings: complete; data, packing and storage count.
+        settings: complete; data, packing and storage count; a pack must have been made.
         say: takes one line for the person.
         cancel: set by another thread to stop.
         progress: show a bar where copying takes long.
+        beside: other settings whose data will be put on the same medium, to make room for.
 
     Yields:
         What `run.json` records of the medium: label, filesystem, device, rotational,
         scheduler, readahead_kb, cold_reads_per_s (None: not probed), remark (why it is not
-        believed to be what it is called; empty if it is), copied_bytes, copied_s.
+        believed to be what it is called; empty if it is), copied_bytes and copied_s (by this
+        call; None: nothing is to be copied), whole_copy_bytes and whole_copy_s (of all files,
+        when they were first copied; None: unknown).
 
     Raises:
         Skip: it cannot be there; the text says why, with numbers.
@@ -60,11 +68,17 @@ def staged(
         Cancelled: `cancel` was set.
     """
     storage = locate_data(settings)
-    reader = open_reader(settings.packing, Path(settings.data))
+    reader = open_reader(settings.packing, stored_folder(settings))
     with contextlib.ExitStack() as kept:
+        through = None
+        if storage.distance is not None:
+            place = stored_folder(settings)
+            through = kept.enter_context(_at_distance(storage, place, reader, say))
+            storage = locate_data(settings)  # it names the server's address
         if storage.cgroup is not None:
-            size_bytes = sum(path.stat().st_size for path in (*reader.paths, *reader.companions))
-            kept.enter_context(_throttled_disk(size_bytes, len(reader), say))
+            sizes = [_size(open_reader(s.packing, stored_folder(s))) for s in (settings, *beside)]
+            size_bytes, files = map(sum, zip(*sizes))
+            kept.enter_context(_throttled_disk(size_bytes, files, say))
             storage = locate_data(settings)  # its label names what it is limited to
         if storage.passing:
             kept.enter_context(held(storage.copy))
@@ -77,6 +91,7 @@ def staged(
                 private=storage.passing,
                 cancel=cancel,
                 progress=progress,
+                through=through,
             )
         took_s = time.perf_counter() - start_s
         if copied and copied.written_bytes:
@@ -91,7 +106,35 @@ def staged(
             **_describe(storage),
             "copied_bytes": copied.written_bytes if copied else None,
             "copied_s": took_s if copied else None,
+            "whole_copy_bytes": copied.size_bytes if copied else None,
+            "whole_copy_s": copied.whole_s if copied else None,
         }
+
+
+@contextlib.contextmanager
+def _at_distance(
+    storage: Storage, folder: Place, reader: Reader, say: Callable[[str], None]
+) -> Iterator[Through]:
+    """Put up the server that stands in for a distance; give where it has each file."""
+    outside = [path for path in reader.companions if not path.is_relative_to(reader.root)]
+    beside = {path.name: path for path in outside}
+    say(f"{storage.name}: a server on this machine stands in for the distance")
+    with distance.served(storage.distance, storage.name, folder, reader.root, beside) as address:
+
+        def through(path: Path) -> tuple[str, str]:
+            if path in outside:
+                return distance.beside_url(address), path.name
+            return distance.data_url(address), path.relative_to(reader.root).as_posix()
+
+        try:
+            yield through
+        finally:
+            close_idle()
+
+
+def comes_from_afar(settings: Settings) -> bool:
+    """Say whether settings name data that lies, or stands in for data that lies, far away."""
+    return is_url(stored_folder(settings)) or locate_data(settings).distance is not None
 
 
 def why_not_throttled(settings: Settings) -> str:
@@ -100,18 +143,27 @@ def why_not_throttled(settings: Settings) -> str:
     Returns:
         What stands in the way; empty where nothing does.
     """
-    reader = open_reader(settings.packing, Path(settings.data))
-    sizes = [path.stat().st_size for path in (*reader.paths, *reader.companions) if path.exists()]
     try:
-        with _throttled_disk(sum(sizes), len(reader), say=lambda line: None):
+        sizes = _size(open_original(settings))
+        with _throttled_disk(*sizes, say=lambda line: None):
             return ""
     except Skip as reason:
         return str(reason).partition("; ")[0].removeprefix("throttled disk: ")
 
 
+def _size(reader: Reader) -> tuple[int, int]:
+    """Give the bytes and the files of a data set; what is missing is named by preflight."""
+    paths = [path for path in (*reader.paths, *reader.companions) if path.exists()]
+    return sum(path.stat().st_size for path in paths), len(paths)
+
+
 @contextlib.contextmanager
 def _throttled_disk(size_bytes: int, files: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Put the throttled disk up; take it down again unless a person had put it up."""
+    """Put the throttled disk up; take it down again unless it was up before."""
+    there = throttled.find()
+    if there is not None and there.owned:  # by this run's first data set, with room for all
+        yield
+        return
     disk = throttled.up(data_bytes=size_bytes, files=files, owner="run")
     try:
         yield
@@ -125,7 +177,17 @@ def _throttled_disk(size_bytes: int, files: int, say: Callable[[str], None]) -> 
 
 def _describe(storage: Storage) -> dict[str, object]:
     """Say what a medium is, and what the rows may call it."""
-    medium = describe_medium(storage.directory)
+    if storage.is_remote:
+        medium = Medium(
+            filesystem="remote",
+            device="network",
+            rotational=None,
+            scheduler="unknown",
+            readahead_kb=None,
+            free_bytes=0,
+        )
+    else:
+        medium = describe_medium(storage.directory)
     facts = {name: value for name, value in asdict(medium).items() if name != "free_bytes"}
     facts |= {"label": storage.label, "cold_reads_per_s": None, "remark": ""}
     doubt = ""
@@ -167,18 +229,24 @@ def check_rates(
         seconds: how long each pattern is measured.
 
     Returns:
-        For each pattern (random, sequential): readers, unit (files or bytes),
+        For each pattern (random, sequential, round trips, together): readers, unit (files,
+        bytes, requests),
         requested_per_s (None: as fast as this machine reads), delivered_per_s, error_share,
         refused; empty where nothing stands in.
+
+    Raises:
+        Skip: it cannot be measured.
     """
     storage, readers = locate_data(settings), max(1, settings.num_workers)
     if storage.cgroup is not None:
         rates = throttled.measure(readers=readers, seconds=seconds)
+    elif storage.distance is not None:
+        rates = distance.measure(storage.distance, storage.address, min(seconds, distance.CHECK_S))
     elif storage.disk is not None:
         reader = open_source(settings)
         # Neighbours: otherwise there is nothing to read in sequence.
         ids = [i for i in range(min(len(reader), CHECK_IMAGES)) if i not in excluded]
-        make_warm(reader.paths[i] for i in ids)
+        make_warm(dict.fromkeys(reader.files_of(ids)))
         model = ModelledReader(
             reader,
             storage.disk,

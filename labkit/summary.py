@@ -92,7 +92,17 @@ class Row:
     gpu_util: float | None = None
     """Percent, as NVML reports it."""
     emulated_busy_share: float | None = None
+    cpu_s_per_1000_images: float | None = None
+    """CPU-seconds of the training process and its workers; the cheapest of equals is [002]'s."""
+    wait_p50_s: float | None = None
+    """Median over all steps of the host's wait for a batch."""
+    wait_p99_s: float | None = None
+    """What one step in a hundred waits longer than."""
     peak_rss_bytes: int | None = None
+    peak_pss_bytes: int | None = None
+    """Proportional memory of the training process and its workers, the largest seen."""
+    peak_shm_bytes: int | None = None
+    """Of /dev/shm, the most seen."""
     resident_share_before: float | None = None
     """Share of the files' pages that memory held before epoch 1; measured."""
     device_read_share: float | None = None

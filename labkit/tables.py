@@ -11,7 +11,6 @@ by name before a run starts.
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 from labkit.contracts import BATCHES
 from labkit.parts.decoding import DECODERS
@@ -20,8 +19,9 @@ from labkit.parts.loading import LOADERS
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.storage import STORAGES, check_name, locate
+from labkit.parts.storage import STORAGES, Storage, check_name, locate
 from labkit.parts.training import STEPS
+from labkit.places import place
 from labkit.settings import Settings, pick
 from labkit.trial import Skip
 
@@ -80,6 +80,12 @@ def register(packed: bytes) -> None:
             TABLES[setting][name] = part
 
 
+def real_step(settings: Settings) -> str:
+    """Name the step that the preprocessor makes batches for, on a device that is not emulated."""
+    preprocessor = PREPROCESSORS.get(settings.preprocessor)
+    return preprocessor.batch if preprocessor else "detector"
+
+
 def check_names(settings: Settings) -> None:
     """Refuse settings that name a part that no table has.
 
@@ -102,7 +108,13 @@ def check(settings: Settings) -> None:
         Skip: the parts exist but cannot run on the chosen device.
     """
     check_names(settings)
-    locate(settings.storage, Path(settings.data))
+    _check_remote(settings, locate(settings.storage, place(settings.data)))
+    can_store = PACKINGS[settings.packing].stores
+    if settings.stored not in can_store:
+        raise ValueError(
+            f"stored must be {' or '.join(can_store)} for the packing {settings.packing}, "
+            f"got {settings.stored!r}"
+        )
     # A step of one's own is taken at its word; the built-in real ones are named as their batch.
     real = settings.step in BATCHES
     if settings.device == "emulated" and real:
@@ -124,4 +136,21 @@ def check(settings: Settings) -> None:
         raise Skip(
             f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
             "choose device cuda or emulated"
+        )
+
+
+def _check_remote(settings: Settings, storage: Storage) -> None:
+    """Refuse what cannot be where every image comes over a network."""
+    if not storage.is_remote:
+        return
+    if settings.cache != "as found":
+        raise Skip(
+            f"cache must be 'as found' for images that come over a network, got "
+            f"{settings.cache!r}: none of them is in this machine's page cache, so neither cold "
+            "nor warm can be produced; set cache='as found', or a storage to copy them to"
+        )
+    if settings.packing != "folder":
+        raise Skip(
+            f"packing must be 'folder' for images that come over a network one by one, got "
+            f"{settings.packing!r}; set a storage to copy the pack to"
         )

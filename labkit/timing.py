@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from labkit import machine
+from labkit import machine, source, stored
 from labkit.clock import SystemClock
 from labkit.contracts import Clock, DeviceBatch
 from labkit.parts.devices import EmulatedDevice
@@ -91,6 +91,7 @@ def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -
     loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
     next_s = forward_s = backward_s = sync_s = first_batch_s = 0.0
     steps = images = 0
+    waits_s, handed_s = [], 0.0
     batch = None
     start_s = ready_s = now()
     for batch in pipeline.batches(loader, timed):
@@ -98,6 +99,8 @@ def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -
         if steps == 0:
             first_batch_s = arrived_s - start_s
         next_s += arrived_s - ready_s
+        waits_s.append(arrived_s - ready_s - (timed.transfer_s - handed_s))
+        handed_s = timed.transfer_s
         images += len(batch["sample_id"])
         steps += 1
         loss = forward(batch)
@@ -116,6 +119,8 @@ def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -
     device.synchronize()  # queued work belongs to this epoch
     end_s = now()
     emulated = computed_s is not None
+    if waits_s:
+        waits_s[0] -= loader.startup_s
     epoch = Epoch(
         epoch_s=end_s - start_s,
         startup_s=loader.startup_s,
@@ -130,6 +135,7 @@ def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -
         images=images,
         batch_bytes=timed.batch_bytes,
         compute_s=device.compute_s - computed_s if emulated else None,
+        waits_s=tuple(round(max(wait_s, 0.0), 6) for wait_s in waits_s),
     )
     if not fingerprint or batch is None:
         return epoch
@@ -252,6 +258,8 @@ def measure(
             "storage": pipeline.storage.label,
             "cache": settings.cache,  # as produced and verified, or prepare() had skipped
             "accelerator": pipeline.device.label,
+            **stored.label_stored(settings),
+            **source.label_jitter(settings),
         },
         "loss": pipeline.step.loss(),
     }

@@ -16,7 +16,8 @@ from typing import Literal
 #   1  first version
 #   2  run; medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance;
 #      last_ids_crc and last_means in epochs
-SCHEMA = 2
+#   3  peak_pss_bytes, peak_shm_bytes; waits_s in epochs
+SCHEMA = 3
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
@@ -60,6 +61,8 @@ class Epoch:
     """CRC-32 of the last batch's sample ids, in order, as int64."""
     last_means: dict[str, float | list[float]] | None = None
     """Entry of the last batch -> its mean; of planes of red, green and blue, one mean each."""
+    waits_s: tuple[float, ...] | None = None
+    """What `wait_s` adds up: one wait per step, to the microsecond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +91,18 @@ class Trial:
     """Share of the epochs in which the emulated device computed."""
     peak_rss_bytes: int | None = None
     """Largest resident memory of the training process."""
+    peak_pss_bytes: int | None = None
+    """Largest proportional memory seen of the training process and its workers together."""
+    peak_shm_bytes: int | None = None
+    """Most that was seen in /dev/shm beyond what was there before the epochs."""
     cache_proof: dict[str, object] = field(default_factory=dict)
     disturbance: dict[str, object] = field(default_factory=dict)
     medium: dict[str, object] = field(default_factory=dict)
     """What the files lay on: filesystem, device, rotational, scheduler, readahead_kb,
     cold_reads_per_s (None: not probed)."""
     labels: dict[str, str] = field(default_factory=dict)
-    """storage=real|throttled|modelled|unknown, cache=cold|warm as verified,
-    accelerator=cuda:...|cpu|emulated(...)."""
+    """storage=real|remote|throttled|modelled|emulated distance|unknown, cache=cold|warm as
+    verified, accelerator=cuda:...|cpu|emulated(...)."""
     loss: float | None = None
     run: str = "unknown"
     """The run folder's name."""

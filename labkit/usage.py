@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from labkit import procfs
+from labkit.memory import MemoryWatch
 
 NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
 # Bits of reasons for a lower clock that are no throttling: idle, and what a person or a display
@@ -35,12 +36,14 @@ class Usage:
     def __enter__(self) -> Usage:
         """Start counting."""
         self._gpu = _GpuWatch(self._watches_gpu)
+        self._memory = MemoryWatch().__enter__()
         self._cpu_before_s = own_cpu_s()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop counting."""
         self._cpu_s = own_cpu_s() - self._cpu_before_s
+        self._memory.__exit__()
         self._gpu.stop()
 
     def gpu_clocks(self) -> dict[str, float | None]:
@@ -62,6 +65,7 @@ class Usage:
             "cpu_s": self._cpu_s,
             "cpu_percent": 100 * self._cpu_s / wall_s,
             "peak_rss_bytes": _peak_rss_bytes(),
+            **self._memory.totals(),
             **self._gpu.totals(),
         }
 

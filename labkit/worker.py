@@ -78,6 +78,12 @@ def _check_rates(settings: dict, excluded: list[int], own: bytes):
     return check_rates(_settings(settings), frozenset(excluded))
 
 
+def _count_reads(settings: dict, excluded: list[int], own: bytes):
+    from labkit.reads import count_reads
+
+    return count_reads(_settings(settings), frozenset(excluded))
+
+
 def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
     from labkit.preflight import find_bad_images
     from labkit.source import shuffled_images
@@ -109,6 +115,7 @@ JOBS: dict[str, Callable] = {
     "check_emulator": _check_emulator,
     "compare_work": _compare_work,
     "check_rates": _check_rates,
+    "count_reads": _count_reads,
     "find_bad_images": _find_bad_images,
     "time_operations": _time_operations,
     "describe_back_ends": _describe_back_ends,
@@ -146,7 +153,7 @@ def serve() -> None:
 
 def _open_data(line: bytes) -> None:
     """Open the data before forking: all trials inherit it (118,287 annotations take 5 s)."""
-    from labkit.source import open_source
+    from labkit.stored import open_source
 
     try:
         open_source(Settings(**json.loads(line)["arguments"]["settings"]))

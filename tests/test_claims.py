@@ -382,3 +382,35 @@ def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
         assert f"{row['number']} {row['claim']} {row['document']}" in joined
         assert f"{row['experiment']}: {row['answer']}" in joined
         assert row["published"] in joined
+
+
+# --- the loader's knobs ------------------------------------------------------------------------
+
+
+def test_what_a_document_only_lists_is_answered_with_the_verdict_alone(tmp_path):
+    make_run(tmp_path, {"shuffled": 1.0, "in order": 0.8}, experiment="sampling")
+    assert re.fullmatch(r"faster: 0\.\d+ \[.*\] measured", answer_to(tmp_path, 18))
+    make_run(tmp_path, {"shuffled": 1.0, "in order": 1.0}, experiment="sampling", name="z")
+    assert answer_to(tmp_path, 18).startswith("no practical difference: ")
+
+
+def test_variants_of_one_name_in_two_experiments_are_told_apart(tmp_path):
+    make_run(tmp_path, {"started anew": 1.0, "kept": 1.0}, experiment="persistent_workers")
+    make_run(tmp_path, {"started anew": 1.0, "kept": 0.5}, experiment="short_epochs")
+    answer = answer_to(tmp_path, 17)
+    assert answer.startswith("persistent_workers kept: no practical difference: ")
+    assert "; short_epochs kept: faster: 0." in answer
+
+
+def test_too_few_and_too_many_workers_are_both_asked_about(tmp_path):
+    times = {"as many as cores": 1.0, "no workers": 1.6, "twice as many": 1.0}
+    make_run(tmp_path, times, experiment="workers")
+    answer = answer_to(tmp_path, 12)
+    assert answer.startswith("no workers: agrees: slower, 1.6")
+    assert "; twice as many: differs: no practical difference" in answer
+
+
+def test_every_variant_that_a_claim_names_has_its_experiment():
+    for number in (12, 14, 15, 16, 17, 18, 21):
+        for name, variant, _ in CLAIMS[number - 1].tests:
+            assert variant in catalog.experiment(name).variants

@@ -130,10 +130,7 @@ def test_doctor_says_what_will_be_skipped(photos, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["run", "prefetch"],
-            "experiment must be one of combined, opencv_vs_pil, prefetching, preproc",
-        ),
+        (["run", "prefetch"], "prefetching, prefetching_in_depth, preprocessing, "),
         (["run", "prefetching", "--decoder", "cv3"], "decoder must be one of opencv, pillow, simp"),
         (["run", "prefetching", "--input-px", "100"], "input_px must be a positive multiple of 32"),
         (["run", "prefetching", "--data", "missing"], "missing"),

@@ -113,7 +113,7 @@ def test_batch_sizes_without_a_common_multiple_in_the_data_are_refused(tmp_path,
         ({"device": "emulated", "step": "detector"}, "step must be timed on the emulated device"),
         (
             {"device": "cpu", "step": "classifier"},
-            "preprocessor must be one of classification, classification_pillow for the step cla",
+            "preprocessor must be one of classification, classification_on_device, classification_",
         ),
         ({"data": "nowhere"}, "nowhere"),
     ],

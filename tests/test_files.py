@@ -35,6 +35,18 @@ def test_where_writing_fails_the_older_file_is_still_there(tmp_path, monkeypatch
     assert path.read_text() == "old"
 
 
+def test_pieces_make_a_whole_file_or_none(tmp_path):
+    def stops():
+        yield b"new"
+        raise KeyboardInterrupt
+
+    path = write_whole(tmp_path / "x.json", iter([b"ol", b"d"]))
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, stops())
+    assert names(tmp_path) == ["x.json"]
+    assert path.read_text() == "old"
+
+
 def test_a_folder_in_the_way_is_not_lost(tmp_path):
     (tmp_path / "x").mkdir()
     with pytest.raises(OSError):

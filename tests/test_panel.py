@@ -15,6 +15,7 @@ from labkit.choices import Choice
 from labkit.panel_form import Form
 from labkit.panel_widget import Panel
 from labkit.results import write_info
+from labkit.settings import help_texts
 
 PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
 SMALL = {
@@ -150,7 +151,7 @@ def test_every_control_has_a_label_and_every_setting_its_help(form):
         if hasattr(widget, "disabled") and hasattr(widget, "description"):
             assert widget.description
     helped = [words(w) for w in below(form.box) if type(w).__name__ == "HTML"]
-    assert "Loader worker processes; 0 loads in the main process." in helped
+    assert help_texts()["num_workers"] in helped
 
 
 def test_what_was_given_is_where_reset_returns_to():

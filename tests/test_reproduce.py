@@ -196,7 +196,7 @@ def test_python_of_an_experiment_is_that_experiment(more):
 
 @pytest.mark.parametrize("name", lab.CATALOG)
 def test_python_of_every_experiment_of_the_catalog_is_that_experiment(name):
-    experiment = lab.experiment(name, num_workers=5)
+    experiment = lab.experiment(name, seed=4)
     code = python_of(experiment, mode="quick")
     assert executed(code)[0] == replace(experiment, otherwise=None)
     assert ("# not written: what to run where" in code) == (experiment.otherwise is not None)

@@ -3,6 +3,8 @@
 import os
 import re
 import shutil
+import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +15,22 @@ from test_copies import assert_same_data, make_coco
 
 from labkit import units
 from labkit.captions import stand_ins
+from labkit.copies import copy_data, held
 from labkit.media import describe_medium, write_media
+from labkit.packs import ensure_pack
 from labkit.pagecache import can_evict
-from labkit.parts.storage import STORAGES
+from labkit.parts.storage import STORAGES, throttled
+from labkit.parts.storage.distance import FORM
 from labkit.settings import Settings
-from labkit.source import locate_data, open_source
 from labkit.staging import check_rates, staged
+from labkit.stored import locate_data, open_reader, open_source
 from labkit.summary import summarize
 from labkit.trial import Skip
 
 FACTS = {
     "label", "filesystem", "device", "rotational", "scheduler", "readahead_kb",
     "cold_reads_per_s", "remark", "copied_bytes", "copied_s",
+    "whole_copy_bytes", "whole_copy_s",
 }  # fmt: skip
 
 
@@ -141,6 +147,44 @@ def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(lab, data):
     (line,) = said  # not how to remove it: that is done
     size = units.count_bytes(data_bytes(data))
     assert re.fullmatch(rf"copied {size} to tmpfs in [\d.,]+ m?s", line)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a process that can be killed")
+def test_a_killed_runs_copy_on_a_persons_throttled_disk_goes_with_the_next_run(
+    data, tmp_path, monkeypatch
+):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr(throttled, "MOUNT", disk)
+    first, second = (locate_data(settings_for(d, "throttled")).copy for d in (data, tmp_path))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with held(first):
+                copy_data(open_reader("folder", data), first, first / "photos")
+                signal.raise_signal(signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.waitpid(pid, 0)
+    assert len(list(first.rglob("*.jpg"))) == len(list(data.rglob("*.jpg")))
+    with held(second):
+        assert not first.exists()
+
+
+@pytest.mark.skipif(bool(throttled.why_not()), reason="a throttled disk cannot be put up here")
+def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
+    if throttled.find() is not None:
+        pytest.skip("one is up already")
+    packed = replace(settings_for(data, "throttled"), packing="raw")
+    ensure_pack(packed)
+    plain, places = settings_for(data, "throttled"), ExitStack()
+    with places:
+        for settings, other in ((plain, packed), (packed, plain)):
+            places.enter_context(staged(settings, say=lambda line: None, beside=[other]))
+        readers = [open_source(settings) for settings in (plain, packed)]
+        assert all(r.root.is_relative_to(throttled.find().mount) for r in readers)
+        assert bytes(readers[0].read(3)[0]) == bytes(readers[1].read(3)[0])
+    assert throttled.find() is None
 
 
 def test_a_failing_run_leaves_nothing_in_memory(lab, data):
@@ -287,7 +331,7 @@ def test_a_folder_inside_the_data_is_refused(lab, data):
 
 def test_an_unknown_storage_lists_the_choices_labkit_tomls_among_them(lab, data):
     (lab / "labkit.toml").write_text('[media]\nscratch = "."\ndata = "photos"\n')
-    choices = ", ".join(sorted(["a folder's path", "scratch", *STORAGES]))
+    choices = ", ".join(sorted(["a folder's path", FORM, "scratch", *STORAGES]))
     message = f"storage must be one of {choices}, got 'floppy'"
     with pytest.raises(ValueError, match=re.escape(message)):
         stage(settings_for(data, "floppy")).__enter__()

@@ -457,3 +457,42 @@ def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_interval
     width = [math.log(rows["fast"].ci_high / rows["fast"].ci_low) for rows in (alone, beside)]
     # The noise differs, the level must not: eight blocks at 5 % against 5 % / 7 would be 1.6 times.
     assert width[1] < 1.5 * width[0]
+
+
+# --- beside time ------------------------------------------------------------------------------
+
+
+def with_waits(trial, *epochs_waits_s):
+    epochs = [dataclasses.replace(e, waits_s=w) for e, w in zip(trial.epochs, epochs_waits_s)]
+    return dataclasses.replace(trial, epochs=tuple(epochs))
+
+
+def test_waits_of_all_epochs_are_pooled_and_those_of_older_rows_are_unknown():
+    short, long = [0.001] * 99, [0.003] * 99 + [0.5, 0.5]
+    runs = [with_waits(fake_trial("base", 0, role), short, long) for role in ("A1", "A2")]
+    other = fake_trial("other", 0)  # as rows of schema 2 are read
+    base, unknown = summarize(fake_info(["base", "other"]), [*runs, other]).rows
+    assert (base.wait_p50_s, base.wait_p99_s) == (0.003, 0.003)
+    longest = [with_waits(run, short, [0.003] * 98 + [0.5, 0.5, 0.5]) for run in runs]
+    row = summarize(fake_info(["base"]), longest).rows[0]
+    assert row.wait_p99_s == 0.5  # three of two hundred
+    assert (unknown.wait_p50_s, unknown.wait_p99_s) == (None, None)
+
+
+def test_cpu_seconds_are_those_of_a_thousand_images():
+    runs = [fake_trial("base", 0, "A1", 2.0), fake_trial("base", 0, "A2", 4.0)]
+    (row,) = summarize(fake_info(["base"]), runs).rows
+    # 1.5 CPU-seconds per second; 2 trials of 2 epochs of 160 images
+    assert row.cpu_s_per_1000_images == pytest.approx(1.5 * 6 / 640 * 1000)
+    runs[1] = dataclasses.replace(runs[1], cpu_s=None)
+    assert summarize(fake_info(["base"]), runs).rows[0].cpu_s_per_1000_images is None
+
+
+def test_memory_is_the_most_that_any_trial_held():
+    held = [(5, None), (7, 0)]
+    runs = [
+        dataclasses.replace(fake_trial("base", 0, role), peak_pss_bytes=pss, peak_shm_bytes=shm)
+        for role, (pss, shm) in zip(("A1", "A2"), held)
+    ]
+    (row,) = summarize(fake_info(["base"]), runs).rows
+    assert (row.peak_pss_bytes, row.peak_shm_bytes) == (7, 0)

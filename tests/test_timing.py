@@ -74,6 +74,19 @@ def test_start_up_wait_forward_and_backward_are_told_apart():
     assert epoch.compute_s is None
 
 
+@pytest.mark.parametrize("prefetcher", ["none", "data_prefetcher"])
+def test_every_steps_wait_is_told_without_start_up_and_transfer(prefetcher):
+    clock = FakeClock()
+    device = EmulatedDevice(PROFILE, clock)
+    steps = {"forward": lambda batch: device.compute(8), "prefetcher": prefetcher}
+    epoch = time_epoch(pipeline(clock, device, **steps), clock)
+    # The side stream's batch is asked for one step early: twice in the first step, and not in
+    # the last.
+    expected = {"none": (0.5, 0.5, 0.5, 0.5), "data_prefetcher": (1.0, 0.5, 0.5, 0.0)}
+    assert epoch.waits_s == expected[prefetcher]
+    assert sum(epoch.waits_s) == epoch.wait_s
+
+
 def test_an_emulated_epoch_ends_when_the_device_is_done():
     clock = FakeClock()
     device = EmulatedDevice(PROFILE, clock)  # 1 s per image, 2 bytes/s

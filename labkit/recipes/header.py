@@ -18,7 +18,8 @@ from pathlib import PurePath
 from labkit import units
 from labkit.captions import conditions, stand_ins
 from labkit.parts.prefetching import STEPS_SHORT
-from labkit.parts.storage import IN_MEMORY
+from labkit.parts.storage import IN_MEMORY, distance
+from labkit.places import is_url, last_name, place
 from labkit.recipes.program import functions, libraries
 from labkit.recipes.winner import passed_over
 from labkit.results import Run
@@ -33,6 +34,7 @@ ROOM = 1.1
 # Medium -> what the data has to lie on, and a folder that stands for it in a command.
 DISKS = {"ssd": ("an SSD", "/ssd"), "nvme": ("an NVMe SSD", "/nvme")}
 OTHER_DISK = ("the disk that the run named", "/disk")
+OWN_DISK = ("a disk of this machine", "/disk")
 
 
 def comment(run: Run, summary: Summary, row: Row, *, layout: str, is_chosen: bool) -> str:
@@ -156,6 +158,11 @@ def _to_do(run: Run, settings: Settings, layout: str) -> list[str]:
     stood_in = f"In the run a model stood in for {medium}. " if medium != name else ""
     if name == "here":
         return []
+    if (far := distance.parse(name)) is not None:
+        away = f"{far.rtt_ms} ms and {far.mbit_per_s:,} Mbit/s away"
+        stood_in = f"In the run a server stood in for data {away}. "
+        if not far.staged:
+            return [f"{stood_in}This reads DATA as a folder, so one that is far has to be mounted."]
     if name in IN_MEMORY:
         size_bytes = (run.info.get("data") or {}).get("bytes")
         size = f"{math.ceil(size_bytes * ROOM / 2**20)}M" if size_bytes else "SIZE"
@@ -170,7 +177,7 @@ def _to_do(run: Run, settings: Settings, layout: str) -> list[str]:
         return ["In the run a slowed-down disk stood in for hdd; this reads DATA where it lies."]
     if medium == "hdd":
         return [f"{stood_in}The run read from a hard disk; this reads DATA where it lies."]
-    disk, folder = DISKS.get(medium, OTHER_DISK)
+    disk, folder = DISKS.get(medium, OWN_DISK if far else OTHER_DISK)
     return [
         f"{stood_in}The data has to lie on {disk}; if it does not:",
         *_copy(settings.data, folder, layout),
@@ -179,10 +186,11 @@ def _to_do(run: Run, settings: Settings, layout: str) -> list[str]:
 
 def _copy(data: str, folder: str, layout: str) -> list[str]:
     annotations = " (with COCO's annotations/ beside it, too)" if layout == "coco" else ""
-    return [
-        f"    cp -r {shlex.quote(data)} {folder}/",
-        f"Then DATA below is {folder}/{PurePath(data).name}{annotations}.",
-    ]
+    if is_url(data):
+        copy, name = f"Copy all that is at the data's URL to {folder}.", last_name(place(data))
+    else:
+        copy, name = f"    cp -r {shlex.quote(data)} {folder}/", PurePath(data).name
+    return [copy, f"Then DATA below is {folder}/{name}{annotations}."]
 
 
 def _wrap(line: str) -> str:

@@ -153,8 +153,8 @@ def collate(samples: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
 BANNER = "# --- From images to batches on the device: what a train.py of your own needs. ---\n"
 
 DATA_LOADER_X = '''\
-class DataLoaderX(DataLoader):
-    """A DataLoader whose finished batches a background thread takes, one ahead."""
+class DataLoaderX($maker):
+    """A $maker whose finished batches a background thread takes, one ahead."""
 
     def __iter__(self):
         return BackgroundGenerator(super().__iter__(), max_prefetch=1)
@@ -164,12 +164,12 @@ MAKE_LOADER = '''\
 def make_loader(folder: str = DATA) -> $loader:
     """Make the loader as it was measured; start an epoch with `batches`."""
     images = Images(Path(folder))
-    chosen = np.random.default_rng(SEED).permutation(len(images))
+    chosen = $chosen
 $choose    chosen = chosen[: $wanted // BATCH_SIZE * BATCH_SIZE]
     return $loader(
         images,
         batch_size=BATCH_SIZE,
-        sampler=Order(chosen, SEED),
+        sampler=Order(chosen, SEED$order),
         drop_last=True,
 $arguments
     )
@@ -238,3 +238,8 @@ DETECTOR = """{text}"""
 def read_config() -> Config:
     """Read the detector's constants."""
     return parse_config(DETECTOR)'''
+
+CORES = '''\
+def cores() -> int:
+    """Count this machine's CPU cores."""
+    return os.cpu_count() or 1'''

@@ -25,21 +25,32 @@ PREPROCESSORS = {
     "vectorized": ("vectorized", "vectorized", ""),
     "on_device": ("on_device", "on_device_sample", "finish_on_device"),
     "classification": ("classification", "classification", ""),
+    "classification_on_device": (
+        "classification",
+        "classification_on_device",
+        "normalize_on_device",
+    ),
     "classification_pillow": ("classification", "classification_pillow", ""),
 }
+HAVE_RAGGED = ("on_device",)  # torch's own collate does not join their boxes
 USE_OPENCV = tuple(name for name in PREPROCESSORS if name != "classification_pillow")
 IN_THREAD = ("prefetch_generator", "both", "both_as_published")
 ON_SIDE_STREAM = ("data_prefetcher", "both", "data_prefetcher_as_published", "both_as_published")
 LOADER_SETTINGS = {
     "batch_size", "num_workers", "prefetch_factor", "persistent_workers", "start_method",
-    "pin_memory",
+    "pin_memory", "order", "subset",
 }  # fmt: skip
+# Which images an epoch takes, where not all.
+CHOSEN = {
+    "random": "np.random.default_rng(SEED).permutation(len(images))",
+    "first": "np.arange(len(images))",
+}
 # Setting -> the choices that can be written out; whatever else a table has is a person's own.
 BUILT_IN = {
     "packing": ("folder",),
     "decoder": tuple(pieces.DECODERS),
     "preprocessor": tuple(PREPROCESSORS),
-    "loader": ("torch", "resident"),
+    "loader": ("torch", "threads", "resident"),
     "prefetcher": tuple(dict.fromkeys(("none", *IN_THREAD, *ON_SIDE_STREAM))),
 }
 
@@ -57,18 +68,23 @@ def program(settings: Settings, *, layout: str, excluded: tuple[int, ...] = ()) 
     """
     module, per_sample, finish = PREPROCESSORS[settings.preprocessor]
     imports, opening, boxes = pieces.LAYOUTS[layout]
+    needs_collate = _needs_collate(settings)
     in_thread = settings.prefetcher in IN_THREAD
     on_side_stream = settings.prefetcher in ON_SIDE_STREAM
-    is_resident = settings.loader == "resident"
+    is_resident, is_threaded = settings.loader == "resident", settings.loader == "threads"
+    maker = "ThreadLoader" if is_threaded else "DataLoader"
     words = {
+        "chosen": CHOSEN[settings.subset],
+        "order": ", sequential=True" if settings.order == "sequential" else "",
         "constants": _constants(settings, excluded),
         "open": opening,
         "boxes": boxes.rstrip("\n"),
         "per_sample": per_sample,
-        "loader": "DataLoaderX" if in_thread else "DataLoader",
+        "maker": maker,
+        "loader": "DataLoaderX" if in_thread else maker,
         "choose": "    chosen = chosen[~np.isin(chosen, UNREADABLE)]\n" if excluded else "",
         "wanted": "IMAGES" if settings.images else "len(chosen)",
-        "arguments": _loader_arguments(settings, ragged=bool(finish)),
+        "arguments": _loader_arguments(settings, ragged=needs_collate),
         "deliver": _deliver("put_ahead(loader)" if on_side_stream else "map(put, loader)", finish),
         "batch": f"{finish}(batch, INPUT_PX)" if finish else "batch",
     }
@@ -77,14 +93,15 @@ def program(settings: Settings, *, layout: str, excluded: tuple[int, ...] = ()) 
         pieces.IMPORTS,
         imports,
         f"from {PREPROCESSING}.{module} import {', '.join(needed)}\n",
+        "from labkit.parts.loading.threads import ThreadLoader\n" if is_threaded else "",
         "from collections.abc import Iterator\n",
         "import itertools\n" if is_resident else "",
-        "from torch.utils.data import default_collate\n" if finish else "",
+        "from torch.utils.data import default_collate\n" if needs_collate else "",
         "import cv2\n" if _uses_opencv(settings) else "",
         "$constants\n",
         pieces.DECODERS[settings.decoder],
         pieces.IMAGES,
-        pieces.COLLATE if finish else "",
+        pieces.COLLATE if needs_collate else "",
         "from prefetch_generator import BackgroundGenerator\n" if in_thread else "",
         pieces.BANNER + (pieces.DATA_LOADER_X if in_thread else "") + pieces.MAKE_LOADER,
         pieces.PUT,
@@ -94,7 +111,8 @@ def program(settings: Settings, *, layout: str, excluded: tuple[int, ...] = ()) 
     ]
     text = Template("\n".join(texts)).substitute(words)
     config = CONFIG_PATH.read_text(encoding="utf-8")
-    return inline(text, {"read_config": pieces.READ_CONFIG.format(text=config.strip())})
+    read_config = pieces.READ_CONFIG.format(text=config.strip())
+    return inline(text, {"read_config": read_config, "cores": pieces.CORES})
 
 
 def functions(settings: Settings, changed: Collection[str]) -> list[str]:
@@ -102,9 +120,12 @@ def functions(settings: Settings, changed: Collection[str]) -> list[str]:
     _, per_sample, finish = PREPROCESSORS[settings.preprocessor]
     found = ["decode"] if "decoder" in changed else []
     if "preprocessor" in changed:
-        found += [per_sample, *(["collate", finish] if finish else [])]
+        collate = ["collate"] if _needs_collate(settings) else []
+        found += [per_sample, *collate, *([finish] if finish else [])]
     if "prefetcher" in changed and settings.prefetcher in IN_THREAD:
         found.append("DataLoaderX")
+    if "loader" in changed and settings.loader == "threads":
+        found.append("ThreadLoader")
     if LOADER_SETTINGS & set(changed):
         found.append("make_loader")
     if "prefetcher" in changed and settings.prefetcher in ON_SIDE_STREAM:
@@ -126,6 +147,10 @@ def libraries(settings: Settings) -> list[str]:
 
 def _uses_opencv(settings: Settings) -> bool:
     return settings.decoder == "opencv" or settings.preprocessor in USE_OPENCV
+
+
+def _needs_collate(settings: Settings) -> bool:
+    return settings.preprocessor in HAVE_RAGGED and settings.loader != "threads"
 
 
 def _deliver(batches: str, finish: str) -> str:
@@ -155,8 +180,13 @@ def _quoted(text: str) -> str:
 
 
 def _loader_arguments(settings: Settings, *, ragged: bool) -> str:
-    arguments = {"num_workers": settings.num_workers}
-    if settings.num_workers:
+    workers = settings.num_workers
+    if settings.loader == "threads":
+        ahead = settings.prefetch_factor * max(1, workers)
+        arguments = {"num_threads": workers, "prefetch_batches": ahead}
+    else:
+        arguments = {"num_workers": workers}
+    if settings.loader != "threads" and workers:
         arguments |= {
             "prefetch_factor": settings.prefetch_factor,
             "persistent_workers": settings.persistent_workers,

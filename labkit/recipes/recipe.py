@@ -10,6 +10,9 @@ never from today's defaults.
 from __future__ import annotations
 
 from labkit.operations_run import NAME as OPERATIONS
+from labkit.parts.loading import OUTSIDE
+from labkit.parts.packing import PACKINGS
+from labkit.places import is_url
 from labkit.recipes.header import comment
 from labkit.recipes.program import BUILT_IN, program
 from labkit.recipes.winner import named, winner
@@ -46,6 +49,25 @@ def recipe(run: Run, variant: str | None = None) -> str:
 
 
 def _check_parts(variant: str, settings: Settings) -> None:
+    if settings.packing in PACKINGS and (settings.packing, settings.stored) != ("folder", "jpeg"):
+        raise ValueError(
+            f"recipe must be of a variant that reads the data as it is, got packing "
+            f"{settings.packing!r} and stored {settings.stored!r} in {variant!r}; pack with "
+            "data_scripts/pack_dataset.py and read with lab.PACKINGS"
+            f"[{settings.packing!r}].open(folder)"
+        )
+    if settings.storage == "here" and is_url(settings.data):
+        raise ValueError(
+            f"recipe must be of a variant that reads a folder, got data at a URL in {variant!r}; "
+            "take a variant that copies it first, as storage='ssd', or run again on a copy"
+        )
+    if settings.loader in OUTSIDE:
+        module = "dali.py" if settings.loader.startswith("dali") else "tf_data.py"
+        raise ValueError(
+            f"recipe must be of a variant that labkit or torch loads, got loader "
+            f"{settings.loader!r} in {variant!r}; take the pipeline from "
+            f"labkit/parts/loading/{module}"
+        )
     for name, known in BUILT_IN.items():
         if (value := getattr(settings, name)) not in known:
             raise ValueError(

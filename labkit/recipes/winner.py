@@ -75,8 +75,11 @@ def why_not(run: Run, summary: Summary, row: Row) -> str:
         return "does only part of the work"
     if settings.get("prefetcher") in STEPS_SHORT:
         return "leaves out a step of each epoch"
+    if any(settings.get(name) != base.get(name) for name in ("order", "subset")):
+        return "takes other images or another order: other training, not a remedy"
     cache, base_cache = settings.get("cache"), base.get("cache")
-    if cache != base_cache and settings.get("storage") not in IN_MEMORY:
+    # What began cold owes memory nothing; of data far away the baseline has no state of its own.
+    if cache not in (base_cache, "cold") and settings.get("storage") not in IN_MEMORY:
         return f"began with cache {cache}, the baseline with {base_cache}: a state, not a remedy"
     if summary.judged and row.verdict != "faster":
         return f"verdict: {row.verdict}"

@@ -23,6 +23,7 @@ from jpegs import encode, exif, photo, with_segment
 import labkit as lab
 from labkit import cli, contracts, pipeline, tables
 from labkit.clock import SleepingClock
+from labkit.parts.loading import OUTSIDE
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.recipes.program import BUILT_IN, program
@@ -48,7 +49,9 @@ def catalog_variants():
             except ValueError:  # not every document's experiment has an order of its own
                 continue
             for label, settings in {**experiment.variants, **experiment.in_full}.items():
-                found[name, protocol, label] = completed(settings)
+                as_it_is = (settings.packing, settings.stored) == ("folder", "jpeg")
+                if as_it_is and settings.loader not in OUTSIDE:
+                    found[name, protocol, label] = completed(settings)
     return found
 
 
@@ -67,6 +70,14 @@ CASES = {
     "list": ({"preprocessor": "loops_label_list"}, "labkit", ()),
     "config": ({"preprocessor": "loops_config_per_sample"}, "labkit", ()),
     "excluded": ({"preprocessor": "classification"}, "labkit", (3, 17)),
+    "first": ({"preprocessor": "classification", "images": 16, "subset": "first"}, "labkit", ()),
+    "in order": ({"preprocessor": "classification", "order": "sequential"}, "labkit", ()),
+    "threads": (
+        {"loader": "threads", "preprocessor": "on_device", "num_workers": 2, "prefetcher": "both"},
+        "labkit",
+        (),
+    ),
+    "on device": ({"preprocessor": "classification_on_device"}, "labkit", ()),
     "images": ({"preprocessor": "classification", "images": 15}, "labkit", ()),
     "seed": ({"preprocessor": "vectorized", "seed": 7}, "labkit", ()),
     **{
@@ -119,7 +130,7 @@ def delivered(request, folders, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("recipes")
     for i, (changes, layout, excluded) in enumerate(CASES.values()):
-        settings = completed(Settings(data=str(folders[layout]), **SMALL, **changes))
+        settings = completed(Settings(data=str(folders[layout]), **{**SMALL, **changes}))
         layout = "tree" if layout == "zoo" else layout
         text = program(settings, layout=layout, excluded=excluded)
         (folder / f"recipe_{i}.py").write_text(text, encoding="utf-8")
@@ -157,7 +168,7 @@ def variant_batches(settings, excluded):
 @pytest.mark.parametrize("case", CASES)
 def test_a_recipe_delivers_the_batches_of_its_variant(case, delivered, folders):
     changes, layout, excluded = CASES[case]
-    settings = completed(Settings(data=str(folders[layout]), **SMALL, **changes))
+    settings = completed(Settings(data=str(folders[layout]), **{**SMALL, **changes}))
     specs = contracts.BATCHES[PREPROCESSORS[settings.preprocessor].batch](8, 64)
     is_finished_there = PREPROCESSORS[settings.preprocessor].on_device is not None
     for recipe_epoch, epoch in zip(delivered[case], variant_batches(settings, excluded)):
@@ -180,10 +191,10 @@ def test_the_epochs_of_a_recipe_differ(delivered):
 
 
 def test_everything_that_labkit_offers_can_be_written_out():
-    # A new part needs a piece in recipes/pieces.py, or a reason why it has none.
-    assert {name: set(known) for name, known in BUILT_IN.items()} == {
-        name: set(tables.TABLES[name]) for name in BUILT_IN
-    }
+    # A new part needs a piece in recipes/pieces.py, or a reason why it has none: packs are read
+    # with labkit, and rivals are pipelines of their own.
+    written = {name: set(known) for name, known in BUILT_IN.items() if name != "packing"}
+    assert written == {name: set(tables.TABLES[name]) - OUTSIDE for name in written}
 
 
 @pytest.mark.parametrize("key", CATALOG, ids=lambda key: " ".join(key))
@@ -203,6 +214,26 @@ def test_every_variant_of_the_catalog_has_a_recipe(key):
         settings.prefetcher in ("prefetch_generator", "both", "both_as_published")
     )
     assert 'DATA = "data/photos"\n' in text
+
+
+@pytest.mark.parametrize("how", [{"packing": "raw"}, {"stored": "resized"}])
+def test_a_packed_variant_is_read_with_labkit(how):
+    settings = asdict(completed(Settings(**how, **SMALL)))
+    packing = how.get("packing", "folder")
+    message = (
+        rf"as it is, got packing '{packing}' and stored '{settings['stored']}' in 'packed'; pack "
+        rf"with data_scripts/pack_dataset.py and read with lab.PACKINGS\['{packing}'\].open\("
+    )
+    with pytest.raises(ValueError, match=message):
+        lab.recipe(make_run({"packed": 1.0}, variants={"packed": settings}), "packed")
+
+
+@pytest.mark.parametrize(("loader", "module"), [("dali", "dali"), ("tf_data_plain", "tf_data")])
+def test_a_rivals_pipeline_is_taken_from_its_module(loader, module):
+    settings = asdict(completed(Settings(loader=loader, **SMALL)))
+    message = rf"got loader '{loader}' in 'rival'; .* from labkit/parts/loading/{module}\.py"
+    with pytest.raises(ValueError, match=message):
+        lab.recipe(make_run({"rival": 1.0}, variants={"rival": settings}), "rival")
 
 
 def test_a_recipe_is_a_program_that_uses_workers(folders, tmp_path):
@@ -326,6 +357,8 @@ def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
     ("changes", "why"),
     [
         ({"cache": "warm"}, "began with cache warm, the baseline with cold: a state, not a remedy"),
+        ({"order": "sequential"}, "takes other images or another order: other training, not a"),
+        ({"subset": "first"}, "takes other images or another order: other training, not a"),
         ({"prefetcher": "both_as_published"}, "leaves out a step of each epoch"),
         ({"loader": "resident"}, ""),
         ({"step": "nothing"}, ""),
@@ -337,7 +370,7 @@ def test_what_did_less_never_wins(changes, why):
     variants = with_settings(times, honest={"prefetcher": "both"}, less=changes)
     said = comment_of(lab.recipe(make_run(times, variants=variants)))
     assert said.startswith("honest, the fastest")
-    assert (f"Passed over: less ({why})." in said) == bool(why)
+    assert (f"Passed over: less ({why}" in said) == bool(why)
 
 
 def test_a_medium_in_memory_may_win_and_says_how_to_mount_it():
@@ -365,6 +398,16 @@ def test_a_medium_in_memory_may_win_and_says_how_to_mount_it():
         ("throttled", "In the run a slowed-down disk stood in for hdd; this reads DATA where it"),
         ("hdd", "The run read from a hard disk; this reads DATA where it lies."),
         ("/somebody/at/home", "The data has to lie on the disk that the run named; if it does"),
+        (
+            "far_20ms_1000mbit",
+            "In the run a server stood in for data 20 ms and 1,000 Mbit/s away. This reads DATA as "
+            "a folder, so one that is far has to be mounted.",
+        ),
+        (
+            "far_20ms_1000mbit_staged",
+            "1,000 Mbit/s away. The data has to lie on a disk of this machine; if it does not: "
+            "cp -r data/photos /disk/ Then",
+        ),
     ],
 )
 def test_where_the_data_has_to_lie_is_said(storage, words):
@@ -373,6 +416,32 @@ def test_where_the_data_has_to_lie_is_said(storage, words):
     text = lab.recipe(make_run(times, variants=variants))
     assert words in comment_of(text)
     assert "somebody" not in text
+
+
+def test_what_is_copied_from_afar_and_begins_cold_may_win():
+    times = {"far": 1.0, "copied": 0.5}
+    far = {"storage": "far_20ms_1000mbit", "cache": "as found"}
+    copied = {"storage": "far_20ms_1000mbit_staged", "cache": "cold"}
+    variants = with_settings(times, far=far, copied=copied)
+    assert comment_of(lab.recipe(make_run(times, variants=variants))).startswith(
+        "copied, the fastest"
+    )
+
+
+def test_data_at_a_url_is_read_from_a_copy_or_not_at_all():
+    times = {"there": 1.0, "copied": 0.5}
+    url = {"data": "https://host/a/photos"}
+    variants = with_settings(times, there=url, copied={**url, "storage": "ssd"})
+    run = make_run(times, variants=variants)
+    said = comment_of(lab.recipe(run))
+    assert "Copy all that is at the data's URL to /ssd. Then DATA below is /ssd/photos." in said
+    assert "cp -r" not in said
+    message = (
+        "recipe must be of a variant that reads a folder, got data at a URL in 'there'; "
+        "take a variant that copies it first, as storage='ssd', or run again on a copy"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lab.recipe(run, "there")
 
 
 def test_a_floor_that_is_asked_for_says_that_it_is_one():

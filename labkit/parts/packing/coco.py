@@ -6,14 +6,13 @@ nobody here needs, so they are cut from the text before it is parsed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-
-from labkit.contracts import Annotation
 
 # COCO's object classes; the other ids up to 90 are unused.
 CATEGORIES: dict[int, str] = {
@@ -38,12 +37,20 @@ _POLYGONS = re.compile(rb'"segmentation":\s*\[[\[\]0-9eE+\-.,\s]*\]')
 def read_coco(
     file: Path, on_disk: Collection[str] | None = None
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Read image names and boxes, in the order of the image ids.
+    """Read image names and boxes from a file; see `parse_coco`."""
+    return parse_coco(file.read_bytes(), str(file), on_disk)
+
+
+def parse_coco(
+    content: bytes, where: str, on_disk: Collection[str] | None = None
+) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Take image names and boxes from COCO's JSON, in the order of the image ids.
 
     Crowd boxes and boxes without area are left out; an image may be left without boxes.
 
     Args:
-        file: a JSON in COCO's instances format.
+        content: a JSON in COCO's instances format.
+        where: the file or URL that it comes from, for messages.
         on_disk: the file names to keep; None keeps all.
 
     Returns:
@@ -54,7 +61,7 @@ def read_coco(
         ValueError: broken JSON, or not in this format.
     """
     try:
-        coco = json.loads(_POLYGONS.sub(b'"segmentation":0', file.read_bytes()))
+        coco = json.loads(_POLYGONS.sub(b'"segmentation":0', content))
         images = sorted((image["id"], image["file_name"]) for image in coco["images"])
         images = [image for image in images if on_disk is None or image[1] in on_disk]
         rows = [
@@ -68,7 +75,7 @@ def read_coco(
         category_ids = np.array([category for _, _, category in rows], dtype=np.int64)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(
-            f"annotations must be COCO JSON with images and annotations, got {file} "
+            f"annotations must be COCO JSON with images and annotations, got {where} "
             f"({type(error).__name__}: {error}); write or download it again"
         ) from error
     order = np.argsort(owners, kind="stable")
@@ -81,31 +88,44 @@ def read_coco(
     }
 
 
-def coco_json(images: Iterable[tuple[str, int, int, Annotation]]) -> bytes:
-    """Write boxes as COCO's instances JSON; image and annotation ids count from 1.
+def coco_json(images: Collection[tuple]) -> Iterator[bytes]:
+    """Write boxes as COCO's instances JSON, piece by piece; image and annotation ids count from 1.
 
     Args:
-        images: (file name, width, height, boxes) of each image.
+        images: (file name, width, height, boxes, ...) of each image; gone through twice, because
+            the format has all images before the first box.
     """
-    described, rows = [], []
-    for image_id, (name, width_px, height_px, annotation) in enumerate(images, start=1):
-        described.append(
-            {"id": image_id, "file_name": name, "width": width_px, "height": height_px}
-        )
+    yield b'{"images": ['
+    yield from _comma_separated(
+        {"id": image_id, "file_name": name, "width": width_px, "height": height_px}
+        for image_id, (name, width_px, height_px, *_) in enumerate(images, start=1)
+    )
+    yield b'], "annotations": ['
+    yield from _comma_separated(_rows(images))
+    categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
+    yield b'], "categories": ' + json.dumps(categories).encode() + b"}"
+
+
+def _comma_separated(values: Iterable[object]) -> Iterator[bytes]:
+    """Write what stands between the brackets of a JSON list, a piece for each value."""
+    comma = b""
+    for value in values:
+        yield comma + json.dumps(value).encode()
+        comma = b", "
+
+
+def _rows(images: Iterable[tuple]) -> Iterator[dict[str, object]]:
+    ids = itertools.count(1)
+    for image_id, (_, _, _, annotation, *_) in enumerate(images, start=1):
         for (left, top, right, bottom), category_id in zip(
             annotation.boxes_xyxy.tolist(), annotation.category_ids.tolist()
         ):
             width, height = right - left, bottom - top
-            rows.append(
-                {
-                    "id": len(rows) + 1,
-                    "image_id": image_id,
-                    "category_id": category_id,
-                    "bbox": [left, top, width, height],
-                    "area": width * height,
-                    "iscrowd": 0,
-                }
-            )
-    categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
-    coco = {"images": described, "annotations": rows, "categories": categories}
-    return json.dumps(coco).encode()
+            yield {
+                "id": next(ids),
+                "image_id": image_id,
+                "category_id": category_id,
+                "bbox": [left, top, width, height],
+                "area": width * height,
+                "iscrowd": 0,
+            }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -28,7 +28,7 @@ from labkit.parts.packing.manifest import (
     JPEG_START,
     MANIFEST,
     UNFINISHED,
-    WrittenImage,
+    WrittenImages,
     describe_image,
     difference,
     finish_folder,
@@ -38,10 +38,13 @@ from labkit.parts.packing.manifest import (
     start_folder,
 )
 
-_LAYOUTS = (
+LAYOUTS = (
     "accepted are images/ with annotations.json, COCO's val2017/ with annotations/, "
     "or any tree of .jpg files; `python data_scripts/make_photos.py data/photos` makes some"
 )
+
+
+MADE_AGAIN = ("paths", "image_bytes")  # bulky to pickle, and found again at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,6 +54,9 @@ class FolderReader:
     root: Path
     boxes: str
     manifest_hash: str
+    source_hash: str
+    stored: str
+    """jpeg, or resized: scaled down from other data; see `content`."""
     name_bytes: bytes
     """The files' paths below `root`, encoded for the file system, one after the other."""
     name_ends: np.ndarray
@@ -68,13 +74,32 @@ class FolderReader:
         return len(self.name_ends) - 1
 
     def __getstate__(self) -> dict[str, object]:
-        # One Path per image is bulky to pickle and quickly made again.
-        return {name: value for name, value in self.__dict__.items() if name != "paths"}
+        return {name: value for name, value in self.__dict__.items() if name not in MADE_AGAIN}
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
         """The image files, absolute, in order."""
-        return tuple(self.root / self._name(i) for i in range(len(self)))
+        return self.files_of(range(len(self)))
+
+    @cached_property
+    def image_bytes(self) -> np.ndarray:
+        """(N,) int64, the files' sizes; 0 for one that is missing."""
+        # Not of `paths`, which would keep an object for each.
+        files = (path for i in range(len(self)) for path in self.files_of([i]))
+        sizes = (path.stat().st_size if path.exists() else 0 for path in files)
+        return np.fromiter(sizes, np.int64, len(self))
+
+    def name(self, i: int) -> str:
+        """Give a file's path below `root`."""
+        return os.fsdecode(self.name_bytes[self.name_ends[i] : self.name_ends[i + 1]])
+
+    def where(self, i: int) -> str:
+        """Name the file of image `i`."""
+        return str(self.root / self.name(i))
+
+    def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
+        """List the files of these images, in their order."""
+        return tuple(self.root / self.name(i) for i in indices)
 
     @property
     def companions(self) -> tuple[Path, ...]:
@@ -82,24 +107,35 @@ class FolderReader:
         known = [self.annotations] if self.annotations else []
         return (*known, self.root / MANIFEST) if self.manifest_hash != "unknown" else tuple(known)
 
+    def content(self, i: int) -> bytes:
+        """Read the bytes of one file."""
+        return (self.root / self.name(i)).read_bytes()
+
     def read(self, i: int) -> tuple[bytes, Annotation]:
         """Read one file and its boxes; see `labkit.parts.packing.Reader.read`."""
         if not 0 <= i < len(self):
             raise IndexError(f"i must be from 0 to {len(self) - 1}, got {i}")
-        name = self._name(i)
-        path = self.root / name
-        jpeg = path.read_bytes()
+        jpeg = self.content(i)
         if not jpeg.startswith(JPEG_START):
             found = f"{jpeg[:8]!r}..." if jpeg else "0 bytes"
-            raise ValueError(f"image must be a JPEG file, got {found} in {path}")
+            raise ValueError(f"image must be a JPEG file, got {found} in {self.where(i)}")
         if self.box_ranges is None:
             try:
-                return jpeg, synthesize_boxes(name, *jpeg_size_px(jpeg))
+                return jpeg, synthesize_boxes(self.name(i), *jpeg_size_px(jpeg))
             except ValueError as error:
-                raise ValueError(f"{error} in {path}") from None
+                raise ValueError(f"{error} in {self.where(i)}") from None
+        return jpeg, self.annotation(i)
+
+    def annotation(self, i: int) -> Annotation:
+        """Give an image's boxes without reading it.
+
+        Synthesized ones lie in shares of the shorter side, as its length is in the file.
+        """
+        if self.box_ranges is None:
+            return synthesize_boxes(self.name(i), 1, 1)
         first, end = self.box_ranges[i]
         # Copies: a part that flips boxes in place must not change the next epoch's.
-        return jpeg, Annotation(
+        return Annotation(
             boxes_xyxy=self.boxes_xyxy[first:end].copy(),
             category_ids=self.category_ids[first:end].copy(),
         )
@@ -118,15 +154,12 @@ class FolderReader:
                 boxes_entry = {"sha256": manifest["annotations_sha256"]}
                 compared.append(difference(self.annotations, boxes_entry))
         for i in indices:
-            name = self._name(i)
+            name = self.name(i)
             if entries and name not in entries:
                 compared.append(f"{self.root / name} must be listed in {MANIFEST}, got no entry")
             else:
                 compared.append(difference(self.root / name, entries.get(name, {})))
         return [line for line in compared if line]
-
-    def _name(self, i: int) -> str:
-        return os.fsdecode(self.name_bytes[self.name_ends[i] : self.name_ends[i + 1]])
 
 
 def open_folder(path: Path | str) -> FolderReader:
@@ -147,10 +180,15 @@ def open_folder(path: Path | str) -> FolderReader:
     # Absolute, because workers may run in another directory; links stay as they are.
     root = Path(path).expanduser().absolute()
     if not root.is_dir():
-        raise FileNotFoundError(f"data must be an existing folder, got {str(path)!r}; {_LAYOUTS}")
-    manifest_hash = "unknown"
+        raise FileNotFoundError(f"data must be an existing folder, got {str(path)!r}; {LAYOUTS}")
+    manifest_hash, manifest = "unknown", {}
     if (root / MANIFEST).is_file():
-        manifest_hash = sha256((root / MANIFEST).read_bytes())
+        manifest_hash, manifest = sha256((root / MANIFEST).read_bytes()), read_manifest(root)
+        if "packing" in manifest:
+            raise ValueError(
+                f"packing must be {manifest['packing']!r} for {str(path)!r}, which is packed so, "
+                "got 'folder'; choose that packing, or the folder that it was made from"
+            )
     elif (root / UNFINISHED).is_file():
         raise ValueError(
             f"data must be a finished folder, got {str(path)!r}; "
@@ -170,24 +208,35 @@ def open_folder(path: Path | str) -> FolderReader:
         boxes["annotations"] = annotations
     if not names:
         of = f", none of the images in {found[0]}" if found else ", no .jpg file below it"
-        raise ValueError(f"data must hold JPEG images, got {str(path)!r}{of}; {_LAYOUTS}")
+        raise ValueError(f"data must hold JPEG images, got {str(path)!r}{of}; {LAYOUTS}")
     encoded = [os.fsencode(name) for name in names]
     return FolderReader(
         root=root,
         boxes="coco" if found else "synthesized",
         manifest_hash=manifest_hash,
+        source_hash=manifest.get("source_hash", manifest_hash),
+        stored=manifest.get("stored", "jpeg"),
         name_bytes=b"".join(encoded),
         name_ends=np.cumsum([0, *map(len, encoded)]),
         **boxes,
     )
 
 
-def write_folder(samples: Iterable[tuple[str, bytes, Annotation]], path: Path | str) -> None:
+def write_folder(
+    samples: Iterable[tuple[str, bytes, Annotation]],
+    path: Path | str,
+    *,
+    about: Mapping[str, object] | None = None,
+) -> int:
     """Write images and boxes in labkit's own layout, in the given order.
 
     Args:
         samples: (path inside images/, JPEG bytes, boxes) of each image.
         path: a new or empty folder, or one that an earlier call was stopped in.
+        about: what else the manifest says, as stored and source_hash.
+
+    Returns:
+        The images' bytes.
 
     Raises:
         ValueError: `path` holds other files, or a name is given twice or leaves the folder.
@@ -196,15 +245,15 @@ def write_folder(samples: Iterable[tuple[str, bytes, Annotation]], path: Path | 
     if (root / MANIFEST).exists():
         raise ValueError(f"path must be a new folder, got {str(path)!r} with finished data")
     start_folder(root, kind="written samples", seed=None)
-    written: dict[str, WrittenImage] = {}
+    written = WrittenImages()
     for name, jpeg, annotation in samples:
         pure = PurePosixPath(name)
-        if name in written or pure.is_absolute() or ".." in pure.parts:
+        if name in written.names or pure.is_absolute() or ".." in pure.parts:
             raise ValueError(f"name must be a new path inside images/, got {name!r}")
-        written[name] = describe_image(name, jpeg, annotation)
+        written.add(describe_image(name, jpeg, annotation))
         (root / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(root / "images" / name, jpeg)
-    finish_folder(root, written.values(), kind="written samples", seed=None)
+    return finish_folder(root, written, kind="written samples", seed=None, about=about)["bytes"]
 
 
 def synthesize_boxes(name: str, width_px: int, height_px: int) -> Annotation:
@@ -263,12 +312,13 @@ def _find_jpegs(root: Path) -> list[str]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         below = Path(folder).relative_to(root).as_posix()
         prefix = "" if below == "." else below + "/"
-        names += [
-            prefix + name
-            for name in files
-            if name.lower().endswith((".jpg", ".jpeg")) and not name.startswith(".")
-        ]
+        names += [prefix + name for name in files if is_jpeg(name)]
     return sorted(names)
+
+
+def is_jpeg(name: str) -> bool:
+    """Say of a file's name whether it is an image of the data set's; hidden files are not."""
+    return name.lower().endswith((".jpg", ".jpeg")) and not name.startswith(".")
 
 
 def _raise(error: OSError) -> None:

@@ -4,16 +4,20 @@
 
 Everything appears under its name only when complete and the manifest comes
 last, so a stop at any moment leaves either finished data or a marked folder
-that the same command goes on with.
+that the same command goes on with.  Main trap: of 100,000 images an object each
+and two whole JSON texts take half a gigabyte, so there are neither.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from labkit.contracts import Annotation
 from labkit.files import write_whole
@@ -36,6 +40,44 @@ class WrittenImage(NamedTuple):
     annotation: Annotation
     size_bytes: int
     sha256: str
+
+
+class WrittenImages:
+    """What is known of all images written so far, in order, without an object for each."""
+
+    def __init__(self, images: Iterable[WrittenImage] = ()) -> None:
+        self.names: dict[str, None] = {}
+        # Width, height, size and number of boxes of each image; the next two of each box.
+        self._rows, self._boxes, self._categories = array("q"), array("f"), array("q")
+        self._hashes = bytearray()
+        for image in images:
+            self.add(image)
+
+    def add(self, image: WrittenImage) -> None:
+        """Note one image, whose name must be new."""
+        boxes_xyxy, category_ids = image.annotation.boxes_xyxy, image.annotation.category_ids
+        self.names[image.name] = None
+        self._rows.extend((image.width_px, image.height_px, image.size_bytes, len(category_ids)))
+        self._boxes.frombytes(np.asarray(boxes_xyxy, np.float32).tobytes())
+        self._categories.frombytes(np.asarray(category_ids, np.int64).tobytes())
+        self._hashes += bytes.fromhex(image.sha256)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[WrittenImage]:
+        boxes_xyxy = np.asarray(self._boxes).reshape(-1, 4)
+        category_ids = np.asarray(self._categories)
+        first = 0
+        for i, name in enumerate(self.names):
+            width_px, height_px, size_bytes, boxes = self._rows[4 * i : 4 * i + 4]
+            end = first + boxes
+            annotation = Annotation(
+                boxes_xyxy=boxes_xyxy[first:end], category_ids=category_ids[first:end]
+            )
+            content_hash = self._hashes[32 * i : 32 * i + 32].hex()
+            yield WrittenImage(name, width_px, height_px, annotation, size_bytes, content_hash)
+            first = end
 
 
 def describe_image(name: str, jpeg: bytes, annotation: Annotation) -> WrittenImage:
@@ -85,7 +127,12 @@ def start_folder(root: Path, *, kind: str, seed: int | None) -> dict | None:
 
 
 def finish_folder(
-    root: Path, images: Collection[WrittenImage], *, kind: str, seed: int | None
+    root: Path,
+    images: WrittenImages,
+    *,
+    kind: str,
+    seed: int | None,
+    about: Mapping[str, object] | None = None,
 ) -> dict:
     """Write annotations.json and, last, manifest.json; each replaces an older one in one step.
 
@@ -94,25 +141,23 @@ def finish_folder(
         images: all that lie in images/, in the order of their ids.
         kind: as in `start_folder`.
         seed: as in `start_folder`.
+        about: what else the manifest says.
 
     Returns:
-        The manifest.
+        The manifest, without its list of files.
     """
-    annotations = coco_json(image[:4] for image in images)
+    digest = hashlib.sha256()
+    write_whole(root / ANNOTATIONS, _hashed(coco_json(images), digest.update))
     manifest = {
         "schema": SCHEMA,
+        **(about or {}),
         "kind": kind,
         "seed": seed,
         "images": len(images),
         "bytes": sum(image.size_bytes for image in images),
-        "annotations_sha256": sha256(annotations),
-        "files": {
-            f"images/{image.name}": {"bytes": image.size_bytes, "sha256": image.sha256}
-            for image in images
-        },
+        "annotations_sha256": digest.hexdigest(),
     }
-    write_whole(root / ANNOTATIONS, annotations)
-    write_whole(root / MANIFEST, json.dumps(manifest, indent=1).encode())
+    write_whole(root / MANIFEST, _manifest_json(manifest, images))
     (root / UNFINISHED).unlink()
     return manifest
 
@@ -123,10 +168,20 @@ def read_manifest(root: Path) -> dict | None:
     Raises:
         ValueError: it is damaged, or written by a newer labkit.
     """
-    manifest = _read_json(root / MANIFEST)
-    if manifest is not None and manifest.get("schema", 0) > SCHEMA:
+    path = root / MANIFEST
+    return parse_manifest(path.read_bytes(), path) if path.is_file() else None
+
+
+def parse_manifest(content: bytes, where: Path | str) -> dict:
+    """Take a manifest from its file's bytes; `where` is the file or URL, for messages.
+
+    Raises:
+        ValueError: it is damaged, or written by a newer labkit.
+    """
+    manifest = _parse_json(content, where)
+    if manifest.get("schema", 0) > SCHEMA:
         raise ValueError(
-            f"schema must be at most {SCHEMA}, got {manifest['schema']} in {root / MANIFEST}; "
+            f"schema must be at most {SCHEMA}, got {manifest['schema']} in {where}; "
             "update labkit to use this data"
         )
     return manifest
@@ -180,9 +235,32 @@ def jpeg_size_px(jpeg: bytes) -> tuple[int, int]:
 
 
 def _read_json(path: Path) -> dict | None:
+    return _parse_json(path.read_bytes(), path) if path.is_file() else None
+
+
+def _parse_json(content: bytes, where: Path | str) -> dict:
     try:
-        return json.loads(path.read_bytes()) if path.is_file() else None
+        return json.loads(content)
     except ValueError as error:
+        name = str(where).rpartition("/")[2] if isinstance(where, str) else where.name
         raise ValueError(
-            f"{path.name} must be JSON, got {path} ({error}); make or download the data again"
+            f"{name} must be JSON, got {where} ({error}); make or download the data again"
         ) from error
+
+
+def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
+    for piece in pieces:
+        update(piece)
+        yield piece
+
+
+def _manifest_json(about: Mapping[str, object], images: WrittenImages) -> Iterator[bytes]:
+    """Write a manifest with its list of files, as one `json.dumps` with an indent of 1 would."""
+    yield json.dumps(about, indent=1).removesuffix("\n}").encode() + b',\n "files": {'
+    comma = ""
+    for image in images:
+        entry = {f"images/{image.name}": {"bytes": image.size_bytes, "sha256": image.sha256}}
+        lines = json.dumps(entry, indent=1)[1:-2].replace("\n", "\n ")  # one level further in
+        yield f"{comma}{lines}".encode()
+        comma = ","
+    yield b"\n }\n}"

@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.contracts import BATCHES, Annotation, Sample
-from labkit.parts.preprocessing.classification import classification, classification_pillow
+from labkit.contracts import BATCHES, Annotation, ResizeAndNormalize, Sample
+from labkit.parts.preprocessing.classification import (
+    IN_NUMBERS,
+    classification,
+    classification_on_device,
+    classification_pillow,
+    normalize_on_device,
+)
 from labkit.parts.preprocessing.loops import loops, loops_config_per_sample, loops_label_list
 from labkit.parts.preprocessing.on_device import finish_on_device, on_device_sample
 from labkit.parts.preprocessing.vectorized import vectorized
@@ -42,6 +48,8 @@ class Preprocessor:
     """(batch, input_px) -> the finished batch, after the transfer; None: nothing is left to do."""
     batch: str = "detector"
     """The finished batch's name in `contracts.BATCHES`."""
+    in_numbers: ResizeAndNormalize | None = None
+    """The same work for loaders that do it themselves; None: they cannot."""
 
 
 PREPROCESSORS: dict[str, Preprocessor] = {
@@ -50,7 +58,10 @@ PREPROCESSORS: dict[str, Preprocessor] = {
     "loops_label_list": Preprocessor(loops_label_list),
     "vectorized": Preprocessor(vectorized),
     "on_device": Preprocessor(on_device_sample, finish_on_device),
-    "classification": Preprocessor(classification, batch="classifier"),
+    "classification": Preprocessor(classification, batch="classifier", in_numbers=IN_NUMBERS),
+    "classification_on_device": Preprocessor(
+        classification_on_device, normalize_on_device, batch="classifier"
+    ),
     "classification_pillow": Preprocessor(classification_pillow, batch="classifier"),
 }
 

@@ -1,6 +1,7 @@
 """The classification sample: the whole image squeezed into a square, and one label.
 
-    image -> resize (OpenCV or Pillow) -> 0..1 -> mean/std -> planes
+    image -> resize (OpenCV or Pillow) -> 0..1 -> mean/std -> planes   (the last three on the
+    device where only pixels are sent)
     boxes -> class of the largest one
 
 The light counterpart of the detector sample: little preprocessing, so storage,
@@ -13,14 +14,20 @@ Source: torchvision's classification reference for mean and std; DOCUMENTS, disp
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from labkit.contracts import Sample
+from labkit.contracts import Annotation, ResizeAndNormalize, Sample
 from labkit.parts.preprocessing.draws import class_from_dict, config
+
+if TYPE_CHECKING:
+    import torch
 
 # Of ImageNet's pixels scaled to 0..1, RGB.
 MEAN_RGB = np.array([0.485, 0.456, 0.406], np.float32)
 STD_RGB = np.array([0.229, 0.224, 0.225], np.float32)
+SCALE_RGB, SHIFT_RGB = 1 / (255 * STD_RGB), -MEAN_RGB / STD_RGB
 
 
 def classification(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
@@ -37,10 +44,47 @@ def classification(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
     Raises:
         ValueError: the largest box's category id is not one of COCO's.
     """
-    import cv2
+    return _finish(sample, _resize(sample.image_rgb, input_px))
 
-    size = (input_px, input_px)
-    return _finish(sample, cv2.resize(sample.image_rgb, size, interpolation=cv2.INTER_LINEAR))
+
+def classification_on_device(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
+    """Make what the device needs to finish one classification sample: a quarter of the bytes.
+
+    Args:
+        sample: a decoded image with its boxes.
+        input_px: side of the square output.
+
+    Returns:
+        pixels: (input_px, input_px, 3) uint8 RGB; label and sample_id as in `classification`.
+
+    Raises:
+        ValueError: the largest box's category id is not one of COCO's.
+    """
+    return {"pixels": _resize(sample.image_rgb, input_px), **_numbers(sample)}
+
+
+def normalize_on_device(batch: dict[str, torch.Tensor], input_px: int) -> dict[str, torch.Tensor]:
+    """Finish a batch of `classification_on_device` where its tensors lie.
+
+    Args:
+        batch: pixels (B, S, S, 3) uint8, label (B,), sample_id (B,), on one device.
+        input_px: S, side of the input.
+
+    Returns:
+        The entries of `contracts.classifier_batch`, on the same device.
+    """
+    import torch
+
+    pixels = batch["pixels"]
+    image = torch.empty(
+        (len(pixels), 3, input_px, input_px), dtype=torch.float32, device=pixels.device
+    )
+    # Plain numbers, plane by plane: a tensor of them would be copied to the device each time, and
+    # the host would wait for that.
+    for channel, (scale, shift) in enumerate(zip(SCALE_RGB.tolist(), SHIFT_RGB.tolist())):
+        torch.mul(pixels[..., channel], scale, out=image[:, channel])
+        image[:, channel] += shift
+    return {"image": image, "label": batch["label"], "sample_id": batch["sample_id"]}
 
 
 def classification_pillow(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
@@ -67,20 +111,33 @@ def classification_pillow(sample: Sample, input_px: int) -> dict[str, np.ndarray
 def _finish(sample: Sample, resized_rgb: np.ndarray) -> dict[str, np.ndarray]:
     """Normalize (S, S, 3) uint8 into planes: the same lines whoever resized."""
     image = np.empty((3, *resized_rgb.shape[:2]), np.float32)
-    scale, shift = 1 / (255 * STD_RGB), -MEAN_RGB / STD_RGB
     for channel in range(3):
-        np.multiply(resized_rgb[:, :, channel], scale[channel], out=image[channel])
-        image[channel] += shift[channel]
+        np.multiply(resized_rgb[:, :, channel], SCALE_RGB[channel], out=image[channel])
+        image[channel] += SHIFT_RGB[channel]
+    return {"image": image, **_numbers(sample)}
+
+
+def _resize(image_rgb: np.ndarray, input_px: int) -> np.ndarray:
+    import cv2
+
+    return cv2.resize(image_rgb, (input_px, input_px), interpolation=cv2.INTER_LINEAR)
+
+
+def _numbers(sample: Sample) -> dict[str, np.ndarray]:
     return {
-        "image": image,
-        "label": np.array(_label(sample), np.int64),
+        "label": np.array(_label(sample.annotation), np.int64),
         "sample_id": np.array(sample.sample_id, np.int64),
     }
 
 
-def _label(sample: Sample) -> int:
-    boxes = sample.annotation.boxes_xyxy
+def _label(annotation: Annotation) -> int:
+    boxes = annotation.boxes_xyxy
     if len(boxes) == 0:
         return 0
     largest = np.argmax(np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
-    return class_from_dict(config(), int(sample.annotation.category_ids[largest]))
+    return class_from_dict(config(), int(annotation.category_ids[largest]))
+
+
+IN_NUMBERS = ResizeAndNormalize(
+    scale_rgb=tuple(SCALE_RGB.tolist()), shift_rgb=tuple(SHIFT_RGB.tolist()), label=_label
+)

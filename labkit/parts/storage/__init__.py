@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from labkit import media, shared_memory
-from labkit.parts.storage import throttled
+from labkit.parts.storage import distance, throttled
 from labkit.parts.storage.cache_state import (
     KEEPS_FILES,
     make_cold,
@@ -29,18 +29,22 @@ from labkit.parts.storage.cache_state import (
     resident_share,
 )
 from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD, Disk
+from labkit.parts.storage.distance import Distance
 from labkit.parts.storage.modelled import ModelledReader
+from labkit.places import Place, is_url, last_name
 from labkit.settings import pick
 from labkit.trial import Skip
 
 __all__ = [
-    "IN_MEMORY", "KEEPS_FILES", "STORAGES", "Disk", "ModelledReader", "Storage", "check_name",
-    "locate", "make_cold", "make_warm", "prepare", "prove", "resident_share", "throttled",
+    "IN_MEMORY", "KEEPS_FILES", "STORAGES", "Disk", "Distance", "ModelledReader", "Storage",
+    "check_name", "distance", "locate", "make_cold", "make_warm", "prepare", "prove",
+    "resident_share", "throttled",
 ]  # fmt: skip
 
 # Settings whose files are never anywhere but in memory.
 IN_MEMORY = ("tmpfs", "modelled_memory")
 COPIES = "labkit-data"  # the folder on a medium that holds our copies
+STAGED = Path("/var/tmp")  # not /tmp, which is memory on many systems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +52,12 @@ class Storage:
     """A place that holds the data, or will once it is copied there."""
 
     name: str
-    directory: Path
-    """Where the data set lies."""
+    directory: Place
+    """Where the data set lies: a folder, or the URL of one."""
     label: str = "real"
-    """What the rows call it: real, throttled(...), modelled(...); unknown where a probe did
-    not believe it.  Modelled never stands beside the others."""
+    """What the rows call it: real, remote(...), throttled(...), modelled(...), emulated
+    distance(...); unknown where a probe did not believe it.  Modelled never stands beside the
+    others."""
     copy: Path | None = None
     """The folder that our copy of the data fills; None: nothing is copied."""
     passing: bool = False
@@ -61,6 +66,15 @@ class Storage:
     """What the reader waits for; None: nothing but the real reads."""
     cgroup: Path | None = None
     """The control group that every reading process joins; None: no limit."""
+    distance: Distance | None = None
+    """How far away the data is, where a server stands in for that."""
+    address: str = ""
+    """That server's, while a run has it up."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether every image is fetched over a network, and no page cache here holds it."""
+        return is_url(self.directory) or (self.distance is not None and self.copy is None)
 
     def enter(self) -> None:
         """Put this process, and all that it starts from now on, under the disk's limit.
@@ -72,12 +86,13 @@ class Storage:
             throttled.join(self.cgroup)
 
 
-def here(data: Path) -> Storage:
+def here(data: Place) -> Storage:
     """Read the data where it lies."""
-    return Storage(name="here", directory=data)
+    label = f"remote({data.partition('://')[0]})" if is_url(data) else "real"
+    return Storage(name="here", directory=data, label=label)
 
 
-def on_medium(name: str, data: Path) -> Storage:
+def on_medium(name: str, data: Place) -> Storage:
     """Read a copy on the medium that labkit.toml names, or the data itself if it lies there.
 
     Raises:
@@ -93,7 +108,7 @@ def on_medium(name: str, data: Path) -> Storage:
     return on_folder(name, data, folder)
 
 
-def on_folder(name: str, data: Path, folder: Path) -> Storage:
+def on_folder(name: str, data: Place, folder: Path) -> Storage:
     """Read a copy in a folder, or the data itself if it lies on the same file system.
 
     Raises:
@@ -108,25 +123,26 @@ def on_folder(name: str, data: Path, folder: Path) -> Storage:
             f"{name} must be an existing directory, got {folder}; "
             "create it, mount the disk or correct labkit.toml"
         )
-    if data.exists() and folder.stat().st_dev == data.stat().st_dev:
-        return Storage(name=name, directory=data)
-    if folder.resolve().is_relative_to(data.resolve()):
-        raise Skip(
-            f"{name} must lie outside the data, or the copy would be part of it, got {folder} "
-            f"in {data}; choose another folder"
-        )
+    if not is_url(data):
+        if data.exists() and folder.stat().st_dev == data.stat().st_dev:
+            return Storage(name=name, directory=data)
+        if folder.resolve().is_relative_to(data.resolve()):
+            raise Skip(
+                f"{name} must lie outside the data, or the copy would be part of it, got {folder} "
+                f"in {data}; choose another folder"
+            )
     copy = folder / COPIES / key(data)
     return Storage(name=name, directory=copy / _name(data), copy=copy)
 
 
-def on_ssd(data: Path) -> Storage:
+def on_ssd(data: Place) -> Storage:
     """Read from labkit.toml's ssd; without one, from where the data lies, and let it be probed."""
-    if "ssd" in media.media():
+    if "ssd" in media.media() or is_url(data):
         return on_medium("ssd", data)
     return Storage(name="ssd", directory=data)
 
 
-def in_memory(data: Path) -> Storage:
+def in_memory(data: Place) -> Storage:
     """Read a copy in memory: labkit.toml's tmpfs, else /dev/shm for as long as the run takes.
 
     Raises:
@@ -141,9 +157,10 @@ def in_memory(data: Path) -> Storage:
     return Storage(name="tmpfs", directory=copy / _name(data), copy=copy, passing=True)
 
 
-def on_throttled(data: Path) -> Storage:
+def on_throttled(data: Place) -> Storage:
     """Read a copy on the throttled disk, which the run puts up."""
-    copy = throttled.MOUNT / key(data)
+    # Named like those in memory: on a person's disk a killed run's copy is found by its name.
+    copy = throttled.MOUNT / f"labkit-{key(data)}"
     return Storage(
         name="throttled",
         directory=copy / _name(data),
@@ -154,13 +171,41 @@ def on_throttled(data: Path) -> Storage:
     )
 
 
-def on_modelled(disk: Disk, name: str, data: Path) -> Storage:
-    """Read the data where it lies, and wait as the disk would."""
+def on_modelled(disk: Disk, name: str, data: Place) -> Storage:
+    """Read the data where it lies, and wait as the disk would.
+
+    Raises:
+        Skip: it does not lie on this machine.
+    """
+    if is_url(data):
+        raise Skip(
+            f"{name} needs data in a folder of this machine, got the URL {data}; copy it to one"
+        )
     return Storage(name=name, directory=data, label=f"modelled({disk.name})", disk=disk)
 
 
+def at_distance(name: str, far: Distance, data: Place) -> Storage:
+    """Read the data from a server as far away, which the run puts up; or copy it from there.
+
+    Raises:
+        Skip: it is far away already, or there is no folder to copy to.
+    """
+    if is_url(data):
+        raise Skip(
+            f"{name} stands in for a distance to data of this machine, got the URL {data}; "
+            "use storage=here to read it from there, or a folder to copy it to"
+        )
+    known = {"label": far.label, "distance": far, "address": distance.address(name, data)}
+    if not far.staged:
+        return Storage(name=name, directory=data, **known)
+    if not (hasattr(os, "getuid") and os.access(STAGED, os.W_OK)):
+        raise Skip(f"{name} needs {STAGED} to copy to, which this platform does not have")
+    copy = STAGED / f"labkit-{os.getuid()}-{name}-{key(data)}"
+    return Storage(name=name, directory=copy / _name(data), copy=copy, passing=True, **known)
+
+
 # Setting -> what says where the data is there.
-STORAGES: dict[str, Callable[[Path], Storage]] = {
+STORAGES: dict[str, Callable[[Place], Storage]] = {
     "here": here,
     "hdd": partial(on_medium, "hdd"),
     "ssd": on_ssd,
@@ -174,11 +219,12 @@ STORAGES: dict[str, Callable[[Path], Storage]] = {
 }
 
 
-def locate(name: str, data: Path) -> Storage:
+def locate(name: str, data: Place) -> Storage:
     """Find a storage by its name, by its name in labkit.toml, or by a folder's path.
 
     Args:
-        name: a key of `STORAGES`, another name in labkit.toml, or a path with a separator in it.
+        name: a key of `STORAGES`, another name in labkit.toml, a path with a separator in it, or
+            a distance (`distance.FORM`).
         data: where the data lies.
 
     Raises:
@@ -186,31 +232,34 @@ def locate(name: str, data: Path) -> Storage:
         Skip: this machine does not have it.
     """
     check_name(name)
-    data = data.expanduser()
+    data = data if is_url(data) else data.expanduser()
     if name in STORAGES:
         return STORAGES[name](data)
+    if (far := distance.parse(name)) is not None:
+        return at_distance(name, far, data)
     return on_folder(name, data, Path(name).expanduser() if _is_path(name) else media.media()[name])
 
 
 def check_name(name: str) -> None:
-    """Refuse a storage that is neither in the table, nor in labkit.toml, nor a folder's path.
+    """Refuse a storage that is not in the table or labkit.toml, no folder's path, no distance.
 
     Raises:
         ValueError: the message lists the choices.
     """
-    if name not in STORAGES and not _is_path(name):
+    if name not in STORAGES and not _is_path(name) and distance.parse(name) is None:
         named = {other: folder for other, folder in media.media().items() if other != "data"}
-        pick({**STORAGES, **named, "a folder's path": None}, name, "storage")
+        others = dict.fromkeys(("a folder's path", distance.FORM))
+        pick({**STORAGES, **named, **others}, name, "storage")
 
 
-def key(data: Path) -> str:
+def key(data: Place) -> str:
     """Name the copies of a data set: the same for every run, another for other folders."""
-    digest = hashlib.sha256(os.fsencode(_own(data))).hexdigest()
+    digest = hashlib.sha256(os.fsencode(data if is_url(data) else _own(data))).hexdigest()
     return f"{_name(data)}-{digest[:8]}"
 
 
-def _name(data: Path) -> str:
-    return _own(data).name or "data"
+def _name(data: Place) -> str:
+    return (last_name(data) if is_url(data) else _own(data).name) or "data"
 
 
 def _own(data: Path) -> Path:

@@ -1,0 +1,132 @@
+"""In depth: the experiments beside the main road, about one remedy each.
+
+    packing, small_files   how the images are stored      offline   what is done ahead of training
+    distance               where they are
+
+Each takes the settings that all its variants share and returns an Experiment, baseline first.
+Main trap: the documents name these remedies without a figure, so nothing is published here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.experiment import Experiment
+from labkit.settings import Settings
+
+# What the documents name comes first; quick mode has time for these.
+DOCUMENTED = ("hdf5", "pth", "lmdb", "tfrecord")
+FORMATS = (*DOCUMENTED, "tar", "raw")
+# Traps that people report: LMDB's own default, and a handle that crosses a fork.
+TRAPS = {
+    "lmdb, readahead on": "lmdb_readahead",
+    "lmdb, opened before the fork": "lmdb_one_handle",
+    "hdf5, opened before the fork": "hdf5_one_handle",
+}
+# The usual size of a classifier's input; most photographs are larger, so storing them so pays.
+OFFLINE_PX = 224
+# 1,000 km of fibre and routers, there and back, take about so long: Shenzhen to Chongqing.
+FAR, FAR_WORKERS = "far_20ms_1000mbit", 8
+
+
+def packing(base: Settings) -> Experiment:
+    """[000], [001], [004]: does one big file read faster than many small ones?"""
+    # What is read in order must lie in order: no holes between an epoch's images.
+    base = replace(base, packing="folder", preprocessor="classification", subset="first")
+    shuffled = {"folder": base} | {name: replace(base, packing=name) for name in FORMATS}
+    quick = {name: shuffled.pop(name) for name in ("folder", *DOCUMENTED)}
+    every = {**quick, **shuffled}
+    sequential = {
+        f"{name}, sequential": replace(settings, order="sequential")
+        for name, settings in every.items()
+    }
+    warm = {f"{name}, warm": replace(settings, cache="warm") for name, settings in every.items()}
+    alone = {
+        f"{name}, no workers": replace(every[name], num_workers=0)
+        for name in ("folder", "lmdb", "raw")
+    }
+    in_memory = {
+        f"{name} on tmpfs": replace(every[name], storage="tmpfs", cache="warm")
+        for name in ("folder", "lmdb")
+    }
+    traps = {label: replace(base, packing=name) for label, name in TRAPS.items()}
+    return Experiment(
+        "packing",
+        question="Does one packed file read faster than many small ones?",
+        variants=quick,
+        baseline="folder",
+        source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
+        in_full={**shuffled, **sequential, **warm, **alone, **in_memory, **traps},
+    )
+
+
+def small_files(base: Settings) -> Experiment:
+    """[000]: the same bytes in ever smaller files, nothing else changed."""
+    base = replace(base, packing="folder", preprocessor="classification", subset="first")
+    base = replace(base, step="nothing")
+    sizes = {"64 KiB": "split_64k", "16 KiB": "split_16k", "4 KiB": "split_4k"}
+    pieces = {f"files of {size}": replace(base, packing=packing) for size, packing in sizes.items()}
+    return Experiment(
+        "small_files",
+        question="What do the same bytes cost in ever smaller files?",
+        variants={"a file per image": base, **pieces},
+        baseline="a file per image",
+        source="[000]: seeking, opening and closing",
+        in_full={
+            "one file for all": replace(base, packing="raw"),
+            **{
+                f"{label}, warm": replace(settings, cache="warm")
+                for label, settings in {"a file per image": base, **pieces}.items()
+            },
+        },
+    )
+
+
+def offline(base: Settings) -> Experiment:
+    """[001]: is preprocessing ahead of training worth the bytes that it stores?"""
+    input_px = base.input_px or OFFLINE_PX
+    base = replace(base, preprocessor="classification", input_px=input_px, subset="first")
+    base = replace(base, packing="folder", stored="jpeg")
+    ahead = {
+        "JPEGs resized": replace(base, stored="resized"),
+        "uint8 pixels": replace(base, packing="raw", stored="pixels"),
+        "float32 samples": replace(base, packing="raw", stored="sample"),
+    }
+    return Experiment(
+        "offline",
+        question="Does preprocessing ahead of training shorten the epoch?",
+        variants={"online": base, **ahead},
+        baseline="online",
+        source="[001] 2.1b: a Spark or CPU job before training; no figure",
+        in_full={
+            f"{label}, warm": replace(settings, cache="warm")
+            for label, settings in {"online": base, **ahead}.items()
+        },
+    )
+
+
+def distance(base: Settings) -> Experiment:
+    """[001]: data in one city, GPUs in another."""
+    base = replace(base, preprocessor="classification")
+    # What this machine does not hold it can neither evict nor read beforehand.
+    far = replace(base, storage=FAR, cache="as found")
+    in_full = {
+        f"{rtt_ms} ms, {mbit:,} Mbit/s, {workers} workers": replace(
+            far, storage=f"far_{rtt_ms}ms_{mbit}mbit", num_workers=workers
+        )
+        for rtt_ms in (1, 5, 50)
+        for mbit in (100, 1000)
+        for workers in (2, FAR_WORKERS)
+    }
+    return Experiment(
+        "distance",
+        question="What does data at a distance cost, and what does copying it first save?",
+        variants={
+            "read at a distance": far,
+            "with 8 workers": replace(far, num_workers=FAR_WORKERS),
+            "copied first": replace(base, storage=f"{FAR}_staged"),
+        },
+        baseline="read at a distance",
+        source="[001] 3.1.1 and 3.1.2: ceph in another city; local SSD > ceph > cfs > hdfs",
+        in_full=in_full,
+    )

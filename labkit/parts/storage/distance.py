@@ -1,0 +1,313 @@
+"""Distance: data far away, stood in for by a server on this machine that answers as late.
+
+    request ──▶ server: one round trip, then the body at the link's rate ──▶ reader
+                (one round trip more for a new connection; one link for all connections)
+
+Real files, real sockets, real HTTP; only the waiting is added.  What it does not do: TCP's slow
+start, lost packets, a server that is busy.  A real distance of the same round trip and bandwidth
+is slower, not faster.  Main trap: the loopback's own time, a tenth of a millisecond, would make a
+short distance a longer one: it is measured and counted as part of the round trip.
+Source: RFC 9293 section 3.5, a connection takes one round trip before the first request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.disturbance import HELPERS
+from labkit.parts.storage.disks import Rate
+from labkit.trial import Skip
+
+FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
+_NAME = re.compile(r"far_(\d{1,5})ms_(\d{1,7})mbit(_staged)?")
+# Of this process and all that it starts: name and folder -> the server's address.
+ADDRESSES = "LABKIT_DISTANCES"
+START_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
+SOON_S = 0.002  # what an answer waits by which the machine's own share is measured
+OWN_TRIPS = 50
+CHECK_READERS = (1, 4)
+CHECK_S = 0.5
+CHECK_TRIPS = (8, 200)  # fewest and most small requests of a check
+ANSWER_TIMEOUT_S = 60.0
+DATA, BESIDE, ZEROS, SOON = "data", "beside", "zeros", "soon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far away data is."""
+
+    rtt_ms: int
+    mbit_per_s: int
+    staged: bool = False
+    """Copied from there first, and then read here."""
+
+    @property
+    def rtt_s(self) -> float:
+        """One round trip."""
+        return self.rtt_ms / 1e3
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The link's bandwidth, shared by all connections."""
+        return self.mbit_per_s * 1e6 / 8
+
+    @property
+    def label(self) -> str:
+        """What the rows call it: emulated distance(20 ms, 1,000 Mbit/s)."""
+        staged = ", staged" if self.staged else ""
+        return f"emulated distance({self.rtt_ms} ms, {self.mbit_per_s:,} Mbit/s{staged})"
+
+
+def parse(name: str) -> Distance | None:
+    """Take a distance from a storage's name; None where it is no such name."""
+    found = _NAME.fullmatch(name)
+    if found is None or not int(found[2]):
+        return None
+    return Distance(rtt_ms=int(found[1]), mbit_per_s=int(found[2]), staged=bool(found[3]))
+
+
+def address(name: str, folder: Path) -> str:
+    """Find the server that a run has put up; empty where there is none."""
+    return _addresses().get(_key(name, folder), "")
+
+
+def data_url(address: str) -> str:
+    """Give the URL of the data folder at a server's address."""
+    return f"{address}/{DATA}"
+
+
+def beside_url(address: str) -> str:
+    """Give the URL of the files beside the data folder."""
+    return f"{address}/{BESIDE}"
+
+
+def _key(name: str, folder: Path) -> str:
+    return f"{name} {folder.expanduser().absolute()}"
+
+
+def _addresses() -> dict[str, str]:
+    return json.loads(os.environ.get(ADDRESSES, "{}"))
+
+
+@contextlib.contextmanager
+def served(
+    distance: Distance, name: str, folder: Path, root: Path, beside: Mapping[str, Path]
+) -> Iterator[str]:
+    """Have a folder served at a distance for as long as the context lasts.
+
+    The server is a process of its own; it ends when this one does, however that happens.  What it
+    takes of the CPU is the run's own, and no disturbance of a trial.
+
+    Args:
+        distance: round trip and bandwidth.
+        name: the storage's.
+        folder: as settings name it; with `name` what `address` finds it by.
+        root: the folder to serve.
+        beside: files outside it that belong to the data: name -> path.
+
+    Yields:
+        Its address, with a secret in it: other users of this machine must not read the data.
+
+    Raises:
+        Skip: it does not start.
+    """
+    program = [sys.executable, "-m", "labkit.parts.storage.distance_server"]
+    secret = secrets.token_urlsafe(16)
+    spec = {
+        "root": os.fspath(root),
+        "beside": {one: os.fspath(path) for one, path in beside.items()},
+        "rtt_s": distance.rtt_s,
+        "bytes_per_s": distance.bytes_per_s,
+        "secret": secret,
+    }
+    process = subprocess.Popen(
+        program,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in a terminal reaches the runner alone
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    helpers = os.environ.get(HELPERS, "")
+    try:
+        found = f"http://127.0.0.1:{_say(process, spec)['port']}/{secret}"
+        _say(process, {"own_s": _own_s(found)})
+        _remember(_key(name, folder), found)
+        os.environ[HELPERS] = f"{helpers} {process.pid}".strip()
+        yield found
+    finally:
+        _remember(_key(name, folder), None)
+        numbers = os.environ.get(HELPERS, "").split()
+        os.environ[HELPERS] = " ".join(one for one in numbers if one != str(process.pid))
+        _end(process)
+
+
+def _say(process: subprocess.Popen, line: Mapping[str, object]) -> dict:
+    """Send the server one line, and take its answer."""
+    try:
+        process.stdin.write(json.dumps(line).encode() + b"\n")
+        process.stdin.flush()
+        can_wait = sys.platform != "win32"  # there a pipe cannot be waited for with a limit
+        if can_wait and not select.select([process.stdout], [], [], START_TIMEOUT_S)[0]:
+            raise Skip(f"the distance's server must start within {START_TIMEOUT_S:g} s")
+        return json.loads(process.stdout.readline())
+    except (OSError, ValueError) as error:
+        raise Skip(f"the distance's server could not be started: {error}") from error
+
+
+def _end(process: subprocess.Popen) -> None:
+    with contextlib.suppress(OSError):
+        process.stdin.close()  # what it ends by
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+
+
+def _remember(key: str, found: str | None) -> None:
+    known = {**_addresses(), key: found}
+    os.environ[ADDRESSES] = json.dumps({k: v for k, v in known.items() if v})
+
+
+def measure(distance: Distance, address: str, seconds: float = CHECK_S) -> list[Rate]:
+    """Measure what a server delivers: round trips one after another, and bytes of many.
+
+    Args:
+        distance: what is requested of it.
+        address: from `served`.
+        seconds: about how long each of the measurements takes.
+
+    Returns:
+        Small requests a second on one connection, and bytes a second with 1 and with 4 readers.
+
+    Raises:
+        Skip: it does not answer.
+    """
+    try:
+        with Line(address) as line:
+            line.get(f"{ZEROS}/0")
+            fewest, most = CHECK_TRIPS
+            trips = most if not distance.rtt_ms else int(seconds / distance.rtt_s)
+            trips = min(max(trips, fewest), most)
+            trip_s = [line.get(f"{ZEROS}/0")[1] for _ in range(trips)]
+        rates = [
+            Rate(
+                pattern="round trips",
+                unit="requests",
+                readers=1,
+                requested_per_s=1 / distance.rtt_s if distance.rtt_ms else float("inf"),
+                # The median: what another program takes of one trip is not the distance's doing.
+                delivered_per_s=1 / statistics.median(trip_s),
+            )
+        ]
+        for readers in CHECK_READERS:
+            rates.append(
+                Rate(
+                    pattern="together",
+                    unit="bytes",
+                    readers=readers,
+                    requested_per_s=distance.bytes_per_s,
+                    delivered_per_s=_bytes_per_s(distance, address, readers, seconds),
+                )
+            )
+    except OSError as error:
+        raise Skip(f"the distance's server does not answer: {error}") from error
+    return rates
+
+
+def _bytes_per_s(distance: Distance, address: str, readers: int, seconds: float) -> float:
+    size_bytes = max(1, round(distance.bytes_per_s * seconds / readers))
+    start, times, failed = threading.Barrier(readers), [], []
+
+    def read() -> None:
+        try:
+            with Line(address) as line:
+                line.get(f"{ZEROS}/0")  # the connection's own round trip
+                start.wait(ANSWER_TIMEOUT_S)
+                start_s = time.perf_counter()
+                line.get(f"{ZEROS}/{size_bytes}")
+                times.append((start_s, time.perf_counter()))
+        except (OSError, threading.BrokenBarrierError) as error:
+            failed.append(error)
+            start.abort()
+
+    threads = [threading.Thread(target=read) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise OSError(f"{failed[0]}")
+    starts_s, ends_s = zip(*times)
+    # The request's round trip is not the link's.
+    took_s = max(ends_s) - min(starts_s) - distance.rtt_s
+    return readers * size_bytes / max(took_s, 1e-9)
+
+
+def _own_s(address: str) -> float:
+    """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
+    with Line(address) as line:
+        line.get(SOON)
+        trips_s = [line.get(SOON)[1] for _ in range(OWN_TRIPS)]
+    return max(0.0, statistics.median(trips_s) - SOON_S)
+
+
+class Line:
+    """One connection to the server, with next to no work of its own."""
+
+    def __init__(self, address: str) -> None:
+        host, _, self._secret = address.removeprefix("http://").partition("/")
+        name, _, port = host.partition(":")
+        self._socket = socket.create_connection((name, int(port)), ANSWER_TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray(1 << 20)
+
+    def __enter__(self) -> Line:
+        """Nothing more to open."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def get(self, path: str) -> tuple[int, float]:
+        """Ask for a path and read the answer to its end.
+
+        Returns:
+            The body's bytes, and the seconds until its last one.
+        """
+        start_s = time.perf_counter()
+        request = f"GET /{self._secret}/{path} HTTP/1.1\r\nHost: far\r\n\r\n"
+        self._socket.sendall(request.encode())
+        head = b""
+        while b"\r\n\r\n" not in head:
+            if not (piece := self._socket.recv(1 << 16)):
+                raise OSError("the connection ended")
+            head += piece
+        head, _, body = head.partition(b"\r\n\r\n")
+        status, size = head.split()[1], re.search(rb"(?i)content-length: *(\d+)", head)
+        if status != b"200" or size is None:
+            raise OSError(f"status {status.decode()}")
+        got_bytes = len(body)
+        while got_bytes < int(size[1]):
+            if not (got := self._socket.recv_into(self._buffer)):
+                raise OSError("the connection ended")
+            got_bytes += got
+        return got_bytes, time.perf_counter() - start_s
