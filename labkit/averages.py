@@ -37,6 +37,7 @@ def average(runs: Sequence[Trial]) -> dict[str, object]:
     return {
         "time_s": geometric_mean(trial.time_s for trial in runs),
         "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
+        "in_blocks": tuple(trial.block for trial in runs),
         "epochs_s": tuple(tuple(epoch.epoch_s for epoch in trial.epochs) for trial in runs),
         "epoch1_s": geometric_mean(first_s),
         "epoch2_s": geometric_mean(second_s) if second_s else None,

@@ -2,10 +2,10 @@
 
     epochs of A ÷ epochs of B, in every block ─▶ log-ratios ─▶ ratio, interval, verdict
 
-A summary compares every variant with the baseline; questions about memory and disks need
+A summary compares every variant with the baseline; questions about memory, disks and queues need
 others side by side, and single epochs.  The same formulas judge them, Holm-adjusted over all
-that is asked at once.  Main trap: rows do not say which blocks they have, so only where both
-variants have all of them can they be paired.
+that is asked of a run at once.  Main trap: a variant may be missing in a block, so only blocks
+that have both are paired, and how many those are is said.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from labkit import units
+from labkit.settings import MIN_JUDGED_BLOCKS
 from labkit.statistics import holm, p_value, ratio_interval, verdict
 from labkit.summary import Row, Summary
 
@@ -32,9 +33,13 @@ class Ratio:
     """How one variant's time compares with another's."""
 
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    """Lower end of the 95 % interval, Holm-adjusted; None below two blocks."""
+    high: float | None
+    blocks: int
+    """That have both."""
     verdict: str
+    """Empty where nothing is judged."""
 
     def __str__(self) -> str:
         interval = units.interval(self.low, self.high)
@@ -45,41 +50,45 @@ Compared = dict[tuple[str, str, str], Ratio]
 """A variant, the one it is divided by, one of `PARTS` -> how they compare."""
 
 
-def compare(summary: Summary, wanted: Sequence[tuple[Row, Row, str]]) -> Compared:
-    """Compare variants with each other, where a run is judged at all.
+def ratios(summary: Summary, wanted: Sequence[tuple[Row, Row, str]]) -> Compared:
+    """Compare variants with each other, in any mode.
 
     Args:
         summary: what `summary.summarize` returns.
         wanted: one row, the row it is divided by, one of `PARTS`.
 
     Returns:
-        Those that can be paired in every block; nothing unless the summary is judged.
+        Those that have a block in common; with a verdict where the run is judged and they have
+        blocks enough.
     """
-    if not summary.judged:
-        return {}
     log_ratios = {}
     for one, other, part in wanted:
-        a, b = _log_times(one, summary, part), _log_times(other, summary, part)
-        if a and b:
-            log_ratios[one.variant, other.variant, part] = [x - y for x, y in zip(a, b)]
-    levels = holm([p_value(d) for d in log_ratios.values()])
+        a, b = _log_times(one, part), _log_times(other, part)
+        if shared := [block for block in a if block in b]:
+            log_ratios[one.variant, other.variant, part] = [a[x] - b[x] for x in shared]
+    testable = [key for key, d in log_ratios.items() if len(d) >= 2]
+    levels = dict(zip(testable, holm([p_value(log_ratios[key]) for key in testable])))
     compared = {}
-    for (key, d), level in zip(log_ratios.items(), levels):
+    for key, d in log_ratios.items():
+        level = levels.get(key)
         low, high = ratio_interval(d, level)
-        said = verdict(d, level, stable=summary.stable)
-        compared[key] = Ratio(ratio=math.exp(fmean(d)), low=low, high=high, verdict=said)
+        judged = summary.judged and len(d) >= MIN_JUDGED_BLOCKS
+        said = verdict(d, level, stable=summary.stable) if judged else ""
+        compared[key] = Ratio(
+            ratio=math.exp(fmean(d)), low=low, high=high, blocks=len(d), verdict=said
+        )
     return compared
 
 
-def _log_times(row: Row, summary: Summary, part: str) -> list[float]:
-    """Give one log time per block; none if the variant is missing in a block.
+def compare(summary: Summary, wanted: Sequence[tuple[Row, Row, str]]) -> Compared:
+    """Compare variants with each other as `ratios` does, and keep those with a verdict."""
+    return {key: found for key, found in ratios(summary, wanted).items() if found.verdict}
 
-    Of the baseline's two runs the geometric mean counts, as everywhere.
-    """
-    runs = len(row.epochs_s) // summary.n_blocks if row.variant == summary.baseline else 1
-    if len(row.epochs_s) != runs * summary.n_blocks:
-        return []
-    if part == "later" and min(map(len, row.epochs_s)) < 2:
-        return []
-    logs = [math.log(PARTS[part](epochs_s)) for epochs_s in row.epochs_s]
-    return [fmean(logs[i : i + runs]) for i in range(0, len(logs), runs)]
+
+def _log_times(row: Row, part: str) -> dict[int, float]:
+    """Give one log time per block; of the baseline's two runs the geometric mean, as everywhere."""
+    logs: dict[int, list[float]] = {}
+    for block, epochs_s in zip(row.in_blocks, row.epochs_s, strict=True):
+        if part != "later" or len(epochs_s) > 1:
+            logs.setdefault(block, []).append(math.log(PARTS[part](epochs_s)))
+    return {block: fmean(both) for block, both in logs.items()}

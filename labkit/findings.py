@@ -21,7 +21,7 @@ from labkit.counted import SWAPPED
 from labkit.parts.storage import IN_MEMORY
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.row_words import EpochBar, epoch_bars, join, quote
-from labkit.settings import AS_PUBLISHED
+from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS
 from labkit.summary import Row, Summary
 
 # Directories and programs are read too, so a run from memory still fetches a little.
@@ -207,7 +207,7 @@ def _memory_and_held(
         if found is None:
             sentences.append(
                 f"{quote(memory.variant)} and {quote(row.variant)} are not judged: "
-                "one of them is missing in a block."
+                f"fewer than {MIN_JUDGED_BLOCKS} blocks have both."
             )
             continue
         sentence = f"{quote(memory.variant)} against {quote(row.variant)}: {found}."

@@ -36,7 +36,7 @@ def table(summary: Summary, detail: bool = False) -> Frame:
     from labkit.frame import Frame
 
     if detail:
-        numbers = Frame(rows(summary)).drop(columns=["labels", "epochs_s"])
+        numbers = Frame(rows(summary)).drop(columns=["labels", "epochs_s", "in_blocks"])
         frame = numbers.join(Frame([row.labels for row in summary.rows])).set_index("variant")
     else:
         frame = Frame(table_cells(summary), columns=table_header(summary)).set_index("variant")

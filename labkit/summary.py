@@ -75,6 +75,8 @@ class Row:
     """Empty where nothing is judged."""
     epochs_s: tuple[tuple[float, ...], ...] = ()
     """The epochs of every counted trial, in the order of `ratios`."""
+    in_blocks: tuple[int, ...] = ()
+    """The block of each of them: what one variant is paired with another by."""
     epoch1_s: float | None = None
     epoch2_s: float | None = None
     startup_s: float | None = None
