@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "CLAIMS", "Claim", "answer", "answers", "claims_table", "claims_text",
-    "stand_ins",
+    "CLAIMS", "Claim", "answer", "answers", "claims_table", "claims_text", "conditions",
+    "say_unmeasured", "stand_ins", "weigh_answer", "why_unjudged", "wrapped",
 ]  # fmt: skip
 
 COLUMNS = 100
@@ -52,7 +52,7 @@ def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str
     """
     if machine_id is None:
         machine_id = machine.provenance()["machine_id"]
-    runs = newest_runs(results, lambda info: _weight(info, machine_id))
+    runs = newest_runs(results, lambda info: weigh_answer(info, machine_id))
     return [_row(claim, runs) for claim in CLAIMS]
 
 
@@ -67,7 +67,7 @@ def answers_of(run: Run, machine_id: str) -> list[dict[str, object]]:
         Rows as of `answers`, resting on this run alone; none for a run that is not finished
         or of another machine.
     """
-    if _weight(run.info, machine_id) is None:
+    if weigh_answer(run.info, machine_id) is None:
         return []
     name, rows = run.info["experiment"], []
     for claim in CLAIMS:
@@ -78,8 +78,16 @@ def answers_of(run: Run, machine_id: str) -> list[dict[str, object]]:
     return rows
 
 
-def _weight(info: Mapping[str, object], machine_id: str) -> int | None:
-    """Weigh a run as an answer: only finished ones from this machine, best those with verdicts."""
+def weigh_answer(info: Mapping[str, object], machine_id: str) -> int | None:
+    """Weigh a run as an answer: only finished ones from this machine, best those with verdicts.
+
+    Args:
+        info: what `run.json` holds.
+        machine_id: whose runs count.
+
+    Returns:
+        More is better; None: it answers nothing.
+    """
     measured_on = (info.get("provenance") or {}).get("machine_id")
     if info.get("status") != "finished" or measured_on != machine_id:
         return None
@@ -142,7 +150,7 @@ def _answer(
     if variant not in rows:
         return "not run: this run has no such variant"
     if rows[variant].normalized_time is None:
-        return _no_number(rows[variant])
+        return say_unmeasured(rows[variant])
     return _measured(run.info, summary.rows[0], rows[variant], expected, claim.direction)
 
 
@@ -177,7 +185,8 @@ def _answer_elsewhere(run: Run) -> str:
     return f"{word}: opencv faster in {faster}, slower in {slower} of {len(rows)}"
 
 
-def _no_number(row: Row) -> str:
+def say_unmeasured(row: Row) -> str:
+    """Say why a variant without a number answers nothing."""
     if row.status == "missing":
         return f"not run: {row.reason}"
     failed = "failed: " if row.status == "failed" else ""
@@ -189,9 +198,7 @@ def _measured(
 ) -> str:
     """Put a row beside its claim: the word if one may be spoken, conditions, figures."""
     compared = [baseline, row]
-    emulated = stand_ins(compared)
-    conditions = ", ".join([*emulated, *_remarks(compared)])
-    where = f" ({conditions})" if conditions else ""
+    where = conditions(compared)
     figures = units.normalized(row.normalized_time)
     if row.ci_low is not None:
         figures += f" {units.interval(row.ci_low, row.ci_high)}"
@@ -199,11 +206,11 @@ def _measured(
     if expected is not None:
         figures += f", {units.normalized(expected)} published"
     if not row.verdict:
-        return f"{figures}{where}; {why_unjudged(info, row)}"
+        return f"{figures}{where}; {why_unjudged(info, row.blocks)}"
     word = _word(row, expected, direction)
     if expected is None and not word.startswith(row.verdict):
         figures = f"{row.verdict}, {figures}"  # there is no figure that would say it
-    if emulated and word in EMULATED_WORDS:
+    if stand_ins(compared) and word in EMULATED_WORDS:
         word = f"{EMULATED_WORDS[word]}, emulated"
     return f"{word}{where}: {figures}"
 
@@ -221,14 +228,27 @@ def _word(row: Row, expected: float | None, direction: str) -> str:
     return "differs" if row.verdict in against else "inconclusive"
 
 
-def why_unjudged(info: Mapping[str, object], row: Row) -> str:
-    """Say why no verdict is spoken over a row that has a number and none."""
+def why_unjudged(info: Mapping[str, object], blocks: int) -> str:
+    """Say why no verdict is spoken over a number that so many complete blocks stand behind."""
     if info.get("protocol") == AS_PUBLISHED:
         return f"a run {AS_PUBLISHED} speaks no verdict"
     mode = MODES.get(info["mode"])
     if mode is None or not mode.judged:
         return f"{info['mode']} mode speaks no verdict"
-    return f"{row.blocks} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
+    return f"{blocks} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
+
+
+def conditions(compared: Sequence[Row]) -> str:
+    """Name what stood in for the real thing, and what else a number has to be read with.
+
+    Args:
+        compared: the row that others are divided by, and then those.
+
+    Returns:
+        " (emulated accelerator, warm cache)", or nothing.
+    """
+    said = ", ".join([*stand_ins(compared), *_remarks(compared)])
+    return f" ({said})" if said else ""
 
 
 def _remarks(rows: Sequence[Row]) -> list[str]:
@@ -256,14 +276,15 @@ def claims_text(rows: Sequence[Mapping[str, object]]) -> str:
     """Write `answers` for a terminal, at most 100 columns wide."""
     lines = []
     for row in rows:
-        lines += _wrapped("", f"{row['number']:>2}  {row['claim']} {row['document']}")
+        lines += wrapped("", f"{row['number']:>2}  {row['claim']} {row['document']}")
         if row["published"]:
-            lines += _wrapped("      ", f"published: {row['published']}")
-        lines += _wrapped("      ", f"{row['experiment']}: {row['answer']}")
+            lines += wrapped("      ", f"published: {row['published']}")
+        lines += wrapped("      ", f"{row['experiment']}: {row['answer']}")
     return "\n".join(lines)
 
 
-def _wrapped(head: str, words: str) -> list[str]:
+def wrapped(head: str, words: str) -> list[str]:
+    """Break words into lines for a terminal, each of which begins with `head`."""
     wrap = textwrap.TextWrapper(COLUMNS, initial_indent=head, subsequent_indent=head or "    ")
     wrap.break_on_hyphens = False
     return wrap.wrap(words)

@@ -132,7 +132,7 @@ def results(info: Mapping[str, object], summary: Summary) -> list[str]:
             what = "does only part of the work; it took"
             said.append(f"{quote(row.variant)} {what} {_measured(row)} of the time of {base}.")
             continue
-        end = f": {row.verdict}" if row.verdict else f"; {why_unjudged(info, row)}"
+        end = f": {row.verdict}" if row.verdict else f"; {why_unjudged(info, row.blocks)}"
         said.append(f"{quote(row.variant)} took {_measured(row)} of the time of {base}{end}.")
     return said
 
@@ -170,7 +170,7 @@ def _agreement(info: Mapping[str, object], summary: Summary, row: Row) -> str:
         return document(summary, row).partition(", ")[2]
     if row.verdict == UNSTABLE:
         return f"{UNSTABLE}, no verdict"
-    return reason(row) or why_unjudged(info, row)
+    return reason(row) or why_unjudged(info, row.blocks)
 
 
 # --- how settings are said ----------------------------------------------------------------
