@@ -31,6 +31,8 @@ from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
 from labkit.costs import cost_lines, costs_table
 from labkit.costs import costs as find_costs
+from labkit.disputes import answers as find_disputed
+from labkit.disputes import disputes_table
 from labkit.epoch_chart import epoch_chart as draw_epochs
 from labkit.experiment import Experiment
 from labkit.files import write_whole
@@ -201,6 +203,16 @@ def forecast(
 def claims(results: Path | str = "results") -> pd.DataFrame:
     """Show every claim of the documents, and what this machine's runs say of it."""
     return claims_table(answers(results)).drop(columns="run")
+
+
+def disputes(results: Path | str = "results", *, numbers: Sequence[int] = ()) -> Frame:
+    """Show what is disputed, who says what, and what this machine's runs and counts say of it.
+
+    Args:
+        results: folder that holds all results.
+        numbers: which disputes; none: all.
+    """
+    return disputes_table(find_disputed(results, numbers=numbers))
 
 
 def newest_run(name: str, results: Path | str = "results") -> Run | None:

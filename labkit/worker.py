@@ -84,6 +84,12 @@ def _count_reads(settings: dict, excluded: list[int], own: bytes):
     return count_reads(_settings(settings), frozenset(excluded))
 
 
+def _count_taken(own: bytes):
+    from labkit.ahead import count_taken
+
+    return [asdict(taken) for taken in count_taken()]
+
+
 def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
     from labkit.preflight import find_bad_images
     from labkit.source import shuffled_images
@@ -116,6 +122,7 @@ JOBS: dict[str, Callable] = {
     "compare_work": _compare_work,
     "check_rates": _check_rates,
     "count_reads": _count_reads,
+    "count_taken": _count_taken,
     "find_bad_images": _find_bad_images,
     "time_operations": _time_operations,
     "describe_back_ends": _describe_back_ends,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fakes import LABELS, fake_info, fake_trials
 
-from labkit.results import Run
+from labkit.results import Run, append_trial, create_run
 
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.7}
 MINE = {
@@ -18,6 +18,8 @@ THEIRS = {
     "gpu": {"works": True, "name": "NVIDIA H200"}, "versions": {"torch": "2.12.0"},
 }  # fmt: skip
 REAL = {"storage": "real", "accelerator": "cuda:H200"}
+COLD = {**REAL, "cache": "cold"}
+HERE = "here"  # the machine whose runs answer
 
 
 def fake_machine_run(
@@ -40,3 +42,29 @@ def their_run(**more):
         "noise": 0.01, "created_utc": "2025-03-04T05:06:07Z",
     }  # fmt: skip
     return fake_machine_run(**{**how, **more})
+
+
+def make_run(
+    results,
+    times=None,
+    *,
+    experiment="prefetching",
+    name=None,
+    mode="full",
+    blocks=10,
+    noise=0.01,
+    labels=COLD,
+    trials=None,
+    machine_id=HERE,
+    **info,
+):
+    """A run as it lies on disk; `name` gives it a place among the others."""
+    times = times or {"original": 1.0, "prefetch_generator": 0.894}
+    if trials is None:
+        trials = fake_trials(times, blocks=blocks, noise=noise, labels=labels)
+    provenance = {"machine_id": machine_id}
+    wanted = fake_info([*times], mode=mode, experiment=experiment, provenance=provenance, **info)
+    folder = create_run(results, wanted)
+    for trial in trials:
+        append_trial(folder, trial)
+    return folder.rename(folder.with_name(name)) if name else folder

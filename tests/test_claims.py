@@ -9,42 +9,15 @@ from pathlib import Path
 
 import pytest
 from fake_operations import TIMES_MS, fake_run
-from fakes import LABELS, fake_info, fake_trial, fake_trials
+from fake_runs import COLD, HERE, make_run
+from fakes import LABELS, fake_trial, fake_trials
 
 from labkit import catalog, machine
 from labkit.claims import CLAIMS, answers, claims_table, claims_text
-from labkit.results import append_rows, append_trial, create_run, newest_runs
+from labkit.results import append_rows, create_run, newest_runs
 
 DOCUMENTS = Path(__file__).parent.parent / "docs" / "documents.md"
-REAL = {"storage": "real", "cache": "cold", "accelerator": "cuda:H200"}
 FIGURES = {0.894, 0.891, 0.897, 0.860, 0.864, 0.661}  # the bar labels of the charts in [004]
-HERE = "here"
-
-
-def make_run(
-    results,
-    times=None,
-    *,
-    experiment="prefetching",
-    name=None,
-    mode="full",
-    blocks=10,
-    noise=0.01,
-    labels=REAL,
-    trials=None,
-    machine_id=HERE,
-    **info,
-):
-    """A run as it lies on disk; `name` gives it a place among the others."""
-    times = times or {"original": 1.0, "prefetch_generator": 0.894}
-    if trials is None:
-        trials = fake_trials(times, blocks=blocks, noise=noise, labels=labels)
-    provenance = {"machine_id": machine_id}
-    wanted = fake_info([*times], mode=mode, experiment=experiment, provenance=provenance, **info)
-    folder = create_run(results, wanted)
-    for trial in trials:
-        append_trial(folder, trial)
-    return folder.rename(folder.with_name(name)) if name else folder
 
 
 def row_of(results, number):
@@ -163,10 +136,10 @@ def test_on_an_emulated_accelerator_nothing_agrees_or_differs(tmp_path, true, wo
 
 
 def test_a_stand_in_of_the_baseline_alone_counts_and_is_named(tmp_path):
-    slow = {**REAL, "storage": "throttled(81 reads/s)"}
+    slow = {**COLD, "storage": "throttled(81 reads/s)"}
     trials = [
         trial if trial.variant != "hdd" else fake_trial("hdd", trial.block, trial.role, labels=slow)
-        for trial in fake_trials({"hdd": 1.0, "ssd": 0.86}, blocks=8, drift=0, labels=REAL)
+        for trial in fake_trials({"hdd": 1.0, "ssd": 0.86}, blocks=8, drift=0, labels=COLD)
     ]
     make_run(tmp_path, {"hdd": 1.0, "ssd": 0.86}, experiment="storage", trials=trials)
     said = "ssd: consistent, emulated (throttled storage): "
@@ -185,7 +158,7 @@ def test_all_stand_ins_are_named(tmp_path):
 
 
 def test_media_of_unknown_kind_and_a_warm_baseline_are_named(tmp_path):
-    labels = {**REAL, "storage": "unknown", "cache": "warm"}
+    labels = {**COLD, "storage": "unknown", "cache": "warm"}
     make_run(tmp_path, {"hdd": 1.0, "tmpfs": 0.864}, experiment="storage", labels=labels)
     said = "agrees (storage of unknown kind, warm cache): "
     assert answer_to(tmp_path, 9).startswith(said)
@@ -247,7 +220,7 @@ def test_a_claim_without_a_figure_on_a_stand_in(tmp_path):
 
 def test_a_variant_that_cannot_run_here_says_why(tmp_path):
     times = {"original": 1.0, "data_prefetcher": 0.891, "both": 0.897}
-    trials = [t for t in fake_trials(times, blocks=8, labels=REAL) if t.variant == "original"]
+    trials = [t for t in fake_trials(times, blocks=8, labels=COLD) if t.variant == "original"]
     trials.append(fake_trial("both", 0, status="failed", reason="out of memory"))
     make_run(tmp_path, times, trials=trials, skipped={"data_prefetcher": "no CUDA here"})
     assert answer_to(tmp_path, 20) == (
@@ -257,7 +230,7 @@ def test_a_variant_that_cannot_run_here_says_why(tmp_path):
 
 
 def test_a_variant_that_was_never_measured_is_not_run(tmp_path):
-    trials = fake_trials({"original": 1.0}, blocks=8, labels=REAL)
+    trials = fake_trials({"original": 1.0}, blocks=8, labels=COLD)
     make_run(tmp_path, trials=trials)
     assert answer_to(tmp_path, 19) == "not run: not measured"
 

@@ -1,0 +1,292 @@
+"""Disputes: who says what, and what this machine's runs and counts say of it.
+
+    DISPUTES + newest_runs(results) ─ ratios in blocks ─┐
+                         count_ahead() ─ samples taken ─┴─▶ answers() ─▶ disputes_table(), _text()
+
+Two variants are compared with each other, not each with the run's baseline: a thread against a
+deeper queue, a side stream against pinned memory alone.  All that is asked of one run is judged
+together, Holm-adjusted.  Main trap: whom a result bears out is only said where it has a verdict,
+and over a stand-in it is consistent with them, no more.
+
+Source: EVIDENCE 1; the disputes: `dispute_list`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from labkit import machine, units
+from labkit.ahead import Taken
+from labkit.block_ratios import Ratio, ratios
+from labkit.claims import conditions, say_unmeasured, stand_ins, weigh_answer, why_unjudged, wrapped
+from labkit.dispute_list import DISPUTES, NO_MATTER, Contrast, Dispute
+from labkit.launcher import Launcher
+from labkit.results import Run, newest_runs
+from labkit.row_words import EMULATED_WORDS, quote
+from labkit.settings import MODES
+from labkit.statistics import UNSTABLE
+from labkit.summary import Row, summarize_run
+from labkit.underway import alone
+
+if TYPE_CHECKING:
+    from labkit.frame import Frame
+
+TOTAL = "total"
+DECIDED = ("faster", "slower", NO_MATTER)
+TIMED = (
+    "A ÷ B: A's time divided by B's in the same blocks, lower is better; 95 % intervals, "
+    "Holm-adjusted over all that is asked here of one run."
+)
+
+
+def count_ahead() -> tuple[Taken, ...]:
+    """Count in a process of its own what DataLoaders take before their first batch; seconds.
+
+    Raises:
+        RuntimeError: a run is under way here, or it could not be counted.
+    """
+    with alone(), tempfile.TemporaryDirectory() as folder:
+        with Launcher(Path(folder, "worker.log"), fork=machine.can_fork()) as launcher:
+            return tuple(Taken(**row) for row in launcher.run("count_taken", {}))
+
+
+def answers(
+    results: Path | str,
+    machine_id: str | None = None,
+    *,
+    numbers: Sequence[int] = (),
+    count: Callable[[], Sequence[Taken]] = count_ahead,
+) -> list[dict[str, object]]:
+    """Answer disputes from the runs there are, and by counting.
+
+    Args:
+        results: folder that holds all results.
+        machine_id: whose runs count; unset: this machine's.
+        numbers: which disputes; none: all.
+        count: gives what loaders take ahead.
+
+    Returns:
+        A row per dispute: number, question, sides (by, says), and found: of every comparison
+        what was compared, experiment, answer, ratio, low, high, verdict and run; None and ""
+        where there is none.
+
+    Raises:
+        ValueError: there is no dispute of such a number.
+    """
+    known = {dispute.number: dispute for dispute in DISPUTES}
+    if unknown := [number for number in numbers if number not in known]:
+        raise ValueError(
+            f"numbers must be of {', '.join(map(str, known))}, got {unknown[0]}; "
+            "leave them out for all"
+        )
+    if machine_id is None:
+        machine_id = machine.provenance()["machine_id"]
+    runs = newest_runs(results, lambda info: weigh_answer(info, machine_id))
+    compared = {name: _Compared(run) for name, run in runs.items() if _asked_of(name)}
+    return [
+        {
+            "number": dispute.number,
+            "question": dispute.question,
+            "sides": [{"by": side.by, "says": side.says} for side in dispute.sides],
+            "found": [
+                *(_counted(dispute, count) if dispute.units else ()),
+                *(_answer(dispute, c, compared.get(c.experiment)) for c in dispute.contrasts),
+                *(_equal_work(dispute, compared) if dispute.needs_equal_work else ()),
+            ],
+        }
+        for dispute in map(known.get, numbers or known)
+    ]
+
+
+def _asked_of(experiment: str) -> list[Contrast]:
+    return [c for dispute in DISPUTES for c in dispute.contrasts if c.experiment == experiment]
+
+
+class _Compared:
+    """A run, and the ratios of all that is asked of it."""
+
+    def __init__(self, run: Run) -> None:
+        summary = summarize_run(run)
+        self.run = run
+        self.rows = {row.variant: row for row in summary.rows}
+        asked = [(c.variant, c.against) for c in _asked_of(run.info["experiment"])]
+        there = [names for names in asked if all(name in self.rows for name in names)]
+        wanted = [(self.rows[one], self.rows[other], TOTAL) for one, other in dict.fromkeys(there)]
+        self._ratios = ratios(summary, wanted)
+
+    def ratio(self, contrast: Contrast) -> Ratio | None:
+        return self._ratios.get((contrast.variant, contrast.against, TOTAL))
+
+
+def _found(compared: str, answer: str, **more: object) -> dict[str, object]:
+    empty = {"experiment": "", "ratio": None, "low": None, "high": None, "verdict": "", "run": ""}
+    return {"compared": compared, "answer": answer, **empty, **more}
+
+
+# --- timed --------------------------------------------------------------------------------
+
+
+def _answer(dispute: Dispute, contrast: Contrast, compared: _Compared | None) -> dict[str, object]:
+    names = f"{quote(contrast.variant)} ÷ {quote(contrast.against)}"
+    if compared is None:
+        return _found(names, _how_to_run(contrast), experiment=contrast.experiment)
+    ratio = compared.ratio(contrast)
+    more = {"experiment": contrast.experiment, "run": compared.run.folder.name}
+    if ratio is None:
+        return _found(names, _why_not(contrast, compared), **more)
+    rows = [compared.rows[contrast.against], compared.rows[contrast.variant]]
+    more |= {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict}
+    return _found(names, _say(dispute, contrast, compared.run, ratio, rows), **more)
+
+
+def _how_to_run(contrast: Contrast) -> str:
+    return f"not run: labkit run {contrast.experiment} --mode full"
+
+
+def _why_not(contrast: Contrast, compared: _Compared) -> str:
+    for name in (contrast.against, contrast.variant):
+        row = compared.rows.get(name)
+        if row is None:
+            mode = MODES.get(compared.run.info["mode"])
+            is_full = mode is not None and mode.judged
+            return "not run: this run has no such variant" if is_full else _how_to_run(contrast)
+        if row.normalized_time is None:
+            return f"{quote(name)}: {say_unmeasured(row)}"
+    return "not run: no block has both"
+
+
+def _say(dispute: Dispute, contrast: Contrast, run: Run, ratio: Ratio, rows: Sequence[Row]) -> str:
+    where, figures = conditions(rows), units.normalized(ratio.ratio)
+    if ratio.low is not None:
+        figures += f" {units.interval(ratio.low, ratio.high)}"
+    if not ratio.verdict:
+        return f"{figures}{where}; {why_unjudged(run.info, ratio.blocks)}"
+    said = f"{ratio.verdict}{where}: {figures}"
+    if ratio.verdict == UNSTABLE:
+        return f"{UNSTABLE}, no verdict{where}: {figures}"
+    sides = _who_says(dispute, contrast.expected, ratio.verdict, stood_in=bool(stand_ins(rows)))
+    if not sides and any(contrast.expected) and ratio.verdict in DECIDED:
+        sides = "; no side expects that"
+    return said + sides
+
+
+def _who_says(
+    dispute: Dispute, expected: Sequence[str], outcome: str, *, stood_in: bool = False
+) -> str:
+    """Name the sides that expect an outcome; empty where none does."""
+    right = [side.by for side, word in zip(dispute.sides, expected) if word == outcome]
+    if not right:
+        return ""
+    word = f"{EMULATED_WORDS['agrees']}, emulated," if stood_in else "agrees"
+    return f"; {word} with {'; '.join(right)}"
+
+
+# --- equal work ---------------------------------------------------------------------------
+
+
+def _equal_work(dispute: Dispute, compared: Mapping[str, _Compared]) -> list[dict[str, object]]:
+    """Say how far apart the trainings of the compared variants ended."""
+    found = []
+    for name in dict.fromkeys(c.experiment for c in dispute.contrasts):
+        if name in compared:
+            asked = [c for c in dispute.contrasts if c.experiment == name]
+            variants = {label for c in asked for label in (c.variant, c.against)}
+            run = compared[name].run
+            words = _say_equal_work(run, variants)
+            found.append(_found("equal work", words, experiment=name, run=run.folder.name))
+    return found
+
+
+def _say_equal_work(run: Run, variants: set[str]) -> str:
+    refused = run.info.get("failed") or {}
+    names = variants - refused.keys()
+    trials = [t for t in run.trials if t.status == "ok" and t.epochs and t.variant in names]
+    what, values = "last losses", [trial.loss for trial in trials if trial.loss is not None]
+    if not values:
+        what = "nothing is trained, so no losses; mean pixels of the last batches"
+        means = [(trial.epochs[-1].last_means or {}).get("image") for trial in trials]
+        values = [
+            fmean(mean) if isinstance(mean, list) else mean for mean in means if mean is not None
+        ]
+    if not values:
+        return "not recorded"
+    low, high = min(values), max(values)
+    return (
+        f"{what}: {low:.5g} to {high:.5g} in {units.count(len(values), 'trial')}; "
+        "a variant that differs is refused"
+    )
+
+
+# --- counted ------------------------------------------------------------------------------
+
+
+def _counted(dispute: Dispute, count: Callable[[], Sequence[Taken]]) -> list[dict[str, object]]:
+    """Say what loaders took before they were asked for anything, and in which unit that is."""
+    try:
+        counts = count()
+    except RuntimeError as error:
+        return [_found("count", f"not counted: {error}")]
+    found = [_found(_describe(taken), _say_taken(taken)) for taken in counts]
+    n, counted = len(counts), {taken.unit for taken in counts}
+    if len(counted) > 1 or not counted <= set(dispute.units):
+        return [*found, _found("unit", f"neither {' nor '.join(dispute.units)} in all {n} counts")]
+    (unit,) = counted
+    before = "of what was taken before the first batch was asked for"
+    said = f"{unit}, in all {n} counts {before}{_who_says(dispute, dispute.units, unit)}"
+    return [*found, _found("unit", said, verdict=unit)]
+
+
+def _describe(taken: Taken) -> str:
+    factor = "unset" if taken.prefetch_factor is None else taken.prefetch_factor
+    workers = units.count(taken.workers, "worker")
+    return f"{workers}, prefetch_factor {factor}, batches of {taken.batch_size}"
+
+
+def _say_taken(taken: Taken) -> str:
+    samples = sum(taken.samples)
+    return f"{units.count(samples, 'sample')} taken ahead"
+
+
+# --- shown --------------------------------------------------------------------------------
+
+
+def disputes_table(rows: Sequence[Mapping[str, object]]) -> Frame:
+    """Make the table that a notebook shows of `answers`: who says what, then this machine."""
+    from labkit.frame import Frame
+
+    cells = [
+        (f"{row['number']}. {row['question']}", who, says)
+        for row in rows
+        for who, says in _lines(row)
+    ]
+    frame = Frame(cells, columns=["dispute", "who", "says"]).set_index(["dispute", "who"])
+    frame.notes = [TIMED]
+    return frame
+
+
+def disputes_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Write `answers` for a terminal, at most 100 columns wide."""
+    lines = []
+    for row in rows:
+        lines += wrapped("", f"{row['number']:>2}  {row['question']}")
+        for who, says in _lines(row):
+            lines += wrapped("      ", f"{who}: {says}")
+    return "\n".join([*lines, "", *wrapped("", TIMED)])
+
+
+def _lines(row: Mapping[str, object]) -> list[tuple[str, str]]:
+    """List who says what of a dispute; this machine comes last, what is said alike only once."""
+    here: dict[tuple[str, str], list[str]] = {}
+    for found in row["found"]:
+        here.setdefault((found["experiment"], found["answer"]), []).append(found["compared"])
+    return [
+        *((side["by"], side["says"]) for side in row["sides"]),
+        *(
+            (": ".join(filter(None, [f"here, {experiment}".rstrip(", "), "; ".join(names)])), says)
+            for (experiment, says), names in here.items()
+        ),
+    ]

@@ -1,0 +1,378 @@
+"""Every dispute names both sides, and is answered with no more than runs and counts here carry.
+
+Run: python -m pytest tests/test_disputes.py
+"""
+
+import json
+import math
+import re
+from dataclasses import replace
+from statistics import fmean, stdev
+
+import pytest
+from fake_runs import COLD, HERE, make_run
+from fakes import LABELS, fake_trial, fake_trials
+
+from labkit import catalog, machine, notebook
+from labkit.ahead import Taken
+from labkit.dispute_list import DISPUTES
+from labkit.disputes import answers, count_ahead, disputes_table, disputes_text
+from labkit.underway import alone
+
+THREAD = "prefetch_generator"
+ALONE = {"original": 1.0, "no workers": 1.5, f"no workers, {THREAD}": 0.9}
+DEPTH = {"original": 1.0, THREAD: 0.9, "equal depth": 0.9}
+
+
+def no_count():
+    raise RuntimeError("not in this test")
+
+
+def dispute(results, number, count=no_count):
+    (row,) = answers(results, HERE, numbers=[number], count=count)
+    return row
+
+
+def found(results, number, compared, experiment="prefetching_in_depth"):
+    (one,) = [
+        one
+        for one in dispute(results, number)["found"]
+        if (one["compared"], one["experiment"]) == (compared, experiment)
+    ]
+    return one
+
+
+def in_depth(results, times, **more):
+    return make_run(results, times, experiment="prefetching_in_depth", **more)
+
+
+# --- the list -----------------------------------------------------------------------------
+
+
+def test_each_dispute_is_there_once_with_two_sides_and_what_settles_it():
+    numbers = [d.number for d in DISPUTES]
+    assert numbers == sorted(set(numbers))
+    assert {1, 2, 3, 4, 9} <= set(numbers)
+    for d in DISPUTES:
+        assert len({side.by for side in d.sides}) >= 2, d.number
+        assert d.contrasts or d.units, d.number
+        assert len(d.question) <= 90 and d.question.endswith("?")
+
+
+def test_every_comparison_is_of_variants_that_the_experiments_have(monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 16)
+    for d in DISPUTES:
+        for contrast in d.contrasts:
+            experiment = catalog.experiment(contrast.experiment)
+            known = {**experiment.variants, **experiment.in_full}
+            assert {contrast.variant, contrast.against} <= known.keys(), d.number
+            assert contrast.variant != contrast.against
+            assert len(contrast.expected) in (0, len(d.sides))
+            assert set(contrast.expected) <= {"", "faster", "slower", "no practical difference"}
+
+
+def test_at_most_the_variants_compared_differ_between_them():
+    # A thread against a deeper queue differs in both; nothing else may.
+    allowed = {"prefetcher", "prefetch_factor"}
+    for d in DISPUTES:
+        if d.number in (1, 3, 4, 9):
+            for c in d.contrasts:
+                experiment = catalog.experiment(c.experiment)
+                known = {**experiment.variants, **experiment.in_full}
+                one, other = vars(known[c.variant]), vars(known[c.against])
+                differ = {name for name in one if one[name] != other[name]}
+                assert len(differ) == 1 or differ == allowed, (d.number, c)
+
+
+def test_an_unknown_number_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match=r"numbers must be of 1, 2, 3, 4, .*, got 5; leave"):
+        answers("results", HERE, numbers=[1, 5])
+
+
+# --- ratios -------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_that_of_two_variants_within_blocks(tmp_path):
+    trials = fake_trials(ALONE, blocks=10, noise=0.05, labels=COLD)
+    folder = in_depth(tmp_path, ALONE, trials=trials)
+    one = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")
+    time_s = {(t.variant, t.block): t.time_s for t in trials}
+    d = [
+        math.log(time_s[f"no workers, {THREAD}", block] / time_s["no workers", block])
+        for block in range(10)
+    ]
+    half = 2.262157 * stdev(d) / math.sqrt(10)  # Student's t, 9 degrees of freedom, 95 %
+    assert one["ratio"] == pytest.approx(math.exp(fmean(d)))
+    assert one["low"] == pytest.approx(math.exp(fmean(d) - half), rel=1e-6)
+    assert one["high"] == pytest.approx(math.exp(fmean(d) + half), rel=1e-6)
+    assert (one["verdict"], one["run"]) == ("faster", folder.name)
+    assert re.fullmatch(
+        r"faster: 0\.\d{3} \[0\.\d+, 0\.\d+\]; agrees with \[004\] 2\.1", one["answer"]
+    )
+
+
+def test_only_blocks_that_have_both_are_paired(tmp_path):
+    trials = [
+        t
+        for t in fake_trials(ALONE, blocks=8, noise=0.05, labels=COLD)
+        if (t.variant, t.block) not in {("no workers", 0), (f"no workers, {THREAD}", 1)}
+    ]
+    in_depth(tmp_path, ALONE, trials=trials)
+    time_s = {(t.variant, t.block): t.time_s for t in trials}
+    d = [
+        math.log(time_s[f"no workers, {THREAD}", block] / time_s["no workers", block])
+        for block in range(2, 8)
+    ]
+    one = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")
+    assert one["ratio"] == pytest.approx(math.exp(fmean(d)))
+    assert one["verdict"] == "faster"
+
+
+def test_all_that_is_asked_of_a_run_is_judged_together(tmp_path):
+    trials = fake_trials(DEPTH, blocks=10, noise=0.05, labels=COLD)
+    in_depth(tmp_path, DEPTH, trials=trials)
+    time_s = {(t.variant, t.block): t.time_s for t in trials}
+    d = [math.log(time_s[THREAD, b] / time_s["equal depth", b]) for b in range(10)]
+    one = found(tmp_path, 1, f"{THREAD} ÷ “equal depth”")
+    # The larger p-value of two: its level is 5 % if the other was below 2.5 %.
+    half = 2.262157 * stdev(d) / math.sqrt(10)
+    assert one["high"] / one["low"] == pytest.approx(math.exp(2 * half), rel=1e-6)
+    d = [
+        math.log(time_s[THREAD, b] ** 2 / math.prod(base))
+        for b in range(10)
+        for base in [[t.time_s for t in trials if (t.variant, t.block) == ("original", b)]]
+    ]
+    half = 2.685011 * stdev([x / 2 for x in d]) / math.sqrt(10)  # 97.5 %
+    one = found(tmp_path, 1, f"{THREAD} ÷ original")
+    assert one["high"] / one["low"] == pytest.approx(math.exp(2 * half), rel=1e-6)
+
+
+def test_a_result_bears_out_the_side_that_expects_it(tmp_path):
+    in_depth(tmp_path, DEPTH, trials=fake_trials(DEPTH, blocks=10, noise=0.004, labels=COLD))
+    deeper = found(tmp_path, 1, f"{THREAD} ÷ “equal depth”")["answer"]
+    assert deeper.startswith("no practical difference: ")
+    assert deeper.endswith("; agrees with Lightning #1454, lightly #1304")
+    assert found(tmp_path, 1, f"{THREAD} ÷ original")["answer"].endswith("; agrees with [004] 2.1")
+
+
+def test_what_no_side_expects_is_said_and_what_is_undecided_bears_nobody_out(tmp_path):
+    times = {**DEPTH, THREAD: 1.2}
+    in_depth(tmp_path, times)
+    answer = found(tmp_path, 1, f"{THREAD} ÷ original")["answer"]
+    assert answer.startswith("slower: 1.") and answer.endswith("; no side expects that")
+    in_depth(tmp_path, DEPTH, name="z", noise=0.3)
+    answer = found(tmp_path, 1, f"{THREAD} ÷ “equal depth”")["answer"]
+    assert answer.startswith("inconclusive: ") and answer.endswith("]")
+
+
+def test_over_a_stand_in_a_result_is_consistent_and_no_more(tmp_path):
+    in_depth(tmp_path, ALONE, labels=LABELS)
+    answer = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")["answer"]
+    assert answer.startswith("faster (emulated accelerator): 0.")
+    assert answer.endswith("; consistent, emulated, with [004] 2.1")
+    assert "agrees" not in answer
+
+
+def test_an_unstable_machine_gives_no_word(tmp_path):
+    trials = [
+        replace(t, epochs=tuple(replace(e, epoch_s=1.2 * e.epoch_s) for e in t.epochs))
+        if t.role == "A2"
+        else t
+        for t in fake_trials(ALONE, blocks=8, labels=COLD)
+    ]
+    in_depth(tmp_path, ALONE, trials=trials)
+    answer = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")["answer"]
+    assert re.fullmatch(r"machine unstable, no verdict: 0\.\d+ \[0\.\d+, 0\.\d+\]", answer)
+
+
+# --- what is missing ----------------------------------------------------------------------
+
+
+def test_what_was_not_run_says_how_to(tmp_path):
+    for row in answers(tmp_path, HERE, count=no_count):
+        for one in row["found"]:
+            if one["experiment"]:
+                assert one["answer"] == f"not run: labkit run {one['experiment']} --mode full"
+                assert (one["ratio"], one["verdict"], one["run"]) == (None, "", "")
+
+
+def test_quick_mode_gives_numbers_and_no_verdict(tmp_path):
+    in_depth(tmp_path, ALONE, mode="quick", blocks=3)
+    one = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")
+    assert re.fullmatch(r"0\.\d{3} \[.+\]; quick mode speaks no verdict", one["answer"])
+    assert one["verdict"] == ""
+    # What only full mode measures was not left out by anybody.
+    missing = found(tmp_path, 1, f"“{THREAD}, not pinned” ÷ “original, not pinned”")
+    assert missing["answer"] == "not run: labkit run prefetching_in_depth --mode full"
+
+
+def test_one_quick_block_is_a_number_without_an_interval(tmp_path):
+    in_depth(tmp_path, ALONE, mode="quick", blocks=1)
+    one = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")
+    assert re.fullmatch(r"0\.\d{3}; quick mode speaks no verdict", one["answer"])
+
+
+def test_too_few_blocks_of_a_full_run_give_no_verdict(tmp_path):
+    in_depth(tmp_path, ALONE, blocks=5)
+    answer = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")["answer"]
+    assert answer.endswith("; 5 complete blocks, a verdict needs 6")
+
+
+def test_a_full_run_without_a_variant_says_so(tmp_path):
+    in_depth(tmp_path, ALONE)
+    answer = found(tmp_path, 1, f"{THREAD} ÷ original")["answer"]
+    assert answer == "not run: this run has no such variant"
+
+
+def test_a_variant_that_was_skipped_or_failed_gives_its_reason(tmp_path):
+    times = {"original": 1.0, "data_prefetcher": 0.9, THREAD: 0.9}
+    trials = [t for t in fake_trials(times, blocks=8, labels=COLD) if t.variant == "original"]
+    trials.append(fake_trial(THREAD, 0, status="failed", reason="out of memory"))
+    in_depth(tmp_path, times, trials=trials, skipped={"data_prefetcher": "no CUDA here"})
+    assert found(tmp_path, 3, "data_prefetcher ÷ original")["answer"] == (
+        "data_prefetcher: not testable here: no CUDA here"
+    )
+    assert found(tmp_path, 1, f"{THREAD} ÷ original")["answer"] == (
+        f"{THREAD}: not testable here: failed: out of memory"
+    )
+
+
+def test_two_variants_that_share_no_block_are_not_compared(tmp_path):
+    trials = [
+        t
+        for t in fake_trials(ALONE, blocks=8, labels=COLD)
+        if t.variant == "original" or (t.variant == "no workers") == (t.block < 4)
+    ]
+    in_depth(tmp_path, ALONE, trials=trials)
+    one = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")
+    assert one["answer"] == "not run: no block has both"
+
+
+def test_a_run_of_another_machine_is_not_this_ones(tmp_path):
+    in_depth(tmp_path, ALONE, machine_id="elsewhere")
+    one = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")
+    assert one["answer"].startswith("not run: labkit run")
+
+
+# --- equal work ---------------------------------------------------------------------------
+
+
+def test_losses_stand_beside_the_times_of_the_prefetcher(tmp_path):
+    times = {"original": 1.0, "data_prefetcher": 0.9, "no workers": 1.5}
+    losses = {"original": 0.6931, "data_prefetcher": 0.6934, "no workers": 9.0}
+    trials = [replace(t, loss=losses[t.variant]) for t in fake_trials(times, blocks=6, labels=COLD)]
+    refused = {"no workers": "not the same work as original: the last loss"}
+    in_depth(tmp_path, times, trials=trials, failed=refused)
+    assert found(tmp_path, 3, "equal work")["answer"] == (
+        "last losses: 0.6931 to 0.6934 in 18 trials; a variant that differs is refused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("means", "said"),
+    [
+        ([-0.5, 0.25, 0.1], "nothing is trained, so no losses; mean pixels of the last batches: -"),
+        (0.0, "nothing is trained, so no losses; mean pixels of the last batches: 0 to 0 in 12"),
+        (None, "not recorded"),
+    ],
+)
+def test_where_nothing_is_trained_batches_are_compared(tmp_path, means, said):
+    times = {"original": 1.0, "data_prefetcher": 0.9}
+    last = None if means is None else {"image": means}
+    trials = [
+        replace(t, epochs=tuple(replace(e, last_means=last) for e in t.epochs))
+        for t in fake_trials(times, blocks=4)
+    ]
+    in_depth(tmp_path, times, trials=trials, blocks=4)
+    assert found(tmp_path, 3, "equal work")["answer"].startswith(said)
+
+
+# --- counted ------------------------------------------------------------------------------
+
+
+def counts(samples):
+    return lambda: [
+        Taken(workers=1, prefetch_factor=factor, batch_size=8, samples=[samples(factor)])
+        for factor in (1, 2, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (lambda factor: 8 * factor, "batches, in all 3 counts of what was taken before the first "
+         "batch was asked for; agrees with PyTorch #100703, #74558"),
+        (lambda factor: factor, "samples, in all 3 counts of what was taken before the first "
+         "batch was asked for; agrees with [001] 1.5"),
+        (lambda factor: 8, "neither samples nor batches in all 3 counts"),
+    ],
+)  # fmt: skip
+def test_the_unit_of_prefetch_factor_is_what_was_counted(tmp_path, samples, said):
+    *single, unit = dispute(tmp_path, 2, counts(samples))["found"]
+    assert (unit["compared"], unit["answer"]) == ("unit", said)
+    assert single[2]["compared"] == "1 worker, prefetch_factor 4, batches of 8"
+    assert single[2]["answer"] == f"{samples(4)} samples taken ahead"
+
+
+def test_counting_is_done_in_a_process_of_its_own():
+    taken = {(one.workers, one.prefetch_factor): sum(one.samples) for one in count_ahead()}
+    assert taken[2, 4] == 64
+    assert taken[2, None] == taken[2, 2] == 32
+
+
+def test_nothing_is_counted_beside_a_run(tmp_path):
+    import threading
+
+    said = []
+    with alone():
+        counting = threading.Thread(
+            target=lambda: said.append(dispute(tmp_path, 2, count_ahead)["found"])
+        )
+        counting.start()
+        counting.join()
+    ((one,),) = said
+    assert one["answer"].startswith("not counted: run must be the only one under way")
+
+
+# --- forms --------------------------------------------------------------------------------
+
+
+def test_rows_are_json(tmp_path):
+    in_depth(tmp_path, ALONE)
+    rows = answers(tmp_path, HERE, count=counts(lambda factor: 8 * factor))
+    assert [row["number"] for row in rows] == [d.number for d in DISPUTES]
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_the_table_shows_both_sides_and_this_machine(tmp_path):
+    in_depth(tmp_path, ALONE, labels=LABELS)
+    shown = disputes_table([dispute(tmp_path, 1)])
+    who = list(shown.index.get_level_values("who"))
+    assert who[:2] == ["[004] 2.1", "Lightning #1454, lightly #1304"]
+    assert all(name.startswith("here, prefetching_in_depth: ") for name in who[2:])
+    assert list(shown.columns) == ["says"]
+    assert "consistent, emulated" in shown._repr_html_()
+    # What is said alike of several comparisons is said once.
+    missing = shown["says"][shown["says"] == "not run: this run has no such variant"]
+    assert len(missing) == 1
+    assert "; " in missing.index[0][1]
+
+
+def test_a_notebook_shows_those_asked_for(tmp_path):
+    shown = notebook.disputes(tmp_path, numbers=[9, 1])
+    questions = list(dict.fromkeys(shown.index.get_level_values("dispute")))
+    assert [question.partition(".")[0] for question in questions] == ["9", "1"]
+
+
+def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
+    in_depth(tmp_path, ALONE, labels=LABELS)
+    rows = answers(tmp_path, HERE, count=counts(lambda factor: 8 * factor))
+    lines = disputes_text(rows).splitlines()
+    assert max(map(len, lines)) <= 100
+    joined = " ".join(" ".join(lines).split())
+    for row in rows:
+        assert f"{row['number']} {row['question']}" in joined
+        for side in row["sides"]:
+            assert f"{side['by']}: {side['says']}" in joined
+        for one in row["found"]:
+            assert one["compared"] in joined and one["answer"] in joined
