@@ -15,6 +15,7 @@ from fakes import LABELS, fake_trial, fake_trials
 
 from labkit import catalog, machine, notebook
 from labkit.ahead import Taken
+from labkit.cli import main
 from labkit.dispute_list import DISPUTES
 from labkit.disputes import answers, count_ahead, disputes_table, disputes_text
 from labkit.underway import alone
@@ -376,3 +377,15 @@ def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
             assert f"{side['by']}: {side['says']}" in joined
         for one in row["found"]:
             assert one["compared"] in joined and one["answer"] in joined
+
+
+def test_the_command_prints_text_or_json(tmp_path, capsys):
+    assert main(["disputes", "9", "--results", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(" 9  Does it save time to keep workers")
+    assert main(["disputes", "9", "11", "--json", "--results", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["number"] for row in rows] == [9, 11]
+    assert main(["disputes", "8", "--results", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        "labkit: numbers must be of 1, 2, 3, 4, 6, 7, 9, 10, 11, got 8; leave them out for all\n"
+    )

@@ -74,6 +74,7 @@ LAYERS = [
     ["panel_widget"],
     ["panel"],
     ["__init__"],
+    ["commands"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,227 @@
+"""Commands: what each word after `labkit` does: it calls the library and prints.
+
+    cli: words -> options ──▶ a command here: options -> exit status
+
+Main trap: what a command prints is for people, so whoever needs the numbers asks for --json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import labkit as lab
+from labkit import catalog, machine, notebook, results, units
+from labkit.choices import Choice
+from labkit.claims import answers as answer_claims
+from labkit.claims import claims_text
+from labkit.disputes import answers as answer_disputes
+from labkit.disputes import disputes_text
+from labkit.operations_run import NAME as OPERATIONS
+from labkit.settings import CORRECTED, field_kinds
+
+
+def show_list(options: argparse.Namespace) -> int:
+    """List the experiments and the runs there are."""
+    print("experiments:")
+    for name in lab.CATALOG:
+        experiment = lab.experiment(name)
+        print(f"  {name:16} {experiment.question}")
+        print(f"  {'':16} {' · '.join(experiment.variants)}  ({experiment.source})")
+    print(f"  {OPERATIONS:16} Which library does which image operation faster?")
+    folders = results.list_runs(options.results)
+    print(f"\nruns in {options.results}:" if folders else f"\nno runs in {options.results} yet")
+    for folder in folders:
+        info = results.load_run(folder).info
+        print(f"  {folder.parent.name}/{folder.name}  {info['mode']}, {info['status']}")
+    if shared := results.list_shared(options.results):
+        print("\nruns of colleagues:")
+    for folder in shared:
+        info = results.load_run(folder).info
+        said = f"{info['mode']}, {info['status']}, from {info[results.SHARED]['from']}"
+        print(f"  {folder.parent.name}/{folder.name}  {said}")
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run experiments, or complete a run, and show them."""
+    if options.resume:
+        return _show(lab.resume(results.find_run(options.results, options.resume).folder))
+    if len(options.names) == 1:
+        return _show(_prepared(_choice(options, options.names[0]), options.results)())
+    # Build all before running any: a typo in the third name must not cost two runs.
+    waiting = {}
+    for name in options.names or (*catalog.MAIN_ROAD, OPERATIONS):
+        try:
+            waiting[name] = _prepared(_choice(options, name), options.results)
+        except ValueError as error:
+            if options.names:
+                raise
+            print(f"{name} is left out: {error}\n", file=sys.stderr)
+    if not waiting:
+        return 1
+    status = 0
+    for name, run in waiting.items():
+        try:
+            status = max(status, _show(run()))
+        except (ValueError, OSError, RuntimeError) as error:  # the others can still be run
+            print(f"labkit: {name}: {error}\n", file=sys.stderr)
+            status = 1
+    return status
+
+
+def _choice(options: argparse.Namespace, name: str) -> Choice:
+    return Choice(
+        subject=name,
+        mode=options.mode,
+        blocks=options.blocks,
+        changes={key: getattr(options, key) for key in field_kinds() if hasattr(options, key)},
+        variants=tuple(options.variant or ()),
+        baseline=options.baseline,
+        protocol=options.protocol.replace("-", " "),
+    )
+
+
+def _prepared(choice: Choice, folder: str) -> Callable[[], results.Run]:
+    """Build what a choice stands for, ready to be run; refuses what cannot work."""
+    given = {"mode": choice.mode, "blocks": choice.blocks, "results": folder}
+    if choice.name != OPERATIONS:
+        return partial(lab.run, choice.experiment(), **given)
+    own = {key: value for key, value in choice.changes.items() if key in ("data", "seed")}
+    if choice.protocol != CORRECTED:
+        raise ValueError(f"protocol must be {CORRECTED} for {OPERATIONS}, got {choice.protocol}")
+    if choice.variants or choice.baseline:
+        raise ValueError(
+            f"variant and baseline must be left out for {OPERATIONS}, which times every operation"
+        )
+    if len(own) < len(choice.changes):
+        others = ", ".join(key for key in choice.changes if key not in own)
+        raise ValueError(
+            f"settings must be data or seed for {OPERATIONS}, got {others}; leave them out"
+        )
+    return partial(lab.run_operations, **own, **given)
+
+
+def _show(run: results.Run) -> int:
+    files = notebook.save(run)
+    print(f"\n{notebook.text(run)}\n")
+    if found := notebook.findings(run):
+        print(f"{found}\n")
+    if run.info.get("costs"):
+        print(f"{notebook.costs(run)}\n")
+    if run.info["experiment"] == "combined":
+        print(f"{notebook.predictions(run).to_string()}\n")
+    print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
+    return 0 if run.info["status"] == "finished" else 1
+
+
+def show_forecast(options: argparse.Namespace) -> int:
+    """Say how long runs would take and what they could see."""
+    for name in options.names or catalog.MAIN_ROAD:
+        choice = _choice(options, name)
+        expected = lab.forecast(
+            choice.experiment(), choice.mode, blocks=choice.blocks, results=options.results
+        )
+        print(f"{name}: {expected}")
+    return 0
+
+
+def show_table(options: argparse.Namespace) -> int:
+    """Print a run's table."""
+    run = results.find_run(options.results, options.run)
+    if options.json:
+        print(_json(notebook.rows(run)))
+    elif options.detail:
+        print(notebook.table(run, detail=True).T.to_string())
+    else:
+        print(notebook.text(run))
+    return 0
+
+
+def draw_chart(options: argparse.Namespace) -> int:
+    """Draw a run's charts into its folder."""
+    run = results.find_run(options.results, options.run)
+    for path in notebook.save(run):
+        print(path)
+    return 0
+
+
+def show_claims(options: argparse.Namespace) -> int:
+    """Print what this machine says of every claim."""
+    rows = answer_claims(options.results)
+    print(_json(rows) if options.json else claims_text(rows))
+    return 0
+
+
+def show_disputes(options: argparse.Namespace) -> int:
+    """Print who says what where people disagree, and what this machine says."""
+    rows = answer_disputes(options.results, numbers=options.numbers)
+    print(_json(rows) if options.json else disputes_text(rows))
+    return 0
+
+
+def _json(rows: list[dict[str, object]]) -> str:
+    return json.dumps(rows, indent=1, ensure_ascii=False)
+
+
+def show_savings(options: argparse.Namespace) -> int:
+    """Say what a run's winner saves over a whole training."""
+    run = results.find_run(options.results, options.run)
+    asked = {"epochs": options.epochs, "images": options.images, "gpu_hour": options.gpu_hour}
+    print(notebook.savings(run, **asked))
+    return 0
+
+
+def write_recipe(options: argparse.Namespace) -> int:
+    """Write a run's winner as code."""
+    written = lab.recipe(results.find_run(options.results, options.run), options.variant)
+    if options.out is None:
+        print(written, end="")
+        return 0
+    options.out.write_text(written, encoding="utf-8")
+    print(f"wrote {options.out}")
+    return 0
+
+
+def write_report(options: argparse.Namespace) -> int:
+    """Write a page of the newest runs, or a report of chosen ones."""
+    if not options.runs and not options.markdown and options.out is None:
+        print(f"wrote {notebook.write_page(options.results)}")
+        return 0
+    chosen = [results.find_run(options.results, name) for name in options.runs] or None
+    asked = {"results": options.results, "markdown": options.markdown}
+    for path in lab.write_report(chosen, options.out, **asked):
+        print(f"wrote {path}")
+    return 0
+
+
+def pack_run(options: argparse.Namespace) -> int:
+    """Pack a run as one file to send."""
+    run = results.find_run(options.results, options.run)
+    path = lab.pack(run, options.out, keep=options.keep)
+    print(f"packed in {path}, {units.count_bytes(path.stat().st_size)}; open it with: labkit open")
+    return 0
+
+
+def open_shared(options: argparse.Namespace) -> int:
+    """Open a run that a colleague packed."""
+    before = results.list_shared(options.results)
+    run = lab.open_shared(options.file, options.results)
+    done = "opened before" if run.folder in before else "opened"
+    print(f"{done}: {run.folder}, from {run.info[results.SHARED]['from']}\n\n{notebook.text(run)}")
+    return 0
+
+
+def show_doctor(options: argparse.Namespace) -> int:
+    """Say what this machine has."""
+    given = {name: getattr(options, name) for name in ("data", "hdd", "ssd", "nvme", "tmpfs")}
+    given = {name: Path(folder) for name, folder in given.items() if folder}
+    if options.write:
+        machine.write_media(Path("labkit.toml"), **given)
+    for topic, value, remark in notebook.doctor_rows(given):
+        print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
+    return 0
