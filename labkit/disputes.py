@@ -1,7 +1,7 @@
 """Disputes: who says what, and what this machine's runs and counts say of it.
 
     DISPUTES + newest_runs(results) ─ ratios in blocks ─┐
-                         count_ahead() ─ samples taken ─┴─▶ answers() ─▶ disputes_table(), _text()
+                         count_ahead() ─ samples taken ─┴─▶ answers() ─▶ Disputes, disputes_text()
 
 Two variants are compared with each other, not each with the run's baseline: a thread against a
 deeper queue, a side stream against pinned memory alone.  All that is asked of one run is judged
@@ -41,6 +41,7 @@ TIMED = (
     "A ÷ B: A's time divided by B's in the same blocks, lower is better; 95 % intervals, "
     "Holm-adjusted over all that is asked here of one run."
 )
+COUNTED = "Taken by the workers of real DataLoaders before the first batch was asked for."
 
 
 def count_ahead() -> tuple[Taken, ...]:
@@ -83,8 +84,7 @@ def answers(
             f"numbers must be of {', '.join(map(str, known))}, got {unknown[0]}; "
             "leave them out for all"
         )
-    if machine_id is None:
-        machine_id = machine.provenance()["machine_id"]
+    machine_id = machine_id or machine.provenance()["machine_id"]
     runs = newest_runs(results, lambda info: weigh_answer(info, machine_id))
     compared = {name: _Compared(run) for name, run in runs.items() if _asked_of(name)}
     return [
@@ -116,10 +116,7 @@ class _Compared:
         asked = [(c.variant, c.against) for c in _asked_of(run.info["experiment"])]
         there = [names for names in asked if all(name in self.rows for name in names)]
         wanted = [(self.rows[one], self.rows[other], TOTAL) for one, other in dict.fromkeys(there)]
-        self._ratios = ratios(summary, wanted)
-
-    def ratio(self, contrast: Contrast) -> Ratio | None:
-        return self._ratios.get((contrast.variant, contrast.against, TOTAL))
+        self.ratios = ratios(summary, wanted)
 
 
 def _found(compared: str, answer: str, **more: object) -> dict[str, object]:
@@ -134,10 +131,11 @@ def _answer(dispute: Dispute, contrast: Contrast, compared: _Compared | None) ->
     names = f"{quote(contrast.variant)} ÷ {quote(contrast.against)}"
     if compared is None:
         return _found(names, _how_to_run(contrast), experiment=contrast.experiment)
-    ratio = compared.ratio(contrast)
+    ratio = compared.ratios.get((contrast.variant, contrast.against, TOTAL))
     more = {"experiment": contrast.experiment, "run": compared.run.folder.name}
     if ratio is None:
-        return _found(names, _why_not(contrast, compared), **more)
+        why = _why_not(contrast, compared)
+        return _found(names, why, **(more | {"run": ""} if why == _how_to_run(contrast) else more))
     rows = [compared.rows[contrast.against], compared.rows[contrast.variant]]
     more |= {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict}
     return _found(names, _say(dispute, contrast, compared.run, ratio, rows), **more)
@@ -185,19 +183,15 @@ def _who_says(
     return f"; {word} with {'; '.join(right)}"
 
 
-# --- equal work ---------------------------------------------------------------------------
-
-
 def _equal_work(dispute: Dispute, compared: Mapping[str, _Compared]) -> list[dict[str, object]]:
     """Say how far apart the trainings of the compared variants ended."""
     found = []
-    for name in dict.fromkeys(c.experiment for c in dispute.contrasts):
-        if name in compared:
-            asked = [c for c in dispute.contrasts if c.experiment == name]
-            variants = {label for c in asked for label in (c.variant, c.against)}
-            run = compared[name].run
-            words = _say_equal_work(run, variants)
-            found.append(_found("equal work", words, experiment=name, run=run.folder.name))
+    for name in dict.fromkeys(c.experiment for c in dispute.contrasts if c.experiment in compared):
+        asked = [c for c in dispute.contrasts if c.experiment == name]
+        variants = {label for c in asked for label in (c.variant, c.against)}
+        run = compared[name].run
+        more = {"experiment": name, "run": run.folder.name}
+        found.append(_found("equal work", _say_equal_work(run, variants), **more))
     return found
 
 
@@ -230,13 +224,15 @@ def _counted(dispute: Dispute, count: Callable[[], Sequence[Taken]]) -> list[dic
         counts = count()
     except RuntimeError as error:
         return [_found("count", f"not counted: {error}")]
-    found = [_found(_describe(taken), _say_taken(taken)) for taken in counts]
+    found = [
+        _found(_describe(taken), f"{units.count(sum(taken.samples), 'sample')} taken ahead")
+        for taken in counts
+    ]
     n, counted = len(counts), {taken.unit for taken in counts}
     if len(counted) > 1 or not counted <= set(dispute.units):
         return [*found, _found("unit", f"neither {' nor '.join(dispute.units)} in all {n} counts")]
     (unit,) = counted
-    before = "of what was taken before the first batch was asked for"
-    said = f"{unit}, in all {n} counts {before}{_who_says(dispute, dispute.units, unit)}"
+    said = f"{unit}, in all {n} counts{_who_says(dispute, dispute.units, unit)}"
     return [*found, _found("unit", said, verdict=unit)]
 
 
@@ -246,25 +242,32 @@ def _describe(taken: Taken) -> str:
     return f"{workers}, prefetch_factor {factor}, batches of {taken.batch_size}"
 
 
-def _say_taken(taken: Taken) -> str:
-    samples = sum(taken.samples)
-    return f"{units.count(samples, 'sample')} taken ahead"
-
-
 # --- shown --------------------------------------------------------------------------------
 
 
-def disputes_table(rows: Sequence[Mapping[str, object]]) -> Frame:
-    """Make the table that a notebook shows of `answers`: who says what, then this machine."""
+class Disputes(tuple):
+    """Rows of `answers` that a notebook shows as tables and a shell as text."""
+
+    def __repr__(self) -> str:
+        return disputes_text(self)
+
+    def _repr_html_(self) -> str:
+        return "".join(dispute_table(row)._repr_html_() for row in self)
+
+
+def dispute_table(row: Mapping[str, object]) -> Frame:
+    """Make the table of one dispute: who says what, then this machine.
+
+    Args:
+        row: one of `answers`.
+    """
     from labkit.frame import Frame
 
-    cells = [
-        (f"{row['number']}. {row['question']}", who, says)
-        for row in rows
-        for who, says in _lines(row)
-    ]
-    frame = Frame(cells, columns=["dispute", "who", "says"]).set_index(["dispute", "who"])
-    frame.notes = [TIMED]
+    lines = _lines(row)
+    frame = Frame([line[:2] for line in lines], columns=["who", "says"]).set_index("who")
+    timed = any(found["experiment"] for found in row["found"])
+    frame.caption = (f"{row['number']}. {row['question']}", TIMED if timed else COUNTED)
+    frame.second_lines = {who: under for who, _, under in lines}
     return frame
 
 
@@ -273,20 +276,24 @@ def disputes_text(rows: Sequence[Mapping[str, object]]) -> str:
     lines = []
     for row in rows:
         lines += wrapped("", f"{row['number']:>2}  {row['question']}")
-        for who, says in _lines(row):
+        for who, says, _ in _lines(row):
             lines += wrapped("      ", f"{who}: {says}")
     return "\n".join([*lines, "", *wrapped("", TIMED)])
 
 
-def _lines(row: Mapping[str, object]) -> list[tuple[str, str]]:
-    """List who says what of a dispute; this machine comes last, what is said alike only once."""
-    here: dict[tuple[str, str], list[str]] = {}
+def _lines(row: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """List who says what of a dispute, and what that rests on; this machine comes last.
+
+    What is said alike of several comparisons is said once.
+    """
+    here: dict[tuple[str, str, str], list[str]] = {}
     for found in row["found"]:
-        here.setdefault((found["experiment"], found["answer"]), []).append(found["compared"])
-    return [
-        *((side["by"], side["says"]) for side in row["sides"]),
-        *(
-            (": ".join(filter(None, [f"here, {experiment}".rstrip(", "), "; ".join(names)])), says)
-            for (experiment, says), names in here.items()
-        ),
-    ]
+        key = found["experiment"], found["answer"], found["run"]
+        here.setdefault(key, []).append(found["compared"])
+    lines = [(side["by"], side["says"], "") for side in row["sides"]]
+    for (experiment, says, run), compared in here.items():
+        where = f"here, {experiment}" if experiment else "here"
+        rests_on = "no run on this machine has it" if experiment else "counted just now"
+        under = f"run {run}" if run else rests_on
+        lines.append((f"{where}: {'; '.join(compared)}", says, under))
+    return lines

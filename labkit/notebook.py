@@ -31,8 +31,8 @@ from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
 from labkit.costs import cost_lines, costs_table
 from labkit.costs import costs as find_costs
+from labkit.disputes import Disputes
 from labkit.disputes import answers as find_disputed
-from labkit.disputes import disputes_table
 from labkit.epoch_chart import epoch_chart as draw_epochs
 from labkit.experiment import Experiment
 from labkit.files import write_whole
@@ -205,14 +205,17 @@ def claims(results: Path | str = "results") -> pd.DataFrame:
     return claims_table(answers(results)).drop(columns="run")
 
 
-def disputes(results: Path | str = "results", *, numbers: Sequence[int] = ()) -> Frame:
+def disputes(results: Path | str = "results", *, numbers: Sequence[int] = ()) -> Disputes:
     """Show what is disputed, who says what, and what this machine's runs and counts say of it.
 
     Args:
         results: folder that holds all results.
         numbers: which disputes; none: all.
+
+    Returns:
+        Shows itself; a tuple of the rows of `disputes.answers`.
     """
-    return disputes_table(find_disputed(results, numbers=numbers))
+    return Disputes(find_disputed(results, numbers=numbers))
 
 
 def newest_run(name: str, results: Path | str = "results") -> Run | None:

@@ -17,7 +17,7 @@ from labkit import catalog, machine, notebook
 from labkit.ahead import Taken
 from labkit.cli import main
 from labkit.dispute_list import DISPUTES
-from labkit.disputes import answers, count_ahead, disputes_table, disputes_text
+from labkit.disputes import answers, count_ahead, dispute_table, disputes_text
 from labkit.underway import alone
 
 THREAD = "prefetch_generator"
@@ -205,6 +205,7 @@ def test_quick_mode_gives_numbers_and_no_verdict(tmp_path):
     # What only full mode measures was not left out by anybody.
     missing = found(tmp_path, 1, f"“{THREAD}, not pinned” ÷ “original, not pinned”")
     assert missing["answer"] == "not run: labkit run prefetching_in_depth --mode full"
+    assert missing["run"] == ""
 
 
 def test_one_quick_block_is_a_number_without_an_interval(tmp_path):
@@ -301,13 +302,14 @@ def counts(samples):
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        (lambda factor: 8 * factor, "batches, in all 3 counts of what was taken before the first "
-         "batch was asked for; agrees with PyTorch #100703, #74558"),
-        (lambda factor: factor, "samples, in all 3 counts of what was taken before the first "
-         "batch was asked for; agrees with [001] 1.5"),
+        (
+            lambda factor: 8 * factor,
+            "batches, in all 3 counts; agrees with PyTorch #100703, #74558",
+        ),
+        (lambda factor: factor, "samples, in all 3 counts; agrees with [001] 1.5"),
         (lambda factor: 8, "neither samples nor batches in all 3 counts"),
     ],
-)  # fmt: skip
+)
 def test_the_unit_of_prefetch_factor_is_what_was_counted(tmp_path, samples, said):
     *single, unit = dispute(tmp_path, 2, counts(samples))["found"]
     assert (unit["compared"], unit["answer"]) == ("unit", said)
@@ -346,23 +348,30 @@ def test_rows_are_json(tmp_path):
 
 
 def test_the_table_shows_both_sides_and_this_machine(tmp_path):
-    in_depth(tmp_path, ALONE, labels=LABELS)
-    shown = disputes_table([dispute(tmp_path, 1)])
-    who = list(shown.index.get_level_values("who"))
+    folder = in_depth(tmp_path, ALONE, labels=LABELS)
+    shown = dispute_table(dispute(tmp_path, 1))
+    who = list(shown.index)
     assert who[:2] == ["[004] 2.1", "Lightning #1454, lightly #1304"]
     assert all(name.startswith("here, prefetching_in_depth: ") for name in who[2:])
-    assert list(shown.columns) == ["says"]
     assert "consistent, emulated" in shown._repr_html_()
+    assert set(shown.second_lines.values()) == {"", f"run {folder.name}"}
     # What is said alike of several comparisons is said once.
-    missing = shown["says"][shown["says"] == "not run: this run has no such variant"]
-    assert len(missing) == 1
-    assert "; " in missing.index[0][1]
+    (missing,) = shown.index[shown["says"] == "not run: this run has no such variant"]
+    assert "; " in missing
 
 
-def test_a_notebook_shows_those_asked_for(tmp_path):
+def test_a_table_says_what_it_rests_on_where_nothing_was_run(tmp_path):
+    assert "no run on this machine has it" in dispute_table(dispute(tmp_path, 9))._repr_html_()
+    counted = dispute(tmp_path, 2, counts(lambda factor: 8 * factor))
+    assert "counted just now" in dispute_table(counted)._repr_html_()
+
+
+def test_a_notebook_shows_those_asked_for_in_html_and_text(tmp_path):
     shown = notebook.disputes(tmp_path, numbers=[9, 1])
-    questions = list(dict.fromkeys(shown.index.get_level_values("dispute")))
-    assert [question.partition(".")[0] for question in questions] == ["9", "1"]
+    assert [row["number"] for row in shown] == [9, 1]
+    html = shown._repr_html_()
+    assert html.index("9. Does it save") < html.index("1. Does a thread")
+    assert repr(shown) == disputes_text(shown)
 
 
 def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
