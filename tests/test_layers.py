@@ -34,6 +34,7 @@ LAYERS = [
     ["plan", "forecast"],
     ["row_words"],
     ["captions"],
+    ["room"],
     ["preflight", "calibration", "reads", "operations", "operations_timing"],
     ["worker"],
     ["launcher"],
