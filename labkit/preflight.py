@@ -16,6 +16,7 @@ from labkit.parts.decoding import read_header
 from labkit.parts.loading import OWN_ORDER
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.room import check_room, why_no_room
 from labkit.settings import Settings
 from labkit.source import first_batch
 from labkit.stored import open_source
@@ -43,6 +44,7 @@ def compare_work(
         settings = variants[label]
         try:
             check(settings)
+            check_room(settings)
             batch = first_batch(settings, excluded)
             specs = BATCHES[PREPROCESSORS[settings.preprocessor].batch](
                 settings.batch_size, settings.input_px
@@ -75,7 +77,8 @@ def compare_work(
         except ImportError as error:
             verdicts[label] = ("skipped", str(error))
         except Exception as error:  # any failure of a part is shown as its row
-            verdicts[label] = ("failed", f"{type(error).__name__}: {error}")
+            reason = why_no_room(error, settings) or f"{type(error).__name__}: {error}"
+            verdicts[label] = ("failed", reason)
         else:
             verdicts[label] = ("ok", "")
     return verdicts

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from labkit import units
-from labkit.launcher import TrialFailed
+from labkit.launcher import TrialFailed, TrialKilled
 from labkit.packs import ensure_pack
 from labkit.row_words import join
 from labkit.self_checks import check_emulator, check_stand_ins
@@ -132,12 +132,33 @@ def _compare_work(run: UnderWay, excluded: list[int]) -> None:
         for label, settings in run.variants.items()
         if label not in run.dropped
     }
-    verdicts = run.ask(
-        "compare_work", variants=compared, baseline=run.info["baseline"], excluded=excluded
-    )
+    try:
+        verdicts = _ask_verdicts(run, compared, excluded)
+    except TrialKilled:  # by one of them, and the others can run
+        verdicts = _ask_one_by_one(run, compared, excluded)
     for label, (status, reason) in verdicts.items():
         if status != "ok":
             run.drop(label, status, reason)
+
+
+def _ask_verdicts(run: UnderWay, compared: dict[str, dict], excluded: list[int]) -> dict:
+    return run.ask(
+        "compare_work", variants=compared, baseline=run.info["baseline"], excluded=excluded
+    )
+
+
+def _ask_one_by_one(run: UnderWay, compared: dict[str, dict], excluded: list[int]) -> dict:
+    """Compare each variant in a process of its own, so that what kills one is no other's end."""
+    baseline, verdicts = run.info["baseline"], {}
+    for label in sorted(compared, key=lambda label: label != baseline):
+        pair = {name: compared[name] for name in (baseline, label)}
+        try:
+            verdicts |= _ask_verdicts(run, pair, excluded)
+        except TrialKilled as killed:
+            verdicts[label] = ("failed", str(killed))
+        if verdicts[baseline][0] != "ok":
+            break
+    return verdicts
 
 
 def _count_reads(run: UnderWay) -> None:

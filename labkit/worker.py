@@ -34,7 +34,7 @@ from labkit.settings import Settings
 from labkit.trial import Skip
 
 # What the kernel's out-of-memory killer leaves behind says nothing of memory.
-IF_OUT_OF_MEMORY = "if the kernel ran out of memory, use fewer workers or a smaller batch"
+IF_OUT_OF_MEMORY = "if the kernel ran out of memory, use fewer workers or a smaller batch_size"
 
 
 def _settings(values: dict) -> Settings:
@@ -195,7 +195,8 @@ def _await_trial(pid: int, requests: int) -> str:
         raise SystemExit(0)
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        return f"the trial's process was killed by {name}; {IF_OUT_OF_MEMORY}"
+        advice = IF_OUT_OF_MEMORY if name == "SIGKILL" else "see worker.log"
+        return f"the trial's process was killed by {name}; {advice}"
     return "the trial's process ended without a result; see worker.log"
 
 
@@ -227,9 +228,21 @@ def _answer(line: bytes, events: int) -> None:
     except Skip as reason:
         emit(event="skipped", reason=str(reason))
     except BaseException as error:  # whatever it is, the runner must hear of it
-        reason = str(error) if isinstance(error, ValueError) else _one_line(error)
+        reason = _no_room(error, request["arguments"])
+        if not reason:
+            reason = str(error) if isinstance(error, ValueError) else _one_line(error)
         event = "ended" if IF_OUT_OF_MEMORY in reason else "failed"
         emit(event=event, reason=reason, traceback=traceback.format_exc())
+
+
+def _no_room(error: BaseException, arguments: dict) -> str:
+    """Name the batch where memory ran out; empty where it did not, or for no batch."""
+    from labkit.room import why_no_room
+
+    try:
+        return why_no_room(error, _settings(arguments["settings"]))
+    except (KeyError, TypeError):  # a job that makes none
+        return ""
 
 
 def _one_line(error: BaseException) -> str:

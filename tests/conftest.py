@@ -1,20 +1,44 @@
-"""Shared fixtures: a small data set, and when a test may be skipped for want of CUDA."""
+"""Shared fixtures: a small data set, and when a test may be skipped for want of CUDA or rivals."""
 
+import importlib.util
 import os
 
 import pytest
 
 
 def pytest_collection_modifyitems(items):
-    items = [item for item in items if item.get_closest_marker("needs_cuda")]
-    if not items or os.environ.get("FAIL_WITHOUT_CUDA") == "1":
-        return  # a GPU machine must not go green by skipping
-    from labkit import machine
+    # The rivals' threads stay in the process once they are imported: no other test is to fork, or
+    # to count its threads, beside them.
+    items.sort(key=_needs_rivals)
+    cuda_items = [item for item in items if item.get_closest_marker("needs_cuda")]
+    # A machine that has it must not go green by skipping.
+    if cuda_items and os.environ.get("FAIL_WITHOUT_CUDA") != "1":
+        from labkit import machine
 
-    cuda = machine.cuda()
-    if not cuda.works:
-        for item in items:
-            item.add_marker(pytest.mark.skip(reason=cuda.reason))
+        _skip(cuda_items, machine.cuda().reason)
+    if os.environ.get("FAIL_WITHOUT_RIVALS") != "1":
+        _skip(list(filter(_needs_rivals, items)), _missing_rivals())
+
+
+def _skip(items, reason):
+    for item in items if reason else ():
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _needs_rivals(item):
+    return item.get_closest_marker("needs_rivals") is not None
+
+
+def _missing_rivals():
+    missing = [name for name in ("tensorflow", "nvidia.dali") if not _is_installed(name)]
+    return f"not installed: {', '.join(missing)}; pip install 'labkit[rivals]'" if missing else ""
+
+
+def _is_installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it lies in
+        return False
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ LAYERS = [
     ["plan", "forecast"],
     ["row_words", "block_ratios"],
     ["captions"],
+    ["room"],
     ["preflight", "calibration", "reads", "ahead", "operations", "operations_timing"],
     ["worker"],
     ["launcher"],

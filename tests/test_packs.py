@@ -260,7 +260,9 @@ print(sys.argv[3] in sys.modules)
 """
 
 
-@pytest.mark.parametrize(("packing", "library"), [("tfrecord", "tfrecord"), ("hdf5", "h5py")])
+@pytest.mark.parametrize(
+    ("packing", "library"), [("tfrecord", "google.protobuf.message_factory"), ("hdf5", "h5py")]
+)
 def test_loader_workers_inherit_the_library_that_reads(data, packing, library):
     make(wanted(data, packing=packing, stored="jpeg"))
     shown = subprocess.run(

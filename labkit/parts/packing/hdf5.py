@@ -114,7 +114,7 @@ HDF5 = Format(
     suffix=".h5",
     create=create_hdf5,
     open=HDF5Shard,
-    needs="h5py",
+    needs=("h5py",),
     handles="closed before a fork",
 )
 HDF5_ONE_HANDLE = replace(HDF5, name="hdf5_one_handle", variant_of="hdf5", handles="shared")

@@ -127,7 +127,7 @@ LMDB = Format(
     suffix=".lmdb",
     create=create_lmdb,
     open=LMDBShard,
-    needs="lmdb",
+    needs=("lmdb",),
     handles="closed before a fork",
 )
 LMDB_READAHEAD = replace(

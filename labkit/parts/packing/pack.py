@@ -220,20 +220,22 @@ def open_pack(format: Format, path: Path | str) -> PackReader:
 
 
 def require(format: Format) -> None:
-    """Skip where the library of a format is not installed.
+    """Skip where a library of a format is not installed.
 
     Raises:
         Skip: naming the line that installs it.
     """
-    if format.needs and importlib.util.find_spec(format.needs) is None:
-        raise Skip(f"{format.name} needs {format.needs}, which is not installed; {FORMATS_EXTRA}")
+    for module in format.needs:
+        package = module.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            raise Skip(f"{format.name} needs {package}, which is not installed; {FORMATS_EXTRA}")
 
 
 def load_library(format: Format) -> None:
-    """Import the library of a format; errors as `require`'s."""
+    """Import the libraries of a format; errors as `require`'s."""
     require(format)
-    if format.needs:
-        importlib.import_module(format.needs)
+    for module in format.needs:
+        importlib.import_module(module)
 
 
 def read_json(path: Path) -> object:

@@ -65,6 +65,6 @@ PTH = Format(
     suffix=".pth",
     create=create_pth,
     open=PthShard,
-    needs="torch",
+    needs=("torch",),
     shard_bytes=64 << 20,
 )

@@ -57,8 +57,8 @@ class Format:
     """(file, what is stored) -> writes one shard, complete when the context ends."""
     open: Callable[[Path, Index], Shard]
     """(file, its records) -> opens one shard for reading in this process."""
-    needs: str = ""
-    """The module it is written and read with, torch or one of the extra `formats`; empty: none."""
+    needs: tuple[str, ...] = ()
+    """The modules it is written and read with: torch, or what the extra `formats` brings."""
     handles: Literal["per process", "closed before a fork", "shared"] = "per process"
     """What becomes of open files when a process forks."""
     shard_bytes: int = SHARD_BYTES
@@ -219,7 +219,7 @@ _GUARDS: dict[str, _ForkGuard] = {"": _ForkGuard()}
 
 
 def _fork_guard(format: Format) -> _ForkGuard:
-    library = format.needs if format.handles == "closed before a fork" else ""
+    library = format.needs[0] if format.handles == "closed before a fork" else ""
     if library:
         # Before a fork, who registered last is asked first.  h5py then takes a lock that its reads
         # need; were it asked before us, we would wait for a read that waits for this lock.

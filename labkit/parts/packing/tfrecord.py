@@ -146,5 +146,5 @@ TFRECORD = Format(
     suffix=".tfrecord",
     create=create_tfrecord,
     open=TFRecordShard,
-    needs="tfrecord",
+    needs=("crc32c", "google.protobuf.message_factory"),
 )

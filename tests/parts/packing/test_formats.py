@@ -184,8 +184,10 @@ pickle.dump([{k: as_array(v) for k, v in record.items()} for record in records],
         np.testing.assert_array_equal(labels, annotation.category_ids)
 
 
+@pytest.mark.needs_rivals
 def test_tfrecord_is_what_tensorflow_reads(tmp_path):
-    tensorflow = pytest.importorskip("tensorflow")
+    import tensorflow
+
     samples = some_samples(PIXELS)
     (path,) = write("tfrecord", tmp_path / "pack", samples, PIXELS).paths
     frames = tensorflow.data.TFRecordDataset(str(path)).as_numpy_iterator()

@@ -474,7 +474,7 @@ for try_it in (
 @pytest.mark.parametrize(
     ("missing", "packing", "stored"),
     [("h5py", "hdf5", JPEG), ("lmdb", "lmdb", JPEG), ("lmdb", "lmdb_one_handle", JPEG),
-     ("tfrecord", "tfrecord", JPEG), ("safetensors", "raw", SAMPLE)],
+     ("crc32c", "tfrecord", JPEG), ("safetensors", "raw", SAMPLE)],
 )  # fmt: skip
 def test_a_library_that_is_not_installed_is_a_skip_with_the_line_that_installs_it(
     missing, packing, stored, tmp_path
