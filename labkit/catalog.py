@@ -189,17 +189,25 @@ def preprocessing(base: Settings) -> Experiment:
 
 def opencv_vs_pil(base: Settings) -> Experiment:
     """[000]'s choice of library, at the epoch: who decodes and resizes faster?"""
+
+    def by(decoder: str) -> Settings:  # OpenCV resizes for those that only decode
+        return replace(base, decoder=decoder, preprocessor="classification")
+
     return Experiment(
         "opencv_vs_pil",
         question="Does OpenCV instead of PIL shorten the epoch?",
         variants={
             "pillow": replace(base, decoder="pillow", preprocessor="classification_pillow"),
-            "opencv": replace(base, decoder="opencv", preprocessor="classification"),
-            # simplejpeg only decodes.
-            "simplejpeg": replace(base, decoder="simplejpeg", preprocessor="classification"),
+            "opencv": by("opencv"),
+            "simplejpeg": by("simplejpeg"),
         },
         baseline="pillow",
         source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
+        in_full={
+            "kornia-rs": by("kornia_rs"),
+            "torchvision": by("torchvision"),
+            "simplejpeg, scaled": by("simplejpeg_scaled"),
+        },
     )
 
 

@@ -42,6 +42,7 @@ CHECKOUT = Path(__file__).parents[1]
 SHARED_MEMORY_MIN_BYTES = 1 << 30
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
+OPTIONAL = ("kornia_rs", "torchvision")  # variants that need them are skipped without
 # What the lab measures with -> the distributions that may bring it.
 DISTRIBUTIONS = {
     "torch": ("torch",),
@@ -54,6 +55,8 @@ DISTRIBUTIONS = {
     ),
     "pillow": ("pillow",),
     "simplejpeg": ("simplejpeg",),
+    "kornia_rs": ("kornia-rs",),
+    "torchvision": ("torchvision",),
     "prefetch_generator": ("prefetch_generator",),
     "pandas": ("pandas",),
     "matplotlib": ("matplotlib",),
@@ -167,10 +170,14 @@ def describe(provenance: Mapping[str, object]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Look up what is installed, importing nothing; "unknown" for what is missing."""
+    """Look up what is installed, importing nothing; "unknown" for what is missing.
+
+    What is optional and missing is left out.
+    """
     installed = {}
     for name, distributions in DISTRIBUTIONS.items():
-        installed[name] = "unknown"
+        if name not in OPTIONAL:
+            installed[name] = "unknown"
         for distribution in distributions:
             try:
                 installed[name] = metadata.version(distribution)

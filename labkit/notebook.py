@@ -42,6 +42,7 @@ from labkit.forecast import forecast as expect
 from labkit.lines import Lines
 from labkit.operations_run import NAME as OPERATIONS_RUN
 from labkit.operations_summary import summarize_operations
+from labkit.parts import decoding
 from labkit.plan import check_blocks
 from labkit.predictions import document_predictions, predict, predictions_table
 from labkit.recipes.recipe import recipe as write_recipe
@@ -309,14 +310,21 @@ def doctor(data: str | None = None) -> pd.DataFrame:
 
 
 def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
-    """List what this machine has, and what will stand in for a hard disk.
+    """List what this machine has, what will stand in for a hard disk, and which decoders work.
 
     Args:
         folders: name -> directory to look at, beside those of labkit.toml.
     """
     chosen = disks()
     rows = machine.doctor_report(folders)
-    return [*rows, ("hard disk", chosen.hdd, "; ".join(chosen.notes))]
+    missing = decoding.why_not()
+    built = decoding.jpeg_back_ends().items()
+    return [
+        *rows,
+        ("hard disk", chosen.hdd, "; ".join(chosen.notes)),
+        ("decoders", ", ".join(f"{name} ({by})" for name, by in built if name not in missing), ""),
+        *((f"decoder {name}", "skipped", reason) for name, reason in missing.items()),
+    ]
 
 
 def describe_data(data: str) -> pd.DataFrame:

@@ -183,6 +183,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("decode", "pillow"): Operation(_jpeg, DECODERS["pillow"]),
     ("decode", "opencv"): Operation(_jpeg, DECODERS["opencv"]),
     ("decode", "simplejpeg"): Operation(_jpeg, DECODERS["simplejpeg"]),
+    ("decode", "kornia_rs"): Operation(_jpeg, DECODERS["kornia_rs"]),
+    ("decode", "torchvision"): Operation(_jpeg, DECODERS["torchvision"]),
     ("resize", "pillow"): Operation(_image, resize_pillow),
     ("resize", "opencv"): Operation(_pixels, resize_opencv),
     ("resize", "torch"): Operation(_pixels, partial(resize_torch, antialias=False)),

@@ -60,6 +60,8 @@ LOOKS = {
     "pillow": ("#dcdcdc", "////"),
     "opencv": ("#6baed6", ""),
     "simplejpeg": ("#fdae6b", "xxxx"),
+    "kornia_rs": ("#dadaeb", "oo"),
+    "torchvision": ("#9e9ac8", "\\\\"),
     "torch": ("#c7e9c0", "...."),
     "numpy": ("#fff2cc", "||||"),
 }

@@ -35,7 +35,8 @@ from labkit.summary_notes import say_set_aside, say_unwatched
 if TYPE_CHECKING:
     import pandas as pd
 
-LIBRARIES = ("pillow", "opencv", "simplejpeg", "torch", "numpy")  # whose versions count
+# Whose versions count.
+LIBRARIES = ("pillow", "opencv", "simplejpeg", "kornia_rs", "torchvision", "torch", "numpy")
 RATIO = "ratio [95 % interval]"
 
 
@@ -146,7 +147,7 @@ def operations_conditions(run: Run) -> list[str]:
             said += f" {units.interval(twins.low, twins.high)}"
         first.append(said)
     versions = info["provenance"]["versions"]
-    second = [f"{name} {versions[name]}" for name in LIBRARIES]
+    second = [f"{name} {versions[name]}" for name in LIBRARIES if name in versions]
     lines = [first, _noise(run) if judged else [], [*second, f"document: {info['source']}"]]
     return [" · ".join(line) for line in lines if line]
 

@@ -48,6 +48,7 @@ def _versions(info: Mapping[str, object]) -> list[str]:
     if not settings:  # single operations say their libraries above
         return []
     named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
+    named |= {value.removesuffix("_scaled") for value in named}  # a library's scaled decoder
     return [
         f"{name} {version}"
         for name, version in versions.items()

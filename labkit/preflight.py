@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.contracts import BATCHES, check_batch, difference, tolerance_levels
-from labkit.parts.decoding import read_header
+from labkit.parts.decoding import SCALED, read_header
 from labkit.parts.loading import OWN_ORDER
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
@@ -68,6 +68,8 @@ def compare_work(
                     levels=tolerance_levels(
                         decoders_differ=settings.decoder != variants[baseline].decoder,
                         scaled=_scaled(settings) != _scaled(variants[baseline]),
+                        decoded_scaled=(settings.decoder in SCALED)
+                        != (variants[baseline].decoder in SCALED),
                     ),
                 )
                 if apart:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ import numpy as np
 from labkit import contracts, machine, shared_memory
 from labkit.clock import SleepingClock
 from labkit.contracts import Sample
-from labkit.parts.decoding import DECODERS, read_header, upright
+from labkit.parts.decoding import DECODERS, SCALED, read_header, upright
 from labkit.parts.loading import LOADERS, THREADED, Outside
 from labkit.parts.packing import (
     JPEG,
@@ -135,8 +136,11 @@ class Source:
         """
         if isinstance(content, np.ndarray):
             return content
+        decode = DECODERS[self.settings.decoder]
+        if self.settings.decoder in SCALED:
+            decode = partial(decode, at_least_px=self.settings.input_px)
         try:
-            return DECODERS[self.settings.decoder](content)
+            return decode(content)
         except ValueError as error:
             raise ValueError(f"{self.reader.where(image_id)}: {error}") from error
 
@@ -250,6 +254,12 @@ def label_jitter(settings: Settings) -> dict[str, str]:
     """Label a row whose samples came late on purpose; nothing where none did."""
     late = f"each up to {settings.jitter_ms} ms late, which stands for uneven reads"
     return {"samples": late} if settings.jitter_ms else {}
+
+
+def label_scaled(settings: Settings) -> dict[str, str]:
+    """Label a row whose images were decoded to fewer pixels; nothing where they never are."""
+    less = f"decoded to half a side or less where {settings.input_px} px remain, so other pixels"
+    return {"images": less} if settings.decoder in SCALED else {}
 
 
 def jitter_s(settings: Settings, epoch: int, image_id: int) -> float:

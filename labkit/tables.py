@@ -13,9 +13,9 @@ from __future__ import annotations
 import pickle
 
 from labkit.contracts import BATCHES
-from labkit.parts.decoding import DECODERS
+from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES
-from labkit.parts.loading import LOADERS
+from labkit.parts.loading import LOADERS, OUTSIDE
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
@@ -115,6 +115,8 @@ def check(settings: Settings) -> None:
             f"stored must be {' or '.join(can_store)} for the packing {settings.packing}, "
             f"got {settings.stored!r}"
         )
+    if settings.decoder in SCALED:
+        _check_scaled(settings)
     # A step of one's own is taken at its word; the built-in real ones are named as their batch.
     real = settings.step in BATCHES
     if settings.device == "emulated" and real:
@@ -136,6 +138,28 @@ def check(settings: Settings) -> None:
         raise Skip(
             f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
             "choose device cuda or emulated"
+        )
+
+
+def _check_scaled(settings: Settings) -> None:
+    """Refuse a scaled decoder where its pixels would be no use, or not the decoder's."""
+    decoder = settings.decoder
+    # The others place an image by its size and its boxes, which count in its own pixels.
+    fitting = [name for name, part in PREPROCESSORS.items() if part.batch == "classifier"]
+    if settings.preprocessor not in fitting:
+        raise ValueError(
+            f"preprocessor must be one of {', '.join(fitting)} for the decoder {decoder}, whose "
+            f"images no longer fit their boxes, got {settings.preprocessor!r}"
+        )
+    if settings.stored != "jpeg":
+        raise ValueError(
+            f"stored must be 'jpeg' for the decoder {decoder}, got {settings.stored!r}: that is "
+            "already scaled"
+        )
+    if settings.loader in OUTSIDE:
+        raise ValueError(
+            f"decoder must be another one for the loader {settings.loader}, which decodes by "
+            f"itself and in full, got {decoder!r}"
         )
 
 

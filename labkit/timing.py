@@ -259,6 +259,7 @@ def measure(
             "cache": settings.cache,  # as produced and verified, or prepare() had skipped
             "accelerator": pipeline.device.label,
             **stored.label_stored(settings),
+            **source.label_scaled(settings),
             **source.label_jitter(settings),
         },
         "loss": pipeline.step.loss(),

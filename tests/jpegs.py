@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 
 import numpy as np
 from PIL import Image
 
+from labkit.machine import OPTIONAL
+from labkit.parts.decoding import DECODERS
+
 WIDTH_PX, HEIGHT_PX = 53, 37  # odd: halved chroma has a rest in both directions
+
+
+def why_missing(decoder: str) -> str:
+    """Why an optional decoder cannot be tested here; empty where it can."""
+    if decoder not in OPTIONAL or os.environ.get("FAIL_WITHOUT_DECODERS") == "1":
+        return ""
+    try:
+        DECODERS[decoder](encode(photo()))
+    except ImportError as error:
+        return str(error)
+    return ""
 
 
 def photo() -> Image.Image:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import labkit as lab
 from labkit import cli, results
 from labkit.cli import main
 from labkit.settings import field_kinds
@@ -125,6 +126,17 @@ def test_doctor_says_what_will_be_skipped(photos, capsys):
     assert "cores" in shown
     assert "/dev/shm" in shown
     assert str(photos) in shown
+
+
+def test_doctor_says_which_decoders_work_and_how_to_get_the_others(capsys, monkeypatch):
+    def missing(jpeg):
+        raise ImportError("decoder must be installed; pip install mylib")
+
+    monkeypatch.setitem(lab.DECODERS, "mine", missing)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^decoders +opencv \(.+\), pillow \(.+\), simplejpeg \(.+\), ", shown, re.M)
+    assert re.search(r"^decoder mine +skipped\n +→ .*; pip install mylib$", shown, re.M)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from labkit.experiment import Experiment, run
 from labkit.settings import Settings, vary
 
 BASE = Settings()
+SCALED = {"decoder": "simplejpeg_scaled", "preprocessor": "classification"}
 
 
 def experiment(**changes):
@@ -104,7 +105,24 @@ def test_batch_sizes_without_a_common_multiple_in_the_data_are_refused(tmp_path,
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"decoder": "opencvv"}, "decoder must be one of opencv, pillow, simplejpeg, got"),
+        (
+            {"decoder": "opencvv"},
+            "decoder must be one of kornia_rs, opencv, pillow, simplejpeg, simplejpeg_scaled, ",
+        ),
+        (
+            {"decoder": "simplejpeg_scaled"},
+            "preprocessor must be one of classification, classification_on_device, "
+            "classification_pillow for the decoder simplejpeg_scaled, whose images no longer fit "
+            "their boxes, got 'loops'",
+        ),
+        (
+            {**SCALED, "packing": "raw", "stored": "pixels"},
+            "stored must be 'jpeg' for the decoder simplejpeg_scaled, got 'pixels': that is",
+        ),
+        (
+            {**SCALED, "loader": "dali"},
+            "decoder must be another one for the loader dali, which decodes by itself and in full",
+        ),
         ({"device": "gpu"}, "device must be one of cpu, cuda, emulated, got 'gpu'"),
         (
             {"device": "cpu", "step": "timed"},

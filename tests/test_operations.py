@@ -6,13 +6,14 @@ Reference is the operation's first library; tolerances are those of the run's ow
 import cv2
 import numpy as np
 import pytest
+from jpegs import why_missing
 from PIL import Image
 
 from labkit.operations import MEANINGS, OPERATIONS, SIZES_PX, make_picture
 from labkit.operations_timing import AGREEMENTS, compare_work, difference
 from labkit.parts.decoding import DECODERS
 
-KEYS = list(OPERATIONS)
+KEYS = [key for key in OPERATIONS if not why_missing(key[1])]
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +36,16 @@ def run(key, picture):
 def test_all_libraries_do_the_same_work(photos_rgb, size_px):
     for photo in photos_rgb:
         verdicts = compare_work(make_picture(photo, *size_px))
-        assert set(verdicts.values()) == {("ok", "")}, verdicts
+        for (_, library), verdict in verdicts.items():
+            missing = why_missing(library)
+            assert verdict == (("skipped", missing) if missing else ("ok", "")), verdicts
 
 
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_results_are_copies_and_leave_what_they_were_made_of_alone(key, picture):
     given = OPERATIONS[key].prepare(picture)
     if key[0] == "decode":
-        assert np.asarray(run(key, picture)).flags.owndata
+        assert not np.shares_memory(run(key, picture), np.frombuffer(given, np.uint8))
         return
     before = np.asarray(given).copy()
     found = np.asarray(OPERATIONS[key].run(given))

@@ -463,6 +463,7 @@ def test_other_pixels_are_found_out_without_any_loss_and_honest_variants_pass(
         "good": {},
         "pillow": {"decoder": "pillow"},
         "simplejpeg": {"decoder": "simplejpeg"},
+        "simplejpeg, scaled": {"decoder": "simplejpeg_scaled"},
         "in a thread": {"prefetcher": "prefetch_generator"},
         "resized by pillow": {"preprocessor": "classification_pillow"},
     }

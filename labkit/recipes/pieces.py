@@ -20,6 +20,44 @@ from labkit.contracts import Annotation, Sample
 from labkit.source import Order
 """
 
+# For decoders that leave EXIF's orientation alone.
+ORIENTATION = '''
+from labkit.parts.decoding.header import _read_orientation, upright
+
+def find_orientation(jpeg: bytes) -> int:
+    """Walk the segments before the first scan to EXIF's orientation; 1 is upright."""
+    at, orientation = 2, 1
+    while orientation == 1 and (marker := jpeg[at + 1]) != 0xDA:
+        if marker == 0xFF:  # a fill byte
+            at += 1
+            continue
+        length = int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if marker == 0xE1:
+            orientation = _read_orientation(jpeg[at + 4 : at + 2 + length])
+        at += 2 + length
+    return orientation
+'''
+
+# The blank: what has it decode to fewer pixels.
+SIMPLEJPEG = '''
+import simplejpeg
+
+def decode(jpeg: bytes) -> np.ndarray:
+    """Turn a JPEG file into (H, W, 3) uint8 RGB, upright."""
+    try:
+        image_rgb = simplejpeg.decode_jpeg(jpeg, "RGB"$scale)
+    except ValueError as error:
+        if not str(error).startswith("Corrupt JPEG data"):  # which can be repaired
+            raise
+        image_rgb = simplejpeg.decode_jpeg(jpeg, "RGB"$scale, strict=False)
+    return upright(image_rgb, find_orientation(jpeg))
+
+'''
+SCALE = """
+# Half of each side or less, where that leaves the model's: other pixels, and fewer of them.
+SCALE = {"min_height": INPUT_PX, "min_width": INPUT_PX, "min_factor": 2}
+"""
+
 # Each turns a JPEG file upright, as its EXIF says: OpenCV does so by itself.
 DECODERS = {
     "opencv": '''
@@ -44,33 +82,27 @@ def decode(jpeg: bytes) -> np.ndarray:
     ImageOps.exif_transpose(image, in_place=True)
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 ''',
-    "simplejpeg": '''
-import simplejpeg
-from labkit.parts.decoding import _read_orientation, upright
+    "simplejpeg": SIMPLEJPEG.replace("$scale", "") + ORIENTATION,
+    "simplejpeg_scaled": SCALE + SIMPLEJPEG.replace("$scale", ", **SCALE") + ORIENTATION,
+    "kornia_rs": '''
+import kornia_rs
+
+def decode(jpeg: bytes) -> np.ndarray:
+    """Turn a JPEG file into (H, W, 3) uint8 RGB, upright; it does not take CMYK."""
+    image_rgb = kornia_rs.io.decode_image_jpegturbo(jpeg, "rgb")
+    return upright(image_rgb, find_orientation(jpeg))
+
+'''
+    + ORIENTATION,
+    "torchvision": '''
+import torch
+from torchvision.io import decode_jpeg
 
 def decode(jpeg: bytes) -> np.ndarray:
     """Turn a JPEG file into (H, W, 3) uint8 RGB, upright."""
-    try:
-        image_rgb = simplejpeg.decode_jpeg(jpeg, "RGB")
-    except ValueError as error:
-        if not str(error).startswith("Corrupt JPEG data"):  # which can be repaired
-            raise
-        image_rgb = simplejpeg.decode_jpeg(jpeg, "RGB", strict=False)
-    return upright(image_rgb, find_orientation(jpeg))
-
-
-def find_orientation(jpeg: bytes) -> int:
-    """Walk the segments before the first scan to EXIF's orientation; 1 is upright."""
-    at, orientation = 2, 1
-    while orientation == 1 and (marker := jpeg[at + 1]) != 0xDA:
-        if marker == 0xFF:  # a fill byte
-            at += 1
-            continue
-        length = int.from_bytes(jpeg[at + 2 : at + 4], "big")
-        if marker == 0xE1:
-            orientation = _read_orientation(jpeg[at + 4 : at + 2 + length])
-        at += 2 + length
-    return orientation
+    data = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
+    planes = decode_jpeg(data, mode="RGB", apply_exif_orientation=True)
+    return np.ascontiguousarray(planes.permute(1, 2, 0).numpy())
 ''',
 }
 

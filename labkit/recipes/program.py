@@ -139,7 +139,9 @@ def libraries(settings: Settings) -> list[str]:
     used = {
         "opencv": _uses_opencv(settings),
         "pillow": uses_pillow,
-        "simplejpeg": settings.decoder == "simplejpeg",
+        "simplejpeg": settings.decoder.startswith("simplejpeg"),
+        "kornia_rs": settings.decoder == "kornia_rs",
+        "torchvision": settings.decoder == "torchvision",
         "prefetch_generator": settings.prefetcher in IN_THREAD,
     }
     return ["torch", "numpy", *(name for name, is_used in used.items() if is_used)]

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes import LABELS, fake_info, fake_trials
-from jpegs import encode, exif, photo, with_segment
+from jpegs import encode, exif, photo, why_missing, with_segment
 
 import labkit as lab
 from labkit import cli, contracts, pipeline, tables
@@ -61,7 +61,9 @@ COMBINATIONS = {
         name: getattr(settings, name) for name in DECIDING
     }
     for settings in CATALOG.values()
+    if not why_missing(settings.decoder)
 }
+INKS = 12  # the zoo's image in CMYK
 CASES = {
     name: ({**changes, "images": 16}, "labkit", ()) for name, changes in COMBINATIONS.items()
 } | {
@@ -81,8 +83,13 @@ CASES = {
     "images": ({"preprocessor": "classification", "images": 15}, "labkit", ()),
     "seed": ({"preprocessor": "vectorized", "seed": 7}, "labkit", ()),
     **{
-        f"zoo {decoder}": ({"preprocessor": "classification", "decoder": decoder}, "zoo", ())
+        f"zoo {decoder}": (
+            {"preprocessor": "classification", "decoder": decoder},
+            "zoo",
+            (INKS,) if decoder == "kornia_rs" else (),
+        )
         for decoder in BUILT_IN["decoder"]
+        if not why_missing(decoder)
     },
 }
 
@@ -209,6 +216,7 @@ def test_every_variant_of_the_catalog_has_a_recipe(key):
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
     allowed = {"cv2", "PIL", "simplejpeg", "prefetch_generator", "numpy", "torch"}
+    allowed |= {settings.decoder} & {"kornia_rs", "torchvision"}
     assert imported <= allowed | set(sys.stdlib_module_names)
     assert ("prefetch_generator" in imported) == (
         settings.prefetcher in ("prefetch_generator", "both", "both_as_published")
