@@ -172,10 +172,10 @@ def _size(n: int) -> str:
 
 
 def batch_size_powers(base: Settings) -> Experiment:
-    """[002]: powers of two, each a whole part of the next; on CUDA also one that fills memory.
+    """[002]: powers of two, each a whole part of the next; on CUDA also a large one.
 
-    What fills a GPU is the allocator's business: allocated memory counts, reserved memory is kept
-    for later (DOCUMENTS D11).
+    Which one fills a GPU only trying tells: `lab.largest_batch` does, and makes the variants that
+    put "90 % of the memory" to the test.
     """
     base = replace(base, preprocessor="on_device")
     powers = {str(n): replace(base, batch_size=n) for n in (16, 4, 8, 32, 64)}
