@@ -141,7 +141,7 @@ def choose(measured: Mapping[str, Measured]) -> str:
     Returns:
         A label; the default where it is equally fast and next to nothing is cheaper.
     """
-    plateau = {label: measured[label] for label in _close_to_fastest(measured, EQUALLY_FAST)}
+    plateau = _close_to_fastest(measured, EQUALLY_FAST)
     cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
     if DEFAULT in plateau:
         least = plateau[cheapest].cpu_s_per_1000_images
@@ -158,13 +158,13 @@ def to_measure_again(measured: Mapping[str, Measured], best: str) -> list[str]:
         best: what `choose` took.
     """
     close = _close_to_fastest(measured, CLOSE)
-    others = sorted(close - {DEFAULT, best}, key=lambda label: measured[label].normalized_time)
+    others = sorted(close.keys() - {DEFAULT, best}, key=lambda label: close[label].normalized_time)
     return [label for label in (best, *others[:1]) if label != DEFAULT]
 
 
-def _close_to_fastest(measured: Mapping[str, Measured], share: float) -> set[str]:
+def _close_to_fastest(measured: Mapping[str, Measured], share: float) -> dict[str, Measured]:
     most = min(each.normalized_time for each in measured.values()) * (1 + share)
-    return {label for label, each in measured.items() if each.normalized_time <= most}
+    return {label: each for label, each in measured.items() if each.normalized_time <= most}
 
 
 def say(
