@@ -3,6 +3,7 @@
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
 from labkit.experiment import Experiment, choose, resume, run
+from labkit.largest_batch import largest_batch
 from labkit.notebook import (
     chart,
     claims,
@@ -79,6 +80,7 @@ __all__ = [
     "findings",
     "forecast",
     "gallery",
+    "largest_batch",
     "list_runs",
     "load_run",
     "newest_run",

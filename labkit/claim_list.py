@@ -209,6 +209,10 @@ CLAIMS: tuple[Claim, ...] = (
         "collate function.",
         experiment="sampling",
         variant="in order",
+        also=(
+            ("sampling", "iterable data set", None),
+            ("sampling", "joined in the loop", None),
+        ),
     ),
     Claim(
         number=19,

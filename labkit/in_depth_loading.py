@@ -172,10 +172,10 @@ def _size(n: int) -> str:
 
 
 def batch_size_powers(base: Settings) -> Experiment:
-    """[002]: powers of two, each a whole part of the next; on CUDA also one that fills memory.
+    """[002]: powers of two, each a whole part of the next; on CUDA also a large one.
 
-    What fills a GPU is the allocator's business: allocated memory counts, reserved memory is kept
-    for later (DOCUMENTS D11).
+    Which one fills a GPU only trying tells: `lab.largest_batch` does, and makes the variants that
+    put "90 % of the memory" to the test.
     """
     base = replace(base, preprocessor="on_device")
     powers = {str(n): replace(base, batch_size=n) for n in (16, 4, 8, 32, 64)}
@@ -194,18 +194,31 @@ def batch_size_powers(base: Settings) -> Experiment:
 
 
 def sampling(base: Settings) -> Experiment:
-    """[001]: an order of one's own, and a collate function that does without a copy."""
+    """[001]: an order of one's own, an iterable data set, collate functions, batch samplers.
+
+    All deliver the same images; and all but "in order" in the same order.
+    """
     base = replace(base, order="shuffled", loader="torch")
+
+    def by(loader: str) -> Settings:
+        return replace(base, loader=loader)
+
     return Experiment(
         "sampling",
-        question="What do the order and the joining of samples cost?",
+        question="What do the order, the kind of data set and the joining of samples cost?",
         variants={
             "shuffled": base,
             "in order": replace(base, order="sequential"),
-            "joined without a copy, in threads": replace(base, loader="threads"),
+            "iterable data set": by("torch_iterable"),
+            "joined in the loop": by("torch_joined_in_loop"),
+            "joined without a copy, in threads": by("threads"),
         },
         baseline="shuffled",
-        source="[001] 4.1: samplers and collate functions, listed; no figure",
+        source="[001] 4.1: map and iterable data sets, samplers, collate functions; no figure",
+        in_full={
+            "batch sampler": by("torch_batch_sampler"),
+            "torch's own collate": by("torch_default_collate"),
+        },
     )
 
 

@@ -105,6 +105,12 @@ class Row:
     """Proportional memory of the training process and its workers, the largest seen."""
     peak_shm_bytes: int | None = None
     """Of /dev/shm, the most seen."""
+    gpu_memory_bytes: int | None = None
+    """Of the whole GPU, by whatever program; the most seen."""
+    gpu_allocated_bytes: int | None = None
+    """What torch's tensors held of it at most."""
+    gpu_reserved_bytes: int | None = None
+    """What torch's allocator had taken of it at most: the rest of it is cache."""
     resident_share_before: float | None = None
     """Share of the files' pages that memory held before epoch 1; measured."""
     device_read_share: float | None = None

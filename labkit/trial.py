@@ -16,7 +16,7 @@ from typing import Literal
 #   1  first version
 #   2  run; medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance;
 #      last_ids_crc and last_means in epochs
-#   3  peak_pss_bytes, peak_shm_bytes; waits_s in epochs
+#   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes; waits_s in epochs
 SCHEMA = 3
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -87,6 +87,11 @@ class Trial:
     gpu_util_mean: float | None = None
     gpu_util_zero_share: float | None = None
     gpu_memory_bytes: int | None = None
+    """Most that NVML saw in use on the whole GPU, by whatever program."""
+    gpu_allocated_bytes: int | None = None
+    """Most that torch's tensors held on the CUDA device during the epochs."""
+    gpu_reserved_bytes: int | None = None
+    """Most that torch's allocator had taken of it, in use or kept for later."""
     emulated_busy_share: float | None = None
     """Share of the epochs in which the emulated device computed."""
     peak_rss_bytes: int | None = None

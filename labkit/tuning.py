@@ -6,7 +6,8 @@
 Both rounds are runs like any other: the default twice in every block, the others in random order
 beside it.  What is within 3 % of the fastest is equally fast, and of equals the one that takes
 the fewest CPU-seconds is best ([002] 3.3).  Main trap: the best of many noisy numbers is too good
-to be true; so the first round's best is measured again, and what a full run says counts more.
+to be true; so the first round's best is measured again, with the next best where that was close,
+and what a full run says counts more.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ from labkit.progress import Progress
 from labkit.results import Run
 from labkit.settings import MODES, Settings
 from labkit.summary import summarize_run
+from labkit.trial import Cancelled
 
 DEFAULT = "default"
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 EQUALLY_FAST = 0.03
 # CPU-seconds are noisy too: for less the default is not left.
 WORTH_CHANGING = 0.05
-BUDGET_S = 115.0
+BUDGET_S = 105.0  # and some seconds for processes to end
 FIRST_SHARE = 0.45  # of the time; the second round has more blocks
 FIRST_BLOCKS, SECOND_BLOCKS = 2, 3
+# Two quick blocks tell settings apart that differ by more; what is closer is measured again.
+CLOSE = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,7 @@ def tune(
     *,
     results: Path | str = "results",
     budget_s: float = BUDGET_S,
+    cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> Tuned:
     """Find the cheapest loader settings on the plateau of the fastest, in under two minutes.
@@ -87,6 +92,7 @@ def tune(
             to be beaten, unset ones are what a run would fill in.
         results: folder that takes the runs; they are called `tune`.
         budget_s: stop measuring after so many seconds.
+        cancel: set by another thread to stop.
         progress: as in `experiment.run`.
 
     Returns:
@@ -95,12 +101,14 @@ def tune(
     Raises:
         ValueError: settings or data that cannot work, or a budget too small for two settings.
         RuntimeError: the default cannot be measured here.
+        Cancelled: `cancel` was set; what was measured stays in its run folder.
     """
-    ends_s = time.monotonic() + budget_s
+    starts_s = time.monotonic()
     given = settings or Settings()
     default = replace(given, **_knobs(completed(given, MODES["quick"])))
     how = {"results": results, "progress": progress}
-    first = _round(default, worker_counts(default), FIRST_BLOCKS, budget_s * FIRST_SHARE, **how)
+    until = _Until(starts_s + budget_s * FIRST_SHARE, cancel)
+    first = _round(default, worker_counts(default), FIRST_BLOCKS, until, **how)
     measured = _measured(first, {})
     if len(measured) < 2:
         raise ValueError(
@@ -108,8 +116,10 @@ def tune(
             "what was measured; set images to fewer, or a longer budget"
         )
     best = choose(measured)
-    tried = _around(measured[best].settings, best)
-    second = _round(default, tried, SECOND_BLOCKS, ends_s - time.monotonic(), **how)
+    again = {label: measured[label].settings for label in to_measure_again(measured, best)}
+    tried = again | _around(measured[best].settings, best)
+    until = _Until(starts_s + budget_s, cancel)
+    second = _round(default, tried, SECOND_BLOCKS, until, **how)
     measured = _measured(second, measured)
     label = choose(measured)
     chosen = replace(given, **_knobs(measured[label].settings))
@@ -131,18 +141,30 @@ def choose(measured: Mapping[str, Measured]) -> str:
     Returns:
         A label; the default where it is equally fast and next to nothing is cheaper.
     """
-    fastest = min(each.normalized_time for each in measured.values())
-    plateau = {
-        label: each
-        for label, each in measured.items()
-        if each.normalized_time <= fastest * (1 + EQUALLY_FAST)
-    }
+    plateau = _close_to_fastest(measured, EQUALLY_FAST)
     cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
     if DEFAULT in plateau:
         least = plateau[cheapest].cpu_s_per_1000_images
         if least > (1 - WORTH_CHANGING) * plateau[DEFAULT].cpu_s_per_1000_images:
             return DEFAULT
     return cheapest
+
+
+def to_measure_again(measured: Mapping[str, Measured], best: str) -> list[str]:
+    """Name what the first round leaves open: its best, and the fastest of the others that is close.
+
+    Args:
+        measured: label -> numbers; "default" among them, which every round measures anyway.
+        best: what `choose` took.
+    """
+    close = _close_to_fastest(measured, CLOSE)
+    others = sorted(close.keys() - {DEFAULT, best}, key=lambda label: close[label].normalized_time)
+    return [label for label in (best, *others[:1]) if label != DEFAULT]
+
+
+def _close_to_fastest(measured: Mapping[str, Measured], share: float) -> dict[str, Measured]:
+    most = min(each.normalized_time for each in measured.values()) * (1 + share)
+    return {label: each for label, each in measured.items() if each.normalized_time <= most}
 
 
 def say(
@@ -159,7 +181,7 @@ def say(
     default, chosen = measured[DEFAULT], measured[label]
     fastest = min(measured, key=lambda name: measured[name].normalized_time)
     lines = []
-    if measured[fastest].normalized_time > 1 - EQUALLY_FAST:
+    if DEFAULT in _close_to_fastest(measured, EQUALLY_FAST):
         lines.append(f"Nothing beats the default by {units.limit(EQUALLY_FAST)}.")
     if label == DEFAULT:
         lines.append(f"Keep the default: {_words(default.settings)}.")
@@ -193,30 +215,39 @@ def worker_counts(default: Settings) -> dict[str, Settings]:
 
 
 def _around(best: Settings, label: str) -> dict[str, Settings]:
-    """Give the second round: the first one's best again, and its neighbours."""
+    """Give the best one's neighbours: each of the other knobs turned."""
     changes: list[dict[str, object]] = []
-    if best.loader == "torch" and best.num_workers:
+    if best.loader.startswith("torch") and best.num_workers:
         deep = {"prefetch_factor": 2 * best.prefetch_factor}
         kept = {"persistent_workers": not best.persistent_workers}
         changes = [deep, kept, deep | kept]
     if best.device != "cpu":
         changes.append({"pin_memory": not best.pin_memory})
-    start = [] if label == DEFAULT else [label]
-    found = {} if label == DEFAULT else {label: best}
+    start, found = [] if label == DEFAULT else [label], {}
     for change in changes:
         words = [f"{name}={value}" for name, value in change.items()]
         found[", ".join([*start, *words])] = replace(best, **change)
     return found
 
 
+class _Until(threading.Event):
+    """Set from a moment on, or once the person cancels."""
+
+    def __init__(self, ends_s: float, cancel: threading.Event | None) -> None:
+        super().__init__()
+        self._ends_s, self._cancel = ends_s, cancel
+
+    def is_set(self) -> bool:
+        return self.is_cancelled() or time.monotonic() >= self._ends_s
+
+    def is_cancelled(self) -> bool:
+        return self._cancel is not None and self._cancel.is_set()
+
+
 def _round(
-    default: Settings,
-    rivals: Mapping[str, Settings],
-    blocks: int,
-    seconds: float,
-    **how: object,
+    default: Settings, rivals: Mapping[str, Settings], blocks: int, until: _Until, **how: object
 ) -> Run:
-    """Measure rivals beside the default, for so many seconds at most."""
+    """Measure rivals beside the default until the time is over."""
     experiment = Experiment(
         "tune",
         question="Which loader settings are the cheapest of the fastest?",
@@ -224,14 +255,10 @@ def _round(
         baseline=DEFAULT,
         source="[002] 3.3: the least CPU use of those that load equally fast",
     )
-    cancel = threading.Event()
-    timer = threading.Timer(max(seconds, 0.0), cancel.set)
-    timer.daemon = True
-    timer.start()
-    try:
-        return run(experiment, "quick", blocks=blocks, cancel=cancel, **how)
-    finally:
-        timer.cancel()
+    found = run(experiment, "quick", blocks=blocks, cancel=until, **how)
+    if until.is_cancelled():
+        raise Cancelled(f"cancelled; {found.folder} holds what was measured")
+    return found
 
 
 def _measured(found: Run, before: Mapping[str, Measured]) -> dict[str, Measured]:

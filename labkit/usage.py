@@ -37,12 +37,17 @@ class Usage:
         """Start counting."""
         self._gpu = _GpuWatch(self._watches_gpu)
         self._memory = MemoryWatch().__enter__()
+        if _has_allocator():
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
         self._cpu_before_s = own_cpu_s()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop counting."""
         self._cpu_s = own_cpu_s() - self._cpu_before_s
+        self._allocated = _allocated()
         self._memory.__exit__()
         self._gpu.stop()
 
@@ -67,6 +72,7 @@ class Usage:
             "peak_rss_bytes": _peak_rss_bytes(),
             **self._memory.totals(),
             **self._gpu.totals(),
+            **self._allocated,
         }
 
 
@@ -198,6 +204,25 @@ def _peak_rss_bytes() -> int | None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def _has_allocator() -> bool:
+    """Say whether torch works on a GPU in this process; touches none."""
+    import torch
+
+    return torch.cuda.is_initialized()
+
+
+def _allocated() -> dict[str, int | None]:
+    """Give what torch's allocator held at most on its GPU, since the peaks were reset."""
+    if not _has_allocator():
+        return {"gpu_allocated_bytes": None, "gpu_reserved_bytes": None}
+    import torch
+
+    return {
+        "gpu_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "gpu_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
 
 
 def _torch_gpu(pynvml: ModuleType) -> object:

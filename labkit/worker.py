@@ -100,6 +100,12 @@ def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
     return {"bad": sorted(bad.items()), "changed": changed}
 
 
+def _search_batch(settings: dict, own: bytes):
+    from labkit.batch_search import search_on_cuda
+
+    return search_on_cuda(_settings(settings), own=own)
+
+
 def _time_operations(
     settings: dict, sizes_px: list[list[int]], cell_s: float, order_seed: str, own: bytes
 ):
@@ -124,6 +130,7 @@ JOBS: dict[str, Callable] = {
     "count_reads": _count_reads,
     "count_taken": _count_taken,
     "find_bad_images": _find_bad_images,
+    "search_batch": _search_batch,
     "time_operations": _time_operations,
     "describe_back_ends": _describe_back_ends,
 }

@@ -496,3 +496,7 @@ def test_memory_is_the_most_that_any_trial_held():
     ]
     (row,) = summarize(fake_info(["base"]), runs).rows
     assert (row.peak_pss_bytes, row.peak_shm_bytes) == (7, 0)
+    assert row.gpu_allocated_bytes is None
+    runs[0] = dataclasses.replace(runs[0], gpu_allocated_bytes=3, gpu_reserved_bytes=5)
+    (row,) = summarize(fake_info(["base"]), runs).rows
+    assert (row.gpu_allocated_bytes, row.gpu_reserved_bytes) == (3, 5)

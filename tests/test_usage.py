@@ -188,7 +188,21 @@ def test_nothing_is_known_of_a_gpu_that_is_not_watched():
     with Usage(gpu=False) as usage:
         pass
     assert usage.gpu_clocks() == {"gpu_clock_hz": None, "gpu_throttled_share": None}
-    assert usage.totals(wall_s=1.0)["gpu_util_mean"] is None
+    totals = usage.totals(wall_s=1.0)
+    assert totals["gpu_util_mean"] is None
+    assert (totals["gpu_allocated_bytes"], totals["gpu_reserved_bytes"]) == (None, None)
+
+
+@pytest.mark.needs_cuda
+def test_allocated_memory_is_in_use_and_reserved_memory_also_what_is_kept():
+    import torch
+
+    before = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    del before  # no peak of what is measured, and kept by the allocator
+    with Usage(gpu=True) as usage:
+        torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    totals = usage.totals(wall_s=1.0)
+    assert 8 << 20 <= totals["gpu_allocated_bytes"] < 64 << 20 <= totals["gpu_reserved_bytes"]
 
 
 @pytest.mark.needs_cuda

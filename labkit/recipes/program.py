@@ -45,12 +45,21 @@ CHOSEN = {
     "random": "np.random.default_rng(SEED).permutation(len(images))",
     "first": "np.arange(len(images))",
 }
+# Loader -> the module and the class that a recipe takes over; the others are torch's DataLoader,
+# which joins samples by its default_collate unless told otherwise.
+LOADING = "labkit.parts.loading"
+MAKERS = {
+    "threads": ("threads", "ThreadLoader"),
+    "torch_iterable": ("torch_variants", "IterableLoader"),
+    "torch_batch_sampler": ("torch_variants", "BatchSampledLoader"),
+    "torch_joined_in_loop": ("torch_variants", "LoopJoiningLoader"),
+}
 # Setting -> the choices that can be written out; whatever else a table has is a person's own.
 BUILT_IN = {
     "packing": ("folder",),
     "decoder": tuple(pieces.DECODERS),
     "preprocessor": tuple(PREPROCESSORS),
-    "loader": ("torch", "threads", "resident"),
+    "loader": ("torch", "torch_default_collate", "resident", *MAKERS),
     "prefetcher": tuple(dict.fromkeys(("none", *IN_THREAD, *ON_SIDE_STREAM))),
 }
 
@@ -71,8 +80,8 @@ def program(settings: Settings, *, layout: str, excluded: tuple[int, ...] = ()) 
     needs_collate = _needs_collate(settings)
     in_thread = settings.prefetcher in IN_THREAD
     on_side_stream = settings.prefetcher in ON_SIDE_STREAM
-    is_resident, is_threaded = settings.loader == "resident", settings.loader == "threads"
-    maker = "ThreadLoader" if is_threaded else "DataLoader"
+    is_resident = settings.loader == "resident"
+    maker_module, maker = MAKERS.get(settings.loader, ("", "DataLoader"))
     words = {
         "chosen": CHOSEN[settings.subset],
         "order": ", sequential=True" if settings.order == "sequential" else "",
@@ -93,7 +102,7 @@ def program(settings: Settings, *, layout: str, excluded: tuple[int, ...] = ()) 
         pieces.IMPORTS,
         imports,
         f"from {PREPROCESSING}.{module} import {', '.join(needed)}\n",
-        "from labkit.parts.loading.threads import ThreadLoader\n" if is_threaded else "",
+        f"from {LOADING}.{maker_module} import {maker}\n" if maker_module else "",
         "from collections.abc import Iterator\n",
         "import itertools\n" if is_resident else "",
         "from torch.utils.data import default_collate\n" if needs_collate else "",
@@ -124,8 +133,8 @@ def functions(settings: Settings, changed: Collection[str]) -> list[str]:
         found += [per_sample, *collate, *([finish] if finish else [])]
     if "prefetcher" in changed and settings.prefetcher in IN_THREAD:
         found.append("DataLoaderX")
-    if "loader" in changed and settings.loader == "threads":
-        found.append("ThreadLoader")
+    if "loader" in changed and settings.loader in MAKERS:
+        found.append(MAKERS[settings.loader][1])
     if LOADER_SETTINGS & set(changed):
         found.append("make_loader")
     if "prefetcher" in changed and settings.prefetcher in ON_SIDE_STREAM:

@@ -28,6 +28,12 @@ from labkit.parts.loading.tf_data import (
 )
 from labkit.parts.loading.threads import ThreadLoader, load_with_threads
 from labkit.parts.loading.torch_loader import load_with_torch
+from labkit.parts.loading.torch_variants import (
+    BatchSampledLoader,
+    IterableLoader,
+    LoopJoiningLoader,
+    default_joining_loader,
+)
 from labkit.settings import Settings
 
 __all__ = [
@@ -37,6 +43,10 @@ __all__ = [
 
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "torch": load_with_torch,
+    "torch_iterable": partial(load_with_torch, make=IterableLoader),
+    "torch_batch_sampler": partial(load_with_torch, make=BatchSampledLoader),
+    "torch_joined_in_loop": partial(load_with_torch, make=LoopJoiningLoader),
+    "torch_default_collate": partial(load_with_torch, make=default_joining_loader),
     "threads": load_with_threads,
     "resident": ResidentLoader,
     "tf_data": load_with_tf_data,

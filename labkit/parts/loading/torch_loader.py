@@ -8,7 +8,7 @@ is always passed on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from labkit.parts.loading.pinning import PinningLoader
@@ -19,12 +19,20 @@ if TYPE_CHECKING:
     import torch
 
 
-def load_with_torch(source: Source, settings: Settings) -> Iterable[dict[str, torch.Tensor]]:
-    """Load with torch's DataLoader and every knob of Settings."""
+def load_with_torch(
+    source: Source, settings: Settings, make: Callable[..., Iterable] | None = None
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Load with torch's DataLoader and every knob of Settings.
+
+    Args:
+        source: the samples.
+        settings: complete.
+        make: what is called as DataLoader is; None: DataLoader itself.
+    """
     import torch
 
     workers = settings.num_workers
-    loader = torch.utils.data.DataLoader(
+    loader = (make or torch.utils.data.DataLoader)(
         source,
         batch_size=settings.batch_size,
         sampler=source.order,

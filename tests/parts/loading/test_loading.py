@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader
+from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader, torch_variants
+from labkit.parts.loading.torch_variants import IterableLoader
 from labkit.settings import MODES, Settings, complete
 from labkit.source import open_loader
+from labkit.trial import Skip
 
 OURS = [name for name in LOADERS if name not in OUTSIDE]  # the others: test_rivals
 ALL = pytest.mark.parametrize("name", OURS)
@@ -173,3 +175,77 @@ def test_collating_joins_ragged_entries_and_counts_them(photos):
     np.testing.assert_array_equal(
         batch[ragged].numpy(), np.concatenate([sample[ragged] for sample in samples])
     )
+
+
+# --- torch's DataLoader in its other ways ------------------------------------------------------
+
+IN_OTHER_WAYS = [name for name in OURS if name.startswith("torch_")]
+
+
+@pytest.mark.parametrize("name", IN_OTHER_WAYS)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than cores
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_each_delivers_torchs_batches_in_torchs_order_for_any_number_of_workers(
+    photos, name, workers
+):
+    wanted = delivered(photos, epoch=1, batch_size=3)
+    found = delivered(photos, epoch=1, batch_size=3, loader=name, num_workers=workers)
+    for a, b in zip(found, wanted, strict=True):
+        assert set(a) == set(b)
+        assert all(torch.equal(a[entry], b[entry]) for entry in b)
+
+
+@pytest.mark.parametrize("name", IN_OTHER_WAYS)
+def test_what_spawned_workers_load_is_the_same(photos, name):
+    changes = {"num_workers": 2, "start_method": "spawn", "loader": name}
+    assert ids(delivered(photos, **changes)) == ids(delivered(photos))
+
+
+def test_workers_of_an_iterable_data_set_share_out_whole_batches(photos):
+    source, _ = open_loader(settings(photos))
+    worker_of = {}
+
+    def note(samples):
+        worker = torch.utils.data.get_worker_info().id
+        return torch.tensor([[worker, int(sample["sample_id"])] for sample in samples])
+
+    loader = IterableLoader(
+        source, batch_size=4, sampler=source.order, drop_last=True, num_workers=2, collate_fn=note
+    )
+    for number, batch in enumerate(loader):
+        assert set(batch[:, 0].tolist()) == {number % 2}
+        worker_of |= {image: worker for worker, image in batch.tolist()}
+    assert len(worker_of) == 24
+
+
+def test_an_iterable_data_set_cannot_have_an_incomplete_batch(photos):
+    source, _ = open_loader(settings(photos))
+    message = "drop_last must be True for an iterable data set, got False"
+    with pytest.raises(ValueError, match=message):
+        IterableLoader(source, batch_size=4, sampler=source.order, drop_last=False)
+
+
+def test_a_batch_sampler_asks_for_a_batch_in_one_call(photos, monkeypatch):
+    asked = []
+    ask = torch_variants._Lists.__getitems__
+    monkeypatch.setattr(
+        torch_variants._Lists,
+        "__getitems__",
+        lambda self, keys: asked.append(list(keys)) or ask(self, keys),
+    )
+    source, loader = open_loader(settings(photos, loader="torch_batch_sampler"))
+    list(loader)
+    assert [len(keys) for keys in asked] == [4] * 6
+    assert [key for keys in asked for key in keys] == list(source.order)
+
+
+def test_workers_send_samples_where_the_loop_joins_them(photos):
+    _, loader = open_loader(settings(photos, loader="torch_joined_in_loop", pin_memory=False))
+    sent = next(iter(loader._loader))
+    assert [set(sample) for sample in sent] == [set(next(iter(loader)))] * 4
+
+
+def test_torchs_own_collate_says_what_it_cannot_join(photos):
+    message = r"joins entries of one size, got boxes_ragged; choose a preprocessor that makes none"
+    with pytest.raises(Skip, match=message):
+        delivered(photos, loader="torch_default_collate", preprocessor="on_device")

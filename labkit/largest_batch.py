@@ -1,0 +1,145 @@
+"""Largest batch: the batch sizes that put "fill 90 % of the GPU's memory" to the test.
+
+    lab.largest_batch(settings) ─ a fresh process: batch_search ─▶ Largest ─ variants ─▶ Experiment
+
+Main trap: equal work needs epochs that are whole numbers of every batch size, so the variants are
+5, 9 and 10 tenths of the largest, and an epoch takes nine times the largest batch.
+
+Source: [002] 3.1; disputed, as reserved memory is the allocator's cache (DOCUMENTS D11).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from labkit import machine, tables, units
+from labkit.batch_search import MULTIPLE, Held
+from labkit.experiment import completed
+from labkit.launcher import Launcher
+from labkit.lines import Lines
+from labkit.settings import MODES, Settings, pick
+from labkit.trial import Skip
+from labkit.underway import alone
+
+TENTHS = (5, 9, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest:
+    """What `largest_batch` found; shows itself as sentences."""
+
+    settings: Settings
+    """Complete, with the largest batch."""
+    tried: Mapping[int, Held | None]
+    """Batch size -> peak bytes allocated and reserved; None: it did not fit."""
+    total_bytes: int
+    """The GPU's memory."""
+    images: int
+    """How many there are: no batch is larger."""
+
+    def variants(self) -> dict[str, Settings]:
+        """Make batches of about half, 90 % and all of the largest, for an experiment.
+
+        Raises:
+            ValueError: the largest is too small to be divided so.
+        """
+        tenth, base = self.settings.batch_size // 10, self.settings
+        if not tenth:
+            raise ValueError(
+                f"the largest batch must be at least 10 images, got {base.batch_size}; "
+                "choose a smaller input_px"
+            )
+        return {
+            f"{10 * n} % of the largest: {n * tenth}": replace(base, batch_size=n * tenth)
+            for n in TENTHS
+        }
+
+    def sentences(self) -> Lines:
+        """Say what fits, what it takes, and what was tried."""
+        size = self.settings.batch_size
+        lines = [f"The largest batch that fits: {size} images."]
+        if size + MULTIPLE > self.images:
+            lines = [
+                f"All {self.images} images fit into one batch of {size}: a larger input_px, or "
+                "more images, would fill the memory."
+            ]
+        for tried, held in self.tried.items():
+            if held is None:
+                lines.append(f"{tried}: does not fit.")
+                continue
+            allocated, reserved = (
+                f"{units.count_bytes(held_bytes)} ({units.percent(held_bytes / self.total_bytes)})"
+                for held_bytes in held
+            )
+            lines.append(f"{tried}: {allocated} in use, {reserved} reserved by the allocator.")
+        return Lines(lines)
+
+    def __repr__(self) -> str:
+        return str(self.sentences())
+
+    def _repr_html_(self) -> str:
+        return self.sentences()._repr_html_()
+
+
+@alone()
+def largest_batch(
+    settings: Settings | None = None,
+    mode: str = "full",
+    *,
+    cancel: threading.Event | None = None,
+) -> Largest:
+    """Find the largest batch, in multiples of 4, that trains in the memory of the CUDA device.
+
+    Args:
+        settings: what is to be trained; loader and storage settings have no effect.
+        mode: fills unset settings, such as input_px.
+        cancel: set by another thread to stop.
+
+    Raises:
+        Skip: there is no CUDA device that works here.
+        ValueError: settings that cannot work, or not even the smallest batch fits.
+        TrialFailed: training failed for another reason than memory.
+    """
+    if not machine.cuda().works:
+        raise Skip(f"largest_batch needs a CUDA device: {machine.cuda().reason}")
+    given = completed(replace(settings or Settings(), device="cuda"), pick(MODES, mode, "mode"))
+    # Nothing is read: the data says how many images there are.
+    tried_on = replace(
+        given,
+        images=None, batch_size=MULTIPLE, storage="here", cache="as found", packing="folder",
+        stored="jpeg", loader="torch", prefetcher="none",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "worker.log"
+        with Launcher(log, fork=machine.can_fork(), own=tables.own_parts()) as launcher:
+            found = launcher.run("search_batch", {"settings": asdict(tried_on)}, cancel)
+    return describe(given, found)
+
+
+def describe(settings: Settings, found: Mapping[str, object]) -> Largest:
+    """Turn what `batch_search.search_on_cuda` found into a `Largest`.
+
+    Raises:
+        ValueError: nothing fits.
+    """
+    tried = {
+        size: None if allocated is None else (allocated, reserved)
+        for size, allocated, reserved in found["tried"]
+    }
+    largest = max((size for size, held in tried.items() if held), default=0)
+    if not largest:
+        raise ValueError(
+            f"a batch of {MULTIPLE} must fit into the GPU's memory, got "
+            f"{min(tried, default=0)} that does not, of {found['images']} images; "
+            "choose a smaller input_px, or more images"
+        )
+    return Largest(
+        settings=replace(settings, batch_size=largest),
+        tried=tried,
+        total_bytes=found["total_bytes"],
+        images=found["images"],
+    )

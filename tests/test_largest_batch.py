@@ -1,0 +1,118 @@
+"""The largest batch: found by trying, said with what it takes, and divided for an experiment.
+
+Run: python -m pytest tests/test_largest_batch.py
+"""
+
+import math
+import re
+
+import pytest
+
+import labkit as lab
+from labkit import machine
+from labkit.batch_search import search
+from labkit.gpu import CudaState
+from labkit.largest_batch import describe
+from labkit.settings import MODES, complete
+from labkit.trial import Skip
+
+GIB = 1 << 30
+BASE = complete(lab.Settings(device="cuda"), MODES["full"], cores=4, has_cuda=True, can_fork=True)
+
+
+def memory_for(largest):
+    """A GPU that holds so many images, and notes what was tried on it."""
+    asked = []
+
+    def fits(size):
+        asked.append(size)
+        return (size, 2 * size) if size <= largest else None
+
+    return fits, asked
+
+
+@pytest.mark.parametrize("largest", [4, 5, 8, 36, 63, 64, 65, 100, 2000])
+def test_the_largest_multiple_of_4_that_fits_is_found_without_trying_any_twice(largest):
+    fits, asked = memory_for(largest)
+    tried = search(fits, most=5000)
+    assert max(size for size, held in tried.items() if held) == largest // 4 * 4
+    assert len(asked) == len(set(asked)) <= 2 * math.log2(5000)
+    assert list(tried) == sorted(asked)
+    assert all(size % 4 == 0 for size in asked)
+
+
+@pytest.mark.parametrize(("most", "largest"), [(30, 28), (32, 32), (4, 4), (3, None)])
+def test_no_batch_is_larger_than_the_images_there_are(most, largest):
+    fits, asked = memory_for(1000)
+    tried = search(fits, most)
+    assert max(tried, default=None) == largest
+    assert all(size <= most for size in asked)
+
+
+def test_what_never_fits_is_tried_down_to_the_smallest():
+    fits, _ = memory_for(0)
+    assert search(fits, 1000) == {4: None}
+
+
+def found(*tried, images=1000):
+    return describe(
+        BASE, {"total_bytes": 10 * GIB, "images": images, "tried": [list(row) for row in tried]}
+    )
+
+
+def test_memory_in_use_is_told_from_memory_that_is_kept():
+    largest = found((40, 2 * GIB, 3 * GIB), (80, 4 * GIB, 9 * GIB), (84, None, None))
+    assert largest.settings.batch_size == 80
+    assert list(largest.sentences()) == [
+        "The largest batch that fits: 80 images.",
+        "40: 2.1 GB (20.0 %) in use, 3.2 GB (30.0 %) reserved by the allocator.",
+        "80: 4.3 GB (40.0 %) in use, 9.7 GB (90.0 %) reserved by the allocator.",
+        "84: does not fit.",
+    ]
+    assert repr(largest).count("\n") == largest._repr_html_().count("<li>") - 1
+
+
+def test_it_says_when_the_images_and_not_the_memory_are_the_limit():
+    first, _ = found((24, GIB, GIB), images=25).sentences()
+    assert first.startswith("All 25 images fit into one batch of 24: a larger input_px, or more ")
+
+
+def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
+    variants = found((84, GIB, GIB)).variants()
+    assert list(variants) == [
+        "50 % of the largest: 40", "90 % of the largest: 72", "100 % of the largest: 80",
+    ]  # fmt: skip
+    assert [settings.batch_size for settings in variants.values()] == [40, 72, 80]
+    assert math.lcm(40, 72, 80) == 9 * 80
+    assert {settings.device for settings in variants.values()} == {"cuda"}
+
+
+def test_a_batch_too_small_to_be_divided_is_refused():
+    message = "the largest batch must be at least 10 images, got 8; choose a smaller input_px"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        found((8, GIB, GIB)).variants()
+
+
+def test_memory_too_small_for_anything_is_said():
+    message = "a batch of 4 must fit into the GPU's memory, got 4 that does not, of 1000 images; "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        found((4, None, None))
+
+
+def test_without_cuda_it_is_skipped_with_the_reason(monkeypatch):
+    monkeypatch.setattr(machine, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
+    with pytest.raises(Skip, match="largest_batch needs a CUDA device: no NVIDIA driver"):
+        lab.largest_batch(lab.Settings())
+
+
+@pytest.mark.needs_cuda
+def test_batches_are_tried_on_a_real_gpu(photos):
+    largest = lab.largest_batch(
+        lab.Settings(data=str(photos), input_px=64, preprocessor="classification")
+    )
+    assert largest.settings.batch_size == 24  # all there are
+    sizes = list(largest.tried)
+    assert sizes == [4, 8, 16, 24]
+    for allocated, reserved in largest.tried.values():
+        assert 0 < allocated <= reserved <= largest.total_bytes
+    assert largest.tried[24][0] > largest.tried[4][0]
