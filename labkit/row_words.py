@@ -194,6 +194,8 @@ def _cache(row: Row) -> str:
 def _own_labels(summary: Summary, row: Row) -> list[str]:
     """Name what a row stands on where that is not the same for all rows."""
     said = []
+    if (loop := row.labels.get("training loop", "")) and "training loop" not in summary.labels:
+        said.append(loop)
     for kind in STAND_INS:
         label = row.labels.get(kind)
         if label is None or kind in summary.labels:
