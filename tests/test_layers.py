@@ -15,7 +15,7 @@ LAYERS = [
     ["places"],
     ["settings", "contracts", "units", "trial", "progress", "procfs", "pagecache", "frame"],
     ["files"],
-    ["clock", "letters", "lines", "markdown", "python_text", "sections"],
+    ["clock", "helper", "letters", "lines", "markdown", "python_text", "sections"],
     ["shared_memory", "opens"],
     ["memory"],
     ["media", "gpu", "disturbance", "usage"],
