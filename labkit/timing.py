@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from labkit import machine, source, stored
 from labkit.clock import SystemClock
 from labkit.contracts import Clock, DeviceBatch
+from labkit.parts import training
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import Pipeline, build
@@ -260,6 +261,7 @@ def measure(
             "accelerator": pipeline.device.label,
             **stored.label_stored(settings),
             **source.label_jitter(settings),
+            **training.label(settings, pipeline.device.label),
         },
         "loss": pipeline.step.loss(),
     }
