@@ -78,6 +78,12 @@ class Settings:
     """Emulated device only: how fast it computes; matched stalls the baseline by 30 %."""
     step: str | None = None
     """The work on a batch; unset: what the preprocessor is for, or timed if emulated."""
+    loss: str = "vectorized"
+    """How the detector's loss is written: for the whole batch at once, or as loops over boxes."""
+    precision: Literal["fp32", "amp"] = "fp32"
+    """In what the model computes: float32, or mixed with 16 bits; real devices only."""
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    """Order of an image's numbers in the model: planes, or colors beside each other; real only."""
     sync_every: int = 1
     """Steps between host waits for the device (as `.item()` does); 0: only at the epoch's end."""
     checkpoint_every: int = 0

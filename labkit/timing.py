@@ -22,6 +22,7 @@ from labkit import machine, source, stored
 from labkit.callbacks import NONE, Callbacks, open_callbacks
 from labkit.clock import SystemClock
 from labkit.contracts import Clock, DeviceBatch
+from labkit.parts import training
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import Pipeline, build
@@ -282,6 +283,7 @@ def measure(
             "accelerator": pipeline.device.label,
             **stored.label_stored(settings),
             **source.label_jitter(settings),
+            **training.label(settings, pipeline.device.label),
             **callbacks.label(),
         },
         "loss": pipeline.step.loss(),
