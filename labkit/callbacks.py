@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +26,10 @@ from labkit import media, shared_memory
 from labkit.contracts import Clock, Device
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.training import Step
-from labkit.parts.training.checkpoints import SAVERS, CheckpointFailed
-from labkit.parts.training.metrics import METRICS
-from labkit.parts.training.progress_bars import PROGRESS_BARS
+from labkit.parts.training.background import in_background
+from labkit.parts.training.checkpoints import SAVERS, CheckpointFailed, Saver
+from labkit.parts.training.metrics import METRICS, Totals
+from labkit.parts.training.progress_bar import PROGRESS
 from labkit.parts.training.sinks import ReportFailed, open_sink
 from labkit.settings import Settings, pick
 from labkit.trial import Skip
@@ -44,9 +45,9 @@ class Callback:
 
     name: str
     every: int
-    call: Callable[[int], None]
-    """Takes the number of the step that has just been launched, from 1."""
-    finish: Callable[[], None] | None = None
+    call: Callable[[int, Mapping], None]
+    """Takes the number, from 1, and the batch of the step that has just been launched."""
+    finish: Callable[[], object] | None = None
     """Waits, at the end of an epoch, for what is still going on in the background."""
 
 
@@ -69,13 +70,17 @@ class Callbacks:
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
-    def after_step(self) -> None:
-        """Count a step, and do what is due after it."""
+    def after_step(self, batch: Mapping) -> None:
+        """Count a step, and do what is due after it.
+
+        Raises:
+            CheckpointFailed, ReportFailed: something was not written, and training shall stop.
+        """
         self._step += 1
         for callback in self._callbacks:
             if self._step % callback.every == 0:
                 self._done[callback.name] += 1
-                self._call(callback.name, partial(callback.call, self._step))
+                self._call(callback.name, partial(callback.call, self._step, batch))
 
     def finish(self) -> None:
         """Wait until nothing of it is going on any more."""
@@ -92,7 +97,7 @@ class Callbacks:
         ]
         return {"training loop": "; ".join(said)} if said else {}
 
-    def _call(self, name: str, call: Callable[[], None]) -> None:
+    def _call(self, name: str, call: Callable[[], object]) -> None:
         try:
             call()
         except NOT_WRITTEN as error:
@@ -111,69 +116,89 @@ def open_callbacks(
     """Open what the settings ask for beside the steps; nothing by default.
 
     Args:
-        settings: complete.
+        settings: complete and checked.
         device: what the steps run on; whoever needs their result waits for it.
-        step: the training step; knows its loss, its outputs and the model's state.
+        step: the training step; knows its loss, its class scores and what there is to save.
         clock: what savers take their times by.
         stack: closes everything that was opened, whatever happens.
 
     Raises:
-        ValueError: a place for checkpoints that does not exist.
-        Skip: this machine lacks what they need.
+        Skip: this machine lacks what they need, such as the folder for checkpoints.
     """
     # A real device makes the host wait where a result is read; the emulated one has to be told.
-    wait = device.synchronize if isinstance(device, EmulatedDevice) else None
+    emulated = isinstance(device, EmulatedDevice)
+    wait = device.synchronize if emulated else _nothing
 
     def loss() -> float | None:
-        if wait is not None:
-            wait()
+        wait()
         return step.loss()
 
     made = []
     if settings.metrics != "none":
-        metric = METRICS[settings.metrics](settings)
-        made.append(
-            Callback(
-                name="evaluation",
-                every=settings.metrics_every,
-                call=lambda number: metric.update(*step.outputs(), wait),
-                finish=metric.result,
-            )
-        )
+        made.append(_evaluation(settings, step, wait))
     if settings.report_every:
-        folder = Path(tempfile.mkdtemp(prefix="labkit-reports-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        sink = open_sink(settings.report_to, folder)
-        stack.callback(sink.close)
-
-        def report(number: int) -> None:
-            value = loss() if settings.report_loss else None
-            sink.write(f"step {number} loss {'-' if value is None else f'{value:.4f}'}")
-
-        made.append(Callback(name="report", every=settings.report_every, call=report))
+        made.append(_reports(settings, loss, stack))
     if settings.checkpoint_every:
-        saver = SAVERS[settings.saver](checkpoint_path(settings.checkpoint_to), clock)
+        saver = SAVERS[settings.saver](checkpoint_path(settings.checkpoint_to), clock=clock)
         stack.callback(saver.close)
-
-        def save(number: int) -> None:
-            device.synchronize()
-            saver.save({"step": number, **step.state()})
-
-        made.append(
-            Callback(
-                name="checkpoint",
-                every=settings.checkpoint_every,
-                call=save,
-                finish=saver.finish,
-            )
-        )
+        made.append(_checkpoints(settings, step, wait, saver))
     if settings.progress_bar != "none":
-        bar = PROGRESS_BARS[settings.progress_bar](loss)
+        bar = PROGRESS[settings.progress_bar](None)
         stack.callback(bar.close)
-        made.append(Callback(name="progress bar", every=1, call=bar.update))
-    return Callbacks(
-        *made, go_on=settings.if_not_written == "go on", emulated=wait is not None
+
+        def update(number: int, batch: Mapping) -> None:
+            bar.update(loss() if settings.progress_loss else None)
+
+        made.append(Callback(name="progress bar", every=1, call=update))
+    return Callbacks(*made, go_on=settings.if_not_written == "go on", emulated=emulated)
+
+
+def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Callback:
+    totals = Totals(wait=wait)
+
+    def evaluate(number: int, batch: Mapping) -> None:
+        METRICS[settings.metrics](step.logits(), batch["label"], totals)
+
+    return Callback(
+        name="evaluation", every=settings.metrics_every, call=evaluate, finish=totals.result
     )
+
+
+def _reports(settings: Settings, loss: Callable[[], float | None], stack: ExitStack) -> Callback:
+    folder = Path(tempfile.mkdtemp(prefix="labkit-reports-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    sink = open_sink(settings.report_to, folder)
+    if settings.report_in_background:
+        sink = in_background(sink)
+    stack.callback(sink.close)
+
+    def report(number: int, batch: Mapping) -> None:
+        value = loss() if settings.report_loss else None
+        sink.write(f"step {number} loss {'-' if value is None else f'{value:.4f}'}")
+
+    return Callback(
+        name="report",
+        every=settings.report_every,
+        call=report,
+        finish=sink.finish if settings.report_in_background else None,
+    )
+
+
+def _checkpoints(
+    settings: Settings, step: Step, wait: Callable[[], None], saver: Saver
+) -> Callback:
+    def save(number: int, batch: Mapping) -> None:
+        wait()
+        saver.save({"step": number, **step.state()})
+
+    step.state()  # made before the first step, where it has to be
+    return Callback(
+        name="checkpoint", every=settings.checkpoint_every, call=save, finish=saver.finish
+    )
+
+
+def _nothing() -> None:
+    """A real device: reading a result waits for it."""
 
 
 def checkpoint_path(name: str) -> Path:

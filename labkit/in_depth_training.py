@@ -36,7 +36,7 @@ def stalls(base: Settings) -> Experiment:
             "metrics in loops": replace(base, metrics="loops"),
             "loss printed every step": replace(base, report_every=1, report_to="terminal"),
             "loss sent every step": replace(base, report_every=1, report_to=NEAR),
-            "progress bar": replace(base, progress_bar="tqdm_loss"),
+            "progress bar": replace(base, progress_bar="tqdm", progress_loss=True),
         },
         baseline="nothing beside the step",
         source="[001] section 2: eight CPU jobs, five of them in the training loop; no figures",
@@ -104,14 +104,12 @@ def logs(base: Settings) -> Experiment:
 def reports(base: Settings) -> Experiment:
     """[001] 4.2: report metrics every 100 steps, to a server that takes its time."""
     base = loop_alone(base)
-    near = {
-        f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY
-    }
+    near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
     others = {
         f"{label}, {words}": replace(settings, **changes)
         for words, changes in {
             "without the loss": {"report_loss": False},
-            "in the background": {"report_to": f"{NEAR}_background"},
+            "in the background": {"report_in_background": True},
             "to a slower server": {"report_to": FAR},
         }.items()
         for label, settings in near.items()
@@ -156,7 +154,7 @@ def progress(base: Settings) -> Experiment:
             "none": base,
             "tqdm": replace(base, progress_bar="tqdm"),
             "tqdm, drawn every step": replace(base, progress_bar="tqdm_every_step"),
-            "tqdm with the loss": replace(base, progress_bar="tqdm_loss"),
+            "tqdm with the loss": replace(base, progress_bar="tqdm", progress_loss=True),
         },
         baseline="none",
         source="[001] section 2: progress reports among eight CPU jobs; no figure",

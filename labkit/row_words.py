@@ -23,7 +23,7 @@ STAND_INS = {
     "storage": ("throttled", "modelled", "emulated distance"),
 }
 # Labels of rows that do their work otherwise.
-OF_WORK = ("images", "loss", "precision")
+OF_WORK = ("images", "loss", "precision", "training loop")
 # What a word of agreement becomes over a stand-in: it is not the document's own experiment.
 EMULATED_WORDS = {"agrees": "consistent", "differs": "not consistent"}
 LABEL_WORDS = ("real", "unknown", *(word for words in STAND_INS.values() for word in words))
@@ -196,8 +196,6 @@ def _cache(row: Row) -> str:
 def _own_labels(summary: Summary, row: Row) -> list[str]:
     """Name what a row stands on where that is not the same for all rows."""
     said = []
-    if (loop := row.labels.get("training loop", "")) and "training loop" not in summary.labels:
-        said.append(loop)
     for kind in STAND_INS:
         label = row.labels.get(kind)
         if label is None or kind in summary.labels:

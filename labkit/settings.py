@@ -98,12 +98,16 @@ class Settings:
     """Where reports go: file, terminal, notebook, or a server as slow as in http_50ms."""
     report_loss: bool = True
     """Reports carry the loss: `.item()` has the host wait for the device."""
+    report_in_background: bool = False
+    """A thread writes them, while training goes on."""
     metrics: str = "none"
     """How accuracy and confusion matrix are kept: none, in Python loops, or vectorized."""
     metrics_every: int = 1
     """Steps between batches that the metrics look at."""
     progress_bar: str = "none"
     """What shows the progress of training."""
+    progress_loss: bool = False
+    """The bar shows the loss, too: `.item()` in every step."""
     if_not_written: Literal["stop", "go on"] = "stop"
     """Checkpoints and reports that cannot be written: end the trial, or go on and say so."""
     epochs: int = 2

@@ -20,7 +20,10 @@ from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage import STORAGES, Storage, check_name, locate
-from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED
+from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, sinks
+from labkit.parts.training.checkpoints import SAVERS
+from labkit.parts.training.metrics import METRICS
+from labkit.parts.training.progress_bar import PROGRESS
 from labkit.places import place
 from labkit.settings import Settings, pick
 from labkit.trial import Skip
@@ -37,6 +40,9 @@ TABLES: dict[str, dict] = {
     "profile": PROFILES,
     "step": STEPS,
     "loss": LOSSES,
+    "saver": SAVERS,
+    "metrics": METRICS,
+    "progress_bar": PROGRESS,
 }
 _BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
 
@@ -99,6 +105,7 @@ def check_names(settings: Settings) -> None:
             check_name(value)
         elif value is not None:
             pick(table, value, setting)
+    sinks.check_name(settings.report_to)
 
 
 def check(settings: Settings) -> None:
@@ -156,6 +163,12 @@ def _check_training(settings: Settings) -> None:
                 f"loss must be {', '.join((VECTORIZED, *LOOPS))} on the emulated device, got "
                 f"{settings.loss!r}; choose device cpu or cuda for one of your own"
             )
+    if settings.metrics != "none" and PREPROCESSORS[settings.preprocessor].batch != "classifier":
+        fitting = [name for name, part in PREPROCESSORS.items() if part.batch == "classifier"]
+        raise ValueError(
+            f"metrics must be none for the preprocessor {settings.preprocessor}, whose batches "
+            f"have no labels, got {settings.metrics!r}; choose preprocessor {' or '.join(fitting)}"
+        )
     other = {"precision": "fp32", "memory_format": "contiguous"}
     for name, plain in other.items():
         value = getattr(settings, name)

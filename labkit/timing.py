@@ -122,7 +122,7 @@ def time_epoch(
         ready_s = now()
         backward_s += ready_s - stepped_s
         if callbacks:
-            callbacks.after_step()
+            callbacks.after_step(batch)
             called_s = now()
             callbacks_s += called_s - ready_s
             ready_s = called_s

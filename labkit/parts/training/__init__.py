@@ -20,7 +20,7 @@ from labkit.parts.training.host_loss import TYPICAL_BOXES, count_calls, host_los
 from labkit.parts.training.loss_loops import LOOPS
 from labkit.parts.training.losses import detector_loss
 from labkit.parts.training.step import Step
-from labkit.parts.training.train import say_dtype, seeded, train
+from labkit.parts.training.train import say_dtype, seeded, state_of, train
 from labkit.settings import Settings, pick
 
 # CenterNet trains with Adam at 1.25e-4 from its first epoch on.
@@ -134,6 +134,7 @@ def timed(settings: Settings, device: object) -> Step:
         loss=lambda: None,
         batch=None,
         logits=partial(_drawn_logits, settings.batch_size, settings.seed),
+        state=_classifier_at_rest,
     )
 
 
@@ -205,6 +206,21 @@ def _check_real(name: str, device: object) -> None:
 
 def _compute(device: object, batch: dict, share: float = 1) -> None:
     device.compute(share * len(batch["sample_id"]))
+
+
+@cache
+def _classifier_at_rest() -> dict:
+    """Make a ResNet-18's weights and momentum on the host, as large as a real one's."""
+    import torch
+
+    from labkit.parts.training.models import build_classifier
+
+    model = build_classifier()
+    for weights in model.parameters():
+        weights.grad = torch.zeros_like(weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=CLASSIFIER_MOMENTUM)
+    optimizer.step()  # makes the momentum
+    return state_of(model, optimizer)
 
 
 @cache

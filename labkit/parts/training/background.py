@@ -49,6 +49,16 @@ class in_background:  # noqa: N801 - reads as a function: in_background(open_sin
         if failure is not None:
             raise failure
 
+    def finish(self) -> None:
+        """Wait until all reports are written.
+
+        Raises:
+            ReportFailed: one of them did not arrive.
+        """
+        self._lines.join()
+        if (failure := self._take_failure()) is not None:
+            raise failure
+
     def close(self) -> None:
         """Wait until all reports are written, and close the sink.
 
@@ -75,12 +85,18 @@ class in_background:  # noqa: N801 - reads as a function: in_background(open_sin
 
     def _write_all(self) -> None:
         while (line := self._lines.get()) is not None:
-            if self._failure is not None:
-                with self._lock:
-                    self._dropped += 1
-                continue
             try:
-                self._sink.write(line)
-            except Exception as error:  # raised where somebody hears of it
-                with self._lock:
-                    self._failure = error
+                self._write(line)
+            finally:
+                self._lines.task_done()
+
+    def _write(self, line: str) -> None:
+        if self._failure is not None:
+            with self._lock:
+                self._dropped += 1
+            return
+        try:
+            self._sink.write(line)
+        except Exception as error:  # raised where somebody hears of it
+            with self._lock:
+                self._failure = error

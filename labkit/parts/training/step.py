@@ -21,3 +21,5 @@ class Step:
     logits: Callable[[], object] = lambda: None
     """The last class scores, (B, classes) float32 without their graph, still on the device; None
     where the step has none."""
+    state: Callable[[], dict] = dict
+    """What a checkpoint holds: state_dict() of model and optimizer, as they are just now."""

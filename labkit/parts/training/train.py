@@ -73,7 +73,13 @@ def train(
         loss=lambda: None if last is None else last.item(),
         batch=batch,
         logits=lambda: None if last_logits is None else last_logits.float(),
+        state=partial(state_of, model, optimizer),
     )
+
+
+def state_of(model: object, optimizer: object) -> dict:
+    """Give what a checkpoint holds, not copied."""
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def seeded(build: Callable[[], object], settings: Settings, device: object) -> object:
