@@ -17,7 +17,7 @@ from dataclasses import replace
 from labkit.experiment import Experiment
 from labkit.settings import Settings
 
-# Small steps, as there are on a fast GPU; the fewer milliseconds a step has, the more a stall costs.
+# Small steps, as on a fast GPU: the fewer milliseconds one has, the more a stall costs.
 BATCH_SIZE = 8
 EVERY = (1, 10, 100)
 # A server of one's own network answers in a few milliseconds, one far away in some tens.
