@@ -50,9 +50,7 @@ class TqdmBar:
         from tqdm import tqdm
 
         class Bar(tqdm):
-            monitor_interval = (
-                0  # its thread, which looks every 10 s, would outlive the trial's end
-            )
+            monitor_interval = 0  # its thread looks in every 10 s, and would outlive the bar
 
         self.terminal = Terminal()
         often = {"mininterval": 0, "miniters": 1} if every_step else {}

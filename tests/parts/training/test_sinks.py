@@ -1,5 +1,6 @@
 """Where reports go: what arrives at the far end, how a report fails, and that nothing is left."""
 
+import gc
 import http.server
 import json
 import os
@@ -497,6 +498,12 @@ def test_many_opened_and_closed_leave_nothing(name, times, tmp_path):
     for _ in range(times):
         once()
     assert_nothing_left(before)
+
+
+def test_a_notebooks_thread_ends_without_a_complaint(tmp_path, caplog):
+    write_all(open_sink("notebook", tmp_path))
+    gc.collect()  # asyncio complains when it finds what never ended
+    assert caplog.records == []
 
 
 def test_bars_leave_nothing():
