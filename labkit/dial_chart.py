@@ -71,7 +71,10 @@ def dial_chart(
         canvas = FigureCanvasAgg(figure)
         figure.set_label(_describe(summary, found))
         fit = fitter(figure)
-        said = [(f"{sentence}.", 9, "normal", INK) for sentence in map(say, found)]
+        said = [
+            (f"{sentence[0].upper()}{sentence[1:]}.", 9, "normal", INK)
+            for sentence in map(say, found)
+        ]
         lines = head(summary, fit, sheet) + fit_head(said, fit, sheet)
         foot = fit_foot(summary.origin, fit, sheet)
         axes = figure.add_subplot()
@@ -114,9 +117,10 @@ def _draw(
     axes.set_ylim(0, 1.15 * max(top, min(max(highs, default=1.0), 1.5 * top)))
     axes.grid(axis="y")
     axes.axhline(1, linestyle=(0, (4, 3)), **sheet.mark({"color": INK, "linewidth": 1}))
-    handles = [
-        Line2D([], [], linestyle=(0, (4, 3)), color=INK, label=f"{summary.baseline} (baseline)")
-    ]
+    look = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": (0, (4, 3))}
+    label = f"{summary.baseline} (baseline)"
+    axes.plot([len(steps)], [1], zorder=3, **sheet.mark({**look, "markersize": 6}))
+    handles = [Line2D([], [], label=label, **sheet.mark({**look, "markersize": 6}))]
     if dial.advice:
         handles.append(_draw_advice(axes, places[dial.advice], dial, sheet))
     for i, series in enumerate(found):
@@ -141,7 +145,7 @@ def _draw_series(
     ys = [row.normalized_time for _, row in series.points]
     look = sheet.mark({"color": color, "linewidth": 1.4, "markersize": 6})
     (line,) = axes.plot(
-        xs, ys, marker=marker, linestyle=dashes, label=series.name or "as labelled below", **look
+        xs, ys, marker=marker, linestyle=dashes, label=series.name or "every N steps", **look
     )
     for (_, row), x, y in zip(series.points, xs, ys):
         if row.ci_low is not None:

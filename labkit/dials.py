@@ -71,7 +71,7 @@ def say(series: Series) -> str:
     Returns:
         One sentence without its full stop, beginning with the series' name if it has one.
     """
-    limit = units.percent(STOPS_MATTERING)
+    limit = units.limit(STOPS_MATTERING)
     name = f"{series.name}: " if series.name else ""
     least = None
     for steps, row in reversed(series.points):

@@ -1,4 +1,4 @@
-"""In depth, training: what the loop does beside its steps, each along its dial.
+"""In depth, callbacks: what the loop does beside its steps, each along its dial.
 
     stalls                       all of them beside one another, each as often as it hurts
     checkpoints, logs, reports   how often, where to, and who writes
@@ -165,7 +165,7 @@ def loop_alone(base: Settings) -> Settings:
     """Leave nothing to load and nothing to wait for but what the loop itself does."""
     return replace(
         base,
-        cache="warm",
+        cache="as found",  # nothing is read while it counts
         preprocessor="classification",
         loader="resident",
         batch_size=base.batch_size or BATCH_SIZE,
