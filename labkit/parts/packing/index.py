@@ -96,9 +96,9 @@ class IndexBuilder:
         return len(self._name_ends) - 1
 
     def finish(self) -> Index:
-        """Put all into arrays."""
+        """Put all into arrays, and begin anew: two copies would be held at the end."""
         rows = np.array(self._rows, np.int64).reshape(-1, 5)
-        return Index(
+        index = Index(
             name_bytes=bytes(self._names),
             name_ends=np.array(self._name_ends, np.int64),
             box_ends=np.array(self._box_ends, np.int64),
@@ -109,6 +109,8 @@ class IndexBuilder:
             checksums=rows[:, 2].astype(np.uint32),
             heights_widths=rows[:, 3:].astype(np.int32),
         )
+        self.__init__()
+        return index
 
 
 def save_index(index: Index, path: Path) -> None:
