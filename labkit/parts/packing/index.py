@@ -15,13 +15,12 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from labkit.contracts import Annotation
-from labkit.files import write_whole
+from labkit.files import whole
 
 # What is stored of an image -> what a reader gives for it.
 JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
@@ -116,9 +115,8 @@ class IndexBuilder:
 def save_index(index: Index, path: Path) -> None:
     """Write an index as .npz, whole or not at all."""
     arrays = {name: value for name, value in index.__dict__.items() if name != "name_bytes"}
-    file = BytesIO()
-    np.savez(file, name_bytes=np.frombuffer(index.name_bytes, np.uint8), **arrays)
-    write_whole(path, file.getvalue())
+    with whole(path) as part, part.open("wb") as file:
+        np.savez(file, name_bytes=np.frombuffer(index.name_bytes, np.uint8), **arrays)
 
 
 def load_index(path: Path) -> Index:
