@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from labkit import in_depth, in_depth_loading, in_depth_rivals, in_depth_callbacks, media
+from labkit import in_depth, in_depth_callbacks, in_depth_loading, in_depth_rivals, media
 from labkit.experiment import Experiment
 from labkit.pagecache import can_evict
 from labkit.parts.storage import throttled
