@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from labkit import in_depth, in_depth_loading, in_depth_rivals, media
+from labkit import in_depth, in_depth_callbacks, in_depth_loading, in_depth_rivals, media
 from labkit.experiment import Experiment
 from labkit.pagecache import can_evict
 from labkit.parts.storage import throttled
@@ -288,6 +288,12 @@ CATALOG: dict[str, Callable[..., Experiment]] = {
     "rivals": in_depth_rivals.rivals,
     "tf_data": in_depth_rivals.tf_data,
     "num_parallel_reads": in_depth_rivals.num_parallel_reads,
+    "stalls": in_depth_callbacks.stalls,
+    "checkpoints": in_depth_callbacks.checkpoints,
+    "logs": in_depth_callbacks.logs,
+    "reports": in_depth_callbacks.reports,
+    "evaluation": in_depth_callbacks.evaluation,
+    "progress": in_depth_callbacks.progress,
 }
 MAIN_ROAD = ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined")
 # Those that can also be run in the document's own order and with its own loop.
@@ -323,6 +329,12 @@ KNOBS: dict[str, tuple[str, ...]] = {
     ),
     "tf_data": ("num_workers", "batch_size", "input_px", "cache", "step", "device"),
     "num_parallel_reads": ("num_workers", "storage", "batch_size", "input_px", "step", "device"),
+    "stalls": ("batch_size", "input_px", "device"),
+    "checkpoints": ("checkpoint_to", "batch_size", "input_px", "device"),
+    "logs": ("batch_size", "input_px", "device"),
+    "reports": ("batch_size", "input_px", "device"),
+    "evaluation": ("batch_size", "input_px", "device"),
+    "progress": ("batch_size", "input_px", "device"),
 }  # fmt: skip
 
 

@@ -15,14 +15,12 @@ import os
 import time
 from pathlib import Path
 
-from labkit import procfs
+from labkit import helper, procfs
 from labkit.usage import own_cpu_s, own_major_faults
 
 # Order of the numbers in /proc/stat's first line (proc(5)); guest time is part of user time.
 CPU_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
-# In the environment of a trial: ids of processes that the run itself keeps beside it.
-HELPERS = "LABKIT_HELPERS"
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 
 
@@ -110,10 +108,10 @@ def _own_s() -> float:
     import psutil
 
     own_s = own_cpu_s()
-    for number in os.environ.get(HELPERS, "").split():
+    for number in helper.numbers():
         try:
-            own_s += sum(psutil.Process(int(number)).cpu_times()[:2])
-        except (psutil.Error, ValueError):
+            own_s += sum(psutil.Process(number).cpu_times()[:2])
+        except psutil.Error:
             continue  # it has ended: what it took before is then another program's
     return own_s
 

@@ -33,7 +33,7 @@ MAX_MEAN_DIFFERENCE_OTHER_PIXELS = RESIZED_TOLERANCE
 NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
 SAME_DATA = ("batch_size", "images", "input_px", "epochs", "seed", "order")
 SAME_PIXELS = ("decoder", "preprocessor", "stored")
-SAME_SUMS = ("device", "torch_threads")
+SAME_SUMS = ("device", "torch_threads", "loss", "precision", "memory_format")
 
 
 def unequal_work(info: Mapping[str, object], trials: Sequence[Trial]) -> dict[str, str]:

@@ -8,8 +8,30 @@ takes it for a whole one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def part_of(path: Path) -> Path:
+    """Name the file that becomes `path` once it is complete; in the same folder."""
+    return path.with_name(f".{path.name}.part")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Have a file written, or replaced, in one step.
+
+    Yields:
+        The name to write it under; it gets its own when the context ends without an error.
+    """
+    part = part_of(path)
+    try:
+        yield part
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)  # it takes room that is wanted
+        raise
 
 
 def write_whole(path: Path, content: bytes | str | Iterator[bytes]) -> Path:
@@ -26,15 +48,10 @@ def write_whole(path: Path, content: bytes | str | Iterator[bytes]) -> Path:
     Raises:
         OSError: it cannot be written; an older file of this name is then still there.
     """
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with whole(path) as part:
         if isinstance(content, Iterator):
             with part.open("wb") as file:
                 file.writelines(content)
         else:
             part.write_bytes(content.encode() if isinstance(content, str) else content)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)  # it takes room that is wanted
-        raise
     return path

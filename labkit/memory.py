@@ -17,7 +17,7 @@ import os
 import threading
 import time
 
-from labkit import procfs
+from labkit import helper, procfs
 from labkit.shared_memory import FOLDER
 
 PERIOD_S = 0.1
@@ -65,7 +65,7 @@ class MemoryWatch:
 
 
 def tree_pss_bytes(process_id: int) -> int | None:
-    """Add up the proportional set size of a process and all below it.
+    """Add up the proportional set size of a process and all below it, but for helpers.
 
     Returns:
         None where the platform tells no PSS or no children.
@@ -74,7 +74,9 @@ def tree_pss_bytes(process_id: int) -> int | None:
     own = procfs.pss_bytes(process_id)
     if below is None or own is None:
         return None
-    return own + sum(procfs.pss_bytes(child) or 0 for child in below)  # some have just ended
+    helpers = helper.numbers()
+    # Some have just ended.
+    return own + sum(procfs.pss_bytes(child) or 0 for child in below if child not in helpers)
 
 
 def _shm_bytes() -> int | None:

@@ -31,6 +31,8 @@ from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
 from labkit.costs import cost_lines, costs_table
 from labkit.costs import costs as find_costs
+from labkit.dial_chart import dial_chart as draw_dial
+from labkit.dials import DIALS
 from labkit.disputes import Disputes
 from labkit.disputes import answers as find_disputed
 from labkit.epoch_chart import epoch_chart as draw_epochs
@@ -121,6 +123,21 @@ def epoch_chart(run: Run, *, column: bool = False) -> Figure:
         column: lay it out anew for a column of a paper, 85 mm wide.
     """
     return draw_epochs(summarize(run), figures.COLUMN if column else figures.WIDE)
+
+
+def dial_chart(run: Run, *, column: bool = False) -> Figure:
+    """Show a run along its dial: what every step, every 10th and every 100th costs.
+
+    Args:
+        run: of an experiment that has one: checkpoints, logs, reports or evaluation.
+        column: lay it out anew for a column of a paper, 85 mm wide.
+
+    Raises:
+        ValueError: its experiment turns no dial; the message lists those that do.
+    """
+    dial = pick(DIALS, run.info["experiment"], "the run's experiment")
+    sheet = figures.COLUMN if column else figures.WIDE
+    return draw_dial(run.info, summarize(run), dial, sheet)
 
 
 def side_by_side(runs: Sequence[Run], *, column: bool = False) -> Figure:
@@ -274,6 +291,8 @@ def save(run: Run) -> list[Path]:
         files = [csv, *figures.save(chart(run), run.folder / "chart")]
         if run.info["experiment"] in EPOCHS_APART:
             files += figures.save(epoch_chart(run), run.folder / "epochs")
+        if run.info["experiment"] in DIALS:
+            files += figures.save(dial_chart(run), run.folder / "dial")
     return files
 
 

@@ -22,6 +22,8 @@ STAND_INS = {
     "accelerator": ("emulated",),
     "storage": ("throttled", "modelled", "emulated distance"),
 }
+# Labels of rows that do their work otherwise.
+OF_WORK = ("images", "loss", "precision", "training loop")
 # What a word of agreement becomes over a stand-in: it is not the document's own experiment.
 EMULATED_WORDS = {"agrees": "consistent", "differs": "not consistent"}
 LABEL_WORDS = ("real", "unknown", *(word for words in STAND_INS.values() for word in words))
@@ -120,8 +122,8 @@ def second_line(summary: Summary, row: Row) -> str:
     if row.left_out:
         state = row.labels.get("cache", "")
         left_out = f"{units.count(row.left_out, 'trial')} left out: not known to be {state}"
-    images = "" if "images" in summary.labels else row.labels.get("images", "")
-    labels = [images, *_own_labels(summary, row)]
+    work = [row.labels.get(kind, "") for kind in OF_WORK if kind not in summary.labels]
+    labels = [*work, *_own_labels(summary, row)]
     parts = [blocks, noise, _cache(row), *labels, say_outliers(row), left_out]
     return " · ".join(part for part in parts if part)
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
-    "jitter_ms": 0,
+    "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
 }  # fmt: skip
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 
@@ -78,8 +78,38 @@ class Settings:
     """Emulated device only: how fast it computes; matched stalls the baseline by 30 %."""
     step: str | None = None
     """The work on a batch; unset: what the preprocessor is for, or timed if emulated."""
+    loss: str = "vectorized"
+    """How the detector's loss is written: for the whole batch at once, or as loops over boxes."""
+    precision: Literal["fp32", "amp"] = "fp32"
+    """In what the model computes: float32, or mixed with 16 bits; real devices only."""
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    """Order of an image's numbers in the model: planes, or colors beside each other; real only."""
     sync_every: int = 1
     """Steps between host waits for the device (as `.item()` does); 0: only at the epoch's end."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints of the model and its optimizer; 0: none is saved."""
+    checkpoint_to: str = "here"
+    """Where they go: the working directory, a medium (ssd, tmpfs, ...) or a folder's path."""
+    saver: str = "sync"
+    """What writes them: the loop itself, or a thread or process beside it."""
+    report_every: int = 0
+    """Steps between reports (a log line, a metric sent somewhere); 0: nothing is reported."""
+    report_to: str = "file"
+    """Where reports go: file, terminal, notebook, or a server as slow as in http_50ms."""
+    report_loss: bool = True
+    """Reports carry the loss: `.item()` has the host wait for the device."""
+    report_in_background: bool = False
+    """A thread writes them, while training goes on."""
+    metrics: str = "none"
+    """How accuracy and confusion matrix are kept: none, in Python loops, or vectorized."""
+    metrics_every: int = 1
+    """Steps between batches that the metrics look at."""
+    progress_bar: str = "none"
+    """What shows the progress of training."""
+    progress_loss: bool = False
+    """The bar shows the loss, too: `.item()` in every step."""
+    if_not_written: Literal["stop", "go on"] = "stop"
+    """Checkpoints and reports that cannot be written: end the trial, or go on and say so."""
     epochs: int = 2
     """Epochs per trial; the documents timed two."""
     cv2_threads: int = 0

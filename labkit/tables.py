@@ -20,7 +20,10 @@ from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage import STORAGES, Storage, check_name, locate
-from labkit.parts.training import STEPS
+from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, sinks
+from labkit.parts.training.checkpoints import SAVERS
+from labkit.parts.training.metrics import METRICS
+from labkit.parts.training.progress_bar import PROGRESS
 from labkit.places import place
 from labkit.settings import Settings, pick
 from labkit.trial import Skip
@@ -36,6 +39,10 @@ TABLES: dict[str, dict] = {
     "device": DEVICES,
     "profile": PROFILES,
     "step": STEPS,
+    "loss": LOSSES,
+    "saver": SAVERS,
+    "metrics": METRICS,
+    "progress_bar": PROGRESS,
 }
 _BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
 
@@ -98,6 +105,7 @@ def check_names(settings: Settings) -> None:
             check_name(value)
         elif value is not None:
             pick(table, value, setting)
+    sinks.check_name(settings.report_to)
 
 
 def check(settings: Settings) -> None:
@@ -134,6 +142,7 @@ def check(settings: Settings) -> None:
             f"preprocessor must be one of {', '.join(fitting)} for the step {settings.step}, "
             f"got {settings.preprocessor!r}"
         )
+    _check_training(settings)
     if settings.prefetcher in NEEDS_STREAMS and settings.device == "cpu":
         raise Skip(
             f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
@@ -161,6 +170,37 @@ def _check_scaled(settings: Settings) -> None:
             f"decoder must be another one for the loader {settings.loader}, which decodes by "
             f"itself and in full, got {decoder!r}"
         )
+
+
+def _check_training(settings: Settings) -> None:
+    """Refuse a loss without boxes, and leave out what an emulated device cannot compute."""
+    if settings.loss != VECTORIZED and settings.step != "nothing":
+        makes = PREPROCESSORS[settings.preprocessor].batch
+        if makes != "detector":
+            raise ValueError(
+                f"loss must be {VECTORIZED} for the preprocessor {settings.preprocessor}, whose "
+                f"batches have no boxes, got {settings.loss!r}; choose a detector's preprocessor, "
+                "such as on_device"
+            )
+        if settings.step == "timed" and settings.loss not in LOOPS:
+            raise ValueError(
+                f"loss must be {', '.join((VECTORIZED, *LOOPS))} on the emulated device, got "
+                f"{settings.loss!r}; choose device cpu or cuda for one of your own"
+            )
+    if settings.metrics != "none" and PREPROCESSORS[settings.preprocessor].batch != "classifier":
+        fitting = [name for name, part in PREPROCESSORS.items() if part.batch == "classifier"]
+        raise ValueError(
+            f"metrics must be none for the preprocessor {settings.preprocessor}, whose batches "
+            f"have no labels, got {settings.metrics!r}; choose preprocessor {' or '.join(fitting)}"
+        )
+    other = {"precision": "fp32", "memory_format": "contiguous"}
+    for name, plain in other.items():
+        value = getattr(settings, name)
+        if settings.device == "emulated" and value != plain:
+            raise Skip(
+                f"{name} must be {plain} on the emulated device, which computes nothing, got "
+                f"{value!r}; choose device cpu or cuda"
+            )
 
 
 def _check_remote(settings: Settings, storage: Storage) -> None:

@@ -1,7 +1,8 @@
 """Timing: runs the epochs and measures; nothing else in the lab measures.
 
-    start ─ iter(loader) ─┬─ next: wait + transfer ─ forward ─ backward ─ (sync) ─┬─ sync ─ end
-                          └────────────────────── every step ─────────────────────┘
+    start ─ iter(loader) ─┬─ next: wait + transfer ─ forward ─ backward ─ (callbacks) ─ (sync) ─┬─
+                          └────────────────────── every step ───────────────────────────────────┘
+    ─ what goes on in the background ends ─ sync ─ end
 
 An epoch lasts from creating the iterator to the final synchronize, as the
 documents timed it.  Main trap: phases are *host* time.  On a device that works
@@ -13,12 +14,15 @@ from __future__ import annotations
 import gc
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from labkit import machine, source, stored
+from labkit.callbacks import NONE, Callbacks, open_callbacks
 from labkit.clock import SystemClock
 from labkit.contracts import Clock, DeviceBatch
+from labkit.parts import training
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import Pipeline, build
@@ -73,12 +77,19 @@ class _TimedDevice:
         self.transfer_s += self._clock.now() - start_s
 
 
-def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -> Epoch:
+def time_epoch(
+    pipeline: Pipeline,
+    clock: Clock,
+    callbacks: Callbacks = NONE,
+    *,
+    fingerprint: bool = False,
+) -> Epoch:
     """Run one epoch and take its times.
 
     Args:
         pipeline: what delivers batches and works on them.
         clock: tells the time; a fake one in tests.
+        callbacks: what is done beside the steps.
         fingerprint: record what the last batch held, after the time is taken.
 
     Returns:
@@ -89,7 +100,7 @@ def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -
     forward, backward, device = pipeline.forward, pipeline.step.backward, pipeline.device
     computed_s = getattr(device, "compute_s", None)
     loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
-    next_s = forward_s = backward_s = sync_s = first_batch_s = 0.0
+    next_s = forward_s = backward_s = callbacks_s = sync_s = first_batch_s = 0.0
     steps = images = 0
     waits_s, handed_s = [], 0.0
     batch = None
@@ -110,11 +121,20 @@ def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -
             backward(loss)
         ready_s = now()
         backward_s += ready_s - stepped_s
+        if callbacks:
+            callbacks.after_step(batch)
+            called_s = now()
+            callbacks_s += called_s - ready_s
+            ready_s = called_s
         if sync_every and steps % sync_every == 0:
             device.synchronize()
             synced_s = now()
             sync_s += synced_s - ready_s
             ready_s = synced_s
+    if callbacks:
+        stopped_s = now()
+        callbacks.finish()
+        callbacks_s += now() - stopped_s
     ended_s = now()  # the loader has also stopped its workers by now
     device.synchronize()  # queued work belongs to this epoch
     end_s = now()
@@ -135,6 +155,7 @@ def time_epoch(pipeline: Pipeline, clock: Clock, *, fingerprint: bool = False) -
         images=images,
         batch_bytes=timed.batch_bytes,
         compute_s=device.compute_s - computed_s if emulated else None,
+        callbacks_s=callbacks_s if callbacks else None,
         waits_s=tuple(round(max(wait_s, 0.0), 6) for wait_s in waits_s),
     )
     if not fingerprint or batch is None:
@@ -238,15 +259,17 @@ def measure(
     warm_up(pipeline)
     cache_proof = pipeline.source.prepare_cache(settings.cache)
     pipeline.storage.enter()  # after the files were made warm: that may be as fast as it can
-    gc.collect()
-    gc.disable()  # a collection would land in one arm and not in the other
     epochs = []
-    before = machine.disturbance()  # making files cold or warm disturbs no epoch
-    with Usage(gpu=settings.device == "cuda") as usage:
-        for number in range(settings.epochs):
-            pipeline.source.order.epoch = number
-            epochs.append(time_epoch(pipeline, clock, fingerprint=True))
-    disturbed = machine.since(before)
+    with ExitStack() as stack:
+        callbacks = open_callbacks(settings, pipeline.device, pipeline.step, clock, stack)
+        gc.collect()
+        gc.disable()  # a collection would land in one arm and not in the other
+        before = machine.disturbance()  # making files cold or warm disturbs no epoch
+        with Usage(gpu=settings.device == "cuda") as usage:
+            for number in range(settings.epochs):
+                pipeline.source.order.epoch = number
+                epochs.append(time_epoch(pipeline, clock, callbacks, fingerprint=True))
+        disturbed = machine.since(before)
     gc.enable()
     wall_s = sum(epoch.epoch_s for epoch in epochs)
     measured = {
@@ -261,6 +284,8 @@ def measure(
             **stored.label_stored(settings),
             **source.label_scaled(settings),
             **source.label_jitter(settings),
+            **training.label(settings, pipeline.device.label),
+            **callbacks.label(),
         },
         "loss": pipeline.step.loss(),
     }

@@ -16,7 +16,8 @@ from typing import Literal
 #   1  first version
 #   2  run; medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance;
 #      last_ids_crc and last_means in epochs
-#   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes; waits_s in epochs
+#   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes; waits_s and
+#      callbacks_s in epochs
 SCHEMA = 3
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -61,6 +62,8 @@ class Epoch:
     """CRC-32 of the last batch's sample ids, in order, as int64."""
     last_means: dict[str, float | list[float]] | None = None
     """Entry of the last batch -> its mean; of planes of red, green and blue, one mean each."""
+    callbacks_s: float | None = None
+    """Host busy or waiting with what is done beside the steps: checkpoints, reports, metrics."""
     waits_s: tuple[float, ...] | None = None
     """What `wait_s` adds up: one wait per step, to the microsecond."""
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from types import ModuleType
 
-from labkit import procfs
+from labkit import helper, procfs
 from labkit.memory import MemoryWatch
 
 NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
@@ -77,12 +77,14 @@ class Usage:
 
 
 def own_cpu_s() -> float:
-    """Count the CPU-seconds of this process and all below it, ended or still alive."""
+    """Count the CPU-seconds of this process and all below it, ended or still alive; no helper's."""
     import psutil
 
-    total_s = 0.0
+    total_s, helpers = 0.0, helper.numbers()
     # The lowest first: what ends meanwhile is counted by its parent, which is read after it.
     for child in reversed(psutil.Process().children(recursive=True)):
+        if child.pid in helpers:
+            continue
         try:
             used = child.cpu_times()
         except psutil.Error:

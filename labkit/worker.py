@@ -305,7 +305,6 @@ def _preload() -> None:
         "torch.utils.data",
         "labkit.calibration",
         "labkit.preflight",
-        "labkit.parts.training.losses",
         "labkit.parts.training.models",
     ):
         importlib.import_module(module)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from labkit.disturbance import HELPERS
+from labkit.helper import HELPERS
 from labkit.parts.storage import distance
 from labkit.parts.storage.distance import ADDRESSES, Distance, Line, parse, served
 from labkit.parts.storage.distance_server import MAX_CREDIT_S, Link, Way, find_file

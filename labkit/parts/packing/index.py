@@ -15,13 +15,12 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from labkit.contracts import Annotation
-from labkit.files import write_whole
+from labkit.files import whole
 
 # What is stored of an image -> what a reader gives for it.
 JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
@@ -96,9 +95,9 @@ class IndexBuilder:
         return len(self._name_ends) - 1
 
     def finish(self) -> Index:
-        """Put all into arrays."""
+        """Put all into arrays, and begin anew: two copies would be held at the end."""
         rows = np.array(self._rows, np.int64).reshape(-1, 5)
-        return Index(
+        index = Index(
             name_bytes=bytes(self._names),
             name_ends=np.array(self._name_ends, np.int64),
             box_ends=np.array(self._box_ends, np.int64),
@@ -109,14 +108,15 @@ class IndexBuilder:
             checksums=rows[:, 2].astype(np.uint32),
             heights_widths=rows[:, 3:].astype(np.int32),
         )
+        self.__init__()
+        return index
 
 
 def save_index(index: Index, path: Path) -> None:
     """Write an index as .npz, whole or not at all."""
     arrays = {name: value for name, value in index.__dict__.items() if name != "name_bytes"}
-    file = BytesIO()
-    np.savez(file, name_bytes=np.frombuffer(index.name_bytes, np.uint8), **arrays)
-    write_whole(path, file.getvalue())
+    with whole(path) as part, part.open("wb") as file:
+        np.savez(file, name_bytes=np.frombuffer(index.name_bytes, np.uint8), **arrays)
 
 
 def load_index(path: Path) -> Index:

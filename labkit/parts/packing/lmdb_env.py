@@ -1,6 +1,6 @@
 """LMDB: a B+ tree in one memory-mapped file, from a running number to an image.
 
-    00000000 → image   00000001 → image   …   annotations → JSON: names and boxes
+    00000000 → image   00000000.json → name and boxes   00000001 → image   …
 
 Main traps: its file grows only to a size that was set before (here it is set anew when it is
 reached); the kernel reads ahead of every access, which shuffled reading throws away, unless it is
@@ -25,7 +25,6 @@ from labkit.parts.packing.shards import OPENING, Add, Format
 
 MAP_BYTES = 64 << 20  # to begin with
 BATCH_BYTES = 16 << 20  # of a transaction, which is held in memory and repeated where it fails
-ANNOTATIONS = b"annotations"  # sorts after all numbers
 
 
 @contextlib.contextmanager
@@ -40,7 +39,7 @@ def create_lmdb(file: Path, stored: str, *, map_bytes: int = MAP_BYTES) -> Itera
     import lmdb
 
     waiting: list[tuple[bytes, bytes]] = []
-    boxes, images, waiting_bytes = bytearray(b"["), 0, 0
+    images, waiting_bytes = 0, 0
 
     def flush() -> None:
         nonlocal waiting_bytes
@@ -56,10 +55,12 @@ def create_lmdb(file: Path, stored: str, *, map_bytes: int = MAP_BYTES) -> Itera
         waiting_bytes = 0
 
     def add(name: str, record: bytes, annotation: Annotation, size_px: tuple) -> int:
-        nonlocal boxes, images, waiting_bytes
+        nonlocal images, waiting_bytes
+        # Beside each image, not all in one value: that would be held in memory to the end.
+        described = boxes_json(name, annotation).encode()
         waiting.append((b"%08d" % images, record))
-        waiting_bytes += len(record)
-        boxes += f"{', ' if images else ''}{boxes_json(name, annotation)}".encode()
+        waiting.append((b"%08d.json" % images, described))
+        waiting_bytes += len(record) + len(described)
         images += 1
         if waiting_bytes >= BATCH_BYTES:
             flush()
@@ -72,9 +73,6 @@ def create_lmdb(file: Path, stored: str, *, map_bytes: int = MAP_BYTES) -> Itera
         )
         with environment:
             yield add
-            flush()
-            boxes += b"]"
-            waiting.append((ANNOTATIONS, boxes))
             flush()
             environment.sync(True)
     except lmdb.Error as error:  # what it says of a full disk is "Input/output error", too

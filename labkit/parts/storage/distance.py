@@ -17,18 +17,15 @@ import json
 import os
 import re
 import secrets
-import select
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.disturbance import HELPERS
+from labkit.helper import Helper
 from labkit.parts.storage.disks import Rate
 from labkit.trial import Skip
 
@@ -36,8 +33,6 @@ FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _stage
 _NAME = re.compile(r"far_(\d{1,5})ms_(\d{1,7})mbit(_staged)?")
 # Of this process and all that it starts: name and folder -> the server's address.
 ADDRESSES = "LABKIT_DISTANCES"
-START_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 5.0
 SOON_S = 0.002  # what an answer waits by which the machine's own share is measured
 OWN_TRIPS = 50
 CHECK_READERS = (1, 4)
@@ -126,7 +121,6 @@ def served(
     Raises:
         Skip: it does not start.
     """
-    program = [sys.executable, "-m", "labkit.parts.storage.distance_server"]
     secret = secrets.token_urlsafe(16)
     spec = {
         "root": os.fspath(root),
@@ -135,50 +129,17 @@ def served(
         "bytes_per_s": distance.bytes_per_s,
         "secret": secret,
     }
-    process = subprocess.Popen(
-        program,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C in a terminal reaches the runner alone
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    helpers = os.environ.get(HELPERS, "")
+    program = ["-m", "labkit.parts.storage.distance_server"]
+    # Ctrl-C in a terminal reaches the runner alone.
+    server = Helper("the distance's server", program, spec, start_new_session=True)
     try:
-        found = f"http://127.0.0.1:{_say(process, spec)['port']}/{secret}"
-        _say(process, {"own_s": _own_s(found)})
+        found = f"http://127.0.0.1:{server.ready['port']}/{secret}"
+        server.say({"own_s": _own_s(found)})
         _remember(_key(name, folder), found)
-        os.environ[HELPERS] = f"{helpers} {process.pid}".strip()
         yield found
     finally:
         _remember(_key(name, folder), None)
-        numbers = os.environ.get(HELPERS, "").split()
-        os.environ[HELPERS] = " ".join(one for one in numbers if one != str(process.pid))
-        _end(process)
-
-
-def _say(process: subprocess.Popen, line: Mapping[str, object]) -> dict:
-    """Send the server one line, and take its answer."""
-    try:
-        process.stdin.write(json.dumps(line).encode() + b"\n")
-        process.stdin.flush()
-        can_wait = sys.platform != "win32"  # there a pipe cannot be waited for with a limit
-        if can_wait and not select.select([process.stdout], [], [], START_TIMEOUT_S)[0]:
-            raise Skip(f"the distance's server must start within {START_TIMEOUT_S:g} s")
-        return json.loads(process.stdout.readline())
-    except (OSError, ValueError) as error:
-        raise Skip(f"the distance's server could not be started: {error}") from error
-
-
-def _end(process: subprocess.Popen) -> None:
-    with contextlib.suppress(OSError):
-        process.stdin.close()  # what it ends by
-    try:
-        process.wait(END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
+        server.close()
 
 
 def _remember(key: str, found: str | None) -> None:

@@ -5,44 +5,41 @@
 `detector` and `classifier` are real, `timed` occupies the emulated device for
 its profile's seconds per image, `nothing` leaves loading alone.  Main trap: a
 loss that is looked at on the host (`if count == 0`, `.item()`) makes the host
-wait for the device in every step, which hides what the loader does; only
-`Step.loss` looks, untimed.
+wait for the device in every step, which hides what the loader does; of the losses
+in `LOSSES` only the loops look, and `Step.loss` does so untimed.
 Importing this module does not import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache, partial
 
-from labkit.settings import Settings
+from labkit.contracts import CLASSES
+from labkit.parts.training.host_loss import TYPICAL_BOXES, count_calls, host_loss, mask_of
+from labkit.parts.training.loss_loops import LOOPS
+from labkit.parts.training.losses import detector_loss
+from labkit.parts.training.step import Step
+from labkit.parts.training.train import say_dtype, seeded, state_of, train
+from labkit.settings import Settings, pick
 
 # CenterNet trains with Adam at 1.25e-4 from its first epoch on.
 DETECTOR_LEARNING_RATE = 1.25e-4
 # The ResNet paper's 0.1 at batch 256, scaled linearly to the documents' batch of 32.
 CLASSIFIER_LEARNING_RATE = 0.0125
 CLASSIFIER_MOMENTUM = 0.9
-
-
-@dataclass(frozen=True)
-class Step:
-    """What is done with each batch; `backward` takes what `forward` returned."""
-
-    forward: Callable[[dict], object]
-    """Batch of device tensors -> loss, a 0-dim float32 device tensor; None if emulated."""
-    backward: Callable[[object], None] | None
-    """Gradients, optimizer step, gradients dropped; None where the device has no such phase."""
-    loss: Callable[[], float | None]
-    """The last loss as a number: waits for the device, so call it outside the timed region."""
-    batch: str | None
-    """The batch it needs, a name in `contracts.BATCHES`; None: any."""
+VECTORIZED = "vectorized"
+# (heat map logits, sizes, offsets, targets) -> loss; all give the same number and gradients.
+LOSSES: dict[str, Callable] = {VECTORIZED: detector_loss, **LOOPS}
+# A forward pass is about a third of a training step: the backward pass has two products for each.
+FORWARD_SHARE = 1 / 3
 
 
 def detector(settings: Settings, device: object) -> Step:
     """Train CenterNet's res_18 from scratch: heat maps, box sizes and center offsets.
 
     Args:
-        settings: `seed` decides the weights.
+        settings: `seed` decides the weights; loss, precision and memory_format count.
         device: a part of `DEVICES` with a `torch_device`.
 
     Returns:
@@ -56,19 +53,23 @@ def detector(settings: Settings, device: object) -> Step:
     _check_real("detector", device)
     import torch
 
-    from labkit.parts.training.losses import detector_loss
     from labkit.parts.training.models import Detector
 
-    model = _seeded(Detector, settings, device)
+    model = seeded(Detector, settings, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=DETECTOR_LEARNING_RATE)
-    return _train(optimizer, lambda batch: detector_loss(*model(batch["image"]), batch), "detector")
+    of_maps = pick(LOSSES, settings.loss, "loss")
+
+    def loss_of(maps: tuple, batch: dict) -> object:
+        return of_maps(*(one.float() for one in maps), batch)
+
+    return train(settings, device, model, optimizer, loss_of, "detector")
 
 
 def classifier(settings: Settings, device: object) -> Step:
     """Train a ResNet-18 classifier from scratch, the light arm.
 
     Args:
-        settings: `seed` decides the weights.
+        settings: `seed` decides the weights; precision and memory_format count.
         device: a part of `DEVICES` with a `torch_device`.
 
     Returns:
@@ -84,25 +85,30 @@ def classifier(settings: Settings, device: object) -> Step:
 
     from labkit.parts.training.models import build_classifier
 
-    model = _seeded(build_classifier, settings, device)
+    model = seeded(build_classifier, settings, device)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=CLASSIFIER_LEARNING_RATE, momentum=CLASSIFIER_MOMENTUM
     )
-    cross_entropy = torch.nn.functional.cross_entropy
-    return _train(
-        optimizer, lambda batch: cross_entropy(model(batch["image"]), batch["label"]), "classifier"
-    )
+
+    def loss_of(logits: object, batch: dict) -> object:
+        return torch.nn.functional.cross_entropy(logits.float(), batch["label"])
+
+    return train(settings, device, model, optimizer, loss_of, "classifier")
 
 
 def timed(settings: Settings, device: object) -> Step:
     """Occupy the emulated device for as long as its profile says; nothing is learnt.
 
+    A loss in loops is host work, and real: it stands between the forward pass, beside which the
+    host may run it, and the backward pass, which cannot be queued before.
+
     Args:
-        settings: not used; every step is called alike.
+        settings: loss, batch_size and seed count.
         device: a part of `DEVICES` with `compute(images)`.
 
     Returns:
-        A step on any batch with `sample_id`, without backward and loss.
+        A step on any batch with `sample_id`, and with boxes where the loss loops over them; its
+        class scores are drawn once, and it has no backward and no loss.
 
     Raises:
         ValueError: the device is a real one.
@@ -112,11 +118,23 @@ def timed(settings: Settings, device: object) -> Step:
             f"step must be detector or classifier on {device.torch_device}, got 'timed'; "
             'set step="detector", or device="emulated"'
         )
+    forward = partial(_compute, device)
+    if settings.loss != VECTORIZED:
+        loss_of = partial(pick(LOOPS, settings.loss, "loss"), wait=device.synchronize)
+        work = host_loss(loss_of, settings.batch_size, settings.seed)
+
+        def forward(batch: dict) -> None:
+            _compute(device, batch, FORWARD_SHARE)
+            work(mask_of(batch))
+            _compute(device, batch, 1 - FORWARD_SHARE)
+
     return Step(
-        forward=lambda batch: device.compute(len(batch["sample_id"])),
+        forward=forward,
         backward=None,
         loss=lambda: None,
         batch=None,
+        logits=partial(_drawn_logits, settings.batch_size, settings.seed),
+        state=_classifier_at_rest,
     )
 
 
@@ -141,6 +159,39 @@ STEPS: dict[str, Callable[[Settings, object], Step]] = {
 }
 
 
+def label(settings: Settings, accelerator: str) -> dict[str, str]:
+    """Label a row whose training is not the plain one.
+
+    Args:
+        settings: complete.
+        accelerator: the device's label.
+
+    Returns:
+        loss: what it calls in a step, counted now; precision: in what it computes.  Nothing for
+        what is as ever.
+    """
+    labels = {}
+    if settings.loss in LOOPS and settings.step != "nothing":
+        labels["loss"] = _say_calls(settings, accelerator)
+    if settings.precision == "amp":
+        labels["precision"] = f"amp ({say_dtype(settings.device)})"
+    return labels
+
+
+def _say_calls(settings: Settings, accelerator: str) -> str:
+    on_gpu = accelerator.startswith("cuda")
+    # Threads call what the loops call, but a count sees one thread.
+    counted = "loops" if settings.loss == "threads" else settings.loss
+    said = []
+    for name in (counted, VECTORIZED):
+        calls, kernels = count_calls(LOSSES[name], settings.batch_size, on_gpu=on_gpu)
+        said.append(f"{calls:,} operator calls" + (f" and {kernels:,} kernels" if on_gpu else ""))
+    words = f"{said[0]} a step at {TYPICAL_BOXES} boxes an image ({VECTORIZED}: {said[1]})"
+    if accelerator.startswith("emulated"):
+        words += ", made on the host; the device's cost is not emulated"
+    return words
+
+
 def _is_emulated(device: object) -> bool:
     return hasattr(device, "compute")
 
@@ -153,34 +204,28 @@ def _check_real(name: str, device: object) -> None:
         )
 
 
-def _seeded(build: Callable[[], object], settings: Settings, device: object) -> object:
-    """Build a model on the CPU, so that every device and variant starts from the same weights."""
+def _compute(device: object, batch: dict, share: float = 1) -> None:
+    device.compute(share * len(batch["sample_id"]))
+
+
+@cache
+def _classifier_at_rest() -> dict:
+    """Make a ResNet-18's weights and momentum on the host, as large as a real one's."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also reseed CUDA's generators, which are not forked here.
-        torch.default_generator.manual_seed(settings.seed)
-        model = build()
-    return model.to(device.torch_device)
+    from labkit.parts.training.models import build_classifier
+
+    model = build_classifier()
+    for weights in model.parameters():
+        weights.grad = torch.zeros_like(weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=CLASSIFIER_MOMENTUM)
+    optimizer.step()  # makes the momentum
+    return state_of(model, optimizer)
 
 
-def _train(optimizer: object, loss_of: Callable[[dict], object], batch: str) -> Step:
-    last = None
+@cache
+def _drawn_logits(batch_size: int, seed: int) -> object:
+    import torch
 
-    def forward(batch: dict) -> object:
-        nonlocal last
-        loss = loss_of(batch)
-        last = loss.detach()  # the number without the graph, still on the device
-        return loss
-
-    def backward(loss: object) -> None:
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return Step(
-        forward=forward,
-        backward=backward,
-        loss=lambda: None if last is None else last.item(),
-        batch=batch,
-    )
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn((batch_size, CLASSES), generator=draw)

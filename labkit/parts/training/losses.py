@@ -6,14 +6,16 @@ Main trap: an image may have no boxes.  `if count == 0` on a device tensor makes
 the host wait in every step (CenterNet's does); `clamp(min=1)` gives the same
 number and waits for nothing.  Source: Zhou et al. 2019, "Objects as Points",
 equation 1 and its weights 1, 0.1 and 1.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch.nn.functional import logsigmoid
+if TYPE_CHECKING:
+    import torch
 
 SIZE_WEIGHT = 0.1  # sizes are in cells, tens of times larger than offsets
 OFFSET_WEIGHT = 1.0
@@ -53,16 +55,32 @@ def focal_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
     Returns:
         () float32, the sum over all cells per center (per batch, where there is none).
+    """
+    loss, centers = focal_sum(logits, target)
+    return loss / centers.clamp(min=1)
+
+
+def focal_sum(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add up the focal loss of any number of cells, and count the centers among them.
+
+    Args:
+        logits: any shape, float32.
+        target: the same shape.
+
+    Returns:
+        () float32; () int64.
 
     Source: CornerNet (Law and Deng 2018), equation 1, alpha 2 and beta 4; log-sigmoids in
     place of logs of a clamped sigmoid, so that far-off cells keep their gradient.
     """
+    import torch
+    from torch.nn.functional import logsigmoid
+
     heat = logits.sigmoid()
     is_center = target == 1
     at_centers = logsigmoid(logits) * (1 - heat) ** 2
     elsewhere = logsigmoid(-logits) * heat**2 * (1 - target) ** 4
-    loss = -torch.where(is_center, at_centers, elsewhere).sum()
-    return loss / is_center.sum().clamp(min=1)
+    return -torch.where(is_center, at_centers, elsewhere).sum(), is_center.sum()
 
 
 def l1_at_cells(

@@ -238,11 +238,15 @@ def test_lmdb_is_what_its_package_reads(tmp_path):
     with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as environment:
         with environment.begin() as transaction:
             found = list(transaction.cursor())
-    assert [key for key, _ in found[:-1]] == [f"{i:08}".encode() for i in range(6)]
-    assert [value for _, value in found[:-1]] == [jpeg for _, jpeg, _ in samples]
-    key, described = found[-1]
-    assert key == b"annotations"
-    assert [one["name"] for one in json.loads(described)] == [name for name, _, _ in samples]
+    images, described = found[::2], found[1::2]
+    assert images == [(f"{i:08}".encode(), jpeg) for i, (_, jpeg, _) in enumerate(samples)]
+    assert [key for key, _ in described] == [f"{i:08}.json".encode() for i in range(6)]
+    for (_, text), (name, _, annotation) in zip(described, samples, strict=True):
+        assert json.loads(text) == {
+            "name": name,
+            "boxes_xyxy": annotation.boxes_xyxy.tolist(),
+            "category_ids": annotation.category_ids.tolist(),
+        }
 
 
 @pytest.mark.parametrize(("packing", "piece_bytes"), [("split_64k", 65536), ("split_4k", 4096)])
