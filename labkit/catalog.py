@@ -291,7 +291,7 @@ CATALOG: dict[str, Callable[..., Experiment]] = {
     "stalls": in_depth_callbacks.stalls,
     "checkpoints": in_depth_callbacks.checkpoints,
     "logs": in_depth_callbacks.logs,
-    "reports": in_depth_callbacks.reports,
+    "metric_reports": in_depth_callbacks.metric_reports,
     "evaluation": in_depth_callbacks.evaluation,
     "progress": in_depth_callbacks.progress,
 }
@@ -332,7 +332,7 @@ KNOBS: dict[str, tuple[str, ...]] = {
     "stalls": ("batch_size", "input_px", "device"),
     "checkpoints": ("checkpoint_to", "batch_size", "input_px", "device"),
     "logs": ("batch_size", "input_px", "device"),
-    "reports": ("batch_size", "input_px", "device"),
+    "metric_reports": ("batch_size", "input_px", "device"),
     "evaluation": ("batch_size", "input_px", "device"),
     "progress": ("batch_size", "input_px", "device"),
 }  # fmt: skip

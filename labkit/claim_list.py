@@ -347,10 +347,10 @@ CLAIMS: tuple[Claim, ...] = (
         documents=("[001]",),
         claim="Reporting metrics too often lowers GPU utilization: report only at some steps.",
         published="every 100 steps",
-        experiment="reports",
+        experiment="metric_reports",
         variant="every step",
         direction="slower",
-        also=(("reports", "every 100 steps", None),),
+        also=(("metric_reports", "every 100 steps", None),),
     ),
     Claim(
         number=33,

@@ -31,7 +31,7 @@ class Dial:
 DIALS: dict[str, Dial] = {
     "checkpoints": Dial(setting="checkpoint_every"),
     "logs": Dial(setting="report_every", advice=100, source="[001] 5.1"),
-    "reports": Dial(setting="report_every", advice=100, source="[001] 4.2"),
+    "metric_reports": Dial(setting="report_every", advice=100, source="[001] 4.2"),
     "evaluation": Dial(setting="metrics_every"),
 }
 

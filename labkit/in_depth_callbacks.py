@@ -1,7 +1,8 @@
 """In depth, callbacks: what the loop does beside its steps, each along its dial.
 
     stalls                       all of them beside one another, each as often as it hurts
-    checkpoints, logs, reports   how often, where to, and who writes
+    checkpoints, logs,           how often, where to, and who writes
+    metric_reports
     evaluation, progress         in Python loops or not; a bar or none
 
 Each takes the settings that all its variants share and returns an Experiment, baseline first.
@@ -101,7 +102,7 @@ def logs(base: Settings) -> Experiment:
     )
 
 
-def reports(base: Settings) -> Experiment:
+def metric_reports(base: Settings) -> Experiment:
     """[001] 4.2: report metrics every 100 steps, to a server that takes its time."""
     base = loop_alone(base)
     near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
@@ -116,7 +117,7 @@ def reports(base: Settings) -> Experiment:
     }
     names = ("every step, in the background",)
     return Experiment(
-        "reports",
+        "metric_reports",
         question="What do metrics sent to a server cost, and how often may they be sent?",
         variants={"never": base} | near | {name: others.pop(name) for name in names},
         baseline="never",

@@ -129,7 +129,7 @@ def dial_chart(run: Run, *, column: bool = False) -> Figure:
     """Show a run along its dial: what every step, every 10th and every 100th costs.
 
     Args:
-        run: of an experiment that has one: checkpoints, logs, reports or evaluation.
+        run: of an experiment that has one: checkpoints, logs, metric_reports or evaluation.
         column: lay it out anew for a column of a paper, 85 mm wide.
 
     Raises:

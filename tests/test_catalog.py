@@ -107,6 +107,8 @@ def test_nothing_is_called_cold_that_cannot_be(on, machine, name, protocol):
     for settings in everything(experiment(name, protocol=protocol)).values():
         if settings.storage == "tmpfs":
             assert settings.cache in ("warm", "as found")  # memory is never cold
+        elif settings.loader == "resident" and settings.cache == "as found":
+            pass  # nothing is read while it counts
         elif not hasattr(os, "posix_fadvise") and not settings.storage.startswith("modelled"):
             at_a_distance = distance.parse(settings.storage)  # whose memory is not this machine's
             assert (
