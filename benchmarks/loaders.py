@@ -5,15 +5,16 @@ batches are compared bit for bit before anything is timed; those of libraries th
 themselves within one grey level.  The DataLoader is tuned first, on runs that do not count;
 ThreadLoader runs as it comes, and the others with as many threads as there are cores.  What is not
 installed is left out and named: pip install 'labkit[rivals]' spdl webdataset.  Ratios are geometric
-means over the rounds with 95 % intervals.  Exits with 1 where a target is missed; what an image
-costs, part by part, says why.
+means over the rounds with 95 % intervals.  Exits with 1 where a target is missed; the same work
+without a loader, and less and less of it, says why (`loader_report`).
 
-    python -m benchmarks.loaders [DATA] [--rounds 20] [--input-px 224]
+    python -m benchmarks.loaders [DATA] [--rounds 20] [--input-px 224] [--save FOLDER]
 """
 
 import argparse
 import itertools
 import math
+import os
 import random
 import statistics
 import sys
@@ -27,12 +28,13 @@ import numpy as np
 import simplejpeg
 import torch
 
+from benchmarks import loader_report
+from benchmarks.loader_report import BOUNDS, DECODING, Rounds
 from benchmarks.rivals import DALI, RIVALS, TF_DATA, check_same_images
 from data_scripts.make_photos import make_photos
 from labkit import ThreadLoader, machine, units
 from labkit.parts.decoding import DECODERS
-from labkit.statistics import ALPHA, ratio_interval
-from labkit.trial import Skip
+from labkit.trial import Skip, utc_now
 from labkit.usage import own_cpu_s
 
 IMAGES = 500
@@ -40,10 +42,19 @@ BATCH_SIZE = 64
 EPOCHS = 2  # of all images in one timed run, so that its ends weigh little
 TUNING_ROUNDS = 3
 PREFETCH_FACTORS = (2, 4)
-OURS, TORCH, DECODING = "ThreadLoader", "DataLoader", "decoding alone"
-READING = "reading and decoding alone"
+READY = 10_000  # samples, so that the threads' start weighs little
+OURS, TORCH = "ThreadLoader", "DataLoader"
 # Faster one, slower one -> how many times as fast it has to be.
 TARGETS = {(OURS, TORCH): 1.15, (OURS, DALI): 2.0, (OURS, TF_DATA): 2.0, (OURS, DECODING): 0.90}
+
+
+def read(path: str) -> bytes:
+    """Read a file in few system calls: each one lets go of the interpreter lock."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, os.fstat(file).st_size)
+    finally:
+        os.close(file)
 
 
 class Images:
@@ -64,8 +75,7 @@ class Images:
 
     def fill(self, i: int, rows: dict[str, object]) -> dict[str, object]:
         """As `__getitem__`, straight into the batch."""
-        with open(self.paths[i % len(self.paths)], "rb", buffering=0) as file:  # noqa: PTH123
-            jpeg = file.read()
+        jpeg = read(self.paths[i % len(self.paths)])
         return {"image": self.from_jpeg(jpeg, rows["image"]), "label": i}
 
     def from_jpeg(self, jpeg: bytes, out: np.ndarray | None = None) -> np.ndarray:
@@ -76,14 +86,17 @@ class Images:
 class Ready:
     """Samples that are there already: what remains is the loader's own work."""
 
-    def __init__(self, images: int, input_px: int) -> None:
-        self.images, self.image = images, np.zeros((input_px, input_px, 3), np.uint8)
+    def __init__(self, input_px: int) -> None:
+        self.image = np.zeros((input_px, input_px, 3), np.uint8)
 
     def __len__(self) -> int:
-        return self.images
+        return READY
 
     def __getitem__(self, i: int) -> dict[str, object]:
         return {"image": self.image, "label": i}
+
+    def fill(self, i: int, rows: dict[str, object]) -> dict[str, object]:
+        return {"image": rows["image"], "label": i}
 
 
 def no_opencv_threads(worker_id: int = 0) -> None:
@@ -193,25 +206,29 @@ def open_rivals(images: Images, ours: ThreadLoader, cores: int, folder: Path) ->
     return found
 
 
-def costs_us(images: Images, jpegs: list[bytes], decode, cores: int) -> dict[str, float]:
-    """Take CPU time per image of each part by itself, in as many threads as there are cores."""
-    pixels = [simplejpeg.decode_jpeg(jpeg, "RGBX") for jpeg in jpegs[:50]]
+def loader_us(input_px: int, cores: int) -> float:
+    """Take the CPU time of a loader that has nothing to make, per sample."""
+    loader = ThreadLoader(Ready(input_px), BATCH_SIZE, num_threads=cores)
+    drain(loader)  # from here on its batches have memory
+    took_s = []
+    for _ in range(5):
+        start_s = time.process_time()
+        drain(loader)
+        took_s.append(time.process_time() - start_s)
+    return statistics.median(took_s) / READY * 1e6
 
-    def resize(i: int) -> None:
-        cv2.cvtColor(cv2.resize(pixels[i % 50], images.size), cv2.COLOR_RGBA2RGB)
 
-    ready = Ready(len(jpegs), images.size[0])
-    parts = {
-        "reading": lambda i: Path(images.paths[i]).read_bytes(),
-        "decoding": lambda i: decode(jpegs[i]),
-        "resizing": resize,
-    }
-    runs = {
-        name: lambda work=work: run_threads(work, len(jpegs), cores) for name, work in parts.items()
-    } | {"the loader itself": lambda: drain(ThreadLoader(ready, BATCH_SIZE, num_threads=cores))}
+def bounds(images: Images, jpegs: list[bytes], decode, cores: int) -> dict:
+    """The same work in bare threads, and less and less of it."""
+    rows = np.empty((BATCH_SIZE, *images.size, 3), np.uint8)
+    works = (
+        lambda i: images.fill(i, {"image": rows[i % BATCH_SIZE]}),
+        lambda i: images.from_jpeg(jpegs[i % len(jpegs)], rows[i % BATCH_SIZE]),
+        lambda i: decode(jpegs[i % len(jpegs)]),
+    )
     return {
-        name: statistics.median(timed(run)[1] for _ in range(5)) / len(jpegs) * 1e6
-        for name, run in runs.items()
+        name: lambda work=work: run_threads(work, len(images), cores)
+        for name, work in zip(BOUNDS, works)
     }
 
 
@@ -226,40 +243,35 @@ def compare(arms: dict, rounds: int) -> dict[str, list[tuple[float, float]]]:
     return taken
 
 
-def ratio(taken: dict, name: str, other: str) -> tuple[float, float, float]:
-    """Say how many times as fast one arm is as another: mean, low, high."""
-    logs = [math.log(b / a) for (a, _), (b, _) in zip(taken[name], taken[other])]
-    return math.exp(statistics.fmean(logs)), *ratio_interval(logs, ALPHA)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", nargs="?", help=f"folder of .jpg files; else {IMAGES} are made")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--input-px", type=int, default=224)
+    parser.add_argument("--save", type=Path, help="folder for a table, a chart and all rounds")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error(f"--rounds must be at least 2, got {options.rounds}")
     with tempfile.TemporaryDirectory() as folder:
         if options.data is None:
             make_photos(folder, IMAGES)
-        return measure(
-            Path(options.data or folder), options.rounds, options.input_px, scratch=Path(folder)
-        )
+        source = Path(options.data or folder)
+        rounds = measure(source, options.rounds, options.input_px, scratch=Path(folder))
+    print(*loader_report.lines_of(rounds), sep="\n")
+    if options.save:
+        loader_report.save(rounds, options.save, machine.provenance(), utc_now())
+    _, met = loader_report.judge(rounds)
+    return 0 if met else 1
 
 
-def measure(folder: Path, rounds: int, input_px: int, *, scratch: Path) -> int:
+def measure(folder: Path, rounds: int, input_px: int, *, scratch: Path) -> Rounds:
     paths = sorted(folder.rglob("*.jpg"))[:IMAGES]
     jpegs = [path.read_bytes() for path in paths]
     images, cores = Images(paths, input_px), machine.cores()
     no_opencv_threads()
     torch.set_num_threads(1)
-    print(
-        f"{len(paths)} files of {units.count_bytes(sum(map(len, jpegs)) / len(jpegs))}, "
-        f"to {input_px} x {input_px} uint8, batches of {BATCH_SIZE}, {cores} cores"
-    )
     print("Decoders:")
-    decode = DECODERS[fastest_decoder(jpegs[:100])]
+    fastest = fastest_decoder(jpegs[:100])
     print("DataLoader, tuning:")
     theirs = tune(images, cores)
     ours = ThreadLoader(images, BATCH_SIZE, num_threads=cores)
@@ -268,44 +280,24 @@ def measure(folder: Path, rounds: int, input_px: int, *, scratch: Path) -> int:
     rivals = open_rivals(images, ours, cores, scratch)
     print(f"  {', '.join(rivals) or 'none'}: the same images")
 
-    def decode_file(i: int) -> None:
-        decode(Path(images.paths[i % len(paths)]).read_bytes())
-
-    taken = compare(
-        {
-            OURS: lambda: drain(ours),
-            TORCH: lambda: drain(theirs),
-            **{name: lambda rival=rival: drain(rival) for name, rival in rivals.items()},
-            DECODING: lambda: run_threads(
-                lambda i: decode(jpegs[i % len(jpegs)]), len(images), cores
-            ),
-            READING: lambda: run_threads(decode_file, len(images), cores),
-        },
-        rounds,
+    arms = {
+        OURS: lambda: drain(ours),
+        TORCH: lambda: drain(theirs),
+        **{name: lambda rival=rival: drain(rival) for name, rival in rivals.items()},
+        **bounds(images, jpegs, DECODERS[fastest], cores),
+    }
+    return Rounds(
+        taken=compare(arms, rounds),
+        images=len(images),
+        loader_us=loader_us(input_px, cores),
+        targets=TARGETS,
+        conditions=(
+            f"{len(paths)} files of {units.count_bytes(sum(map(len, jpegs)) / len(jpegs))}, warm, "
+            f"to {input_px} × {input_px} uint8, batches of {BATCH_SIZE}, {cores} cores",
+            f"{TORCH}: {theirs.num_workers} workers, prefetch_factor {theirs.prefetch_factor}; "
+            f"{DECODING}: {fastest}; {rounds} rounds of {units.count(len(images), 'image')}",
+        ),
     )
-    print(f"{rounds} rounds of {len(images)} images:")
-    print(f"  {'':28} {'images/s':>8}  {'CPU-s per 1,000':>15}  {OURS} is so many times as fast")
-    for name, times in taken.items():
-        rate = len(images) / statistics.median(seconds for seconds, _ in times)
-        cpu_s = 1000 * statistics.median(cpu for _, cpu in times) / len(images)
-        mean, low, high = ratio(taken, OURS, name)
-        beside = "" if name == OURS else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
-        print(f"  {name:28} {rate:8.0f}  {cpu_s:15.2f}  {beside}")
-    print("CPU time of an image, part by part:")
-    for name, cost_us in costs_us(images, jpegs, decode, cores).items():
-        print(f"  {name:28} {cost_us:8.0f} us")
-    met = True
-    for (name, other), target in TARGETS.items():
-        if other not in taken:
-            print(f"UNKNOWN {name} / {other}: not measured, target {target:g}")
-            continue
-        mean, low, high = ratio(taken, name, other)
-        met = met and mean >= target
-        print(
-            f"{'met   ' if mean >= target else 'MISSED'} {name} / {other}: "
-            f"{mean:.3f} [{low:.3f}, {high:.3f}], target {target:g}"
-        )
-    return 0 if met else 1
 
 
 if __name__ == "__main__":

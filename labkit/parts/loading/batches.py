@@ -79,9 +79,10 @@ class Batch:
             self._samples[position] = sample
             return
         layout, entries = take_apart(sample)
-        with self._lock:
-            if self._layout is None:
-                self._prepare(layout)
+        if self._layout is None:
+            with self._lock:
+                if self._layout is None:  # no other thread was faster
+                    self._prepare(layout)
         if layout != self._layout:
             raise ValueError(
                 f"{difference(layout, self._layout)}; make them alike or give a collate_fn"

@@ -12,7 +12,6 @@ compared with the batch's before it is written.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 RAGGED = "_ragged"
+# Every entry of every sample is asked these.  Types before abstract classes, which are slower to
+# ask: the first match decides.
+MAPPINGS = (dict, Mapping)
+ARRAYS = (np.ndarray, np.generic, int, float, complex)
 
 
 class Rows(NamedTuple):
@@ -99,7 +102,7 @@ def put_together(layout: Layout, entries: Iterator[object]) -> object:
     """
     if not isinstance(layout, Node):
         return next(entries)
-    if not issubclass(layout.kind, Mapping):
+    if not issubclass(layout.kind, MAPPINGS):
         parts = [put_together(part, entries) for part in layout.parts]
         # As default_collate does it: a plain tuple becomes a list.
         return layout.kind(*parts) if hasattr(layout.kind, "_fields") else parts
@@ -143,13 +146,13 @@ def pin(batch: object) -> object:
 
 
 def _walk(value: object, entries: list, name: object = "") -> Layout:
-    if isinstance(value, Mapping):
+    array = _as_array(value)
+    if array is None and isinstance(value, MAPPINGS):
         parts = tuple([_walk(part, entries, key) for key, part in value.items()])
         return Node(type(value), tuple(value), parts)
-    if isinstance(value, (list, tuple)):
+    if array is None and isinstance(value, (list, tuple)):
         parts = tuple([_walk(part, entries) for part in value])
         return Node(type(value), tuple(range(len(value))), parts)
-    array = _as_array(value)
     entries.append(value if array is None else array)
     if isinstance(name, str) and name.endswith(RAGGED):
         if array is None or array.ndim == 0:
@@ -163,7 +166,7 @@ def _walk(value: object, entries: list, name: object = "") -> Layout:
 
 def _as_array(value: object) -> np.ndarray | None:
     """See a value as an array of a kind that a tensor can have; None where that is torch's."""
-    if isinstance(value, (np.ndarray, np.generic, numbers.Number)):
+    if isinstance(value, ARRAYS):
         array = np.asarray(value)
     elif type(value).__module__ == "torch" and hasattr(value, "numpy"):
         try:
