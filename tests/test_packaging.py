@@ -59,6 +59,12 @@ def test_what_is_tested_here_is_what_is_pinned(wanted):
     assert metadata.version(wanted.name).split("+")[0] == pin.version
 
 
+@pytest.mark.needs_rivals
+@pytest.mark.parametrize("wanted", RIVALS, ids=lambda wanted: wanted.name)
+def test_the_rivals_tested_here_are_what_is_pinned(wanted):
+    test_what_is_tested_here_is_what_is_pinned(wanted)
+
+
 def test_conda_installs_the_pinned_set_with_a_supported_python():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     *conda, pip = environment["dependencies"]
