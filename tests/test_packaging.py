@@ -42,7 +42,8 @@ WANTED = list(
 
 # Too large for `dev`, or made for CUDA alone; test_rivals.py and parts/decoding say where they are
 # missing.
-NOT_IN_DEV = list(map(Requirement, [*EXTRAS["rivals"], *EXTRAS["decoders"]]))
+RIVALS = list(map(Requirement, EXTRAS["rivals"]))
+NOT_IN_DEV = [*RIVALS, *map(Requirement, EXTRAS["decoders"])]
 
 
 @pytest.mark.parametrize("wanted", [*WANTED, *NOT_IN_DEV], ids=lambda wanted: wanted.name)
