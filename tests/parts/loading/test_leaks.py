@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jpegs import encode, photo
 
 from labkit import machine
 from labkit.settings import MODES, Settings, complete
@@ -30,6 +31,15 @@ def settings(data, loader, **changes):
     }  # fmt: skip
     filled = Settings(data=str(data), loader=loader, **{**small, **changes})
     return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=machine.can_fork())
+
+
+@pytest.fixture(scope="module")
+def small_photos(tmp_path_factory):
+    """So small that a hundred epochs take no time to decode."""
+    folder = tmp_path_factory.mktemp("small")
+    for number in range(24):
+        (folder / f"{number}.jpg").write_bytes(encode(photo()))
+    return folder
 
 
 def held():
@@ -55,9 +65,9 @@ def break_off(loader, times):
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")
 @pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated", "step": "timed"}])
 @pytest.mark.parametrize("name", ["torch", "threads", *RIVALS])
-def test_breaking_off_a_hundred_times_leaves_nothing(photos, name, how):
+def test_breaking_off_a_hundred_times_leaves_nothing(small_photos, name, how):
     times = TIMES if not how else 5  # through the thread that pins, likewise
-    _, loader = open_loader(settings(photos, name, **how))
+    _, loader = open_loader(settings(small_photos, name, **how))
     break_off(loader, 3)  # what is started once, and stays
     before = held()
     break_off(loader, times)
