@@ -83,7 +83,7 @@ def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_pa
     for number in range(8):
         (tmp_path / f"{number}.jpg").write_bytes(whole)
     broken = tmp_path / "5.jpg"
-    _, loader = open_loader(settings(tmp_path, name, num_workers=3))
+    _, loader = open_loader(settings(tmp_path, name, num_workers=2))
     before = held()
     broken.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"5\.jpg: image must be a complete JPEG"):
@@ -100,26 +100,23 @@ from labkit.source import open_loader
 def ids(batches):
     return [int(i) for batch in batches for i in batch["sample_id"]]
 _, forking = open_loader(Settings(**{forking}))
+_, beside = open_loader(Settings(**{beside}))
 wanted = ids(forking)
-for settings in {beside}:
-    _, beside = open_loader(Settings(**settings))
-    for _ in range(3):
-        running = iter(beside)
-        found = ids([next(running)])
-        assert ids(forking) == wanted  # its workers are forked while threads decode
-        assert found + ids(running) == wanted
+for _ in range(5):
+    running = iter(beside)
+    found = ids([next(running)])
+    assert ids(forking) == wanted  # its workers are forked while threads decode
+    assert found + ids(running) == wanted
 print("all there")
 """
 
 
+# Not for the rivals: labkit opens none where something is still to be forked.
 @pytest.mark.skipif(not machine.can_fork(), reason="needs fork")
-@pytest.mark.parametrize(
-    "names", [["threads"], pytest.param(["tf_data", "dali"], marks=pytest.mark.needs_rivals)]
-)
-def test_workers_that_are_forked_beside_threads_deliver_and_so_do_the_threads(photos, names):
+def test_workers_that_are_forked_beside_threads_deliver_and_so_do_the_threads(photos):
     program = FORKS.format(
         forking=asdict(settings(photos, "torch", num_workers=2)),
-        beside=[asdict(settings(photos, name, num_workers=3)) for name in names],
+        beside=asdict(settings(photos, "threads", num_workers=3)),
     )
     # In a process of its own: a hang is to be a failure, not the end of all tests.
     shown = subprocess.run(
