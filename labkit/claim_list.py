@@ -322,7 +322,9 @@ CLAIMS: tuple[Claim, ...] = (
         documents=("[001]",),
         claim="A loss with for loops blocks the GPU: use a simpler one, or several processes or "
         "threads.",
-        experiment="losses",
+        experiment="loss",
+        variant="all at once",
+        direction="faster",
     ),
     Claim(
         number=32,

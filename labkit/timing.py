@@ -263,6 +263,7 @@ def measure(
             **source.label_jitter(settings),
             **training.label(settings, pipeline.device.label),
         },
+        "first_loss": pipeline.step.first_loss(),
         "loss": pipeline.step.loss(),
     }
     if epochs[0].compute_s is not None:

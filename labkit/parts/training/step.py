@@ -21,3 +21,5 @@ class Step:
     logits: Callable[[], object] = lambda: None
     """The last class scores, (B, classes) float32 without their graph, still on the device; None
     where the step has none."""
+    first_loss: Callable[[], float | None] = lambda: None
+    """The first loss of all, from untrained weights; likewise."""
