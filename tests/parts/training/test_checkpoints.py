@@ -25,6 +25,7 @@ from places import SHARED_MEMORY, memory_mounted
 from labkit.files import part_of
 from labkit.parts.training.checkpoint_file import write
 from labkit.parts.training.checkpoints import SAVERS, CheckpointFailed, Saved
+from tests.processes import newest_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory without a name, /proc")
 
@@ -339,7 +340,7 @@ def test_a_writer_that_was_killed_is_said_at_every_save_and_can_be_closed(path):
     with saver_of("process", path) as saver:
         saver.save(filled(1))
         saver.finish()
-        (child,) = psutil.Process().children()
+        child = newest_child()
         child.kill()
         for _ in range(2):
             assert fails(saver, filled(2)) == (

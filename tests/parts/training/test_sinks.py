@@ -30,6 +30,7 @@ from labkit.parts.training.sinks import (
 from labkit.parts.training.terminal import Terminal
 from labkit.trial import Skip
 from labkit.usage import own_cpu_s
+from tests.processes import newest_child
 
 LINES = [f"step {step} loss {1 / step:.4f} ü" for step in range(1, 301)]
 WITH_FAR_END = ["terminal", "notebook", "http_0ms"]
@@ -298,7 +299,7 @@ def test_a_log_file_that_cannot_be_opened_is_named(tmp_path):
 
 def test_a_terminal_whose_program_is_gone_fails_and_closes(tmp_path):
     sink = open_sink("terminal", tmp_path)
-    (reader,) = psutil.Process().children()
+    reader = newest_child()
     reader.kill()
     reader.wait()
     with pytest.raises(ReportFailed, match="report must reach the terminal, got input/output"):
@@ -311,7 +312,7 @@ def test_a_terminal_whose_program_is_gone_fails_and_closes(tmp_path):
 def test_a_far_end_that_is_gone_hinders_no_close(name, tmp_path):
     sink = open_sink(name, tmp_path)
     sink.write("x")
-    (far_end,) = psutil.Process().children()
+    far_end = newest_child()
     far_end.kill()
     far_end.wait()
     sink.close()
@@ -554,7 +555,7 @@ def test_closing_waits_for_no_loader_worker(name, tmp_path):
     """A forked worker holds all of the trial's pipes open for as long as it lives."""
     sink = open_sink(name, tmp_path)
     sink.write("x")
-    (far_end,) = psutil.Process().children()
+    far_end = newest_child()
     reading, writing = os.pipe()
     if not (worker := os.fork()):
         os.close(writing)
@@ -573,7 +574,7 @@ def test_closing_waits_for_no_loader_worker(name, tmp_path):
 
 def test_what_a_far_end_takes_is_none_of_the_trials_cpu_time(tmp_path):
     sink = open_sink("http_0ms", tmp_path)
-    (far_end,) = psutil.Process().children()
+    far_end = newest_child()
     before_s, own_before_s = sum(far_end.cpu_times()[:2]), own_cpu_s()
     this_before_s = time.process_time()
     while sum(far_end.cpu_times()[:2]) < before_s + 0.2:
