@@ -23,14 +23,14 @@ SMALL = {"num_workers": 0, "batch_size": 2, "input_px": 64, "images": 8}
 RUN = """
 import runpy, sys
 sys.modules["labkit"] = None  # importing it is an error from here on
-found = runpy.run_path("recipe.py", run_name="__main__")
+found = runpy.run_path("recipe.py", run_name=sys.argv[1])
 """
 RATE = r"[0-9.]+ images/s\n"
 
 
 @pytest.fixture
 def run(photos, tmp_path):
-    """Write a variant's program, and run it with some lines after it; gives what it printed."""
+    """Write a variant's program and run it, or import it and run some lines after that."""
 
     def run(then="", *, edit=lambda text: text, **changes):
         changes = {"preprocessor": "classification", **changes, **SMALL}
@@ -38,9 +38,9 @@ def run(photos, tmp_path):
         settings = complete(settings, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
         (tmp_path / "recipe.py").write_text(edit(program(settings, layout="labkit")))
         done = subprocess.run(
-            [sys.executable, "-c", RUN + then],
+            [sys.executable, "-c", RUN + then, "recipe" if then else "__main__"],
             cwd=tmp_path,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
         )
@@ -65,8 +65,7 @@ optimizer.register_step_post_hook(keep)
 found["train"](found["make_loader"](), model, optimizer, loss_of)
 torch.save(seen, "seen.pt")
 """
-    done = run(watch, checkpoint_every=3, saver=saver, loader=loader)
-    assert re.fullmatch(RATE, done.stdout)
+    run(watch, checkpoint_every=3, saver=saver, loader=loader)
     saved, seen = (torch.load(tmp_path / name) for name in ("checkpoint.pth", "seen.pt"))
     assert (saved["step"], len(seen)) == (3, 4)
     assert all(torch.equal(saved["model"][name], seen[2][name]) for name in seen[2])
@@ -131,10 +130,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 found["train"](found["make_loader"](), model, optimizer, found["loss_of"])
 """
     done = run(right, metrics=how, metrics_every=2)
-    first, rate, last = done.stdout.splitlines(keepends=True)
-    assert re.fullmatch(RATE, rate)
-    assert first.startswith("epoch 0: {'top1': ")
-    assert last == "epoch 0: {'top1': 1.0, 'top5': 1.0, 'class_mean': 1.0}\n"
+    assert done.stdout == "epoch 0: {'top1': 1.0, 'top5': 1.0, 'class_mean': 1.0}\n"
 
 
 def test_a_bar_shows_steps_and_loss(run):
@@ -155,13 +151,10 @@ next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d)).register_forw
 found["train"](found["make_loader"](), model, optimizer, loss_of)
 """
     done = run(watch, precision="amp", memory_format="channels_last")
-    assert done.stdout.splitlines()[1:] == ["torch.bfloat16 3 True"] * 4
-    done = run(watch, precision="amp")
-    assert done.stdout.splitlines()[1:] == ["torch.bfloat16 3 False"] * 4
+    assert done.stdout.splitlines() == ["torch.bfloat16 3 True"] * 4
 
 
-@pytest.mark.parametrize("loss", ["loops", "loops_sync", "threads"])
-def test_a_loss_in_loops_gives_the_number_that_the_recipe_at_once_gives(loss, run):
+def test_a_loss_in_loops_gives_the_number_that_the_recipe_at_once_gives(run):
     look = """
 import torch
 torch.manual_seed(0)
@@ -170,11 +163,10 @@ batch = next(found["batches"](found["make_loader"](), 0))
 print(loss_of(model(batch["image"]), batch).item())
 """
     changes = {"preprocessor": "vectorized", "report_every": 4}
-    numbers = [
-        float(run(look, loss=name, **changes).stdout.splitlines()[-1])
-        for name in (loss, "vectorized")
-    ]
-    assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
+    loops, at_once = (
+        float(run(look, loss=name, **changes).stdout) for name in ("loops_sync", "vectorized")
+    )
+    assert loops == pytest.approx(at_once, rel=1e-4)
 
 
 def test_only_what_is_set_asks_for_a_loop():

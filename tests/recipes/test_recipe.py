@@ -489,7 +489,7 @@ def test_what_computes_alone_as_its_baseline_does_is_no_floor():
     loops = {**RESIDENT, "metrics": "loops"}
     variants = with_settings(times, loops=loops, **{"at once": {**loops, "metrics": "vectorized"}})
     said = comment_of(lab.recipe(make_run(times, variants=variants)))
-    assert said.startswith("at once, the fastest in this run")
+    assert said.startswith("“at once”, the fastest in this run")
     assert "metrics vectorized (was loops); see train below" in said
     assert "a floor" not in said
     assert "All trained on one batch in memory: keep your own loader beside this loop." in said
@@ -508,7 +508,7 @@ def test_nothing_can_beat_a_loop_that_does_nothing_beside_its_steps():
     text = lab.recipe(make_run(times, variants=variants))
     said = comment_of(text)
     assert said.startswith("Nothing beat never in this run, so this is the baseline itself")
-    assert "Passed over: every step (does beside its steps what the baseline leaves" in said
+    assert "Passed over: “every step” (does beside its steps what the baseline leaves" in said
     assert "name one: variant='every step', 'every 10 steps'." in said
     assert "def train" not in text
 
@@ -618,7 +618,7 @@ def test_a_part_of_ones_own_is_named(setting):
         "out, got 'mine' in the variant 'own'; take that part from where you wrote it"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        lab.recipe(make_run(times, variants=variants))
+        lab.recipe(make_run(times, variants=variants), "own")
 
 
 def test_the_command_prints_a_recipe_or_writes_it(tmp_path, capsys):
