@@ -36,7 +36,7 @@ from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import STORAGES, Storage
-from labkit.parts.training import STEPS, Step
+from labkit.parts.training import LOSSES, STEPS, Step
 from labkit.reports import write_report
 from labkit.results import Run, find_run, list_runs, load_run
 from labkit.settings import MODES, Settings, vary
@@ -49,6 +49,7 @@ __all__ = [
     "DECODERS",
     "DEVICES",
     "LOADERS",
+    "LOSSES",
     "MODES",
     "PACKINGS",
     "PREFETCHERS",

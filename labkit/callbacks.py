@@ -12,7 +12,6 @@ has no weights and no loss: what is saved there is a model of the host, and loss
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -22,17 +21,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from labkit import media, shared_memory
 from labkit.contracts import Clock, Device
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.training import Step
 from labkit.parts.training.background import in_background
+from labkit.parts.training.checkpoint_folder import folder_of
 from labkit.parts.training.checkpoints import SAVERS, CheckpointFailed, Saver
 from labkit.parts.training.metrics import METRICS, Totals
 from labkit.parts.training.progress_bar import PROGRESS
 from labkit.parts.training.sinks import ReportFailed, open_sink
-from labkit.settings import Settings, pick
-from labkit.trial import Skip
+from labkit.settings import Settings
 
 CHECKPOINT = ".labkit-checkpoint.pth"
 HOST_ONLY = "host's part real, device's part emulated"
@@ -139,7 +137,9 @@ def open_callbacks(
     if settings.report_every:
         made.append(_reports(settings, loss, stack))
     if settings.checkpoint_every:
-        saver = SAVERS[settings.saver](checkpoint_path(settings.checkpoint_to), clock=clock)
+        path = folder_of(settings.checkpoint_to) / CHECKPOINT
+        stack.callback(path.unlink, missing_ok=True)
+        saver = SAVERS[settings.saver](path, clock=clock)
         stack.callback(saver.close)
         made.append(_checkpoints(settings, step, wait, saver))
     if settings.progress_bar != "none":
@@ -189,9 +189,18 @@ def _checkpoints(
 ) -> Callback:
     def save(number: int, batch: Mapping) -> None:
         wait()
-        saver.save({"step": number, **step.state()})
+        try:
+            saver.finish()  # that the one before failed must not keep this one from being saved
+        finally:
+            saver.save({"step": number, **step.state()})
 
-    step.state()  # made before the first step, where it has to be
+    # The first save takes the memory that all others use again: ten times as long as they.
+    try:
+        saver.save({"step": 0, **step.state()})
+        saver.finish()
+    except CheckpointFailed:
+        if settings.if_not_written == "stop":
+            raise
     return Callback(
         name="checkpoint", every=settings.checkpoint_every, call=save, finish=saver.finish
     )
@@ -199,39 +208,3 @@ def _checkpoints(
 
 def _nothing() -> None:
     """A real device: reading a result waits for it."""
-
-
-def checkpoint_path(name: str) -> Path:
-    """Find where checkpoints go, by a medium's name or a folder's path.
-
-    Raises:
-        ValueError: neither of both; the message lists the choices.
-        Skip: the folder is not there.
-    """
-    folder = _folder(name)
-    if not folder.is_dir():
-        raise Skip(
-            f"checkpoint_to must be an existing folder, got {folder}; create it, mount the disk "
-            "or correct labkit.toml"
-        )
-    return folder / CHECKPOINT
-
-
-def check_checkpoint_to(name: str) -> None:
-    """Refuse what is neither a medium of this machine nor a folder's path.
-
-    Raises:
-        ValueError: the message lists the choices.
-    """
-    if "/" not in name and os.sep not in name:
-        pick({**_media(), "a folder's path": None}, name, "checkpoint_to")
-
-
-def _folder(name: str) -> Path:
-    check_checkpoint_to(name)
-    return _media().get(name) or Path(name).expanduser()
-
-
-def _media() -> dict[str, Path]:
-    named = {name: folder for name, folder in media.media().items() if name != "data"}
-    return {"here": Path.cwd(), "tmpfs": shared_memory.FOLDER, **named}

@@ -36,7 +36,7 @@ PATTERNS = {"random": "at random", "sequential": "in sequence", "round trips": "
 def describe(summary: Summary) -> str:
     """Say in one paragraph what the chart shows, for screen readers."""
     sentences = [summary.question, *stand_ins(summary), conditions(summary)]
-    sentences += self_checks(summary)
+    sentences += [*other_images(summary), *self_checks(summary)]
     sentences.append(f"Bars of normalized epoch time, lower is better; {summary.baseline} is 1")
     for row in summary.rows:
         if row.variant != summary.baseline or not row.normalized_time:
@@ -104,6 +104,19 @@ def plain_labels(summary: Summary) -> list[str]:
         for name, label in sorted(summary.labels.items())
         if not _is_stand_in(name, label)
     ]
+
+
+def other_images(summary: Summary) -> list[str]:
+    """Name the variants that read or decode other images, unless all do: charts have no fine print.
+
+    Returns:
+        Parts such as "scaled: decoded to half a side or less where 64 px remain, so other pixels".
+    """
+    found: dict[str, list[str]] = {}
+    for row in summary.rows:
+        if "images" in row.labels and "images" not in summary.labels:
+            found.setdefault(row.labels["images"], []).append(row.variant)
+    return [f"{join(names)}: {label}" for label, names in found.items()]
 
 
 def stand_ins(summary: Summary) -> list[str]:

@@ -15,7 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from labkit import in_depth, in_depth_callbacks, in_depth_loading, in_depth_rivals, media
+from labkit import (
+    in_depth,
+    in_depth_callbacks,
+    in_depth_loading,
+    in_depth_rivals,
+    in_depth_training,
+    media,
+)
 from labkit.experiment import Experiment
 from labkit.pagecache import can_evict
 from labkit.parts.storage import throttled
@@ -288,6 +295,8 @@ CATALOG: dict[str, Callable[..., Experiment]] = {
     "rivals": in_depth_rivals.rivals,
     "tf_data": in_depth_rivals.tf_data,
     "num_parallel_reads": in_depth_rivals.num_parallel_reads,
+    "loss": in_depth_training.loss,
+    "precision": in_depth_training.precision,
     "stalls": in_depth_callbacks.stalls,
     "checkpoints": in_depth_callbacks.checkpoints,
     "logs": in_depth_callbacks.logs,
@@ -329,6 +338,8 @@ KNOBS: dict[str, tuple[str, ...]] = {
     ),
     "tf_data": ("num_workers", "batch_size", "input_px", "cache", "step", "device"),
     "num_parallel_reads": ("num_workers", "storage", "batch_size", "input_px", "step", "device"),
+    "loss": ("num_workers", "preprocessor", "batch_size", "sync_every", "profile", "device"),
+    "precision": ("num_workers", "batch_size", "input_px", "cache", "device"),
     "stalls": ("batch_size", "input_px", "device"),
     "checkpoints": ("checkpoint_to", "batch_size", "input_px", "device"),
     "logs": ("batch_size", "input_px", "device"),

@@ -198,7 +198,8 @@ def head(
     lines = [(summary.question, 13, "bold", INK)]
     if stand_ins := captions.stand_ins(summary):
         lines.append((" · ".join(stand_ins), 10, "bold", WARNING_INK))
-    lines.append((captions.conditions(summary), 9, "normal", SOFT_INK))
+    said = [captions.conditions(summary), *captions.other_images(summary)]
+    lines.append((" · ".join(said), 9, "normal", SOFT_INK))
     return fit_head(lines, fit, sheet)
 
 

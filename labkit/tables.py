@@ -20,7 +20,7 @@ from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage import STORAGES, Storage, check_name, locate
-from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, sinks
+from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, checkpoint_folder, sinks
 from labkit.parts.training.checkpoints import SAVERS
 from labkit.parts.training.metrics import METRICS
 from labkit.parts.training.progress_bar import PROGRESS
@@ -105,6 +105,7 @@ def check_names(settings: Settings) -> None:
             check_name(value)
         elif value is not None:
             pick(table, value, setting)
+    checkpoint_folder.check_name(settings.checkpoint_to)
     sinks.check_name(settings.report_to)
 
 

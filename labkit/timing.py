@@ -287,6 +287,7 @@ def measure(
             **training.label(settings, pipeline.device.label),
             **callbacks.label(),
         },
+        "first_loss": pipeline.step.first_loss(),
         "loss": pipeline.step.loss(),
     }
     if epochs[0].compute_s is not None:

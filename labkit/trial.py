@@ -16,8 +16,8 @@ from typing import Literal
 #   1  first version
 #   2  run; medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance;
 #      last_ids_crc and last_means in epochs
-#   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes; waits_s and
-#      callbacks_s in epochs
+#   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes, first_loss;
+#      waits_s and callbacks_s in epochs
 SCHEMA = 3
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -111,7 +111,10 @@ class Trial:
     labels: dict[str, str] = field(default_factory=dict)
     """storage=real|remote|throttled|modelled|emulated distance|unknown, cache=cold|warm as
     verified, accelerator=cuda:...|cpu|emulated(...)."""
+    first_loss: float | None = None
+    """Of untrained weights, in the warm-up; the same for all variants but for rounding."""
     loss: float | None = None
+    """Of the last step; None where nothing is trained."""
     run: str = "unknown"
     """The run folder's name."""
     machine_id: str = "unknown"

@@ -95,6 +95,33 @@ def test_other_sums_or_pixels_need_not_give_the_same_loss(other):
     assert unequal_on_cpu(2.01, **other) == {}
 
 
+def test_a_loss_written_otherwise_adds_up_in_another_order():
+    base, other = fake_loss("base", 2.0, **ON_CPU), fake_loss("v", 2.01, **ON_CPU)
+    looped = replace(other, settings={**other.settings, "loss": "loops"})
+    assert unequal_work(INFO, [base, looped]) == {}
+
+
+# --- other numbers --------------------------------------------------------------------------
+
+
+def unequal_in_other_numbers(first_loss, loss=9.0, base_first=4.0, **settings):
+    base = replace(fake_loss("base", 2.0), first_loss=base_first)
+    other = replace(fake_loss("v", loss, **settings), first_loss=first_loss)
+    return unequal_work(INFO, [base, other])
+
+
+@pytest.mark.parametrize("other", [{"precision": "amp"}, {"memory_format": "channels_last"}])
+def test_in_other_numbers_the_first_losses_are_compared(other):
+    # Training magnifies what was rounded: the last losses say nothing.
+    assert unequal_in_other_numbers(4.07, **other) == {}
+    message = "not the same work as base: the first loss must be within 2 % of 4, got 4.1"
+    assert unequal_in_other_numbers(4.1, **other) == {"v": message}
+    message = "not the same work as base: the last loss must be a number, got nan"
+    assert unequal_in_other_numbers(4.0, math.nan, **other) == {"v": message}
+    assert unequal_in_other_numbers(None, **other) == {}
+    assert unequal_in_other_numbers(4.1, base_first=None, **other) == {}
+
+
 def other_work(**what):
     return unequal_work(INFO, [fake_work("base"), fake_work("v", **what)])
 

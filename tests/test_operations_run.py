@@ -7,6 +7,7 @@ import shutil
 import threading
 
 import pytest
+from jpegs import why_missing
 
 from labkit import operations_run
 from labkit.launcher import TrialFailed
@@ -29,9 +30,10 @@ def test_a_run_saves_its_blocks_and_a_half_saved_one_is_run_again(one_size, phot
     assert run.info["status"] == "finished"
     assert [row["block"] for row in run.rows] == [0] * CELLS + [1] * CELLS
     assert {row["kind"] for row in run.rows} == {"operation"}
-    assert {row["status"] for row in run.rows} == {"ok"}
+    missing = {library for _, library in OPERATIONS if why_missing(library)}
+    assert {row["library"] for row in run.rows if row["status"] != "ok"} == missing
     assert {row["size"] for row in run.rows} == {"320x240"}
-    assert all(row["image_s"] > 0 for row in run.rows)
+    assert all(row["image_s"] > 0 for row in run.rows if row["status"] == "ok")
     logs = [[row["disturbance"] for row in run.rows if row["block"] == b] for b in (0, 1)]
     assert all(log == logs_of[0] for logs_of in logs for log in logs_of)
     assert logs[0][0] != logs[1][0]
@@ -46,7 +48,8 @@ def test_a_run_saves_its_blocks_and_a_half_saved_one_is_run_again(one_size, phot
     assert again.set_aside == 1
     assert len(again.rows) == 2 * CELLS + 5
     assert again.rows[:CELLS] == run.rows[:CELLS]
-    assert {len(row.blocks_s) for row in summarize_operations(again)} == {2}
+    summary = summarize_operations(again)
+    assert {len(row.blocks_s) for row in summary if row.library not in missing} == {2}
     # Nothing is missing now.
     assert resume_operations(run.folder, progress=False).rows == again.rows
 

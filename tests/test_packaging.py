@@ -42,7 +42,8 @@ WANTED = list(
 
 # Too large for `dev`, or made for CUDA alone; test_rivals.py and parts/decoding say where they are
 # missing.
-NOT_IN_DEV = list(map(Requirement, [*EXTRAS["rivals"], *EXTRAS["decoders"]]))
+RIVALS = list(map(Requirement, EXTRAS["rivals"]))
+NOT_IN_DEV = [*RIVALS, *map(Requirement, EXTRAS["decoders"])]
 
 
 @pytest.mark.parametrize("wanted", [*WANTED, *NOT_IN_DEV], ids=lambda wanted: wanted.name)
@@ -57,6 +58,12 @@ def test_what_is_tested_here_is_what_is_pinned(wanted):
     (pin,) = PINS[canonicalize_name(wanted.name)].specifier
     # torch names its build behind a plus: 2.13.0+cpu
     assert metadata.version(wanted.name).split("+")[0] == pin.version
+
+
+@pytest.mark.needs_rivals
+@pytest.mark.parametrize("wanted", RIVALS, ids=lambda wanted: wanted.name)
+def test_the_rivals_tested_here_are_what_is_pinned(wanted):
+    test_what_is_tested_here_is_what_is_pinned(wanted)
 
 
 def test_conda_installs_the_pinned_set_with_a_supported_python():

@@ -95,3 +95,7 @@ def test_its_rows_say_that_the_pixels_are_others(whole, photos, tmp_path):
     second_lines = lab.table(run).second_lines
     assert words in second_lines["scaled"]
     assert words not in second_lines["whole"]
+    chart = lab.chart(run)
+    shown = " ".join(" ".join(text.get_text().split()) for text in chart.texts)
+    assert f"scaled: {words}" in shown
+    assert f"scaled: {words}." in chart.get_label()

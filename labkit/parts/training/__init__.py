@@ -19,8 +19,8 @@ from labkit.contracts import CLASSES
 from labkit.parts.training.host_loss import TYPICAL_BOXES, count_calls, host_loss, mask_of
 from labkit.parts.training.loss_loops import LOOPS
 from labkit.parts.training.losses import detector_loss
+from labkit.parts.training.real_step import say_dtype, seeded, state_of, train
 from labkit.parts.training.step import Step
-from labkit.parts.training.train import say_dtype, seeded, state_of, train
 from labkit.settings import Settings, pick
 
 # CenterNet trains with Adam at 1.25e-4 from its first epoch on.
@@ -182,13 +182,14 @@ def _say_calls(settings: Settings, accelerator: str) -> str:
     on_gpu = accelerator.startswith("cuda")
     # Threads call what the loops call, but a count sees one thread.
     counted = "loops" if settings.loss == "threads" else settings.loss
-    said = []
-    for name in (counted, VECTORIZED):
-        calls, kernels = count_calls(LOSSES[name], settings.batch_size, on_gpu=on_gpu)
-        said.append(f"{calls:,} operator calls" + (f" and {kernels:,} kernels" if on_gpu else ""))
-    words = f"{said[0]} a step at {TYPICAL_BOXES} boxes an image ({VECTORIZED}: {said[1]})"
+    calls, kernels = count_calls(LOSSES[counted], settings.batch_size, on_gpu=on_gpu)
+    fewest, fewest_kernels = count_calls(LOSSES[VECTORIZED], settings.batch_size, on_gpu=on_gpu)
+    words = f"{calls:,} operator calls a step at {TYPICAL_BOXES} boxes an image"
+    words += f" ({VECTORIZED}: {fewest:,})"
+    if on_gpu:
+        words += f", {kernels:,} kernels ({fewest_kernels:,})"
     if accelerator.startswith("emulated"):
-        words += ", made on the host; the device's cost is not emulated"
+        words += ", the host's cost only"
     return words
 
 

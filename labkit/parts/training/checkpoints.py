@@ -46,7 +46,8 @@ class Saved:
     """The state's own entry "step", if it has one."""
     size_bytes: int
     blocked_s: float
-    """How long training waited, for the save before this one included."""
+    """How long training waited, for the save before this one included; the first in the background
+    also allocates its memory."""
     took_s: float
     """From the call until it was on the medium."""
 
@@ -173,8 +174,9 @@ class _Here:
 class _Thread:
     """Writes in a thread of this process.
 
-    torch releases the GIL while it writes tensors, so Python code of the training loop goes on
-    beside it; what is left of the GIL is the pickling of names, shapes and numbers.
+    Python code of the training loop goes on beside it: of the 150 ms of CPU time that 190 MB in 393
+    tensors took (measured), 9 ms were names, shapes and numbers, with the GIL; the rest, checksums
+    and writing, torch does without.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:

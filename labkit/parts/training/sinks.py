@@ -130,7 +130,7 @@ def check_name(name: str) -> None:
         ValueError: the message lists the choices.
     """
     if parse(name) is None:
-        pick({**SINKS, **({} if name in SINKS else {FORM: None})}, name, "sink")
+        pick({**SINKS, **({} if name in SINKS else {FORM: None})}, name, "report_to")
 
 
 def parse(name: str) -> int | None:

@@ -14,6 +14,7 @@ import mmap
 import os
 import pickle
 
+import numpy as np
 import torch
 
 ALIGNMENT_BYTES = 64  # a cache line, and a multiple of every dtype's size
@@ -49,7 +50,12 @@ class Memory:
         if devices:
             self._lock_pages()
         for tensor, place in zip(pickler.tensors, pickler.places.values()):
-            self._tensor(place).copy_(tensor, non_blocking=True)
+            if tensor.is_cuda:
+                self._tensor(place).copy_(tensor, non_blocking=True)
+            elif tensor.numel():
+                # torch would copy with all its threads, and hundreds of times wait for the last
+                # of them: where loader workers keep the cores busy, for longer than writing takes.
+                np.copyto(_bytes_of(self._tensor(place)), _bytes_of(tensor))
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
         return pickler.file.getvalue()
@@ -105,6 +111,10 @@ def size_of(state: dict) -> int:
     pickler = _Pickler()
     pickler.dump(state)
     return pickler.size_bytes
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy()
 
 
 class _Pickler(pickle.Pickler):

@@ -23,3 +23,5 @@ class Step:
     where the step has none."""
     state: Callable[[], dict] = dict
     """What a checkpoint holds: state_dict() of model and optimizer, as they are just now."""
+    first_loss: Callable[[], float | None] = lambda: None
+    """The first loss of all, from untrained weights; likewise."""

@@ -6,7 +6,7 @@ from jpegs import encode, exif, photo, with_segment
 from PIL import Image
 
 from labkit import preflight
-from labkit.parts.decoding import TURNS
+from labkit.parts.decoding.header import TURNS
 from labkit.settings import MODES, Settings, complete
 
 APP1, COMMENT = 0xE1, 0xFE

@@ -279,6 +279,14 @@ def test_an_averaging_resize_is_not_the_same_work_as_a_linear_one():
     assert difference(batch, reference, classifier_batch(1, 224)).startswith("image must differ")
 
 
+@pytest.mark.parametrize("levels", [None, 3.0])
+def test_pixels_that_are_no_numbers_are_not_the_same_work(levels):
+    reference = finish("classification", [random_sample(1), random_sample(2)], 64)
+    batch = {**reference, "image": reference["image"].copy()}
+    batch["image"][1, 0, 0, 0] = np.nan
+    assert difference(batch, reference, classifier_batch(2, 64), levels=levels).endswith("got nan")
+
+
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_grey_image_is_classified_with_imagenets_mean_and_std(name):
     grey = np.full((10, 20, 3), 128, np.uint8)

@@ -62,6 +62,8 @@ def state_of(model, optimizer, step=2):
         "losses": [0.5, 0.25, {"nested": (1, None, True)}],
         "half": torch.ones(2, 3, dtype=torch.bfloat16, device=next(model.parameters()).device),
         "nothing": torch.empty(0, 3),
+        "scalar": torch.tensor(True),
+        "strided": torch.arange(24).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
     }
 
 

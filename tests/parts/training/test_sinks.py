@@ -58,7 +58,7 @@ def test_another_name_is_refused_with_the_choices(name, tmp_path):
     for ask in (check_name, lambda name: open_sink(name, tmp_path)):
         with pytest.raises(ValueError) as refused:
             ask(name)
-        assert str(refused.value) == f"sink must be one of {choices}, got {name!r}"
+        assert str(refused.value) == f"report_to must be one of {choices}, got {name!r}"
 
 
 # --- what arrives ---------------------------------------------------------------------------

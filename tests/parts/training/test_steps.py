@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from training_batches import BATCH_SIZE, INPUT_PX, make_batch, random_prediction
 
 from labkit import contracts
 from labkit.parts.training import STEPS
@@ -16,8 +17,6 @@ from labkit.parts.training.losses import detector_loss
 from labkit.parts.training.models import Detector, build_classifier
 from labkit.settings import Settings
 
-INPUT_PX = 64
-BATCH_SIZE = 2
 CPU = SimpleNamespace(torch_device=torch.device("cpu"))
 REAL_STEPS = [name for name in STEPS if name not in ("timed", "nothing")]
 
@@ -28,30 +27,6 @@ class EmulatedStandIn:
 
     def compute(self, images: int) -> None:
         self.computed.append(images)
-
-
-def make_batch(boxes_per_image=(3, 0), seed=0) -> dict[str, torch.Tensor]:
-    """Random images; each box is a peak of 1 in its heat map with slopes around it."""
-    draw = torch.Generator().manual_seed(seed)
-    specs = contracts.detector_batch(BATCH_SIZE, INPUT_PX)
-    batch = {
-        name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
-        for name, spec in specs.items()
-    }
-    batch["image"] = torch.randn(specs["image"].shape, generator=draw)
-    batch["heatmap"] = 0.9 * torch.rand(specs["heatmap"].shape, generator=draw)
-    cells = (INPUT_PX // contracts.STRIDE) ** 2
-    for i, boxes in enumerate(boxes_per_image):
-        for slot in range(boxes):
-            cell = int(torch.randint(cells, (), generator=draw))
-            category = int(torch.randint(contracts.CLASSES, (), generator=draw))
-            batch["heatmap"][i, category].view(-1)[cell] = 1
-            batch["cell"][i, slot] = cell
-            batch["mask"][i, slot] = 1
-            batch["size_wh"][i, slot] = 10 * torch.rand(2, generator=draw)
-            batch["offset_xy"][i, slot] = torch.rand(2, generator=draw)
-    batch["label"] = torch.arange(BATCH_SIZE)
-    return batch
 
 
 def naive_detector_loss(logits, size_wh, offset_xy, batch) -> float:
@@ -75,15 +50,6 @@ def naive_detector_loss(logits, size_wh, offset_xy, batch) -> float:
             offset += abs(float(offset_xy[i, k, row, column] - batch["offset_xy"][i, slot, k]))
     per_value = max(2 * boxes, 1)
     return focal / max(centers, 1) + 0.1 * size / per_value + offset / per_value
-
-
-def random_prediction(seed=1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    cells = INPUT_PX // contracts.STRIDE
-    return tuple(
-        torch.randn((BATCH_SIZE, channels, cells, cells), generator=draw)
-        for channels in (contracts.CLASSES, 2, 2)
-    )
 
 
 def losses_of(step, batch, steps) -> list[float]:

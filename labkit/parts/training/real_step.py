@@ -37,7 +37,7 @@ def train(
     """
     import torch
 
-    last = last_logits = None
+    first = last = last_logits = None
     kind, layout = device.torch_device.type, _layout(settings)
     in_precision, scaler = nullcontext, None
     if settings.precision == "amp":
@@ -47,12 +47,13 @@ def train(
             scaler = torch.amp.GradScaler(kind)
 
     def forward(batch: dict) -> object:
-        nonlocal last, last_logits
+        nonlocal first, last, last_logits
         image = batch["image"].contiguous(memory_format=layout)
         with in_precision():
             outputs = model(image)
         loss = loss_of(outputs, batch)  # in float32, in any precision
         last = loss.detach()  # the number without the graph, still on the device
+        first = last if first is None else first
         if isinstance(outputs, torch.Tensor):  # a detector's maps are too large to be kept
             last_logits = outputs.detach()
         return loss
@@ -72,6 +73,7 @@ def train(
         backward=backward,
         loss=lambda: None if last is None else last.item(),
         batch=batch,
+        first_loss=lambda: None if first is None else first.item(),
         logits=lambda: None if last_logits is None else last_logits.float(),
         state=partial(state_of, model, optimizer),
     )

@@ -1,0 +1,129 @@
+"""Loaders leave nothing behind, however an epoch ends, and bear a fork beside their threads.
+
+Thread, process, shared-memory and file-handle counts are the kernel's own.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+import pytest
+from jpegs import encode, photo
+
+from labkit import machine
+from labkit.settings import MODES, Settings, complete
+from labkit.source import open_loader
+
+PATIENCE_S = 10.0  # how long a thread that has ended may still be there
+TIMES = 100
+RIVALS = [pytest.param(name, marks=pytest.mark.needs_rivals) for name in ("tf_data", "dali")]
+
+
+def settings(data, loader, **changes):
+    small = {
+        "input_px": 64, "batch_size": 4, "num_workers": 1, "device": "cpu", "step": "classifier",
+        "preprocessor": "classification",
+    }  # fmt: skip
+    filled = Settings(data=str(data), loader=loader, **{**small, **changes})
+    return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=machine.can_fork())
+
+
+@pytest.fixture(scope="module")
+def small_photos(tmp_path_factory):
+    """So small that a hundred epochs take no time to decode."""
+    folder = tmp_path_factory.mktemp("small")
+    for number in range(24):
+        (folder / f"{number}.jpg").write_bytes(encode(photo()))
+    return folder
+
+
+def held():
+    """Count this process's threads, children, open files and entries in shared memory."""
+    gc.collect()
+    this = psutil.Process()
+    ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    shared = Path("/dev/shm").glob("torch_*")
+    return {
+        "threads": this.num_threads(),
+        "processes": len(ours),
+        "files": this.num_fds(),
+        "shared memory": sum(int(entry.name.split("_")[1]) in ours for entry in shared),
+    }
+
+
+def break_off(loader, times):
+    for _ in range(times):
+        for _ in loader:
+            break
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")
+@pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated", "step": "timed"}])
+@pytest.mark.parametrize("name", ["torch", "threads", *RIVALS])
+def test_breaking_off_a_hundred_times_leaves_nothing(small_photos, name, how):
+    times = TIMES if not how else 5  # through the thread that pins, likewise
+    _, loader = open_loader(settings(small_photos, name, **how))
+    break_off(loader, 3)  # what is started once, and stays
+    before = held()
+    break_off(loader, times)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while max((left := {n: count - before[n] for n, count in held().items()}).values()) > 0:
+        assert time.monotonic() < deadline_s, f"{left} more than before"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["torch", "threads"])
+def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_path, name):
+    whole = sorted((photos / "images").iterdir())[0].read_bytes()
+    for number in range(8):
+        (tmp_path / f"{number}.jpg").write_bytes(whole)
+    broken = tmp_path / "5.jpg"
+    _, loader = open_loader(settings(tmp_path, name, num_workers=2))
+    before = held()
+    broken.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"5\.jpg: image must be a complete JPEG"):
+        list(loader)
+    broken.write_bytes(whole)
+    assert len(list(loader)) == 2
+    assert held()["processes"] == before["processes"]
+
+
+FORKS = """
+import sys
+from labkit.settings import Settings
+from labkit.source import open_loader
+def ids(batches):
+    return [int(i) for batch in batches for i in batch["sample_id"]]
+_, forking = open_loader(Settings(**{forking}))
+_, beside = open_loader(Settings(**{beside}))
+wanted = ids(forking)
+for _ in range(5):
+    running = iter(beside)
+    found = ids([next(running)])
+    assert ids(forking) == wanted  # its workers are forked while threads decode
+    assert found + ids(running) == wanted
+print("all there")
+"""
+
+
+# Not for the rivals: labkit opens none where something is still to be forked.
+@pytest.mark.skipif(not machine.can_fork(), reason="needs fork")
+def test_workers_that_are_forked_beside_threads_deliver_and_so_do_the_threads(photos):
+    program = FORKS.format(
+        forking=asdict(settings(photos, "torch", num_workers=2)),
+        beside=asdict(settings(photos, "threads", num_workers=3)),
+    )
+    # In a process of its own: a hang is to be a failure, not the end of all tests.
+    shown = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (shown.stdout, shown.returncode) == ("all there\n", 0), shown.stderr

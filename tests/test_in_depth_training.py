@@ -1,0 +1,135 @@
+"""The training loop's own stalls: each experiment turns its own knobs, and refuses what cannot be.
+
+Run: python -m pytest tests/test_in_depth_training.py
+"""
+
+from dataclasses import replace
+
+import pytest
+
+import labkit as lab
+from labkit import machine, tables
+from labkit.gpu import CudaState
+from labkit.parts.training import LOSSES
+from labkit.settings import MODES, complete
+from labkit.trial import Skip
+
+KNOBS = {
+    "loss": {"loss", "sync_every", "loader"},
+    "precision": {"precision", "memory_format", "loader"},
+}
+SMALL = {"input_px": 64, "batch_size": 4, "images": 8, "num_workers": 0}
+
+
+def completed(**settings):
+    wanted = lab.Settings(**settings)
+    return complete(
+        wanted,
+        MODES["quick"],
+        cores=2,
+        has_cuda=False,
+        can_fork=True,
+        real_step=tables.real_step(wanted),
+    )
+
+
+@pytest.mark.parametrize("works", [False, True])
+@pytest.mark.parametrize("name", KNOBS)
+def test_an_experiment_turns_its_own_knobs_and_repeats_no_variant(monkeypatch, name, works):
+    monkeypatch.setattr(machine, "cuda", lambda: machine_with(works))
+    chosen = lab.experiment(name)
+    every = {**chosen.variants, **chosen.in_full}
+    assert len(chosen.variants) == 4
+    assert len(set(every.values())) == len(every) == len(chosen.variants) + len(chosen.in_full)
+    base = chosen.variants[chosen.baseline]
+    for settings in every.values():
+        assert replace(settings, **{knob: getattr(base, knob) for knob in KNOBS[name]}) == base
+
+
+def machine_with(works):
+    return CudaState(works=works, reason="" if works else "no NVIDIA driver")
+
+
+def test_every_loss_there_is_has_a_variant():
+    chosen = lab.experiment("loss").variants
+    assert {settings.loss for settings in chosen.values()} == set(LOSSES)
+
+
+def test_without_a_gpu_precision_is_compared_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(machine, "cuda", lambda: machine_with(False))
+    small = lab.experiment("precision").variants["amp"]
+    assert (small.device, small.preprocessor, small.input_px) == ("cpu", "classification", 64)
+    assert lab.experiment("precision", device="emulated").variants["amp"].device == "emulated"
+    monkeypatch.setattr(machine, "cuda", lambda: machine_with(True))
+    assert lab.experiment("precision").variants["amp"].device is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "plain"),
+    [("precision", "amp", "fp32"), ("memory_format", "channels_last", "contiguous")],
+)
+def test_what_an_emulated_device_cannot_compute_is_left_out(setting, value, plain):
+    message = (
+        f"{setting} must be {plain} on the emulated device, which computes nothing, "
+        f"got '{value}'; choose device cpu or cuda"
+    )
+    with pytest.raises(Skip) as caught:
+        tables.check(completed(**{setting: value}))
+    assert str(caught.value) == message
+    tables.check(completed(**{setting: value}, device="cpu"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_a_loss_over_boxes_needs_boxes(device):
+    message = (
+        "loss must be vectorized for the preprocessor classification, whose batches have no "
+        "boxes, got 'loops'; choose a detector's preprocessor, such as on_device"
+    )
+    with pytest.raises(ValueError) as caught:
+        tables.check(completed(preprocessor="classification", loss="loops", device=device))
+    assert str(caught.value) == message
+    tables.check(completed(preprocessor="on_device", loss="loops", device=device))
+
+
+def test_a_loss_of_ones_own_runs_on_real_devices_only(monkeypatch):
+    monkeypatch.setitem(tables.TABLES["loss"], "mine", lambda *maps_and_batch: 0)
+    message = "loss must be vectorized, loops, loops_sync, threads on the emulated device, got"
+    with pytest.raises(ValueError, match=message):
+        tables.check(completed(loss="mine"))
+    tables.check(completed(loss="mine", device="cpu"))
+
+
+def test_an_unknown_loss_is_refused_with_the_choices():
+    message = "loss must be one of loops, loops_sync, threads, vectorized, got 'loop'"
+    with pytest.raises(ValueError, match=message):
+        tables.check(completed(loss="loop"))
+
+
+@pytest.mark.parametrize("preprocessor", ["vectorized", "on_device"])
+def test_a_loop_on_the_emulated_device_costs_its_host_and_says_so(photos, tmp_path, preprocessor):
+    base = lab.Settings(
+        data=str(photos), device="emulated", preprocessor=preprocessor, loss="loops", **SMALL
+    )
+    variants = {"loops": base, "all at once": replace(base, loss="vectorized")}
+    experiment = lab.Experiment("test", question="?", variants=variants, baseline="loops")
+    finished = lab.run(experiment, blocks=1, results=tmp_path, progress=False)
+    cpu_s = {trial.variant: trial.cpu_s for trial in finished.trials}
+    assert {trial.status for trial in finished.trials} == {"ok"}
+    assert cpu_s["loops"] > cpu_s["all at once"]
+    labels = {trial.variant: trial.labels.get("loss", "") for trial in finished.trials}
+    assert "the host's cost only" in labels["loops"]
+    assert labels["all at once"] == ""
+    assert "operator calls a step" in str(lab.table(finished))
+
+
+def test_losses_written_in_every_way_train_alike_on_the_cpu(photos, tmp_path):
+    base = lab.Settings(
+        data=str(photos), device="cpu", preprocessor="on_device", **{**SMALL, "batch_size": 2}
+    )
+    experiment = lab.Experiment(
+        "test", question="?", variants=lab.vary(base, loss=[*LOSSES]), baseline="vectorized"
+    )
+    finished = lab.run(experiment, blocks=1, results=tmp_path, progress=False)
+    assert {trial.status for trial in finished.trials} == {"ok"}
+    losses = {trial.variant: trial.loss for trial in finished.trials}
+    assert losses == {name: pytest.approx(losses["vectorized"], rel=0.01) for name in LOSSES}
