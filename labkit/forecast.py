@@ -122,7 +122,9 @@ def forecast(
     trials = blocks * (len(variants) + chosen.shuffled)
     trial_s = _trial_s(last, chosen, variants[baseline], epoch_s)
     judged = [
-        name for name, values in variants.items() if name != baseline and not is_floor(values)
+        name
+        for name, values in variants.items()
+        if name != baseline and not is_floor(values, variants[baseline])
     ]
     return Forecast(
         mode=mode,
@@ -139,8 +141,11 @@ def noise_of(run: Run) -> Noise | None:
     """Measure the noise that a run shows; None where it has fewer than two blocks."""
     summary = summarize(run.info, run.trials)
     variants = run.info["variants"]
+    base = variants[summary.baseline]
     known = [
-        row.s for row in summary.rows if row.s is not None and not is_floor(variants[row.variant])
+        row.s
+        for row in summary.rows
+        if row.s is not None and not is_floor(variants[row.variant], base)
     ]
     if not known:
         return None

@@ -123,12 +123,12 @@ def results(info: Mapping[str, object], summary: Summary) -> list[str]:
         info: what `run.json` holds.
         summary: what `summary.summarize` returns for it.
     """
-    base, said = quote(summary.baseline), []
+    base, variants, said = quote(summary.baseline), info["variants"], []
     measured = [row for row in _others(summary) if row.normalized_time is not None]
     if measured and (found := stand_ins(summary)):
         said.append(f"What follows was measured over: {'; '.join(found)}.")
     for row in measured:
-        if is_floor(info["variants"].get(row.variant, {})):
+        if is_floor(variants.get(row.variant, {}), variants.get(summary.baseline, {})):
             what = "does only part of the work; it took"
             said.append(f"{quote(row.variant)} {what} {_measured(row)} of the time of {base}.")
             continue

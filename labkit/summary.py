@@ -181,7 +181,9 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     mode, counted = MODES.get(info["mode"]), count(info, trials)
     twice = is_baseline_run_twice(info)
     log_ratios = {name: _log_ratios(counted, name) for name in counted.runs}
-    floors = {name for name in log_ratios if is_floor(info["variants"][name])}
+    variants = info["variants"]
+    base = variants[info["baseline"]]
+    floors = {name for name in log_ratios if is_floor(variants[name], base)}
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
     judged_together = [name for name in testable if name not in floors]
     levels = dict.fromkeys(testable, ALPHA)
@@ -236,13 +238,15 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     )
 
 
-def is_floor(settings: Mapping[str, object]) -> bool:
-    """Say whether a variant does only part of the work: it is no remedy to be judged.
+def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> bool:
+    """Say whether a variant leaves out work that its baseline does: it is no remedy to be judged.
 
     Args:
         settings: by name; step and loader count.
+        baseline: the baseline's; where it leaves the same out, nothing is missing beside it.
     """
-    return settings.get("step") == "nothing" or settings.get("loader") == "resident"
+    left_out = {"step": "nothing", "loader": "resident"}
+    return any(settings.get(k) == value != baseline.get(k) for k, value in left_out.items())
 
 
 def _log_ratios(counted: Counted, name: str) -> list[float]:

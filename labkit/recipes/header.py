@@ -21,7 +21,7 @@ from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.storage import IN_MEMORY, distance
 from labkit.places import is_url, last_name, place
 from labkit.recipes.program import functions, libraries
-from labkit.recipes.winner import passed_over
+from labkit.recipes.winner import dearer, passed_over
 from labkit.results import Run
 from labkit.row_words import document, join, quote, second_line
 from labkit.settings import Settings
@@ -50,11 +50,12 @@ def comment(run: Run, summary: Summary, row: Row, *, layout: str, is_chosen: boo
     Returns:
         Lines that start with "#", and an empty one.
     """
-    settings = Settings(**run.info["variants"][row.variant])
+    both = (row.variant, summary.baseline)
+    settings, baseline = (Settings(**run.info["variants"][name]) for name in both)
     lines = [
         *_what(run, summary, row, is_chosen=is_chosen),
         "",
-        *_numbers(summary, row, settings),
+        *_numbers(summary, row, settings, baseline),
         f"Conditions: {conditions(summary)}",
         *(f"{sentence}." for sentence in stand_ins(summary)),
         _run_line(run),
@@ -78,6 +79,12 @@ def _what(run: Run, summary: Summary, row: Row, *, is_chosen: bool) -> list[str]
         others = passed_over(run, summary, row)
         said += [f"Passed over: {join(names)} ({why})." for why, names in others.items()]
     if row.variant == summary.baseline:
+        if is_chosen and (names := dearer(run, summary)):
+            choices = ", ".join(map(repr, names))
+            said.append(
+                "Its loop leaves what the others do beside their steps, so they cannot beat it; "
+                f"for their loops, name one: variant={choices}."
+            )
         return said
     changed = _changes(run, summary, row)
     if not changed:
@@ -104,7 +111,7 @@ def _shown(value: object) -> str:
     return "a folder" if is_path else str(value)
 
 
-def _numbers(summary: Summary, row: Row, settings: Settings) -> list[str]:
+def _numbers(summary: Summary, row: Row, settings: Settings, baseline: Settings) -> list[str]:
     rate = units.rate(row.images_per_s)
     if row.variant == summary.baseline:
         measured = f"Measured: {rate}, the baseline of all the others."
@@ -118,8 +125,11 @@ def _numbers(summary: Summary, row: Row, settings: Settings) -> list[str]:
     said = [measured]
     if not summary.judged:
         said.append(f"{summary.mode.capitalize()} mode: numbers, no verdict.")
-    if is_floor({"step": settings.step, "loader": settings.loader}):
+    parts = [{"step": s.step, "loader": s.loader} for s in (settings, baseline)]
+    if is_floor(*parts):
         said.append("It does only part of the work: a floor, not a remedy.")
+    if settings.loader == baseline.loader == "resident":
+        said.append("All trained on one batch in memory: keep your own loader beside this loop.")
     if settings.prefetcher in STEPS_SHORT:
         said.append("In the run it left out the last step of each epoch; this delivers it.")
     if row.published is not None and row.variant != summary.baseline:

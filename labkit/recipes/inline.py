@@ -78,7 +78,7 @@ class _Module:
     def source(self, node: ast.stmt) -> str:
         """Write one definition: its comment, no imports, docstrings of one line."""
         lines = {i: self.lines[i] for i in range(self._start(node), node.end_lineno)}
-        for inner in ast.walk(node):
+        for inner in _walk(node):
             if isinstance(inner, ast.Import | ast.ImportFrom):
                 for i in range(inner.lineno - 1, inner.end_lineno):
                     del lines[i]
@@ -113,7 +113,7 @@ class _Found:
 
     def read_imports(self, module: _Module, node: ast.AST) -> None:
         """Take all that the import statements inside a node name."""
-        for statement in ast.walk(node):
+        for statement in _walk(node):
             for source, name in _imports(statement).values():
                 self.take_import(source, name)
 
@@ -152,6 +152,14 @@ class _Found:
 def _module(name: str) -> _Module:
     # Read, not imported: some modules import torch.
     return _Module(Path(importlib.util.find_spec(name).origin).read_text(encoding="utf-8"))
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk a node, but leave imports alone that may fail: `try` in front of `import fcntl`."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.Try) and isinstance(child, ast.Import | ast.ImportFrom)):
+            yield from _walk(child)
 
 
 def _defines(node: ast.stmt) -> Iterator[str]:

@@ -12,7 +12,10 @@ from collections.abc import Collection
 from string import Template
 
 from labkit.parts.preprocessing.draws import CONFIG_PATH
-from labkit.recipes import pieces
+from labkit.parts.training import LOSSES
+from labkit.parts.training.checkpoints import SAVERS
+from labkit.parts.training.metrics import METRICS
+from labkit.recipes import loop, pieces
 from labkit.recipes.inline import inline
 from labkit.settings import Settings
 
@@ -61,16 +64,27 @@ BUILT_IN = {
     "preprocessor": tuple(PREPROCESSORS),
     "loader": ("torch", "torch_default_collate", "resident", *MAKERS),
     "prefetcher": tuple(dict.fromkeys(("none", *IN_THREAD, *ON_SIDE_STREAM))),
+    "loss": tuple(LOSSES),
+    "saver": tuple(SAVERS),
+    "metrics": tuple(METRICS),
+    "progress_bar": ("none", *loop.TQDM),
 }
 
 
-def program(settings: Settings, *, layout: str, excluded: tuple[int, ...] = ()) -> str:
+def program(
+    settings: Settings,
+    *,
+    layout: str,
+    excluded: tuple[int, ...] = (),
+    baseline: Settings | None = None,
+) -> str:
     """Write the program of one variant.
 
     Args:
         settings: complete, all parts of them labkit's own.
         layout: of the folder, a key of `LAYOUTS`.
         excluded: indices of unreadable images.
+        baseline: the run's; where the step differs from its, there is a training loop.
 
     Returns:
         Python source that imports torch, numpy and the libraries that the variant uses.
@@ -81,11 +95,12 @@ def program(settings: Settings, *, layout: str, excluded: tuple[int, ...] = ()) 
     in_thread = settings.prefetcher in IN_THREAD
     on_side_stream = settings.prefetcher in ON_SIDE_STREAM
     is_resident = settings.loader == "resident"
+    trains = loop.is_needed(settings, baseline)
     maker_module, maker = MAKERS.get(settings.loader, ("", "DataLoader"))
     words = {
         "chosen": CHOSEN[settings.subset],
         "order": ", sequential=True" if settings.order == "sequential" else "",
-        "constants": _constants(settings, excluded),
+        "constants": _constants(settings, excluded, trains=trains),
         "open": opening,
         "boxes": boxes.rstrip("\n"),
         "per_sample": per_sample,
@@ -116,7 +131,7 @@ def program(settings: Settings, *, layout: str, excluded: tuple[int, ...] = ()) 
         pieces.PUT,
         pieces.PUT_AHEAD if on_side_stream and not is_resident else "",
         pieces.ONE_BATCH if is_resident else pieces.BATCHES,
-        pieces.MAIN,
+        *(loop.texts(settings) if trains else [pieces.MAIN]),
     ]
     text = Template("\n".join(texts)).substitute(words)
     config = CONFIG_PATH.read_text(encoding="utf-8")
@@ -139,7 +154,7 @@ def functions(settings: Settings, changed: Collection[str]) -> list[str]:
         found.append("make_loader")
     if "prefetcher" in changed and settings.prefetcher in ON_SIDE_STREAM:
         found.append("put_ahead")
-    return found
+    return found + loop.functions(settings, changed)
 
 
 def libraries(settings: Settings) -> list[str]:
@@ -170,7 +185,7 @@ def _deliver(batches: str, finish: str) -> str:
     return f"    for batch in {batches}:\n        yield {finish}(batch, INPUT_PX)"
 
 
-def _constants(settings: Settings, excluded: tuple[int, ...]) -> str:
+def _constants(settings: Settings, excluded: tuple[int, ...], *, trains: bool) -> str:
     lines = [
         f"DATA = {_quoted(settings.data)}",
         f"IMAGES = {settings.images}  # per epoch" if settings.images else "",
@@ -180,6 +195,7 @@ def _constants(settings: Settings, excluded: tuple[int, ...]) -> str:
         f"UNREADABLE = {sorted(excluded)}  # left out" if excluded else "",
         'DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")',
         f"cv2.setNumThreads({settings.cv2_threads})" if _uses_opencv(settings) else "",
+        *(loop.constants(settings) if trains else []),
     ]
     return "\n".join(filter(None, lines))
 

@@ -13,6 +13,7 @@ from labkit.operations_run import NAME as OPERATIONS
 from labkit.parts.loading import OUTSIDE
 from labkit.parts.packing import PACKINGS
 from labkit.places import is_url
+from labkit.recipes import loop
 from labkit.recipes.header import comment
 from labkit.recipes.program import BUILT_IN, program
 from labkit.recipes.winner import named, winner
@@ -40,12 +41,13 @@ def recipe(run: Run, variant: str | None = None) -> str:
         raise ValueError("run must measure epochs, got one of operations; take a run of combined")
     summary = summarize_run(run)
     row = winner(run, summary) if variant is None else named(summary, variant)
-    settings = Settings(**run.info["variants"][row.variant])
+    both = (row.variant, summary.baseline)
+    settings, baseline = (Settings(**run.info["variants"][name]) for name in both)
     _check_parts(row.variant, settings)
     layout = _layout(run)
     said = comment(run, summary, row, layout=layout, is_chosen=variant is None)
     excluded = tuple(run.info.get("excluded") or ())
-    return said + program(settings, layout=layout, excluded=excluded)
+    return said + program(settings, layout=layout, excluded=excluded, baseline=baseline)
 
 
 def _check_parts(variant: str, settings: Settings) -> None:
@@ -67,6 +69,18 @@ def _check_parts(variant: str, settings: Settings) -> None:
             f"recipe must be of a variant that labkit or torch loads, got loader "
             f"{settings.loader!r} in {variant!r}; take the pipeline from "
             f"labkit/parts/loading/{module}"
+        )
+    if settings.checkpoint_every and settings.saver == "process":
+        raise ValueError(
+            "recipe must be of a variant whose saver is one of sync, thread, got 'process' in "
+            f"{variant!r}; take saver='thread', or the process from "
+            "labkit/parts/training/checkpoint_process.py"
+        )
+    if settings.report_every and loop.sink_of(settings) not in loop.SINKS:
+        raise ValueError(
+            f"report_to must be one of labkit's own ({', '.join(loop.SINKS)}) to be written out, "
+            f"got {settings.report_to!r} in the variant {variant!r}; take that part from where "
+            "you wrote it"
         )
     for name, known in BUILT_IN.items():
         if (value := getattr(settings, name)) not in known:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.storage import IN_MEMORY
+from labkit.recipes.loop import does_more
 from labkit.results import Run, how_to_complete
 from labkit.row_words import reason
-from labkit.settings import pick
+from labkit.settings import Settings, pick
 from labkit.summary import Row, Summary, is_floor
 
 
@@ -56,7 +57,7 @@ def passed_over(run: Run, summary: Summary, winner: Row) -> dict[str, list[str]]
     """
     found: dict[str, list[str]] = {}
     for row in below(summary):
-        is_expected = not is_floor(run.info["variants"][row.variant])
+        is_expected = not is_floor(*_both(run, summary, row))
         if is_expected and row.normalized_time < winner.normalized_time:
             found.setdefault(why_not(run, summary, row), []).append(row.variant)
     return found
@@ -70,9 +71,11 @@ def below(summary: Summary) -> list[Row]:
 
 def why_not(run: Run, summary: Summary, row: Row) -> str:
     """Say why a variant below 1 is no winner; empty where it may be one."""
-    settings, base = (run.info["variants"][name] for name in (row.variant, summary.baseline))
-    if is_floor(settings):
+    settings, base = _both(run, summary, row)
+    if is_floor(settings, base):
         return "does only part of the work"
+    if does_more(Settings(**settings), Settings(**base)):
+        return "does beside its steps what the baseline leaves: no gain, whatever it measured"
     if settings.get("prefetcher") in STEPS_SHORT:
         return "leaves out a step of each epoch"
     if any(settings.get(name) != base.get(name) for name in ("order", "subset")):
@@ -84,3 +87,18 @@ def why_not(run: Run, summary: Summary, row: Row) -> str:
     if summary.judged and row.verdict != "faster":
         return f"verdict: {row.verdict}"
     return ""
+
+
+def dearer(run: Run, summary: Summary) -> list[str]:
+    """List the variants with numbers that do beside their steps what the baseline leaves."""
+    return [
+        row.variant
+        for row in summary.rows[1:]
+        if row.normalized_time is not None
+        and does_more(*(Settings(**values) for values in _both(run, summary, row)))
+    ]
+
+
+def _both(run: Run, summary: Summary, row: Row) -> list[dict]:
+    """The settings of a variant and of the baseline, by name."""
+    return [run.info["variants"][name] for name in (row.variant, summary.baseline)]

@@ -50,7 +50,8 @@ def catalog_variants():
                 continue
             for label, settings in {**experiment.variants, **experiment.in_full}.items():
                 as_it_is = (settings.packing, settings.stored) == ("folder", "jpeg")
-                if as_it_is and settings.loader not in OUTSIDE:
+                in_process = settings.checkpoint_every and settings.saver == "process"
+                if as_it_is and settings.loader not in OUTSIDE and not in_process:
                     found[name, protocol, label] = completed(settings)
     return found
 
@@ -217,6 +218,7 @@ def test_every_variant_of_the_catalog_has_a_recipe(key):
     }
     allowed = {"cv2", "PIL", "simplejpeg", "prefetch_generator", "numpy", "torch"}
     allowed |= {settings.decoder} & {"kornia_rs", "torchvision"}
+    allowed |= {"tqdm"} if settings.progress_bar != "none" else set()
     assert imported <= allowed | set(sys.stdlib_module_names)
     assert ("prefetch_generator" in imported) == (
         settings.prefetcher in ("prefetch_generator", "both", "both_as_published")
@@ -242,6 +244,26 @@ def test_a_rivals_pipeline_is_taken_from_its_module(loader, module):
     message = rf"got loader '{loader}' in 'rival'; .* from labkit/parts/loading/{module}\.py"
     with pytest.raises(ValueError, match=message):
         lab.recipe(make_run({"rival": 1.0}, variants={"rival": settings}), "rival")
+
+
+def test_a_process_that_writes_checkpoints_is_taken_from_its_module():
+    settings = asdict(completed(Settings(checkpoint_every=10, saver="process", **SMALL)))
+    message = (
+        "recipe must be of a variant whose saver is one of sync, thread, got 'process' in 'aside'; "
+        "take saver='thread', or the process from labkit/parts/training/checkpoint_process.py"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lab.recipe(make_run({"aside": 1.0}, variants={"aside": settings}), "aside")
+
+
+def test_a_place_for_reports_of_ones_own_is_named():
+    settings = asdict(completed(Settings(report_every=10, report_to="mine", **SMALL)))
+    message = (
+        "report_to must be one of labkit's own (file, terminal, notebook, nothing, http) to be "
+        "written out, got 'mine' in the variant 'own'; take that part from where you wrote it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lab.recipe(make_run({"own": 1.0}, variants={"own": settings}), "own")
 
 
 def test_a_recipe_is_a_program_that_uses_workers(folders, tmp_path):
@@ -459,6 +481,48 @@ def test_a_floor_that_is_asked_for_says_that_it_is_one():
     assert "It does only part of the work: a floor, not a remedy." in said
 
 
+RESIDENT = {"loader": "resident", "preprocessor": "classification"}
+
+
+def test_what_computes_alone_as_its_baseline_does_is_no_floor():
+    times = {"loops": 1.0, "at once": 0.5}
+    loops = {**RESIDENT, "metrics": "loops"}
+    variants = with_settings(times, loops=loops, **{"at once": {**loops, "metrics": "vectorized"}})
+    said = comment_of(lab.recipe(make_run(times, variants=variants)))
+    assert said.startswith("“at once”, the fastest in this run")
+    assert "metrics vectorized (was loops); see train below" in said
+    assert "a floor" not in said
+    assert "All trained on one batch in memory: keep your own loader beside this loop." in said
+
+
+def test_nothing_can_beat_a_loop_that_does_nothing_beside_its_steps():
+    times = {"never": 1.0, "every step": 0.99, "every 10 steps": 1.2}
+    variants = with_settings(
+        times,
+        never=RESIDENT,
+        **{
+            "every step": {**RESIDENT, "report_every": 1},
+            "every 10 steps": {**RESIDENT, "report_every": 10},
+        },
+    )
+    text = lab.recipe(make_run(times, variants=variants))
+    said = comment_of(text)
+    assert said.startswith("Nothing beat never in this run, so this is the baseline itself")
+    assert "Passed over: “every step” (does beside its steps what the baseline leaves" in said
+    assert "name one: variant='every step', 'every 10 steps'." in said
+    assert "def train" not in text
+
+
+def test_a_loss_that_differs_from_the_baselines_is_written_out():
+    times = {"loops": 1.0, "at once": 0.5}
+    variants = with_settings(times, loops={"loss": "loops"})
+    text = lab.recipe(make_run(times, variants=variants))
+    assert "loss vectorized (was loops); see detector_loss below" in comment_of(text)
+    assert "\ndef detector_loss(" in text
+    assert "loop_loss" not in text
+    assert "\ndef loop_loss(" in lab.recipe(make_run(times, variants=variants), "loops")
+
+
 def test_the_documents_short_loop_is_delivered_whole():
     times = {"original": 1.0, "short": 0.9}
     variants = with_settings(times, short={"prefetcher": "data_prefetcher_as_published"})
@@ -554,7 +618,7 @@ def test_a_part_of_ones_own_is_named(setting):
         "out, got 'mine' in the variant 'own'; take that part from where you wrote it"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        lab.recipe(make_run(times, variants=variants))
+        lab.recipe(make_run(times, variants=variants), "own")
 
 
 def test_the_command_prints_a_recipe_or_writes_it(tmp_path, capsys):
