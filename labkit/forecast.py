@@ -121,8 +121,9 @@ def forecast(
             break
     trials = blocks * (len(variants) + chosen.shuffled)
     trial_s = _trial_s(last, chosen, variants[baseline], epoch_s)
+    base = variants[baseline]
     judged = [
-        name for name, values in variants.items() if name != baseline and not is_floor(values)
+        name for name, values in variants.items() if name != baseline and not is_floor(values, base)
     ]
     return Forecast(
         mode=mode,
@@ -140,7 +141,9 @@ def noise_of(run: Run) -> Noise | None:
     summary = summarize(run.info, run.trials)
     variants = run.info["variants"]
     known = [
-        row.s for row in summary.rows if row.s is not None and not is_floor(variants[row.variant])
+        row.s
+        for row in summary.rows
+        if row.s is not None and not is_floor(variants[row.variant], variants[summary.baseline])
     ]
     if not known:
         return None

@@ -128,7 +128,7 @@ def results(info: Mapping[str, object], summary: Summary) -> list[str]:
     if measured and (found := stand_ins(summary)):
         said.append(f"What follows was measured over: {'; '.join(found)}.")
     for row in measured:
-        if is_floor(info["variants"].get(row.variant, {})):
+        if is_floor(info["variants"].get(row.variant, {}), info["variants"][summary.baseline]):
             what = "does only part of the work; it took"
             said.append(f"{quote(row.variant)} {what} {_measured(row)} of the time of {base}.")
             continue

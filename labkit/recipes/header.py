@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import PurePath
 
 from labkit import units
@@ -118,7 +118,7 @@ def _numbers(summary: Summary, row: Row, settings: Settings) -> list[str]:
     said = [measured]
     if not summary.judged:
         said.append(f"{summary.mode.capitalize()} mode: numbers, no verdict.")
-    if is_floor({"step": settings.step, "loader": settings.loader}):
+    if is_floor(asdict(settings), baseline={}):  # whatever it was measured against
         said.append("It does only part of the work: a floor, not a remedy.")
     if settings.prefetcher in STEPS_SHORT:
         said.append("In the run it left out the last step of each epoch; this delivers it.")

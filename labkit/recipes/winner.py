@@ -55,8 +55,9 @@ def passed_over(run: Run, summary: Summary, winner: Row) -> dict[str, list[str]]
         Reason, as "leaves out a step of each epoch" -> variants.
     """
     found: dict[str, list[str]] = {}
+    base = run.info["variants"][summary.baseline]
     for row in below(summary):
-        is_expected = not is_floor(run.info["variants"][row.variant])
+        is_expected = not is_floor(run.info["variants"][row.variant], base)
         if is_expected and row.normalized_time < winner.normalized_time:
             found.setdefault(why_not(run, summary, row), []).append(row.variant)
     return found
@@ -71,7 +72,7 @@ def below(summary: Summary) -> list[Row]:
 def why_not(run: Run, summary: Summary, row: Row) -> str:
     """Say why a variant below 1 is no winner; empty where it may be one."""
     settings, base = (run.info["variants"][name] for name in (row.variant, summary.baseline))
-    if is_floor(settings):
+    if is_floor(settings, base):
         return "does only part of the work"
     if settings.get("prefetcher") in STEPS_SHORT:
         return "leaves out a step of each epoch"
