@@ -24,7 +24,7 @@ def fake_dial(
     """
     experiment = CATALOG[name](Settings(data="data/photos"))
     known = {**experiment.variants, **experiment.in_full}
-    times = {experiment.baseline: 1.0, **times}
+    times = {info.get("baseline", experiment.baseline): 1.0, **times}
     told = {"mode": "full", "blocks": blocks, "question": experiment.question, **info}
     run = {
         **fake_info([*times, *info.get("skipped", {})], experiment=name, **told),

