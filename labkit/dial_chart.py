@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
-from labkit.dials import Dial, Series, find_series, say
+from labkit.dials import (
+    STOPS_MATTERING,
+    Dial,
+    Series,
+    find_series,
+    sentences,
+    stops_mattering,
+)
 from labkit.figures import (
     INK,
     LEGEND_LINE_IN,
@@ -40,6 +47,19 @@ if TYPE_CHECKING:
 
 PANEL_IN, AXIS_IN, LEFT_IN = 3.0, 0.62, 0.75
 NEVER = "never"
+# Of an axis' unit: what lies at one position side by side, and the advice behind it.
+GROUP = 0.84
+ADVICE = "#e6e6e6"
+NUMBER_IN = (0.5, 0.13)  # length and height, with the space around
+BASELINE = {
+    "color": INK, "marker": "o", "markersize": 6, "markerfacecolor": "white",
+    "linestyle": (0, (4, 3)),
+}  # fmt: skip
+RING = {
+    "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgecolor": INK,
+    "markeredgewidth": 1.2, "linestyle": "none",
+}  # fmt: skip
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
 # Apart without any colour: mark, dashes, shade.
 LOOKS = (
     ("o", "-", "#08519c"), ("s", (0, (5, 2)), "#d94801"), ("^", (0, (1, 1.5)), "#1a1a1a"),
@@ -71,10 +91,7 @@ def dial_chart(
         canvas = FigureCanvasAgg(figure)
         figure.set_label(_describe(summary, found))
         fit = fitter(figure)
-        said = [
-            (f"{sentence[0].upper()}{sentence[1:]}.", 9, "normal", INK)
-            for sentence in map(say, found)
-        ]
+        said = [(sentence, 9, "normal", INK) for sentence in sentences(summary, found)]
         lines = head(summary, fit, sheet) + fit_head(said, fit, sheet)
         foot = fit_foot(summary.origin, fit, sheet)
         axes = figure.add_subplot()
@@ -105,63 +122,82 @@ def _draw(
 ) -> list[Artist]:
     from matplotlib.lines import Line2D
 
-    steps = sorted({n for series in found for n, _ in series.points} | {dial.advice or 1})
+    advised = {dial.advice} if dial.advice else set()
+    steps = sorted({n for series in found for n, _ in series.points} | advised)
     places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
     axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + [NEVER])
-    axes.set_xlim(-0.35, len(steps) + 0.35)
+    axes.set_xlim(-0.5, len(steps) + 0.5)
     axes.set_xlabel(f"steps between two times ({dial.setting})")
     axes.set_ylabel("normalized epoch time")
-    highs = [row.ci_high or row.normalized_time for s in found for _, row in s.points]
-    tops = [row.normalized_time for s in found for _, row in s.points]
-    top = max([1.0, *tops])
-    axes.set_ylim(0, 1.15 * max(top, min(max(highs, default=1.0), 1.5 * top)))
+    times = [row.normalized_time for series in found for _, row in series.points]
+    highs = [row.ci_high for series in found for _, row in series.points if row.ci_high]
+    top = max([1.0, *times])
+    # A very long interval is cut off; above it is room for a number.
+    top = max(top, min(max(highs, default=0), 1.5 * top))
+    axes.set_ylim(0, top / (1 - NUMBER_IN[0] / PANEL_IN))
     axes.grid(axis="y")
     axes.axhline(1, linestyle=(0, (4, 3)), **sheet.mark({"color": INK, "linewidth": 1}))
-    look = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": (0, (4, 3))}
-    label = f"{summary.baseline} (baseline)"
-    axes.plot([len(steps)], [1], zorder=3, **sheet.mark({**look, "markersize": 6}))
-    handles = [Line2D([], [], label=label, **sheet.mark({**look, "markersize": 6}))]
+    handles = []
+    if summary.rows and summary.rows[0].normalized_time is not None:
+        look = sheet.mark(BASELINE)
+        axes.plot([len(steps)], [1], zorder=3, **look)
+        handles.append(Line2D([], [], label=f"{summary.baseline} (baseline)", **look))
     if dial.advice:
-        handles.append(_draw_advice(axes, places[dial.advice], dial, sheet))
+        handles.append(_draw_advice(axes, places[dial.advice], dial))
     for i, series in enumerate(found):
-        handles.append(_draw_series(axes, series, places, i, len(found), sheet))
+        handles.append(_draw_series(axes, series, places, i, len(found), top, sheet))
+    if any(stops_mattering(series) for series in found):
+        label = f"from here on less than {units.limit(STOPS_MATTERING)}"
+        handles.append(Line2D([], [], label=label, **sheet.mark(RING)))
     return handles
 
 
-def _draw_advice(axes: Axes, place: int, dial: Dial, sheet: Sheet) -> Artist:
-    return axes.axvline(
-        place, zorder=0, label=f"{dial.source}: every {dial.advice} steps",
-        **sheet.mark({"color": "#bdbdbd", "linewidth": 7}),
+def _draw_advice(axes: Axes, place: int, dial: Dial) -> Artist:
+    return axes.axvspan(
+        place - GROUP / 2, place + GROUP / 2, color=ADVICE, zorder=0,
+        label=f"{dial.source}: every {dial.advice} steps",
     )  # fmt: skip
 
 
 def _draw_series(
-    axes: Axes, series: Series, places: Mapping[int, int], i: int, n: int, sheet: Sheet
+    axes: Axes,
+    series: Series,
+    places: Mapping[int, int],
+    i: int,
+    n: int,
+    top: float,
+    sheet: Sheet,
 ) -> Artist:
     marker, dashes, color = LOOKS[i % len(LOOKS)]
-    # Beside each other, or intervals of equal points would hide one another.
-    shift = 0.36 * ((i + 0.5) / n - 0.5)
-    xs = [places[steps] + shift for steps, _ in series.points]
+    # Beside each other, or equal points and their numbers would hide one another.
+    apart = GROUP / n
+    xs = [places[steps] + apart * (i - (n - 1) / 2) for steps, _ in series.points]
     ys = [row.normalized_time for _, row in series.points]
     look = sheet.mark({"color": color, "linewidth": 1.4, "markersize": 6})
     (line,) = axes.plot(
         xs, ys, marker=marker, linestyle=dashes, label=series.name or "every N steps", **look
     )
-    for (_, row), x, y in zip(series.points, xs, ys):
+    apart_in = apart * (sheet.width_in - 2 * PAD_IN - LEFT_IN) / (len(places) + 1)
+    for (steps, row), x, y in zip(series.points, xs, ys):
         if row.ci_low is not None:
-            axes.plot([x, x], [row.ci_low, row.ci_high], clip_on=True, **{**look, "linewidth": 1})
-        axes.annotate(
-            units.normalized(y), (x, y), (0, 7 * sheet.scale), textcoords="offset points",
-            ha="center", size=8 * sheet.scale, color=color,
-        )  # fmt: skip
+            axes.plot(
+                [x, x], [row.ci_low, row.ci_high], **{**look, "linewidth": look["linewidth"] / 2}
+            )
+        if steps == stops_mattering(series):
+            axes.plot([x], [y], **sheet.mark(RING))
+        if apart_in > NUMBER_IN[1]:  # else the table has them
+            axes.annotate(
+                units.normalized(y), (x, min(row.ci_high or y, top)), (0, 8 * sheet.scale),
+                textcoords="offset points", ha="center", va="bottom", size=8 * sheet.scale,
+                color=color, rotation=0 if apart_in > NUMBER_IN[0] else 90, bbox=BEHIND, zorder=5,
+            )  # fmt: skip
     return line
 
 
 def _describe(summary: Summary, found: list[Series]) -> str:
-    sentences = [summary.question, *captions.stand_ins(summary), captions.conditions(summary)]
-    sentences.append(f"Normalized epoch time along the dial; {summary.baseline} is 1")
+    said = [summary.question, *captions.stand_ins(summary), captions.conditions(summary)]
+    said.append(f"Normalized epoch time along the dial; {summary.baseline} is 1")
     for series in found:
         for _, row in series.points:
-            sentences.append(f"{row.variant}: {captions.describe_row(summary, row)}")
-        sentences.append(say(series))
-    return captions.join_sentences(sentences)
+            said.append(f"{row.variant}: {captions.describe_row(summary, row)}")
+    return captions.join_sentences([*said, *sentences(summary, found)])

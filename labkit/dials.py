@@ -1,6 +1,6 @@
 """Dials: a setting that is turned step by step, and from where on it stops mattering.
 
-    run ─▶ Series: (every N steps, its row), … ─▶ say() ─▶ "every 10 steps already costs < 1 %"
+    run ─▶ Series: (every N steps, its row), … ─▶ say() ─▶ "every 10 steps costs less than 1 %"
 
 Main trap: a point below 1 % is no proof; what is said rests on the upper end of its interval, so
 a noisy run says that it cannot tell.
@@ -9,14 +9,14 @@ a noisy run says that it cannot tell.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit import units
 from labkit.summary import Row, Summary
 
 STOPS_MATTERING = 0.01
-_EVERY = re.compile(r"(?:, )?every (?:\d+ steps|step)(?:, )?")
+_EVERY = re.compile(r"every (\d+ steps|step)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +52,14 @@ def find_series(info: Mapping[str, object], summary: Summary, dial: Dial) -> lis
         info: what `run.json` holds.
         summary: of the same run.
         dial: one of `DIALS`.
+
+    Returns:
+        Nothing where the baseline turns the dial itself: then its times say nothing of "never".
     """
     found: dict[str, list[tuple[int, Row]]] = {}
-    for row in summary.rows[1:]:
-        name = _EVERY.sub("", row.variant)
+    others = [row for row in summary.rows if row.variant != summary.baseline]
+    for row in others if _name(summary.baseline) == summary.baseline else ():
+        name = _name(row.variant)
         steps = info["variants"][row.variant].get(dial.setting)
         if steps and name != row.variant and row.normalized_time is not None:
             found.setdefault(name, []).append((steps, row))
@@ -63,6 +67,29 @@ def find_series(info: Mapping[str, object], summary: Summary, dial: Dial) -> lis
         Series(name=name, points=tuple(sorted(points, key=lambda point: point[0])))
         for name, points in found.items()
     ]
+
+
+def _name(variant: str) -> str:
+    # "loops, every 10 steps" -> "loops"
+    return ", ".join(part for part in variant.split(", ") if not _EVERY.fullmatch(part))
+
+
+def sentences(summary: Summary, found: Sequence[Series]) -> list[str]:
+    """Say of every series from where on it stops mattering; numbers only outside full mode."""
+    said = [f"{said[0].upper()}{said[1:]}." for said in map(say, found)]
+    if not said:
+        return ["No variant was measured along the dial."]
+    return said if summary.judged and summary.stable else [*said, "Numbers, no verdict."]
+
+
+def stops_mattering(series: Series) -> int | None:
+    """Find the most frequent position from which on all cost less than `STOPS_MATTERING`."""
+    least = None
+    for steps, row in reversed(series.points):
+        if row.ci_high is None or row.ci_high > 1 + STOPS_MATTERING:
+            break
+        least = steps
+    return least
 
 
 def say(series: Series) -> str:
@@ -73,12 +100,7 @@ def say(series: Series) -> str:
     """
     limit = units.limit(STOPS_MATTERING)
     name = f"{series.name}: " if series.name else ""
-    least = None
-    for steps, row in reversed(series.points):
-        if row.ci_high is None or row.ci_high > 1 + STOPS_MATTERING:
-            break
-        least = steps
-    if least is not None:
+    if (least := stops_mattering(series)) is not None:
         return f"{name}every {_steps(least)} costs less than {limit}"
     steps, row = series.points[-1]
     cost = units.normalized(row.normalized_time)

@@ -43,7 +43,7 @@ def _section(section: Section, images: Sequence[str]) -> str:
     parts += [md.escape(line) for line in section.conditions]
     parts += _titled("What was done", _facts(section.setup), _differences(section))
     parts += _titled("Hardware and software", _facts(section.hardware))
-    parts += _titled("Result", *map(_figure, section.figures, images))
+    parts += _titled("Result", *map(_figure, section.figures.values(), images))
     parts += [md.table(*table) for table in narrow_tables(section)]
     parts.append(md.bullets(section.checks))
     said = [*section.results, *section.findings]

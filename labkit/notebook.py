@@ -9,6 +9,7 @@ kinds, epochs and single operations; whatever asks for a run takes either.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
@@ -32,7 +33,7 @@ from labkit.claims import answers, claims_table
 from labkit.costs import cost_lines, costs_table
 from labkit.costs import costs as find_costs
 from labkit.dial_chart import dial_chart as draw_dial
-from labkit.dials import DIALS
+from labkit.dials import DIALS, Series, find_series, sentences
 from labkit.disputes import Disputes
 from labkit.disputes import answers as find_disputed
 from labkit.epoch_chart import epoch_chart as draw_epochs
@@ -259,7 +260,7 @@ class Gallery:
         return "".join(
             f"<h3>{escape(section.title)}</h3>"
             f"<p>{'<br>'.join(map(escape, [*section.warnings, *section.conditions]))}</p>"
-            + "".join(figures.mimebundle(figure)[0]["text/html"] for figure in section.figures)
+            + "".join(figures.mimebundle(f)[0]["text/html"] for f in section.figures.values())
             + _frame(section)._repr_html_()
             + Lines([*section.findings, *section.checks, *section.notes])._repr_html_()
             for section in self._sections
@@ -288,12 +289,9 @@ def save(run: Run) -> list[Path]:
     csv = run.folder / "table.csv"
     with explain_unwritable(run.folder):
         table(run, detail=True).to_csv(csv)
-        files = [csv, *figures.save(chart(run), run.folder / "chart")]
-        if run.info["experiment"] in EPOCHS_APART:
-            files += figures.save(epoch_chart(run), run.folder / "epochs")
-        if run.info["experiment"] in DIALS:
-            files += figures.save(dial_chart(run), run.folder / "dial")
-    return files
+        drawn = {"chart": chart(run)} if _is_operations(run) else _draw(run.info, summarize(run))
+        files = [figures.save(figure, run.folder / name) for name, figure in drawn.items()]
+    return [csv, *itertools.chain(*files)]
 
 
 def write_page(results: Path | str = "results") -> Path:
@@ -367,8 +365,28 @@ def describe_data(data: str) -> pd.DataFrame:
     return Frame(facts.items(), columns=["", data]).set_index("")
 
 
+def _draw(info: Mapping[str, object], summary: Summary) -> dict[str, Figure]:
+    """Draw all charts of a run of epochs: what its files are called -> figure."""
+    drawn = {"chart": charts.chart(summary)}
+    if summary.experiment in EPOCHS_APART:
+        drawn["epochs"] = draw_epochs(summary)
+    if _series(info, summary):
+        drawn["dial"] = draw_dial(info, summary, DIALS[summary.experiment])
+    return drawn
+
+
+def _series(info: Mapping[str, object], summary: Summary) -> list[Series]:
+    dial = DIALS.get(summary.experiment)
+    return find_series(info, summary, dial) if dial else []
+
+
 def _findings(info: Mapping[str, object], summary: Summary) -> tuple[str, ...]:
-    return (*find(info, summary), *cost_lines(find_costs(info, summary), summary))
+    turned = _series(info, summary)
+    return (
+        *find(info, summary),
+        *cost_lines(find_costs(info, summary), summary),
+        *(sentences(summary, turned) if turned else ()),
+    )
 
 
 def _is_operations(run: Run) -> bool:
@@ -419,7 +437,7 @@ def section(run: Run) -> Section:
             conditions=operations_report.operations_conditions(run),
             setup=report_words.setup(run.info),
             hardware=report_words.hardware(run.info),
-            figures=[chart(run)],
+            figures={"chart": chart(run)},
             header=cells[0],
             cells=cells[1:],
             naming=2,
@@ -434,9 +452,6 @@ def section(run: Run) -> Section:
     title = summary.question
     if _is_as_published(run.info):
         title += f" ({AS_PUBLISHED})"
-    drawn = [charts.chart(summary)]
-    if summary.experiment in EPOCHS_APART:
-        drawn.append(draw_epochs(summary))
     return Section(
         title=title,
         run=name,
@@ -445,7 +460,7 @@ def section(run: Run) -> Section:
         setup=report_words.setup(run.info),
         differences=report_words.differences(run.info),
         hardware=report_words.hardware(run.info),
-        figures=drawn,
+        figures=_draw(run.info, summary),
         header=report.table_header(summary),
         cells=report.table_cells(summary),
         second_lines=report.second_lines(summary),

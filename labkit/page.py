@@ -137,7 +137,7 @@ def _claims(rows: Sequence[Mapping[str, object]]) -> str:
 def _section(i: int, section: Section) -> str:
     images = "".join(
         f'<img src="data:image/svg+xml;base64,{_svg(figure)}"\n alt="{escape(figure.get_label())}">'
-        for figure in section.figures
+        for figure in section.figures.values()
     )
     return f"""<section id="experiment-{i}">
 <h2>{escape(section.title)}</h2>

@@ -25,8 +25,6 @@ from labkit.results import REPORTS, SHARED, Run, explain_unwritable
 from labkit.sections import Section
 
 FOLDER, HTML, MARKDOWN, FIGURES = REPORTS, "report.html", "report.md", "figures"
-# A run's figures in their order: what their files are called.
-FIGURE_NAMES = ("chart", "epochs")
 
 
 def write_report(
@@ -71,7 +69,7 @@ def write_report(
             written.append(write_whole(to / MARKDOWN, markdown_report(sections, names)))
             (to / FIGURES).mkdir(exist_ok=True)
             for shown, paths in zip(sections, names):
-                for figure, path in zip(shown.figures, paths):
+                for figure, path in zip(shown.figures.values(), paths):
                     written += figures.save(figure, to / path)
     return written
 
@@ -115,7 +113,7 @@ def _name_figures(sections: Sequence[Section], runs: Sequence[Run]) -> list[list
                 f"{FIGURES}/{_safe(str(run.info['experiment']))}-{_safe(run.folder.name)}-{name}",
                 taken,
             )
-            for name, _ in zip(FIGURE_NAMES, shown.figures, strict=False)
+            for name in shown.figures
         ]
         for run, shown in zip(runs, sections)
     ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,8 @@ class Section:
     """(variant, settings in which it differs from another)."""
     hardware: Sequence[tuple[str, str]] = ()
     """(what, which): the machine and its software."""
-    figures: Sequence[Figure] = ()
-    """Each with its description as its label."""
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    """What its files are called -> figure, with its description as its label."""
     header: Sequence[str]
     cells: Sequence[Sequence[str]]
     naming: int = 1

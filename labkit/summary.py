@@ -35,6 +35,9 @@ from labkit.statistics import (
 from labkit.summary_notes import inconclusive_note, row_notes, run_notes
 from labkit.trial import Trial
 
+# Setting -> the choice that does only part of the work: no step, nothing to load.
+LEAVES_OUT = {"step": "nothing", "loader": "resident"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -181,9 +184,8 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     mode, counted = MODES.get(info["mode"]), count(info, trials)
     twice = is_baseline_run_twice(info)
     log_ratios = {name: _log_ratios(counted, name) for name in counted.runs}
-    variants = info["variants"]
-    base = variants[info["baseline"]]
-    floors = {name for name in log_ratios if is_floor(variants[name], base)}
+    base = info["variants"][info["baseline"]]
+    floors = {name for name in log_ratios if is_floor(info["variants"][name], base)}
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
     judged_together = [name for name in testable if name not in floors]
     levels = dict.fromkeys(testable, ALPHA)
@@ -239,14 +241,14 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
 
 
 def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> bool:
-    """Say whether a variant leaves out work that its baseline does: it is no remedy to be judged.
+    """Say whether a variant does only part of its baseline's work: it is no remedy to be judged.
 
     Args:
         settings: by name; step and loader count.
-        baseline: the baseline's; where it leaves the same out, nothing is missing beside it.
+        baseline: those of what it is divided by; where it leaves out the same, that is the
+            question, as of what a loop does beside its steps.
     """
-    left_out = {"step": "nothing", "loader": "resident"}
-    return any(settings.get(k) == value != baseline.get(k) for k, value in left_out.items())
+    return any(settings.get(k) == v != baseline.get(k) for k, v in LEAVES_OUT.items())
 
 
 def _log_ratios(counted: Counted, name: str) -> list[float]:

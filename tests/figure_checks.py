@@ -7,12 +7,16 @@ from matplotlib.text import Text
 
 def texts(figure):
     """Every text that is drawn."""
-    # Matplotlib prepares a tick beyond the end of the axis, but does not draw it.
+    # Matplotlib prepares a tick beyond the end of an axis, but does not draw it.
     undrawn = [
         t
         for axes in figure.axes
-        for t in axes.get_xticklabels()
-        if t.get_position()[0] > axes.get_xlim()[1]
+        for i, labels, ends in (
+            (0, axes.get_xticklabels(), axes.get_xlim()),
+            (1, axes.get_yticklabels(), axes.get_ylim()),
+        )
+        for t in labels
+        if t.get_position()[i] > max(ends)
     ]
     drawn = [t for t in figure.findobj(Text) if t.get_visible() and t not in undrawn]
     return [t for t in drawn if t.get_text().strip()]

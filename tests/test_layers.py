@@ -73,7 +73,7 @@ LAYERS = [
     ["page"],
     ["markdown_report"],
     ["notebook"],
-    ["reports", "sharing"],
+    ["reports", "sharing", "dial_gallery"],
     ["job", "choices", "exports"],
     ["panel_views"],
     ["panel_parts", "panel_form", "panel_history"],

@@ -164,7 +164,7 @@ def test_of_a_relative_folder_both_forms_say_from_where_it_is(tmp_path, folder):
     run = make_run(tmp_path)
     variants = {label: {**v, "data": folder} for label, v in run.info["variants"].items()}
     info = {**run.info, "variants": variants, "data": {"folder": folder}}
-    shown = replace(section(replace(run, info=info)), figures=())
+    shown = replace(section(replace(run, info=info)), figures={})
     said = "Paths as they were given, from the folder it ran in"
     for text in (words_of(page([shown])), markdown_report([shown], [()])):
         if folder != "data/photos":
@@ -178,7 +178,7 @@ def test_of_a_relative_folder_both_forms_say_from_where_it_is(tmp_path, folder):
 
 def test_of_what_cannot_be_run_again_no_folder_is_named(tmp_path):
     run = make_run(tmp_path)
-    shown = replace(section(run), figures=(), command="", code="")
+    shown = replace(section(run), figures={}, command="", code="")
     shown = replace(shown, info={**run.info, "data": {"folder": "photos"}})
     assert "from the folder it ran in" not in page([shown]) + markdown_report([shown], [()])
 

@@ -459,6 +459,16 @@ def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_interval
     assert width[1] < 1.5 * width[0]
 
 
+def test_where_the_baseline_loads_nothing_either_its_variants_are_judged():
+    times = {"nothing beside the step": 1.0, "checkpoint": 1.2, "no step": 0.5}
+    info = fake_info([*times], mode="full")
+    for settings in info["variants"].values():
+        settings["loader"] = "resident"
+    info["variants"]["no step"]["step"] = "nothing"
+    rows = summarize(info, fake_trials(times, blocks=8)).rows
+    assert [row.verdict for row in rows] == ["baseline", "slower", ""]
+
+
 # --- beside time ------------------------------------------------------------------------------
 
 

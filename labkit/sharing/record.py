@@ -140,7 +140,7 @@ def show(run: Run) -> None:
     machine.describe(run.info["provenance"])
     notebook.text(run)
     notebook.table(run)._repr_html_()
-    sections: Sequence = [replace(notebook.section(run), figures=())]  # `save` has drawn them
+    sections: Sequence = [replace(notebook.section(run), figures={})]  # `save` has drawn them
     page(sections)
     markdown_report(sections, [[]])
     if run.info.get("kind") != OPERATIONS:
