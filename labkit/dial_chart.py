@@ -168,6 +168,8 @@ def _draw_series(
     top: float,
     sheet: Sheet,
 ) -> Artist:
+    from matplotlib.markers import CARETUP
+
     marker, dashes, color = LOOKS[i % len(LOOKS)]
     # Beside each other, or equal points and their numbers would hide one another.
     apart = GROUP / n
@@ -180,9 +182,10 @@ def _draw_series(
     apart_in = apart * (sheet.width_in - 2 * PAD_IN - LEFT_IN) / (len(places) + 1)
     for (steps, row), x, y in zip(series.points, xs, ys):
         if row.ci_low is not None:
-            axes.plot(
-                [x, x], [row.ci_low, row.ci_high], **{**look, "linewidth": look["linewidth"] / 2}
-            )
+            thin = {**look, "linewidth": look["linewidth"] / 2}
+            axes.plot([x, x], [row.ci_low, min(row.ci_high, top)], **thin)
+            if row.ci_high > top:  # it goes on
+                axes.plot([x], [top], marker=CARETUP, **thin)
         if steps == stops_mattering(series):
             axes.plot([x], [y], **sheet.mark(RING))
         if apart_in > NUMBER_IN[1]:  # else the table has them
