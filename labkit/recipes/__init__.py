@@ -1,5 +1,5 @@
 """Recipes: a run's winner as plain PyTorch, without labkit.
 
-run ─▶ winner ─▶ header: gain and conditions ┐
-└─▶ program: pieces, inlined     ┴─▶ one file for a train.py
+run ─▶ winner ─▶ header: gain and conditions       ┐
+└─▶ program: pieces, a loop around them, inlined ┴─▶ one file for a train.py
 """

@@ -76,3 +76,9 @@ def test_a_name_that_is_two_things_is_refused():
     message = "count must be one thing, got labkit.units and labkit.counted"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         inline(program)
+
+
+def test_an_import_that_may_fail_stays_where_it_is_caught():
+    text = inline("from labkit.parts.training.checkpoint_file import remove_left\n")
+    assert "    try:\n        import fcntl\n    except ImportError:" in text
+    assert "\nimport fcntl" not in text
