@@ -12,7 +12,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test report clean
+.PHONY: lab jupyter test test-all report clean
 
 lab: .venv/core
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -29,7 +29,11 @@ test: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not thorough"
+
+# Everything: half an hour and more.
+test-all: test
+	$(BIN)/pytest -m thorough
 
 report: .venv/core
 	$(BIN)/labkit report

@@ -199,7 +199,7 @@ class Source:
             scale_rgb=in_numbers.scale_rgb,
             shift_rgb=in_numbers.shift_rgb,
             input_px=settings.input_px,
-            upright=lambda jpeg, image_rgb: upright(image_rgb, read_header(jpeg)),
+            upright=lambda jpeg, image_rgb: upright(image_rgb, read_header(jpeg).orientation),
         )
 
     def prepare_cache(self, cache: str) -> dict[str, object]:

@@ -74,6 +74,7 @@ def test_an_epoch_has_a_seeded_order_of_its_own():
     assert {epoch for epoch, _ in order} == {1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("images", "batch_size"), [(4, 4), (8, 4), (24, 4)])
 def test_very_short_epochs_can_be_calibrated(tmp_path, photos, images, batch_size):
     settings = complete(

@@ -143,7 +143,7 @@ def test_doctor_says_which_decoders_work_and_how_to_get_the_others(capsys, monke
     ("arguments", "message"),
     [
         (["run", "prefetch"], "prefetching, prefetching_in_depth, preprocessing, "),
-        (["run", "prefetching", "--decoder", "cv3"], "decoder must be one of opencv, pillow, simp"),
+        (["run", "prefetching", "--decoder", "cv3"], "decoder must be one of kornia_rs, opencv"),
         (["run", "prefetching", "--input-px", "100"], "input_px must be a positive multiple of 32"),
         (["run", "prefetching", "--data", "missing"], "missing"),
         (["run", "--resume", "nope"], "got 'nope'; newest runs: none yet"),
@@ -223,6 +223,7 @@ def test_broken_images_are_listed_before_anything_is_timed(photos, tmp_path, cap
     assert results.find_run(tmp_path / "r", "preprocessing").trials == ()
 
 
+@pytest.mark.thorough
 def test_broken_images_are_left_out_for_all_variants_alike(photos, tmp_path, capsys):
     folder = broken_copy(photos, tmp_path)
     arguments = ["run", "preprocessing", "--data", str(folder), "--results", str(tmp_path / "r")]
@@ -246,6 +247,7 @@ def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, ca
     assert first.name in line
 
 
+@pytest.mark.thorough
 def test_more_workers_than_cores_is_warned_of(photos, tmp_path, capsys):
     arguments = ["run", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
     assert main([*arguments, *SMALL, "--num-workers", "9", "--blocks", "1"]) == 0

@@ -19,6 +19,7 @@ def experiment(**changes):
     return Experiment("test", **given)
 
 
+@pytest.mark.thorough
 def test_a_platform_without_fork_and_fadvise_runs_warm_and_spawned(tmp_path, photos, monkeypatch):
     # What macOS and Windows lack; everything else of the run is real.
     monkeypatch.setattr(machine, "can_fork", lambda: False)

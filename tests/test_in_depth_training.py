@@ -14,6 +14,8 @@ from labkit.parts.training import LOSSES
 from labkit.settings import MODES, complete
 from labkit.trial import Skip
 
+pytestmark = pytest.mark.thorough
+
 KNOBS = {
     "loss": {"loss", "sync_every", "loader"},
     "precision": {"precision", "memory_format", "loader"},

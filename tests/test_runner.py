@@ -175,6 +175,7 @@ def test_resuming_on_other_data_or_another_machine_is_refused(one_block, tmp_pat
         lab.resume(changed(one_block, tmp_path / "m", provenance=provenance), progress=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("profile", lab.PROFILES)
 def test_every_profile_runs(photos, tmp_path, profile):
     base = lab.Settings(data=str(photos), profile=profile, **SMALL)
@@ -498,6 +499,7 @@ def sleeps(settings, device):
     )
 
 
+@pytest.mark.thorough
 def test_blocks_that_another_program_disturbed_are_run_again(photos, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(lab.STEPS, "sleeps", sleeps)
     base = lab.Settings(data=str(photos), **{**IDLE, "step": "sleeps", "cache": "as found"})

@@ -33,6 +33,7 @@ PATIENCE_S = 60.0  # how long to look for something that must happen; not a spee
 needs_fork = pytest.mark.skipif(not machine.can_fork(), reason="no server to kill without fork")
 
 
+@pytest.mark.thorough
 @needs_fork
 def test_ten_kills_lose_nothing_and_leave_nothing():
     rng = random.Random(10)

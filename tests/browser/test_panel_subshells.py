@@ -19,6 +19,7 @@ def lab(browser, notebooks, tmp_path):
         lab.close()
 
 
+@pytest.mark.thorough
 def test_run_and_cancel_without_subshells(lab):
     lab.run_all()
     assert lab.subshells == "disabled"

@@ -18,6 +18,8 @@ from labkit.recipes import loop
 from labkit.recipes.program import program
 from labkit.settings import MODES, Settings, complete
 
+pytestmark = pytest.mark.thorough
+
 # Four steps an epoch of two photographs each.
 SMALL = {"num_workers": 0, "batch_size": 2, "input_px": 64, "images": 8}
 RUN = """
