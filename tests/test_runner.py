@@ -186,6 +186,7 @@ def test_every_profile_runs(photos, tmp_path, profile):
         assert trial.labels["accelerator"].startswith(f"emulated({profile}, ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("step", "preprocessor"), [("detector", "on_device"), ("classifier", "classification")]
 )
