@@ -247,6 +247,7 @@ def test_a_variant_that_cannot_run_here_is_a_skip_with_its_reason(tmp_path, phot
             measure(launcher, photos, device="cpu", step="detector", prefetcher="data_prefetcher")
 
 
+@pytest.mark.thorough
 @FORKS
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_a_persons_own_decoder_reaches_the_loader_workers(
