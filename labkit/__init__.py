@@ -2,6 +2,7 @@
 
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
+from labkit.diagnosis.diagnose import diagnose
 from labkit.dial_gallery import dial_charts
 from labkit.experiment import Experiment, choose, resume, run
 from labkit.largest_batch import largest_batch
@@ -75,6 +76,7 @@ __all__ = [
     "compare_table",
     "costs",
     "describe_data",
+    "diagnose",
     "dial_chart",
     "dial_charts",
     "disputes",
