@@ -52,7 +52,8 @@ def parts_of(found: Collected) -> Parts:
         works=works,
         workers=workers,
         prefetch_factor=(loader.prefetch_factor or 2) if is_torch else 2,
-        take_s=_median(one.unpickle_cpu_s for one in sent) if workers else 0.0,
+        send_s=_median(one.pickle_cpu_s for one in sent),
+        take_s=_median(one.unpickle_cpu_s for one in sent),
         copy_s=copy_s,
         copy_blocks=blocks,
         host=host,
@@ -71,14 +72,13 @@ def _works(found: Collected) -> tuple[Work, ...]:
     if found.stages is None or not found.stages.batches:
         alone = (step for stretch in found.of("alone") for step in stretch.steps)
         return tuple(Work(wait_s=0.0, cpu_s=step.wait_s) for step in alone)
-    sent_s = _median(one.pickle_cpu_s for one in found.stages.sent)
     works = []
     for one in found.stages.batches:
         cpu_s = one.fetch_cpu_s + one.collate_cpu_s
         caller_s = one.fetch_thread_cpu_s + one.collate_cpu_s
         threads = max(1.0, cpu_s / caller_s) if caller_s else 1.0
         wait_s = max(one.fetch_s + one.collate_s - cpu_s / threads, 0.0)
-        works.append(Work(wait_s=wait_s, cpu_s=cpu_s + sent_s, threads=threads))
+        works.append(Work(wait_s=wait_s, cpu_s=cpu_s, threads=threads))
     return tuple(works)
 
 
@@ -175,10 +175,6 @@ def measured_of(found: Collected) -> Measured:
     return Measured(
         parts=parts,
         stages=_stages(found),
-        serialize_s=_median(
-            one.pickle_cpu_s + one.unpickle_cpu_s
-            for one in (found.stages.sent if found.stages else ())
-        ),
         warm_s=mean(s.of_epoch(parts.steps) for s in warm),
         cold_s=mean(s.of_epoch(parts.steps) for s in cold) if cold else None,
         knobs=Knobs(

@@ -11,6 +11,7 @@ Source: EVIDENCE 1, "Stalls", for shares and words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,9 +24,10 @@ from labkit.diagnosis.assemble import measured_of
 from labkit.diagnosis.collect import Collected, collect, length
 from labkit.diagnosis.measured import Measured
 from labkit.diagnosis.model import simulate
-from labkit.diagnosis.remedies import Remedy, propose
+from labkit.diagnosis.remedies import Remedy, bottleneck_of, propose
 from labkit.lines import Lines
 from labkit.parts.devices import EmulatedDevice
+from labkit.settings import Settings
 from labkit.statistics import ALPHA, paired_interval
 
 if TYPE_CHECKING:
@@ -98,20 +100,22 @@ class Diagnosis:
 
 
 def diagnose(
-    loader: Iterable,
-    step: Callable[[object], object],
+    loader: Iterable | Settings,
+    step: Callable[[object], object] | None = None,
     *,
     files: Iterable[Path | str] | None = None,
     device: EmulatedDevice | None = None,
     transfer: Callable[[object], object] | None = None,
     budget_s: float = BUDGET_S,
     verify: bool = False,
+    results: Path | str = "results",
     progress: bool = True,
 ) -> Diagnosis:
     """Find out what holds a training back, and what would help.
 
     Args:
         loader: any iterable of batches: dicts, tuples, nested; torch's DataLoader tells the most.
+            Or settings of a pipeline of the lab's own, which has its step, files and device.
         step: called with a batch; may train a model, which should be one to throw away: it is
             changed by some hundred steps on few batches.
         files: what an epoch reads; with them, and only then, epochs are also measured cold.
@@ -121,6 +125,7 @@ def diagnose(
         budget_s: measure for so many seconds, at least five; some seconds come on top.
         verify: also try the remedies that the lab can apply itself, and show predicted beside
             measured; takes up to half a minute for each.
+        results: folder for the run that verifies settings.
         progress: show a bar.
 
     Returns:
@@ -130,24 +135,38 @@ def diagnose(
     Raises:
         ValueError: arguments that cannot work.
     """
+    if isinstance(loader, Settings):
+        return _of_settings(loader, budget_s, verify=verify, results=results, progress=progress)
     arms.iter_is_itself(loader)
     paths = _checked(step, transfer, files, budget_s)
     with _Bar(progress) as say:
-        found = collect(
-            loader,
-            step,
-            files=paths,
-            device=device,
-            transfer=transfer,
-            budget_s=budget_s,
-            say=say,
-        )
-        result = conclude(found)
+        how = {"device": device, "transfer": transfer, "budget_s": budget_s, "say": say}
+        result = conclude(collect(loader, step, files=paths, **how))
         if verify and result.remedies:
             from labkit.diagnosis.verify import verified
 
             result = replace(result, remedies=verified(result, say))
     return result
+
+
+def _of_settings(
+    settings: Settings, budget_s: float, *, verify: bool, results: Path | str, progress: bool
+) -> Diagnosis:
+    """Diagnose a pipeline of the lab's own; verify by an experiment in fresh processes."""
+    from labkit.diagnosis import own_pipeline
+
+    with ExitStack() as stack, _Bar(progress) as say:
+        own = own_pipeline.opened(settings, stack)
+        found = collect(
+            own.loader, own.step, files=own.files, device=own.device, budget_s=budget_s, say=say
+        )
+        result = conclude(found)
+    if not verify or not result.remedies:
+        return result
+    remedies, _ = own_pipeline.verified(
+        settings, result.remedies, results=results, progress=progress
+    )
+    return replace(result, remedies=remedies)
 
 
 def _checked(
@@ -207,11 +226,11 @@ def conclude(found: Collected) -> Diagnosis:
             f"the simulation takes {units.seconds(said_s)} for an epoch that took "
             f"{units.seconds(measured.warm_s)}: predictions may be off by as much"
         )
+    bottleneck = bottleneck_of(remedies) if remedies else NOTHING_TO_GAIN
     return Diagnosis(
         verdict=_word(stalls["input"]),
-        bottleneck=_broken_by(found.broken)
-        or (remedies[0].bottleneck if remedies else NOTHING_TO_GAIN),
-        share=1 - remedies[0].predicted if remedies else 0.0,
+        bottleneck=_broken_by(found.broken) or bottleneck,
+        share=_saved(remedies, bottleneck),
         ceiling=_ceiling(found, measured),
         remedies=remedies,
         stalls=stalls,
@@ -220,6 +239,11 @@ def conclude(found: Collected) -> Diagnosis:
         measured=measured,
         collected=found,
     )
+
+
+def _saved(remedies: Sequence[Remedy], bottleneck: str) -> float:
+    """Say what removing the bottleneck is predicted to save of an epoch."""
+    return max((1 - r.predicted for r in remedies if r.bottleneck == bottleneck), default=0.0)
 
 
 def _broken_by(broken: str) -> str:

@@ -38,8 +38,6 @@ class Measured:
 
     parts: Parts
     stages: tuple[Stage, ...] = ()
-    serialize_s: float = 0.0
-    """CPU per batch, to send it from a worker and to take it: both sides together."""
     warm_s: float | None = None
     """An epoch from memory, or of whatever state the files were found in."""
     cold_s: float | None = None

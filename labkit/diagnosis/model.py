@@ -44,8 +44,10 @@ class Parts:
     """One per batch that was looked at; they come again in this order."""
     workers: int
     prefetch_factor: int = 2
+    send_s: float = 0.0
+    """CPU of a worker for sending a batch: pickling, copying into shared memory."""
     take_s: float = 0.0
-    """CPU of the host for getting a batch that is ready: unpickling, pinning."""
+    """CPU of the host for getting one that was sent: unpickling, pinning."""
     copy_s: float = 0.0
     """For a batch on its way to the device, which computes nothing meanwhile."""
     copy_blocks: bool = False
@@ -123,6 +125,7 @@ class _Run:
         for k in range(number, self._steps, self._parts.workers):
             yield "until", lambda k=k: self._taken > k - depth
             yield from self._make(works[k])
+            yield "cpu", self._parts.send_s, 1.0
             self._ready.add(k)
 
     def _host(self, works: list[Work]) -> Iterator[Request]:
@@ -135,11 +138,11 @@ class _Run:
             if parts.workers:
                 yield "until", lambda k=k: k in self._ready
                 self._ready.discard(k)
+                yield "cpu", parts.take_s, 1.0
             else:
                 yield from self._make(works[k])
             self._waited_s += self._now_s - begins_s
             self._taken = k + 1
-            yield "cpu", parts.take_s, 1.0
             free_s = max(free_s, self._now_s) + parts.copy_s
             if parts.copy_blocks:
                 yield "sleep", free_s

@@ -10,7 +10,7 @@ decoding is the limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from labkit import units
@@ -67,6 +67,28 @@ def propose(measured: Measured) -> tuple[Remedy, ...]:
         worth.remove(first)
         ordered.append(first)
     return tuple(ordered[:MOST])
+
+
+# A change that can be made at once is the answer if it brings so much of what the best brings;
+# what would take rewriting, and is a bound besides, is only where nothing else does.
+MOST_OF_IT, ENOUGH_OF_IT = 0.8, 0.4
+
+
+def bottleneck_of(remedies: Sequence[Remedy]) -> str:
+    """Say what to remove first.
+
+    Args:
+        remedies: as proposed, at least one.
+    """
+    easy = sorted(
+        (remedy for remedy in remedies if not remedy.at_most),
+        key=lambda remedy: EASE.index(remedy.bottleneck),
+    )
+    most = 1 - min(remedy.predicted for remedy in remedies)
+    most_easy = 1 - min((remedy.predicted for remedy in easy), default=1.0)
+    if most_easy < ENOUGH_OF_IT * most:
+        return min(remedies, key=lambda remedy: remedy.predicted).bottleneck
+    return next(r.bottleneck for r in easy if 1 - r.predicted >= MOST_OF_IT * most_easy)
 
 
 def keep_workers(measured: Measured) -> Iterator[Remedy]:
@@ -311,14 +333,14 @@ def prepare_faster(measured: Measured) -> Iterator[Remedy]:
 
 def send_simpler(measured: Measured) -> Iterator[Remedy]:
     """Objects that are no tensors are pickled by the worker and made again by the loop."""
-    parts, sent_s = measured.parts, measured.serialize_s
+    parts = measured.parts
+    sent_s = parts.send_s + parts.take_s
     if not parts.workers or not sent_s:
         return
-    works = tuple(replace(work, cpu_s=max(work.cpu_s - sent_s / 2, 0.0)) for work in parts.works)
     yield Remedy(
         name="cheaper serialization",
         bottleneck="serialization",
-        predicted=measured.predict(works=works, take_s=max(parts.take_s - sent_s / 2, 0.0)),
+        predicted=measured.predict(send_s=0.0, take_s=0.0),
         reason=f"sending a batch from a worker takes {units.seconds(sent_s)} of pickling",
         change="return tensors (they go through shared memory), not lists, dicts or objects",
         at_most=True,
@@ -366,4 +388,16 @@ REMEDIES: tuple[Callable[[Measured], Iterator[Remedy]], ...] = (
     send_simpler,
     prepare_faster,
     read_faster,
+)
+# What they remove, in the same order.
+EASE = (
+    "start-up",
+    "jitter",
+    "threads",
+    "workers",
+    "transfer",
+    "synchronization",
+    "checkpoint",
+    "reports",
+    "host work",
 )
