@@ -130,9 +130,12 @@ def waiting_samples(site: Site, fixed: bool) -> dict[str, object]:
 
 
 class Late(Photos):
-    """Photographs of which every 40th comes 0.2 s late."""
+    """Photographs of which one in 56 comes late: in every seventh batch, from either worker.
 
-    LATE_S, EVERY = 0.2, 40
+    That is later than what a GPU has queued lasts, and seldom enough for two workers to catch up.
+    """
+
+    LATE_S, EVERY = 0.45, 56
 
     def __getitem__(self, i: int) -> dict[str, object]:
         if i % self.EVERY == self.EVERY - 1:
@@ -142,7 +145,7 @@ class Late(Photos):
 
 def late_samples(site: Site, fixed: bool) -> dict[str, object]:
     """Some samples are late, and one batch per worker is prepared ahead; better: sixteen."""
-    photos = Late(site.paths(IMAGES * 3 // 2), decode=decode_half)
+    photos = Late(site.paths(5 * Late.EVERY), decode=decode_half)
     batches = loader(photos, shuffle=False, prefetch_factor=16 if fixed else 1)
     return training(batches, Train(emulated(5.0)))
 
@@ -179,7 +182,7 @@ def restarted_workers(site: Site, fixed: bool) -> dict[str, object]:
 
 
 class Tones:
-    """Change brightness, contrast, gamma and saturation in floats, as torch's users do."""
+    """Change brightness, contrast, gamma and saturation in floats, with torch."""
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         x = torch.from_numpy(image).float() / 255
@@ -203,7 +206,7 @@ def single_threads(worker_id: int) -> None:
 def too_many_threads(site: Site, fixed: bool) -> dict[str, object]:
     """Four workers with eight threads each; better: with one."""
     torch.set_num_threads(1)
-    photos = Photos(site.paths(IMAGES), [Tones(), Resize()])
+    photos = Photos(site.paths(IMAGES), [Resize(), Tones()])
     init = single_threads if fixed else many_threads
     batches = loader(photos, num_workers=4, worker_init_fn=init)
     return training(batches, Train(emulated(COMPUTE_MS)))

@@ -159,10 +159,10 @@ def test_late_samples_are_late(monkeypatch, photos, tmp_path):
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
     with Site(photos, tmp_path) as site:
-        late = planted_workers.Late(site.paths(81))
-    for i in (38, 39, 40, 79):
+        late = planted_workers.Late(site.paths(112))
+    for i in (54, 55, 56, 111):
         late[i]
-    assert slept == [0.2, 0.2]
+    assert slept == [0.45, 0.45]
 
 
 def test_a_loader_is_as_it_should_be_but_for_what_is_given(site):
