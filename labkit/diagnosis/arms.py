@@ -45,6 +45,8 @@ class StepTimes:
     """Of the calling thread, in the step."""
     device_wait_s: float
     """Of the step, waited for the device: copies, its queue, its end."""
+    syncs: int = 0
+    """How often it waited for the device's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,8 @@ class Loop:
             )
         room = KEPT_BYTES // max(self.batch_bytes, 1)
         if len(self.resident) < max(1, min(KEPT_BATCHES, room)):
-            self.resident.append(batches.copied(batch))
+            with one_thread():
+                self.resident.append(batches.copied(batch))
 
     def asked(self) -> Iterator:
         """Iterate over the loader, and do not wait for ever."""
@@ -217,7 +220,7 @@ class Loop:
         if run is None:
             return StepTimes(wait_s=wait_s, step_s=0.0, cpu_s=0.0, device_wait_s=0.0)
         readings, now = self.device.readings, time.perf_counter
-        waited_s = readings.waited_s
+        waited_s, syncs = readings.waited_s, self.device.syncs
         start_s, start_cpu_s = now(), time.thread_time()
         self.device.before_step()
         with _asking("step to return"):
@@ -228,7 +231,21 @@ class Loop:
             step_s=now() - start_s,
             cpu_s=time.thread_time() - start_cpu_s,
             device_wait_s=readings.waited_s - waited_s,
+            syncs=self.device.syncs - syncs,
         )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch start no threads here: GNU's OpenMP hangs in whatever is forked after them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def iter_is_itself(loader: object) -> bool:

@@ -16,7 +16,7 @@ from labkit.diagnosis import batches, knobs
 from labkit.diagnosis.arms import Stretch
 from labkit.diagnosis.collect import Collected, length, worker_threads
 from labkit.diagnosis.measured import Knobs, Measured, Stage
-from labkit.diagnosis.model import Parts, Work, simulate
+from labkit.diagnosis.model import HostStep, Parts, Work, simulate
 from labkit.diagnosis.stage_summary import SERIALIZATION
 
 
@@ -37,17 +37,16 @@ def parts_of(found: Collected) -> Parts:
     is_torch = knobs.is_data_loader(loader)
     workers = loader.num_workers if is_torch else 0
     works = _works(found)
-    make_s = mean(work.wait_s + work.cpu_s / work.threads for work in works)
     readings = [stretch.readings for stretch in resident]
-    copy_s, blocks = _copying(found)
+    copy_s, how = _copying(found)
     sent = found.stages.sent if found.stages else ()
     host = _host(resident, loop.device.has_queue)
     device_s = mean(each.device_s for each in readings)
-    synchronizes = mean(each.syncs for each in readings) > 0.5
     # In a step that waits for its end, what is neither device nor copy came before or after it.
     host_s = mean(work.wait_s + work.cpu_s for work in host)
     apart_s = mean(s.step_s for s in resident) - device_s - copy_s
-    before = min(max(apart_s / host_s, 0.0), 1.0) if synchronizes and host_s else 0.0
+    waits = mean(step.synchronizes for step in host) > 0.5
+    before = min(max(apart_s / host_s, 0.0), 1.0) if waits and host_s else 0.0
     parts = Parts(
         works=works,
         workers=workers,
@@ -55,16 +54,19 @@ def parts_of(found: Collected) -> Parts:
         send_s=_median(one.pickle_cpu_s for one in sent),
         take_s=_median(one.unpickle_cpu_s for one in sent),
         copy_s=copy_s,
-        copy_blocks=blocks,
+        copy_blocks=how == "blocks",
+        copy_beside=how == "beside",
         host=host,
         before_launch=before,
         device_s=device_s,
-        synchronizes=synchronizes,
-        startup_s=max(mean(s.startup_s for s in warm) - make_s, 0.0) if workers else 0.0,
         steps=length(loader) or max(len(stretch.steps) for stretch in warm),
         cores=float(machine.cores()),
     )
-    return _calibrated(parts, found)
+    parts = _calibrated(parts, found)
+    if not workers:
+        return parts
+    first_s = mean(stretch.startup_s for stretch in warm)
+    return replace(parts, startup_s=max(first_s - simulate(parts).first_s, 0.0))
 
 
 def _works(found: Collected) -> tuple[Work, ...]:
@@ -102,7 +104,7 @@ def _stages(found: Collected) -> tuple[Stage, ...]:
     )
 
 
-def _host(resident: Sequence[Stretch], has_queue: bool) -> tuple[Work, ...]:
+def _host(resident: Sequence[Stretch], has_queue: bool) -> tuple[HostStep, ...]:
     """Say what steps take on the host, without what they wait for the device."""
     works = []
     for stretch in resident:
@@ -111,24 +113,30 @@ def _host(resident: Sequence[Stretch], has_queue: bool) -> tuple[Work, ...]:
         threads = 1.0 if has_queue or not own_s else max(1.0, stretch.cpu_s / own_s)
         for step in stretch.steps:
             idle_s = max(step.step_s - step.cpu_s - step.device_wait_s, 0.0)
-            works.append(Work(wait_s=idle_s, cpu_s=step.cpu_s * threads, threads=threads))
+            works.append(
+                HostStep(
+                    wait_s=idle_s,
+                    cpu_s=step.cpu_s * threads,
+                    threads=threads,
+                    synchronizes=has_queue and step.syncs > 0,
+                )
+            )
     return tuple(works)
 
 
-def _copying(found: Collected) -> tuple[float, bool]:
-    """Say how long a copy takes, and whether the host waits for it."""
+def _copying(found: Collected) -> tuple[float, str]:
+    """Say how long a copy takes, and whether it blocks the host or goes beside the computing."""
     device = found.loop.device
     if not device.has_queue or found.pageable_s is None:
-        return 0.0, False
+        return 0.0, ""
     if found.resident_on_device is not None:  # CUDA: what the step takes less without copying
         saved_s = mean(s.step_s for s in found.of("resident")) - found.resident_on_device.step_s
         pinned = all(t.is_pinned() for t in batches.arrays(found.loop.resident[0]))
-        return max(saved_s, 0.0), not pinned
+        return max(saved_s, 0.0), "" if pinned else "blocks"
     readings = found.of("resident")[-1].readings
-    if readings.side_stream:
-        return 0.0, False
-    blocks = readings.copy_wait_s > 0.5 * found.pinned_s
-    return (found.pageable_s if blocks else found.pinned_s), blocks
+    if readings.copy_wait_s > 0.5 * found.pinned_s:
+        return found.pageable_s, "blocks"
+    return found.pinned_s, "beside" if readings.side_stream else ""
 
 
 def _calibrated(parts: Parts, found: Collected) -> Parts:
@@ -136,8 +144,8 @@ def _calibrated(parts: Parts, found: Collected) -> Parts:
     alone = found.of("alone")
     if not alone:
         return parts
-    nothing = {"host": (Work(wait_s=0.0, cpu_s=0.0),), "device_s": 0.0, "copy_s": 0.0}
-    nothing |= {"startup_s": 0.0, "synchronizes": False, "steps": 200}
+    nothing = {"host": (HostStep(wait_s=0.0, cpu_s=0.0),), "device_s": 0.0, "copy_s": 0.0}
+    nothing |= {"startup_s": 0.0, "steps": 200}
     if parts.workers < parts.cores and found.alone_full is not None:
         full = replace(parts, **nothing, workers=int(parts.cores))
         parts = replace(parts, share_when_full=_share(full, found.alone_full.step_s))
@@ -160,6 +168,12 @@ def _share(parts: Parts, wanted_s: float) -> float:
         took_s = simulate(replace(parts, share_when_full=middle)).epoch_s / parts.steps
         low, high = (middle, high) if took_s > wanted_s else (low, middle)
     return (low + high) / 2
+
+
+def _kinds_s(found: Collected) -> dict[str, float]:
+    """Say how long each kind of the step's work takes in a step."""
+    step_s = mean(stretch.step_s for stretch in found.of("resident"))
+    return {kind: share * step_s for kind, share in found.host_kinds.items()}
 
 
 def measured_of(found: Collected) -> Measured:
@@ -191,6 +205,6 @@ def measured_of(found: Collected) -> Measured:
         limited_s=found.limited.step_s if found.limited else None,
         alone_s=mean(s.step_s for s in alone) if alone else None,
         worker_threads=worker_threads(),
-        host_kinds=found.host_kinds,
+        host_kinds_s=_kinds_s(found),
         has_device=loop.device.has_queue,
     )

@@ -68,6 +68,11 @@ class Host:
     def __exit__(self, *_: object) -> None:
         pass
 
+    @property
+    def syncs(self) -> int:
+        """How often the step waited for the device's end, so far."""
+        return int(self.readings.syncs)
+
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
@@ -180,6 +185,11 @@ class Cuda(Host):
         self._cuda.synchronize()
         self.readings.device_s += sum(a.elapsed_time(b) for a, b in self._pairs) / 1e3
         self._pairs = []
+
+    @property
+    def syncs(self) -> int:
+        """How often torch has warned that an operation waits."""
+        return len(self._warned)
 
     def synchronize(self) -> None:
         """Wait for the device; not counted."""

@@ -55,8 +55,8 @@ class Measured:
     """The loader alone per step, as it is."""
     worker_threads: int = 1
     """That the libraries in use would start in each worker."""
-    host_kinds: Mapping[str, float] = field(default_factory=dict)
-    """Kind of the step's work on the host -> its share; see `step_work`."""
+    host_kinds_s: Mapping[str, float] = field(default_factory=dict)
+    """Kind of the step's work on the host -> seconds in a step; see `step_work`."""
     has_device: bool = False
 
     def predict(self, **changes: object) -> float:

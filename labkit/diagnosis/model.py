@@ -37,6 +37,14 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostStep(Work):
+    """What one step takes on the host: launching or computing it, saving, reporting, counting."""
+
+    synchronizes: bool = False
+    """Whether the host then waits for the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parts:
     """A pipeline's parts, all in seconds per step."""
 
@@ -52,15 +60,14 @@ class Parts:
     """For a batch on its way to the device, which computes nothing meanwhile."""
     copy_blocks: bool = False
     """Whether the host waits until what was queued is done and the copy, too: pageable memory."""
-    host: tuple[Work, ...] = (Work(wait_s=0.0, cpu_s=0.0),)
-    """What a step takes on the host: launching it, or computing it where there is no device, and
-    saving, reporting, counting; one per step that was looked at, again and again."""
+    copy_beside: bool = False
+    """Whether copies go on beside the computing: on a stream of their own."""
+    host: tuple[HostStep, ...] = (HostStep(wait_s=0.0, cpu_s=0.0),)
+    """One per step that was looked at; they come again in this order."""
     before_launch: float = 0.0
     """The share of that work during which the device has nothing of this step yet."""
     device_s: float = 0.0
     """For which the device is busy with a step; 0 where the host computes."""
-    synchronizes: bool = False
-    """Whether the host waits for the device in every step."""
     startup_s: float = 0.0
     """Of every epoch, before the first batch is begun."""
     steps: int = 100
@@ -75,6 +82,8 @@ class Epoch:
     """What the simulation says of an epoch."""
 
     epoch_s: float
+    first_s: float
+    """Until the first batch is there."""
     wait_s: float
     """The host's, for batches."""
     device_busy_s: float
@@ -96,6 +105,7 @@ def simulate(parts: Parts) -> Epoch:
     half = _Run(parts, steps // 2).end()
     more = (parts.steps - steps) / (steps - steps // 2)
     return Epoch(
+        first_s=whole.first_s,
         epoch_s=whole.epoch_s + more * (whole.epoch_s - half.epoch_s),
         wait_s=whole.wait_s + more * (whole.wait_s - half.wait_s),
         device_busy_s=whole.device_busy_s + more * (whole.device_busy_s - half.device_busy_s),
@@ -111,7 +121,7 @@ class _Run:
 
     def __init__(self, parts: Parts, steps: int) -> None:
         self._parts, self._steps = parts, steps
-        self._now_s = self._waited_s = self._busy_s = 0.0
+        self._now_s = self._first_s = self._waited_s = self._busy_s = 0.0
         self._ready: set[int] = set()  # batches made and not taken yet
         self._taken = 0
         works = list(islice(cycle(parts.works), steps))
@@ -131,7 +141,8 @@ class _Run:
     def _host(self, works: list[Work]) -> Iterator[Request]:
         parts = self._parts
         yield "sleep", parts.startup_s
-        free_s, ends_s = self._now_s, []
+        free_s = copied_s = self._now_s
+        ends_s: list[float] = []
         host = list(islice(cycle(parts.host), self._steps))
         for k in range(self._steps):
             begins_s = self._now_s
@@ -141,19 +152,20 @@ class _Run:
                 yield "cpu", parts.take_s, 1.0
             else:
                 yield from self._make(works[k])
+            self._first_s = self._first_s or self._now_s
             self._waited_s += self._now_s - begins_s
             self._taken = k + 1
-            free_s = max(free_s, self._now_s) + parts.copy_s
+            copied_s = max(self._now_s, copied_s if parts.copy_beside else free_s) + parts.copy_s
             if parts.copy_blocks:
-                yield "sleep", free_s
+                yield "sleep", copied_s
             yield from self._make(host[k], parts.before_launch)
             launched_s = self._now_s
             yield from self._make(host[k], 1 - parts.before_launch)
             if parts.device_s:
-                free_s = max(launched_s, free_s) + parts.device_s
+                free_s = max(launched_s, free_s, copied_s) + parts.device_s
                 self._busy_s += parts.device_s
                 heapq.heappush(ends_s, free_s)
-                if parts.synchronizes:
+                if host[k].synchronizes:
                     yield "sleep", free_s
                 elif len(ends_s) > AHEAD_STEPS:
                     yield "sleep", heapq.heappop(ends_s)
@@ -170,6 +182,7 @@ class _Run:
             if not self._go_on(asked):
                 self._let_time_pass(asked)
         return Epoch(
+            first_s=self._first_s,
             epoch_s=self._now_s,
             wait_s=self._waited_s,
             device_busy_s=self._busy_s,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from labkit import units
 from labkit.diagnosis.measured import Measured
-from labkit.diagnosis.model import Work
+from labkit.diagnosis.model import HostStep, Work
 from labkit.statistics import DELTA
 
 MOST = 5
@@ -221,12 +221,13 @@ def send_less(measured: Measured) -> Iterator[Remedy]:
 
 def synchronize_less(measured: Measured) -> Iterator[Remedy]:
     """A host that waits for the device in every step launches the next one late."""
-    if not measured.has_device or not measured.parts.synchronizes:
+    host = measured.parts.host
+    if not measured.has_device or not any(step.synchronizes for step in host):
         return
     yield Remedy(
         name="synchronize less often",
         bottleneck="synchronization",
-        predicted=measured.predict(synchronizes=False),
+        predicted=measured.predict(host=tuple(replace(step, synchronizes=False) for step in host)),
         reason="in every step the host waits until the device is done (.item(), .cpu(), print), "
         "and the device then waits for the host",
         change="read the loss every 50 steps; keep it on the device between: loss.detach()",
@@ -258,14 +259,14 @@ def work_less_on_host(measured: Measured) -> Iterator[Remedy]:
     parts = measured.parts
     mean_s = sum(work.cpu_s + work.wait_s for work in parts.host) / len(parts.host)
     for kind, (name, kept, change) in HOST_WORK.items():
-        share = measured.host_kinds.get(kind, 0.0)
-        if not share:
+        took_s = min(measured.host_kinds_s.get(kind, 0.0), mean_s)
+        if not took_s:
             continue
         yield Remedy(
             name=name,
             bottleneck=kind,
-            predicted=measured.predict(host=less_of(parts.host, share * (1 - kept))),
-            reason=f"{WHAT_HOST_DOES[kind]} takes {units.seconds(share * mean_s)} of the "
+            predicted=measured.predict(host=less_of(parts.host, took_s * (1 - kept))),
+            reason=f"{WHAT_HOST_DOES[kind]} takes {units.seconds(took_s)} of the "
             f"{units.seconds(mean_s)} that a step takes on the host",
             change=change,
             at_most=not kept,
@@ -279,13 +280,13 @@ WHAT_HOST_DOES = {
 }
 
 
-def less_of(host: tuple[Work, ...], share: float) -> tuple[Work, ...]:
-    """Take a share of all the host's work away, from the longest steps first.
+def less_of(host: tuple[HostStep, ...], less_s: float) -> tuple[HostStep, ...]:
+    """Take so much of every step's work away on average, from the longest steps first.
 
     What is done now and then stands in a few steps; what is done always, in all of them.
     """
-    excess_s = share * sum(work.cpu_s + work.wait_s for work in host)
-    lengths = sorted((work.cpu_s + work.wait_s for work in host), reverse=True)
+    excess_s = less_s * len(host)
+    lengths = sorted((step.cpu_s + step.wait_s for step in host), reverse=True)
     # Down to a common level, like cutting the peaks of a mountain range.
     level_s, cut_s = lengths[0], 0.0
     for count, length_s in enumerate([*lengths[1:], 0.0], 1):
@@ -293,12 +294,14 @@ def less_of(host: tuple[Work, ...], share: float) -> tuple[Work, ...]:
             level_s -= (excess_s - cut_s) / count
             break
         cut_s, level_s = cut_s + count * (level_s - length_s), length_s
-    return tuple(_no_longer_than(work, level_s) for work in host)
+    return tuple(_no_longer_than(step, level_s) for step in host)
 
 
-def _no_longer_than(work: Work, level_s: float) -> Work:
-    kept = min(1.0, level_s / (work.cpu_s + work.wait_s or 1.0))
-    return replace(work, cpu_s=work.cpu_s * kept, wait_s=work.wait_s * kept)
+def _no_longer_than(step: HostStep, level_s: float) -> HostStep:
+    kept = min(1.0, level_s / (step.cpu_s + step.wait_s or 1.0))
+    # What is gone for the most part waited for the device for its own sake: a save, a report.
+    waits = step.synchronizes and kept > 0.5
+    return replace(step, cpu_s=step.cpu_s * kept, wait_s=step.wait_s * kept, synchronizes=waits)
 
 
 # Kind of stage -> what making it faster is called, and what to write.

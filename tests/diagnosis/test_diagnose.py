@@ -217,3 +217,18 @@ def test_bad_arguments_are_refused(arguments, said):
 )
 def test_a_word_is_used_only_if_the_whole_interval_is_in_its_band(low, high, word):
     assert _word(Share(mean=(low + high) / 2, low=low, high=high)) == word
+
+
+def test_a_pipeline_of_the_labs_own_is_diagnosed_and_its_remedies_run(photos, tmp_path):
+    settings = lab.Settings(
+        data=photos, images=24, input_px=64, batch_size=4, device="emulated",
+        preprocessor="loops", num_workers=0, cache="warm", profile="resnet50_a100",
+    )  # fmt: skip
+    found = lab.diagnose(settings, budget_s=LEAST_S, verify=True, results=tmp_path, progress=False)
+    assert found.broken == ""
+    tried = [remedy for remedy in found.remedies if remedy.measured is not None]
+    assert "faster transform" in [remedy.name for remedy in tried]
+    assert all(remedy.ci_low < remedy.measured < remedy.ci_high for remedy in tried)
+    [run] = lab.list_runs(tmp_path)
+    assert run.info["experiment"] == "diagnosis"
+    assert "Tried: measured" in str(found)

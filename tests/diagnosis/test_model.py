@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.diagnosis.model import Parts, Work, simulate
+from labkit.diagnosis.model import HostStep, Parts, Work, simulate
 
 STEPS = 100
 
@@ -14,7 +14,7 @@ def parts(**changes):
     usual = {
         "works": (Work(wait_s=0.0, cpu_s=0.010),),
         "workers": 2,
-        "host": (Work(wait_s=0.0, cpu_s=0.001),),
+        "host": (HostStep(wait_s=0.0, cpu_s=0.001),),
         "device_s": 0.020,
         "steps": STEPS,
         "cores": 4.0,
@@ -42,11 +42,12 @@ def test_without_workers_the_device_computes_while_the_host_prepares():
 
 
 def test_without_workers_and_with_a_wait_in_every_step_nothing_goes_on_at_once():
-    assert step_ms(parts(workers=0, synchronizes=True)) == pytest.approx(30, rel=0.02)
+    waiting = (HostStep(wait_s=0.0, cpu_s=0.001, synchronizes=True),)
+    assert step_ms(parts(workers=0, host=waiting)) == pytest.approx(30, rel=0.02)
 
 
 def test_where_the_host_computes_workers_and_host_share_the_cores():
-    alone = {"device_s": 0.0, "host": (Work(wait_s=0.0, cpu_s=0.010),), "cores": 1.0}
+    alone = {"device_s": 0.0, "host": (HostStep(wait_s=0.0, cpu_s=0.010),), "cores": 1.0}
     assert step_ms(parts(workers=1, **alone)) == pytest.approx(20, rel=0.02)
     assert step_ms(parts(workers=1, **alone | {"cores": 2.0})) == pytest.approx(10, rel=0.05)
 
@@ -88,13 +89,18 @@ def test_a_copy_from_pageable_memory_makes_the_host_wait_for_the_device():
     assert blocked == pytest.approx(22 + 5 + 1, rel=0.02)  # prepare, copy, launch: one by one
 
 
+def test_a_copy_on_a_stream_of_its_own_goes_beside_the_computing():
+    assert step_ms(parts(copy_s=0.005, copy_beside=True)) == pytest.approx(20, rel=0.02)
+    assert step_ms(parts(copy_s=0.050, copy_beside=True)) == pytest.approx(50, rel=0.02)
+
+
 def test_the_host_is_few_steps_ahead_of_the_device():
     quick = parts(works=(Work(wait_s=0.0, cpu_s=0.0001),))
     assert simulate(quick).epoch_s == pytest.approx(STEPS * 0.020, rel=0.01)
 
 
 def test_what_is_done_now_and_then_on_the_host_is_waited_for_once_the_queue_is_empty():
-    works = tuple(Work(wait_s=0.200 if k == 9 else 0.0, cpu_s=0.001) for k in range(10))
+    works = tuple(HostStep(wait_s=0.200 if k == 9 else 0.0, cpu_s=0.001) for k in range(10))
     # Three steps are queued when it begins: 60 of its 200 ms cost nothing.
     assert step_ms(parts(host=works)) == pytest.approx(20 + (200 - 60) / 10, rel=0.1)
 

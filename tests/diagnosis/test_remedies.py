@@ -3,12 +3,16 @@
 import pytest
 
 from labkit.diagnosis.measured import Knobs, Measured, Stage
-from labkit.diagnosis.model import Parts, Work
+from labkit.diagnosis.model import HostStep, Parts, Work
 from labkit.diagnosis.remedies import less_of, propose
 
 
 def made(cpu_s=0.010, wait_s=0.0):
     return (Work(wait_s=wait_s, cpu_s=cpu_s),)
+
+
+def steps(cpu_s, **how):
+    return (HostStep(wait_s=0.0, cpu_s=cpu_s, **how),)
 
 
 def measured(knobs=None, parts=None, **changes):
@@ -24,7 +28,7 @@ def measured(knobs=None, parts=None, **changes):
         "works": made(),
         "workers": set_to["num_workers"],
         "prefetch_factor": set_to["prefetch_factor"],
-        "host": made(0.001),
+        "host": steps(0.001),
         "device_s": 0.020,
         "steps": 200,
         "cores": 2.0,
@@ -137,23 +141,23 @@ def test_bytes_instead_of_floats_are_proposed_for_the_share_that_are_floats():
 
 
 def test_a_wait_in_every_step_counts_only_where_the_host_has_something_to_do():
-    busy = {"synchronizes": True, "host": made(0.015), "before_launch": 1.0}
+    busy = {"host": steps(0.015, synchronizes=True), "before_launch": 1.0}
     found = first(measured(parts=busy))
     assert (found.name, found.bottleneck) == ("synchronize less often", "synchronization")
     assert found.predicted == pytest.approx(20 / 35, abs=0.03)
-    assert names(measured(parts={"synchronizes": True})) == []
+    assert names(measured(parts={"host": steps(0.0001, synchronizes=True)})) == []
 
 
 def test_saving_is_told_from_reporting_by_what_the_step_does():
-    storms = tuple(Work(wait_s=0.5 if k == 9 else 0.0, cpu_s=0.001) for k in range(10))
-    found = first(measured(parts={"host": storms}, host_kinds={"checkpoint": 0.9}))
+    storms = tuple(HostStep(wait_s=0.5 if k == 9 else 0.0, cpu_s=0.001) for k in range(10))
+    found = first(measured(parts={"host": storms}, host_kinds_s={"checkpoint": 0.05}))
     assert (found.name, found.bottleneck) == ("save less often", "checkpoint")
-    found = first(measured(parts={"host": storms}, host_kinds={"reports": 0.9}))
+    found = first(measured(parts={"host": storms}, host_kinds_s={"reports": 0.05}))
     assert (found.name, found.bottleneck) == ("report less often", "reports")
 
 
 def test_a_python_loop_in_the_step_is_predicted_as_if_it_took_no_time():
-    found = first(measured(parts={"host": made(0.080)}, host_kinds={"host work": 0.95}))
+    found = first(measured(parts={"host": steps(0.080)}, host_kinds_s={"host work": 0.076}))
     assert found.name == "vectorize host work" and found.at_most
     assert found.predicted == pytest.approx(20 / 80, abs=0.03)
 
@@ -195,8 +199,11 @@ def test_at_most_five_are_proposed():
 
 
 def test_what_is_taken_away_is_taken_from_the_longest_steps():
-    host = tuple(Work(wait_s=0.9 if k == 0 else 0.0, cpu_s=0.1) for k in range(5))
-    left = less_of(host, 0.9 / 1.4)
+    host = tuple(
+        HostStep(wait_s=0.9 if k == 0 else 0.0, cpu_s=0.1, synchronizes=k < 2) for k in range(5)
+    )
+    left = less_of(host, 0.9 / 5)
     assert [round(work.wait_s + work.cpu_s, 6) for work in left] == [0.1] * 5
-    even = less_of(tuple(made(0.1) * 4), 0.5)
+    assert [step.synchronizes for step in left] == [False, True, False, False, False]
+    even = less_of(tuple(steps(0.1) * 4), 0.05)
     assert [round(work.cpu_s, 6) for work in even] == [0.05] * 4
