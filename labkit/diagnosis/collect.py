@@ -90,8 +90,19 @@ def collect(
     except Stopped as stopped:
         found.broken = str(stopped)
     except Exception as error:  # whatever a person's own code raises
-        found.broken = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        found.broken = in_one_line(error)
     return found
+
+
+def in_one_line(error: Exception) -> str:
+    """Say what was raised, also in a worker, whose whole traceback torch puts into the message."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    if "Original Traceback" in str(error):
+        return f"{lines[-1].strip()} (in a loader worker)"
+    said = f"{type(error).__name__}: {lines[0]}".rstrip(": ")
+    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in lines[0]:
+        return f"a loader worker ended while it was waited for ({said}); was memory left?"
+    return said
 
 
 def _measure(

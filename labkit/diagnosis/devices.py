@@ -224,19 +224,11 @@ def find(device: EmulatedDevice | None) -> Host:
 
     Args:
         device: an emulated one that the step uses, or None.
-
-    Raises:
-        ValueError: it is something else.
     """
     import torch
 
-    if isinstance(device, EmulatedDevice):
-        return Emulated(device)
     if device is not None:
-        raise ValueError(
-            f"device must be an emulated device that the step uses, or None, got {device!r}; "
-            "leave it out: CUDA and the CPU are found by themselves"
-        )
+        return Emulated(device)
     if torch.cuda.is_initialized() and torch.cuda.memory_allocated():
         return Cuda()
     return Host()

@@ -138,7 +138,7 @@ def diagnose(
     if isinstance(loader, Settings):
         return _of_settings(loader, budget_s, verify=verify, results=results, progress=progress)
     arms.iter_is_itself(loader)
-    paths = _checked(step, transfer, files, budget_s)
+    paths = _checked(step, device, transfer, files, budget_s)
     with _Bar(progress) as say:
         how = {"device": device, "transfer": transfer, "budget_s": budget_s, "say": say}
         result = conclude(collect(loader, step, files=paths, **how))
@@ -170,12 +170,21 @@ def _of_settings(
 
 
 def _checked(
-    step: object, transfer: object, files: Iterable[Path | str] | None, budget_s: float
+    step: object,
+    device: object,
+    transfer: object,
+    files: Iterable[Path | str] | None,
+    budget_s: float,
 ) -> list[Path]:
     if not callable(step):
         raise ValueError(
             f"step must be a function of a batch, got {step!r}; "
             "put the body of your training loop into one"
+        )
+    if device is not None and not isinstance(device, EmulatedDevice):
+        raise ValueError(
+            f"device must be an emulated device that the step uses, or None, got {device!r}; "
+            "leave it out: CUDA and the CPU are found by themselves"
         )
     if transfer is not None and not callable(transfer):
         raise ValueError(f"transfer must be a function of a batch or None, got {transfer!r}")

@@ -48,4 +48,5 @@ def test_shares_of_a_real_step_add_up_and_the_largest_is_the_largest():
     saving = kinds_of(save_often)
     assert sum(saving.values()) == pytest.approx(1)
     assert max(saving, key=saving.get) == "checkpoint"
-    assert max((looping := kinds_of(loop_often)), key=looping.get) == "host work"
+    looping = kinds_of(loop_often)
+    assert max(looping, key=looping.get) == "host work"
