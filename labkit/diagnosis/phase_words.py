@@ -16,6 +16,10 @@ from labkit.diagnosis.phases import PHASES, EpochPhases
 NAMES = {"backward": "backward+optimizer"}
 # Between two clocks that tell a phase's share, less than this is noise.
 MISLEADS = 0.05
+NO_CUDA = (
+    "No CUDA: seconds of the host's clock. On a CPU the work is done when a call returns; a device "
+    "that works on its own may do it in a later phase."
+)
 
 
 def line(phases: EpochPhases, total: int | None) -> str:
@@ -58,7 +62,10 @@ def text(phases: EpochPhases, number: int) -> str:
     ]
     if phases.timed_steps:
         lines += _table(phases)
-    return "\n".join([*lines, *(f"- {sentence}" for sentence in sentences(phases))])
+    said = sentences(phases)
+    if phases.timed_steps and not phases.device_s and number == 1:  # once is enough
+        said.append(NO_CUDA)
+    return "\n".join([*lines, *(f"- {sentence}" for sentence in said)])
 
 
 def sentences(phases: EpochPhases) -> list[str]:
@@ -84,16 +91,11 @@ def sentences(phases: EpochPhases) -> list[str]:
         )
     elif phases.host_s["backward"] is None:
         said.append("What follows the forward is one: no torch optimizer made a step.")
-    return [*said, _clocks(phases)]
+    return [*said, _compare(phases)] if phases.device_s else said
 
 
-def _clocks(phases: EpochPhases) -> str:
-    """Compare what the host's clock says with what the device's says."""
-    if phases.device_s is None:
-        return (
-            "No CUDA: seconds of the host's clock. On a CPU the work is done when a call returns; "
-            "a device that works on its own may do it in a later phase."
-        )
+def _compare(phases: EpochPhases) -> str:
+    """Compare what the host's clock says with what CUDA's says."""
     host, device = _shares(_split(phases.host_s)), _shares(_split(phases.device_s))
     excess = {name: host[name] - device[name] for name in host}
     late, early = max(excess, key=excess.get), min(excess, key=excess.get)

@@ -240,11 +240,12 @@ class Phases:
 
     def _find(self, module: object) -> None:
         begin, end = _Hook(self, self._begin, self._torch), _Hook(self, self._end, self._torch)
-        if self._depth or next(module.parameters(), None) is None:
+        # Asked of the base class: a person's own parameters() may return anything.
+        if self._depth or next(self._torch.nn.Module.parameters(module), None) is None:
             return
         if any(isinstance(h, _Hook) and h.of is self for h in module._forward_pre_hooks.values()):
             return
-        self._handles.append(module.register_forward_pre_hook(begin))
+        self._handles.append(module.register_forward_pre_hook(begin, prepend=True))
         self._handles.append(module.register_forward_hook(end))
         self._begin(module)
 
