@@ -3,6 +3,7 @@
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
 from labkit.diagnosis.diagnose import diagnose
+from labkit.diagnosis.watch import watch
 from labkit.dial_gallery import dial_charts
 from labkit.experiment import Experiment, choose, resume, run
 from labkit.largest_batch import largest_batch
@@ -107,6 +108,7 @@ __all__ = [
     "table",
     "tune",
     "vary",
+    "watch",
     "write_page",
     "write_report",
 ]
