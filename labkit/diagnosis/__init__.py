@@ -1,0 +1,1 @@
+"""Diagnosis: where the time of a person's own training goes, and what would help."""
