@@ -67,7 +67,7 @@ LAYERS = [
     ["figures"],
     ["comparison"],
     ["row_figure"],
-    ["charts", "epoch_chart", "dial_chart"],
+    ["charts", "epoch_chart", "dial_chart", "call_graph_chart"],
     ["side_by_side"],
     ["report", "operations_report", "operations_chart"],
     ["page"],
