@@ -18,7 +18,7 @@ LAYERS = [
     ["clock", "helper", "letters", "lines", "markdown", "python_text", "sections"],
     ["shared_memory", "opens", "launches"],
     ["memory"],
-    ["media", "gpu", "disturbance", "usage"],
+    ["media", "gpu", "gpu_watch", "disturbance", "usage"],
     ["machine"],
     ["origin"],
     ["parts"],
