@@ -1,4 +1,4 @@
-"""Claims that no normalized time answers: phases, GPU-util, CPU use; each rule can agree and differ.
+"""Claims that no normalized time answers: by phases, GPU-util, CPU use; each rule can fail.
 
 Run: python -m pytest tests/test_claim_answers.py
 """
