@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labkit import helper, procfs
@@ -31,6 +31,7 @@ from labkit.parts.devices import EmulatedDevice
 from labkit.trial import Skip
 
 PERIOD_S = 0.1
+SECONDS = 4.0  # of a loop that is recorded: several of NVML's periods
 RESTS = 100  # times the CPU time of a look: at most one percent of one core
 NO_CUDA = "torch used no GPU"
 NO_CORES = "this platform does not count its cores' time"
@@ -189,6 +190,56 @@ class Recorder:
             for start_s, end_s in list(bands)
             if end_s > self._start_s
         )
+
+
+def record_timeline(
+    loader: Iterable,
+    step: Callable[[object], object],
+    *,
+    device: EmulatedDevice | None = None,
+    seconds: float = SECONDS,
+    clock: Clock | None = None,
+) -> Timeline:
+    """Run a loop for some seconds, at most an epoch, and record what everything did meanwhile.
+
+    Args:
+        loader: any iterable of batches.
+        step: called with each; may train a model, which should be one to throw away.
+        device: an emulated device that the step uses.
+        seconds: begin no step after so many.
+        clock: tells the time; the emulated device's.
+
+    Returns:
+        With the host's bands "wait" (for a batch) and "compute" (the step's call).
+    """
+    clock = clock or SystemClock()
+    now = clock.now
+    with Recorder(clock) as timeline:
+        if device is not None:
+            timeline.watch(device)
+        until_s = now() + seconds
+        batches = iter(loader)
+        while (asked_s := now()) < until_s:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            finally:
+                arrived_s = now()
+                timeline.mark("wait", asked_s, arrived_s)
+            step(batch)
+            timeline.mark("compute", arrived_s, now())
+        _finish(device)
+    return timeline.recorded()
+
+
+def _finish(device: EmulatedDevice | None) -> None:
+    """Wait for what was queued: it belongs to what is recorded."""
+    torch = sys.modules.get("torch")
+    if device is not None:
+        device.synchronize()
+    elif torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _pairwise(

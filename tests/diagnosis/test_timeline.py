@@ -13,7 +13,14 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 
 from labkit import pagecache
-from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Recorder, Timeline
+from labkit.diagnosis.timeline import (
+    NO_CORES,
+    NO_CUDA,
+    NO_READS,
+    Recorder,
+    Timeline,
+    record_timeline,
+)
 from labkit.media import IN_MEMORY, describe_medium
 from labkit.parts.devices import PROFILES, EmulatedDevice
 from tests.fake_clock import FakeClock
@@ -222,6 +229,49 @@ def test_a_timeline_is_frozen_and_every_column_is_as_long_as_its_looks():
         assert (column is None) == (name in recorded.missing)
         assert column is None or len(column) == len(recorded.at_s)
     assert set(recorded.missing) <= {field.name for field in fields(Timeline)}
+
+
+def slow_batches(clock, n, wait_s):
+    for number in range(n):
+        clock.sleep(wait_s)
+        yield number
+
+
+def test_a_loop_is_recorded_with_its_waits_and_steps_until_it_ends():
+    clock = FakeClock()
+    device, seen = EmulatedDevice(PROFILE, clock), []
+
+    def step(batch):
+        seen.append(batch)
+        device.compute(2)
+
+    recorded = record_timeline(
+        slow_batches(clock, 3, 4.0), step, device=device, seconds=100, clock=clock
+    )
+    assert seen == [0, 1, 2]
+    # 4 s for a batch, half a second to launch two seconds of computing.
+    assert recorded.host["wait"][:3] == ((0.0, 4.0), (4.5, 8.5), (9.0, 13.0))
+    assert recorded.host["compute"] == ((4.0, 4.5), (8.5, 9.0), (13.0, 13.5))
+    assert recorded.device == ((4.0, 6.0), (8.5, 10.5), (13.0, 15.0))
+    assert recorded.duration_s == 15.0  # and what was queued is waited for
+    assert device.on_run is None
+
+
+def test_a_long_loop_is_left_in_time():
+    clock, seen = FakeClock(), []
+    recorded = record_timeline(slow_batches(clock, 99, 1.0), seen.append, seconds=5, clock=clock)
+    assert seen == [0, 1, 2, 3, 4]
+    assert recorded.duration_s == 5.0
+    assert recorded.device is None
+
+
+def test_a_loader_that_raises_is_not_hidden():
+    def batches():
+        yield 1
+        raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone"):
+        record_timeline(batches(), lambda batch: None, clock=FakeClock())
 
 
 @pytest.mark.needs_cuda
