@@ -54,6 +54,7 @@ EMULATED = (
     "shorter waits."
 )
 LEFT_IN, AXIS_IN, GAP_IN, CURVE_IN, LANE_IN = 0.62, 0.5, 0.1, 0.62, 0.2
+TICK_IN = 0.09  # what the number at the top of an axis needs under a title
 CORE_IN, CORES_IN = 0.16, (0.34, 1.3)  # one core's line; all of them at least and at most
 AREA = {"color": "#c6dbef", "linewidth": 0}
 LINE = {"color": "#08519c", "linewidth": 1.2}
@@ -92,6 +93,7 @@ def timeline_chart(timeline: Timeline, title: str = TITLE, sheet: Sheet = WIDE) 
         canvas = FigureCanvasAgg(figure)
         fit = fitter(figure)
         panels = [panel for panel in _panels(timeline, sheet) if panel is not None]
+        panels.sort(key=lambda panel: panel.draw is not None)  # what is missing is said first
         foot = _foot(timeline)
         figure.set_label(captions.join_sentences([title, *(panel.title for panel in panels), foot]))
         width_in = sheet.width_in - 2 * PAD_IN
@@ -101,7 +103,8 @@ def timeline_chart(timeline: Timeline, title: str = TITLE, sheet: Sheet = WIDE) 
         lines = fit_head(lines, fit, sheet)
         foot = fit(foot, width_in, ORIGIN_PT)
         titles = [fit(panel.title, width_in, 9) for panel in panels]
-        above_in = [SMALL_LINE_IN * (1 + said.count("\n")) + 0.03 for said in titles]
+        above_in = [SMALL_LINE_IN * (1 + said.count("\n")) + TICK_IN for said in titles]
+        left = (PAD_IN + _left_in(figure, timeline)) / sheet.width_in
         rows_in = sum(above_in) + sum(panel.height_in + GAP_IN for panel in panels)
         bottom_in = foot_height_in(foot) + AXIS_IN
         height_in = head_height_in(lines) + PAD_IN / 2 + rows_in + bottom_in
@@ -116,7 +119,6 @@ def timeline_chart(timeline: Timeline, title: str = TITLE, sheet: Sheet = WIDE) 
             )  # fmt: skip
             top_in -= above + panel.height_in
             if panel.draw:
-                left = (PAD_IN + LEFT_IN) / sheet.width_in
                 axes = figure.add_axes((
                     left, top_in / height_in, 1 - left - 2 * PAD_IN / sheet.width_in,
                     panel.height_in / height_in,
@@ -135,6 +137,17 @@ def timeline_chart(timeline: Timeline, title: str = TITLE, sheet: Sheet = WIDE) 
     # Figures made without pyplot do not show themselves; IPython looks for this name.
     figure._repr_mimebundle_ = lambda **_: mimebundle(figure)
     return figure
+
+
+def _left_in(figure: Figure, timeline: Timeline) -> float:
+    """Say how much room the numbers of an axis, or the longest name of a lane, need."""
+    from matplotlib.font_manager import FontProperties
+
+    renderer, font = figure.canvas.get_renderer(), FontProperties(size=10)
+    widths_px = [
+        renderer.get_text_width_height_descent(name, font, False)[0] for name in timeline.host
+    ]
+    return max(LEFT_IN, max(widths_px, default=0.0) / figure.dpi + TICK_IN)
 
 
 def _panels(timeline: Timeline, sheet: Sheet) -> list[_Panel | None]:

@@ -47,7 +47,7 @@ MANY = replace(
     REAL,
     cores=tuple(None if i == 7 else tuple([0.5] * 192) for i in range(N)),
     read_bytes_per_s=tuple(0.0 for _ in range(N)),
-    host={f"phase {i}": ((0.1 * i, 0.1 * i + 0.1),) for i in range(6)},
+    host={f"forward, part {i}": ((0.1 * i, 0.1 * i + 0.1),) for i in range(6)},
 )
 ALL = {
     "no GPU": EMPTY, "emulated": EMULATED_ONE, "real": REAL, "nothing": NOTHING, "many": MANY,
