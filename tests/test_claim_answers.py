@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_claim_answers.py
 """
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -137,10 +138,10 @@ def make_workers(results, waits, cpu_percents):
         )
         for trial in fake_trials(dict.fromkeys(labels, 1.0), blocks=8, noise=0, drift=0)
     ]
-    settings = {name: {"num_workers": n} for name, n in labels.items()}
-    make_run(
-        results, dict.fromkeys(labels, 1.0), experiment="workers", trials=trials, variants=settings
-    )
+    folder = make_run(results, dict.fromkeys(labels, 1.0), experiment="workers", trials=trials)
+    info = json.loads((folder / "run.json").read_text())
+    info["variants"] = {name: {"num_workers": n} for name, n in labels.items()}
+    (folder / "run.json").write_text(json.dumps(info))
 
 
 CPU = {0: 90.0, 1: 120.0, 2: 170.0, 4: 190.0}
