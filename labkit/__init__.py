@@ -3,6 +3,9 @@
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
 from labkit.diagnosis.diagnose import diagnose
+from labkit.diagnosis.example import example_loop
+from labkit.diagnosis.gpu_util import gpu_util, polled_table
+from labkit.diagnosis.timeline import record_timeline
 from labkit.diagnosis.watch import watch
 from labkit.dial_gallery import dial_charts
 from labkit.experiment import Experiment, choose, resume, run
@@ -44,6 +47,7 @@ from labkit.reports import write_report
 from labkit.results import Run, find_run, list_runs, load_run
 from labkit.settings import MODES, Settings, vary
 from labkit.sharing.share import open_shared, pack
+from labkit.timeline_chart import timeline_chart
 from labkit.trial import Epoch, Trial
 from labkit.tuning import tune
 
@@ -83,11 +87,13 @@ __all__ = [
     "disputes",
     "doctor",
     "epoch_chart",
+    "example_loop",
     "experiment",
     "find_run",
     "findings",
     "forecast",
     "gallery",
+    "gpu_util",
     "largest_batch",
     "list_runs",
     "load_run",
@@ -95,8 +101,10 @@ __all__ = [
     "open_shared",
     "pack",
     "panel",
+    "polled_table",
     "predictions",
     "recipe",
+    "record_timeline",
     "resume",
     "run",
     "run_operations",
@@ -106,6 +114,7 @@ __all__ = [
     "side_by_side",
     "summarize",
     "table",
+    "timeline_chart",
     "tune",
     "vary",
     "watch",

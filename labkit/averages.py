@@ -45,6 +45,8 @@ def average(runs: Sequence[Trial]) -> dict[str, object]:
         "steady_images_per_s": _steady_images_per_s(epochs),
         "wait_share": share(lambda epoch: epoch.wait_s),
         "transfer_share": share(lambda epoch: epoch.transfer_s),
+        "step_share": share(_step_s),
+        "sync_share": share(lambda epoch: epoch.sync_s),
         "compute_share": compute_share,
         "stall_share": None if compute_share is None else 1 - compute_share,
         "cpu_percent": _mean_known(trial.cpu_percent for trial in runs),
@@ -64,6 +66,13 @@ def average(runs: Sequence[Trial]) -> dict[str, object]:
         "swapped_pages": _swapped_pages(runs),
         "labels": _merge_labels(runs),
     }
+
+
+def _step_s(epoch: Epoch) -> float | None:
+    if epoch.launch_s is not None:
+        return epoch.launch_s
+    parts_s = (epoch.forward_s, epoch.backward_s)
+    return None if None in parts_s else sum(parts_s)
 
 
 def _cpu_s_per_1000_images(runs: Sequence[Trial]) -> float | None:

@@ -17,6 +17,7 @@ from functools import partial
 
 from labkit import (
     in_depth,
+    in_depth_bottlenecks,
     in_depth_callbacks,
     in_depth_loading,
     in_depth_rivals,
@@ -303,6 +304,7 @@ CATALOG: dict[str, Callable[..., Experiment]] = {
     "metric_reports": in_depth_callbacks.metric_reports,
     "evaluation": in_depth_callbacks.evaluation,
     "progress": in_depth_callbacks.progress,
+    "bottlenecks": in_depth_bottlenecks.bottlenecks,
 }
 MAIN_ROAD = ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined")
 # Those that can also be run in the document's own order and with its own loop.
@@ -346,6 +348,7 @@ KNOBS: dict[str, tuple[str, ...]] = {
     "metric_reports": ("batch_size", "input_px", "device"),
     "evaluation": ("batch_size", "input_px", "device"),
     "progress": ("batch_size", "input_px", "device"),
+    "bottlenecks": ("jitter_ms", "num_workers", "batch_size", "input_px", "device"),
 }  # fmt: skip
 
 

@@ -54,13 +54,17 @@ CLAIMS: tuple[Claim, ...] = (
         number=1,
         documents=("[000]",),
         claim="A profiler's call graph of one epoch shows whether reading data is the bottleneck.",
-        experiment="diagnosis",
+        experiment="bottlenecks",
+        variant="loading",
+        also=(("bottlenecks", "computing", None), ("bottlenecks", "loss in loops", None)),
     ),
     Claim(
         number=2,
         documents=("[002]",),
         claim="Timing data loading, forward and backward pass apart shows what slows training.",
-        experiment="diagnosis",
+        experiment="bottlenecks",
+        variant="computing",
+        also=(("bottlenecks", "computing, not synchronized", None),),
     ),
     Claim(
         number=3,
@@ -69,7 +73,8 @@ CLAIMS: tuple[Claim, ...] = (
         "takes it to 0 %.",
         published="99 % to 10 % and back [000]; often 0 % [003]; "
         "from 100 to 0 % for 1-2 s after every 5 s [004]",
-        experiment="diagnosis",
+        experiment="bottlenecks",
+        variant="loading",
     ),
     Claim(
         number=4,
@@ -92,7 +97,7 @@ CLAIMS: tuple[Claim, ...] = (
         claim="Raise num_workers while loading gets faster; where it no longer does, take the "
         "lowest CPU use.",
         published="8, if 8 to 12 load about equally fast",
-        experiment="diagnosis",
+        experiment="workers",
     ),
     # --- storage --------------------------------------------------------------------------
     Claim(

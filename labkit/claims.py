@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import catalog, machine, operations_run, units
+from labkit.claim_answers import ANSWERS, opencv_beside_pillow
 from labkit.claim_list import CLAIMS, MADE_BY, Claim
-from labkit.operations_summary import compare_twins, count_blocks, summarize_operations
 from labkit.results import Run, newest_runs
 from labkit.row_words import EMULATED_WORDS
 from labkit.row_words import find_stand_ins as stand_ins
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
-from labkit.statistics import UNSTABLE, agreement
+from labkit.statistics import agreement
 from labkit.summary import Row, summarize
 
 if TYPE_CHECKING:
@@ -145,8 +145,10 @@ def _answer(
         return f"not testable here: {claim.reason}; {missing}" if claim.reason else missing
     if run is None:
         return "not run"
+    if claim.number in ANSWERS:
+        return _answer_otherwise(claim.number, variant, run)
     if not variant or run.info.get("kind") == operations_run.NAME:
-        return _answer_elsewhere(run)
+        return opencv_beside_pillow(run)
     summary = summarize(run.info, run.trials)
     rows = {row.variant: row for row in summary.rows}
     if variant not in rows:
@@ -159,35 +161,24 @@ def _answer(
     return _measured(run.info, summary.rows[0], rows[variant], expected, direction)
 
 
-def _answer_elsewhere(run: Run) -> str:
-    """Answer for OpenCV against Pillow by counting operations and sizes."""
-    rows = [
-        row
-        for row in summarize_operations(run)
-        if (row.library, row.baseline) == ("opencv", "pillow") and row.ratio is not None
-    ]
-    judged, twins = MODES[run.info["mode"]].judged, compare_twins(run)
-    blocks = count_blocks(run)
-    if blocks.rejected and not blocks.counting:
-        return "not run: every block was rejected"
-    if not rows:
-        return "not run: this run has no operation of both libraries"
-    if judged and twins is not None and not twins.stable:
-        return f"{UNSTABLE}, no verdict"
-    if not any(row.verdict for row in rows):
-        less = sum(row.ratio < 1 for row in rows)
-        why = f"{run.info['mode']} mode speaks no verdict"
-        if judged:
-            n = len(blocks.counting)
-            why = f"{n} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
-        return f"opencv took less time in {less} of {len(rows)} operations and sizes; {why}"
-    faster = sum(row.verdict == "faster" for row in rows)
-    slower = sum(row.verdict == "slower" for row in rows)
-    # "Mostly" is more than half.
-    word = {faster * 2 > len(rows): "agrees", slower * 2 > len(rows): "differs"}.get(
-        True, "inconclusive"
-    )
-    return f"{word}: opencv faster in {faster}, slower in {slower} of {len(rows)}"
+def _answer_otherwise(number: int, variant: str, run: Run) -> str:
+    """Answer by what is no normalized time; see `claim_answers`."""
+    summary = summarize(run.info, run.trials)
+    rows = {row.variant: row for row in summary.rows}
+    if variant and variant not in rows:
+        return "not run: this run has no such variant"
+    if variant and rows[variant].normalized_time is None:
+        return say_unmeasured(rows[variant])
+    found = ANSWERS[number](rows, variant, run.info["variants"])
+    where = conditions(found.rows)
+    if not found.word:
+        return f"{found.figures}{where}"
+    if not summary.judged:
+        return f"{found.figures}{where}; {why_unjudged(run.info, summary.n_blocks)}"
+    word = found.word
+    if stand_ins(found.rows):
+        word = f"{EMULATED_WORDS[word]}, emulated"
+    return f"{word}{where}: {found.figures}"
 
 
 def say_unmeasured(row: Row) -> str:

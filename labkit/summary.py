@@ -89,13 +89,17 @@ class Row:
     wait_share: float | None = None
     """Share of the epochs in which the host waited for data."""
     transfer_share: float | None = None
+    step_share: float | None = None
+    """Share of the epochs in which the host ran, or launched, forward and backward pass."""
+    sync_share: float | None = None
+    """Share of the epochs in which the host waited for the device, as `sync_every` asks for."""
     compute_share: float | None = None
     """Share of the epochs in which the device computed, where the device tells."""
     stall_share: float | None = None
     """Share of the epochs in which the device did not compute."""
     cpu_percent: float | None = None
     gpu_util: float | None = None
-    """Percent, as NVML reports it."""
+    """Share of NVML's periods in which some kernel ran."""
     emulated_busy_share: float | None = None
     cpu_s_per_1000_images: float | None = None
     """CPU-seconds of the training process and its workers; the cheapest of equals is [002]'s."""

@@ -1,26 +1,17 @@
 """Usage: what a trial cost beside time: CPU-seconds, page faults, memory, GPU utilization.
 
-The GPU is watched through NVML by a thread that wakes a few times a second;
-everything else is read before and after.  Main trap: NVML's utilization is the
-share of its sampling period in which *some* kernel ran: 100 % says nothing of
-how much of the GPU was used, nor at which clock.
-Source: nvml.h (device queries; clocks event reasons).
+The GPU is watched through NVML by a thread (`gpu_watch`); everything else is read before and
+after.  Main trap: CPU-seconds of a process that has ended are its parent's, so trees are added up
+from the lowest process on, or some seconds would count twice.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
-from types import ModuleType
 
 from labkit import helper, procfs
+from labkit.gpu_watch import GpuWatch
 from labkit.memory import MemoryWatch
-
-NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
-# Bits of reasons for a lower clock that are no throttling: idle, and what a person or a display
-# has set (application clocks), which may hold all the time; gpu_clock_hz shows it.
-CHOSEN_CLOCKS = 0x1 | 0x2 | 0x100
 
 
 class Usage:
@@ -35,7 +26,7 @@ class Usage:
 
     def __enter__(self) -> Usage:
         """Start counting."""
-        self._gpu = _GpuWatch(self._watches_gpu)
+        self._gpu = GpuWatch(self._watches_gpu)
         self._memory = MemoryWatch().__enter__()
         if _has_allocator():
             import torch
@@ -110,93 +101,6 @@ def own_major_faults() -> int | None:
     return sum(count for count in (*below, procfs.major_faults(this.pid)) if count is not None)
 
 
-def _slowed_by(nvml: ModuleType, gpu: object) -> int:
-    """Give the bits of what keeps the clock down and was not chosen; 0 for nothing."""
-    try:
-        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
-    except (AttributeError, nvml.NVMLError):  # drivers before 535 have it by its old name alone
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    return reasons & ~CHOSEN_CLOCKS
-
-
-# Name of a reading -> how NVML is asked for it.
-READINGS: dict[str, Callable[[ModuleType, object], int]] = {
-    "busy_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-    "used_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
-    "clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-    "slowed_by": _slowed_by,
-}
-
-
-def read_gpu(nvml: ModuleType, gpu: object) -> dict[str, int | None]:
-    """Ask NVML for every reading once.
-
-    Args:
-        nvml: pynvml, initialized.
-        gpu: its handle of the GPU.
-
-    Returns:
-        Name -> value; None for what this library, driver or device (a MIG slice) does not offer.
-    """
-    found = {}
-    for name, read in READINGS.items():
-        try:
-            found[name] = read(nvml, gpu)
-        except (AttributeError, nvml.NVMLError):
-            found[name] = None
-    return found
-
-
-class _GpuWatch:
-    """Samples torch's GPU until stopped; measures nothing where there is no NVIDIA driver."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._samples: list[dict[str, int | None]] = []
-        self._stop = threading.Event()
-        self._thread = None
-        if not wanted:
-            return
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._handle = _torch_gpu(pynvml)
-        except Exception:  # no driver, no library or no device: nothing to watch
-            return
-        self._nvml = pynvml
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(NVML_PERIOD_S):
-            self._samples.append(read_gpu(self._nvml, self._handle))
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def totals(self) -> dict[str, float | int | None]:
-        busy = self._known("busy_percent")
-        return {
-            "gpu_util_mean": sum(busy) / len(busy) / 100 if busy else None,
-            "gpu_util_zero_share": busy.count(0) / len(busy) if busy else None,
-            "gpu_memory_bytes": max(self._known("used_bytes"), default=None),
-        }
-
-    def clocks(self) -> dict[str, float | None]:
-        clocks_mhz, slowed_by = self._known("clock_mhz"), self._known("slowed_by")
-        return {
-            "gpu_clock_hz": 1e6 * sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
-            "gpu_throttled_share": sum(map(bool, slowed_by)) / len(slowed_by)
-            if slowed_by
-            else None,
-        }
-
-    def _known(self, name: str) -> list[int]:
-        return [value for sample in self._samples if (value := sample[name]) is not None]
-
-
 def _peak_rss_bytes() -> int | None:
     try:
         import resource
@@ -225,13 +129,3 @@ def _allocated() -> dict[str, int | None]:
         "gpu_allocated_bytes": torch.cuda.max_memory_allocated(),
         "gpu_reserved_bytes": torch.cuda.max_memory_reserved(),
     }
-
-
-def _torch_gpu(pynvml: ModuleType) -> object:
-    """Give NVML's handle of the GPU torch uses: CUDA_VISIBLE_DEVICES may have renumbered them."""
-    import torch
-
-    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-    if uuid is None:
-        return pynvml.nvmlDeviceGetHandleByIndex(0)
-    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

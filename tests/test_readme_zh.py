@@ -34,6 +34,6 @@ def test_claims_stand_beside_the_notebook_that_runs_their_experiment():
     there = {"prefetching", "storage", "preprocessing", "opencv_vs_pil", "operations"}
     there |= {"packing", "small_files", "offline", "distance"}
     there |= {"workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size"}
-    there |= {"sampling"}
+    there |= {"sampling", "bottlenecks"}
     there |= {"stalls", "checkpoints", "logs", "metric_reports", "evaluation", "progress", "loss"}
     assert set(found) == {c.number for c in CLAIMS if there & {name for name, _, _ in c.tests}}

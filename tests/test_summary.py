@@ -138,7 +138,20 @@ def test_rates_and_shares_are_sums_over_all_epochs():
     assert row.epoch2_s == pytest.approx(0.4 * math.sqrt(4 * 6))
     shares = (row.wait_share, row.transfer_share, row.compute_share, row.stall_share)
     assert shares == pytest.approx((0.25, 0.04, 0.7, 0.3))
+    assert (row.step_share, row.sync_share) == pytest.approx((0.0, 0.6))
     assert (row.startup_s, row.cpu_percent, row.gpu_util) == (pytest.approx(0.01), 150.0, None)
+
+
+def test_a_real_devices_step_is_forward_and_backward_together():
+    def on_cuda(epoch):
+        parts = {"forward_s": 0.1 * epoch.epoch_s, "backward_s": 0.2 * epoch.epoch_s}
+        return dataclasses.replace(epoch, launch_s=None, **parts)
+
+    trials = [
+        dataclasses.replace(trial, epochs=tuple(map(on_cuda, trial.epochs)))
+        for trial in fake_trials({"base": 1.0, "other": 1.0})
+    ]
+    assert summarize(fake_info(["base", "other"]), trials).rows[1].step_share == pytest.approx(0.3)
 
 
 def test_compute_and_stall_are_unknown_where_the_device_does_not_tell():

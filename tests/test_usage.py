@@ -16,8 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import pagecache, procfs
+from labkit.gpu_watch import GpuWatch, read_gpu
 from labkit.media import IN_MEMORY, describe_medium
-from labkit.usage import Usage, _GpuWatch, own_cpu_s, own_major_faults, read_gpu
+from labkit.usage import Usage, own_cpu_s, own_major_faults
 
 SPIN_S = 0.3
 SPIN = f"import time\nwhile time.process_time() < {SPIN_S}: pass"
@@ -166,7 +167,7 @@ def test_the_names_and_bits_are_those_of_the_installed_library():
 
 
 def test_samples_are_summed_up_and_unknown_ones_left_out():
-    watch = _GpuWatch(wanted=False)
+    watch = GpuWatch(wanted=False)
     for busy, used, clock, slowed in (
         (0, 10, 1_000, 0x4),
         (50, 30, None, 0),

@@ -167,6 +167,8 @@ class EmulatedDevice:
         self.label = f"emulated({profile.name}, {profile.compute_s_per_image * 1e3:.3g} ms/image)"
         self.compute_s = 0.0
         """Seconds of compute finished or queued so far."""
+        self.on_run: Callable[[float, float], None] | None = None
+        """Told of all work as it is queued: the clock's seconds of its start and end."""
         self._profile = profile
         self._clock = clock
         self._copy_free_s = 0.0  # when the copy engine is done with all it was given
@@ -221,6 +223,8 @@ class EmulatedDevice:
         now_s = self._now()
         self._compute_free_s = max(now_s, self._compute_free_s) + compute_s
         self.compute_s += compute_s
+        if self.on_run is not None:
+            self.on_run(self._compute_free_s - compute_s, self._compute_free_s)
         self._wait(now_s + compute_s * self._profile.launch_share, self._clock.spin_until)
 
     def synchronize(self) -> None:

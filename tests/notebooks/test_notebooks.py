@@ -11,7 +11,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 FEW = {"images": 16}
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 # Each takes half a minute; of those that are built alike some stand for all.
-ALWAYS_RUN = ("00", "07", "12")
+ALWAYS_RUN = ("00", "01", "07", "12")
 
 
 def parameters(notebook):

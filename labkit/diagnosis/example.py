@@ -1,0 +1,138 @@
+"""An example to diagnose: a training loop as people write it, with the loader's own defaults.
+
+    folder of .jpg ─▶ Photos: read, decode, resize, normalize ─▶ DataLoader ─▶ step
+
+Nothing in it knows of the lab, so that a loop of one's own can take its place.  Main trap: without
+a GPU the step only occupies an emulated device; what it says of loading is real, and it learns
+nothing.  Labels are made up in either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from labkit.clock import SystemClock
+from labkit.gpu import cuda
+from labkit.parts.devices import PROFILES, EmulatedDevice
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+SIDE_PX = 256
+CLASSES = 80
+BATCH_SIZE = 8
+IMAGES = 192  # an epoch of some seconds
+PROFILE = "resnet50_a100"
+LEARNING_RATE = 0.01
+MEAN_RGB, STD_RGB = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+
+
+class Example(NamedTuple):
+    """A loop to point at: what `diagnose` takes."""
+
+    loader: DataLoader
+    step: Callable[[object], None]
+    files: list[Path]
+    """What the loader reads, so that it can be made cold."""
+    device: EmulatedDevice | None
+    """What stands in where there is no GPU."""
+
+
+class Photos:
+    """A folder of photographs as a data set: the i-th image and a label.
+
+    Args:
+        files: .jpg files.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        import cv2
+
+        # OpenCV's own threads do not survive the fork that starts a loader's workers.
+        cv2.setNumThreads(0)
+        self._files = files
+
+    def __len__(self) -> int:
+        """Count the images."""
+        return len(self._files)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        """Give (3, SIDE_PX, SIDE_PX) float32 planes and a class."""
+        return normalize(resize(decode(self._files[i].read_bytes()))), i % CLASSES
+
+
+def decode(jpeg: bytes) -> np.ndarray:
+    """Turn JPEG bytes into (H, W, 3) uint8 RGB."""
+    import cv2
+
+    return cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
+
+
+def resize(image_rgb: np.ndarray) -> np.ndarray:
+    """Scale to a square of SIDE_PX."""
+    import cv2
+
+    return cv2.resize(np.ascontiguousarray(image_rgb), (SIDE_PX, SIDE_PX))
+
+
+def normalize(image_rgb: np.ndarray) -> np.ndarray:
+    """Turn into (3, H, W) float32 with the usual mean and spread."""
+    scaled = (image_rgb / np.float32(255) - np.float32(MEAN_RGB)) / np.float32(STD_RGB)
+    return np.ascontiguousarray(scaled.transpose(2, 0, 1))
+
+
+def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: object) -> Example:
+    """Make a loop to diagnose: photographs through torch's DataLoader with its defaults.
+
+    Args:
+        data: any folder of .jpg files.
+        images: of an epoch, at most.
+        **knobs: of the DataLoader, as num_workers=2.
+
+    Returns:
+        Loader, step, files and device.  The step trains a ResNet-18 on CUDA where that works,
+        else it occupies an emulated device.
+
+    Raises:
+        ValueError: the folder has no .jpg files.
+    """
+    from torch.utils.data import DataLoader
+
+    found = sorted(p for p in Path(data).rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))
+    if not found:
+        raise ValueError(f"data must be a folder with .jpg files, got none in {data}")
+    files = found[:images]
+    loader = DataLoader(Photos(files), batch_size=BATCH_SIZE, shuffle=True, **knobs)
+    if cuda().works:
+        return Example(loader, _train_on_cuda(), files, None)
+    device = EmulatedDevice(PROFILES[PROFILE], SystemClock())
+
+    def step(batch: object) -> None:
+        pictures, labels = batch
+        entries = {"image": pictures, "label": labels}
+        device.wait(device.put(entries, pinned=False, non_blocking=False, side_stream=False))
+        device.compute(len(labels))
+
+    return Example(loader, step, files, device)
+
+
+def _train_on_cuda() -> Callable[[object], None]:
+    import torch
+
+    from labkit.parts.training.models import build_classifier
+
+    model = build_classifier().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def step(batch: object) -> None:
+        pictures, labels = (tensor.cuda() for tensor in batch)
+        loss = torch.nn.functional.cross_entropy(model(pictures), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
