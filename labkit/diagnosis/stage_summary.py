@@ -21,6 +21,7 @@ from labkit.diagnosis.stage_worker import BatchTimes, Made
 COLLATE, SERIALIZATION = "collate", "serialization"
 SMALLEST_SHARE = 0.01  # of making a batch; transforms below it are added up as "other"
 OTHER = "other"
+MOST_COST = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,8 @@ def summarize_stages(
     fetch_s = statistics.fmean(one.fetch_s for one in batches)
     fetch_cpu_s = statistics.fmean(one.fetch_cpu_s for one in batches)
     rows = []
-    for (kind, name), (functions, share, cpu_share, error) in _shares(traced).items():
+    cost = _event_cost(traced, fetch_s, fetch_cpu_s)
+    for (kind, name), (functions, share, cpu_share, error) in _shares(traced, cost).items():
         rows.append((kind, name, functions, share * fetch_s, cpu_share * fetch_cpu_s, error))
     fetch_rows = len(rows)
     collate = [one.collate_s for one in batches]
@@ -104,8 +106,26 @@ def summarize_stages(
     return tuple(sorted(_without_small_ones(stages), key=lambda stage: -stage.share))
 
 
+def _event_cost(traced: Sequence[Made], fetch_s: float, fetch_cpu_s: float) -> tuple[float, float]:
+    """Say what the tracer took for each call it saw: what traced batches took more than others.
+
+    Where calls are few that is noise, so it is no more than some times what was measured for
+    calls of a function that does nothing.
+    """
+    totals = [counted for one in traced for counted in one.totals.values()]
+    events = sum(counted[2] for counted in totals) / len(traced) if traced else 0.0
+    if not events:
+        return 0.0, 0.0
+    found = []
+    for which, untouched_s in enumerate((fetch_s, fetch_cpu_s)):
+        took_s = sum(counted[which] for counted in totals) / len(traced)
+        most_s = MOST_COST * statistics.fmean(one.event_cost[which] for one in traced)
+        found.append(min(max((took_s - untouched_s) / events, 0.0), most_s))
+    return found[0], found[1]
+
+
 def _shares(
-    traced: Sequence[Made],
+    traced: Sequence[Made], event_cost: tuple[float, float]
 ) -> dict[tuple[str, str], tuple[tuple[str, ...], float, float, float | None]]:
     """Add up traced batches: (kind, name) -> functions, shares of wall and CPU, the first's error.
 
@@ -117,8 +137,8 @@ def _shares(
         found: dict[tuple[str, str], list[float]] = {}
         for (kind, function), (wall_s, cpu_s, events) in one.totals.items():
             stage = (kind, function if kind == rules.TRANSFORM else kind)
-            wall_s = max(0.0, wall_s - events * one.event_cost[0])
-            cpu_s = max(0.0, cpu_s - events * one.event_cost[1])
+            wall_s = max(0.0, wall_s - events * event_cost[0])
+            cpu_s = max(0.0, cpu_s - events * event_cost[1])
             spent = found.setdefault(stage, [0.0, 0.0])
             spent[0] += wall_s
             spent[1] += cpu_s
