@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from labkit import machine, pagecache, units
+from labkit.clock import SystemClock
 from labkit.diagnosis import devices, knobs, stages, step_work
 from labkit.diagnosis.arms import Loop, Steps, Stopped, Stretch, skip_of
+from labkit.diagnosis.phases import EpochPhases, Phases
 from labkit.parts.devices import EmulatedDevice
 
 LOOK_S, LOOK_STEPS = 3.0, 12
@@ -40,6 +42,8 @@ class Collected:
     loop: Loop | None = None
     stretches: list[Stretch] = field(default_factory=list)
     """Of the blocks, in the order of measuring."""
+    phases: EpochPhases | None = None
+    """Of the first look: the document's phases on the host's clock, and on CUDA's."""
     stages: stages.Stages | None = None
     host_kinds: dict[str, float] = field(default_factory=dict)
     alone_full: Stretch | None = None
@@ -118,7 +122,11 @@ def _measure(
 ) -> None:
     loop = found.loop = Loop(loader, step, devices.Host(), transfer)
     say("first look", 0.0)
-    look_s = _look(loop, device)
+    recorder = Phases(SystemClock())
+    try:
+        look_s = _look(loop, device, recorder)
+    finally:
+        found.phases = recorder.result()
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     stretch_s = min(max(budget_s * ARMS_SHARE / BLOCKS / len(arms), SHORTEST_S), LONGEST_S)
     plan = Plan(loop, look_s, stretch_s)
@@ -148,12 +156,13 @@ def _measure(
     _look_into_step(found, loop, PROFILE_SHARE * budget_s)
 
 
-def _look(loop: Loop, device: EmulatedDevice | None) -> float:
+def _look(loop: Loop, device: EmulatedDevice | None, recorder: Phases) -> float:
     """Run some steps as they are, find out what they compute on, and keep batches; mean seconds."""
     begun_s, count = time.perf_counter(), 0
     loop.device = devices.find(device) if device is not None else loop.device
     first_s = 0.0
-    for batch in loop.asked():
+    batches = recorder.over(loop.asked())
+    for batch in batches:
         if batch is None:
             raise Stopped("loader must yield batches, got None; does its collate_fn return one?")
         loop.keep(batch)
@@ -168,6 +177,7 @@ def _look(loop: Loop, device: EmulatedDevice | None) -> float:
             break
     if not count:
         raise Stopped("loader must yield at least one batch, got an empty one; look at its length")
+    batches.close()  # takes the recorder's hooks off
     loop.device.synchronize()
     return (time.perf_counter() - begun_s) / (count - 1) if count > 1 else first_s
 

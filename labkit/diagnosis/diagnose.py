@@ -98,6 +98,14 @@ class Diagnosis:
 
         return pd.DataFrame(rows(self))
 
+    def stages(self) -> pd.DataFrame:
+        """Give what making and sending a batch takes, stage by stage, inside a worker."""
+        import pandas as pd
+
+        from labkit.diagnosis.words import stage_rows
+
+        return pd.DataFrame(stage_rows(self))
+
 
 def diagnose(
     loader: Iterable | Settings,

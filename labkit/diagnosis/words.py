@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.diagnosis import phase_words
 
 if TYPE_CHECKING:
     from labkit.diagnosis.diagnose import Diagnosis
@@ -43,6 +44,7 @@ def sentences(found: Diagnosis) -> Iterator[str]:
             "Nothing to gain from loading: no change of it is predicted to save 3 %. What is left "
             "is the step itself: a smaller model or input, mixed precision, a faster device."
         )
+    yield from _phases(found)
     yield _rests_on(found)
     yield from (f"Note: {note}." for note in found.notes)
 
@@ -66,6 +68,16 @@ def _verdict(found: Diagnosis) -> Iterator[str]:
         f"Ceiling: a loader that took no time would leave {units.normalized(found.ceiling)} of the "
         f"time, so no change of loading gains more than {faster:.2f} times."
     )
+
+
+def _phases(found: Diagnosis) -> Iterator[str]:
+    """Say what a stopwatch in the loop would have shown."""
+    phases = found.collected.phases
+    if phases is not None and phases.timed_steps:
+        seen = phase_words.line(phases, None)
+        yield f"A stopwatch in the loop shows, by when calls return: {seen}."
+        stopped = phases.ended == "stopped"  # by the diagnosis, which had seen enough
+        yield from phase_words.sentences(phases)[stopped:]
 
 
 def _rests_on(found: Diagnosis) -> str:
@@ -112,3 +124,19 @@ def rows(found: Diagnosis) -> list[dict[str, object]]:
                 }
             )
     return listed
+
+
+def stage_rows(found: Diagnosis) -> list[dict[str, object]]:
+    """List what making and sending a batch takes, stage by stage, inside a worker."""
+    stages = found.collected.stages
+    return [
+        {
+            "stage": stage.name,
+            "kind": stage.kind,
+            "a batch": units.seconds(stage.batch_s),
+            "CPU a batch": units.seconds(stage.batch_cpu_s),
+            "share": units.percent(stage.share),
+            "functions": ", ".join(stage.functions[:2]),
+        }
+        for stage in (stages.stages if stages else ())
+    ]
