@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from labkit import units
 from labkit.diagnosis.phases import PHASES, EpochPhases
 
-NAMES = {"backward": "backward+optimizer"}
+IN_FULL = {"backward": "backward+optimizer"}
 # Between two clocks that tell a phase's share, less than this is noise.
 MISLEADS = 0.05
 NO_CUDA = (
@@ -119,7 +119,7 @@ def _table(phases: EpochPhases) -> list[str]:
             f"{units.seconds(split[name] / steps)} {units.percent(_shares(split)[name]):>8}"
             for _, split, steps in columns
         ]
-        rows.append([name, *cells])
+        rows.append([IN_FULL.get(name, name), *cells])
     widths = [max(map(len, column)) for column in zip(*rows)]
     return [
         "   ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))])
@@ -129,7 +129,7 @@ def _table(phases: EpochPhases) -> list[str]:
 
 def _split(seconds: Mapping[str, float | None]) -> dict[str, float]:
     """Name what is known, so that it adds up: what cannot be told apart is one."""
-    known = {NAMES.get(phase, phase): s for phase in PHASES if (s := seconds[phase]) is not None}
+    known = {phase: s for phase in PHASES if (s := seconds[phase]) is not None}
     if seconds["forward"] is None:
         known["step"] = seconds["step"]
     elif seconds["backward"] is None:

@@ -224,13 +224,14 @@ class Phases:
     def _install(self) -> None:
         self._torch = sys.modules.get("torch")
         if self._torch:
-            hook = _Hook(self, self._update, self._torch)
-            register = self._torch.optim.optimizer.register_optimizer_step_post_hook
-            self._handles.append(register(hook))
+            from torch.optim.optimizer import register_optimizer_step_post_hook as register
+
+            self._handles.append(register(_Hook(self, self._update, self._torch)))
             self._look()
 
     def _look(self) -> None:
-        register = self._torch.nn.modules.module.register_module_forward_pre_hook
+        from torch.nn.modules.module import register_module_forward_pre_hook as register
+
         self._looking = register(_Hook(self, self._find, self._torch))
 
     def _stop_looking(self) -> None:

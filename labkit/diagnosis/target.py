@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import glob  # a whole pattern, absolute ones too, which Path.glob refuses
 import importlib
-import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from labkit.diagnosis.watch import check_loader
+from labkit.diagnosis.watch import brief, check_loader
 
 REQUIRED = ("loader", "step")
 OPTIONAL = ("files", "device", "transfer")
@@ -69,7 +68,7 @@ def check_returned(name: str, returned: object) -> dict[str, object]:
     if isinstance(returned, tuple) and len(returned) == len(REQUIRED):
         returned = dict(zip(REQUIRED, returned))
     if not isinstance(returned, Mapping):
-        raise ValueError(f"{name} must return {RETURNS}, got {reprlib.repr(returned)}")
+        raise ValueError(f"{name} must return {RETURNS}, got {brief(returned)}")
     missing = [key for key in REQUIRED if key not in returned]
     unknown = [str(key) for key in returned if key not in REQUIRED + OPTIONAL]
     if missing or unknown:
@@ -77,7 +76,7 @@ def check_returned(name: str, returned: object) -> dict[str, object]:
         raise ValueError(f"{name} must return {RETURNS}, got {wrong}")
     check_loader(returned["loader"])
     if not callable(returned["step"]):
-        raise ValueError(f"step must be callable(batch), got {reprlib.repr(returned['step'])}")
+        raise ValueError(f"step must be callable(batch), got {brief(returned['step'])}")
     return dict(returned)
 
 

@@ -119,8 +119,13 @@ def check_loader(loader: Iterable) -> Iterable:
         ValueError: it is no iterable.
     """
     if not any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__")):
-        raise ValueError(f"loader must be an iterable of batches, got {reprlib.repr(loader)}")
+        raise ValueError(f"loader must be an iterable of batches, got {brief(loader)}")
     return loader
+
+
+def brief(value: object) -> str:
+    """Write any value for a message: short, and in one line."""
+    return " ".join(reprlib.repr(value).split())
 
 
 def count_batches(loader: Iterable) -> int | None:
