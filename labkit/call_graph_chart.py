@@ -101,8 +101,8 @@ def call_graph_chart(graph: CallGraph, sheet: Sheet = WIDE, *, origin: str = "")
         bottom_in = foot_height_in(foot) + legend_in
         corner = PAD_IN / sheet.width_in, bottom_in / height_in
         axes = figure.add_axes((*corner, width_in / sheet.width_in, boxes_in / height_in))
-        axes.set(xlim=(0, width_in), ylim=(boxes_in, 0))
-        axes.axis("off")
+        axes.set(xlim=(0, width_in), ylim=(boxes_in, 0), xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
         deepest = max((box.depth for _, drawn in processes for box in drawn), default=0) + 1
         shorten = _shortener(figure)
         for i, (name, drawn) in enumerate(processes):

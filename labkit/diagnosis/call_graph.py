@@ -173,9 +173,9 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
 
     profiler = Profiler(interval=INTERVAL_S, async_mode="disabled")
     steps, error = [], None
-    begun_s = time.perf_counter()
     _running.append(profiler)
     profiler.start()
+    begun_s = time.perf_counter()
     try:
         _run(loader, step, begun_s + seconds, steps)
     except Exception as caught:
@@ -198,7 +198,7 @@ def _run(
     loader: Iterable, step: Callable[[object], object], deadline_s: float, steps: list[None]
 ) -> None:
     """Train until it is time; `frames` starts every stack of the main process below here."""
-    while time.perf_counter() < deadline_s:
+    while True:  # epochs
         steps_before = len(steps)
         for batch in loader:
             step(batch)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, ModuleType
 
 READ, DECODE, TRANSFORM = "read", "decode", "transform"
@@ -154,12 +154,22 @@ def name_of(frame: FrameType, subject: object) -> str:
     return _short(frame.f_globals.get("__name__") or "", name)
 
 
-def name_of_builtin(function: object) -> str:
-    """Name a stage after a function written in C: "cv2.flip", "ndarray.astype"."""
-    owner = function.__self__
-    if owner is None or isinstance(owner, (type, ModuleType)):
-        return _short(_module_of(function), function.__name__)
-    return f"{type(owner).__name__}.{function.__name__}"
+def name_of_builtin(function: object, names: Mapping[str, object]) -> str:
+    """Name a stage after a function written in C: "cv2.flip", "ndarray.astype".
+
+    Args:
+        function: some, as those of OpenCV, do not know their module.
+        names: the globals of who calls it, in which that module is then looked for.
+    """
+    owner, name = function.__self__, function.__name__
+    if owner is not None and not isinstance(owner, (type, ModuleType)):
+        return f"{type(owner).__name__}.{name}"
+    module = _module_of(function)
+    if not module:
+        modules = [value for value in names.values() if isinstance(value, ModuleType)]
+        known = (one.__name__ for one in modules if vars(one).get(name) is function)
+        module = next(known, "")
+    return _short(module, name)
 
 
 def _module_of(function: object) -> str:

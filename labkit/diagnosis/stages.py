@@ -119,7 +119,7 @@ def _take(begin: Callable[[], Iterator[Made]], seconds: float) -> _Taken:
                     break
                 first_s = now_s - epoch_s if first_s is None else first_s
                 if one.parcel is not None:  # at once: its memory is held until then
-                    sent.append(_unpack(one, asked_s, now_s))
+                    sent += _unpack(one, asked_s, now_s)
                 made.append(one._replace(parcel=None))
                 limit_s = seconds if len(made) > 1 else PATIENCE * seconds
                 if now_s - begun_s > limit_s or len(made) >= MOST_BATCHES:
@@ -144,12 +144,15 @@ def _count_samples(batch: object) -> int:
     return next((shape[0] for shape in shapes if len(shape)), 1)
 
 
-def _unpack(made: Made, asked_s: float, received_s: float) -> Sent:
+def _unpack(made: Made, asked_s: float, received_s: float) -> list[Sent]:
     before = clocks()
-    ForkingPickler.loads(made.parcel)
+    try:
+        ForkingPickler.loads(made.parcel)
+    except OSError:  # its worker has died meanwhile; the iterator is about to say so
+        return []
     unpickled = since(before)[:2]
     hand_over_s = received_s - made.ready_s if asked_s < made.ready_s else None
-    return Sent(*made.pickled, hand_over_s, *unpickled, len(made.parcel))
+    return [Sent(*made.pickled, hand_over_s, *unpickled, len(made.parcel))]
 
 
 class _Again:

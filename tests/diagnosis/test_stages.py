@@ -165,7 +165,7 @@ def test_functions_in_c_are_known_by_name_and_library(function, rule):
 
 def test_functions_in_c_are_named_as_people_call_them():
     named = [cv2.flip, np.zeros(3).astype, torch.zeros(3).float, torch.flip]
-    names = [stage_rules.name_of_builtin(function) for function in named]
+    names = [stage_rules.name_of_builtin(function, globals()) for function in named]
     assert names == ["cv2.flip", "ndarray.astype", "Tensor.float", "torch.flip"]
 
 
@@ -253,11 +253,13 @@ def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
     before = dict(vars(loader))
     found = probe_stages(loader, seconds=SECONDS)
     assert found.error is None and found.notes == () and found.in_worker == bool(workers)
-    names = {stage.name: stage for stage in found.stages}
-    for name in ("read", "decode", "cv2.resize", "collate", "serialization"):
-        assert names[name].batch_s > 0, found
-    assert any("Blur" in name for name in names)
-    assert "cv2.imdecode" in names["decode"].functions
+    named = {stage.name: stage for stage in found.stages}
+    for name in ("read", "decode", "collate", "serialization"):
+        assert named[name].batch_s > 0, found
+    assert "cv2.imdecode" in named["decode"].functions
+    # What takes hardly any time, on photos this small, is within "other".
+    every = {name for stage in found.stages for name in (stage.name, *stage.functions)}
+    assert {"cv2.resize", "photo_sets.Blur", "photo_sets.to_tensor"} <= every
     assert sum(stage.share for stage in found.stages) == pytest.approx(1)
     assert {times.samples for times in found.batches} == {4}
     assert all(times.fetch_s > 0 and times.collate_s > 0 for times in found.batches)
