@@ -49,9 +49,8 @@ GPU_UTIL = (
     "reads 100 %. Nor does it show waits that are shorter than the period."
 )
 EMULATED = (
-    "There is no GPU-Util here: the bands are when the emulated device's model computed, to the "
-    "microsecond. A real GPU's GPU-Util would be their average over 1/6 to 1 s, and would not show "
-    "shorter waits."
+    "There is no GPU-Util here: the bands are when the emulated device's model computed. A real "
+    "GPU's GPU-Util would be their average over 1/6 to 1 s, and would not show shorter waits."
 )
 LEFT_IN, AXIS_IN, GAP_IN, CURVE_IN, LANE_IN = 0.62, 0.5, 0.1, 0.62, 0.2
 TICK_IN = 0.09  # what the number at the top of an axis needs under a title
@@ -245,12 +244,11 @@ def _draw_curve(
     sheet: Sheet,
     top: float | None = None,
 ) -> None:
-    # A value holds from the look before to its own: a step up to it.
-    at_s = [0.0, *timeline.at_s]
+    # A value holds from the look before to its own.
+    edges_s = [0.0, *timeline.at_s]
     ys = [float("nan") if value is None else scale * value for value in values]
-    ys = [*ys[:1], *ys]
-    axes.fill_between(at_s, 0, ys, step="pre", **AREA)
-    axes.step(at_s, ys, where="pre", **sheet.mark(LINE))
+    axes.stairs(ys, edges_s, fill=True, **AREA)
+    axes.stairs(ys, edges_s, baseline=None, **sheet.mark(LINE))
     most = max((y for y in ys if y == y), default=0.0)
     axes.set_ylim(0, scale * top if top else 1.05 * most or 1.0)
     axes.set_ylabel(unit)

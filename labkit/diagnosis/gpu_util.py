@@ -140,7 +140,8 @@ def polled_table(
     rows = {}
     for period_s in periods_s:
         shares = polled(bands, duration_s, period_s)
-        zeros = sum(share == 0 for share in shares) / len(shares) if shares else None
+        # A meter shows whole percents, as NVML does.
+        zeros = sum(round(100 * share) == 0 for share in shares) / len(shares) if shares else None
         low, high = min(shares, default=None), max(shares, default=None)
         said = map(units.percent, (low, high, zeros))
         rows[units.seconds(period_s)] = (units.count(len(shares)), *said)

@@ -200,33 +200,39 @@ def record_timeline(
     seconds: float = SECONDS,
     clock: Clock | None = None,
 ) -> Timeline:
-    """Run a loop for some seconds, at most an epoch, and record what everything did meanwhile.
+    """Run a loop for some seconds, epoch after epoch, and record what everything did meanwhile.
 
     Args:
-        loader: any iterable of batches.
+        loader: any iterable of batches; one that can be iterated over only once is used up.
         step: called with each; may train a model, which should be one to throw away.
         device: an emulated device that the step uses.
         seconds: begin no step after so many.
         clock: tells the time; the emulated device's.
 
     Returns:
-        With the host's bands "wait" (for a batch) and "compute" (the step's call).
+        With the host's bands "wait" (for a batch, or for an epoch's start or end) and "compute"
+        (the step's call).
     """
     clock = clock or SystemClock()
     now = clock.now
     with Recorder(clock) as timeline:
         if device is not None:
             timeline.watch(device)
-        until_s = now() + seconds
-        batches = iter(loader)
+        until_s, batches, is_new = now() + seconds, None, True
         while (asked_s := now()) < until_s:
             try:
+                if is_new:
+                    batches = iter(loader)
                 batch = next(batches)
             except StopIteration:
-                break
+                if is_new:  # an epoch of nothing: there will be no other
+                    break
+                is_new = True
+                continue
             finally:
                 arrived_s = now()
                 timeline.mark("wait", asked_s, arrived_s)
+            is_new = False
             step(batch)
             timeline.mark("compute", arrived_s, now())
         _finish(device)

@@ -265,6 +265,25 @@ def test_a_long_loop_is_left_in_time():
     assert recorded.device is None
 
 
+def test_short_epochs_follow_one_another_and_their_start_is_waited_for():
+    clock, seen = FakeClock(), []
+
+    class Loader:
+        def __iter__(self):
+            clock.sleep(2.0)  # workers start
+            return iter((1, 2))
+
+    recorded = record_timeline(Loader(), seen.append, seconds=3, clock=clock)
+    assert seen == [1, 2, 1]
+    assert recorded.host["wait"][0] == (0.0, 2.0)
+    assert sum(end_s - start_s for start_s, end_s in recorded.host["wait"]) == 4.0
+
+
+def test_an_empty_loader_ends_at_once():
+    recorded = record_timeline([], lambda batch: None, clock=FakeClock())
+    assert "compute" not in recorded.host
+
+
 def test_a_loader_that_raises_is_not_hidden():
     def batches():
         yield 1
