@@ -124,6 +124,15 @@ def major_faults(process_id: int) -> int | None:
     return int(fields[9]) + int(fields[10]) if len(fields) > 10 else None
 
 
+def core_wait_s() -> float:
+    """Give the seconds for which this thread had something to do and no core; 0 where not known.
+
+    Source: the kernel's Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
+    """
+    fields = text("/proc/thread-self/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0
+
+
 def processes_below(process_id: int) -> list[int] | None:
     """List the children of a process, theirs, and so on; None where the kernel does not tell."""
     tasks = Path(f"/proc/{process_id}/task")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,23 @@ def test_governors_and_the_clock_source_are_read_from_the_system(tmp_path, monke
 def test_only_x86_says_whether_there_is_a_hypervisor(monkeypatch, cpuinfo, expected):
     monkeypatch.setattr(procfs, "text", lambda path: cpuinfo)
     assert procfs.has_hypervisor() is expected
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="needs schedstat")
+def test_a_thread_that_has_to_share_its_core_waits_for_it():
+    free = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(free)})
+    rival = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True)\nwhile True: pass"],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        rival.stdout.readline()
+        before_s, ends_s = procfs.core_wait_s(), time.thread_time() + 0.2
+        while time.thread_time() < ends_s:
+            pass
+        assert procfs.core_wait_s() - before_s > 0.05
+    finally:
+        rival.kill()
+        rival.communicate()
+        os.sched_setaffinity(0, free)

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 
+from labkit import procfs
 from labkit.diagnosis import batches, knobs
 from labkit.diagnosis.devices import Host, Readings
 from labkit.usage import own_cpu_s
@@ -45,6 +46,8 @@ class StepTimes:
     """Of the calling thread, in the step."""
     device_wait_s: float
     """Of the step, waited for the device: copies, its queue, its end."""
+    core_wait_s: float = 0.0
+    """Of the step, waited for a core that others had."""
     syncs: int = 0
     """How often it waited for the device's end."""
 
@@ -221,15 +224,18 @@ class Loop:
             return StepTimes(wait_s=wait_s, step_s=0.0, cpu_s=0.0, device_wait_s=0.0)
         readings, now = self.device.readings, time.perf_counter
         waited_s, syncs = readings.waited_s, self.device.syncs
+        queued_s = procfs.core_wait_s()
         start_s, start_cpu_s = now(), time.thread_time()
         self.device.before_step()
         with _asking("step to return"):
             run(batch)
         self.device.after_step()
+        ended_s, cpu_s = now(), time.thread_time() - start_cpu_s
         return StepTimes(
             wait_s=wait_s,
-            step_s=now() - start_s,
-            cpu_s=time.thread_time() - start_cpu_s,
+            step_s=ended_s - start_s,
+            cpu_s=cpu_s,
+            core_wait_s=procfs.core_wait_s() - queued_s,
             device_wait_s=readings.waited_s - waited_s,
             syncs=self.device.syncs - syncs,
         )

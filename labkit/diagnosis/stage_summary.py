@@ -81,7 +81,7 @@ def summarize_stages(
     fetch_s = statistics.fmean(one.fetch_s for one in batches)
     fetch_cpu_s = statistics.fmean(one.fetch_cpu_s for one in batches)
     rows = []
-    cost = _event_cost(traced, fetch_s, fetch_cpu_s)
+    cost = _event_cost(traced, fetch_cpu_s)
     for (kind, name), (functions, share, cpu_share, error) in _shares(traced, cost).items():
         rows.append((kind, name, functions, share * fetch_s, cpu_share * fetch_cpu_s, error))
     fetch_rows = len(rows)
@@ -106,26 +106,23 @@ def summarize_stages(
     return tuple(sorted(_without_small_ones(stages), key=lambda stage: -stage.share))
 
 
-def _event_cost(traced: Sequence[Made], fetch_s: float, fetch_cpu_s: float) -> tuple[float, float]:
+def _event_cost(traced: Sequence[Made], fetch_cpu_s: float) -> float:
     """Say what the tracer took for each call it saw: what traced batches took more than others.
 
-    Where calls are few that is noise, so it is no more than some times what was measured for
-    calls of a function that does nothing.
+    By CPU seconds, as others may have had the cores.  Where calls are few the difference is noise,
+    so it is no more than some times what was measured for calls of a function that does nothing.
     """
     totals = [counted for one in traced for counted in one.totals.values()]
-    events = sum(counted[2] for counted in totals) / len(traced) if traced else 0.0
+    events = sum(counted[2] for counted in totals)
     if not events:
-        return 0.0, 0.0
-    found = []
-    for which, untouched_s in enumerate((fetch_s, fetch_cpu_s)):
-        took_s = sum(counted[which] for counted in totals) / len(traced)
-        most_s = MOST_COST * statistics.fmean(one.event_cost[which] for one in traced)
-        found.append(min(max((took_s - untouched_s) / events, 0.0), most_s))
-    return found[0], found[1]
+        return 0.0
+    more_s = sum(counted[1] for counted in totals) - len(traced) * fetch_cpu_s
+    most_s = MOST_COST * statistics.fmean(one.event_cost[1] for one in traced)
+    return min(max(more_s / events, 0.0), most_s)
 
 
 def _shares(
-    traced: Sequence[Made], event_cost: tuple[float, float]
+    traced: Sequence[Made], event_cost: float
 ) -> dict[tuple[str, str], tuple[tuple[str, ...], float, float, float | None]]:
     """Add up traced batches: (kind, name) -> functions, shares of wall and CPU, the first's error.
 
@@ -137,8 +134,8 @@ def _shares(
         found: dict[tuple[str, str], list[float]] = {}
         for (kind, function), (wall_s, cpu_s, events) in one.totals.items():
             stage = (kind, function if kind == rules.TRANSFORM else kind)
-            wall_s = max(0.0, wall_s - events * event_cost[0])
-            cpu_s = max(0.0, cpu_s - events * event_cost[1])
+            wall_s = max(0.0, wall_s - events * event_cost)
+            cpu_s = max(0.0, cpu_s - events * event_cost)
             spent = found.setdefault(stage, [0.0, 0.0])
             spent[0] += wall_s
             spent[1] += cpu_s

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
+from labkit import procfs
 from labkit.diagnosis.stage_tracer import Totals, Tracer, event_cost
 
 
@@ -97,8 +98,13 @@ class Recorder:
 
 
 def clocks() -> tuple[float, float, float]:
-    """Read wall seconds, CPU seconds of the process, CPU seconds of this thread."""
-    return time.perf_counter(), time.process_time(), time.thread_time()
+    """Read wall seconds, CPU seconds of the process, CPU seconds of this thread.
+
+    Without what it waited for a core: others may have been at work, and that is no waiting of
+    its own.
+    """
+    wall_s = time.perf_counter() - procfs.core_wait_s()
+    return wall_s, time.process_time(), time.thread_time()
 
 
 def since(before: tuple[float, float, float]) -> tuple[float, float, float]:
