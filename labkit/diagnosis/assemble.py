@@ -205,7 +205,7 @@ def measured_of(found: Collected) -> Measured:
         pinned_s=found.pinned_s,
         limited_s=found.limited.step_s if found.limited else None,
         alone_s=mean(s.step_s for s in alone) if alone else None,
-        worker_threads=worker_threads(),
+        worker_threads=worker_threads(found.stages),
         host_kinds_s=_kinds_s(found),
         has_device=loop.device.has_queue,
     )

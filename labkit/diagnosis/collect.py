@@ -269,17 +269,24 @@ def _try_knobs(found: Collected, loader: object, plan: Plan) -> None:
         twin = knobs.with_knobs(loader, num_workers=cores)
         found.alone_full = loop.alone(twin, replace(plan.steps, skipped=cores))
         knobs.end(twin)
-    if loader.num_workers and loader.num_workers * worker_threads() > cores:
+    if loader.num_workers and loader.num_workers * worker_threads(found.stages) > cores:
         twin = knobs.with_knobs(loader, worker_init_fn=knobs.limited_threads(loader))
         found.limited = loop.alone(twin, plan.steps)
         knobs.end(twin)
 
 
-def worker_threads() -> int:
-    """Say how many threads OpenCV would start in each worker; torch starts one there by itself."""
+def worker_threads(seen: stages.Stages | None) -> float:
+    """Say how many threads a worker keeps busy: those it was seen with, or OpenCV would start.
+
+    Args:
+        seen: what was seen inside a worker.
+    """
     import sys
 
-    return max(1, sys.modules["cv2"].getNumThreads()) if "cv2" in sys.modules else 1
+    usual = max(1, sys.modules["cv2"].getNumThreads()) if "cv2" in sys.modules else 1
+    own_s = sum(batch.fetch_thread_cpu_s for batch in seen.batches) if seen else 0.0
+    busy = sum(batch.fetch_cpu_s for batch in seen.batches) / own_s if own_s else 1.0
+    return max(float(usual), busy)
 
 
 def _look_into_step(found: Collected, loop: Loop, seconds: float) -> None:

@@ -53,8 +53,8 @@ class Measured:
     """The loader alone per step, each worker with one thread; beside `alone_s`."""
     alone_s: float | None = None
     """The loader alone per step, as it is."""
-    worker_threads: int = 1
-    """That the libraries in use would start in each worker."""
+    worker_threads: float = 1.0
+    """That each worker keeps busy, or that OpenCV would start in it."""
     host_kinds_s: Mapping[str, float] = field(default_factory=dict)
     """Kind of the step's work on the host -> seconds in a step; see `step_work`."""
     has_device: bool = False

@@ -144,8 +144,8 @@ def limit_threads(measured: Measured) -> Iterator[Remedy]:
         name="limit threads",
         bottleneck="threads",
         predicted=measured.predict(works=works),
-        reason=f"{knobs.num_workers} workers × {measured.worker_threads} threads want {wanted} "
-        f"cores of {parts.cores:g}; with one thread each the loader alone takes "
+        reason=f"{knobs.num_workers} workers × {measured.worker_threads:.2g} threads want "
+        f"{wanted:.2g} cores of {parts.cores:g}; with one thread each the loader alone takes "
         f"{units.normalized(faster)} of its time",
         change="worker_init_fn=lambda _: (cv2.setNumThreads(0), torch.set_num_threads(1))",
         knobs={"limit_threads": True},

@@ -215,10 +215,18 @@ def test_shares_of_the_traced_become_seconds_of_the_untouched_batches():
 
 
 def test_what_the_hook_cost_is_taken_off_before_shares():
+    """It is what traced batches took more CPU than others, by calls; see `_event_cost`."""
     totals = {("decode", "loop"): (3.0, 3.0, 1000), ("transform", "cv2.flip"): (2.0, 2.0, 0)}
-    traced = [made(2, totals, cost=(0.001, 0.001))]
-    stages = {stage.name: stage for stage in summarize_stages([made(1, None).times], traced, ())}
-    assert stages["decode"].batch_s == pytest.approx(1.0)
+
+    def decode_share(untouched_cpu_s, hook_s):
+        traced = [made(2, totals, cost=(hook_s, hook_s))]
+        untouched = [made(1, None, fetch_s=2 * untouched_cpu_s).times]
+        stages = {stage.name: stage for stage in summarize_stages(untouched, traced, ())}
+        return stages["decode"].batch_s / (stages["decode"].batch_s + stages["cv2.flip"].batch_s)
+
+    assert decode_share(4.0, 0.001) == pytest.approx(2 / 4)
+    assert decode_share(6.0, 0.001) == pytest.approx(3 / 5)  # untouched ones took no less
+    assert decode_share(4.0, 0.0002) == pytest.approx(2.4 / 4.4)  # three times what is known
 
 
 def test_the_error_of_a_share_is_that_of_its_batches():
