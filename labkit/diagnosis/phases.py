@@ -66,7 +66,8 @@ class Phases:
     what follows the forward is rest; with gradients and no optimizer step, it counts as backward
     (gradients are gathered), unless no step has an optimizer: then nobody can say.
 
-    A model that is compiled in place, or called inside a compiled function, is not seen.
+    A model that is compiled in place, or called inside a compiled function, is not seen.  In the
+    loop, torch.jit.script refuses the model, for it scripts hooks, too.
 
     Args:
         clock: tells the time; a fake one in tests.
@@ -240,14 +241,16 @@ class Phases:
             self._looking = None
 
     def _find(self, module: object) -> None:
-        begin, end = _Hook(self, self._begin, self._torch), _Hook(self, self._end, self._torch)
-        # Asked of the base class: a person's own parameters() may return anything.
-        if self._depth or next(self._torch.nn.Module.parameters(module), None) is None:
+        # All is asked of the base class: a person's own parameters() may return anything, and a
+        # scripted module refuses to be given hooks, although it calls them.
+        base = self._torch.nn.Module
+        if self._depth or next(base.parameters(module), None) is None:
             return
         if any(isinstance(h, _Hook) and h.of is self for h in module._forward_pre_hooks.values()):
             return
-        self._handles.append(module.register_forward_pre_hook(begin, prepend=True))
-        self._handles.append(module.register_forward_hook(end))
+        begin, end = _Hook(self, self._begin, self._torch), _Hook(self, self._end, self._torch)
+        self._handles.append(base.register_forward_pre_hook(module, begin, prepend=True))
+        self._handles.append(base.register_forward_hook(module, end))
         self._begin(module)
 
     def _begin(self, _: object) -> None:

@@ -444,6 +444,31 @@ def test_the_same_random_numbers_are_drawn():
     assert states() == before
 
 
+class OwnParameters(nn.Linear):
+    def parameters(self):
+        return [self.weight]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda: torch.jit.script(nn.Linear(2, 1)), id="scripted"),
+        pytest.param(lambda: torch.jit.trace(nn.Linear(2, 1), torch.ones(3, 2)), id="traced"),
+        pytest.param(lambda: nn.DataParallel(nn.Linear(2, 1)), id="wrapped"),
+        pytest.param(lambda: OwnParameters(2, 1), id="own parameters()"),
+    ],
+)
+def test_models_of_unusual_kinds_are_found(model):
+    model, clock = model(), FakeClock()
+    phases = Phases(clock)
+    for batch in phases.over(deliver(clock)):
+        clock.sleep(MOVE_S)
+        model(batch)
+    assert per_step(phases)[1:3] == [MOVE_S, 0.0]
+    assert installed(model) == [0] * 5
+
+
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @pytest.mark.parametrize("how", ["wrapped", "in place", "inside"])
 def test_compiled_models_train_as_before_and_are_compiled_no_more_than_twice(how):
@@ -470,6 +495,82 @@ def test_compiled_models_train_as_before_and_are_compiled_no_more_than_twice(how
         assert (phases.result().host_s["forward"] is None) == (how != "wrapped")
     assert len(graphs) <= (1 if how == "wrapped" else 2)
     assert installed(model) == [0] * 5
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """A stand-in for CUDA: work that is queued at once, and done one after the other."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.time_s = max(queue.clock.now(), queue.done_s)
+
+        def synchronize(self):
+            queue.clock.sleep_until(self.time_s)
+            queue.synchronized += 1
+            if queue.failed:
+                raise RuntimeError("CUDA error: unspecified launch failure")
+
+        def elapsed_time(self, end):
+            return 1000 * (end.time_s - self.time_s)
+
+    def launch(seconds):
+        queue.done_s = max(queue.clock.now(), queue.done_s) + seconds
+
+    queue = SimpleNamespace(clock=None, done_s=0.0, failed=False, synchronized=0, launch=launch)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    return queue
+
+
+def train_on(queue, steps=4):
+    """Launches 2 s of forward and 4 s of backward in no time, and waits for them in the rest."""
+    t = training()
+    queue.clock, model = t.clock, nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.register_forward_hook(lambda *_: queue.launch(2))
+    for batch in t.phases.over(deliver(t.clock, steps)):
+        loss = model(batch).mean()
+        queue.launch(4)
+        loss.backward()
+        optimizer.step()
+        t.clock.sleep(1)
+        t.clock.sleep_until(queue.done_s)
+    return t.phases.result()
+
+
+def test_a_devices_own_time_stands_beside_the_hosts(queue):
+    found = train_on(queue)
+    naive = {"wait": 1.5, "transfer": 0.0, "forward": 0.0, "backward": 0.0, "rest": 18.0}
+    assert found.host_s == {**naive, "step": 18.0}
+    true = {"wait": 1.5, "transfer": 0.0, "forward": 6.0, "backward": 12.0, "rest": 0.0}
+    assert found.device_s == {**true, "step": 18.0}
+    assert (found.device_steps, queue.synchronized) == (3, 1)
+
+
+def test_a_devices_time_is_taken_of_the_first_steps_only(queue, monkeypatch):
+    monkeypatch.setattr("labkit.diagnosis.phases.DEVICE_STEPS", 5)
+    found = train_on(queue, steps=20)
+    assert (found.timed_steps, found.device_steps) == (19, 5)
+    assert found.device_s["forward"] == 10.0
+
+
+def test_an_epoch_lasts_until_the_device_has_done_its_work(queue):
+    t = training()
+    queue.clock = t.clock
+    for _ in t.phases.over(deliver(t.clock)):
+        queue.launch(10)
+    assert t.phases.result().epoch_s == WAIT_S + 4 * 10
+
+
+def test_a_device_that_failed_has_no_times_and_hides_no_error(queue):
+    queue.failed = True
+    found = train_on(queue)
+    assert (found.device_s, found.device_steps) == (None, 0)
+    assert found.host_s["rest"] == 18.0
 
 
 @pytest.mark.needs_cuda
