@@ -4,8 +4,9 @@
     timed batches  ─▶ seconds of fetching and collating      ├─▶ Stage, Stage, …: shares of 1
     sent batches   ─▶ seconds of serialization               ┘
 
-Main trap: the tracer slows what calls many small functions, so its seconds serve as shares only,
-less what the hook itself cost; the seconds are those of batches that it did not touch.
+Main trap: the tracer slows what calls many small functions, up to tenfold, so its seconds serve
+as shares only, less what the hook itself cost; that is known from the batches that it did not
+touch, whose seconds are taken.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def summarize_stages(
     fetch_s = statistics.fmean(one.fetch_s for one in batches)
     fetch_cpu_s = statistics.fmean(one.fetch_cpu_s for one in batches)
     rows = []
-    for (kind, name), (functions, share, cpu_share, error) in _shares(traced).items():
+    shares = _shares(traced, _hook_s(batches, traced))
+    for (kind, name), (functions, share, cpu_share, error) in shares.items():
         rows.append((kind, name, functions, share * fetch_s, cpu_share * fetch_cpu_s, error))
     fetch_rows = len(rows)
     collate = [one.collate_s for one in batches]
@@ -104,8 +106,22 @@ def summarize_stages(
     return tuple(sorted(_without_small_ones(stages), key=lambda stage: -stage.share))
 
 
+def _hook_s(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> float:
+    """Find what the hook cost for each call: what traced batches took more than the others.
+
+    Within a factor of two of what was measured apart, as that difference has the noise of both.
+    """
+    events = sum(counted[3] for one in traced for counted in one.totals.values())
+    if not events:
+        return 0.0
+    plain_s = statistics.fmean(one.fetch_thread_cpu_s for one in batches)
+    more_s = sum(one.times.fetch_thread_cpu_s - plain_s for one in traced)
+    apart_s = traced[0].event_cost
+    return min(max(more_s / events, apart_s / 2), 2 * apart_s)
+
+
 def _shares(
-    traced: Sequence[Made],
+    traced: Sequence[Made], hook_s: float
 ) -> dict[tuple[str, str], tuple[tuple[str, ...], float, float, float | None]]:
     """Add up traced batches: (kind, name) -> functions, shares of wall and CPU, the first's error.
 
@@ -115,13 +131,13 @@ def _shares(
     functions: dict[tuple[str, str], dict[str, float]] = {}
     for one in traced:
         found: dict[tuple[str, str], list[float]] = {}
-        for (kind, function), (wall_s, cpu_s, events) in one.totals.items():
+        for (kind, function), (wall_s, cpu_s, thread_cpu_s, events) in one.totals.items():
             stage = (kind, function if kind == rules.TRANSFORM else kind)
-            wall_s = max(0.0, wall_s - events * one.event_cost[0])
-            cpu_s = max(0.0, cpu_s - events * one.event_cost[1])
+            waited_s = max(0.0, wall_s - thread_cpu_s)  # the hook waits for nothing
+            wall_s = waited_s + max(0.0, thread_cpu_s - events * hook_s)
             spent = found.setdefault(stage, [0.0, 0.0])
             spent[0] += wall_s
-            spent[1] += cpu_s
+            spent[1] += max(0.0, cpu_s - events * hook_s)
             seen = functions.setdefault(stage, {})
             seen[function] = seen.get(function, 0.0) + wall_s
         each.append(found)

@@ -10,12 +10,11 @@ would be sent, times that, and sends the packed bytes.
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
-from labkit.diagnosis.stage_tracer import Totals, Tracer, event_cost
+from labkit.diagnosis.stage_tracer import Totals, Tracer, clocks, event_cost
 
 
 class BatchTimes(NamedTuple):
@@ -40,7 +39,8 @@ class Made(NamedTuple):
     """Of a traced batch."""
     number: int
     """In its worker."""
-    event_cost: tuple[float, float]
+    event_cost: float
+    """See `stage_tracer.event_cost`."""
     parcel: bytes | None
     """The batch as workers send it."""
     pickled: tuple[float, float]
@@ -63,7 +63,7 @@ class Recorder:
         self._spent = 0.0, 0.0, 0.0
         self._number = 0
         self._tracer: Tracer | None = None
-        self._cost = 0.0, 0.0
+        self._cost = 0.0
 
     def make(self, function: Callable, *args: object) -> object:
         """Make samples, and count the seconds; with the tracer in every second batch."""
@@ -91,14 +91,7 @@ class Recorder:
             parcel, pickled, trouble = _pack(batch)
         else:
             self.batch = batch
-        return Made(
-            times, totals, number, self._cost, parcel, pickled, time.perf_counter(), trouble
-        )
-
-
-def clocks() -> tuple[float, float, float]:
-    """Read wall seconds, CPU seconds of the process, CPU seconds of this thread."""
-    return time.perf_counter(), time.process_time(), time.thread_time()
+        return Made(times, totals, number, self._cost, parcel, pickled, clocks()[0], trouble)
 
 
 def since(before: tuple[float, float, float]) -> tuple[float, float, float]:

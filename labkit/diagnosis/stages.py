@@ -21,13 +21,13 @@ from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
 from labkit.diagnosis.stage_summary import Sent, Stage, summarize_stages
+from labkit.diagnosis.stage_tracer import clocks
 from labkit.diagnosis.stage_worker import (
     BatchTimes,
     Collate,
     Made,
     Recorder,
     ShowOwnDataset,
-    clocks,
     since,
     watched,
 )
