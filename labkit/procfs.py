@@ -124,6 +124,15 @@ def major_faults(process_id: int) -> int | None:
     return int(fields[9]) + int(fields[10]) if len(fields) > 10 else None
 
 
+def queued_s() -> float:
+    """Give the seconds that this thread could have run and had no core; 0 where nobody tells.
+
+    Source: Linux, Documentation/scheduler/sched-stats.rst.
+    """
+    counted = text("/proc/thread-self/schedstat").split()
+    return int(counted[1]) / 1e9 if len(counted) > 1 else 0.0
+
+
 def processes_below(process_id: int) -> list[int] | None:
     """List the children of a process, theirs, and so on; None where the kernel does not tell."""
     tasks = Path(f"/proc/{process_id}/task")

@@ -6,7 +6,7 @@
 
 Main trap: the tracer slows what calls many small functions, up to tenfold, so its seconds serve
 as shares only, less what the hook itself cost; that is known from the batches that it did not
-touch, whose seconds are taken.
+touch, whose seconds are taken.  Time in which others had the core counts for no stage.
 """
 
 from __future__ import annotations
@@ -131,9 +131,11 @@ def _shares(
     functions: dict[tuple[str, str], dict[str, float]] = {}
     for one in traced:
         found: dict[tuple[str, str], list[float]] = {}
+        queued = one.times.queued_s / (sum(counted[2] for counted in one.totals.values()) or 1.0)
         for (kind, function), (wall_s, cpu_s, thread_cpu_s, events) in one.totals.items():
             stage = (kind, function if kind == rules.TRANSFORM else kind)
-            waited_s = max(0.0, wall_s - thread_cpu_s)  # the hook waits for nothing
+            # Who computes queues for a core; for all else only the function waits, not the hook.
+            waited_s = max(0.0, wall_s - thread_cpu_s * (1 + queued))
             wall_s = waited_s + max(0.0, thread_cpu_s - events * hook_s)
             spent = found.setdefault(stage, [0.0, 0.0])
             spent[0] += wall_s

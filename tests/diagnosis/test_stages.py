@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from labkit.diagnosis import stage_rules
 from labkit.diagnosis.stage_summary import summarize_stages
 from labkit.diagnosis.stage_tracer import Tracer, event_cost
-from labkit.diagnosis.stage_worker import BatchTimes, Made
+from labkit.diagnosis.stage_worker import BatchTimes, Made, Spent
 from labkit.diagnosis.stages import probe_stages
 
 SECONDS = 0.3
@@ -189,9 +189,9 @@ def test_a_persons_own_functions_are_known_by_the_words_in_their_names(name, rul
 # --- shares
 
 
-def made(number, totals, fetch_cpu_s=1.0, cost=0.0):
-    times = BatchTimes(4, 2.0, fetch_cpu_s, fetch_cpu_s, 1.0, 1.0)
-    return Made(times, totals, number, cost, None, (0.0, 0.0), 0.0, "")
+def made(number, totals, fetch_cpu_s=1.0, cost=0.0, queued_s=0.0):
+    times = BatchTimes(4, 2.0, fetch_cpu_s, fetch_cpu_s, 1.0, 1.0, queued_s)
+    return Made(times, totals, number, cost, None, Spent(), 0.0, "")
 
 
 def test_shares_of_the_traced_become_seconds_of_the_untouched_batches():
@@ -226,6 +226,15 @@ def test_what_the_hook_cost_is_taken_off(apart_s, taken_off_s):
     stages = {stage.name: stage for stage in summarize_stages(batches, traced, ())}
     expected = (10 - taken_off_s) / (15 - taken_off_s)
     assert stages["decode"].batch_s == pytest.approx(2.0 * expected)
+
+
+def test_waiting_for_a_core_that_others_have_is_nobodys():
+    totals = {("decode", "d"): (7.0, 1.0, 1.0, 0), ("read", "r"): (3.0, 0.0, 0.0, 0)}
+    batches, traced = [made(1, None).times], [made(2, totals, queued_s=6.0)]
+    stages = {stage.name: stage for stage in summarize_stages(batches, traced, ())}
+    assert stages["decode"].batch_s == pytest.approx(2.0 * 1 / 4)
+    assert stages["read"].batch_s == pytest.approx(2.0 * 3 / 4)
+    assert stages["read"].waiting_s == pytest.approx(1.5)
 
 
 def test_the_error_of_a_share_is_that_of_its_batches():
