@@ -124,13 +124,13 @@ def major_faults(process_id: int) -> int | None:
     return int(fields[9]) + int(fields[10]) if len(fields) > 10 else None
 
 
-def core_wait_s() -> float:
-    """Give the seconds for which this thread had something to do and no core; 0 where not known.
+def queued_s() -> float:
+    """Give the seconds that this thread could have run and had no core; 0 where nobody tells.
 
-    Source: the kernel's Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
+    Source: Linux, Documentation/scheduler/sched-stats.rst.
     """
-    fields = text("/proc/thread-self/schedstat").split()
-    return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0
+    counted = text("/proc/thread-self/schedstat").split()
+    return int(counted[1]) / 1e9 if len(counted) > 1 else 0.0
 
 
 def processes_below(process_id: int) -> list[int] | None:
@@ -150,17 +150,6 @@ def pss_bytes(process_id: int) -> int | None:
     """
     kib = counters(f"/proc/{process_id}/smaps_rollup").get("Pss")
     return None if kib is None else 1024 * kib
-
-
-def read_bytes(process_id: int) -> int | None:
-    """Count the bytes that a process and its ended children had fetched from a device.
-
-    What the page cache held is not counted.
-
-    Returns:
-        None where that is not known, or the process has ended.
-    """
-    return counters(f"/proc/{process_id}/io").get("read_bytes")
 
 
 def clock_source() -> str:

@@ -46,7 +46,7 @@ class StepTimes:
     """Of the calling thread, in the step."""
     device_wait_s: float
     """Of the step, waited for the device: copies, its queue, its end."""
-    core_wait_s: float = 0.0
+    queued_s: float = 0.0
     """Of the step, waited for a core that others had."""
     syncs: int = 0
     """How often it waited for the device's end."""
@@ -224,7 +224,7 @@ class Loop:
             return StepTimes(wait_s=wait_s, step_s=0.0, cpu_s=0.0, device_wait_s=0.0)
         readings, now = self.device.readings, time.perf_counter
         waited_s, syncs = readings.waited_s, self.device.syncs
-        queued_s = procfs.core_wait_s()
+        before_queued_s = procfs.queued_s()
         start_s, start_cpu_s = now(), time.thread_time()
         self.device.before_step()
         with _asking("step to return"):
@@ -235,7 +235,7 @@ class Loop:
             wait_s=wait_s,
             step_s=ended_s - start_s,
             cpu_s=cpu_s,
-            core_wait_s=procfs.core_wait_s() - queued_s,
+            queued_s=procfs.queued_s() - before_queued_s,
             device_wait_s=readings.waited_s - waited_s,
             syncs=self.device.syncs - syncs,
         )

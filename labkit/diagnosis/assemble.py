@@ -112,7 +112,7 @@ def _host(resident: Sequence[Stretch], has_queue: bool) -> tuple[HostStep, ...]:
         # Where the host computes, its library's threads do, too.
         threads = 1.0 if has_queue or not own_s else max(1.0, stretch.cpu_s / own_s)
         for step in stretch.steps:
-            busy_s = step.cpu_s + step.device_wait_s + step.core_wait_s
+            busy_s = step.cpu_s + step.device_wait_s + step.queued_s
             idle_s = max(step.step_s - busy_s, 0.0)
             works.append(
                 HostStep(

@@ -4,8 +4,9 @@
     timed batches  ─▶ seconds of fetching and collating      ├─▶ Stage, Stage, …: shares of 1
     sent batches   ─▶ seconds of serialization               ┘
 
-Main trap: the tracer slows what calls many small functions, so its seconds serve as shares only,
-less what the hook itself cost; the seconds are those of batches that it did not touch.
+Main trap: the tracer slows what calls many small functions, up to tenfold, so its seconds serve
+as shares only, less what the hook itself cost; that is known from the batches that it did not
+touch, whose seconds are taken.  Time in which others had the core counts for no stage.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from labkit.diagnosis.stage_worker import BatchTimes, Made
 COLLATE, SERIALIZATION = "collate", "serialization"
 SMALLEST_SHARE = 0.01  # of making a batch; transforms below it are added up as "other"
 OTHER = "other"
-MOST_COST = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ def summarize_stages(
     fetch_s = statistics.fmean(one.fetch_s for one in batches)
     fetch_cpu_s = statistics.fmean(one.fetch_cpu_s for one in batches)
     rows = []
-    cost = _event_cost(traced, fetch_cpu_s)
-    for (kind, name), (functions, share, cpu_share, error) in _shares(traced, cost).items():
+    shares = _shares(traced, _hook_s(batches, traced))
+    for (kind, name), (functions, share, cpu_share, error) in shares.items():
         rows.append((kind, name, functions, share * fetch_s, cpu_share * fetch_cpu_s, error))
     fetch_rows = len(rows)
     collate = [one.collate_s for one in batches]
@@ -106,23 +106,22 @@ def summarize_stages(
     return tuple(sorted(_without_small_ones(stages), key=lambda stage: -stage.share))
 
 
-def _event_cost(traced: Sequence[Made], fetch_cpu_s: float) -> float:
-    """Say what the tracer took for each call it saw: what traced batches took more than others.
+def _hook_s(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> float:
+    """Find what the hook cost for each call: what traced batches took more than the others.
 
-    By CPU seconds, as others may have had the cores.  Where calls are few the difference is noise,
-    so it is no more than some times what was measured for calls of a function that does nothing.
+    Within a factor of two of what was measured apart, as that difference has the noise of both.
     """
-    totals = [counted for one in traced for counted in one.totals.values()]
-    events = sum(counted[2] for counted in totals)
+    events = sum(counted[3] for one in traced for counted in one.totals.values())
     if not events:
         return 0.0
-    more_s = sum(counted[1] for counted in totals) - len(traced) * fetch_cpu_s
-    most_s = MOST_COST * statistics.fmean(one.event_cost[1] for one in traced)
-    return min(max(more_s / events, 0.0), most_s)
+    plain_s = statistics.fmean(one.fetch_thread_cpu_s for one in batches)
+    more_s = sum(one.times.fetch_thread_cpu_s - plain_s for one in traced)
+    apart_s = traced[0].event_cost
+    return min(max(more_s / events, apart_s / 2), 2 * apart_s)
 
 
 def _shares(
-    traced: Sequence[Made], event_cost: float
+    traced: Sequence[Made], hook_s: float
 ) -> dict[tuple[str, str], tuple[tuple[str, ...], float, float, float | None]]:
     """Add up traced batches: (kind, name) -> functions, shares of wall and CPU, the first's error.
 
@@ -132,13 +131,15 @@ def _shares(
     functions: dict[tuple[str, str], dict[str, float]] = {}
     for one in traced:
         found: dict[tuple[str, str], list[float]] = {}
-        for (kind, function), (wall_s, cpu_s, events) in one.totals.items():
+        queued = one.times.queued_s / (sum(counted[2] for counted in one.totals.values()) or 1.0)
+        for (kind, function), (wall_s, cpu_s, thread_cpu_s, events) in one.totals.items():
             stage = (kind, function if kind == rules.TRANSFORM else kind)
-            wall_s = max(0.0, wall_s - events * event_cost)
-            cpu_s = max(0.0, cpu_s - events * event_cost)
+            # Who computes queues for a core; for all else only the function waits, not the hook.
+            waited_s = max(0.0, wall_s - thread_cpu_s * (1 + queued))
+            wall_s = waited_s + max(0.0, thread_cpu_s - events * hook_s)
             spent = found.setdefault(stage, [0.0, 0.0])
             spent[0] += wall_s
-            spent[1] += cpu_s
+            spent[1] += max(0.0, cpu_s - events * hook_s)
             seen = functions.setdefault(stage, {})
             seen[function] = seen.get(function, 0.0) + wall_s
         each.append(found)

@@ -31,24 +31,24 @@ _SEEN_INSIDE = {
 _KINDS = {rules.READS: rules.READ, rules.DECODES: rules.DECODE}
 _CALIBRATION_CALLS, _CALIBRATION_TRIES = 300, 7
 
-Totals = dict[tuple[str, str], tuple[float, float, int]]
-"""(kind, name) -> wall seconds, CPU seconds, calls and returns that the hook saw."""
+Totals = dict[tuple[str, str], tuple[float, float, float, int]]
+"""(kind, name) -> seconds by `clocks`, and how many calls and returns the hook saw."""
+
+
+def clocks() -> tuple[float, float, float]:
+    """Read wall seconds, CPU seconds of the process, CPU seconds of this thread."""
+    return time.perf_counter(), time.process_time(), time.thread_time()
 
 
 class Tracer:
     """Adds up the seconds of stages over calls; for one thread.
 
     Args:
-        clock: wall seconds.
-        cpu_clock: CPU seconds of this process, with all its threads.
+        read_clocks: as `clocks`.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.perf_counter,
-        cpu_clock: Callable[[], float] = time.process_time,
-    ) -> None:
-        self._clock, self._cpu_clock = clock, cpu_clock
+    def __init__(self, read_clocks: Callable[[], tuple[float, float, float]] = clocks) -> None:
+        self._clocks = read_clocks
         self._totals: dict[tuple[str, str], list] = {}
         # (frame, begun by a C function?, totals, what begins a stage inside, first argument)
         self._stack: list[tuple] = []
@@ -59,7 +59,7 @@ class Tracer:
         before = sys.getprofile()
         own = type(args[0]).__name__  # what is no call at all: a list's, or a memory map's lookup
         self._stack = [self._entry(None, False, rules.TRANSFORM, own, rules.OPEN, None)]
-        self._mark = self._clock(), self._cpu_clock()
+        self._mark = self._clocks()
         sys.setprofile(self._on_event)
         try:
             return function(*args)
@@ -75,7 +75,7 @@ class Tracer:
 
     def _on_event(self, frame: FrameType, event: str, arg: object) -> None:
         top = self._stack[-1]
-        top[2][2] += 1
+        top[2][3] += 1
         if event == "call":
             entry = self._enter(frame, top)
         elif event == "c_call":
@@ -90,11 +90,10 @@ class Tracer:
             self._stack.append(entry)
 
     def _charge(self) -> None:
-        wall_s, cpu_s = self._clock(), self._cpu_clock()
-        counted = self._stack[-1][2]
-        counted[0] += wall_s - self._mark[0]
-        counted[1] += cpu_s - self._mark[1]
-        self._mark = wall_s, cpu_s
+        now, counted = self._clocks(), self._stack[-1][2]
+        for i in range(3):
+            counted[i] += now[i] - self._mark[i]
+        self._mark = now
 
     def _enter(self, frame: FrameType, top: tuple) -> tuple | None:
         if not top[3]:
@@ -136,21 +135,19 @@ class Tracer:
         self, frame: FrameType | None, is_builtin: bool, kind: str, name: str, rule: str,
         subject: object,
     ) -> tuple:  # fmt: skip
-        counted = self._totals.setdefault((kind, name), [0.0, 0.0, 0])
+        counted = self._totals.setdefault((kind, name), [0.0, 0.0, 0.0, 0])
         return frame, is_builtin, counted, _SEEN_INSIDE[rule], subject
 
 
-def event_cost() -> tuple[float, float]:
+def event_cost() -> float:
     """Measure what the hook costs for each call or return that begins no stage.
 
-    The least of several tries: a busy machine must not make the hook look dear.
-
     Returns:
-        Wall and CPU seconds.
+        CPU seconds, about: it depends on what is called.
     """
 
-    def nothing(a: int = 0, b: int = 1, c: int = 2, d: int = 3) -> None:
-        pass  # the hook's cost grows with the number of local variables
+    def nothing(a: int = 0, b: int = 1) -> None:
+        pass
 
     def work() -> None:
         for _ in range(_CALIBRATION_CALLS):
@@ -158,16 +155,15 @@ def event_cost() -> tuple[float, float]:
 
     plain, traced = [], []
     for _ in range(_CALIBRATION_TRIES):
-        started = time.perf_counter(), time.process_time()
+        started_s = time.thread_time()
         work()
-        plain.append((time.perf_counter() - started[0], time.process_time() - started[1]))
+        plain.append(time.thread_time() - started_s)
         tracer = Tracer()
         tracer.call(_inside_a_stage, work)
-        traced.append(tuple(map(sum, zip(*tracer.take().values()))))
-    wall_s, cpu_s = (min(column) for column in list(zip(*traced))[:2])
-    plain_wall_s, plain_cpu_s = map(min, zip(*plain))
-    events = traced[0][2]
-    return max(0.0, wall_s - plain_wall_s) / events, max(0.0, cpu_s - plain_cpu_s) / events
+        traced.append(tracer.take().values())
+    # The least of several: a busy machine must not make the hook look dear.
+    spent_s = min(sum(one[2] for one in values) for values in traced)
+    return max(0.0, spent_s - min(plain)) / sum(one[3] for one in traced[0])
 
 
 def _inside_a_stage(work: Callable[[], None]) -> None:

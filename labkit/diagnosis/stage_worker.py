@@ -10,17 +10,16 @@ would be sent, times that, and sends the packed bytes.
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
 from labkit import procfs
-from labkit.diagnosis.stage_tracer import Totals, Tracer, event_cost
+from labkit.diagnosis.stage_tracer import Totals, Tracer, clocks, event_cost
 
 
 class BatchTimes(NamedTuple):
-    """What one batch took, alone in its worker and untouched by the tracer."""
+    """What one batch took in its worker; seconds as of a core that nobody else wants."""
 
     samples: int
     fetch_s: float
@@ -28,9 +27,32 @@ class BatchTimes(NamedTuple):
     fetch_cpu_s: float
     """Of all threads of the process."""
     fetch_thread_cpu_s: float
-    """Of the loading thread alone; less than all: OpenCV or torch worked in more threads."""
+    """Of the loading thread; less than all: OpenCV or torch worked in more threads."""
     collate_s: float
     collate_cpu_s: float
+    queued_s: float
+    """Beside all of these: others had the cores; 0 where the platform does not tell."""
+
+
+class Spent(NamedTuple):
+    """Seconds that a call took."""
+
+    alone_s: float = 0.0
+    """Wall, without `queued_s`: what it takes on a core that nobody else wants."""
+    cpu_s: float = 0.0
+    """Of all threads of the process."""
+    thread_cpu_s: float = 0.0
+    queued_s: float = 0.0
+    """The thread had no core, as others had them all; 0 where the platform does not tell."""
+
+
+def timed(function: Callable, *args: object) -> tuple[object, Spent]:
+    """Call a function, and say what that took."""
+    queued_s, before = procfs.queued_s(), clocks()
+    result = function(*args)
+    wall_s, cpu_s, thread_cpu_s = (now - then for now, then in zip(clocks(), before))
+    queued_s = procfs.queued_s() - queued_s
+    return result, Spent(max(wall_s - queued_s, thread_cpu_s), cpu_s, thread_cpu_s, queued_s)
 
 
 class Made(NamedTuple):
@@ -41,11 +63,12 @@ class Made(NamedTuple):
     """Of a traced batch."""
     number: int
     """In its worker."""
-    event_cost: tuple[float, float]
+    event_cost: float
+    """See `stage_tracer.event_cost`."""
     parcel: bytes | None
     """The batch as workers send it."""
-    pickled: tuple[float, float]
-    """Wall and CPU seconds of packing the parcel."""
+    pickled: Spent
+    """For packing the parcel."""
     ready_s: float
     """By a clock that all processes of this machine share."""
     trouble: str
@@ -61,55 +84,38 @@ class Recorder:
         """The last one, where it is not sent."""
         self.samples = 0
         """Of the batch in the making."""
-        self._spent = 0.0, 0.0, 0.0
+        self._spent = Spent()
         self._number = 0
         self._tracer: Tracer | None = None
-        self._cost = 0.0, 0.0
+        self._cost = 0.0
 
     def make(self, function: Callable, *args: object) -> object:
         """Make samples, and count the seconds; with the tracer in every second batch."""
         if self._tracer is None:  # only now: it belongs to the worker
             self._tracer, self._cost = Tracer(), event_cost()
-        before = clocks()
-        try:
-            if self._number % 2:
-                return function(*args)
-            return self._tracer.call(function, *args)
-        finally:
-            self._spent = tuple(map(sum, zip(self._spent, since(before))))
+        if self._number % 2:
+            made, spent = timed(function, *args)
+        else:
+            made, spent = timed(self._tracer.call, function, *args)
+        self._spent = Spent(*map(sum, zip(self._spent, spent)))
+        return made
 
     def finish(self, collate: Callable[[], object]) -> Made:
         """Join the samples made so far, and say what all of it took."""
-        before = clocks()
-        batch = collate()
-        collate_s, collate_cpu_s, _ = since(before)
-        times = BatchTimes(self.samples, *self._spent, collate_s, collate_cpu_s)
+        batch, joining = timed(collate)
+        times = BatchTimes(
+            self.samples, self._spent.alone_s, self._spent.cpu_s, self._spent.thread_cpu_s,
+            joining.alone_s, joining.cpu_s, self._spent.queued_s + joining.queued_s,
+        )  # fmt: skip
         traced = self._tracer is not None and not self._number % 2
         totals, number = self._tracer.take() if traced else None, self._number
-        self._number, self.samples, self._spent = number + 1, 0, (0.0, 0.0, 0.0)
-        parcel, pickled, trouble = None, (0.0, 0.0), ""
+        self._number, self.samples, self._spent = number + 1, 0, Spent()
+        parcel, pickled, trouble = None, Spent(), ""
         if self.sends:
             parcel, pickled, trouble = _pack(batch)
         else:
             self.batch = batch
-        return Made(
-            times, totals, number, self._cost, parcel, pickled, time.perf_counter(), trouble
-        )
-
-
-def clocks() -> tuple[float, float, float]:
-    """Read wall seconds, CPU seconds of the process, CPU seconds of this thread.
-
-    Without what it waited for a core: others may have been at work, and that is no waiting of
-    its own.
-    """
-    wall_s = time.perf_counter() - procfs.core_wait_s()
-    return wall_s, time.process_time(), time.thread_time()
-
-
-def since(before: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Give what the clocks advanced."""
-    return tuple(now - then for now, then in zip(clocks(), before))
+        return Made(times, totals, number, self._cost, parcel, pickled, clocks()[0], trouble)
 
 
 class Watched:
@@ -180,11 +186,10 @@ class ShowOwnDataset:
         object.__setattr__(get_worker_info(), "dataset", self._dataset)
 
 
-def _pack(batch: object) -> tuple[bytes | None, tuple[float, float], str]:
+def _pack(batch: object) -> tuple[bytes | None, Spent, str]:
     """Pickle a batch as a worker does; say what is wrong where that cannot be done."""
-    before = clocks()
     try:
-        parcel = bytes(ForkingPickler.dumps(batch))
+        parcel, spent = timed(ForkingPickler.dumps, batch)
     except Exception as error:  # DataLoader itself would wait for it forever
-        return None, (0.0, 0.0), f"{type(error).__name__}: {error}"
-    return parcel, since(before)[:2], ""
+        return None, Spent(), f"{type(error).__name__}: {error}"
+    return bytes(parcel), spent, ""

@@ -6,8 +6,9 @@
     this process        ─▶ seconds of sending: pickling, handing over, unpickling
 
 The person's loader in a copy with one worker that nobody competes with, so that what is measured
-is the work and not the crowd; with num_workers=0 in this process.  Wall without CPU time is
-waiting: for a disk, a server, a sleep.  Main trap: what is random in an epoch stays random, and
+is the work and not the crowd; with num_workers=0 in this process.  Time in which other
+programs had the cores is taken off; wall without CPU time is then waiting: for a disk, a server, a
+sleep.  Main trap: what is random in an epoch stays random, and
 random numbers are drawn as by an epoch; files that are read are in the page cache afterwards.
 """
 
@@ -27,8 +28,7 @@ from labkit.diagnosis.stage_worker import (
     Made,
     Recorder,
     ShowOwnDataset,
-    clocks,
-    since,
+    timed,
     watched,
 )
 from labkit.diagnosis.taps import STALL_S, tapped
@@ -145,14 +145,20 @@ def _count_samples(batch: object) -> int:
 
 
 def _unpack(made: Made, asked_s: float, received_s: float) -> list[Sent]:
-    before = clocks()
     try:
-        ForkingPickler.loads(made.parcel)
+        _, unpickling = timed(ForkingPickler.loads, made.parcel)
     except OSError:  # its worker has died meanwhile; the iterator is about to say so
         return []
-    unpickled = since(before)[:2]
-    hand_over_s = received_s - made.ready_s if asked_s < made.ready_s else None
-    return [Sent(*made.pickled, hand_over_s, *unpickled, len(made.parcel))]
+    return [
+        Sent(
+            pickle_s=made.pickled.alone_s,
+            pickle_cpu_s=made.pickled.cpu_s,
+            hand_over_s=received_s - made.ready_s if asked_s < made.ready_s else None,
+            unpickle_s=unpickling.alone_s,
+            unpickle_cpu_s=unpickling.cpu_s,
+            pipe_bytes=len(made.parcel),
+        )
+    ]
 
 
 class _Again:
