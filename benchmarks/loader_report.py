@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.columns import columns
 from labkit import figures, markdown, units
 from labkit.charts import write_beside
 from labkit.origin import origin
@@ -153,8 +154,8 @@ def lines_of(rounds: Rounds) -> list[str]:
     """Write everything as lines of plain text."""
     return [
         *rounds.conditions,
-        *_columns(*table(rounds)),
-        *_columns(*describe_parts(rounds)),
+        *columns(*table(rounds)),
+        *columns(*describe_parts(rounds)),
         *judge(rounds)[0],
     ]
 
@@ -240,11 +241,3 @@ def chart(rounds: Rounds, where: str):
         figures.draw_foot(figure, foot, sheet)
         canvas.draw()
     return figure
-
-
-def _columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
-    return [
-        "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-        for row in (header, *rows)
-    ]

@@ -14,7 +14,6 @@ files, which may be memory: `--folder` names one on the disk that is meant.
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -33,6 +32,7 @@ import psutil
 
 from labkit import units
 from labkit.converter import Converter
+from labkit.files import locked
 from labkit.packs import ensure_pack
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED
 from labkit.parts.packing.lmdb_env import BATCH_BYTES
@@ -170,22 +170,11 @@ def own_folder(base: Path | None) -> Iterator[Path]:
             f"folder must lie outside the repository, got {str(base)!r}; name another one"
         )
     for left in base.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), _locked(left):  # another user's, or still in use
+        with contextlib.suppress(OSError), locked(left):  # another user's, or still in use
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=base, prefix=PREFIX, ignore_cleanup_errors=True) as place:
-        with _locked(Path(place)):
+        with locked(Path(place)):
             yield Path(place)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock that ends with this process; BlockingIOError where another one holds it."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(opened)
 
 
 def row(packing: str, stored: str, found: dict) -> str:

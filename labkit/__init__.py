@@ -2,9 +2,11 @@
 
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
+from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.example import example_loop
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.diagnosis.timeline import record_timeline
+from labkit.diagnosis.watch import watch
 from labkit.dial_gallery import dial_charts
 from labkit.experiment import Experiment, choose, resume, run
 from labkit.largest_batch import largest_batch
@@ -79,6 +81,7 @@ __all__ = [
     "compare_table",
     "costs",
     "describe_data",
+    "diagnose",
     "dial_chart",
     "dial_charts",
     "disputes",
@@ -114,6 +117,7 @@ __all__ = [
     "timeline_chart",
     "tune",
     "vary",
+    "watch",
     "write_page",
     "write_report",
 ]

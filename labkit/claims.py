@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from labkit import catalog, machine, operations_run, units
 from labkit.claim_answers import ANSWERS, opencv_beside_pillow
-from labkit.claim_list import CLAIMS, Claim
+from labkit.claim_list import CLAIMS, MADE_BY, Claim
 from labkit.results import Run, newest_runs
 from labkit.row_words import EMULATED_WORDS
 from labkit.row_words import find_stand_ins as stand_ins
@@ -135,8 +135,10 @@ def _name(experiment: str, variant: str, *, alone: bool) -> str:
 
 
 def _answer(
-    claim: Claim, experiment: str, variant: str, expected: float | None, run: Run | None
+    claim: Claim, experiment: str, variant: str, expected: float | str | None, run: Run | None
 ) -> str:
+    if run is None and experiment in MADE_BY:
+        return f"not run: {MADE_BY[experiment]} asks it"
     # Operations are measured in a way of their own, which the catalog does not list.
     if run is None and experiment not in (*catalog.CATALOG, operations_run.NAME):
         missing = "no experiment yet"
@@ -153,7 +155,10 @@ def _answer(
         return "not run: this run has no such variant"
     if rows[variant].normalized_time is None:
         return say_unmeasured(rows[variant])
-    return _measured(run.info, summary.rows[0], rows[variant], expected, claim.direction)
+    direction = claim.direction
+    if isinstance(expected, str):
+        expected, direction = None, expected
+    return _measured(run.info, summary.rows[0], rows[variant], expected, direction)
 
 
 def _answer_otherwise(number: int, variant: str, run: Run) -> str:

@@ -1,7 +1,7 @@
 """The lab from a shell: one command for everything that a person asks of it.
 
     labkit list | forecast | run | table | chart | claims | disputes | savings | recipe | report
-           pack | open | doctor
+           pack | open | diagnose | doctor
 
 Every setting is an option, generated from Settings like the notebooks' form.
 Thin: here the words are parsed; `commands` calls the library and prints.
@@ -159,6 +159,23 @@ def _parser() -> argparse.ArgumentParser:
     _results_option(command)
     command.set_defaults(command=commands.open_shared)
 
+    command = words.add_parser(
+        "diagnose", help="what holds your own training loop back, and what would help"
+    )
+    command.add_argument(
+        "target", metavar="MODULE:FUNCTION",
+        help="called without arguments; returns (loader, step), or a dict with loader and step",
+    )  # fmt: skip
+    command.add_argument(
+        "--files", metavar="GLOB", help="the loader's files, for what a cold page cache costs"
+    )
+    command.add_argument("--verify", action="store_true", help="try the remedies, and measure them")
+    command.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
+    command.add_argument(
+        "--chart", metavar="FILE", type=_chart_file, help="draw the time line there"
+    )
+    command.set_defaults(command=commands.diagnose)
+
     command = words.add_parser("doctor", help="what this machine has, and what will be skipped")
     command.add_argument("--data", help="probe this folder's disk too")
     command.add_argument(
@@ -211,6 +228,13 @@ def _yes_or_no(text: str) -> bool:
     if text.lower() not in answers:
         raise argparse.ArgumentTypeError(f"must be yes or no, got {text!r}")
     return answers[text.lower()]
+
+
+def _chart_file(text: str) -> Path:
+    kinds = (".png", ".svg", ".pdf")
+    if Path(text).suffix not in kinds:
+        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(kinds)}, got {text!r}")
+    return Path(text)
 
 
 if __name__ == "__main__":

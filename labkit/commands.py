@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 
 import labkit as lab
-from labkit import catalog, machine, notebook, results, units
+from labkit import catalog, figures, machine, notebook, results, units
 from labkit.choices import Choice
 from labkit.claims import answers as answer_claims
 from labkit.claims import claims_text
+from labkit.diagnosis import target
 from labkit.disputes import answers as answer_disputes
 from labkit.disputes import disputes_text
 from labkit.operations_run import NAME as OPERATIONS
@@ -213,6 +214,26 @@ def open_shared(options: argparse.Namespace) -> int:
     run = lab.open_shared(options.file, options.results)
     done = "opened before" if run.folder in before else "opened"
     print(f"{done}: {run.folder}, from {run.info[results.SHARED]['from']}\n\n{notebook.text(run)}")
+    return 0
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Say what holds a person's own training loop back."""
+    given = target.load(options.target)
+    if options.files is not None:
+        given["files"] = target.find_files(options.files)
+
+    from labkit.diagnosis.diagnose import diagnose
+
+    diagnosis = diagnose(**given, verify=options.verify, budget_s=options.budget_s)
+    print(diagnosis)
+    if options.chart:
+        from labkit.timeline_chart import timeline_chart
+
+        kind = options.chart.suffix[1:]
+        figure = timeline_chart(diagnosis.timeline)
+        options.chart.write_bytes(figures.to_bytes(figure, kind, dpi=300))
+        print(f"wrote {options.chart}")
     return 0
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit import units
-from labkit.files import write_whole
+from labkit.files import locked, write_whole
 from labkit.media import describe_medium
 from labkit.originals import Original, Through, find_originals, fingerprint
 from labkit.parts.packing import Reader
@@ -91,7 +91,11 @@ def copy_data(
                 files=len(files), size_bytes=_size(files), written_bytes=0, whole_s=_known_s(mark)
             )
         _start(copy, state, mode=0o700 if private else 0o777)
-        with _alone(copy):
+        busy = Skip(
+            f"{copy} must be copied to by one run at a time, got another one that does; "
+            "run again when it has ended"
+        )
+        with locked(copy, busy=busy):
             _remove_others(copy, set(files))
             needed_bytes = sum(original.size_bytes for original in waiting.values())
             _check_room(copy, needed_bytes)
@@ -214,34 +218,6 @@ def _remove_if_free(lock_path: Path) -> None:
     else:
         remove_copy(lock_path.with_suffix(""))
         lock_path.unlink(missing_ok=True)
-    finally:
-        os.close(lock)
-
-
-@contextlib.contextmanager
-def _alone(copy: Path) -> Iterator[None]:
-    """Let no other run copy to the same folder meanwhile.
-
-    Raises:
-        Skip: another one does.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows: nothing to hold
-        yield
-        return
-    lock = os.open(copy, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Skip(
-                f"{copy} must be copied to by one run at a time, got another one that does; "
-                "run again when it has ended"
-            ) from None
-        except OSError:
-            pass  # some network file systems have no locks
-        yield
     finally:
         os.close(lock)
 

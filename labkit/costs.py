@@ -70,7 +70,7 @@ def costs(info: Mapping[str, object], summary: Summary) -> list[Cost]:
     epoch_s = _epoch_s(summary.rows[0], summary.epochs)
     whole_s = epoch_s * data["images"] / images if epoch_s and images else None
     found = [
-        _cost(row, made.get(row.variant), reads.get(row.variant) or {}, data, whole_s, summary)
+        _cost(row, made, reads.get(row.variant) or {}, data, whole_s, summary)
         for row in summary.rows
     ]
     # Who chooses between two packs makes one of them in any case.
@@ -133,19 +133,20 @@ def costs_table(found: Sequence[Cost]) -> Frame:
 
 def _cost(
     row: Row,
-    made: Mapping[str, object] | None,
+    every: Mapping[str, Mapping[str, object]],
     reads: Mapping[str, object],
     data: Mapping[str, object],
     whole_s: float | None,
     summary: Summary,
 ) -> Cost:
+    made = every.get(row.variant)
     size_bytes = made["bytes"] if made else data["bytes"]
     seconds = [made.get(name) for name in ("pack_s", "copy_s") if made and name in made]
     made_s = sum(seconds) if seconds and None not in seconds else None
     saved_s = pays_after = None
     if whole_s is not None and row.normalized_time is not None and row.variant != summary.baseline:
         saved_s = whole_s * (1 - row.normalized_time)
-    remark = _remark(row, made, made_s, saved_s, summary)
+    remark = _remark(row, every, made_s, saved_s, summary)
     if not remark:
         pays_after = math.ceil(made_s / saved_s)
     return Cost(
@@ -165,7 +166,7 @@ def _cost(
 
 def _remark(
     row: Row,
-    made: Mapping[str, object] | None,
+    every: Mapping[str, Mapping[str, object]],
     made_s: float | None,
     saved_s: float | None,
     summary: Summary,
@@ -174,6 +175,9 @@ def _remark(
         return "baseline"
     if saved_s is None:
         return row.status if row.status != "ok" else "no number"
+    made = every.get(row.variant)
+    if made is not None and made == every.get(summary.baseline):
+        return "the baseline reads the same"
     if MODES[summary.mode].judged and not row.verdict:
         return "no verdict"
     if row.verdict.startswith(NO_GAIN):

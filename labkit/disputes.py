@@ -265,8 +265,7 @@ def dispute_table(row: Mapping[str, object]) -> Frame:
 
     lines = _lines(row)
     frame = Frame([line[:2] for line in lines], columns=["who", "says"]).set_index("who")
-    timed = any(found["experiment"] for found in row["found"])
-    frame.caption = (f"{row['number']}. {row['question']}", TIMED if timed else COUNTED)
+    frame.caption = (f"{row['number']}. {row['question']}", " ".join(_how_found([row])))
     frame.second_lines = {who: under for who, _, under in lines}
     return frame
 
@@ -278,7 +277,15 @@ def disputes_text(rows: Sequence[Mapping[str, object]]) -> str:
         lines += wrapped("", f"{row['number']:>2}  {row['question']}")
         for who, says, _ in _lines(row):
             lines += wrapped("      ", f"{who}: {says}")
-    return "\n".join([*lines, "", *wrapped("", TIMED)])
+    for how in _how_found(rows):
+        lines += ["", *wrapped("", how)]
+    return "\n".join(lines)
+
+
+def _how_found(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Say how what stands there was found: timed, counted or both."""
+    timed = {bool(found["experiment"]) for row in rows for found in row["found"]}
+    return [words for words, is_timed in ((TIMED, True), (COUNTED, False)) if is_timed in timed]
 
 
 def _lines(row: Mapping[str, object]) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Files: one that appears under its name only when it is complete.
+"""Files: one that appears under its name only when it is complete, and by one process at a time.
 
     content ─▶ .<name>.part ─ replace ─▶ <name>
 
@@ -9,6 +9,7 @@ takes it for a whole one.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +56,41 @@ def write_whole(path: Path, content: bytes | str | Iterator[bytes]) -> Path:
         else:
             part.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+@contextlib.contextmanager
+def locked(
+    path: Path, *, busy: Exception | None = None, wait: bool = False, make: bool = False
+) -> Iterator[int | None]:
+    """Hold a file or a folder against other processes; a killed one holds nothing.
+
+    Args:
+        path: what to hold.
+        busy: what is raised where another process holds it; unset: BlockingIOError.
+        wait: until it is let go, instead.
+        make: the file, if it is missing.
+
+    Yields:
+        Its descriptor; None where the platform or the file system has no locks, so that nothing is
+        held.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield None
+        return
+    how = os.O_RDONLY if path.is_dir() else os.O_RDWR
+    lock = held = os.open(path, how | (os.O_CREAT if make else 0), 0o666)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise busy or error from None
+        except OSError:  # some network file systems
+            held = None
+        yield held
+    finally:
+        os.close(lock)

@@ -40,7 +40,8 @@ def stalls(base: Settings) -> Experiment:
             "progress bar": replace(base, progress_bar="tqdm", progress_loss=True),
         },
         baseline="nothing beside the step",
-        source="[001] section 2: eight CPU jobs, five of them in the training loop; no figures",
+        source="[001] section 2: eight CPU jobs, six of them in the training loop, of which the "
+        "loss has an experiment of its own; no figures",
         in_full={
             "waiting for every step": replace(base, sync_every=1),
             "checkpoint every 100 steps": replace(base, checkpoint_every=100),

@@ -1,6 +1,6 @@
 """Largest batch: the batch sizes that put "fill 90 % of the GPU's memory" to the test.
 
-    lab.largest_batch(settings) ─ a fresh process: batch_search ─▶ Largest ─ variants ─▶ Experiment
+    lab.largest_batch(settings) ─ a fresh process: batch_search ─▶ Largest ─▶ .experiment()
 
 Main trap: equal work needs epochs that are whole numbers of every batch size, so the variants are
 5, 9 and 10 tenths of the largest, and an epoch takes nine times the largest batch.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from labkit import machine, tables, units
 from labkit.batch_search import MULTIPLE, Held
-from labkit.experiment import completed
+from labkit.experiment import Experiment, completed
 from labkit.launcher import Launcher
 from labkit.lines import Lines
 from labkit.settings import MODES, Settings, pick
@@ -41,8 +41,8 @@ class Largest:
     images: int
     """How many there are: no batch is larger."""
 
-    def variants(self) -> dict[str, Settings]:
-        """Make batches of about half, 90 % and all of the largest, for an experiment.
+    def experiment(self) -> Experiment:
+        """Ask whether batches of about half, 90 % and all of the largest train faster.
 
         Raises:
             ValueError: the largest is too small to be divided so.
@@ -53,10 +53,19 @@ class Largest:
                 f"the largest batch must be at least 10 images, got {base.batch_size}; "
                 "choose a smaller input_px"
             )
-        return {
-            f"{10 * n} % of the largest: {n * tenth}": replace(base, batch_size=n * tenth)
-            for n in TENTHS
-        }
+        sizes = {f"{10 * n} % of the largest": n * tenth for n in TENTHS}
+        return Experiment(
+            "batch_size_fill",
+            question="Does a fuller GPU train faster?",
+            variants={label: replace(base, batch_size=size) for label, size in sizes.items()},
+            baseline=next(iter(sizes)),
+            source="[002] 3.1: 90 % of the GPU's memory or more",
+            notes=(
+                "Batches: "
+                + ", ".join(f"{label} {size}" for label, size in sizes.items())
+                + " images.",
+            ),
+        )
 
     def sentences(self) -> Lines:
         """Say what fits, what it takes, and what was tried."""

@@ -42,7 +42,8 @@ CHECKOUT = Path(__file__).parents[1]
 SHARED_MEMORY_MIN_BYTES = 1 << 30
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
-OPTIONAL = ("kornia_rs", "torchvision")  # variants that need them are skipped without
+# Variants that need them are skipped without.
+OPTIONAL = ("kornia_rs", "torchvision", "tensorflow", "dali")
 # What the lab measures with -> the distributions that may bring it.
 DISTRIBUTIONS = {
     "torch": ("torch",),
@@ -58,6 +59,9 @@ DISTRIBUTIONS = {
     "kornia_rs": ("kornia-rs",),
     "torchvision": ("torchvision",),
     "prefetch_generator": ("prefetch_generator",),
+    "tqdm": ("tqdm",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "dali": ("nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-dali-cuda110"),
     "pandas": ("pandas",),
     "matplotlib": ("matplotlib",),
 }

@@ -48,7 +48,9 @@ def _versions(info: Mapping[str, object]) -> list[str]:
     if not settings:  # single operations say their libraries above
         return []
     named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
-    named |= {value.removesuffix("_scaled") for value in named}  # a library's scaled decoder
+    # A library's scaled decoder, DALI on the CPU, and tf.data in all its ways.
+    named |= {value.removesuffix("_scaled").removesuffix("_cpu") for value in named}
+    named |= {"tensorflow" for value in named if value.startswith("tf_data")}
     return [
         f"{name} {version}"
         for name, version in versions.items()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import shlex
 import shutil
 import threading
@@ -26,7 +25,7 @@ import numpy as np
 from labkit import machine, units
 from labkit.contracts import Annotation
 from labkit.converter import Converter, about
-from labkit.files import write_whole
+from labkit.files import locked, write_whole
 from labkit.offline import ENGINES
 from labkit.parts.packing import JPEG, PACKINGS, Content
 from labkit.parts.packing.content import encode
@@ -181,32 +180,22 @@ def _make(
 @contextlib.contextmanager
 def _turn(folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> Iterator[None]:
     """Wait until no other process packs into the same place: it may be making what is wanted."""
-    try:
-        import fcntl
-
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder.parent, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows, or a place that will be complained of
-        yield
-        return
-    try:
+    with contextlib.ExitStack() as turn:
         waiting = False
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                turn.enter_context(locked(folder.parent))
+                break
             except BlockingIOError:
                 if not waiting:
                     say(f"another run is packing in {folder.parent}: waiting until it has ended")
                 waiting = True
                 time.sleep(TURN_S)
                 check()
-            except OSError:  # some network file systems have no locks
-                break
-            else:
+            except OSError:  # a place that will be complained of
                 break
         yield
-    finally:
-        os.close(lock)
 
 
 def _is_there(

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import units
-from labkit.files import write_whole
+from labkit.files import locked, write_whole
 from labkit.settings import AS_PUBLISHED
 from labkit.trial import Trial
 
@@ -77,24 +77,14 @@ def hold(folder: Path) -> Iterator[None]:
         RuntimeError: another process holds it.
         OSError: it cannot be written; the message says what to do.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows: nothing to hold
-        yield
-        return
-    with explain_unwritable(folder):
-        # Of the files here, this one is never replaced by another.
-        file = (folder / TRIALS_FILE).open("ab")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError(
-                f"run must be under way in one process at a time, got another that has {folder}; "
-                "wait until it has ended, or end it, and resume again"
-            ) from None
-        except OSError:
-            pass  # some network file systems have no locks
+    busy = RuntimeError(
+        f"run must be under way in one process at a time, got another that has {folder}; "
+        "wait until it has ended, or end it, and resume again"
+    )
+    with contextlib.ExitStack() as held:
+        with explain_unwritable(folder):
+            # Of the files here, this one is never replaced by another.
+            held.enter_context(locked(folder / TRIALS_FILE, busy=busy, make=True))
         yield
 
 

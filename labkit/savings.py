@@ -18,7 +18,7 @@ from labkit import machine, media, operations_run, shared_memory
 from labkit.claims import stand_ins
 from labkit.parts.storage import IN_MEMORY
 from labkit.results import Run, how_to_complete
-from labkit.summary import Row, Summary, summarize
+from labkit.summary import Row, Summary, is_floor, summarize
 
 DAY_S, HOUR_S = 86_400, 3_600
 # Assumed: programs, workers and batches take the rest, so the page cache never has it all.
@@ -183,7 +183,7 @@ def _project(row: Row, run: Run, summary: Summary, asked: Savings, scale: float)
     first_s = row.epoch1_s * scale
     later_s = first_s if stays is False else row.epoch2_s and row.epoch2_s * scale
     reason = not_counted = ""
-    if settings.get("step") == "nothing" or settings.get("loader") == "resident":
+    if is_floor(settings, base):
         reason = "it does only part of the work: a floor, not a remedy"
     elif stays is None:
         reason = "the run did not record the size of its data; run the experiment again"

@@ -162,11 +162,11 @@ class Source:
                 batch[name] = torch.utils.data.default_collate(arrays)
         return batch
 
-    def outside(self, packing: str) -> Outside:
+    def outside(self, *packings: str) -> Outside:
         """Say what a pipeline has to know that reads, decodes and preprocesses by itself.
 
         Args:
-            packing: what it reads, a key of `PACKINGS`.
+            packings: what it reads, keys of `PACKINGS`.
 
         Raises:
             Skip: its work cannot be the same, or it would get around what the storage stands for.
@@ -180,10 +180,11 @@ class Source:
                 f"{who} preprocesses by itself, and can do {able}, not {settings.preprocessor}; "
                 f"choose preprocessor {able}"
             )
-        if settings.packing != packing or settings.stored not in (JPEG, RESIZED):
+        if settings.packing not in packings or settings.stored not in (JPEG, RESIZED):
+            able = " or ".join(packings)
             raise Skip(
-                f"{who} reads JPEGs by itself from the packing {packing}, got {settings.packing} "
-                f"with {settings.stored}; choose packing {packing}"
+                f"{who} reads JPEGs by itself from the packing {able}, got {settings.packing} "
+                f"with {settings.stored}; choose packing {able}"
             )
         if isinstance(reader, (ModelledReader, RemoteFolder)):
             raise Skip(

@@ -68,6 +68,11 @@ def percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share * 100:.1f} %"
 
 
+def whole_percent(share: float) -> str:
+    """Write a share that changes while people look at it: "12 %"."""
+    return f"{share * 100:.0f} %"
+
+
 def limit(share: float) -> str:
     """Write a share that was agreed on, not measured, without a needless zero: "5 %"."""
     return f"{share * 100:.4g} %"

@@ -54,6 +54,15 @@ def test_what_does_not_gain_never_pays(time, remark):
     assert line == "No gain that would earn back the making: both"
 
 
+def test_what_the_baseline_reads_too_has_nothing_to_earn_back():
+    for time in (0.5, 1.0):
+        packs = dict.fromkeys(("original", "both"), made(9.0))
+        info, summary = run({"original": 1.0, "both": time}, packs)
+        cost = by_name(costs(info, summary))["both"]
+        assert (cost.pays_after, cost.remark) == (None, "the baseline reads the same")
+        assert cost_lines(costs(info, summary), summary) == []
+
+
 def test_without_a_verdict_it_is_by_these_numbers_only():
     info, summary = run({"original": 1.0, "both": 0.5}, {"both": made(1.0)}, mode="quick", blocks=3)
     (line,) = cost_lines(costs(info, summary), summary)

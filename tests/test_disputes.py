@@ -366,6 +366,15 @@ def test_a_table_says_what_it_rests_on_where_nothing_was_run(tmp_path):
     assert "counted just now" in dispute_table(counted)._repr_html_()
 
 
+def test_it_says_how_it_was_found_timed_or_counted(tmp_path):
+    timed, counted = "A ÷ B: A's time divided by B's", "Taken by the workers of real DataLoaders"
+    rows = [dispute(tmp_path, 9), dispute(tmp_path, 2, counts(lambda factor: 8 * factor))]
+    for shown, hidden, row in ((timed, counted, rows[0]), (counted, timed, rows[1])):
+        for text in (disputes_text([row]), dispute_table(row).caption[1]):
+            assert shown in text and hidden not in text
+    assert timed in disputes_text(rows) and counted in disputes_text(rows)
+
+
 def test_a_notebook_shows_those_asked_for_in_html_and_text(tmp_path):
     shown = notebook.disputes(tmp_path, numbers=[9, 1])
     assert [row["number"] for row in shown] == [9, 1]

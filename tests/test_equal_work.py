@@ -154,6 +154,17 @@ def test_other_pixels_may_move_a_mean_by_a_grey_level(other):
     assert set(other_work(means={**MEANS, "label": 12.6}, **other)) == {"v"}
 
 
+def test_a_scaled_decode_may_move_a_mean_by_two_and_wrong_colors_are_found():
+    scaled = {"decoder": "simplejpeg_scaled"}
+    assert other_work(means={**MEANS, "image": [-0.478, 0.272, -0.022]}, **scaled) == {}
+    assert set(other_work(means={**MEANS, "image": [-0.5, 0.25, 0.05]}, **scaled)) == {"v"}
+    both = [
+        fake_work("base", **scaled),
+        fake_work("v", means={**MEANS, "image": [-0.5, 0.25, 0.022]}, **scaled),
+    ]
+    assert set(unequal_work(INFO, both)) == {"v"}  # the same decoder, the same pixels
+
+
 def test_a_mean_that_is_no_number_is_other_work():
     assert "got nan" in other_work(means={**MEANS, "label": math.nan})["v"]
 

@@ -11,6 +11,7 @@ import pytest
 import labkit as lab
 from labkit import machine
 from labkit.batch_search import search
+from labkit.claim_list import CLAIMS
 from labkit.gpu import CudaState
 from labkit.largest_batch import describe
 from labkit.settings import MODES, complete
@@ -78,10 +79,16 @@ def test_it_says_when_the_images_and_not_the_memory_are_the_limit():
 
 
 def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
-    variants = found((84, GIB, GIB)).variants()
+    experiment = found((84, GIB, GIB)).experiment()
+    variants = experiment.variants
     assert list(variants) == [
-        "50 % of the largest: 40", "90 % of the largest: 72", "100 % of the largest: 80",
+        "50 % of the largest", "90 % of the largest", "100 % of the largest",
     ]  # fmt: skip
+    assert experiment.notes == (
+        "Batches: 50 % of the largest 40, 90 % of the largest 72, 100 % of the largest 80 images.",
+    )
+    asked = {(name, variant) for claim in CLAIMS for name, variant, _ in claim.tests}
+    assert {variant for name, variant in asked if name == experiment.name} < set(variants)
     assert [settings.batch_size for settings in variants.values()] == [40, 72, 80]
     assert math.lcm(40, 72, 80) == 9 * 80
     assert {settings.device for settings in variants.values()} == {"cuda"}
@@ -90,7 +97,7 @@ def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
 def test_a_batch_too_small_to_be_divided_is_refused():
     message = "the largest batch must be at least 10 images, got 8; choose a smaller input_px"
     with pytest.raises(ValueError, match=re.escape(message)):
-        found((8, GIB, GIB)).variants()
+        found((8, GIB, GIB)).experiment()
 
 
 def test_memory_too_small_for_anything_is_said():

@@ -79,8 +79,7 @@ def test_provenance_is_json_and_complete(provenance):
         assert provenance[name] not in (None, "")
     assert provenance["python"] == platform.python_version()
     known = set(machine.DISTRIBUTIONS)
-    # Made for CUDA alone, so not everywhere.
-    assert known - {"torchvision"} <= set(provenance["versions"]) <= known
+    assert known - set(machine.OPTIONAL) <= set(provenance["versions"]) <= known
     assert provenance["gpu"]["works"] in (True, False)
     for name in ("hardware", "cpu_governor", "clock_source"):
         assert provenance[name]

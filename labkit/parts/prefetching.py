@@ -13,6 +13,9 @@ is launched, so it hides copies, never a slow loader.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +24,7 @@ from labkit.contracts import Device, DeviceBatch
 
 if TYPE_CHECKING:
     import torch
+    from prefetch_generator import BackgroundGenerator
 
     Batches = Iterable[dict[str, torch.Tensor]]
     Prefetch = Callable[..., Iterator[DeviceBatch]]
@@ -71,16 +75,37 @@ class DataLoaderX:
 
     The document subclasses torch's DataLoader; wrapping any iterable does the same for
     every loader.  prefetch_generator keeps one finished batch, and its thread holds another.
+    The document's leaves that thread behind where a loop breaks off: it waits for ever to hand over
+    its batch, and the loader's workers with it.  This one lets it finish the batch and end.
     """
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Start the loader in this thread and drain it in another."""
+        """Start the loader in this thread and drain it in another, which ends with the iterator."""
         from prefetch_generator import BackgroundGenerator
 
-        return BackgroundGenerator(iter(self._batches), max_prefetch=1)
+        broken_off = threading.Event()
+        batches = _until(broken_off, iter(self._batches))
+        return _ending(BackgroundGenerator(batches, max_prefetch=1), broken_off)
+
+
+def _until(broken_off: threading.Event, batches: Iterator) -> Iterator:
+    for batch in batches:
+        if broken_off.is_set():
+            return
+        yield batch
+
+
+def _ending(ahead: BackgroundGenerator, broken_off: threading.Event) -> Iterator:
+    try:
+        yield from ahead
+    finally:
+        broken_off.set()
+        with contextlib.suppress(Exception):  # of a batch that nobody asks for any more
+            deque(ahead, maxlen=0)  # the thread waits until what it has is taken
+        ahead.join()
 
 
 def fetch_in_thread(batches: Batches, device: Device, *, pinned: bool) -> Iterator[DeviceBatch]:

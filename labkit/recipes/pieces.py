@@ -186,7 +186,10 @@ BANNER = "# --- From images to batches on the device: what a train.py of your ow
 
 DATA_LOADER_X = '''\
 class DataLoaderX($maker):
-    """A $maker whose finished batches a background thread takes, one ahead."""
+    """A $maker whose finished batches a background thread takes, one ahead.
+
+    Go on to an epoch's end: where a loop breaks off, that thread and the workers stay behind.
+    """
 
     def __iter__(self):
         return BackgroundGenerator(super().__iter__(), max_prefetch=1)

@@ -1,5 +1,7 @@
 """Every prefetcher delivers what the loader has, in order, and hands errors on."""
 
+import threading
+
 import pytest
 import torch
 
@@ -45,6 +47,28 @@ def test_stopping_early_does_not_hang(name):
     iterator = PREFETCHERS[name](batches(100), device, pinned=True)
     assert int(next(iterator)["sample_id"]) == 0
     iterator.close()
+
+
+@pytest.mark.parametrize("left", [100, 2])
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("name", ["prefetch_generator", "both"])
+def test_a_loop_that_breaks_off_leaves_no_thread_and_the_loader_is_let_go(name, breaks, left):
+    ended = []
+
+    def loader():
+        try:
+            yield from batches(left)
+            if breaks:
+                raise OSError("disk gone")
+        finally:
+            ended.append(True)
+
+    before = set(threading.enumerate())
+    iterator = PREFETCHERS[name](loader(), EmulatedDevice(PROFILE, FakeClock()), pinned=True)
+    assert int(next(iterator)["sample_id"]) == 0
+    iterator.close()
+    assert set(threading.enumerate()) == before
+    assert ended == [True]
 
 
 def run_steps(name, *, pinned, sync_every):

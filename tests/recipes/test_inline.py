@@ -79,6 +79,6 @@ def test_a_name_that_is_two_things_is_refused():
 
 
 def test_an_import_that_may_fail_stays_where_it_is_caught():
-    text = inline("from labkit.parts.training.checkpoint_file import remove_left\n")
+    text = inline("from labkit.files import locked\n")
     assert "    try:\n        import fcntl\n    except ImportError:" in text
     assert "\nimport fcntl" not in text

@@ -31,7 +31,7 @@ from labkit.parts.packing.remote import RemoteFolder, at_url, open_remote
 from labkit.parts.packing.shards import Format
 from labkit.parts.packing.split import SPLITS
 from labkit.parts.packing.tar import TAR
-from labkit.parts.packing.tfrecord import TFRECORD
+from labkit.parts.packing.tfrecord import TFRECORD, TFRECORD_4M
 from labkit.places import Place, is_url
 
 __all__ = [
@@ -137,7 +137,8 @@ def _pack(format: Format) -> Packing:
 
 
 FORMATS: tuple[Format, ...] = (
-    RAW, TAR, TFRECORD, HDF5, LMDB, PTH, HDF5_ONE_HANDLE, LMDB_READAHEAD, LMDB_ONE_HANDLE, *SPLITS,
+    RAW, TAR, TFRECORD, TFRECORD_4M, HDF5, LMDB, PTH,
+    HDF5_ONE_HANDLE, LMDB_READAHEAD, LMDB_ONE_HANDLE, *SPLITS,
 )  # fmt: skip
 PACKINGS: dict[str, Packing] = {
     "folder": Packing(open=_open_folder, write=_write_folder, stores=(JPEG, RESIZED)),

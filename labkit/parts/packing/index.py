@@ -75,6 +75,9 @@ class IndexBuilder:
     """Gathers the index of the shard that is being written, without an object per record."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self._names, self._boxes, self._categories = bytearray(), bytearray(), bytearray()
         # Where names and boxes end; a row of bytes, offset, checksum, height, width each.
         self._name_ends, self._box_ends = array("q", [0]), array("q", [0])
@@ -108,7 +111,7 @@ class IndexBuilder:
             checksums=rows[:, 2].astype(np.uint32),
             heights_widths=rows[:, 3:].astype(np.int32),
         )
-        self.__init__()
+        self._begin()
         return index
 
 

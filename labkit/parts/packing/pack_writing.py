@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from labkit.contracts import Annotation
-from labkit.files import write_whole
+from labkit.files import locked, write_whole
 from labkit.parts.packing.content import Content, encode
 from labkit.parts.packing.index import Index, IndexBuilder, load_index, save_index
 from labkit.parts.packing.manifest import MANIFEST, sha256
@@ -60,7 +60,12 @@ def write_pack(
     part = root.with_name(f".{root.name}.part")
     about = {**about, "packing": format.packed_as, "pack_schema": PACK_SCHEMA}
     about = json.loads(json.dumps(about))
-    with _alone(part):
+    part.mkdir(parents=True, exist_ok=True)
+    busy = ValueError(
+        f"path must be packed to by one process at a time, got another one in {part}; "
+        "wait until it has ended"
+    )
+    with locked(part, busy=busy):
         _check_new(root, part)  # another process may have finished it meanwhile
         shards = _whole_shards(part, about, format.suffix)
         done = sum(len(index) for _, index in shards)
@@ -157,35 +162,6 @@ def _finish(part: Path, about: Mapping, shards: list[tuple[Path, Index]]) -> int
     }
     write_whole(part / MANIFEST, json.dumps(manifest, indent=1))
     return manifest["bytes"]
-
-
-@contextlib.contextmanager
-def _alone(part: Path) -> Iterator[None]:
-    """Let no other process write the same pack meanwhile.
-
-    Raises:
-        ValueError: another one does.
-    """
-    part.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows: nothing to hold
-        yield
-        return
-    lock = os.open(part, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"path must be packed to by one process at a time, got another one in {part}; "
-                "wait until it has ended"
-            ) from None
-        except OSError:
-            pass  # some network file systems have no locks
-        yield
-    finally:
-        os.close(lock)
 
 
 def _sync(file: Path) -> None:

@@ -172,12 +172,15 @@ class _Pace(threading.local):
     """How far one thread of one process is ahead of the real clock; starts anew elsewhere."""
 
     def __init__(self) -> None:
-        self.ahead_s, self.process_id = 0.0, os.getpid()
+        self._begin()
 
     def of_this_process(self) -> _Pace:
         if self.process_id != os.getpid():  # a fork begins with its parent's figures
-            self.__init__()
+            self._begin()
         return self
+
+    def _begin(self) -> None:
+        self.ahead_s, self.process_id = 0.0, os.getpid()
 
     def __reduce__(self) -> tuple:
         return _Pace, ()

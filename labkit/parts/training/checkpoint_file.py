@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.files import part_of, whole
+from labkit.files import locked, part_of, whole
 
 # Appended to a file that could not be written: more than a full disk still takes.
 PROBE_BYTES = 1 << 20
@@ -36,7 +36,7 @@ def write(path: Path, state: dict) -> int:
     Raises:
         OSError: it cannot be written; the previous file is whole, and no part of this one stays.
     """
-    with _alone(part_of(path), wait=True), whole(path) as part:
+    with _held(part_of(path)), whole(path) as part:
         _save(state, part)
         with part.open("rb+") as file:
             os.fsync(file.fileno())
@@ -53,10 +53,10 @@ def write(path: Path, state: dict) -> int:
 def remove_left(path: Path) -> None:
     """Remove what a killed save left, but not what a process that lives is writing."""
     part = part_of(path)
-    with contextlib.suppress(OSError):
-        if part.exists():
-            with _alone(part, wait=False):
-                part.unlink()
+    with contextlib.suppress(OSError), locked(part) as lock:
+        # Without locks nobody knows; but Windows removes no file that is open.
+        if os.name != "posix" or (lock is not None and _is_at(part, lock)):
+            part.unlink()
 
 
 def _save(state: dict, part: Path) -> None:
@@ -76,31 +76,17 @@ def _save(state: dict, part: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(part: Path, *, wait: bool) -> Iterator[None]:
+def _held(part: Path) -> Iterator[None]:
     """Hold an unfinished file, made if missing, against all others that would write or remove it.
 
-    Raises:
-        BlockingIOError: somebody holds it, and `wait` is false.
+    Where a medium has no locks, writing goes on without.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows, which removes and replaces no file that is open
-        part.touch()
-        yield
-        return
-    # Where a medium has no locks, writing goes on without and nothing is ever removed.
-    tolerant = contextlib.suppress(OSError) if wait else contextlib.nullcontext()
     while True:
-        lock = os.open(part, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            with tolerant:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        with locked(part, wait=True, make=True) as lock:
             # Whoever held it meanwhile has put it in place or removed it.
-            if _is_at(part, lock):
+            if lock is None or _is_at(part, lock):
                 yield
                 return
-        finally:
-            os.close(lock)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

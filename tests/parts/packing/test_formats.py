@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packed import FORMATS, KINDS, VARIANTS, assert_gives, content, some_samples, write
 
+import labkit as lab
 from labkit.contracts import Annotation
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE
 from labkit.parts.packing.folder import open_folder
@@ -52,6 +53,14 @@ def test_records_go_on_in_the_next_shard(packing, tmp_path):
     assert_gives(reader, samples, order=[8, 0, 4, 7, 1, 2, 3, 5, 6])
     first, last = reader.files_of([0]), reader.files_of([8])
     assert not set(first) & set(last)
+
+
+def test_what_is_to_be_read_in_parallel_lies_in_several_shards(tmp_path):
+    # A tenth of the photographs that are 117 MB.
+    samples = [(f"{i}.jpg", bytes(1 << 20), some_samples()[0][2]) for i in range(12)]
+    chosen = lab.experiment("num_parallel_reads").variants
+    (packing,) = {settings.packing for settings in chosen.values()}
+    assert len(write(packing, tmp_path / "pack", samples).shards) == 3
 
 
 @pytest.mark.parametrize("packing", FORMATS)

@@ -1,0 +1,223 @@
+"""A small training of the ordinary kind, to plant bottlenecks in.
+
+    JPEG files ─ read ─ decode ─ transforms ─ DataLoader ─▶ batch ─ Train ─▶ emulated GPU
+
+What people write: a Dataset with `__getitem__`, a DataLoader, and a step that launches and goes on.
+The GPU is emulated and labelled so, at a speed that suits what is planted.  Main trap: a pipeline
+that is slow in two places has no one bottleneck, so all that is not planted is as it should be:
+workers that persist, one OpenCV thread in each, a host that seldom waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from labkit import procfs
+from labkit.clock import SystemClock
+from labkit.parts.devices import PROFILES, EmulatedDevice
+from labkit.parts.storage import blkio, throttled
+
+BATCH_SIZE = 8
+PX = 160
+PINNED = {"pinned": True, "non_blocking": True, "side_stream": False}
+
+
+class Site:
+    """Photographs, room for what pipelines make of them, and what has to be ended afterwards.
+
+    Args:
+        data: a folder with .jpg files.
+        scratch: a folder on the same disk.
+    """
+
+    def __init__(self, data: Path | str, scratch: Path | str) -> None:
+        self.data, self.scratch = Path(data), Path(scratch)
+        self.notes: list[str] = []
+        """What stands in for something else."""
+        self._photos = sorted(self.data.rglob("*.jpg"))
+        self._kept = contextlib.ExitStack()
+        if not self._photos:
+            raise ValueError(f"data must be a folder with .jpg files, got {str(data)!r}")
+        cv2.setNumThreads(0)  # where the training process itself decodes
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
+    def keep(self, closes: object) -> object:
+        """Close something with this."""
+        return self._kept.enter_context(contextlib.closing(closes))
+
+    def paths(self, count: int) -> list[Path]:
+        """Give so many photographs, from the first on, over and over."""
+        return [self._photos[i % len(self._photos)] for i in range(count)]
+
+    def copied(self, count: int) -> list[Path]:
+        """Give as many, of copies on this machine's disk."""
+        return _copy(self.paths(count), self.scratch / "copies")
+
+    def on_slow_disk(self, count: int) -> list[Path]:
+        """Give as many, of copies on the throttled disk, which from now on is slow for us.
+
+        Raises:
+            Skip: it cannot be put up here.
+        """
+        return _copy(self.paths(count), self._slow_folder)
+
+    def small(self, count: int) -> list[Path]:
+        """Give as many, decoded and resized before, without loss."""
+        folder = self.scratch / "small"
+        folder.mkdir(exist_ok=True)
+        resize, found = Resize(), []
+        for path in self.paths(count):
+            found.append(folder / f"{path.stem}.png")
+            if not found[-1].exists():
+                image = cv2.cvtColor(resize(decode(path.read_bytes())), cv2.COLOR_RGB2BGR)
+                cv2.imwrite(str(found[-1]), image)
+        return found
+
+    @cached_property
+    def _slow_folder(self) -> Path:
+        size_bytes = sum(path.stat().st_size for path in self._photos)
+        disk = throttled.up(data_bytes=size_bytes, files=len(self._photos), owner="run")
+        self.notes.append(f"throttled disk, {throttled.describe()}")
+        folder = disk.mount / f"planted-{os.getpid()}"
+        if disk.owned:
+            self._kept.callback(throttled.down)
+        self._kept.callback(shutil.rmtree, folder)
+        # Only processes of its group are slowed down; ours has to leave it before it can go.
+        self._kept.callback(blkio.join, next(procfs.cgroup_folders("blkio")))
+        throttled.join(disk.cgroup)
+        return folder
+
+
+def _copy(paths: Sequence[Path], folder: Path) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    for path in set(paths):
+        if not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    return [folder / path.name for path in paths]
+
+
+def decode(jpeg: bytes, flags: int = cv2.IMREAD_COLOR) -> np.ndarray:
+    """Decode to (H, W, 3) uint8 RGB."""
+    return cv2.cvtColor(cv2.imdecode(np.frombuffer(jpeg, np.uint8), flags), cv2.COLOR_BGR2RGB)
+
+
+def decode_half(jpeg: bytes) -> np.ndarray:
+    """Decode to half the width and height: light work."""
+    return decode(jpeg, cv2.IMREAD_REDUCED_COLOR_2)
+
+
+class Resize:
+    def __init__(self, px: int = PX) -> None:
+        self.px = px
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        return cv2.resize(image, (self.px, self.px), interpolation=cv2.INTER_AREA)
+
+
+class Photos(Dataset):
+    """Photographs as (PX, PX, 3) uint8 tensors, each with its number.
+
+    Args:
+        paths: the files.
+        transforms: from (H, W, 3) uint8 to the same, one after the other.
+        decode: from a file's bytes to (H, W, 3) uint8 RGB.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        transforms: Sequence[Callable] | None = None,
+        decode: Callable[[bytes], np.ndarray] = decode,
+    ) -> None:
+        self.paths = list(paths)
+        self.transforms = [Resize()] if transforms is None else list(transforms)
+        self.decode = decode
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, i: int) -> bytes:
+        return self.paths[i].read_bytes()
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        image = self.decode(self.read(i))
+        for transform in self.transforms:
+            image = transform(image)
+        return {"image": torch.from_numpy(np.ascontiguousarray(image)), "label": i}
+
+
+def one_thread(worker_id: int) -> None:
+    cv2.setNumThreads(0)
+
+
+def loader(dataset: Dataset, **knobs: object) -> DataLoader:
+    """Make a DataLoader that is as it should be, but for the knobs given."""
+    usual = {
+        "batch_size": BATCH_SIZE,
+        "shuffle": True,
+        "generator": torch.Generator().manual_seed(0),
+        "num_workers": 2,
+        "persistent_workers": True,
+        "worker_init_fn": one_thread,
+    }
+    return DataLoader(dataset, **{**usual, **knobs})
+
+
+def emulated(compute_ms: float, **speeds: float) -> EmulatedDevice:
+    """Make a GPU that takes so long for an image."""
+    profile = replace(
+        PROFILES["resnet50_a100"],
+        name="planted",
+        source="set to suit a planted bottleneck",
+        compute_s_per_image=compute_ms / 1e3,
+        **speeds,
+    )
+    return EmulatedDevice(profile, SystemClock())
+
+
+class Train:
+    """A training step: hand over, launch, go on; now and then wait for the loss.
+
+    Args:
+        device: where it runs.
+        sync_every: steps between two looks at the loss.
+        how: how batches are handed over; see `EmulatedDevice.put`.
+    """
+
+    def __init__(self, device: EmulatedDevice, *, sync_every: int = 50, **how: bool) -> None:
+        self.device, self.sync_every, self.how = device, sync_every, {**PINNED, **how}
+        self.steps = 0
+
+    def __call__(self, batch: dict[str, object]) -> None:
+        tensors = {name: value for name, value in batch.items() if torch.is_tensor(value)}
+        on_device = self.device.put(tensors, **self.how)
+        self.device.wait(on_device)
+        self.device.compute(len(on_device["image"]))
+        self.steps += 1
+        if self.steps % self.sync_every == 0:
+            self.device.synchronize()
+        self.after(batch)
+
+    def after(self, batch: dict[str, object]) -> None:
+        """What the host does in a step beside launching it."""
+
+
+def training(loader: object, step: Train, files: Sequence[Path] | None = None) -> dict[str, object]:
+    """Gather what `lab.diagnose` takes."""
+    return {"loader": loader, "step": step, "files": files, "device": step.device}

@@ -1,0 +1,296 @@
+"""Bottlenecks planted in what a step does: sending, waiting, saving, reporting, computing.
+
+    def name(site, fixed) -> the same training, with one thing wrong or without it
+
+Loading is light here and would keep up; the device waits because the host or the link keeps it
+waiting, or it never waits at all.  Main trap: whatever the host does while the device computes
+costs nothing, so a host that is too slow must be slower than the device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.photo_training import (
+    BATCH_SIZE,
+    Photos,
+    Resize,
+    Site,
+    Train,
+    decode_half,
+    emulated,
+    loader,
+    training,
+)
+from labkit.parts.devices import EmulatedDevice
+from labkit.parts.training.metric_server import EmulatedServer
+from labkit.shared_memory import FOLDER as SHARED_MEMORY
+from labkit.trial import Skip
+
+IMAGES = 240
+COMPUTE_MS = 4.0
+LARGE_PX = 384
+CLASSES, STRIDE, BOXES = 40, 4, 40
+SMALL_MEMORY_BYTES = 24 << 20
+
+
+def light_photos(site: Site, count: int = IMAGES, px: int = 160) -> Photos:
+    return Photos(site.paths(count), [Resize(px)], decode_half)
+
+
+class Floats(Photos):
+    """Photographs as float32 from 0 to 1: four times the bytes."""
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        sample = super().__getitem__(i)
+        return {**sample, "image": sample["image"].float() / 255}
+
+
+def boxes_of(i: int) -> torch.Tensor:
+    """Make up boxes: (BOXES, 4) float32, left, top, right, bottom, up to LARGE_PX."""
+    corners = np.random.default_rng(i).integers(0, LARGE_PX // 2, (BOXES, 2, 2))
+    return torch.from_numpy(corners.cumsum(axis=1).reshape(BOXES, 4).astype(np.float32))
+
+
+def maps_of(boxes: torch.Tensor) -> torch.Tensor:
+    """Draw the boxes' centres: (CLASSES, LARGE_PX / STRIDE, LARGE_PX / STRIDE) float32."""
+    maps = torch.zeros(CLASSES, LARGE_PX // STRIDE, LARGE_PX // STRIDE)
+    x, y = ((boxes[:, :2] + boxes[:, 2:]) / 2 / STRIDE).long().clamp(max=maps.shape[1] - 1).T
+    maps[torch.arange(BOXES) % CLASSES, y, x] = 1
+    return maps
+
+
+class Mapped(Photos):
+    """Photographs for a detector.
+
+    Args:
+        paths: the files.
+        sparse: pixels as bytes, and boxes; not floats and maps.
+    """
+
+    def __init__(self, paths: list[Path], *, sparse: bool) -> None:
+        super().__init__(paths, [Resize(LARGE_PX)], decode_half)
+        self.sparse = sparse
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        sample = {**super().__getitem__(i), "boxes": boxes_of(i)}
+        return sample if self.sparse else expanded(sample)
+
+
+def expanded(sample: dict[str, object]) -> dict[str, object]:
+    """Make floats and maps of bytes and boxes, as the device does where they are sent."""
+    boxes, image = sample["boxes"], sample["image"].float() / 255
+    return {"image": image, "label": sample["label"], "maps": maps_of(boxes)}
+
+
+def large_batches(site: Site, fixed: bool) -> dict[str, object]:
+    """Floats and maps over a slow link; better: bytes and boxes, the rest made on the device."""
+    batches = loader(Mapped(site.paths(IMAGES // 2), sparse=fixed))
+    device = emulated(COMPUTE_MS, pinned_bytes_per_s=0.35e9, pageable_bytes_per_s=0.175e9)
+    return training(batches, Train(device, side_stream=True))
+
+
+def pageable_copies(site: Site, fixed: bool) -> dict[str, object]:
+    """Copies from ordinary memory, while the device waits; better: pinned, beside computing."""
+    photos = Floats(site.paths(IMAGES // 2), [Resize(LARGE_PX)], decode_half)
+    device = emulated(COMPUTE_MS + 2, pinned_bytes_per_s=0.5e9, pageable_bytes_per_s=0.25e9)
+    how = {"pinned": fixed, "non_blocking": fixed, "side_stream": fixed}
+    return training(loader(photos), Train(device, **how))
+
+
+def small_shared_memory(site: Site, fixed: bool) -> dict[str, object]:
+    """Batches on their way have no room in /dev/shm; better: a quarter of the bytes.
+
+    Raises:
+        Skip: there is more room than planted; see `IN_SMALL_MEMORY`.
+    """
+    if not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).total > SMALL_MEMORY_BYTES:
+        raise Skip(f"needs a small {SHARED_MEMORY}, in a mount namespace of its own (root, Linux)")
+    photos = (Photos if fixed else Floats)(site.paths(IMAGES), [Resize(LARGE_PX)], decode_half)
+    return training(loader(photos), Train(emulated(COMPUTE_MS)))
+
+
+class Averaging(Train):
+    """Keeps an average of the weights on the host: a tenth of a second's work in ten steps."""
+
+    def __init__(self, device: EmulatedDevice, *, sync_every: int) -> None:
+        super().__init__(device, sync_every=sync_every, side_stream=True)
+        self.weights = np.ones(3_000_000, np.float32)
+        self.average = np.zeros_like(self.weights)
+
+    def after(self, batch: dict[str, object]) -> None:
+        self.average *= 0.999
+        self.average += 0.001 * self.weights
+
+
+def wait_every_step(site: Site, fixed: bool) -> dict[str, object]:
+    """The loss is looked at in every step, so nothing overlaps; better: in every fiftieth."""
+    photos = Floats(site.paths(IMAGES), [Resize()], decode_half)
+    device = emulated(COMPUTE_MS, pinned_bytes_per_s=0.2e9)
+    return training(loader(photos), Averaging(device, sync_every=50 if fixed else 1))
+
+
+class Saving(Train):
+    """Saves a checkpoint every so many steps, and waits until it is on the disk.
+
+    Args:
+        device: where it trains.
+        every: steps.
+        path: of the file.
+    """
+
+    WEIGHTS = 12_000_000
+
+    def __init__(self, device: EmulatedDevice, every: int, path: Path) -> None:
+        super().__init__(device)
+        self.every, self.path = every, path
+        self.state = {"weights": torch.zeros(self.WEIGHTS), "step": 0}
+
+    def after(self, batch: dict[str, object]) -> None:
+        if self.steps % self.every == 0:
+            self.device.synchronize()  # the state has to be fetched from there
+            self.state["step"] = self.steps
+            with self.path.open("wb") as file:
+                torch.save(self.state, file)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def checkpoint_storm(site: Site, fixed: bool) -> dict[str, object]:
+    """A checkpoint in every fifth step; better: in every hundredth."""
+    path = site.scratch / ("seldom.pth" if fixed else "often.pth")
+    step = Saving(emulated(COMPUTE_MS), 100 if fixed else 5, path)
+    return training(loader(light_photos(site)), step)
+
+
+class Reporting(Train):
+    """Sends how it goes to a server every so many steps, and waits for the answer.
+
+    Args:
+        device: where it trains.
+        every: steps.
+        server: answers late, on loopback.
+    """
+
+    def __init__(self, device: EmulatedDevice, every: int, server: EmulatedServer) -> None:
+        super().__init__(device)
+        self.every, self.server, self.start_s = every, server, time.perf_counter()
+
+    def after(self, batch: dict[str, object]) -> None:
+        if self.steps % self.every == 0:
+            seconds = time.perf_counter() - self.start_s
+            self.server.write(json.dumps({"step": self.steps, "seconds": seconds}))
+
+
+def slow_reports(site: Site, fixed: bool) -> dict[str, object]:
+    """Every step is reported to a server that answers after 70 ms; better: every fiftieth."""
+    server = site.keep(EmulatedServer(delay_ms=70))
+    step = Reporting(emulated(COMPUTE_MS), 50 if fixed else 1, server)
+    return training(loader(light_photos(site)), step)
+
+
+class Boxed(Photos):
+    """Photographs with boxes, and what a model might have found."""
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        boxes = boxes_of(i)
+        return {**super().__getitem__(i), "boxes": boxes, "found": boxes + 4.0}
+
+
+def iou_by_pairs(true: torch.Tensor, found: torch.Tensor) -> float:
+    """Mean over true boxes of the best intersection over union, pair by pair."""
+    best = []
+    for left, top, right, bottom in true.tolist():
+        ious = []
+        for left2, top2, right2, bottom2 in found.tolist():
+            width = max(0.0, min(right, right2) - max(left, left2))
+            height = max(0.0, min(bottom, bottom2) - max(top, top2))
+            both = width * height
+            areas = (right - left) * (bottom - top) + (right2 - left2) * (bottom2 - top2)
+            ious.append(both / max(areas - both, 1e-9))
+        best.append(max(ious))
+    return sum(best) / len(best)
+
+
+def iou_of_arrays(true: torch.Tensor, found: torch.Tensor) -> float:
+    """The same for all pairs at once."""
+    true, found = true.numpy().astype(float), found.numpy().astype(float)
+    low = np.maximum(true[:, None, :2], found[None, :, :2])
+    high = np.minimum(true[:, None, 2:], found[None, :, 2:])
+    both = (high - low).clip(0).prod(axis=2)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (true, found)]
+    union = areas[0][:, None] + areas[1][None, :] - both
+    return float((both / union.clip(1e-9)).max(axis=1).mean())
+
+
+class Measuring(Train):
+    """Computes a metric of every batch on the host.
+
+    Args:
+        device: where it trains.
+        metric: of the true boxes of an image and those that were found.
+    """
+
+    def __init__(self, device: EmulatedDevice, metric) -> None:
+        super().__init__(device)
+        self.metric, self.values = metric, []
+
+    def after(self, batch: dict[str, object]) -> None:
+        pairs = zip(batch["boxes"], batch["found"])
+        self.values.append(sum(self.metric(true, found) for true, found in pairs))
+
+
+def metric_loops(site: Site, fixed: bool) -> dict[str, object]:
+    """Every step compares boxes pair by pair in Python; better: arrays."""
+    batches = loader(Boxed(site.paths(IMAGES), decode=decode_half))
+    metric = iou_of_arrays if fixed else iou_by_pairs
+    return training(batches, Measuring(emulated(COMPUTE_MS - 1), metric))
+
+
+def slow_device(site: Site, fixed: bool) -> dict[str, object]:
+    """The device computes all the time; even batches that are there already do not help."""
+    batches = loader(light_photos(site, IMAGES // 2))
+    return training(list(batches) if fixed else batches, Train(emulated(11.0)))
+
+
+def small_steps(site: Site, fixed: bool) -> dict[str, object]:
+    """Steps are small, and loading keeps up with them; there is nothing to gain."""
+    batches = loader(light_photos(site), batch_size=2)
+    return training(list(batches) if fixed else batches, Train(emulated(4.0)))
+
+
+class TrainHere:
+    """A small network trained on this machine's CPU."""
+
+    device = None
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Conv2d(3, 32, 5, stride=2), nn.ReLU(),
+            nn.Conv2d(32, 64, 5, stride=2), nn.ReLU(),
+            nn.Conv2d(64, 64, 3), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+        )  # fmt: skip
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+
+    def __call__(self, batch: dict[str, torch.Tensor]) -> None:
+        images = batch["image"].permute(0, 3, 1, 2).float() / 255
+        loss = nn.functional.cross_entropy(self.model(images), batch["label"] % 10)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def training_here(site: Site, fixed: bool) -> dict[str, object]:
+    """The CPU trains, and loading takes little of it; there is nothing to gain."""
+    batches = loader(light_photos(site, 10 * BATCH_SIZE), num_workers=1)
+    return training(list(batches) if fixed else batches, TrainHere())

@@ -1,0 +1,212 @@
+"""Bottlenecks planted in how samples become batches: collate, sending, and the workers themselves.
+
+    def name(site, fixed) -> the same training, with one thing wrong or without it
+
+As in `planted_samples`, the device is the limit once the planted fault is gone.  Main trap: threads
+of OpenMP do not survive a fork, so a training process whose workers have them must have none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from benchmarks.photo_training import (
+    PX,
+    Photos,
+    Resize,
+    Site,
+    Train,
+    decode_half,
+    emulated,
+    loader,
+    one_thread,
+    training,
+)
+
+IMAGES = 160
+COMPUTE_MS = 6.0
+
+
+def collate_values(samples: list[dict]) -> dict[str, torch.Tensor]:
+    images = [
+        [value / 255 - 0.5 for value in sample["image"].flatten().tolist()] for sample in samples
+    ]
+    return {
+        "image": torch.tensor(images, dtype=torch.float64).float().view(-1, PX, PX, 3),
+        "label": torch.tensor([sample["label"] for sample in samples]),
+    }
+
+
+def collate_arrays(samples: list[dict]) -> dict[str, torch.Tensor]:
+    images = torch.stack([sample["image"] for sample in samples])
+    return {
+        "image": (images.double() / 255 - 0.5).float(),
+        "label": torch.tensor([sample["label"] for sample in samples]),
+    }
+
+
+def huge_collate(site: Site, fixed: bool) -> dict[str, object]:
+    """The collate function works with Python's numbers; better: with tensors."""
+    collate = collate_arrays if fixed else collate_values
+    batches = loader(Photos(site.paths(IMAGES)), collate_fn=collate)
+    return training(batches, Train(emulated(COMPUTE_MS)))
+
+
+class Outlined(Photos):
+    """Photographs with the outlines of what is on them, which evaluation will need.
+
+    Args:
+        paths: the files.
+        as_tensors: outlines as tensors of (N, 2), not as lists of points.
+    """
+
+    POINTS = 4_000
+
+    def __init__(self, paths: list[Path], *, as_tensors: bool) -> None:
+        super().__init__(paths, decode=decode_half)
+        points = [{"x": 0.1 * k, "y": 0.2 * k} for k in range(self.POINTS)]
+        if as_tensors:
+            points = torch.tensor([[p["x"], p["y"]] for p in points], dtype=torch.float64)
+        self.points = points
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        shifted = self.points + i if torch.is_tensor(self.points) else self.shifted(i)
+        return {**super().__getitem__(i), "outline": shifted}
+
+    def shifted(self, i: int) -> list[dict[str, float]]:
+        return [{"x": point["x"] + i, "y": point["y"] + i} for point in self.points]
+
+
+def collate_outlines(samples: list[dict]) -> dict[str, object]:
+    return {
+        "image": torch.stack([sample["image"] for sample in samples]),
+        "outlines": [sample["outline"] for sample in samples],
+    }
+
+
+def objects_sent(site: Site, fixed: bool) -> dict[str, object]:
+    """Workers send tens of thousands of small objects with every batch; better: tensors."""
+    photos = Outlined(site.paths(IMAGES), as_tensors=fixed)
+    batches = loader(photos, collate_fn=collate_outlines)
+    return training(batches, Train(emulated(4.0)))
+
+
+def no_workers(site: Site, fixed: bool) -> dict[str, object]:
+    """The training process prepares everything; better: two workers."""
+    knobs = {} if fixed else {"num_workers": 0, "persistent_workers": False}
+    batches = loader(Photos(site.paths(2 * IMAGES)), **knobs)
+    return training(batches, Train(emulated(3.0)))
+
+
+def one_worker(site: Site, fixed: bool) -> dict[str, object]:
+    """One worker on two cores; better: two."""
+    photos = Photos(site.paths(2 * IMAGES))
+    batches = loader(photos, num_workers=2 if fixed else 1)
+    return training(batches, Train(emulated(2.8)))
+
+
+class Labelled(Photos):
+    """Photographs whose labels a far service gives; its answer is a sleep."""
+
+    ANSWER_S = 0.02
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        time.sleep(self.ANSWER_S)
+        return super().__getitem__(i)
+
+
+def waiting_samples(site: Site, fixed: bool) -> dict[str, object]:
+    """One worker, which mostly waits for answers; better: eight."""
+    photos = Labelled(site.paths(IMAGES // 2))
+    batches = loader(photos, num_workers=8 if fixed else 1)
+    return training(batches, Train(emulated(9.0)))
+
+
+class Late(Photos):
+    """Photographs of which one in 56 comes late: in every seventh batch, from either worker.
+
+    That is later than what a GPU has queued lasts, and seldom enough for two workers to catch up.
+    """
+
+    LATE_S, EVERY = 0.45, 56
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        if i % self.EVERY == self.EVERY - 1:
+            time.sleep(self.LATE_S)
+        return super().__getitem__(i)
+
+
+def late_samples(site: Site, fixed: bool) -> dict[str, object]:
+    """Some samples are late, and one batch per worker is prepared ahead; better: sixteen."""
+    photos = Late(site.paths(5 * Late.EVERY), decode=decode_half)
+    batches = loader(photos, shuffle=False, prefetch_factor=16 if fixed else 1)
+    return training(batches, Train(emulated(5.0)))
+
+
+class Indexed(Photos):
+    """Photographs with an index of labels, which every worker reads when it starts."""
+
+    def __init__(self, paths: list[Path], index: Path) -> None:
+        super().__init__(paths, decode=decode_half)
+        self.index, self.labels = index, None
+
+    def load(self) -> None:
+        self.labels = {entry["image"]: entry for entry in json.loads(self.index.read_text())}
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        if self.labels is None:  # without workers
+            self.load()
+        return {**super().__getitem__(i), "class": self.labels[f"{i:012d}"]["class"]}
+
+
+def load_index(worker_id: int) -> None:
+    one_thread(worker_id)
+    get_worker_info().dataset.load()
+
+
+def restarted_workers(site: Site, fixed: bool) -> dict[str, object]:
+    """Workers start for every short epoch and read an index first; better: they persist."""
+    index = site.scratch / "index.json"
+    entries = [{"image": f"{i:012d}", "class": i % 80, "box": [i, 0, i, 9]} for i in range(150_000)]
+    index.write_text(json.dumps(entries))
+    photos = Indexed(site.paths(IMAGES // 2), index)
+    batches = loader(photos, persistent_workers=fixed, worker_init_fn=load_index)
+    return training(batches, Train(emulated(COMPUTE_MS)))
+
+
+class Tones:
+    """Change brightness, contrast, gamma and saturation in floats, with torch."""
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        x = torch.from_numpy(image).float() / 255
+        x = (x * 1.1 - 0.02).clamp(0, 1)
+        x = (x - x.mean()) * 1.05 + x.mean()
+        x = x.clamp(0, 1).pow(0.9)
+        x = (0.9 * x + 0.1 * x.mean(dim=2, keepdim=True)).clamp(0, 1)
+        return (x * 255).round().byte().numpy()
+
+
+def many_threads(worker_id: int) -> None:
+    cv2.setNumThreads(8)
+    torch.set_num_threads(8)
+
+
+def single_threads(worker_id: int) -> None:
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
+
+
+def too_many_threads(site: Site, fixed: bool) -> dict[str, object]:
+    """Four workers with eight threads each; better: with one."""
+    torch.set_num_threads(1)
+    photos = Photos(site.paths(IMAGES), [Resize(), Tones()])
+    init = single_threads if fixed else many_threads
+    batches = loader(photos, num_workers=4, worker_init_fn=init)
+    return training(batches, Train(emulated(COMPUTE_MS)))

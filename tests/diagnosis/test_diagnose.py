@@ -1,0 +1,233 @@
+"""A diagnosis of real loaders and steps, and of those that break."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import labkit as lab
+from labkit.clock import SystemClock
+from labkit.diagnosis import arms
+from labkit.diagnosis.diagnose import Share, _word
+from labkit.parts.devices import PROFILES, EmulatedDevice
+
+LEAST_S = 5.0
+
+
+class Slow(Dataset):
+    """Samples that take a while on the CPU; the number of each is in it."""
+
+    def __init__(self, length=64, cpu_s=0.004):
+        self.length, self.cpu_s = length, cpu_s
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        self.grind()
+        return torch.full((3, 8, 8), float(i))
+
+    def grind(self):
+        ends_s = time.perf_counter() + self.cpu_s
+        while time.perf_counter() < ends_s:
+            pass
+
+
+class Emulated:
+    """A step on an emulated device."""
+
+    def __init__(self, ms=5.0):
+        profile = replace(PROFILES["resnet50_a100"], compute_s_per_image=ms / 1e3)
+        self.device = EmulatedDevice(profile, SystemClock())
+
+    def __call__(self, batch):
+        how = {"pinned": True, "non_blocking": True, "side_stream": False}
+        on_device = self.device.put({"image": batch}, **how)
+        self.device.wait(on_device)
+        self.device.compute(len(batch))
+
+
+def diagnose(loader, step, **how):
+    return lab.diagnose(loader, step, budget_s=LEAST_S, progress=False, **how)
+
+
+@pytest.fixture(scope="module")
+def without_workers():
+    step = Emulated(ms=3)
+    return diagnose(DataLoader(Slow(), batch_size=4, shuffle=True), step, device=step.device)
+
+
+def test_a_loader_without_workers_beside_a_device_is_told_to_take_some(without_workers):
+    found = without_workers
+    assert found.broken == ""
+    assert found.bottleneck in ("workers", "transform")
+    assert "more workers" in [remedy.name for remedy in found.remedies]
+    assert found.stalls["input"].mean > 0.1
+    assert 0 < found.ceiling < 1
+
+
+def test_it_says_so_on_one_screen(without_workers):
+    text = str(without_workers)
+    assert "input-bound" in text and "Ceiling:" in text and "num_workers=" in text
+    assert "emulated(resnet50_a100" in text
+    assert "give files for that" in text
+    assert len(text.splitlines()) < 20
+    assert "<li>" in without_workers._repr_html_()
+    assert next(iter(without_workers.table()["arm"])).startswith("computing alone")
+
+
+def test_nothing_is_to_gain_where_the_device_is_the_limit():
+    step = Emulated(ms=20)
+    found = diagnose(DataLoader(Slow(cpu_s=0.0001), batch_size=4), step, device=step.device)
+    assert (found.bottleneck, found.remedies) == ("compute", ())
+    assert found.ceiling > 0.9
+    assert "Nothing to gain from loading" in str(found)
+
+
+def test_random_numbers_and_the_loader_stay_as_they_were():
+    loader = DataLoader(Slow(length=16, cpu_s=0.0), batch_size=4, shuffle=True, num_workers=1)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    diagnose(loader, lambda batch: None)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert loader.num_workers == 1 and loader._iterator is None
+
+
+def batches(count=None):
+    number = 0
+    while count is None or number < count:
+        yield {"image": torch.full((2, 3), float(number)), "boxes": [np.zeros((1, 4))]}
+        number += 1
+
+
+def test_a_generator_is_gone_through_once():
+    found = diagnose(batches(), lambda batch: time.sleep(0.002))
+    assert found.broken == ""
+    assert found.measured.knobs is None
+
+
+def test_a_generator_that_ends_early_leaves_what_was_measured():
+    found = diagnose(batches(40), lambda batch: time.sleep(0.002))
+    assert "give one that can be iterated again" in found.broken
+    assert "Broke off: loader must have" in str(found)
+
+
+class Broken(Slow):
+    def __getitem__(self, i):
+        if i == 21:
+            raise OSError("disk on fire")
+        return super().__getitem__(i)
+
+
+class Killed(Slow):
+    def __getitem__(self, i):
+        if i == 21 and torch.utils.data.get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+class Nothing(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+def give_none(samples):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (DataLoader(Broken(cpu_s=0), batch_size=4), "OSError: disk on fire"),
+        (DataLoader(Broken(cpu_s=0), batch_size=4, num_workers=1), "OSError: disk on fire"),
+        (DataLoader(Killed(cpu_s=0), batch_size=4, num_workers=1), "a loader worker ended"),
+        (DataLoader(Nothing()), "loader must yield at least one batch, got an empty one"),
+        ([], "loader must yield at least one batch, got an empty one"),
+        (
+            DataLoader(Slow(cpu_s=0), collate_fn=give_none),
+            "loader must yield batches, got None; does its collate_fn return one?",
+        ),
+    ],
+    ids=["raises", "raises in a worker", "worker dies", "empty", "empty list", "yields None"],
+)
+def test_a_loader_that_breaks_is_told_of_in_one_line(loader, said):
+    found = diagnose(loader, lambda batch: None)
+    assert said in found.broken
+    assert "\n" not in found.broken
+    assert str(found).startswith("- Broke off: ")
+    assert found.remedies == ()
+
+
+def test_a_step_that_raises_is_told_of():
+    def step(batch):
+        raise ZeroDivisionError("in the loss")
+
+    found = diagnose(DataLoader(Slow(cpu_s=0), batch_size=4), step)
+    assert found.broken == "ZeroDivisionError: in the loss"
+
+
+def test_a_loader_that_stalls_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(arms, "SILENT_S", 0.3)
+
+    def stalling():
+        yield torch.zeros(2)
+        time.sleep(60)
+
+    found = diagnose(stalling(), lambda batch: None)
+    assert "waited 0.3 s for loader to yield a batch, got nothing" in found.broken
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_batches_of_changing_shape_are_told_of():
+    loader = [torch.zeros(2, 3 + k % 2) for k in range(20)]
+    assert any("2 forms" in note for note in diagnose(loader, lambda batch: None).notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((3, print), "loader must be an iterable of batches, got int"),
+        (([1], 3), "step must be a function of a batch, got 3"),
+        (([1], print, {"transfer": 3}), "transfer must be a function of a batch or None, got 3"),
+        (([1], print, {"budget_s": 1}), "budget_s must be at least 5, got 1"),
+        (([1], print, {"files": ["/no/such"]}), "files must be files that can be read, got /no/"),
+        (([1], print, {"device": "cuda"}), "device must be an emulated device"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, said):
+    loader, step, *rest = arguments
+    with pytest.raises(ValueError, match=said):
+        lab.diagnose(loader, step, progress=False, **(rest[0] if rest else {}))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (0.0, 0.04, "not input-bound"),
+        (0.06, 0.19, "moderately input-bound"),
+        (0.21, 0.5, "highly input-bound"),
+        (0.03, 0.08, "between not input-bound and moderately input-bound"),
+        (0.04, 0.5, "between not input-bound and highly input-bound"),
+    ],
+)
+def test_a_word_is_used_only_if_the_whole_interval_is_in_its_band(low, high, word):
+    assert _word(Share(mean=(low + high) / 2, low=low, high=high)) == word
+
+
+def test_a_pipeline_of_the_labs_own_is_diagnosed_and_its_remedies_run(photos, tmp_path):
+    settings = lab.Settings(
+        data=str(photos), images=24, input_px=64, batch_size=4, device="cpu",
+        step="nothing", preprocessor="loops", num_workers=0, cache="warm",
+    )  # fmt: skip
+    found = lab.diagnose(settings, budget_s=LEAST_S, verify=True, results=tmp_path, progress=False)
+    assert found.broken == ""
+    tried = [remedy for remedy in found.remedies if remedy.measured is not None]
+    assert "faster transform" in [remedy.name for remedy in tried]
+    assert all(remedy.ci_low < remedy.measured < remedy.ci_high for remedy in tried)
+    assert lab.newest_run("diagnosis", results=tmp_path).info["status"] == "finished"
+    assert "Tried: measured" in str(found)

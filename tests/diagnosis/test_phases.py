@@ -1,0 +1,512 @@
+"""A loop that is somebody else's falls into its phases, on a clock that never lies."""
+
+import copy
+import io
+import pickle
+import random
+import threading
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from labkit.clock import SystemClock
+from labkit.diagnosis.phases import PHASES, Phases
+from tests.fake_clock import FakeClock
+
+WAIT_S, MOVE_S, FORWARD_S, BACKWARD_S, UPDATE_S, LOG_S = 0.5, 0.25, 2.0, 3.0, 1.0, 0.125
+
+
+class SlowModel(nn.Module):
+    """Two layers, each a module; a call takes two seconds of the clock."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+        self.layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+    def forward(self, x):
+        self.clock.sleep(FORWARD_S)
+        return self.layers(x)
+
+
+class SlowSGD(torch.optim.SGD):
+    def __init__(self, parameters, clock):
+        super().__init__(parameters, lr=0.01)
+        self.clock = clock
+
+    def step(self, closure=None):
+        self.clock.sleep(UPDATE_S)
+        return super().step(closure)
+
+
+def deliver(clock, steps=4):
+    for _ in range(steps):
+        clock.sleep(WAIT_S)
+        yield torch.ones(3, 2)
+
+
+def training():
+    clock = FakeClock()
+    model = SlowModel(clock)
+    return SimpleNamespace(
+        clock=clock, model=model, optimizer=SlowSGD(model.parameters(), clock), phases=Phases(clock)
+    )
+
+
+def train(t, batch, *, criterion=torch.mean, update=True):
+    """The step that anyone would write."""
+    t.clock.sleep(MOVE_S)
+    loss = criterion(t.model(batch))
+    t.clock.sleep(BACKWARD_S)
+    loss.backward()
+    if update:
+        t.optimizer.step()
+        t.optimizer.zero_grad()
+    t.clock.sleep(LOG_S)
+
+
+def installed(*modules):
+    """Every hook there is: those of torch, and those of modules."""
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    return [
+        len(hooks)
+        for hooks in (
+            module._global_forward_pre_hooks,
+            module._global_forward_hooks,
+            optimizer._global_optimizer_post_hooks,
+            *(hooks for m in modules for hooks in (m._forward_pre_hooks, m._forward_hooks)),
+        )
+    ]
+
+
+def per_step(phases):
+    """Seconds per timed step, in the order of PHASES."""
+    found = phases.result()
+    return [
+        None if found.host_s[phase] is None else found.host_s[phase] / found.timed_steps
+        for phase in PHASES
+    ]
+
+
+def test_a_training_loop_falls_into_its_phases():
+    t = training()
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, batch)
+    found = t.phases.result()
+    assert found.host_s == {
+        "wait": 3 * WAIT_S,
+        "transfer": 3 * MOVE_S,
+        "forward": 3 * FORWARD_S,
+        "backward": 3 * (BACKWARD_S + UPDATE_S),
+        "rest": 3 * LOG_S,
+        "step": 3 * (MOVE_S + FORWARD_S + BACKWARD_S + UPDATE_S + LOG_S),
+    }
+    assert (found.ended, found.steps, found.timed_steps) == ("exhausted", 4, 3)
+    assert found.epoch_s == t.clock.now()
+    assert list(found.waits_s) == [WAIT_S] * 4
+    assert (found.device_s, found.device_steps, found.none_batches) == (None, 0, 0)
+
+
+def test_start_up_first_batch_first_step_and_shutdown_stay_apart():
+    class Loader:
+        def __iter__(self):
+            t.clock.sleep(10)  # starts workers
+            return self.deliver()
+
+        def deliver(self):
+            t.clock.sleep(20)  # fills a pipeline
+            yield from deliver(t.clock, steps=2)
+            t.clock.sleep(5)  # ends workers
+
+    t = training()
+    for step, batch in enumerate(t.phases.over(Loader())):
+        train(t, batch)
+        t.clock.sleep(0 if step else 40)  # compiles
+    found = t.phases.result()
+    assert (found.startup_s, found.first_wait_s, found.shutdown_s) == (10, 20 + WAIT_S, 5)
+    assert found.first_step_s == 40 + found.host_s["step"]
+    assert found.host_s["wait"] == WAIT_S
+    apart_s = found.startup_s + found.first_wait_s + found.first_step_s + found.shutdown_s
+    assert found.epoch_s == apart_s + found.host_s["wait"] + found.host_s["step"]
+
+
+def test_what_is_done_between_steps_belongs_to_no_phase():
+    t = training()
+    for batch in t.phases.over(deliver(t.clock), after_step=lambda: t.clock.sleep(100)):
+        train(t, batch)
+    assert per_step(t.phases)[0] == WAIT_S
+    assert per_step(t.phases)[-1] == LOG_S
+    assert t.phases.result().epoch_s == t.clock.now() - 4 * 100
+
+
+def test_modules_without_parameters_are_no_forward():
+    class Augment(nn.Module):
+        def forward(self, x):
+            t.clock.sleep(10)
+            return x
+
+    class Criterion(nn.Module):
+        def forward(self, x):
+            t.clock.sleep(20)
+            return x.mean()
+
+    t = training()
+    augment, criterion = Augment(), Criterion()
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, augment(batch), criterion=criterion)
+    expected = [WAIT_S, 10 + MOVE_S, FORWARD_S, 20 + BACKWARD_S + UPDATE_S, LOG_S]
+    assert per_step(t.phases) == expected
+
+
+def test_all_outermost_models_of_a_step_are_forward():
+    t = training()
+    teacher = SlowModel(t.clock).requires_grad_(False)
+    for batch in t.phases.over(deliver(t.clock)):
+        with torch.no_grad():
+            teacher(batch)
+        train(t, batch)
+    _, transfer, forward, backward, rest = per_step(t.phases)
+    assert (transfer, forward, backward) == (0.0, 2 * FORWARD_S, BACKWARD_S + UPDATE_S)
+    assert rest == MOVE_S + LOG_S  # between the two
+    assert installed(t.model, teacher) == [0] * 7
+
+
+def test_a_part_that_is_called_by_itself_first_counts_once_inside_the_whole():
+    t = training()
+    for batch in t.phases.over(deliver(t.clock)):
+        t.model.layers[0](batch)
+        train(t, batch)
+    assert per_step(t.phases)[2] == FORWARD_S
+    assert installed(t.model, *t.model.layers) == [0] * 9
+
+
+def test_several_optimizers_end_one_backward_with_the_last_of_them():
+    t = training()
+    other = SlowSGD([nn.Parameter(torch.ones(1))], t.clock)
+    t.optimizer.register_step_post_hook(lambda *_: other.step())
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, batch)
+    assert per_step(t.phases)[3:] == [BACKWARD_S + 2 * UPDATE_S, LOG_S]
+
+
+def test_gathering_gradients_counts_as_backward_up_to_the_next_batch():
+    t = training()
+    for step, batch in enumerate(t.phases.over(deliver(t.clock, steps=5))):
+        train(t, batch, update=step % 2)
+    # Of the four timed steps, two update.
+    backward_s = BACKWARD_S + (2 * UPDATE_S + 2 * LOG_S) / 4
+    assert per_step(t.phases)[3:] == [backward_s, 2 * LOG_S / 4]
+
+
+def test_an_evaluation_in_a_step_is_part_of_the_rest():
+    t = training()
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, batch)
+        with torch.inference_mode():
+            t.model(batch)
+    assert per_step(t.phases)[2:] == [FORWARD_S, BACKWARD_S + UPDATE_S, LOG_S + FORWARD_S]
+
+
+def test_an_evaluation_has_no_backward():
+    t = training()
+    with torch.no_grad():
+        for batch in t.phases.over(deliver(t.clock)):
+            t.clock.sleep(MOVE_S)
+            t.model(batch)
+            t.clock.sleep(LOG_S)
+    assert per_step(t.phases) == [WAIT_S, MOVE_S, FORWARD_S, 0.0, LOG_S]
+
+
+def test_without_a_module_only_wait_and_step_are_known():
+    t = training()
+    for _ in t.phases.over(deliver(t.clock)):
+        t.clock.sleep(7)
+        t.optimizer.step()
+    assert per_step(t.phases) == [WAIT_S, None, None, None, None]
+    assert t.phases.result().host_s["step"] == 3 * (7 + UPDATE_S)
+
+
+def test_without_an_optimizer_backward_and_rest_are_unknown():
+    t = training()
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, batch, update=False)
+    assert per_step(t.phases) == [WAIT_S, MOVE_S, FORWARD_S, None, None]
+
+
+def test_a_model_that_a_later_step_calls_first_is_found():
+    t = training()
+    for step, batch in enumerate(t.phases.over(deliver(t.clock))):
+        if step:
+            train(t, batch)
+    assert per_step(t.phases)[2] == FORWARD_S
+
+
+def test_what_the_loader_calls_and_what_other_threads_call_is_no_forward():
+    def deliver_features():
+        for batch in deliver(t.clock):
+            yield featurizer(batch).detach()
+
+    t = training()
+    featurizer = nn.Linear(2, 2)
+    for batch in t.phases.over(deliver_features()):
+        thread = threading.Thread(target=SlowModel(t.clock), args=(batch,))
+        thread.start()
+        thread.join()
+        train(t, batch)
+    assert per_step(t.phases)[:3] == [WAIT_S, MOVE_S + FORWARD_S, FORWARD_S]
+
+
+def test_the_step_that_a_break_cuts_short_is_not_timed():
+    t = training()
+    for step, batch in enumerate(t.phases.over(deliver(t.clock))):
+        if step == 2:
+            break
+        train(t, batch)
+    found = t.phases.result()
+    assert (found.ended, found.steps, found.timed_steps) == ("stopped", 3, 1)
+    assert found.host_s["forward"] == FORWARD_S
+    assert found.shutdown_s is None
+
+
+def exhaust(t, batches):
+    for batch in batches:
+        train(t, batch)
+
+
+def leave_early(t, batches):
+    for batch in batches:
+        train(t, batch)
+        break
+
+
+def fail_in_the_loop(t, batches):
+    with pytest.raises(ZeroDivisionError):
+        for batch in batches:
+            train(t, batch)
+            raise ZeroDivisionError
+
+
+def fail_in_the_model(t, batches):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        for _ in batches:
+            t.model(torch.ones(3, 5))
+
+
+def close_it(t, batches):
+    train(t, next(batches))
+    batches.close()
+
+
+def forget_it(t, batches):
+    next(batches)
+
+
+def never_begin(t, batches):
+    pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        exhaust,
+        leave_early,
+        fail_in_the_loop,
+        fail_in_the_model,
+        close_it,
+        forget_it,
+        never_begin,
+    ],
+)
+def test_nothing_stays_installed(use):
+    t = training()
+    before = installed(t.model, t.model.layers)
+    use(t, t.phases.over(deliver(t.clock)))
+    assert installed(t.model, t.model.layers) == before
+
+
+def test_while_the_loop_runs_only_the_outermost_module_has_hooks():
+    t = training()
+    seen = []
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, batch)
+        seen.append(installed(t.model, t.model.layers, *t.model.layers))
+    # In the first step all modules are still looked at, for there may be a second model.
+    assert seen == [[1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0], *[[0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0]] * 3]
+
+
+def test_a_failing_loader_keeps_what_was_measured_and_its_error():
+    def fail():
+        yield from deliver(t.clock, steps=3)
+        raise error
+
+    t, error = training(), KeyError("the fourth image")
+    with pytest.raises(KeyError) as raised:
+        exhaust(t, t.phases.over(fail()))
+    assert raised.value is error
+    assert raised.value.__cause__ is None
+    assert raised.value.__context__ is None
+    found = t.phases.result()
+    assert (found.ended, found.steps, found.timed_steps) == ("failed", 3, 2)
+    assert found.host_s["forward"] == 2 * FORWARD_S
+
+
+def test_a_loader_that_cannot_start_keeps_its_error():
+    class Loader:
+        def __iter__(self):
+            raise OSError("no such disk")
+
+    phases = Phases(FakeClock())
+    with pytest.raises(OSError, match="no such disk"):
+        list(phases.over(Loader()))
+    assert (phases.result().ended, phases.result().steps) == ("failed", 0)
+
+
+def test_an_empty_loader_has_an_epoch_without_steps():
+    phases = Phases(FakeClock())
+    assert list(phases.over([])) == []
+    found = phases.result()
+    assert (found.ended, found.steps, found.first_wait_s, found.first_step_s) == (
+        "exhausted", 0, None, None,
+    )  # fmt: skip
+
+
+def test_batches_that_are_none_are_handed_on_and_counted():
+    phases = Phases(FakeClock())
+    assert list(phases.over([1, None, 2, None])) == [1, None, 2, None]
+    assert phases.result().none_batches == 2
+
+
+def test_a_batch_lives_no_longer_than_the_loop_wants():
+    class Batch:
+        pass
+
+    for batch in Phases(FakeClock()).over(Batch() for _ in range(2)):
+        gone = weakref.ref(batch)
+        del batch
+        assert gone() is None
+
+
+def test_a_model_saved_or_copied_in_the_loop_takes_nothing_along():
+    t = training()
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, batch)
+        copies = [copy.deepcopy(t.model), pickle.loads(pickle.dumps(t.model))]
+        file = io.BytesIO()
+        torch.save(t.model, file)
+    file.seek(0)
+    assert b"labkit.diagnosis" not in file.getvalue()
+    before = t.phases.result()
+    for model in [*copies, torch.load(file, weights_only=False)]:
+        model.clock = t.clock
+        assert torch.equal(model(batch), t.model(batch))
+    assert t.phases.result() == before
+
+
+def test_two_epochs_at_once_do_not_disturb_each_other():
+    t, inner = training(), None
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, batch)
+        inner = Phases(t.clock)
+        with torch.no_grad():
+            for held_out in inner.over(deliver(t.clock, steps=2)):
+                t.model(held_out)
+    validation_s = 2 * (WAIT_S + FORWARD_S)
+    assert per_step(t.phases) == [
+        WAIT_S, MOVE_S, FORWARD_S, BACKWARD_S + UPDATE_S, LOG_S + validation_s,
+    ]  # fmt: skip
+    assert per_step(inner) == [WAIT_S, 0.0, FORWARD_S, 0.0, 0.0]
+    assert installed(t.model) == [0] * 5
+
+
+def test_epochs_side_by_side_end_in_any_order():
+    t = training()
+    first, second = Phases(t.clock), Phases(t.clock)
+    for batch, _ in zip(first.over(deliver(t.clock, 3)), second.over(deliver(t.clock, 2))):
+        train(t, batch)
+    assert (first.result().ended, second.result().ended) == ("stopped", "exhausted")
+    assert first.result().host_s["forward"] == second.result().host_s["forward"] == FORWARD_S
+    assert installed(t.model) == [0] * 5
+
+
+def test_the_same_random_numbers_are_drawn():
+    import numpy as np
+
+    def states():
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+    t, before = training(), states()
+    exhaust(t, t.phases.over(deliver(t.clock)))
+    assert states() == before
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@pytest.mark.parametrize("how", ["wrapped", "in place", "inside"])
+def test_compiled_models_train_as_before_and_are_compiled_no_more_than_twice(how):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    call = model
+    if how == "wrapped":
+        call = torch.compile(model, backend=backend, fullgraph=True)
+    elif how == "in place":
+        model.compile(backend=backend, fullgraph=True)
+    else:
+        call = torch.compile(lambda x: model(x), backend=backend, fullgraph=True)
+    clock = FakeClock()
+    for _ in range(2):
+        phases = Phases(clock)
+        losses = [call(batch).sum().item() for batch in phases.over(deliver(clock))]
+        assert losses == [model.forward(torch.ones(3, 2)).sum().item()] * 4
+        assert (phases.result().host_s["forward"] is None) == (how != "wrapped")
+    assert len(graphs) <= (1 if how == "wrapped" else 2)
+    assert installed(model) == [0] * 5
+
+
+@pytest.mark.needs_cuda
+def test_cuda_takes_the_seconds_that_the_host_only_queues():
+    """A long forward that returns at once, and a host that waits for it in the rest."""
+    model = nn.Linear(2, 1).cuda()
+    big = torch.ones(4096, 4096, device="cuda")
+
+    def multiply(*_):
+        for _ in range(10):  # some ten milliseconds
+            big @ big
+
+    model.register_forward_hook(multiply)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    phases = Phases(SystemClock())
+    for batch in phases.over([torch.ones(3, 2)] * 10):
+        model(batch.cuda()).mean().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+    found = phases.result()
+    assert found.device_steps == found.timed_steps == 9
+    assert found.device_s["forward"] > 0.9 * found.device_s["step"]
+    assert found.host_s["rest"] > found.host_s["forward"]
+    assert found.device_s["step"] == pytest.approx(found.host_s["step"], rel=0.2)
+
+
+@pytest.mark.needs_cuda
+def test_a_step_is_marked_in_cudas_queue_without_a_synchronization():
+    model = nn.Linear(2, 1).cuda()
+    batches = [torch.ones(3, 2, device="cuda")] * 5
+    phases = Phases(SystemClock())
+    iterator = phases.over(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            model(next(iterator))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert list(iterator) == []
+    assert phases.result().device_s["forward"] > 0

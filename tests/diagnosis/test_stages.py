@@ -1,0 +1,362 @@
+"""Every stage of making a batch is found by name, in a worker too, and nothing stays behind."""
+
+import multiprocessing
+import sys
+import threading
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+import torch
+from fake_clock import FakeClock
+from photo_sets import KINDS, BrokenPhotos, Photos
+from torch.utils.data import DataLoader, get_worker_info
+
+from labkit.diagnosis import stage_rules
+from labkit.diagnosis.stage_summary import summarize_stages
+from labkit.diagnosis.stage_tracer import Tracer, event_cost
+from labkit.diagnosis.stage_worker import BatchTimes, Made
+from labkit.diagnosis.stages import probe_stages
+
+SECONDS = 0.3
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind():
+    before = {child.pid for child in psutil.Process().children()}
+    threads = threading.active_count()
+    yield
+    assert {child.pid for child in psutil.Process().children()} <= before
+    assert threading.active_count() <= threads
+
+
+# --- the tracer, with a clock that only moves when a function says so
+
+
+class Workbench:
+    """A data set whose every function takes a known time."""
+
+    def __init__(self):
+        self.clock = FakeClock()
+        self.transform = Steps(self.flip_all, Crop(self.clock))
+
+    def flip_all(self, sample):
+        self.clock.time_s += 8
+        return sample
+
+    def __getitem__(self, key):
+        self.clock.time_s += 1
+        sample = decode_sample(self.clock, read_sample(self.clock, key))
+        return self.transform(sample)
+
+
+class Steps:
+    def __init__(self, *transforms):
+        self.transforms = transforms
+
+    def __call__(self, sample):
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+
+class Crop:
+    def __init__(self, clock):
+        self.clock = clock
+
+    def __call__(self, sample):
+        for _ in range(4):
+            work(self.clock, 4)
+        read_bytes_from_disk(self.clock)
+        return sample
+
+
+def read_sample(clock, key):
+    clock.time_s += 2
+    return key
+
+
+def decode_sample(clock, content):
+    work(clock, 4)
+    return content
+
+
+def work(clock, seconds):
+    clock.time_s += seconds
+
+
+def read_bytes_from_disk(clock):
+    clock.time_s += 32
+
+
+def wall_s(tracer):
+    return {key: wall for key, (wall, _, _) in tracer.take().items() if wall}
+
+
+def test_the_seconds_of_a_sample_go_to_the_stage_that_spent_them():
+    bench = Workbench()
+    tracer = Tracer(bench.clock.now, bench.clock.now)
+    tracer.call(lambda bench: bench[0], bench)
+    assert wall_s(tracer) == {
+        ("transform", "test_stages.Workbench.__getitem__"): 1,
+        ("read", "test_stages.read_sample"): 2,
+        ("decode", "test_stages.decode_sample"): 4,
+        ("transform", "test_stages.Workbench.flip_all"): 8,
+        # A person's own name inside of a transform is no evidence; a library's would be.
+        ("transform", "test_stages.Crop"): 16 + 32,
+    }
+
+
+def test_a_failing_sample_leaves_the_tracer_and_the_hook_as_they_were():
+    def fail(clock):
+        clock.time_s += 3
+        raise KeyError("gone")
+
+    clock = FakeClock()
+    tracer = Tracer(clock.now, clock.now)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="gone"):
+            tracer.call(lambda clock: fail(clock), clock)
+    assert sys.getprofile() is None
+    assert sum(wall_s(tracer).values()) == 6
+
+
+def test_a_file_read_while_decoding_is_reading(photos):
+    from PIL import Image
+
+    tracer = Tracer()
+    file = next((photos / "images").glob("*.jpg"))
+
+    class Album:
+        def __getitem__(self, key):
+            return Image.open(key).convert("RGB").rotate(90)
+
+    tracer.call(lambda album: album[file], Album())
+    kinds = {kind for kind, _ in tracer.take()}
+    assert kinds == {"read", "decode", "transform"}
+
+
+def test_what_the_hook_costs_is_small_and_never_negative():
+    wall, cpu = event_cost()
+    assert 0 <= cpu < 1e-4 and 0 <= wall < 1e-4
+
+
+@pytest.mark.parametrize(
+    "function, rule",
+    [
+        (open, stage_rules.READS),
+        (np.fromfile, stage_rules.READS),
+        (cv2.imdecode, stage_rules.DECODES),
+        (cv2.imread, stage_rules.DECODES),
+        (cv2.flip, stage_rules.STEP),
+        (np.zeros(3).astype, stage_rules.STEP),
+        (torch.zeros(3).float, stage_rules.STEP),
+        (torch.flip, stage_rules.STEP),
+        (b"text".decode, None),
+        (len, None),
+        ([].append, None),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_functions_in_c_are_known_by_name_and_library(function, rule):
+    assert stage_rules.rule_of_builtin(function) == rule
+
+
+def test_functions_in_c_are_named_as_people_call_them():
+    named = [cv2.flip, np.zeros(3).astype, torch.zeros(3).float, torch.flip]
+    names = [stage_rules.name_of_builtin(function, globals()) for function in named]
+    assert names == ["cv2.flip", "ndarray.astype", "Tensor.float", "torch.flip"]
+
+
+@pytest.mark.parametrize(
+    "name, rule",
+    [
+        ("decode_fast", stage_rules.DECODES),
+        ("loadImage", stage_rules.DECODES),
+        ("pil_loader", stage_rules.DECODES),
+        ("read_record", stage_rules.READS_OPENLY),
+        ("_load", stage_rules.READS_OPENLY),
+        ("spread", stage_rules.STEP),
+        ("augment", stage_rules.STEP),
+        ("__getitem__", stage_rules.BY_OBJECT),
+    ],
+)
+def test_a_persons_own_functions_are_known_by_the_words_in_their_names(name, rule):
+    code = compile(f"def {name}(): pass", "train.py", "exec").co_consts[0]
+    assert stage_rules.rule_of(code, "train") == rule
+
+
+# --- shares
+
+
+def made(number, totals, fetch_s=2.0, cost=(0.0, 0.0)):
+    times = BatchTimes(4, fetch_s, fetch_s / 2, fetch_s / 2, 1.0, 1.0)
+    return Made(times, totals, number, cost, None, (0.0, 0.0), 0.0, "")
+
+
+def test_shares_of_the_traced_become_seconds_of_the_untouched_batches():
+    totals = {
+        ("read", "FileIO.read"): (0.4, 0.0, 0),
+        ("read", "io.open"): (0.6, 0.1, 0),
+        ("transform", "cv2.flip"): (3.0, 0.9, 0),
+    }
+    batches = [made(1, None).times]
+    stages = {stage.name: stage for stage in summarize_stages(batches, [made(2, totals)], ())}
+    assert list(stages) == ["cv2.flip", "collate", "read"]
+    assert stages["read"].batch_s == pytest.approx(0.25 * 2)
+    assert stages["read"].batch_cpu_s == pytest.approx(0.1 * 1)
+    assert stages["read"].waiting_s == pytest.approx(0.4)
+    assert stages["read"].sample_s == pytest.approx(0.5 / 4)
+    assert stages["read"].functions == ("io.open", "FileIO.read")
+    assert sum(stage.share for stage in stages.values()) == pytest.approx(1)
+    assert stages["collate"].share == pytest.approx(1 / 3)
+    assert stages["read"].share_error is None
+
+
+def test_what_the_hook_cost_is_taken_off_before_shares():
+    totals = {("decode", "loop"): (3.0, 3.0, 1000), ("transform", "cv2.flip"): (2.0, 2.0, 0)}
+    traced = [made(2, totals, cost=(0.001, 0.001))]
+    stages = {stage.name: stage for stage in summarize_stages([made(1, None).times], traced, ())}
+    assert stages["decode"].batch_s == pytest.approx(1.0)
+
+
+def test_the_error_of_a_share_is_that_of_its_batches():
+    def share_error(reads):
+        traced = [
+            made(2, {("read", "read"): (s, s, 0), ("decode", "decode"): (2 - s, 2 - s, 0)})
+            for s in reads
+        ]
+        stages = summarize_stages([made(1, None).times], traced, ())
+        return next(stage.share_error for stage in stages if stage.name == "read")
+
+    assert share_error([1.0, 1.0, 1.0]) == pytest.approx(0)
+    # 2 of 3 seconds are fetched, of which the mean of (0.4, 0.6) is read.
+    assert share_error([0.8, 1.2]) == pytest.approx(2 / 3 * np.std([0.4, 0.6], ddof=1) / 2**0.5)
+
+
+def test_transforms_of_hardly_any_time_are_one_stage():
+    totals = {("transform", "big"): (1.0, 1.0, 0)}
+    totals |= {("transform", f"small {i}"): (0.001, 0.001, 0) for i in range(3)}
+    stages = summarize_stages([made(1, None).times], [made(2, totals)], ())
+    assert [stage.name for stage in stages] == ["big", "collate", "other"]
+    assert stages[-1].functions == ("small 0", "small 1", "small 2")
+
+
+# --- real loaders
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
+    loader = DataLoader(KINDS[kind](photos), batch_size=4, num_workers=workers)
+    before = dict(vars(loader))
+    found = probe_stages(loader, seconds=SECONDS)
+    assert found.error is None and found.notes == () and found.in_worker == bool(workers)
+    named = {stage.name: stage for stage in found.stages}
+    for name in ("read", "decode", "collate", "serialization"):
+        assert named[name].batch_s > 0, found
+    assert "cv2.imdecode" in named["decode"].functions
+    # What takes hardly any time, on photos this small, is within "other".
+    every = {name for stage in found.stages for name in (stage.name, *stage.functions)}
+    assert {"cv2.resize", "photo_sets.Blur", "photo_sets.to_tensor"} <= every
+    assert sum(stage.share for stage in found.stages) == pytest.approx(1)
+    assert {times.samples for times in found.batches} == {4}
+    assert all(times.fetch_s > 0 and times.collate_s > 0 for times in found.batches)
+    assert all(sent.pipe_bytes > 0 for sent in found.sent)
+    assert vars(loader) == before
+
+
+@pytest.mark.thorough
+def test_spawned_workers_are_seen_too(photos):
+    loader = DataLoader(
+        Photos(photos), batch_size=4, num_workers=1, multiprocessing_context="spawn"
+    )
+    found = probe_stages(loader, seconds=SECONDS)
+    assert {"read", "decode", "collate", "serialization"} <= {s.name for s in found.stages}
+
+
+def test_a_persistent_loaders_own_workers_go_on(photos):
+    loader = DataLoader(Photos(photos), batch_size=4, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    own = [worker.pid for worker in multiprocessing.active_children()]
+    probe_stages(loader, seconds=SECONDS)
+    assert [worker.pid for worker in multiprocessing.active_children()] == own
+    assert len(list(batches)) == 15
+    loader._iterator._shutdown_workers()
+
+
+def test_a_failing_data_set_ends_the_probe_and_keeps_what_was_measured(photos):
+    loader = DataLoader(BrokenPhotos(photos, "raise"), batch_size=4, num_workers=1)
+    found = probe_stages(loader, seconds=60)
+    assert isinstance(found.error, ValueError) and "no photo 12" in str(found.error)
+    assert {"read", "decode"} <= {stage.name for stage in found.stages}
+    assert len(found.batches) == 1
+
+
+def test_a_worker_that_dies_ends_the_probe(photos):
+    loader = DataLoader(BrokenPhotos(photos, "die"), batch_size=4, num_workers=1)
+    found = probe_stages(loader, seconds=60)
+    assert isinstance(found.error, RuntimeError) and "exited unexpectedly" in str(found.error)
+
+
+def test_an_empty_loader_has_no_stages():
+    found = probe_stages(DataLoader([], batch_size=4), seconds=SECONDS)
+    assert found.stages == () and found.batches == () and found.error is None
+
+
+def test_one_batch_is_enough():
+    loader = DataLoader([torch.zeros(3)] * 4, batch_size=4)
+    found = probe_stages(loader, seconds=0)
+    assert sum(stage.share for stage in found.stages) == pytest.approx(1)
+
+
+class Doubling(DataLoader):
+    def __iter__(self):
+        for images, labels in super().__iter__():
+            yield images * 2, labels
+
+
+def test_what_a_subclass_does_with_batches_is_not_in_the_way(photos):
+    found = probe_stages(Doubling(Photos(photos), batch_size=4, num_workers=1), seconds=SECONDS)
+    assert found.error is None and found.stages
+
+
+def test_start_up_and_data_set_are_the_persons_own(photos):
+    seen = multiprocessing.Queue()
+
+    def start(worker_id):
+        info = get_worker_info()
+        seen.put((worker_id, type(info.dataset).__name__, info.num_workers))
+
+    loader = DataLoader(Photos(photos), batch_size=4, num_workers=2, worker_init_fn=start)
+    probe_stages(loader, seconds=0)
+    assert seen.get(timeout=10) == (0, "Photos", 1)
+    seen.close()
+    seen.join_thread()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_cannot_be_sent_is_said_to_be_so(workers):
+    def collate(samples):
+        return lambda: samples
+
+    loader = DataLoader([1, 2, 3, 4], batch_size=2, num_workers=workers, collate_fn=collate)
+    found = probe_stages(loader, seconds=0)
+    assert found.error is None
+    assert found.notes[0].startswith("a batch cannot be sent from a worker: ")
+    assert "serialization" not in {stage.name for stage in found.stages}
+
+
+def test_of_any_other_iterable_this_thread_is_seen(photos):
+    samples = Photos(photos)
+
+    def batches():
+        for i in range(0, 16, 2):
+            yield torch.stack([samples[i][0], samples[i + 1][0]])
+
+    found = probe_stages(batches(), seconds=SECONDS)
+    assert "not a torch DataLoader" in found.notes[0]
+    assert {"read", "decode"} <= {stage.name for stage in found.stages}
+    assert {times.samples for times in found.batches} == {2}

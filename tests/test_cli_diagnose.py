@@ -1,0 +1,121 @@
+"""`labkit diagnose module:function`: what a person named and returned, refused in one line."""
+
+import re
+import sys
+from types import ModuleType
+
+import pytest
+
+from labkit.cli import main
+from labkit.diagnosis import target
+
+MODULE = """
+import torch
+
+loader = [torch.ones(2, 1)] * 3
+
+
+def pair():
+    return loader, print
+
+
+def named():
+    return {"loader": loader, "step": print, "files": ["a.jpg"]}
+
+
+def a_list():
+    return [loader, print]
+
+
+def one_more():
+    return {"loader": loader, "step": print, "optimizer": 1}
+
+
+def one_less():
+    return {"loader": loader}
+
+
+def no_loader():
+    return 5, print
+
+
+def no_step():
+    return loader, None
+"""
+
+
+@pytest.fixture
+def train_module(tmp_path, monkeypatch):
+    """A module of a person's own, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_training.py").write_text(MODULE)
+    (tmp_path / "own_broken.py").write_text("import nothing_of_that_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "own_training"
+
+
+def refused(capsys, *arguments):
+    assert main(["diagnose", *arguments]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_a_pair_and_a_dict_name_loader_and_step(train_module):
+    assert set(target.load("own_training:pair")) == {"loader", "step"}
+    named = target.load("own_training:named")
+    assert (named["step"], named["files"]) == (print, ["a.jpg"])
+    assert len(named["loader"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_training", "target must be module:function, got 'own_training'; such as train:parts"),
+        ("own_training.py:pair", "got the file own_training.py; write own_training:pair"),
+        ("sub/own.py:pair", "got the file sub/own.py; write sub.own:pair"),
+        ("own_trainign:pair", "that can be imported, got 'own_trainign'; call this in the folder"),
+        ("own_training:pairs", "got 'pairs'; choose one of: a_list, named, no_loader, no_step, "),
+        ("own_training:loader", "got 'loader'; choose one of"),
+        ("own_training:a_list", "own_training:a_list must return (loader, step), or a dict with"),
+        ("own_training:one_more", "transfer, got optimizer more"),
+        ("own_training:one_less", "transfer, got no step"),
+        ("own_training:no_loader", "loader must be an iterable of batches, got 5"),
+        ("own_training:no_step", "step must be callable(batch), got None"),
+    ],
+)
+def test_a_target_that_cannot_work_is_one_line(train_module, capsys, name, message):
+    assert message in refused(capsys, name)
+
+
+def test_what_the_module_itself_cannot_import_is_said_as_it_is(train_module, capsys):
+    assert refused(capsys, "own_broken:pair") == ("labkit: No module named 'nothing_of_that_name'")
+
+
+def test_files_are_a_pattern_that_must_stand_for_some(train_module, tmp_path, capsys):
+    (tmp_path / "deep").mkdir()
+    for name in ("b.jpg", "deep/a.jpg"):
+        (tmp_path / name).write_bytes(b"")
+    found = target.find_files(f"{tmp_path}/**/*.jpg")
+    assert found == (tmp_path / "b.jpg", tmp_path / "deep" / "a.jpg")
+    line = refused(capsys, "own_training:pair", "--files", "*.png")
+    assert line == "labkit: files must stand for at least one file, got '*.png'"
+
+
+def test_what_was_named_and_asked_reaches_diagnose(train_module, monkeypatch, capsys):
+    def diagnose(loader, step, **options):
+        return len(loader), step, options
+
+    stand_in = ModuleType("labkit.diagnosis.diagnose")
+    stand_in.diagnose = diagnose
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    assert main(["diagnose", "own_training:named", "--verify", "--budget-s", "9"]) == 0
+    expected = (3, print, {"files": ["a.jpg"], "verify": True, "budget_s": 9.0})
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
+def test_a_chart_of_an_unknown_kind_is_refused_before_anything_is_measured(capsys):
+    with pytest.raises(SystemExit):
+        main(["diagnose", "own_training:pair", "--chart", "chart.gif"])
+    assert re.search(
+        r"must end in one of \.png, \.svg, \.pdf, got 'chart.gif'", capsys.readouterr().err
+    )

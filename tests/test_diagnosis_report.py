@@ -1,0 +1,120 @@
+"""What `benchmarks.diagnosis` concludes from its cases, which themselves take half an hour.
+
+Run: python -m pytest tests/test_diagnosis_report.py
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.diagnosis_report import (
+    Outcome,
+    as_markdown,
+    as_text,
+    confusion,
+    judge,
+    row,
+    save,
+)
+
+RIGHT = Outcome(
+    name="slow_transform",
+    planted="transform",
+    remedy="faster transform",
+    said="transform",
+    predicted=0.44,
+    taken=[(2.0, 0.8), (2.0, 0.8)],
+)
+SKIPPED = Outcome(name="slow_disk", planted="storage", remedy="faster medium", skipped="no root")
+UNTIMED = Outcome(
+    name="small_shared_memory",
+    planted="shared memory",
+    remedy="smaller batches to send",
+    said="shared memory",
+    timed=False,
+)
+WRONG = replace(RIGHT, name="huge_collate", planted="collate", predicted=0.6)
+FAILED = Outcome(
+    name="no_workers", planted="workers", remedy="more workers", failed="exit status 1"
+)
+
+
+def test_measured_is_the_geometric_mean_of_the_rounds():
+    uneven = replace(RIGHT, taken=[(2.0, 0.5), (1.0, 1.0)])
+    assert uneven.measured == pytest.approx(0.5)
+    assert uneven.error == pytest.approx(-0.12)
+    assert uneven.is_near
+    assert not replace(uneven, predicted=0.42).is_near
+
+
+def test_a_row_says_what_is_wrong_and_what_is_off():
+    assert row(RIGHT) == (
+        "slow_transform", "transform", "transform", "faster transform",
+        "0.440", "0.400 [0.400, 0.400]", "+10%",
+    )  # fmt: skip
+    assert row(WRONG)[2] == "WRONG transform"
+    assert row(WRONG)[-1] == "OFF +50%"
+    assert row(SKIPPED)[2] == "skipped: no root"
+    assert row(UNTIMED)[-3:] == ("–", "–", "–")
+
+
+def test_what_is_skipped_does_not_count_and_what_failed_does():
+    assert judge([RIGHT, SKIPPED, UNTIMED]) == (
+        [
+            "met    the right bottleneck: 2 of 2 (100.0 %), target 90 %",
+            "met    predicted within 15 % of measured: 1 of 1 (100.0 %), target 80 %",
+        ],
+        True,
+    )
+    lines, met = judge([RIGHT, FAILED])
+    assert not met
+    assert lines[0].startswith("MISSED the right bottleneck: 1 of 2 (50.0 %)")
+    assert lines[1].startswith("MISSED predicted within 15 % of measured: 1 of 2")
+
+
+@pytest.mark.parametrize(("right", "met"), [(18, True), (17, False)])
+def test_nine_of_ten_must_be_right(right, met):
+    found = [RIGHT] * right + [replace(RIGHT, said="decode")] * (20 - right)
+    assert judge(found)[1] == met
+
+
+def test_nothing_that_ran_meets_no_target():
+    assert not judge([SKIPPED])[1]
+
+
+def test_a_remedy_that_was_not_proposed_is_not_near():
+    unnamed = replace(RIGHT, predicted=None)
+    assert unnamed.is_right
+    assert not unnamed.is_near
+    assert not judge([unnamed])[1]
+
+
+def test_the_confusion_table_counts_planted_by_said():
+    header, rows = confusion([RIGHT, RIGHT, WRONG, SKIPPED, FAILED])
+    assert header == ("planted \\ said", "transform", "failed")
+    assert rows == [("transform", "2", ""), ("collate", "1", ""), ("workers", "", "1")]
+
+
+def test_text_and_markdown_give_the_reasons():
+    outcomes = [RIGHT, SKIPPED, replace(UNTIMED, notes=["modelled disk"]), FAILED]
+    text = "\n".join(as_text(outcomes, ["made up"]))
+    for line in (
+        "made up",
+        "slow_disk skipped: no root",
+        "small_shared_memory: modelled disk",
+        "no_workers failed: exit status 1",
+    ):
+        assert line in text
+    table = as_markdown(outcomes, ["made up"])
+    assert "| slow_transform | transform | transform | faster transform | 0.440 |" in table
+    assert "- slow_disk skipped: no root" in table
+
+
+def test_a_run_is_kept_with_its_cases_and_machine(tmp_path):
+    save([RIGHT, FAILED], tmp_path / "kept", ["made up"], {"cores": 2}, "2026-11-22T10:00:00Z")
+    kept = json.loads((tmp_path / "kept" / "cases.json").read_text())
+    assert kept["cases"][0]["taken"] == [[2.0, 0.8], [2.0, 0.8]]
+    assert kept["cases"][0]["measured"] == pytest.approx(0.4)
+    assert kept["provenance"] == {"cores": 2}
+    assert "## " not in (tmp_path / "kept" / "README.md").read_text()

@@ -1,0 +1,173 @@
+"""The planted trainings are what they say: the same samples broken and fixed, and one thing wrong.
+
+Run: python -m pytest tests/test_planted.py
+"""
+
+import multiprocessing
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import planted_steps, planted_workers
+from benchmarks.photo_training import Site, loader
+from benchmarks.planted import IN_SMALL_MEMORY, NAMES, pipelines
+from labkit.parts.devices import EmulatedDevice
+from labkit.parts.storage import throttled
+from labkit.trial import Skip
+
+# What only some machines can put up is tried by the benchmark itself.
+NEEDS = {"slow_disk", "small_shared_memory"}
+RESIDENT = {"slow_device", "small_steps", "training_here"}
+ANYWHERE = [name for name in NAMES if name not in NEEDS | RESIDENT]
+
+
+@pytest.fixture
+def site(photos, tmp_path, monkeypatch):
+    # Nothing here measures: samples that wait only take time.
+    monkeypatch.setattr(planted_workers.Labelled, "ANSWER_S", 0.0)
+    monkeypatch.setattr(planted_workers.Late, "LATE_S", 0.0)
+    threads = torch.get_num_threads()
+    with Site(photos, tmp_path) as site:
+        yield site
+    torch.set_num_threads(threads)
+
+
+def batch_of(case, numbers):
+    """Make a batch as a worker would."""
+    batches = case["loader"]
+    return batches.collate_fn([batches.dataset[i] for i in numbers])
+
+
+def as_arrays(batch):
+    """Bring what is the same by another way to one form."""
+    found = dict(batch)
+    if "outlines" in found:
+        found["outlines"] = [
+            np.array([[point["x"], point["y"]] for point in outline])
+            if isinstance(outline, list)
+            else outline.numpy()
+            for outline in found["outlines"]
+        ]
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+def test_there_are_enough_and_every_name_is_one():
+    assert len(set(NAMES)) == len(NAMES) >= 20
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_both_forms_deliver_the_same_samples(site, name):
+    planted = pipelines(site)[name]
+    broken, fixed = (batch_of(planted.make(fixed), [0, 3, 5]) for fixed in (False, True))
+    if name == "large_batches":  # the device would do it
+        samples = [{key: value[i] for key, value in fixed.items()} for i in range(3)]
+        expanded = [planted_steps.expanded(sample) for sample in samples]
+        fixed = {key: torch.stack([one[key] for one in expanded]) for key in broken}
+    broken, fixed = as_arrays(broken), as_arrays(fixed)
+    assert list(broken) == list(fixed)
+    for key in broken:
+        assert broken[key].dtype == fixed[key].dtype
+        np.testing.assert_array_equal(broken[key], fixed[key], err_msg=key)
+
+
+@pytest.mark.parametrize("name", sorted(RESIDENT))
+def test_where_nothing_helps_the_batches_are_there_already(site, name):
+    planted = pipelines(site)[name]
+    assert planted.remedy is None
+    loader, resident = (planted.make(fixed)["loader"] for fixed in (False, True))
+    assert len(resident) == len(loader)
+    assert {frozenset(batch) for batch in resident} == {frozenset({"image", "label"})}
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_step_takes_a_batch_and_says_that_the_gpu_is_emulated(site, name, fixed):
+    case = pipelines(site)[name].make(fixed)
+    case["step"](batch_of(case, [1, 2]))
+    assert isinstance(case["device"], EmulatedDevice)
+    assert case["device"].label.startswith("emulated(planted, ")
+
+
+def test_the_cpu_trains(site):
+    case = pipelines(site)["training_here"].make(False)
+    weights = case["step"].model[0].weight
+    before = weights.detach().clone()
+    case["step"](batch_of(case, [1, 2]))
+    assert case["device"] is None
+    assert not torch.equal(before, weights)
+
+
+def test_the_slow_disk_is_throttled_or_modelled_and_says_so(site):
+    planted = pipelines(site)["slow_disk"]
+    try:
+        broken, fixed = planted.make(False), planted.make(True)
+    except Skip as reason:
+        pytest.skip(str(reason))
+    assert site.notes[0].startswith("modelled" if throttled.why_not() else "throttled")
+    broken, fixed = (batch_of(case, [0, 3, 5]) for case in (broken, fixed))
+    assert torch.equal(broken["image"], fixed["image"])
+
+
+def test_shared_memory_that_is_not_small_is_skipped(site):
+    with pytest.raises(Skip, match=r"^needs a small /dev/shm, in a mount namespace of its own"):
+        pipelines(site)["small_shared_memory"].make(False)
+    assert f"size={planted_steps.SMALL_MEMORY_BYTES}" in " ".join(IN_SMALL_MEMORY)
+
+
+def test_checkpoints_and_reports_are_as_frequent_as_planted(site, monkeypatch):
+    monkeypatch.setattr(planted_steps.Saving, "WEIGHTS", 10)
+    monkeypatch.setattr(planted_steps, "COMPUTE_MS", 0.01)
+    batch = {"image": torch.zeros(1, 2, 2, 3, dtype=torch.uint8)}
+    saved = {}
+    for fixed, every in ((False, 5), (True, 100)):
+        step = pipelines(site)["checkpoint_storm"].make(fixed)["step"]
+        for _ in range(every + 4):
+            step(batch)
+        saved[fixed] = torch.load(step.path)["step"]
+    assert saved == {False: 5, True: 100}
+    sent = []
+    for fixed in (False, True):
+        step = pipelines(site)["slow_reports"].make(fixed)["step"]
+        monkeypatch.setattr(step.server, "write", sent.append)
+        for _ in range(50):
+            step(batch)
+    assert len(sent) == 50 + 1
+
+
+def test_loops_and_arrays_give_the_same_metric():
+    true = planted_steps.boxes_of(3)
+    found = true + 7.0
+    by_pairs = planted_steps.iou_by_pairs(true, found)
+    assert by_pairs == pytest.approx(planted_steps.iou_of_arrays(true, found))
+    assert 0 < by_pairs < 1
+
+
+def test_workers_with_an_index_have_it_before_their_first_sample(site):
+    case = pipelines(site)["restarted_workers"].make(False)
+    first = next(iter(case["loader"]))
+    assert first["class"].tolist() == [i % 80 for i in first["label"].tolist()]
+
+
+def test_a_site_without_photographs_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^data must be a folder with \.jpg files, got "):
+        Site(tmp_path, tmp_path)
+
+
+def test_late_samples_are_late(monkeypatch, photos, tmp_path):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with Site(photos, tmp_path) as site:
+        late = planted_workers.Late(site.paths(112))
+    for i in (54, 55, 56, 111):
+        late[i]
+    assert slept == [0.45, 0.45]
+
+
+def test_a_loader_is_as_it_should_be_but_for_what_is_given(site):
+    usual = loader(planted_workers.Photos(site.paths(8)))
+    assert (usual.num_workers, usual.persistent_workers, usual.prefetch_factor) == (2, True, 2)
+    other = loader(planted_workers.Photos(site.paths(8)), num_workers=0, persistent_workers=False)
+    assert other.num_workers == 0
+    assert not multiprocessing.active_children()
