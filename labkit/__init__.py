@@ -1,7 +1,9 @@
 """labkit: why is my GPU at 0 %, and what fixes it?  The public names, nothing else."""
 
+from labkit.call_graph_chart import call_graph_chart
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
+from labkit.diagnosis.call_graph import profile
 from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.example import example_loop
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
@@ -75,6 +77,7 @@ __all__ = [
     "Storage",
     "ThreadLoader",
     "Trial",
+    "call_graph_chart",
     "chart",
     "choose",
     "claims",
@@ -103,6 +106,7 @@ __all__ = [
     "panel",
     "polled_table",
     "predictions",
+    "profile",
     "recipe",
     "record_timeline",
     "resume",

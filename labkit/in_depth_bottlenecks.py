@@ -18,6 +18,7 @@ from labkit.in_depth_callbacks import loop_alone
 from labkit.settings import Settings
 
 LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"
+NAIVE = "not synchronized"
 # With one worker this alone is twice a step of the emulated device, on however many cores.
 JITTER_MS = 6
 
@@ -37,16 +38,17 @@ def bottlenecks(base: Settings) -> Experiment:
     known = {
         LOADING: replace(base, loader="torch"),
         COMPUTING: base,
-        LOSS: replace(base, loss="loops"),
+        LOSS: replace(base, loss="loops"),  # a tenth of a second a step: quick mode leaves it out
     }
-    naive = {f"{name}, not synchronized": replace(s, sync_every=0) for name, s in known.items()}
-    computing = f"{COMPUTING}, not synchronized"
+    naive = {f"{name}, {NAIVE}": replace(s, sync_every=0) for name, s in known.items()}
+    every = known | naive
+    quick = {name: every.pop(name) for name in (LOADING, COMPUTING, f"{COMPUTING}, {NAIVE}")}
     return Experiment(
         "bottlenecks",
         question="Do a loop's phases show what holds it back?",
-        variants={**known, computing: naive.pop(computing)},
+        variants=quick,
         baseline=LOADING,
         source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
         "forward and backward pass; no figures",
-        in_full=naive,
+        in_full=every,
     )
