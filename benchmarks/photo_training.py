@@ -30,6 +30,7 @@ from labkit.parts.storage import blkio, throttled
 
 BATCH_SIZE = 8
 PX = 160
+FEW = 80
 PINNED = {"pinned": True, "non_blocking": True, "side_stream": False}
 
 
@@ -77,16 +78,27 @@ class Site:
         """
         return _copy(self.paths(count), self._slow_folder)
 
-    def small(self, count: int) -> list[Path]:
-        """Give as many, decoded and resized before, without loss."""
-        folder = self.scratch / "small"
+    def enlarged(self, count: int) -> list[Path]:
+        """Give as many, of the first FEW in twice the width and height."""
+
+        def enlarge(bgr: np.ndarray) -> np.ndarray:
+            return cv2.resize(bgr, None, fx=2, fy=2)
+
+        return self.stored(self.paths(min(count, FEW)) * -(-count // FEW), ".jpg", enlarge)[:count]
+
+    def small(self, paths: Sequence[Path]) -> list[Path]:
+        """Give copies that are resized before, without loss."""
+        return self.stored(paths, ".png", Resize())
+
+    def stored(self, paths: Sequence[Path], suffix: str, change: Callable) -> list[Path]:
+        """Give changed copies, in another folder for every form."""
+        folder = self.scratch / f"{paths[0].parent.name}{suffix}"
         folder.mkdir(exist_ok=True)
-        resize, found = Resize(), []
-        for path in self.paths(count):
-            found.append(folder / f"{path.stem}.png")
+        found = []
+        for path in paths:
+            found.append(folder / f"{path.stem}{suffix}")
             if not found[-1].exists():
-                image = cv2.cvtColor(resize(decode(path.read_bytes())), cv2.COLOR_RGB2BGR)
-                cv2.imwrite(str(found[-1]), image)
+                cv2.imwrite(str(found[-1]), change(cv2.imread(str(path))))
         return found
 
     @cached_property
@@ -120,6 +132,11 @@ def decode(jpeg: bytes, flags: int = cv2.IMREAD_COLOR) -> np.ndarray:
 def decode_half(jpeg: bytes) -> np.ndarray:
     """Decode to half the width and height: light work."""
     return decode(jpeg, cv2.IMREAD_REDUCED_COLOR_2)
+
+
+def decode_quarter(jpeg: bytes) -> np.ndarray:
+    """Decode to a quarter of the width and height."""
+    return decode(jpeg, cv2.IMREAD_REDUCED_COLOR_4)
 
 
 class Resize:

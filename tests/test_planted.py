@@ -45,7 +45,7 @@ def as_arrays(batch):
     found = dict(batch)
     if "outlines" in found:
         found["outlines"] = [
-            np.array([[point["x"], point["y"]] for point in outline])
+            np.array([[point.x, point.y] for point in outline])
             if isinstance(outline, list)
             else outline.numpy()
             for outline in found["outlines"]
