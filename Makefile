@@ -6,6 +6,8 @@ SSD ?=
 NVME ?=
 MODE ?= quick
 BIN := .venv/bin
+# Processes that test at the same time.
+AT_ONCE ?= 2
 # --allow-root is refused by nobody but root, and only root needs it.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
@@ -25,15 +27,24 @@ lab: .venv/core
 jupyter: .venv/core
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ROOT) notebooks/00_start.ipynb
 
+# Two files of tests at a time; then what measures, alone.  A failure in the first is no reason to
+# leave out the second.
+define tests
+status=0; \
+$(BIN)/pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder -m "not alone and $(1)" || status=1; \
+$(BIN)/pytest -m "alone and $(1)" || status=1; \
+exit $$status
+endef
+
 test: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
-	$(BIN)/pytest -m "not thorough"
+	$(call tests,not thorough)
 
 # Everything: half an hour and more.
 test-all: test
-	$(BIN)/pytest -m thorough
+	$(call tests,thorough)
 
 report: .venv/core
 	$(BIN)/labkit report

@@ -1,15 +1,28 @@
-"""Shared fixtures: a small data set, and when a test may be skipped for want of CUDA or rivals."""
+"""Shared fixtures, the order of the tests, and which are skipped for want of CUDA or rivals.
+
+    make test:  pytest -n 2 -m "not alone"   one process has all tests of a file; two at a time
+                pytest -m alone              then, one by one, what measures or takes a machine
+
+Main trap: what runs beside other tests has no machine of its own.  So nothing there may ask how
+fast it is; a test that does, or that shares a server or a device with others, is marked `alone`.
+"""
 
 import importlib.util
 import os
 
 import pytest
 
+# What takes long begins first: then no process goes on long after the others.
+LONG = ("test_runner", "test_launcher", "test_remote_data", "test_survival", "test_cli")
+
 
 def pytest_collection_modifyitems(items):
     # The rivals' threads stay in the process once they are imported: no other test is to fork, or
     # to count its threads, beside them.
-    items.sort(key=_needs_rivals)
+    rivals = {item.path for item in items if _needs_rivals(item)}
+    items.sort(
+        key=lambda item: (item.path in rivals, _needs_rivals(item), item.path.stem not in LONG)
+    )
     cuda_items = [item for item in items if item.get_closest_marker("needs_cuda")]
     # A machine that has it must not go green by skipping.
     if cuda_items and os.environ.get("FAIL_WITHOUT_CUDA") != "1":
@@ -39,6 +52,20 @@ def _is_installed(module):
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # what it lies in
         return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def beside_others():
+    """Let an emulated device pass whose host is not its own: other processes test at the same time.
+
+    What it is held to elsewhere is tested alone.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            from labkit import self_checks
+
+            patch.setattr(self_checks, "FREE_LOADER_MIN_AU", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -255,6 +255,7 @@ def test_more_workers_than_cores_is_warned_of(photos, tmp_path, capsys):
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform == "win32", reason="no POSIX signals")
 def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(photos, tmp_path, capsys):
     folder = tmp_path / "results"

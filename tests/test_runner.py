@@ -502,6 +502,7 @@ def sleeps(settings, device):
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 def test_blocks_that_another_program_disturbed_are_run_again(photos, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(lab.STEPS, "sleeps", sleeps)
     base = lab.Settings(data=str(photos), **{**IDLE, "step": "sleeps", "cache": "as found"})

@@ -171,6 +171,7 @@ def test_a_killed_runs_copy_on_a_persons_throttled_disk_goes_with_the_next_run(
         assert not first.exists()
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(bool(throttled.why_not()), reason="a throttled disk cannot be put up here")
 def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
     if throttled.find() is not None:

@@ -14,6 +14,7 @@ from labkit.media import describe_medium
 from labkit.parts.storage import slow_folder, throttled
 from labkit.parts.storage.disks import Rate
 
+pytestmark = pytest.mark.alone
 SCRIPT = Path(__file__).parents[2] / "data_scripts" / "slow_disk.py"
 
 

@@ -48,6 +48,7 @@ def test_a_notebook_holds_words_settings_and_calls(path):
     ids=lambda path: path.stem,
 )
 @pytest.mark.notebooks
+@pytest.mark.alone
 def test_a_notebook_runs_without_a_click(path, photos, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     # As papermill does it: the given values in a cell right after the defaults.

@@ -21,9 +21,10 @@ from labkit.pagecache import evict
 from labkit.parts.storage import blkio, loop_disk, slow_folder, throttled
 from labkit.trial import Skip
 
-pytestmark = pytest.mark.skipif(
-    bool(throttled.why_not()), reason=f"a throttled disk {throttled.why_not()}"
-)
+pytestmark = [
+    pytest.mark.skipif(bool(throttled.why_not()), reason=f"a throttled disk {throttled.why_not()}"),
+    pytest.mark.alone,
+]
 
 ROOM = {"data_bytes": 3_000_000, "files": 30}
 STRANGER = 65534

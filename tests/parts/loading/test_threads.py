@@ -80,7 +80,7 @@ class TestTheSameAsTorch:
             {"batch_sampler": [[4, 0], [7], [1, 2, 3]]},
             {"batch_size": 4, "collate_fn": lambda samples: [int(s["x"][0, 0]) for s in samples]},
         ],
-        ids=str,
+        ids=" ".join,
     )
     def test_batches_order_and_length(self, how, threads):
         ours = ThreadLoader(Numbers(), num_threads=threads, **how)

@@ -155,6 +155,23 @@ def test_timed_hands_the_number_of_images_to_the_emulated_device():
     assert (step.backward, step.loss(), step.batch) == (None, None, None)
 
 
+def sizes(state):
+    """Give the shapes and dtypes of a state's tensors, by their path."""
+    if isinstance(state, torch.Tensor):
+        return {(): (tuple(state.shape), state.dtype)}
+    if not isinstance(state, dict):
+        return {}
+    return {(key, *path): one for key, each in state.items() for path, one in sizes(each).items()}
+
+
+def test_what_an_emulated_device_saves_is_as_large_as_what_the_classifier_does():
+    real = STEPS["classifier"](Settings(), CPU)
+    losses_of(real, make_batch(), steps=1)  # makes the momentum
+    saved = STEPS["timed"](Settings(), EmulatedStandIn()).state()
+    assert sizes(saved) == sizes(real.state())
+    assert len(sizes(saved["optimizer"])) == len(list(build_classifier().parameters()))
+
+
 def test_timed_on_a_real_device_says_what_to_set():
     message = (
         "step must be detector or classifier on cpu, got 'timed'; "
