@@ -177,11 +177,22 @@ def _kinds_s(found: Collected) -> dict[str, float]:
     return {kind: share * step_s for kind, share in found.host_kinds.items()}
 
 
+def _cold_s(found: Collected, steps: int) -> float | None:
+    """Give what cold epochs take, if they take longer than warm ones in every such block."""
+    pairs = [
+        (cold.of_epoch(steps), warm.of_epoch(steps))
+        for cold, warm in zip(found.of("cold"), found.of("warm"))
+    ]
+    if not pairs or any(cold_s <= warm_s for cold_s, warm_s in pairs):
+        return None
+    return mean(cold_s for cold_s, _ in pairs)
+
+
 def measured_of(found: Collected) -> Measured:
     """Put everything together that remedies are judged by."""
     loop = found.loop
     parts, loader = parts_of(found), loop.loader
-    warm, cold, alone = found.of("warm"), found.of("cold"), found.of("alone")
+    warm, alone = found.of("warm"), found.of("alone")
     floats = sum(
         array.nbytes
         for array in batches.arrays(loop.resident[0])
@@ -191,7 +202,7 @@ def measured_of(found: Collected) -> Measured:
         parts=parts,
         stages=_stages(found),
         warm_s=mean(s.of_epoch(parts.steps) for s in warm),
-        cold_s=mean(s.of_epoch(parts.steps) for s in cold) if cold else None,
+        cold_s=_cold_s(found, parts.steps),
         knobs=Knobs(
             num_workers=loader.num_workers,
             prefetch_factor=loader.prefetch_factor or knobs.DEFAULT_PREFETCH_FACTOR,

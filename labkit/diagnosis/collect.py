@@ -28,6 +28,7 @@ BLOCKS = 5
 # Of the budget: the arms, the probe inside a worker, the profile of the step.  The rest is for
 # knobs that are tried, and for workers to start and to end.
 ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE = 0.6, 0.12, 0.03
+ARMS_END = 0.8  # of the bar
 SHORTEST_S, LONGEST_S = 0.5, 4.0  # a stretch
 FEWEST_STEPS = 8
 COLD_SHARE = 0.01  # of the files' pages may still be in memory
@@ -137,8 +138,9 @@ def _measure(
         if block >= 2 and left_s < len(arms) * stretch_s:
             found.notes.append(f"{block} blocks of {BLOCKS}: there was not time for more")
             break
-        for arm in order.sample(arms, len(arms)):
-            say(f"block {block + 1} of {BLOCKS}: {arm}", block / BLOCKS * 0.8)
+        for number, arm in enumerate(order.sample(arms, len(arms))):
+            done = (block + number / len(arms)) / BLOCKS
+            say(f"block {block + 1} of {BLOCKS}: {arm}", ARMS_END * done)
             if arm == "cold":
                 if not _evict(files, found):
                     arms.remove("cold")
@@ -147,7 +149,7 @@ def _measure(
             elif arm in ("warm", "alone") and not warmed:
                 warmed = _warm(files, found)
             found.stretches.append(plan.run(arm))
-    say("inside the workers", 0.8)
+    say("inside the workers", ARMS_END)
     if not loop.is_one_shot:
         found.stages = stages.probe_stages(loader, seconds=STAGES_SHARE * budget_s)
         if knobs.is_data_loader(loader):

@@ -316,7 +316,12 @@ class _Bar:
     """A bar that goes from 0 to 1 with what is measured beside it."""
 
     def __init__(self, shown: bool) -> None:
-        self._bar = bars.bar(total=100, desc="diagnosis", disable=not shown)
+        self._bar = bars.bar(
+            total=100,
+            desc="diagnosis",
+            disable=not shown,
+            bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed}, {remaining} left{postfix}",
+        )
 
     def __enter__(self) -> Callable[[str, float], None]:
         return self._say

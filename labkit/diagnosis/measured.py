@@ -41,7 +41,7 @@ class Measured:
     warm_s: float | None = None
     """An epoch from memory, or of whatever state the files were found in."""
     cold_s: float | None = None
-    """An epoch after its files were evicted."""
+    """An epoch after its files were evicted, where that takes longer beyond doubt."""
     knobs: Knobs | None = None
     """None: not torch's DataLoader, so nothing can be turned at it."""
     batch_bytes: int = 0
@@ -62,16 +62,12 @@ class Measured:
     def predict(self, **changes: object) -> float:
         """Predict the normalized time of an epoch with some parts changed.
 
-        Where the medium was what the epoch waited for, it still is.
+        What an epoch from the medium takes longer than one from memory, it still does.
         """
-        return self._from_medium(simulate(replace(self.parts, **changes)).epoch_s)
-
-    def _from_medium(self, epoch_s: float) -> float:
-        now_s = simulate(self.parts).epoch_s
-        ratio = epoch_s / now_s
-        if self.cold_s is None or self.warm_s is None or self.cold_s < 1.05 * self.warm_s:
+        ratio = simulate(replace(self.parts, **changes)).epoch_s / simulate(self.parts).epoch_s
+        if self.cold_s is None or self.warm_s is None:
             return ratio
-        return max(ratio * self.warm_s, self.cold_s) / self.cold_s
+        return (ratio * self.warm_s + self.cold_s - self.warm_s) / self.cold_s
 
     def works_without(self, keep: float, *stages: Stage, waits_only: bool = False) -> tuple:
         """Give what batches would take with less of some stages: `keep` of each is left."""
