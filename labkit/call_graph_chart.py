@@ -54,12 +54,14 @@ THINNEST_IN = 0.02  # a box
 DEEPEST, DEEPEST_NARROW = 5, 3  # columns of boxes
 NEARLY_ALL = 0.97  # a function that only passes time on shares the box of what it calls
 PYTHON, C, MACHINERY, WAITING = "Python", "C", "the loader's machinery", "waiting"
+REST = "several, each too short for a line"
 # Fill and hatch: apart without colours too, and light, for there is text on them.
 LOOKS = {
     PYTHON: ("#d6e6f4", ""),
     C: ("#ffffff", ""),
     MACHINERY: ("#fde3c8", "...."),
     WAITING: ("#ececec", "////"),
+    REST: ("#f6f6f6", ""),
 }
 
 
@@ -181,7 +183,7 @@ def _lay_out(
         top_in += height_in
     rest_s = sum(child.total_s for child in node.children) - sum(one.total_s for one in large)
     if rest_s * in_per_s >= THINNEST_IN:
-        yield _box(OTHER, PYTHON, depth, top_in, rest_s * in_per_s)
+        yield _box(OTHER, REST, depth, top_in, rest_s * in_per_s)
 
 
 def _box(label: str, look: str, depth: int, top_in: float, height_in: float) -> Box:
@@ -236,7 +238,7 @@ def _draw_box(
     axes.add_patch(
         Rectangle(
             (left_in, top_in), column_in, box.height_in, facecolor=color, hatch=hatch,
-            **sheet.mark(EDGE),
+            clip_on=False, **sheet.mark(EDGE),
         )
     )  # fmt: skip
     if box.height_in < TEXT_IN:

@@ -89,10 +89,14 @@ def readable(stack: Sequence[str], process: str) -> tuple[Place, ...] | None:
             continue
         if full.startswith("<frozen importlib"):
             return (*shown, Place("importing modules", "", 0))
-        if file in _WRAPPERS or (name.startswith("<") and name != "<lambda>"):
+        if file in _WRAPPERS or full.startswith("<frozen"):
             continue
+        if name.startswith("<") and name != "<lambda>":  # a comprehension
+            continue
+        if file == BUILT_IN and name.startswith("_"):  # a class that only its library knows
+            name = name.rpartition(".")[2]
         place = Place(f"{kind}.{name}" if kind else name, file, line)
-        if not shown or shown[-1] != place:  # a function that calls itself
+        if not shown or shown[-1].name != place.name:  # itself, or the same of its base class
             shown.append(place)
     return tuple(shown)
 
