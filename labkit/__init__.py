@@ -4,10 +4,12 @@ from labkit.call_graph_chart import call_graph_chart
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
 from labkit.diagnosis.call_graph import profile
+from labkit.diagnosis.call_graph import profile as call_graph
 from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.example import example_loop
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.diagnosis.timeline import record_timeline
+from labkit.diagnosis.trace import export_trace
 from labkit.diagnosis.watch import watch
 from labkit.dial_gallery import dial_charts
 from labkit.experiment import Experiment, choose, resume, run
@@ -77,6 +79,7 @@ __all__ = [
     "Storage",
     "ThreadLoader",
     "Trial",
+    "call_graph",
     "call_graph_chart",
     "chart",
     "choose",
@@ -92,6 +95,7 @@ __all__ = [
     "epoch_chart",
     "example_loop",
     "experiment",
+    "export_trace",
     "find_run",
     "findings",
     "forecast",

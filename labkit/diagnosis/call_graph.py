@@ -24,10 +24,12 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit import units
 from labkit.diagnosis.frames import MAIN, WORKERS, Place, readable
 from labkit.diagnosis.taps import tapped
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pyinstrument import Profiler
 
 INTERVAL_S = 0.0002  # shorter or longer, the cost is nearly the same
@@ -103,6 +105,22 @@ class CallGraph:
             ]  # fmt: skip
         return sorted(rows, key=lambda row: -row["self_s"])[:n]
 
+    def table(self, n: int = 10) -> pd.DataFrame:
+        """Show `top` as a table."""
+        import pandas as pd
+
+        shown = [
+            {
+                "function": row["function"],
+                "process": row["process"],
+                "own time": units.seconds(row["self_s"]),
+                "share": units.percent(row["share"]),
+                "where": row["where"],
+            }
+            for row in self.top(n)
+        ]
+        return pd.DataFrame(shown).set_index("function") if shown else pd.DataFrame()
+
 
 def profile(
     loader: Iterable, step: Callable[[object], object], *, seconds: float = 5.0
@@ -170,6 +188,7 @@ def _node(place: Place, times: Times, depth: int, least_s: float) -> Node:
 
 
 def _profile(loader: Iterable, step: Callable[[object], object], seconds: float) -> CallGraph:
+    import pandas as pd
     from pyinstrument import Profiler
 
     profiler = Profiler(interval=INTERVAL_S, async_mode="disabled")
