@@ -152,6 +152,17 @@ def pss_bytes(process_id: int) -> int | None:
     return None if kib is None else 1024 * kib
 
 
+def read_bytes(process_id: int) -> int | None:
+    """Count the bytes that a process and its ended children had fetched from a device.
+
+    What the page cache held is not counted.
+
+    Returns:
+        None where that is not known, or the process has ended.
+    """
+    return counters(f"/proc/{process_id}/io").get("read_bytes")
+
+
 def clock_source() -> str:
     """Name what the kernel tells the time by, as "tsc" or "kvm-clock"; "unknown" elsewhere."""
     return text(SYSTEM / "clocksource/clocksource0/current_clocksource").strip() or "unknown"

@@ -188,7 +188,6 @@ def _node(place: Place, times: Times, depth: int, least_s: float) -> Node:
 
 
 def _profile(loader: Iterable, step: Callable[[object], object], seconds: float) -> CallGraph:
-    import pandas as pd
     from pyinstrument import Profiler
 
     profiler = Profiler(interval=INTERVAL_S, async_mode="disabled")

@@ -330,6 +330,5 @@ class _Bar:
         self._bar.close()
 
     def _say(self, what: str, share: float) -> None:
-        self._bar.set_postfix_str(what, refresh=False)
-        self._bar.update(max(round(100 * share) - self._bar.n, 0))
-        self._bar.refresh()
+        self._bar.n = max(round(100 * share), self._bar.n)
+        self._bar.set_postfix_str(what)  # draws it
