@@ -244,13 +244,14 @@ class Phases:
         # All is asked of the base class: a person's own parameters() may return anything, and a
         # scripted module refuses to be given hooks, although it calls them.
         base = self._torch.nn.Module
-        if self._depth or next(base.parameters(module), None) is None:
+        if next(base.parameters(module), None) is None:
             return
         if any(isinstance(h, _Hook) and h.of is self for h in module._forward_pre_hooks.values()):
             return
         begin, end = _Hook(self, self._begin, self._torch), _Hook(self, self._end, self._torch)
         self._handles.append(base.register_forward_pre_hook(module, begin, prepend=True))
-        self._handles.append(base.register_forward_hook(module, end))
+        # A forward that raises ends, too: the loop may catch it and try again.
+        self._handles.append(base.register_forward_hook(module, end, always_call=True))
         self._begin(module)
 
     def _begin(self, _: object) -> None:

@@ -188,10 +188,43 @@ def test_a_part_that_is_called_by_itself_first_counts_once_inside_the_whole():
 def test_several_optimizers_end_one_backward_with_the_last_of_them():
     t = training()
     other = SlowSGD([nn.Parameter(torch.ones(1))], t.clock)
-    t.optimizer.register_step_post_hook(lambda *_: other.step())
+    for batch in t.phases.over(deliver(t.clock)):
+        t.model(batch).mean().backward()
+        t.optimizer.step()
+        other.step()
+        t.clock.sleep(LOG_S)
+    assert per_step(t.phases)[3:] == [2 * UPDATE_S, LOG_S]
+
+
+def test_models_that_train_in_turn_have_a_backward_each():
+    t = training()
+    other = SlowModel(t.clock)
+    other_optimizer = SlowSGD(other.parameters(), t.clock)
     for batch in t.phases.over(deliver(t.clock)):
         train(t, batch)
-    assert per_step(t.phases)[3:] == [BACKWARD_S + 2 * UPDATE_S, LOG_S]
+        train(SimpleNamespace(clock=t.clock, model=other, optimizer=other_optimizer), batch)
+    in_between_s = LOG_S + MOVE_S
+    assert per_step(t.phases)[2:] == [
+        2 * FORWARD_S, 2 * (BACKWARD_S + UPDATE_S), in_between_s + LOG_S,
+    ]  # fmt: skip
+
+
+def test_a_persons_own_hooks_are_part_of_the_forward():
+    t = training()
+    t.model.register_forward_pre_hook(lambda *_: t.clock.sleep(10))
+    t.model.register_forward_hook(lambda *_: t.clock.sleep(20))
+    for batch in t.phases.over(deliver(t.clock)):
+        train(t, batch)
+    assert per_step(t.phases)[1:3] == [MOVE_S, 10 + FORWARD_S + 20]
+
+
+def test_a_forward_that_failed_and_was_tried_again_is_forward_twice():
+    t = training()
+    for batch in t.phases.over(deliver(t.clock)):
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            t.model(torch.ones(3, 5))
+        train(t, batch)
+    assert per_step(t.phases)[2:] == [2 * FORWARD_S, MOVE_S + BACKWARD_S + UPDATE_S, LOG_S]
 
 
 def test_gathering_gradients_counts_as_backward_up_to_the_next_batch():
@@ -249,16 +282,18 @@ def test_a_model_that_a_later_step_calls_first_is_found():
 def test_what_the_loader_calls_and_what_other_threads_call_is_no_forward():
     def deliver_features():
         for batch in deliver(t.clock):
-            yield featurizer(batch).detach()
+            t.model(batch)
+            yield batch
 
     t = training()
-    featurizer = nn.Linear(2, 2)
     for batch in t.phases.over(deliver_features()):
-        thread = threading.Thread(target=SlowModel(t.clock), args=(batch,))
+        train(t, batch)
+        thread = threading.Thread(target=t.model, args=(batch,))
         thread.start()
         thread.join()
-        train(t, batch)
-    assert per_step(t.phases)[:3] == [WAIT_S, MOVE_S + FORWARD_S, FORWARD_S]
+    assert per_step(t.phases) == [
+        WAIT_S + FORWARD_S, MOVE_S, FORWARD_S, BACKWARD_S + UPDATE_S, LOG_S + FORWARD_S,
+    ]  # fmt: skip
 
 
 def test_the_step_that_a_break_cuts_short_is_not_timed():
