@@ -44,7 +44,7 @@ DECODING_LIBRARIES = frozenset(
 PATH_READS = frozenset(
     ("open", "read_bytes", "read_text", "stat", "exists", "is_file", "iterdir", "glob")
 )
-PILLOW_DECODES = frozenset(("open", "load", "convert", "draft", "verify", "frombytes"))
+PILLOW_DECODE_WORDS = frozenset(("open", "load", "convert", "draft", "verify", "frombytes"))
 BUILTIN_READS = frozenset(
     ("open", "read", "readinto", "readinto1", "read1", "readline", "readlines", "readall", "pread",
      "preadv", "readv", "fromfile", "recv", "recv_into", "stat", "listdir", "scandir", "get_tensor")
@@ -91,8 +91,10 @@ def rule_of(code: CodeType, module: str) -> str:
     name, library = code.co_name, module.partition(".")[0]
     if library in READING_LIBRARIES or (library == "pathlib" and name in PATH_READS):
         return READS
-    if library in DECODING_LIBRARIES or (library == "PIL" and name in PILLOW_DECODES):
+    if library in DECODING_LIBRARIES:
         return DECODES
+    if library == "PIL" and words(name) & PILLOW_DECODE_WORDS:
+        return READS if "read" in words(name) else DECODES
     if name in OBJECT_METHODS | DATASET_METHODS:
         return BY_OBJECT
     if name in WRAPPERS or (name.startswith("<") and name != "<lambda>"):

@@ -8,8 +8,9 @@ as what samples at intervals is blind to what is short: pyinstrument looks at ca
 only, so a read of half an interval before a long decode is never seen.  The hook itself costs about
 half a microsecond for each call; that is measured (`event_cost`) and taken off.
 
-Main trap: a function of a C extension that is not announced to the hook (those of Cython) counts
-for whoever called it.
+Main trap: what the hook is not told.  A function of a C extension made with Cython counts for
+whoever called it; and Python 3.11 runs loops without any call about 1.4 times as long under a hook, so that
+a stage of pure Python that takes 60 % looks like 68 %.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from fake_clock import FakeClock
 from photo_sets import KINDS, BrokenPhotos, Photos
 from torch.utils.data import DataLoader, get_worker_info
 
-from labkit.diagnosis import stage_rules
+from labkit.diagnosis import stage_rules, taps
 from labkit.diagnosis.stage_summary import summarize_stages
 from labkit.diagnosis.stage_tracer import Tracer, event_cost
 from labkit.diagnosis.stage_worker import BatchTimes, Made, Spent
@@ -190,11 +190,12 @@ def test_a_persons_own_functions_are_known_by_the_words_in_their_names(name, rul
 
 
 def made(number, totals, fetch_cpu_s=1.0, cost=0.0, queued_s=0.0):
-    times = BatchTimes(4, 2.0, fetch_cpu_s, fetch_cpu_s, 1.0, 1.0, queued_s)
+    times = BatchTimes(4, 1.0 + fetch_cpu_s, fetch_cpu_s, fetch_cpu_s, 1.0, 1.0, queued_s)
     return Made(times, totals, number, cost, None, Spent(), 0.0, "")
 
 
-def test_shares_of_the_traced_become_seconds_of_the_untouched_batches():
+def test_what_was_traced_is_scaled_to_the_untouched_batches():
+    # Untouched: 2 s, of which 1 s computes and 1 s waits.  Traced: 1 s computes, 3 s wait.
     totals = {
         ("read", "FileIO.read"): (0.4, 0.0, 0.0, 0),
         ("read", "io.open"): (0.6, 0.1, 0.1, 0),
@@ -203,10 +204,10 @@ def test_shares_of_the_traced_become_seconds_of_the_untouched_batches():
     batches = [made(1, None).times]
     stages = {stage.name: stage for stage in summarize_stages(batches, [made(2, totals)], ())}
     assert list(stages) == ["cv2.flip", "collate", "read"]
-    assert stages["read"].batch_s == pytest.approx(0.25 * 2)
+    assert stages["read"].batch_s == pytest.approx(0.1 * 1 + 0.9 / 3)
     assert stages["read"].batch_cpu_s == pytest.approx(0.1 * 1)
-    assert stages["read"].waiting_s == pytest.approx(0.4)
-    assert stages["read"].sample_s == pytest.approx(0.5 / 4)
+    assert stages["read"].waiting_s == pytest.approx(0.9 / 3)
+    assert stages["read"].sample_s == pytest.approx(0.4 / 4)
     assert stages["read"].functions == ("io.open", "FileIO.read")
     assert sum(stage.share for stage in stages.values()) == pytest.approx(1)
     assert stages["collate"].share == pytest.approx(1 / 3)
@@ -219,22 +220,22 @@ def test_shares_of_the_traced_become_seconds_of_the_untouched_batches():
     ids=["as measured apart", "by the untouched batches", "twice at most", "half at least"],
 )
 def test_what_the_hook_cost_is_taken_off(apart_s, taken_off_s):
-    # 3 s of waiting, and 7 s of computing of which the hook's 1000 calls made 2 s.
-    totals = {("decode", "loop"): (10.0, 7.0, 7.0, 1000), ("read", "read"): (5.0, 0.0, 0.0, 0)}
-    traced = [made(2, totals, fetch_cpu_s=7.0, cost=apart_s)]
-    batches = [made(1, None, fetch_cpu_s=5.0).times]
+    # Traced 9 s of computing, untouched 7 s: so the hook's 1000 calls made 2 s of it.
+    totals = {("decode", "loop"): (7.0, 7.0, 7.0, 1000), ("transform", "flip"): (2.0, 2.0, 2.0, 0)}
+    traced = [made(2, totals, fetch_cpu_s=9.0, cost=apart_s)]
+    batches = [made(1, None, fetch_cpu_s=7.0).times]
     stages = {stage.name: stage for stage in summarize_stages(batches, traced, ())}
-    expected = (10 - taken_off_s) / (15 - taken_off_s)
-    assert stages["decode"].batch_s == pytest.approx(2.0 * expected)
+    share = (7 - taken_off_s) / (9 - taken_off_s)
+    assert stages["decode"].batch_cpu_s == pytest.approx(7 * share)
+    assert stages["decode"].batch_s == pytest.approx(7 * share)
 
 
 def test_waiting_for_a_core_that_others_have_is_nobodys():
     totals = {("decode", "d"): (7.0, 1.0, 1.0, 0), ("read", "r"): (3.0, 0.0, 0.0, 0)}
     batches, traced = [made(1, None).times], [made(2, totals, queued_s=6.0)]
     stages = {stage.name: stage for stage in summarize_stages(batches, traced, ())}
-    assert stages["decode"].batch_s == pytest.approx(2.0 * 1 / 4)
-    assert stages["read"].batch_s == pytest.approx(2.0 * 3 / 4)
-    assert stages["read"].waiting_s == pytest.approx(1.5)
+    assert (stages["decode"].batch_s, stages["decode"].waiting_s) == (1.0, 0.0)
+    assert (stages["read"].batch_s, stages["read"].waiting_s) == (1.0, 1.0)
 
 
 def test_the_error_of_a_share_is_that_of_its_batches():
@@ -247,15 +248,15 @@ def test_the_error_of_a_share_is_that_of_its_batches():
         return next(stage.share_error for stage in stages if stage.name == "read")
 
     assert share_error([1.0, 1.0, 1.0]) == pytest.approx(0)
-    # 2 of 3 seconds are fetched, of which the mean of (0.4, 0.6) is read.
-    assert share_error([0.8, 1.2]) == pytest.approx(2 / 3 * np.std([0.4, 0.6], ddof=1) / 2**0.5)
+    # Half of the time is fetching, of which the mean of (0.4, 0.6) is reading.
+    assert share_error([0.8, 1.2]) == pytest.approx(0.5 * np.std([0.4, 0.6], ddof=1) / 2**0.5)
 
 
 def test_transforms_of_hardly_any_time_are_one_stage():
     totals = {("transform", "big"): (1.0, 1.0, 1.0, 0)}
     totals |= {("transform", f"small {i}"): (0.001, 0.001, 0.001, 0) for i in range(3)}
     stages = summarize_stages([made(1, None).times], [made(2, totals)], ())
-    assert [stage.name for stage in stages] == ["big", "collate", "other"]
+    assert [stage.name for stage in stages] == ["collate", "big", "other"]
     assert stages[-1].functions == ("small 0", "small 1", "small 2")
 
 
@@ -315,6 +316,15 @@ def test_a_worker_that_dies_ends_the_probe(photos):
     loader = DataLoader(BrokenPhotos(photos, "die"), batch_size=4, num_workers=1)
     found = probe_stages(loader, seconds=60)
     assert isinstance(found.error, RuntimeError) and "exited unexpectedly" in str(found.error)
+
+
+@pytest.mark.thorough  # torch gives a worker five seconds to end by itself
+def test_a_worker_that_stalls_is_given_up(photos, monkeypatch):
+    monkeypatch.setattr(taps, "STALL_S", 1.0)
+    loader = DataLoader(BrokenPhotos(photos, "stall"), batch_size=4, num_workers=1)
+    found = probe_stages(loader, seconds=60)
+    assert "timed out after 1.0 seconds" in str(found.error)
+    assert {"read", "decode"} <= {stage.name for stage in found.stages}
 
 
 def test_an_empty_loader_has_no_stages():
