@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.diagnosis import stage_rules as rules
+from labkit.diagnosis.stage_tracer import Counted
 from labkit.diagnosis.stage_worker import BatchTimes, Made
 
 COLLATE, SERIALIZATION = "collate", "serialization"
 SMALLEST_SHARE = 0.01  # of making a batch; transforms below it are added up as "other"
 OTHER = "other"
+MOST_OF_PYTHON = 0.4  # of loops' seconds under a hook; Python 3.11 makes them 1.6 times as long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +109,43 @@ def summarize_stages(
     return tuple(sorted(_without_small_ones(stages), key=lambda stage: -stage.share))
 
 
-def _hook_s(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> float:
-    """Find what the hook cost for each call: what traced batches took more than the others.
+class _Slowdown(NamedTuple):
+    """What the tracer made of the seconds of computing."""
 
-    Within a factor of two of what was measured apart, as that difference has the noise of both.
+    event_s: float
+    """For each call and return."""
+    python: float
+    """The part of the seconds in Python itself that is only there because of the hook."""
+
+    def corrected_s(self, counted: Counted, cpu_s: float) -> float:
+        """Take off of a stage's CPU seconds what the tracer put on."""
+        return max(
+            0.0, cpu_s - counted.events * self.event_s - self.python * self.python_s(counted)
+        )
+
+    def python_s(self, counted: Counted) -> float:
+        """Give a stage's traced seconds that are neither in C nor the hook's."""
+        return max(0.0, counted.thread_cpu_s - counted.c_s - counted.events * self.event_s)
+
+
+def _slowdown(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> _Slowdown:
+    """Find what traced batches took more than the others, and lay it to calls and to loops.
+
+    First to loops, each call costing what was measured apart; what is more than loops can be
+    slowed, or negative, to calls.  Bounded, as the difference has the noise of both.
     """
-    events = sum(counted[3] for one in traced for counted in one.totals.values())
+    stages = [counted for one in traced for counted in one.totals.values()]
+    events = sum(counted.events for counted in stages)
     if not events:
-        return 0.0
+        return _Slowdown(0.0, 0.0)
+    apart = _Slowdown(traced[0].event_cost, 0.0)
     plain_s = statistics.fmean(one.fetch_thread_cpu_s for one in batches)
     more_s = sum(one.times.fetch_thread_cpu_s - plain_s for one in traced)
-    apart_s = traced[0].event_cost
-    return min(max(more_s / events, apart_s / 2), 2 * apart_s)
+    rest_s = more_s - events * apart.event_s
+    python_s = sum(map(apart.python_s, stages))
+    python = min(max(rest_s / python_s, 0.0), MOST_OF_PYTHON) if python_s else 0.0
+    event_s = (more_s - python * python_s) / events
+    return _Slowdown(min(max(event_s, apart.event_s / 2), 2 * apart.event_s), python)
 
 
 def _fetching(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> list[tuple]:
@@ -128,8 +155,8 @@ def _fetching(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> list[tup
     much as in the untouched ones, for the tracer makes the first longer and not the second.
     Source of the error: the ratio estimator of survey sampling, batches being the sample.
     """
-    hook_s = _hook_s(batches, traced)
-    each = [_seconds(one, hook_s) for one in traced]
+    slowdown = _slowdown(batches, traced)
+    each = [_seconds(one, slowdown) for one in traced]
     stages = dict.fromkeys(stage for found in each for stage in found)
     sums = [sum(spent[i] for found in each for spent in found.values()) for i in range(3)]
     thread_cpu_s = statistics.fmean(one.fetch_thread_cpu_s for one in batches)
@@ -166,16 +193,17 @@ def _fetching(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> list[tup
     return rows
 
 
-def _seconds(one: Made, hook_s: float) -> dict[tuple[str, str], list[float]]:
+def _seconds(one: Made, slowdown: _Slowdown) -> dict[tuple[str, str], list[float]]:
     """Give (kind, name) -> seconds that the thread computed, waited, and that all computed."""
     found: dict[tuple[str, str], list[float]] = {}
     # Who computes queues for a core; that is nobody's waiting.
-    queued = one.times.queued_s / (sum(counted[2] for counted in one.totals.values()) or 1.0)
-    for (kind, function), (wall_s, cpu_s, thread_cpu_s, events) in one.totals.items():
+    thread_cpu_s = sum(counted.thread_cpu_s for counted in one.totals.values())
+    queued = one.times.queued_s / (thread_cpu_s or 1.0)
+    for (kind, function), counted in one.totals.items():
         spent = found.setdefault((kind, _name(kind, function)), [0.0, 0.0, 0.0])
-        spent[0] += max(0.0, thread_cpu_s - events * hook_s)
-        spent[1] += max(0.0, wall_s - thread_cpu_s * (1 + queued))
-        spent[2] += max(0.0, cpu_s - events * hook_s)
+        spent[0] += slowdown.corrected_s(counted, counted.thread_cpu_s)
+        spent[1] += max(0.0, counted.wall_s - counted.thread_cpu_s * (1 + queued))
+        spent[2] += slowdown.corrected_s(counted, counted.cpu_s)
     return found
 
 
@@ -187,9 +215,9 @@ def _functions(traced: Sequence[Made], kind: str, name: str) -> tuple[str, ...]:
     """List what was seen at a stage, most wall time first."""
     seen: dict[str, float] = {}
     for one in traced:
-        for (of_kind, function), (wall_s, *_) in one.totals.items():
+        for (of_kind, function), counted in one.totals.items():
             if of_kind == kind and _name(kind, function) == name:
-                seen[function] = seen.get(function, 0.0) + wall_s
+                seen[function] = seen.get(function, 0.0) + counted.wall_s
     return tuple(sorted(seen, key=lambda function: -seen[function]))
 
 
