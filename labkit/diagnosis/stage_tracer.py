@@ -26,11 +26,12 @@ from labkit.diagnosis import stage_rules as rules
 # Where the innermost stage was begun by one of these, which functions begin a stage of their own.
 _SEEN_INSIDE = {
     rules.OPEN: frozenset((rules.READS, rules.DECODES, rules.STEP)),
+    rules.READS_OPENLY: frozenset((rules.READS, rules.DECODES, rules.STEP, rules.READS_OPENLY)),
     rules.STEP: frozenset((rules.READS, rules.DECODES)),
     rules.DECODES: frozenset((rules.READS,)),
     rules.READS: frozenset(),
 }
-_KINDS = {rules.READS: rules.READ, rules.DECODES: rules.DECODE}
+_KINDS = {rules.READS: rules.READ, rules.READS_OPENLY: rules.READ, rules.DECODES: rules.DECODE}
 _CALIBRATION_CALLS, _CALIBRATION_TRIES = 300, 7
 
 
@@ -126,8 +127,8 @@ class Tracer:
         if known is None:
             module = frame.f_globals.get("__name__") or ""
             known = self._rules[id(code)] = (code, rules.rule_of(code, module))
-        rule, kind = known[1], rules.TRANSFORM
-        if top[3] is not _SEEN_INSIDE[rules.OPEN]:
+        rule = known[1]
+        if rules.STEP not in top[3]:
             if rule not in top[3]:
                 return None
             return self._entry(frame, False, _KINDS[rule], rules.name_of(frame, None), rule, None)
@@ -137,11 +138,13 @@ class Tracer:
         elif rule == rules.BY_OBJECT:
             same = subject is not None and subject is top[4]
             rule = rules.OPEN if same else rules.rule_of_object(subject, code)
-        elif rule == rules.READS_OPENLY:
-            rule, kind = rules.OPEN, rules.READ
+        elif rule == rules.STEP and rules.READS_OPENLY in top[3] and rules.waits(code.co_name):
+            rule = rules.READS
         elif rule == rules.STEP and subject is not None and subject is top[4]:
             rule = rules.OPEN  # a method of the data set's own
-        kind = _KINDS.get(rule, kind)
+        elif rule == rules.STEP and rules.takes_bytes(frame):
+            rule = rules.DECODES
+        kind = _KINDS.get(rule, rules.TRANSFORM)
         return self._entry(frame, False, kind, rules.name_of(frame, subject), rule, subject)
 
     def _enter_builtin(self, frame: FrameType, function: object, top: tuple) -> tuple | None:
@@ -150,6 +153,8 @@ class Tracer:
         rule = rules.rule_of_builtin(function)
         if rule not in top[3]:
             return None
+        if rules.READS_OPENLY in top[3] and rules.waits(function.__name__):
+            rule = rules.READS
         kind = _KINDS.get(rule, rules.TRANSFORM)
         name = rules.name_of_builtin(function, frame.f_globals)
         return self._entry(frame, True, kind, name, rule, None)

@@ -74,6 +74,16 @@ class Crop:
 
 def read_sample(clock, key):
     clock.time_s += 2
+    wait_for_disk(clock)
+    return shift(clock, key)
+
+
+def wait_for_disk(clock):
+    clock.time_s += 64
+
+
+def shift(clock, key):
+    clock.time_s += 128
     return key
 
 
@@ -101,6 +111,8 @@ def test_the_seconds_of_a_sample_go_to_the_stage_that_spent_them():
     assert wall_s(tracer) == {
         ("transform", "test_stages.Workbench.__getitem__"): 1,
         ("read", "test_stages.read_sample"): 2,
+        ("read", "test_stages.wait_for_disk"): 64,
+        ("transform", "test_stages.shift"): 128,
         ("decode", "test_stages.decode_sample"): 4,
         ("transform", "test_stages.Workbench.flip_all"): 8,
         # A person's own name inside of a transform is no evidence; a library's would be.
@@ -120,6 +132,23 @@ def test_a_failing_sample_leaves_the_tracer_and_the_hook_as_they_were():
             tracer.call(lambda clock: fail(clock), clock)
     assert sys.getprofile() is None
     assert sum(wall_s(tracer).values()) == 6
+
+
+def test_what_a_persons_own_function_makes_of_bytes_is_decoding():
+    def to_pixels(content):
+        return list(content)
+
+    def reverse(pixels):
+        return pixels[::-1]
+
+    class Raw:
+        def __getitem__(self, key):
+            return reverse(to_pixels(b"pixels"))
+
+    tracer = Tracer()
+    tracer.call(lambda raw: raw[0], Raw())
+    kinds = {name.rpartition(".")[2]: kind for kind, name in tracer.take()}
+    assert (kinds["to_pixels"], kinds["reverse"]) == ("decode", "transform")
 
 
 def test_a_file_read_while_decoding_is_reading(photos):
