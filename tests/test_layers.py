@@ -139,7 +139,7 @@ def test_every_module_has_a_layer():
 
 
 def test_importing_labkit_imports_no_heavy_library():
-    heavy = ["torch", "pandas", "matplotlib", "scipy", "cv2", "PIL", "ipywidgets"]
+    heavy = ["torch", "pandas", "matplotlib", "scipy", "cv2", "PIL", "ipywidgets", "pyinstrument"]
     program = f"import sys, labkit; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

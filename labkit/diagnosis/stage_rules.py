@@ -1,7 +1,7 @@
 """Which stage of preparing a sample a function belongs to, told by its name and its library.
 
     builtin open, FileIO.read, h5py, zipfile …     read
-    cv2.imdecode, simplejpeg, PIL's load …         decode
+    cv2.imdecode, simplejpeg, PIL's load …         decode, as what a person's own do with bytes
     Compose, Subset, a data set's own methods      looked through: what they call are stages
     everything else that these call                a stage of its own name
 
@@ -21,7 +21,7 @@ READ, DECODE, TRANSFORM = "read", "decode", "transform"
 # What is known of a function, whoever calls it.
 READS = "reads"
 DECODES = "decodes"
-READS_OPENLY = "reads openly"  # a person's own: what it calls are stages, the rest is reading
+READS_OPENLY = "reads openly"  # a person's own: what it calls are stages, but not what waits
 OPEN = "looked through"
 BY_OBJECT = "by its object"  # __call__ and the like: a container, or a transform?
 STEP = "a stage of its own"
@@ -32,6 +32,7 @@ PICTURE_WORDS = frozenset(
     ("image", "images", "img", "jpeg", "jpg", "png", "pil", "picture", "photo", "frame", "frames",
      "video", "audio", "wav")
 )  # fmt: skip
+WAIT_WORDS = frozenset(("sleep", "wait", "acquire", "select", "poll"))
 READING_LIBRARIES = frozenset(
     ("h5py", "lmdb", "zarr", "tables", "pyarrow", "sqlite3", "zipfile", "tarfile", "gzip", "mmap",
      "fsspec", "s3fs", "gcsfs", "smart_open", "boto3", "botocore", "requests", "urllib3", "aiohttp",
@@ -44,7 +45,7 @@ DECODING_LIBRARIES = frozenset(
 PATH_READS = frozenset(
     ("open", "read_bytes", "read_text", "stat", "exists", "is_file", "iterdir", "glob")
 )
-PILLOW_DECODES = frozenset(("open", "load", "convert", "draft", "verify", "frombytes"))
+PILLOW_DECODE_WORDS = frozenset(("open", "load", "convert", "draft", "verify", "frombytes"))
 BUILTIN_READS = frozenset(
     ("open", "read", "readinto", "readinto1", "read1", "readline", "readlines", "readall", "pread",
      "preadv", "readv", "fromfile", "recv", "recv_into", "stat", "listdir", "scandir", "get_tensor")
@@ -91,8 +92,10 @@ def rule_of(code: CodeType, module: str) -> str:
     name, library = code.co_name, module.partition(".")[0]
     if library in READING_LIBRARIES or (library == "pathlib" and name in PATH_READS):
         return READS
-    if library in DECODING_LIBRARIES or (library == "PIL" and name in PILLOW_DECODES):
+    if library in DECODING_LIBRARIES:
         return DECODES
+    if library == "PIL" and words(name) & PILLOW_DECODE_WORDS:
+        return READS if "read" in words(name) else DECODES
     if name in OBJECT_METHODS | DATASET_METHODS:
         return BY_OBJECT
     if name in WRAPPERS or (name.startswith("<") and name != "<lambda>"):
@@ -124,6 +127,19 @@ def rule_of_builtin(function: object) -> str | None:
     if library in READING_LIBRARIES or name in BUILTIN_READS - {"open"}:
         return READS
     return DECODES if name in BUILTIN_DECODES or library in DECODING_LIBRARIES else STEP
+
+
+def takes_bytes(frame: FrameType) -> bool:
+    """Say whether a person's own function makes something of a file's bytes, as decoders do."""
+    code = frame.f_code
+    names = code.co_varnames[: min(2, code.co_argcount)]  # one of them may be self
+    given = [frame.f_locals.get(name) for name in names]
+    return is_own(code.co_filename) and any(isinstance(x, (bytes, bytearray)) for x in given)
+
+
+def waits(name: str) -> bool:
+    """Say whether a function waits by its name; what waits while reading is reading."""
+    return not words(name).isdisjoint(WAIT_WORDS)
 
 
 def is_container(subject: object) -> bool:

@@ -12,16 +12,18 @@ touch, whose seconds are taken.  Time in which others had the core counts for no
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.diagnosis import stage_rules as rules
+from labkit.diagnosis.stage_tracer import Counted
 from labkit.diagnosis.stage_worker import BatchTimes, Made
 
 COLLATE, SERIALIZATION = "collate", "serialization"
 SMALLEST_SHARE = 0.01  # of making a batch; transforms below it are added up as "other"
 OTHER = "other"
+MOST_OF_PYTHON = 0.4  # of loops' seconds under a hook; Python 3.11 makes them 1.6 times as long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,86 +79,146 @@ def summarize_stages(
     Returns:
         Most time first; their shares add up to 1.
     """
-    samples = max(1.0, statistics.fmean(one.samples for one in batches))
-    fetch_s = statistics.fmean(one.fetch_s for one in batches)
-    fetch_cpu_s = statistics.fmean(one.fetch_cpu_s for one in batches)
-    rows = []
-    shares = _shares(traced, _hook_s(batches, traced))
-    for (kind, name), (functions, share, cpu_share, error) in shares.items():
-        rows.append((kind, name, functions, share * fetch_s, cpu_share * fetch_cpu_s, error))
-    fetch_rows = len(rows)
-    collate = [one.collate_s for one in batches]
+    collate_s = [one.collate_s for one in batches]
     collate_cpu_s = statistics.fmean(one.collate_cpu_s for one in batches)
-    rows.append((COLLATE, COLLATE, (), statistics.fmean(collate), collate_cpu_s, _error(collate)))
+    rows = _fetching(batches, traced)
+    rows.append(
+        (COLLATE, COLLATE, (), statistics.fmean(collate_s), collate_cpu_s, _error(collate_s))
+    )
     if sent:
-        spent = [one.pickle_s + (one.hand_over_s or 0.0) + one.unpickle_s for one in sent]
+        spent_s = [one.pickle_s + (one.hand_over_s or 0.0) + one.unpickle_s for one in sent]
         cpu_s = statistics.median(one.pickle_cpu_s + one.unpickle_cpu_s for one in sent)
-        median_s = statistics.median(spent)
-        rows.append((SERIALIZATION, SERIALIZATION, (), median_s, cpu_s, _error(spent)))
+        # A median, as one late process is nothing of serialization's.
+        sending = statistics.median(spent_s), cpu_s, _error(spent_s)
+        rows.append((SERIALIZATION, SERIALIZATION, (), *sending))
+    samples = max(1.0, statistics.fmean(one.samples for one in batches))
     whole_s = sum(row[3] for row in rows) or 1.0
     stages = [
         Stage(
-            name=name, kind=kind, functions=functions, batch_s=batch_s, batch_cpu_s=cpu_s,
-            sample_s=batch_s / samples, share=batch_s / whole_s,
-            share_error=None if error is None
-            else error * (fetch_s if i < fetch_rows else 1.0) / whole_s,
+            name=name,
+            kind=kind,
+            functions=functions,
+            batch_s=batch_s,
+            batch_cpu_s=cpu_s,
+            sample_s=batch_s / samples,
+            share=batch_s / whole_s,
+            share_error=None if error_s is None else error_s / whole_s,
         )
-        for i, (kind, name, functions, batch_s, cpu_s, error) in enumerate(rows)
-    ]  # fmt: skip
+        for kind, name, functions, batch_s, cpu_s, error_s in rows
+    ]
     return tuple(sorted(_without_small_ones(stages), key=lambda stage: -stage.share))
 
 
-def _hook_s(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> float:
-    """Find what the hook cost for each call: what traced batches took more than the others.
+class _Slowdown(NamedTuple):
+    """What the tracer made of the seconds of computing."""
 
-    Within a factor of two of what was measured apart, as that difference has the noise of both.
+    event_s: float
+    """For each call and return."""
+    python: float
+    """The part of the seconds in Python itself that is only there because of the hook."""
+
+    def corrected_s(self, counted: Counted, cpu_s: float) -> float:
+        """Take off of a stage's CPU seconds what the tracer put on."""
+        return max(
+            0.0, cpu_s - counted.events * self.event_s - self.python * self.python_s(counted)
+        )
+
+    def python_s(self, counted: Counted) -> float:
+        """Give a stage's traced seconds that are neither in C nor the hook's."""
+        return max(0.0, counted.thread_cpu_s - counted.c_s - counted.events * self.event_s)
+
+
+def _slowdown(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> _Slowdown:
+    """Find what traced batches took more than the others, and lay it to calls and to loops.
+
+    First to loops, each call costing what was measured apart; what is more than loops can be
+    slowed, or negative, to calls.  Bounded, as the difference has the noise of both.
     """
-    events = sum(counted[3] for one in traced for counted in one.totals.values())
+    stages = [counted for one in traced for counted in one.totals.values()]
+    events = sum(counted.events for counted in stages)
     if not events:
-        return 0.0
+        return _Slowdown(0.0, 0.0)
+    apart = _Slowdown(traced[0].event_cost, 0.0)
     plain_s = statistics.fmean(one.fetch_thread_cpu_s for one in batches)
     more_s = sum(one.times.fetch_thread_cpu_s - plain_s for one in traced)
-    apart_s = traced[0].event_cost
-    return min(max(more_s / events, apart_s / 2), 2 * apart_s)
+    rest_s = more_s - events * apart.event_s
+    python_s = sum(map(apart.python_s, stages))
+    python = min(max(rest_s / python_s, 0.0), MOST_OF_PYTHON) if python_s else 0.0
+    event_s = (more_s - python * python_s) / events
+    return _Slowdown(min(max(event_s, apart.event_s / 2), 2 * apart.event_s), python)
 
 
-def _shares(
-    traced: Sequence[Made], hook_s: float
-) -> dict[tuple[str, str], tuple[tuple[str, ...], float, float, float | None]]:
-    """Add up traced batches: (kind, name) -> functions, shares of wall and CPU, the first's error.
+def _fetching(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> list[tuple]:
+    """Give every stage of fetching: kind, name, functions, wall and CPU seconds, wall's error.
 
+    Computing and waiting are shared out apart, each as in the traced batches and all in all as
+    much as in the untouched ones, for the tracer makes the first longer and not the second.
     Source of the error: the ratio estimator of survey sampling, batches being the sample.
     """
-    each: list[dict[tuple[str, str], list[float]]] = []
-    functions: dict[tuple[str, str], dict[str, float]] = {}
+    slowdown = _slowdown(batches, traced)
+    each = [_seconds(one, slowdown) for one in traced]
+    stages = dict.fromkeys(stage for found in each for stage in found)
+    sums = [sum(spent[i] for found in each for spent in found.values()) for i in range(3)]
+    thread_cpu_s = statistics.fmean(one.fetch_thread_cpu_s for one in batches)
+    waiting_s = statistics.fmean(one.fetch_s for one in batches) - thread_cpu_s
+    cpu_s = statistics.fmean(one.fetch_cpu_s for one in batches)
+    # From seconds of all traced batches to those of one that is untouched.
+    scales = [
+        whole_s / spent_s if spent_s else 0.0
+        for whole_s, spent_s in zip((thread_cpu_s, waiting_s, cpu_s), sums)
+    ]
+
+    def wall_s(found: Mapping[tuple[str, str], Sequence[float]], stage: tuple[str, str]) -> float:
+        computing_s, waiting_s, _ = found.get(stage, (0.0, 0.0, 0.0))
+        return computing_s * scales[0] + waiting_s * scales[1]
+
+    wholes_s = [sum(wall_s(found, stage) for stage in found) for found in each]
+    rows = []
+    for kind, name in stages:
+        parts_s = [wall_s(found, (kind, name)) for found in each]
+        share = sum(parts_s) / (sum(wholes_s) or 1.0)
+        error_s = _error([part - share * whole for part, whole in zip(parts_s, wholes_s)])
+        stage_cpu_s = scales[2] * sum(found.get((kind, name), (0, 0, 0))[2] for found in each)
+        rows.append(
+            (
+                kind,
+                name,
+                _functions(traced, kind, name),
+                sum(parts_s),
+                stage_cpu_s,
+                # Of the mean of what is here, for each batch, 1 / len(each) of it.
+                None if error_s is None else error_s * len(each),
+            )
+        )
+    return rows
+
+
+def _seconds(one: Made, slowdown: _Slowdown) -> dict[tuple[str, str], list[float]]:
+    """Give (kind, name) -> seconds that the thread computed, waited, and that all computed."""
+    found: dict[tuple[str, str], list[float]] = {}
+    # Who computes queues for a core; that is nobody's waiting.
+    thread_cpu_s = sum(counted.thread_cpu_s for counted in one.totals.values())
+    queued = one.times.queued_s / (thread_cpu_s or 1.0)
+    for (kind, function), counted in one.totals.items():
+        spent = found.setdefault((kind, _name(kind, function)), [0.0, 0.0, 0.0])
+        spent[0] += slowdown.corrected_s(counted, counted.thread_cpu_s)
+        spent[1] += max(0.0, counted.wall_s - counted.thread_cpu_s * (1 + queued))
+        spent[2] += slowdown.corrected_s(counted, counted.cpu_s)
+    return found
+
+
+def _name(kind: str, function: str) -> str:
+    return function if kind == rules.TRANSFORM else kind
+
+
+def _functions(traced: Sequence[Made], kind: str, name: str) -> tuple[str, ...]:
+    """List what was seen at a stage, most wall time first."""
+    seen: dict[str, float] = {}
     for one in traced:
-        found: dict[tuple[str, str], list[float]] = {}
-        queued = one.times.queued_s / (sum(counted[2] for counted in one.totals.values()) or 1.0)
-        for (kind, function), (wall_s, cpu_s, thread_cpu_s, events) in one.totals.items():
-            stage = (kind, function if kind == rules.TRANSFORM else kind)
-            # Who computes queues for a core; for all else only the function waits, not the hook.
-            waited_s = max(0.0, wall_s - thread_cpu_s * (1 + queued))
-            wall_s = waited_s + max(0.0, thread_cpu_s - events * hook_s)
-            spent = found.setdefault(stage, [0.0, 0.0])
-            spent[0] += wall_s
-            spent[1] += max(0.0, cpu_s - events * hook_s)
-            seen = functions.setdefault(stage, {})
-            seen[function] = seen.get(function, 0.0) + wall_s
-        each.append(found)
-    wholes = [sum(wall_s for wall_s, _ in found.values()) for found in each]
-    whole_cpu_s = sum(cpu_s for found in each for _, cpu_s in found.values())
-    if not sum(wholes):
-        return {}
-    shares = {}
-    for stage, seen in functions.items():
-        wall = [found.get(stage, (0.0, 0.0))[0] for found in each]
-        cpu_s = sum(found.get(stage, (0.0, 0.0))[1] for found in each)
-        share = sum(wall) / sum(wholes)
-        off = _error([part - share * whole for part, whole in zip(wall, wholes)])
-        error = None if off is None else off / statistics.fmean(wholes)
-        names = tuple(sorted(seen, key=lambda name: -seen[name]))
-        shares[stage] = names, share, cpu_s / whole_cpu_s if whole_cpu_s else 0.0, error
-    return shares
+        for (of_kind, function), counted in one.totals.items():
+            if of_kind == kind and _name(kind, function) == name:
+                seen[function] = seen.get(function, 0.0) + counted.wall_s
+    return tuple(sorted(seen, key=lambda function: -seen[function]))
 
 
 def _error(values: Sequence[float]) -> float | None:

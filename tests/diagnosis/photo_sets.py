@@ -1,6 +1,7 @@
 """Data sets as people write them: map-style, in batches, iterable; with faults on demand."""
 
 import os
+import threading
 from pathlib import Path
 
 import cv2
@@ -65,7 +66,7 @@ class PhotoStream(IterableDataset):
 
 
 class BrokenPhotos(Photos):
-    """Fails at one sample: "raise", or "die" as a worker does that the kernel kills."""
+    """Fails at one sample: "raise", "stall", or "die" as a worker does that the kernel kills."""
 
     def __init__(self, folder, fault, at=12):
         super().__init__(folder)
@@ -74,6 +75,8 @@ class BrokenPhotos(Photos):
     def __getitem__(self, i):
         if i == self.at and self.fault == "raise":
             raise ValueError(f"no photo {i}")
+        if i == self.at and self.fault == "stall":
+            threading.Event().wait()
         if i == self.at:
             os._exit(9)
         return super().__getitem__(i)
