@@ -2,9 +2,10 @@
 
     folder of .jpg ─▶ Photos: read, decode, resize, normalize ─▶ DataLoader ─▶ step
 
-Nothing in it knows of the lab, so that a loop of one's own can take its place.  Main trap: without
-a GPU the step only occupies an emulated device; what it says of loading is real, and it learns
-nothing.  Labels are made up in either case.
+Nothing in it knows of the lab, so that a loop of one's own can take its place; it is no part of
+`diagnosis`, whose own functions a call graph leaves out.  Main trap: without a GPU the step only
+occupies an emulated device; what it says of loading is real, and it learns nothing.  Labels are
+made up in either case.
 """
 
 from __future__ import annotations
