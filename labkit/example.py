@@ -70,14 +70,15 @@ def decode(jpeg: bytes) -> np.ndarray:
     """Turn JPEG bytes into (H, W, 3) uint8 RGB."""
     import cv2
 
-    return cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
+    image_bgr = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+    return cv2.cvtColor(image_bgr, cv2.COLOR_BGR2RGB)
 
 
 def resize(image_rgb: np.ndarray) -> np.ndarray:
     """Scale to a square of SIDE_PX."""
     import cv2
 
-    return cv2.resize(np.ascontiguousarray(image_rgb), (SIDE_PX, SIDE_PX))
+    return cv2.resize(image_rgb, (SIDE_PX, SIDE_PX))
 
 
 def normalize(image_rgb: np.ndarray) -> np.ndarray:
