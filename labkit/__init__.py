@@ -3,15 +3,14 @@
 from labkit.call_graph_chart import call_graph_chart
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
-from labkit.diagnosis.call_graph import profile
 from labkit.diagnosis.call_graph import profile as call_graph
 from labkit.diagnosis.diagnose import diagnose
-from labkit.diagnosis.example import example_loop
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.diagnosis.timeline import record_timeline
 from labkit.diagnosis.trace import export_trace
 from labkit.diagnosis.watch import watch
 from labkit.dial_gallery import dial_charts
+from labkit.example import example_loop
 from labkit.experiment import Experiment, choose, resume, run
 from labkit.largest_batch import largest_batch
 from labkit.notebook import (
@@ -110,7 +109,6 @@ __all__ = [
     "panel",
     "polled_table",
     "predictions",
-    "profile",
     "recipe",
     "record_timeline",
     "resume",

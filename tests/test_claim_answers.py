@@ -205,7 +205,7 @@ def test_every_variant_that_the_claims_name_has_its_experiment():
 @pytest.mark.thorough
 def test_a_real_run_finds_what_was_put_in(photos, tmp_path):
     experiment = lab.experiment(
-        "bottlenecks", data=str(photos), device="emulated", images=24, input_px=64, batch_size=4
+        "bottlenecks", data=str(photos), device="emulated", images=24, input_px=64
     )
     run = lab.run(experiment, blocks=1, results=tmp_path, progress=False)
     assert {trial.status for trial in run.trials} == {"ok"}

@@ -63,6 +63,7 @@ LAYERS = [
         "savings",
         "savings_text",
         "diagnosis",
+        "example",
     ],
     ["recipes", "own_python"],
     ["dials", "predictions", "findings", "costs", "reproduce", "report_words"],

@@ -2,9 +2,10 @@
 
     folder of .jpg ─▶ Photos: read, decode, resize, normalize ─▶ DataLoader ─▶ step
 
-Nothing in it knows of the lab, so that a loop of one's own can take its place.  Main trap: without
-a GPU the step only occupies an emulated device; what it says of loading is real, and it learns
-nothing.  Labels are made up in either case.
+Nothing in it knows of the lab, so that a loop of one's own can take its place; it is no part of
+`diagnosis`, whose own functions a call graph leaves out.  Main trap: without a GPU the step only
+occupies an emulated device; what it says of loading is real, and it learns nothing.  Labels are
+made up in either case.
 """
 
 from __future__ import annotations
@@ -69,14 +70,15 @@ def decode(jpeg: bytes) -> np.ndarray:
     """Turn JPEG bytes into (H, W, 3) uint8 RGB."""
     import cv2
 
-    return cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
+    image_bgr = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+    return cv2.cvtColor(image_bgr, cv2.COLOR_BGR2RGB)
 
 
 def resize(image_rgb: np.ndarray) -> np.ndarray:
     """Scale to a square of SIDE_PX."""
     import cv2
 
-    return cv2.resize(np.ascontiguousarray(image_rgb), (SIDE_PX, SIDE_PX))
+    return cv2.resize(image_rgb, (SIDE_PX, SIDE_PX))
 
 
 def normalize(image_rgb: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The example is a loop like a person's: its loader delivers, its step runs, its knobs turn.
 
-Run: python -m pytest tests/diagnosis/test_example.py
+Run: python -m pytest tests/test_example.py
 """
 
 import re
@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
-from labkit.diagnosis import example
-from labkit.diagnosis.example import example_loop
+from labkit import example
+from labkit.example import example_loop
 from labkit.gpu import CudaState
 
 
