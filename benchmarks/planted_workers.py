@@ -190,7 +190,7 @@ def restarted_workers(site: Site, fixed: bool) -> dict[str, object]:
 
 
 class Tones:
-    """Change brightness, contrast, gamma and saturation three times, each in many steps of torch."""
+    """Change brightness, contrast, gamma and saturation three times, in many steps of torch."""
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         x = torch.from_numpy(image).float() / 255
