@@ -285,6 +285,7 @@ def test_the_server_checks_itself_as_a_disk_does(photos):
 
 
 @pytest.mark.thorough
+@pytest.mark.alone  # a distance has to be as long as its label says
 def test_a_run_reads_from_afar_and_from_a_copy_and_records_the_cost(photos, tmp_path, monkeypatch):
     # The processes of a run look where copies always are.
     monkeypatch.setattr(storage, "STAGED", Path("/var/tmp"))

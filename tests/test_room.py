@@ -102,7 +102,6 @@ def dies(source, settings):
     os.kill(os.getpid(), signal.SIGILL)
 
 
-@pytest.mark.thorough
 @pytest.mark.skipif(not machine.can_fork(), reason="signals say who was killed")
 def test_whoever_finds_no_room_or_is_killed_is_a_row_and_the_others_are_measured(
     photos, tmp_path, monkeypatch

@@ -455,7 +455,6 @@ def noise(image):
     return image.mean() + image.std() * torch.randn(image.shape)
 
 
-@pytest.mark.thorough
 def test_other_pixels_are_found_out_without_any_loss_and_honest_variants_pass(
     photos, tmp_path, monkeypatch
 ):

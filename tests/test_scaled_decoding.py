@@ -74,7 +74,6 @@ def test_the_tolerance_is_the_difference_that_is_there(how, levels):
     assert tolerance_levels(**how) == levels
 
 
-@pytest.mark.thorough
 def test_its_rows_say_that_the_pixels_are_others(whole, photos, tmp_path):
     words = "decoded to half a side or less where 64 px remain, so other pixels"
     assert label_scaled(whole) == {}
