@@ -57,6 +57,8 @@ class Host:
 
     label = "cpu"
     has_queue = False
+    emulated: EmulatedDevice | None = None
+    """What stands in for a device."""
 
     def __init__(self) -> None:
         self.readings = Readings()
@@ -94,7 +96,7 @@ class Emulated(Host):
 
     def __init__(self, device: EmulatedDevice) -> None:
         super().__init__()
-        self.label, self._device = device.label, device
+        self.label, self._device, self.emulated = device.label, device, device
         self._synchronize, self._last = device.synchronize, None
 
     def __enter__(self) -> Emulated:

@@ -13,18 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import progress as bars
 from labkit import units
-from labkit.diagnosis import arms
+from labkit.diagnosis import arms, knobs
 from labkit.diagnosis.assemble import measured_of
 from labkit.diagnosis.collect import Collected, collect, length
 from labkit.diagnosis.measured import Measured
 from labkit.diagnosis.model import simulate
 from labkit.diagnosis.remedies import Remedy, bottleneck_of, propose
+from labkit.diagnosis.timeline import Timeline, record_timeline
 from labkit.lines import Lines
 from labkit.parts.devices import EmulatedDevice
 from labkit.settings import Settings
@@ -97,6 +99,15 @@ class Diagnosis:
         from labkit.diagnosis.words import rows
 
         return pd.DataFrame(rows(self))
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Device, cores, disk and host over some more seconds of the loop, run when first asked."""
+        loop = self.collected.loop
+        if loop is None or loop.is_one_shot:  # nothing is left to run
+            return Timeline(duration_s=0.0)
+        with knobs.random_state_kept(loop.loader):
+            return record_timeline(loop.loader, loop.run, device=loop.device.emulated)
 
     def stages(self) -> pd.DataFrame:
         """Give what making and sending a batch takes, stage by stage, inside a worker."""

@@ -9,10 +9,16 @@ import subprocess
 import sys
 import threading
 from dataclasses import FrozenInstanceError, fields, replace
+from functools import partial
 
 import pytest
 
 from labkit import pagecache
+from labkit.diagnosis import diagnose
+from labkit.diagnosis.arms import Loop
+from labkit.diagnosis.collect import Collected
+from labkit.diagnosis.devices import Host
+from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.timeline import (
     NO_CORES,
     NO_CUDA,
@@ -291,6 +297,22 @@ def test_a_loader_that_raises_is_not_hidden():
 
     with pytest.raises(OSError, match="disk gone"):
         record_timeline(batches(), lambda batch: None, clock=FakeClock())
+
+
+def test_a_diagnosis_has_a_timeline_of_its_loop_when_asked(monkeypatch):
+    monkeypatch.setattr(diagnose, "record_timeline", partial(record_timeline, seconds=0.1))
+    steps = []
+    diagnosis = conclude(Collected(loop=Loop([1, 2], steps.append, Host(), None)))
+    assert steps == []
+    assert diagnosis.timeline.host["compute"]
+    before = len(steps)
+    assert before > 2 and diagnosis.timeline is diagnosis.timeline
+    assert len(steps) == before
+
+
+def test_a_diagnosis_of_what_is_used_up_has_an_empty_timeline():
+    for found in (Collected(), Collected(loop=Loop(iter([1]), print, Host(), None))):
+        assert conclude(found).timeline.duration_s == 0
 
 
 @pytest.mark.needs_cuda
