@@ -10,7 +10,7 @@ from labkit import units
 from labkit.diagnosis import phase_words
 
 if TYPE_CHECKING:
-    from labkit.diagnosis.diagnose import Diagnosis
+    from labkit.diagnosis.conclusion import Diagnosis
 
 ARMS = {
     "resident": "computing alone (batches are kept)",

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import labkit as lab
 from labkit.clock import SystemClock
 from labkit.diagnosis import arms
-from labkit.diagnosis.diagnose import Share, _word
+from labkit.diagnosis.conclusion import Share, _word
 from labkit.parts.devices import PROFILES, EmulatedDevice
 
 LEAST_S = 5.0

@@ -4,7 +4,8 @@ import pytest
 
 from labkit.diagnosis.measured import Knobs, Measured, Stage
 from labkit.diagnosis.model import HostStep, Parts, Work
-from labkit.diagnosis.remedies import less_of, propose
+from labkit.diagnosis.remedies import propose
+from labkit.diagnosis.remedy_list import less_of
 
 
 def made(cpu_s=0.010, wait_s=0.0):
