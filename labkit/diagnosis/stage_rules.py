@@ -25,6 +25,7 @@ READS_OPENLY = "reads openly"  # a person's own: what it calls are stages, but n
 OPEN = "looked through"
 BY_OBJECT = "by its object"  # __call__ and the like: a container, or a transform?
 STEP = "a stage of its own"
+PART = "part of its caller"  # a comprehension
 
 READ_WORDS = frozenset(("read", "load", "open", "fetch", "download", "pread", "recv"))
 DECODE_WORDS = frozenset(("decode", "decoder", "imdecode", "imread", "decompress", "loader"))
@@ -98,7 +99,9 @@ def rule_of(code: CodeType, module: str) -> str:
         return READS if "read" in words(name) else DECODES
     if name in OBJECT_METHODS | DATASET_METHODS:
         return BY_OBJECT
-    if name in WRAPPERS or (name.startswith("<") and name != "<lambda>"):
+    if name.startswith("<") and name != "<lambda>":
+        return PART
+    if name in WRAPPERS:
         return OPEN
     if code.co_filename.startswith(_STDLIB) and "-packages" not in code.co_filename:
         return STEP  # the decode of codecs, for one, decodes no image

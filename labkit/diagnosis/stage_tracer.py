@@ -128,7 +128,7 @@ class Tracer:
             module = frame.f_globals.get("__name__") or ""
             known = self._rules[id(code)] = (code, rules.rule_of(code, module))
         rule = known[1]
-        if rules.STEP not in top[3]:
+        if rules.STEP not in top[3] or rule == rules.PART:
             if rule not in top[3]:
                 return None
             return self._entry(frame, False, _KINDS[rule], rules.name_of(frame, None), rule, None)

@@ -120,6 +120,19 @@ def test_the_seconds_of_a_sample_go_to_the_stage_that_spent_them():
     }
 
 
+def test_a_comprehension_is_part_of_its_caller():
+    class Scan:
+        def __getitem__(self, key):
+            return [key for _ in range(3)], [work(clock, 1) for _ in range(2)]
+
+    clock = FakeClock()
+    tracer = Tracer(lambda: (clock.now(), 0.0, 0.0))
+    tracer.call(lambda scan: scan[0], Scan())
+    assert wall_s(tracer) == {("transform", "test_stages.work"): 2}
+    tracer.call(lambda scan: scan[0], Scan())
+    assert not any("<" in name.replace("<locals>", "") for _, name in tracer.take())
+
+
 def test_a_failing_sample_leaves_the_tracer_and_the_hook_as_they_were():
     def fail(clock):
         clock.time_s += 3
@@ -207,6 +220,7 @@ def test_functions_in_c_are_named_as_people_call_them():
         ("_load", stage_rules.READS_OPENLY),
         ("spread", stage_rules.STEP),
         ("augment", stage_rules.STEP),
+        ("wrapper", stage_rules.OPEN),
         ("__getitem__", stage_rules.BY_OBJECT),
     ],
 )
