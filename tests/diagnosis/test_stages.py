@@ -371,6 +371,7 @@ def test_a_failing_data_set_ends_the_probe_and_keeps_what_was_measured(photos):
     assert len(found.batches) == 1
 
 
+@pytest.mark.thorough  # torch asks after its workers when the loader's timeout is over
 # torch raises in whatever runs when a worker dies, were it a __del__; it looks again later.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_dies_ends_the_probe(photos):

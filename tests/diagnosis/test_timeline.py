@@ -14,11 +14,11 @@ from functools import partial
 import pytest
 
 from labkit import pagecache
-from labkit.diagnosis import diagnose
+from labkit.diagnosis import conclusion
 from labkit.diagnosis.arms import Loop
 from labkit.diagnosis.collect import Collected
+from labkit.diagnosis.conclusion import conclude
 from labkit.diagnosis.devices import Host
-from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.timeline import (
     NO_CORES,
     NO_CUDA,
@@ -300,7 +300,7 @@ def test_a_loader_that_raises_is_not_hidden():
 
 
 def test_a_diagnosis_has_a_timeline_of_its_loop_when_asked(monkeypatch):
-    monkeypatch.setattr(diagnose, "record_timeline", partial(record_timeline, seconds=0.1))
+    monkeypatch.setattr(conclusion, "record_timeline", partial(record_timeline, seconds=0.1))
     steps = []
     diagnosis = conclude(Collected(loop=Loop([1, 2], steps.append, Host(), None)))
     assert steps == []
