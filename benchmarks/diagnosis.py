@@ -71,10 +71,11 @@ def diagnosed(planted: Planted) -> dict[str, object]:
     start_s = time.perf_counter()
     found = lab.diagnose(**planted.make(fixed=False), budget_s=BUDGET_S, progress=False)
     took_s = time.perf_counter() - start_s
-    predicted = {remedy.name: remedy.predicted for remedy in found.remedies}
+    # The first of a name gains most: the last of them stays.
+    predicted = {remedy.name: remedy.predicted for remedy in reversed(found.remedies)}
     return {
-        "said": found.bottleneck,
-        "verdict": found.verdict,
+        "said": found.bottleneck or report.NOTHING,
+        "screen": str(found),
         "predicted": predicted.get(planted.remedy) if planted.remedy else found.ceiling,
         "took_s": took_s,
     }

@@ -188,7 +188,7 @@ def list_scan(site: Site, fixed: bool) -> dict[str, object]:
     return training(loader(photos), Train(emulated(COMPUTE_MS)))
 
 
-def to_rgb_by_pixel(jpeg: bytes) -> np.ndarray:
+def decode_by_pixel(jpeg: bytes) -> np.ndarray:
     bgr = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_REDUCED_COLOR_4)
     rgb = np.empty_like(bgr)
     for y, row in enumerate(bgr.tolist()):
@@ -198,7 +198,7 @@ def to_rgb_by_pixel(jpeg: bytes) -> np.ndarray:
 
 def python_decode(site: Site, fixed: bool) -> dict[str, object]:
     """The decoder swaps colours pixel by pixel in Python; better: OpenCV does it."""
-    decode = decode_quarter if fixed else to_rgb_by_pixel
+    decode = decode_quarter if fixed else decode_by_pixel
     batches = loader(Photos(site.paths(IMAGES // 2), decode=decode))
     return training(batches, Train(emulated(8.0)))
 
