@@ -74,8 +74,8 @@ def diagnosed(planted: Planted) -> dict[str, object]:
     # The first of a name gains most: the last of them stays.
     predicted = {remedy.name: remedy.predicted for remedy in reversed(found.remedies)}
     return {
-        "said": found.bottleneck,
-        "verdict": found.verdict,
+        "said": found.bottleneck or report.NOTHING,
+        "screen": str(found),
         "predicted": predicted.get(planted.remedy) if planted.remedy else found.ceiling,
         "took_s": took_s,
     }

@@ -22,7 +22,7 @@ from labkit.statistics import ALPHA, ratio_interval
 
 LEAST_RIGHT, LEAST_NEAR = 0.90, 0.80
 MOST_ERROR = 0.15
-NOTHING = "none"
+NOTHING = "nothing"
 HEADER = ("", "planted", "said", "remedy", "predicted", "measured", "error")
 
 
@@ -38,7 +38,8 @@ class Outcome:
     """Whether the remedy's worth can be measured."""
     said: str | None = None
     """None: nothing was diagnosed."""
-    verdict: str = ""
+    screen: str = ""
+    """All that the diagnosis said."""
     predicted: float | None = None
     """Normalized epoch time with the remedy; None: it was not among those proposed."""
     taken: Sequence[Sequence[float]] = ()

@@ -74,7 +74,7 @@ class Outlined(Photos):
         as_tensors: outlines as tensors of (N, 2), not as lists of points.
     """
 
-    POINTS, OUTLINES = 5_000, 16
+    POINTS, OUTLINES = 2_500, 16
 
     def __init__(self, paths: list[Path], *, as_tensors: bool) -> None:
         super().__init__(paths, decode=decode_half)
@@ -103,7 +103,7 @@ def objects_sent(site: Site, fixed: bool) -> dict[str, object]:
     """Workers send tens of thousands of small objects with every batch; better: tensors."""
     photos = Outlined(site.paths(IMAGES), as_tensors=fixed)
     batches = loader(photos, collate_fn=collate_outlines, shuffle=False)
-    return training(batches, Train(emulated(2.4)))
+    return training(batches, Train(emulated(3.6)))
 
 
 def no_workers(site: Site, fixed: bool) -> dict[str, object]:
