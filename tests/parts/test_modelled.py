@@ -554,6 +554,7 @@ def test_a_forked_process_begins_without_its_parents_debt(files):
 # The self-check
 
 
+@pytest.mark.alone
 @EVERY_METHOD
 def test_the_check_measures_at_random_and_in_order(photos, method):
     reader = ModelledReader(
