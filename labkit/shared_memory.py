@@ -24,6 +24,11 @@ PREFIX = "worker-"
 DYING_S = 1.0  # how long a process that was sent SIGKILL may still be there
 
 
+def usage() -> shutil._ntuple_diskusage | None:
+    """Say how much there is and how much is free, in bytes; None where there is no such folder."""
+    return shutil.disk_usage(FOLDER) if FOLDER.is_dir() else None
+
+
 def open_roll(folder: str) -> None:
     """Have all loader workers started from here on write themselves down in a folder."""
     os.environ[ROLL] = folder

@@ -16,7 +16,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from labkit import units
+from labkit import shared_memory, units
 from labkit.diagnosis import knobs
 from labkit.diagnosis.assemble import measured_of
 from labkit.diagnosis.collect import Collected, length
@@ -37,6 +37,7 @@ WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
 # A simulation further off than this is said to be.
 FITS = 0.15
 NOTHING_TO_GAIN = "compute"
+FULL_SHARE = 0.1  # of /dev/shm is free: too little for a batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def conclude(found: Collected) -> Diagnosis:
     if not whole:
         return Diagnosis(
             verdict="not measured",
-            bottleneck=_broken_by(found.broken),
+            bottleneck=_broken_by(found),
             share=None,
             ceiling=None,
             remedies=(),
@@ -146,7 +147,7 @@ def conclude(found: Collected) -> Diagnosis:
     bottleneck = bottleneck_of(remedies) if remedies else NOTHING_TO_GAIN
     return Diagnosis(
         verdict=_word(stalls["input"]),
-        bottleneck=_broken_by(found.broken) or bottleneck,
+        bottleneck=_broken_by(found) or bottleneck,
         share=_saved(remedies, bottleneck),
         ceiling=_ceiling(found, measured),
         remedies=remedies,
@@ -163,10 +164,24 @@ def _saved(remedies: Sequence[Remedy], bottleneck: str) -> float:
     return max((1 - r.predicted for r in remedies if r.bottleneck == bottleneck), default=0.0)
 
 
-def _broken_by(broken: str) -> str:
-    """Tell from an error what the bottleneck is, where it is one."""
+def _broken_by(found: Collected) -> str:
+    """Tell what the bottleneck is from what ended the measuring, where that tells."""
     words = ("shared memory", "bus error", "no space left on device", "shm")
-    return "shared memory" if any(word in broken.lower() for word in words) else ""
+    if any(word in found.broken.lower() for word in words):
+        return "shared memory"
+    # A worker that finds no room for a batch says so on its stderr, loses it, and is waited for.
+    stopped = found.broken and knobs.is_data_loader(found.loop.loader if found.loop else None)
+    return "shared memory" if stopped and _lacks_shared_memory(found) else ""
+
+
+def _lacks_shared_memory(found: Collected) -> bool:
+    """Say whether the batches that may be on their way are more than /dev/shm holds."""
+    loader, usage = found.loop.loader, shared_memory.usage()
+    if usage is None or not loader.num_workers:
+        return False
+    ahead = loader.num_workers * (loader.prefetch_factor or knobs.DEFAULT_PREFETCH_FACTOR)
+    needed_bytes = (ahead + 1) * found.loop.batch_bytes
+    return needed_bytes > usage.total or usage.free < FULL_SHARE * usage.total
 
 
 def _ceiling(found: Collected, measured: Measured) -> float:

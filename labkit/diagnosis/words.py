@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from labkit import units
+from labkit import shared_memory, units
 from labkit.diagnosis import phase_words
 
 if TYPE_CHECKING:
@@ -92,17 +92,13 @@ def _rests_on(found: Diagnosis) -> str:
 
 
 def _shared_memory() -> str:
-    import shutil
-
-    from labkit.shared_memory import FOLDER
-
-    if not FOLDER.is_dir():
+    usage = shared_memory.usage()
+    if usage is None:
         return "Fewer or smaller batches in flight need less of it."
-    total = shutil.disk_usage(FOLDER).total
     return (
-        f"{FOLDER} has {units.count_bytes(total)}, and every batch that is on its way lies there: "
-        "num_workers × prefetch_factor of them. Change: docker run --shm-size=8g, or a smaller "
-        "prefetch_factor, or uint8 batches."
+        f"{shared_memory.FOLDER} has {units.count_bytes(usage.total)}, and every batch that is on "
+        "its way lies there: num_workers × prefetch_factor of them. Change: docker run "
+        "--shm-size=8g, or a smaller prefetch_factor, or uint8 batches."
     )
 
 

@@ -1,6 +1,7 @@
 """A diagnosis of real loaders and steps, and of those that break."""
 
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -11,9 +12,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
+from labkit import shared_memory
 from labkit.clock import SystemClock
-from labkit.diagnosis import arms
-from labkit.diagnosis.conclusion import Share, _word
+from labkit.diagnosis import arms, devices
+from labkit.diagnosis.collect import Collected
+from labkit.diagnosis.conclusion import Share, _word, conclude
 from labkit.parts.devices import PROFILES, EmulatedDevice
 
 LEAST_S = 5.0
@@ -239,3 +242,18 @@ def test_a_pipeline_of_the_labs_own_is_diagnosed_and_its_remedies_run(photos, tm
     assert all(remedy.ci_low < remedy.measured < remedy.ci_high for remedy in tried)
     assert lab.newest_run("diagnosis", results=tmp_path).info["status"] == "finished"
     assert "Tried: measured" in str(found)
+
+
+@pytest.mark.parametrize(("total", "free", "said"), [
+    (40_000_000, 30_000_000, "shared memory"),  # five batches of 10 MB may be on their way
+    (90_000_000, 5_000_000, "shared memory"),
+    (90_000_000, 80_000_000, ""),
+])  # fmt: skip
+def test_a_stall_for_want_of_shared_memory_is_told_from_others(monkeypatch, total, free, said):
+    room = shutil._ntuple_diskusage(total, total - free, free)
+    monkeypatch.setattr(shared_memory, "usage", lambda: room)
+    loop = arms.Loop(DataLoader(Slow(), num_workers=2), print, devices.Host())
+    loop.batch_bytes = 10_000_000
+    found = conclude(Collected(loop=loop, broken="waited 30 s for loader to yield a batch"))
+    assert found.bottleneck == said
+    assert ("docker run --shm-size=8g" in str(found)) == bool(said)
