@@ -74,7 +74,7 @@ def diagnose(
         if verify and result.remedies:
             from labkit.diagnosis.verify import verified
 
-            result = replace(result, remedies=verified(result, say))
+            result = replace(result, remedies=verified(result, budget_s, say))
     return result
 
 

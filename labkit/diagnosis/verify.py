@@ -28,16 +28,20 @@ if TYPE_CHECKING:
 
 BLOCKS = 4
 MOST_TRIED = 3
-STRETCH_S = 1.5
+# A stretch is as long as the diagnosis' budget lets one expect.
+BUDGET_SHARE, SHORTEST_S, LONGEST_S = 0.03, 0.3, 1.5
 SEED = 1
 AS_IS = ("A1", "A2")
 
 
-def verified(found: Diagnosis, say: Callable[[str, float], None]) -> tuple[Remedy, ...]:
+def verified(
+    found: Diagnosis, budget_s: float, say: Callable[[str, float], None]
+) -> tuple[Remedy, ...]:
     """Try remedies and write what they took beside what was predicted.
 
     Args:
         found: a diagnosis that was not broken off.
+        budget_s: its budget; trying three remedies takes about as long again.
         say: hears what is tried and the share that is done.
 
     Returns:
@@ -50,7 +54,8 @@ def verified(found: Diagnosis, say: Callable[[str, float], None]) -> tuple[Remed
         return found.remedies
     loaders = dict.fromkeys(AS_IS, loop.loader)
     loaders |= {remedy.name: apply(loop.loader, remedy) for remedy in tried}
-    plan = Plan(loop, fmean(stretch.step_s for stretch in warm), STRETCH_S)
+    stretch_s = min(max(BUDGET_SHARE * budget_s, SHORTEST_S), LONGEST_S)
+    plan = Plan(loop, fmean(stretch.step_s for stretch in warm), stretch_s)
     epochs_s: dict[str, list[float]] = {name: [] for name in loaders}
     order = random.Random(SEED)
     with knobs.random_state_kept(loop.loader):
