@@ -99,10 +99,10 @@ def large_batches(site: Site, fixed: bool) -> dict[str, object]:
 
 
 def pageable_copies(site: Site, fixed: bool) -> dict[str, object]:
-    """Copies from ordinary memory, while the device waits; better: pinned, beside computing."""
+    """Copies from ordinary memory, for which the host waits; better: pinned, and non-blocking."""
     photos = Floats(site.paths(IMAGES // 2), [Resize(LARGE_PX)], decode_half)
     device = emulated(COMPUTE_MS + 2, pinned_bytes_per_s=0.5e9, pageable_bytes_per_s=0.25e9)
-    how = {"pinned": fixed, "non_blocking": fixed, "side_stream": fixed}
+    how = {"pinned": fixed, "non_blocking": fixed}
     return training(loader(photos), Train(device, **how))
 
 
@@ -275,10 +275,10 @@ class TrainHere:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(
-            nn.Conv2d(3, 48, 5, stride=2), nn.ReLU(),
-            nn.Conv2d(48, 96, 5, stride=2), nn.ReLU(),
-            nn.Conv2d(96, 96, 3), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10),
+            nn.Conv2d(3, 64, 5, stride=2), nn.ReLU(),
+            nn.Conv2d(64, 128, 5, stride=2), nn.ReLU(),
+            nn.Conv2d(128, 128, 3), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
         )  # fmt: skip
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
 

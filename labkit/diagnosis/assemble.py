@@ -63,7 +63,9 @@ def parts_of(found: Collected) -> Parts:
         cores=float(machine.cores()),
     )
     parts = _calibrated(parts, found)
-    if not workers:
+    # Workers that are kept are not started; what they had in hand when an arm broke off takes
+    # time at the next one's start, which no whole epoch has.
+    if not workers or loader.persistent_workers:
         return parts
     first_s = mean(stretch.startup_s for stretch in warm)
     return replace(parts, startup_s=max(first_s - simulate(parts).first_s, 0.0))

@@ -42,16 +42,22 @@ def prefetch_more(measured: Measured) -> Iterator[Remedy]:
     knobs, parts = measured.knobs, measured.parts
     if knobs is None or not knobs.num_workers:
         return
-    factor = 4 * knobs.prefetch_factor
-    ahead_bytes = factor * knobs.num_workers * measured.batch_bytes
-    if ahead_bytes > MOST_PREFETCHED_BYTES:
+    tried = {
+        factor: measured.predict(prefetch_factor=factor)
+        for factor in (knobs.prefetch_factor * 2**k for k in range(1, 5))
+        if factor * knobs.num_workers * measured.batch_bytes <= MOST_PREFETCHED_BYTES
+    }
+    if not tried:
         return
+    best = min(tried.values())
+    factor = next(factor for factor, found in tried.items() if found <= best * (1 + DELTA))
+    ahead_bytes = factor * knobs.num_workers * measured.batch_bytes
     slowest_s = max(work.wait_s + work.cpu_s for work in parts.works)
     mean_s = sum(work.wait_s + work.cpu_s for work in parts.works) / len(parts.works)
     yield Remedy(
         name="more prefetching",
         bottleneck="jitter",
-        predicted=measured.predict(prefetch_factor=factor),
+        predicted=tried[factor],
         reason=f"a batch takes {units.seconds(mean_s)} to prepare, but some take "
         f"{units.seconds(slowest_s)}, and only {knobs.prefetch_factor} per worker are ahead",
         change=f"DataLoader(…, prefetch_factor={factor}): "
