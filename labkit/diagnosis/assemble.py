@@ -42,11 +42,11 @@ def parts_of(found: Collected) -> Parts:
     sent = found.stages.sent if found.stages else ()
     host = _host(resident, loop.device.has_queue)
     device_s = mean(each.device_s for each in readings)
-    # In a step that waits for its end, what is neither device nor copy came before or after it.
+    # In a step that waits for its end, what is neither device nor copy comes after that wait.
     host_s = mean(work.wait_s + work.cpu_s for work in host)
     apart_s = mean(s.step_s for s in resident) - device_s - copy_s
     waits = mean(step.synchronizes for step in host) > 0.5
-    before = min(max(apart_s / host_s, 0.0), 1.0) if waits and host_s else 0.0
+    later = min(max(apart_s / host_s, 0.0), 1.0) if waits and host_s else 0.0
     parts = Parts(
         works=works,
         workers=workers,
@@ -57,7 +57,7 @@ def parts_of(found: Collected) -> Parts:
         copy_blocks=how == "blocks",
         copy_beside=how == "beside",
         host=host,
-        before_launch=before,
+        after_sync=later,
         device_s=device_s,
         steps=length(loader) or max(len(stretch.steps) for stretch in warm),
         cores=float(machine.cores()),

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.model import Parts, Work, simulate
 
+# Of an epoch: less waiting is none, and its measure would be noise.
+LEAST_WAIT = 0.03
+MOST_OFF = 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -64,10 +68,26 @@ class Measured:
 
         What an epoch from the medium takes longer than one from memory, it still does.
         """
-        ratio = simulate(replace(self.parts, **changes)).epoch_s / simulate(self.parts).epoch_s
+        ratio = self._ratio(simulate(replace(self.parts, **changes)).epoch_s)
         if self.cold_s is None or self.warm_s is None:
             return ratio
         return (ratio * self.warm_s + self.cold_s - self.warm_s) / self.cold_s
+
+    def _ratio(self, changed_s: float) -> float:
+        """Compare a simulated epoch with the one that was measured.
+
+        Where the simulation waits less for batches than was measured, or more, what is left of
+        that waiting is as much less or more: the workers were in each other's way.
+        """
+        now_s = simulate(self.parts).epoch_s
+        nothing = Work(wait_s=0.0, cpu_s=0.0)
+        free = {"works": (nothing,), "send_s": 0.0, "take_s": 0.0, "startup_s": 0.0}
+        computing_s = simulate(replace(self.parts, **free)).epoch_s
+        waited_s = now_s - computing_s
+        if self.warm_s is None or waited_s < LEAST_WAIT * now_s or changed_s < computing_s:
+            return changed_s / now_s
+        more = min(max((self.warm_s - computing_s) / waited_s, 1 / MOST_OFF), MOST_OFF)
+        return (computing_s + more * (changed_s - computing_s)) / (computing_s + more * waited_s)
 
     def works_without(self, keep: float, *stages: Stage, waits_only: bool = False) -> tuple:
         """Give what batches would take with less of some stages: `keep` of each is left."""

@@ -64,8 +64,8 @@ class Parts:
     """Whether copies go on beside the computing: on a stream of their own."""
     host: tuple[HostStep, ...] = (HostStep(wait_s=0.0, cpu_s=0.0),)
     """One per step that was looked at; they come again in this order."""
-    before_launch: float = 0.0
-    """The share of that work during which the device has nothing of this step yet."""
+    after_sync: float = 0.0
+    """The share of that work that comes after a step's wait for the device, where it waits."""
     device_s: float = 0.0
     """For which the device is busy with a step; 0 where the host computes."""
     startup_s: float = 0.0
@@ -158,9 +158,9 @@ class _Run:
             copied_s = max(self._now_s, copied_s if parts.copy_beside else free_s) + parts.copy_s
             if parts.copy_blocks:
                 yield "sleep", copied_s
-            yield from self._make(host[k], parts.before_launch)
             launched_s = self._now_s
-            yield from self._make(host[k], 1 - parts.before_launch)
+            later = parts.after_sync if host[k].synchronizes else 0.0
+            yield from self._make(host[k], 1 - later)
             if parts.device_s:
                 free_s = max(launched_s, free_s, copied_s) + parts.device_s
                 self._busy_s += parts.device_s
@@ -169,6 +169,7 @@ class _Run:
                     yield "sleep", free_s
                 elif len(ends_s) > AHEAD_STEPS:
                     yield "sleep", heapq.heappop(ends_s)
+            yield from self._make(host[k], later)
         yield "sleep", free_s  # what was queued belongs to the epoch
 
     def _make(self, work: Work, share: float = 1.0) -> Iterator[Request]:

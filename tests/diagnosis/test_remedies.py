@@ -16,7 +16,7 @@ def steps(cpu_s, **how):
     return (HostStep(wait_s=0.0, cpu_s=cpu_s, **how),)
 
 
-def measured(knobs=None, parts=None, **changes):
+def measured(knobs=None, parts=None, warm_s=None, **changes):
     """A pipeline that waits for nothing, unless changed: 10 ms to prepare, 20 ms on a device."""
     usual_knobs = {
         "num_workers": 2,
@@ -37,7 +37,7 @@ def measured(knobs=None, parts=None, **changes):
     return Measured(
         parts=Parts(**(usual | (parts or {}))),
         knobs=Knobs(**set_to),
-        warm_s=4.0,
+        warm_s=warm_s,
         has_device=True,
         batch_bytes=1_000_000,
         **changes,
@@ -142,7 +142,7 @@ def test_bytes_instead_of_floats_are_proposed_for_the_share_that_are_floats():
 
 
 def test_a_wait_in_every_step_counts_only_where_the_host_has_something_to_do():
-    busy = {"host": steps(0.015, synchronizes=True), "before_launch": 1.0}
+    busy = {"host": steps(0.015, synchronizes=True), "after_sync": 1.0}
     found = first(measured(parts=busy))
     assert (found.name, found.bottleneck) == ("synchronize less often", "synchronization")
     assert found.predicted == pytest.approx(20 / 35, abs=0.03)
@@ -172,7 +172,7 @@ def test_threads_are_limited_where_that_was_measured_to_help():
 
 
 def test_a_faster_medium_takes_an_epoch_to_what_it_is_from_memory():
-    found = first(Measured(**(vars(measured()) | {"cold_s": 10.0})))
+    found = first(measured(warm_s=4.0, cold_s=10.0))
     assert (found.name, found.bottleneck) == ("faster medium", "storage")
     assert found.predicted == pytest.approx(0.4)
 
@@ -183,6 +183,16 @@ def test_what_the_medium_takes_is_not_saved_by_preparing_faster():
     assert [remedy.name for remedy in both][:2] == ["faster medium", "faster transform"]
     assert both[0].predicted == pytest.approx(10 / 30)
     assert both[1].predicted == pytest.approx((0.4 * 10 + 20) / 30, abs=0.01)
+
+
+def test_waiting_that_was_longer_than_simulated_is_what_a_remedy_takes_away():
+    """Simulated: 50 ms a step, of which 20 are the device's; measured: 65."""
+    slow = {"parts": {"works": made(0.100)}, "stages": STAGES}
+    faster_blur = propose(measured(**slow, warm_s=200 * 0.065))[0]
+    assert faster_blur.predicted == pytest.approx(20 / 65, abs=0.02)
+    faster_decode = propose(measured(**slow, warm_s=200 * 0.065))[1]
+    # 40 instead of 50 ms: two thirds of the waiting are left, of what was measured.
+    assert faster_decode.predicted == pytest.approx((20 + 45 * 2 / 3) / 65, abs=0.02)
 
 
 def test_of_changes_that_gain_the_same_the_easiest_comes_first():
