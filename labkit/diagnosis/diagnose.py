@@ -148,6 +148,7 @@ class _Bar:
         return self._say
 
     def __exit__(self, *_: object) -> None:
+        self._say("done", 1.0)
         self._bar.close()
 
     def _say(self, what: str, share: float) -> None:
