@@ -58,9 +58,9 @@ def remove_left(folder: str) -> None:
 
 def why_full() -> str:
     """Say that batches found no room on their way; empty where there is no such folder."""
-    if not FOLDER.is_dir():
+    room = usage()
+    if room is None:
         return ""
-    room = shutil.disk_usage(FOLDER)
     return (
         f"{FOLDER} must have room for the batches of all loader workers, got "
         f"{units.count_bytes(room.free)} free of {units.count_bytes(room.total)}; use fewer "

@@ -26,7 +26,7 @@ def sentences(found: Diagnosis) -> Iterator[str]:
         yield f"Broke off: {found.broken}. What was measured until then is below."
     if found.measured is None:
         if found.bottleneck:
-            yield f"Bottleneck: {found.bottleneck}. {_shared_memory()}"
+            yield f"Bottleneck: {found.bottleneck}. {shared_memory.why_full()}"
         return
     yield from _verdict(found)
     for number, remedy in enumerate(found.remedies, 1):
@@ -88,17 +88,6 @@ def _rests_on(found: Diagnosis) -> str:
     return (
         f"{units.count(blocks, 'block')} of every arm in random order, on {device}; "
         f"{units.count_bytes(collected.loop.batch_bytes)} a batch.{cold}"
-    )
-
-
-def _shared_memory() -> str:
-    usage = shared_memory.usage()
-    if usage is None:
-        return "Fewer or smaller batches in flight need less of it."
-    return (
-        f"{shared_memory.FOLDER} has {units.count_bytes(usage.total)}, and every batch that is on "
-        "its way lies there: num_workers × prefetch_factor of them. Change: docker run "
-        "--shm-size=8g, or a smaller prefetch_factor, or uint8 batches."
     )
 
 

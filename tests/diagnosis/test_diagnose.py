@@ -256,4 +256,4 @@ def test_a_stall_for_want_of_shared_memory_is_told_from_others(monkeypatch, tota
     loop.batch_bytes = 10_000_000
     found = conclude(Collected(loop=loop, broken="waited 30 s for loader to yield a batch"))
     assert found.bottleneck == said
-    assert ("docker run --shm-size=8g" in str(found)) == bool(said)
+    assert ("docker run --shm-size=2g" in str(found)) == bool(said)
