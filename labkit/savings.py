@@ -19,6 +19,7 @@ from labkit.claims import stand_ins
 from labkit.parts.storage import IN_MEMORY
 from labkit.results import Run, how_to_complete
 from labkit.summary import Row, Summary, is_floor, summarize
+from labkit.winner import winner
 
 DAY_S, HOUR_S = 86_400, 3_600
 # Assumed: programs, workers and batches take the rest, so the page cache never has it all.
@@ -51,7 +52,7 @@ class Savings:
     images: int
     baseline: str
     winner: str
-    """The variant with the shortest normalized time that saves anything; empty where none."""
+    """The run's winner among the variants that save anything; empty where there is none."""
     projections: tuple[Projection, ...]
     """The baseline first, then the other variants in the table's order."""
     data_bytes: float | None
@@ -143,7 +144,7 @@ def savings(
     # All trials of a run have equally many images.
     measured = next(trial.epochs[0].images for trial in run.trials if trial.epochs)
     found = tuple(_project(row, run, summary, asked, images / measured) for row in summary.rows)
-    return replace(asked, projections=found, winner=_winner(found))
+    return replace(asked, projections=found, winner=_winner(run, summary, found))
 
 
 def _check(run: Run, *, epochs: int, images: int, gpu_hour: float | None) -> None:
@@ -213,20 +214,16 @@ def _project(row: Row, run: Run, summary: Summary, asked: Savings, scale: float)
     )
 
 
-def _winner(projections: tuple[Projection, ...]) -> str:
-    """Choose the fastest variant that can be extrapolated and that saves something."""
-    baseline, *others = projections
-    if baseline.total_s is None:
-        return ""
-    faster = [
-        p
-        for p in others
-        if p.total_s is not None
-        and p.total_s < baseline.total_s
-        and p.normalized_time < 1
-        and p.verdict not in ("slower", "no practical difference")
-    ]
-    return min(faster, key=lambda p: p.normalized_time).variant if faster else ""
+def _winner(run: Run, summary: Summary, projections: tuple[Projection, ...]) -> str:
+    """Choose the winner among the variants that can be extrapolated and that save something."""
+    baseline_s = projections[0].total_s
+    saving = {
+        p.variant
+        for p in projections[1:]
+        if None not in (p.total_s, baseline_s) and p.total_s < baseline_s
+    }
+    best = winner(run, summary, among=saving).variant
+    return best if best in saving else ""
 
 
 def rows(found: Savings) -> list[dict[str, object]]:

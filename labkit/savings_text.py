@@ -59,8 +59,6 @@ def _describe_winner(found: Savings, baseline: Projection, winner: Projection) -
         )
     if not winner.verdict:
         lines.append("Not established: this run speaks no verdict; run it with --mode full")
-    elif winner.verdict != "faster":
-        lines.append(f"Not established: the verdict on {then} is {winner.verdict}")
     best = max(found.projections, key=lambda p: found.saved_s(p.variant) or 0.0)
     if best is not winner:
         lines.append(

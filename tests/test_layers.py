@@ -32,7 +32,7 @@ LAYERS = [
     ["counted", "equal_work"],
     ["summary_notes"],
     ["summary"],
-    ["plan", "forecast"],
+    ["plan", "forecast", "winner"],
     ["row_words", "block_ratios"],
     ["captions"],
     ["room"],

@@ -8,13 +8,13 @@ neither can be pasted into anybody's train.py.
 
 from __future__ import annotations
 
-from labkit.parts.prefetching import STEPS_SHORT
-from labkit.parts.storage import IN_MEMORY
 from labkit.recipes.loop import does_more
 from labkit.results import Run, how_to_complete
 from labkit.row_words import reason
 from labkit.settings import Settings, pick
 from labkit.summary import Row, Summary, is_floor
+from labkit.winner import why_not
+from labkit.winner import winner as choose
 
 
 def named(summary: Summary, variant: str) -> Row:
@@ -45,8 +45,7 @@ def winner(run: Run, summary: Summary) -> Row:
             f"run must hold a complete block of its baseline, got none in {run.folder.name}; "
             f"{how_to_complete(run)}"
         )
-    faster = [row for row in below(summary) if not why_not(run, summary, row)]
-    return min(faster, key=lambda row: row.normalized_time, default=baseline)
+    return choose(run, summary)
 
 
 def passed_over(run: Run, summary: Summary, winner: Row) -> dict[str, list[str]]:
@@ -67,26 +66,6 @@ def below(summary: Summary) -> list[Row]:
     """List the variants whose normalized time is below 1."""
     rows = summary.rows[1:]
     return [row for row in rows if row.normalized_time is not None and row.normalized_time < 1]
-
-
-def why_not(run: Run, summary: Summary, row: Row) -> str:
-    """Say why a variant below 1 is no winner; empty where it may be one."""
-    settings, base = _both(run, summary, row)
-    if is_floor(settings, base):
-        return "does only part of the work"
-    if does_more(Settings(**settings), Settings(**base)):
-        return "does beside its steps what the baseline leaves: no gain, whatever it measured"
-    if settings.get("prefetcher") in STEPS_SHORT:
-        return "leaves out a step of each epoch"
-    if any(settings.get(name) != base.get(name) for name in ("order", "subset")):
-        return "takes other images or another order: other training, not a remedy"
-    cache, base_cache = settings.get("cache"), base.get("cache")
-    # What began cold owes memory nothing; of data far away the baseline has no state of its own.
-    if cache not in (base_cache, "cold") and settings.get("storage") not in IN_MEMORY:
-        return f"began with cache {cache}, the baseline with {base_cache}: a state, not a remedy"
-    if summary.judged and row.verdict != "faster":
-        return f"verdict: {row.verdict}"
-    return ""
 
 
 def dearer(run: Run, summary: Summary) -> list[str]:
