@@ -1,0 +1,345 @@
+"""What tables, charts, the catalog, orders and batches held before labkit was restructured.
+
+The expected values lie beside this file, one line per entry: delete its line to drop an entry.
+Only the functions of the first part know labkit's layout; adapt them to a new layout, and leave
+the stored values alone.  Where a change of a figure is intended, write all of them anew and look
+at the difference:
+
+    python -m tests.golden.test_golden
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import labkit as lab
+from labkit.settings import MODES, complete
+from labkit.trial import Skip
+
+FOLDER = Path(__file__).parent
+EXAMPLES = FOLDER.parents[1] / "results" / "examples" / "2-cores-emulated"
+# Texts of the detailed table, and what is no measurement.
+LEFT_OUT = frozenset({"reason", "agreement", "storage", "cache", "accelerator", "level"})
+BATCH_SIZE, INPUT_PX = 4, 64
+SEEDS = (0, 7)
+IMAGE_ORDERS = {
+    "all": {},
+    "12 images": {"images": 12},
+    "first 12, sequential": {"images": 12, "subset": "first", "order": "sequential"},
+}
+
+# --- what knows the layout of labkit --------------------------------------------------------
+
+
+@functools.cache
+def open_run(name):
+    return lab.load_run(EXAMPLES / name)
+
+
+def read_table(name):
+    """Column -> its values from the first row to the last."""
+    frame = lab.table(open_run(name), detail=True)
+    columns = {column: [plain(value) for value in frame[column]] for column in frame.columns}
+    kept = {column: values for column, values in columns.items() if column not in LEFT_OUT}
+    return {"variant": list(frame.index), **kept}
+
+
+@functools.cache
+def read_operations():
+    """Operation, library and size -> seconds per image, those of each block, ratio, interval."""
+    frame = lab.table(open_run("operations"), detail=True)
+    wanted = ("image_s", "blocks_s", "ratio", "ci_low", "ci_high")
+    return {
+        ", ".join(key): {name: plain(row[name]) for name in wanted} for key, row in frame.iterrows()
+    }
+
+
+def read_catalog_entry(name):
+    """Baseline, published figures, and what each variant has other than the baseline."""
+    found = lab.experiment(name)
+    unset, baseline = vars(lab.Settings()), vars(found.variants[found.baseline])
+
+    def differences(variants):
+        return {label: changed(vars(variant), baseline) for label, variant in variants.items()}
+
+    return {
+        "baseline": {found.baseline: changed(baseline, unset)},
+        "published": dict(found.published),
+        "variants": differences(found.variants),
+        "in_full": differences(found.in_full),
+    }
+
+
+def read_trial_order(seed):
+    from labkit.plan import plan
+
+    planned = plan(["a", "b", "c"], "a", shuffled=True, blocks=range(3), seed=seed)
+    return [f"{trial.block} {trial.variant} {trial.role}".strip() for trial in planned]
+
+
+def read_image_order(photos, **changes):
+    """The images of two epochs."""
+    from labkit.source import open_loader
+
+    source, _ = open_loader(settings(photos, **changes))
+    epochs = []
+    for epoch in range(2):
+        source.order.epoch = epoch
+        epochs.append([image_id for _, image_id in source.order])
+    return epochs
+
+
+def read_first_batch(photos, **changes):
+    from labkit.packs import ensure_pack
+    from labkit.source import first_batch
+
+    chosen = settings(photos, **changes)
+    ensure_pack(chosen, jobs=1)
+    return first_batch(chosen, frozenset())
+
+
+def list_parts():
+    """What is looked at -> the settings that choose it."""
+    from labkit.parts.loading import OUTSIDE
+
+    parts = {f"preprocessor {name}": {"preprocessor": name} for name in lab.PREPROCESSORS}
+    parts |= {f"decoder {name}": {"decoder": name} for name in lab.DECODERS}
+    parts |= {f"packing {name}": {"packing": name} for name in lab.PACKINGS}
+    parts |= {
+        f"stored {kind}": {"packing": "raw", "stored": kind}
+        for kind in ("resized", "pixels", "sample")
+    }
+    for name in lab.LOADERS:
+        parts[f"loader {name}"] = {"loader": name}
+        if name in OUTSIDE:
+            parts[f"loader {name}"] |= {"preprocessor": "classification", "step": "classifier"}
+        if name.startswith("tf_data_tfrecord"):
+            parts[f"loader {name}"] |= {"packing": "tfrecord"}
+    return parts
+
+
+def settings(photos, **changes):
+    small = {"input_px": INPUT_PX, "batch_size": BATCH_SIZE, "num_workers": 2, "device": "cpu"}
+    chosen = lab.Settings(data=str(photos), seed=3, **{**small, **changes})
+    return complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+
+
+def read_bars(figure):
+    """The ends of all bars, from the top of the first axes to the bottom of the last."""
+    bars = []
+    for number, axes in enumerate(figure.axes):
+        for patch in axes.patches:
+            if type(patch).__name__ == "Rectangle" and patch.get_width():
+                top = -patch.get_window_extent().y1
+                bars.append((number, top, patch.get_x() + patch.get_width()))
+    return [float(end) for _, _, end in sorted(bars)]
+
+
+def read_marks(figure):
+    """The places along the x axis of all that is drawn beside the bars."""
+    places = []
+    for axes in figure.axes:
+        places += [x for line in axes.lines for x in line.get_xdata()]
+        for drawn in axes.collections:
+            places += [x for x, _ in np.ma.filled(drawn.get_offsets(), np.nan)]
+            places += [x for path in drawn.get_paths() for x, _ in path.vertices]
+    return np.array(places, float)
+
+
+# --- values that JSON can hold, and how they are compared -----------------------------------
+
+
+def plain(value):
+    """Four digits of numbers; None where there is none."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(item) for item in value]
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    return None if math.isnan(value) else float(f"{value:.4g}")
+
+
+def changed(found, reference):
+    # What stands in for a hard disk depends on the machine.
+    one_word = {
+        "modelled_hdd": "throttled", "modelled_ssd": "ssd", "modelled_memory": "tmpfs",
+    }  # fmt: skip
+    return {
+        name: one_word.get(value, value) if name == "storage" else value
+        for name, value in found.items()
+        if value != reference[name]
+    }
+
+
+def describe(batch):
+    """Kind, shape and where the values lie: over all, of each image, and in the left half."""
+    return {
+        name: {
+            "dtype": str(array.dtype),
+            "shape": list(array.shape),
+            "mean": plain(array.mean()),
+            "std": plain(array.std()),
+            "images": plain(array.reshape(len(array), -1).mean(axis=1)),
+            "left": plain(array[..., : array.shape[-1] // 2].mean()) if array.ndim > 1 else None,
+        }
+        for name, array in batch.items()
+    }
+
+
+def assert_same(found, wanted, where, abs_tol=1e-12):
+    if isinstance(wanted, dict):
+        # Libraries of other versions decode a few pixels otherwise.
+        abs_tol = 0.01 * (wanted.get("std") or 0) or abs_tol
+        for name, value in wanted.items():
+            assert_same(found[name], value, f"{where}, {name}", abs_tol)
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted), where
+        for i, value in enumerate(wanted):
+            assert_same(found[i], value, f"{where}, {i}", abs_tol)
+    elif isinstance(wanted, float):
+        assert math.isclose(found, wanted, rel_tol=2e-3, abs_tol=abs_tol), (where, found, wanted)
+    else:
+        assert found == wanted, where
+
+
+def stored(name):
+    path = FOLDER / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+TABLES, OPERATIONS, CATALOG = stored("tables"), stored("operations"), stored("catalog")
+ORDERS, BATCHES = stored("orders"), stored("batches")
+
+# --- tables and charts of the example runs --------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_holds_the_same_numbers(name):
+    found = read_table(name)
+    assert_same({column: found[column] for column in TABLES[name]}, TABLES[name], name)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_short_table_has_the_same_rows(name):
+    assert list(lab.table(open_run(name)).index) == TABLES[name]["variant"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_chart_draws_the_same_numbers(name):
+    rows, figure = TABLES[name], lab.chart(open_run(name))
+    times = [time for time in rows["normalized_time"] if time is not None]
+    assert_same(read_bars(figure), times, "bars")
+    marks, limit = read_marks(figure), max(axes.get_xlim()[1] for axes in figure.axes)
+    drawn = [ratio for ratios in rows["ratios"] for ratio in ratios]
+    # An interval that is longer than the axis is cut off at its end.
+    drawn += [min(end, limit) for end in rows["ci_low"] + rows["ci_high"] if end is not None]
+    # The baseline's own is 1 by definition, and need not be drawn.
+    drawn += [figure for figure in rows["published"] if figure not in (None, 1.0)]
+    missing = [x for x in drawn if not np.isclose(marks, x, rtol=2e-3).any()]
+    assert not missing
+
+
+def test_every_example_run_is_looked_at():
+    runs = {path.parent.name for path in EXAMPLES.glob("*/run.json")}
+    assert runs == {*TABLES, "operations"}
+
+
+@pytest.mark.parametrize("key", OPERATIONS)
+def test_an_operation_takes_the_same_time(key):
+    assert_same(read_operations()[key], OPERATIONS[key], key)
+
+
+def test_the_chart_of_operations_has_a_bar_for_each_time():
+    times = sorted(row["image_s"] for row in OPERATIONS.values())
+    assert_same(sorted(read_bars(lab.chart(open_run("operations")))), times, "bars")
+
+
+# --- the catalog and the orders -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_an_experiment_has_the_same_variants(name, monkeypatch, tmp_path):
+    if name == "precision" and pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("it takes the emulated device only where there is no CUDA")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.chdir(tmp_path)  # no labkit.toml names this machine's disks
+    assert json.loads(json.dumps(read_catalog_entry(name))) == CATALOG[name]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_trials_of_a_seed_have_the_same_order(seed):
+    assert read_trial_order(seed) == ORDERS[f"trials, seed {seed}"]
+
+
+@pytest.mark.parametrize("name", IMAGE_ORDERS)
+def test_the_images_of_a_seed_have_the_same_order(photos, name):
+    assert read_image_order(photos, **IMAGE_ORDERS[name]) == ORDERS[f"images, {name}"]
+
+
+# --- the first batch of every part ----------------------------------------------------------
+
+
+def is_rival(name):
+    return name.startswith(("loader tf_data", "loader dali"))
+
+
+RIVALS = [pytest.param(name, marks=pytest.mark.needs_rivals) for name in filter(is_rival, BATCHES)]
+
+
+@pytest.mark.parametrize("name", [*(n for n in BATCHES if not is_rival(n)), *RIVALS])
+def test_a_part_delivers_the_same_first_batch(photos, name):
+    try:
+        batch = read_first_batch(photos, **list_parts()[name])
+    except (ImportError, Skip) as reason:
+        pytest.skip(str(reason))
+    assert_same(describe(batch), BATCHES[name], name)
+
+
+# --- writing the values anew ----------------------------------------------------------------
+
+
+def write(name: str, entries: Mapping[str, object]) -> None:
+    lines = []
+    for key, entry in entries.items():
+        line = json.dumps(entry, ensure_ascii=False)
+        if name == "tables":  # a line for each column
+            columns = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entry.items()]
+            line = "{\n" + ",\n".join(columns) + "\n }"
+        lines.append(f" {json.dumps(key)}: {line}")
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def write_all() -> None:
+    from data_scripts.make_photos import make_photos
+
+    runs = sorted(path.parent.name for path in EXAMPLES.glob("*/run.json"))
+    write("tables", {name: read_table(name) for name in runs if name != "operations"})
+    write("operations", read_operations())
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+        patch.chdir(folder)
+        write("catalog", {name: read_catalog_entry(name) for name in lab.CATALOG})
+        photos = Path(folder) / "photos"
+        make_photos(photos, 24, seed=1, progress=False)
+        trials = {f"trials, seed {seed}": read_trial_order(seed) for seed in SEEDS}
+        images = {f"images, {k}": read_image_order(photos, **v) for k, v in IMAGE_ORDERS.items()}
+        write("orders", {**trials, **images})
+        batches = {}
+        for name, changes in list_parts().items():
+            try:
+                batches[name] = describe(read_first_batch(photos, **changes))
+            except (ImportError, Skip) as reason:
+                print(f"{name}: {reason}")
+        write("batches", batches)
+
+
+if __name__ == "__main__":
+    write_all()
