@@ -28,10 +28,10 @@ import cv2
 
 from data_scripts.photo_scenes import annotate, paint, plan_scene
 from labkit import machine, units
+from labkit.jpeg import END, START
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,
-    JPEG_START,
     WrittenImage,
     WrittenImages,
     describe_image,
@@ -46,7 +46,6 @@ from labkit.progress import bar
 
 KIND = "synthetic photographs"
 JPEG_QUALITY = 93
-JPEG_END = b"\xff\xd9"
 IMAGE_BYTES = 140_000  # about what an image takes, for the free-space check
 CHUNK = 8  # images handed to a process at once; Ctrl-C waits for the chunks begun
 
@@ -156,7 +155,7 @@ def _make_image(root: Path, seed: int, image_id: int, entry: dict | None) -> Wri
         whole = sha256(jpeg) == entry["sha256"]
     else:
         # A power cut can leave a renamed file without its content.
-        whole = jpeg.startswith(JPEG_START) and jpeg.endswith(JPEG_END)
+        whole = jpeg.startswith(START) and jpeg.endswith(END)
     if not whole:
         quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
         jpeg = cv2.imencode(".jpg", paint(scene), quality)[1].tobytes()

@@ -73,7 +73,7 @@ class Annotation:
     """The boxes of one image."""
 
     boxes_xyxy: np.ndarray
-    """(N, 4) float32, left, top, right, bottom in pixels of the upright image."""
+    """(N, 4) float32, left, top, right, bottom in pixels of the image as stored."""
     category_ids: np.ndarray
     """(N,) int64 COCO category ids, 1 to 90 with gaps."""
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.contracts import BATCHES, check_batch, difference, tolerance_levels
-from labkit.parts.decoding import SCALED, read_header
+from labkit.jpeg import read_size_px
+from labkit.parts.decoding import SCALED
 from labkit.parts.loading import OWN_ORDER
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
@@ -118,7 +119,7 @@ def find_bad_images(settings: Settings, indices: list[int]) -> tuple[dict[int, s
         if not isinstance(jpeg, bytes):
             continue
         try:
-            read_header(jpeg)
+            read_size_px(jpeg)
         except ValueError as error:
             bad[index] = f"{reader.where(index)}: {error}"
     return bad, reader.verify([index for index in indices if index not in bad])

@@ -21,7 +21,7 @@ import numpy as np
 from labkit import contracts, machine, shared_memory
 from labkit.clock import SleepingClock
 from labkit.contracts import Sample
-from labkit.parts.decoding import DECODERS, SCALED, read_header, upright
+from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.loading import LOADERS, THREADED, Outside
 from labkit.parts.packing import (
     JPEG,
@@ -200,7 +200,6 @@ class Source:
             scale_rgb=in_numbers.scale_rgb,
             shift_rgb=in_numbers.shift_rgb,
             input_px=settings.input_px,
-            upright=lambda jpeg, image_rgb: upright(image_rgb, read_header(jpeg).orientation),
         )
 
     def prepare_cache(self, cache: str) -> dict[str, object]:

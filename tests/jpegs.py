@@ -44,9 +44,8 @@ def with_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
     return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload + jpeg[2:]
 
 
-def exif(orientation: int, order: str = "<") -> bytes:
-    start = b"II*\0" if order == "<" else b"MM\0*"
-    entries = [(0x010F, 2, 4, b"Lab\0"), (0x0112, 3, 1, struct.pack(order + "HH", orientation, 0))]
-    packed = b"".join(struct.pack(order + "HHI", *entry[:3]) + entry[3] for entry in entries)
-    directory = struct.pack(order + "IH", 8, len(entries)) + packed + bytes(4)
-    return b"Exif\0\0" + start + directory
+def exif(orientation: int) -> bytes:
+    entries = [(0x010F, 2, 4, b"Lab\0"), (0x0112, 3, 1, struct.pack("<HH", orientation, 0))]
+    packed = b"".join(struct.pack("<HHI", *entry[:3]) + entry[3] for entry in entries)
+    directory = struct.pack("<IH", 8, len(entries)) + packed + bytes(4)
+    return b"Exif\0\0II*\0" + directory

@@ -13,7 +13,7 @@ LABKIT = Path(__file__).parent.parent / "labkit"
 LAYERS = [
     ["table_html"],
     ["places"],
-    ["settings", "contracts", "units", "trial", "progress", "procfs", "pagecache", "frame"],
+    ["settings", "contracts", "units", "jpeg", "trial", "progress", "procfs", "pagecache", "frame"],
     ["files"],
     ["clock", "helper", "letters", "lines", "markdown", "python_text", "sections"],
     ["shared_memory", "opens", "launches"],

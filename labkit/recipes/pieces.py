@@ -20,88 +20,65 @@ from labkit.contracts import Annotation, Sample
 from labkit.source import Order
 """
 
-# For decoders that leave EXIF's orientation alone.
-ORIENTATION = '''
-from labkit.parts.decoding.header import _read_orientation, upright
-
-def find_orientation(jpeg: bytes) -> int:
-    """Walk the segments before the first scan to EXIF's orientation; 1 is upright."""
-    at, orientation = 2, 1
-    while orientation == 1 and (marker := jpeg[at + 1]) != 0xDA:
-        if marker == 0xFF:  # a fill byte
-            at += 1
-            continue
-        length = int.from_bytes(jpeg[at + 2 : at + 4], "big")
-        if marker == 0xE1:
-            orientation = _read_orientation(jpeg[at + 4 : at + 2 + length])
-        at += 2 + length
-    return orientation
-'''
-
 # The blank: what has it decode to fewer pixels.
 SIMPLEJPEG = '''
 import simplejpeg
 
 def decode(jpeg: bytes) -> np.ndarray:
-    """Turn a JPEG file into (H, W, 3) uint8 RGB, upright."""
+    """Turn a JPEG file into (H, W, 3) uint8 RGB."""
     try:
-        image_rgb = simplejpeg.decode_jpeg(jpeg, "RGB"$scale)
+        return simplejpeg.decode_jpeg(jpeg, "RGB"$scale)
     except ValueError as error:
         if not str(error).startswith("Corrupt JPEG data"):  # which can be repaired
             raise
-        image_rgb = simplejpeg.decode_jpeg(jpeg, "RGB"$scale, strict=False)
-    return upright(image_rgb, find_orientation(jpeg))
-
+        return simplejpeg.decode_jpeg(jpeg, "RGB"$scale, strict=False)
 '''
 SCALE = """
 # Half of each side or less, where that leaves the model's: other pixels, and fewer of them.
 SCALE = {"min_height": INPUT_PX, "min_width": INPUT_PX, "min_factor": 2}
 """
 
-# Each turns a JPEG file upright, as its EXIF says: OpenCV does so by itself.
+# None rotates by EXIF.
 DECODERS = {
     "opencv": '''
 import cv2
 
 def decode(jpeg: bytes) -> np.ndarray:
-    """Turn a JPEG file into (H, W, 3) uint8 RGB, upright."""
+    """Turn a JPEG file into (H, W, 3) uint8 RGB."""
     if jpeg.rfind(b"\\xff\\xd9") < 0:  # OpenCV would return it half grey
         raise ValueError("image must be a whole JPEG file, got a truncated one")
-    image_rgb = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR_RGB)
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    image_rgb = cv2.imdecode(np.frombuffer(jpeg, np.uint8), flags)
     if image_rgb is None:
         raise ValueError("image must be a JPEG file, got something that OpenCV does not read")
     return image_rgb
 ''',
     "pillow": '''
 import io
-from PIL import Image, ImageOps
+from PIL import Image
 
 def decode(jpeg: bytes) -> np.ndarray:
-    """Turn a JPEG file into (H, W, 3) uint8 RGB, upright."""
+    """Turn a JPEG file into (H, W, 3) uint8 RGB."""
     image = Image.open(io.BytesIO(jpeg))
-    ImageOps.exif_transpose(image, in_place=True)
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 ''',
-    "simplejpeg": SIMPLEJPEG.replace("$scale", "") + ORIENTATION,
-    "simplejpeg_scaled": SCALE + SIMPLEJPEG.replace("$scale", ", **SCALE") + ORIENTATION,
+    "simplejpeg": SIMPLEJPEG.replace("$scale", ""),
+    "simplejpeg_scaled": SCALE + SIMPLEJPEG.replace("$scale", ", **SCALE"),
     "kornia_rs": '''
 import kornia_rs
 
 def decode(jpeg: bytes) -> np.ndarray:
-    """Turn a JPEG file into (H, W, 3) uint8 RGB, upright; it does not take CMYK."""
-    image_rgb = kornia_rs.io.decode_image_jpegturbo(jpeg, "rgb")
-    return upright(image_rgb, find_orientation(jpeg))
-
-'''
-    + ORIENTATION,
+    """Turn a JPEG file into (H, W, 3) uint8 RGB; it does not take CMYK."""
+    return kornia_rs.io.decode_image_jpegturbo(jpeg, "rgb")
+''',
     "torchvision": '''
 import torch
 from torchvision.io import decode_jpeg
 
 def decode(jpeg: bytes) -> np.ndarray:
-    """Turn a JPEG file into (H, W, 3) uint8 RGB, upright."""
+    """Turn a JPEG file into (H, W, 3) uint8 RGB."""
     data = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
-    planes = decode_jpeg(data, mode="RGB", apply_exif_orientation=True)
+    planes = decode_jpeg(data, mode="RGB")
     return np.ascontiguousarray(planes.permute(1, 2, 0).numpy())
 ''',
 }
@@ -140,14 +117,14 @@ from labkit.parts.packing.folder import _find_annotations, _find_jpegs
     "tree": (
         """
 from labkit.parts.packing.folder import _find_jpegs, synthesize_boxes
-from labkit.parts.packing.manifest import jpeg_size_px
+from labkit.jpeg import read_size_px
 """,
         """\
         self.folder, self.names = folder, np.array(_find_jpegs(folder))
 """,
         """\
         # This folder has no boxes, so they are invented; your own belong here.
-        annotation = synthesize_boxes(self.names[i], *jpeg_size_px(jpeg))
+        annotation = synthesize_boxes(self.names[i], *read_size_px(jpeg))
 """,
     ),
 }

@@ -100,6 +100,7 @@ class DaliLoader:
                 device="mixed" if self._on_gpu else "cpu",
                 output_type=types.RGB,
                 jpeg_fancy_upsampling=True,
+                adjust_orientation=False,  # as all decoders here
             )
             small = fn.resize(
                 pixels,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -47,8 +47,6 @@ class Outside:
     scale_rgb: tuple[float, float, float]
     shift_rgb: tuple[float, float, float]
     input_px: int
-    upright: Callable[[bytes, np.ndarray], np.ndarray]
-    """A JPEG file and its pixels as stored, (H, W, 3) uint8, to those that EXIF wants seen."""
 
     def positions(self, source: Source, batch_size: int) -> np.ndarray:
         """Give the epoch's images as places in these lists, in the source's order.

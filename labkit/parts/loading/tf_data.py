@@ -4,9 +4,7 @@
     shards    ─▶ parallel reads ─▶ the epoch's records ─▶ the same
 
 Batches are handed to torch without a copy.  The order comes from the source, so nothing is shuffled
-here but in the documents' own snippet.  Main trap: tf.data ignores EXIF orientation, which every
-decoder applies; so a JPEG that has EXIF is turned by labkit's own function, in Python, some
-microseconds of one thread at a time.
+here but in the documents' own snippet.
 
 Source: [001] 2.1 a and 4.2; tensorflow.org/guide/data_performance.
 """
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 SHUFFLE_BUFFER = 5000  # the documents' snippet
-# EXIF 2.32 wants it first in a file; JFIF's 18 bytes mostly are.  To search whole files would cost
-# a tenth of decoding them.
-HAS_EXIF, EXIF_WITHIN_BYTES = rb"(?s)\C*Exif\x00\x00\C*", 4096
 NEEDS = (
     "data.Dataset.range", "data.TFRecordDataset", "experimental.dlpack.to_dlpack",
     "image.resize", "io.decode_jpeg", "lookup.StaticHashTable",
@@ -173,13 +168,7 @@ def _one_image(tf: ModuleType, images: Outside) -> Callable:
 
     def one(jpeg: object, label: object, sample_id: object) -> dict[str, object]:
         # The fast inverse DCT is tf.data's default and gives other pixels than every decoder here.
-        stored = tf.io.decode_jpeg(jpeg, channels=3, dct_method="INTEGER_ACCURATE")
-        pixels = tf.cond(
-            tf.strings.regex_full_match(tf.strings.substr(jpeg, 0, EXIF_WITHIN_BYTES), HAS_EXIF),
-            lambda: tf.numpy_function(images.upright, (jpeg, stored), tf.uint8),
-            lambda: stored,
-        )
-        pixels.set_shape((None, None, 3))
+        pixels = tf.io.decode_jpeg(jpeg, channels=3, dct_method="INTEGER_ACCURATE")
         small = tf.image.resize(pixels, side, method="bilinear", antialias=False)
         planes = tf.transpose(small * scale + shift, (2, 0, 1))
         planes.set_shape((3, *side))

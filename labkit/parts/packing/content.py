@@ -14,8 +14,8 @@ import json
 import numpy as np
 
 from labkit.contracts import Annotation
+from labkit.jpeg import START
 from labkit.parts.packing.index import PIXELS, SAMPLE
-from labkit.parts.packing.manifest import JPEG_START
 from labkit.trial import Skip
 
 Content = bytes | np.ndarray | dict[str, np.ndarray]
@@ -63,7 +63,7 @@ def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
             raise
         except Exception as error:  # the library has errors of its own
             raise ValueError(f"sample must be in safetensors' format, got {error}") from error
-    if not record.startswith(JPEG_START):
+    if not record.startswith(START):
         found = f"{record[:8]!r}..." if record else "0 bytes"
         raise ValueError(f"image must be a JPEG, got {found}")
     return record

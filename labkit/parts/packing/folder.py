@@ -22,17 +22,16 @@ import numpy as np
 
 from labkit.contracts import Annotation
 from labkit.files import write_whole
+from labkit.jpeg import read_size_px
 from labkit.parts.packing.coco import CATEGORIES, read_coco
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,
-    JPEG_START,
     MANIFEST,
     UNFINISHED,
     WrittenImages,
     describe_image,
     difference,
     finish_folder,
-    jpeg_size_px,
     read_manifest,
     sha256,
     start_folder,
@@ -116,14 +115,11 @@ class FolderReader:
         if not 0 <= i < len(self):
             raise IndexError(f"i must be from 0 to {len(self) - 1}, got {i}")
         jpeg = self.content(i)
-        if not jpeg.startswith(JPEG_START):
-            found = f"{jpeg[:8]!r}..." if jpeg else "0 bytes"
-            raise ValueError(f"image must be a JPEG file, got {found} in {self.where(i)}")
         if self.box_ranges is None:
             try:
-                return jpeg, synthesize_boxes(self.name(i), *jpeg_size_px(jpeg))
+                return jpeg, synthesize_boxes(self.name(i), *read_size_px(jpeg))
             except ValueError as error:
-                raise ValueError(f"{error} in {self.where(i)}") from None
+                raise ValueError(f"{self.where(i)}: {error}") from None
         return jpeg, self.annotation(i)
 
     def annotation(self, i: int) -> Annotation:
@@ -259,7 +255,7 @@ def write_folder(
 def synthesize_boxes(name: str, width_px: int, height_px: int) -> Annotation:
     """Invent one to seven boxes that depend on nothing but the image's name and size.
 
-    They lie within the square of the shorter side, and so inside the image however EXIF turns it.
+    They lie within the square of the shorter side.
     """
     digest = hashlib.blake2b(os.fsencode(name)).digest()  # 64 bytes: a count and seven boxes
     drawn = np.frombuffer(digest[1:], dtype=[("xywh", "<u2", 4), ("category", "u1")])

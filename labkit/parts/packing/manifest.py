@@ -21,13 +21,13 @@ import numpy as np
 
 from labkit.contracts import Annotation
 from labkit.files import write_whole
+from labkit.jpeg import read_size_px
 from labkit.parts.packing.coco import coco_json
 
 # Format history of manifest.json
 #   1  first version
 SCHEMA = 1
 MANIFEST, ANNOTATIONS, UNFINISHED = "manifest.json", "annotations.json", ".unfinished.json"
-JPEG_START = b"\xff\xd8"
 
 
 class WrittenImage(NamedTuple):
@@ -86,7 +86,7 @@ def describe_image(name: str, jpeg: bytes, annotation: Annotation) -> WrittenIma
     Raises:
         ValueError: not a JPEG.
     """
-    return WrittenImage(name, *jpeg_size_px(jpeg), annotation, len(jpeg), sha256(jpeg))
+    return WrittenImage(name, *read_size_px(jpeg), annotation, len(jpeg), sha256(jpeg))
 
 
 def start_folder(root: Path, *, kind: str, seed: int | None) -> dict | None:
@@ -209,29 +209,6 @@ def difference(path: Path, entry: dict[str, object]) -> str:
 def sha256(content: bytes) -> str:
     """Hash bytes, in hex."""
     return hashlib.sha256(content).hexdigest()
-
-
-def jpeg_size_px(jpeg: bytes) -> tuple[int, int]:
-    """Read width and height from a JPEG's header, as stored (before any EXIF rotation).
-
-    Raises:
-        ValueError: not a JPEG, or its header is damaged.
-
-    Source: ITU-T T.81, annex B (marker segments).
-    """
-    at = len(JPEG_START)
-    while jpeg.startswith(JPEG_START) and at + 9 <= len(jpeg) and jpeg[at] == 0xFF:
-        marker = jpeg[at + 1]
-        # C0 to CF start a frame, except Huffman tables, an extension and arithmetic coding.
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height_px = int.from_bytes(jpeg[at + 5 : at + 7])
-            width_px = int.from_bytes(jpeg[at + 7 : at + 9])
-            if width_px and height_px:
-                return width_px, height_px
-            break
-        # A marker may be preceded by any number of fill bytes FF.
-        at += 1 if marker == 0xFF else 2 + int.from_bytes(jpeg[at + 2 : at + 4])
-    raise ValueError(f"image must be a JPEG file with a whole header, got {jpeg[:8]!r}...")
 
 
 def _read_json(path: Path) -> dict | None:

@@ -21,7 +21,6 @@ from labkit.parts.packing.manifest import (
     WrittenImages,
     describe_image,
     finish_folder,
-    jpeg_size_px,
     start_folder,
 )
 
@@ -202,7 +201,7 @@ def test_synthesized_boxes_do_not_depend_on_where_the_folder_is(tmp_path):
 
 
 @given(st.text(min_size=1), st.integers(1, 5000), st.integers(1, 5000))
-def test_synthesized_boxes_lie_inside_the_image_however_it_is_turned(name, width_px, height_px):
+def test_synthesized_boxes_lie_inside_the_image(name, width_px, height_px):
     name = name.encode("utf-8", "ignore").decode()
     annotation = synthesize_boxes(name, width_px, height_px)
     left, top, right, bottom = annotation.boxes_xyxy.T
@@ -210,23 +209,6 @@ def test_synthesized_boxes_lie_inside_the_image_however_it_is_turned(name, width
     assert (left >= 0).all() and (top >= 0).all() and (right > left).all() and (bottom > top).all()
     assert max(right.max(), bottom.max()) <= min(width_px, height_px) * (1 + 1e-6)
     assert ((annotation.category_ids >= 1) & (annotation.category_ids <= 90)).all()
-
-
-@given(st.integers(1, 300), st.integers(1, 300), st.booleans())
-def test_the_header_tells_the_size(width_px, height_px, progressive):
-    image = np.zeros((height_px, width_px, 3), np.uint8)
-    options = [cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)]
-    content = cv2.imencode(".jpg", image, options)[1].tobytes()
-    assert jpeg_size_px(content) == (width_px, height_px)
-
-
-@given(st.binary(max_size=80), st.integers(0, 700))
-def test_damaged_headers_are_refused_or_read_but_never_hang(noise, length):
-    for content in (b"\xff\xd8" + noise, b"\xff\xd8\xff" + noise, jpeg()[:length]):
-        try:
-            assert min(jpeg_size_px(content)) > 0
-        except ValueError as error:
-            assert "image must be a JPEG file with a whole header, got" in str(error)
 
 
 def test_links_to_folders_and_files_work_and_loops_end(tmp_path):
@@ -340,9 +322,9 @@ def test_reading_names_the_file_that_is_missing_or_no_jpeg(tmp_path):
     (tmp_path / "torn.jpg").write_bytes(jpeg()[:12])
     with pytest.raises(FileNotFoundError, match=r"gone.jpg"):
         reader.read(0)
-    with pytest.raises(ValueError, match=r"image must be a JPEG file, got b'.x89PNG.*png.jpg"):
+    with pytest.raises(ValueError, match=r"png.jpg: image must be a JPEG file, got"):
         reader.read(1)
-    with pytest.raises(ValueError, match=r"JPEG file with a whole header, got .*torn.jpg"):
+    with pytest.raises(ValueError, match=r"torn.jpg: image must be a complete JPEG, got"):
         reader.read(2)
 
 

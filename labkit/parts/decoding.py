@@ -1,0 +1,257 @@
+"""Decoding: which library turns JPEG bytes into pixels, and how fast.
+
+    bytes -> read_size_px: refuse what is not a whole JPEG -> a library -> (H, W, 3) uint8 RGB
+
+No decoder rotates: pixels come as they are stored, whatever EXIF says, as in most training code;
+boxes count in these pixels. A scaled decoder does less work and returns other pixels, which rows
+and charts say.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from labkit.jpeg import read_size_px
+
+LIBJPEG_WARNING = "Corrupt JPEG data"  # how its messages of repairable damage start
+MIN_FACTOR = 2  # decoding to 5/8 takes longer than decoding in full (measured)
+UNKNOWN = "unknown"
+
+
+@functools.cache
+def open_library(module: str, package: str) -> ModuleType:
+    """Import a decoder's library, once.
+
+    Raises:
+        ImportError: it is missing or broken; the message names the install line.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"decoder must be installed, got {error}; pip install {package}"
+        ) from error
+    except Exception as error:  # torchvision beside a torch that it was not built for
+        raise ImportError(
+            f"decoder must be installed so that it imports, got {type(error).__name__}: {error}; "
+            f"pip install {package}, both built for the same CUDA or for none"
+        ) from error
+
+
+def checked(decode: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """Make a decoder refuse what is not a whole JPEG, and raise its library's errors in our words.
+
+    Args:
+        decode: takes a JPEG file's bytes and returns (H, W, 3) uint8 RGB pixels, C-contiguous.
+    """
+
+    @functools.wraps(decode)
+    def decode_checked(jpeg: bytes, **options: int | None) -> np.ndarray:
+        read_size_px(jpeg)
+        try:
+            return decode(jpeg, **options)
+        except (OSError, ValueError) as error:  # what the libraries raise for damaged files
+            library = decode.__name__.removeprefix("decode_")
+            raise ValueError(
+                f"image must be a JPEG that {library} reads, got {error}; "
+                "replace the file, or choose another decoder"
+            ) from error
+
+    return decode_checked
+
+
+@checked
+def decode_opencv(jpeg: bytes) -> np.ndarray:
+    """Decode with OpenCV, straight to RGB (OpenCV 4.11 or later).
+
+    Args:
+        jpeg: a whole 8-bit JPEG file, gray, color or CMYK.
+
+    Returns:
+        (H, W, 3) uint8 RGB as stored, C-contiguous.
+
+    Raises:
+        ValueError: not a whole JPEG, or not one that the library reads.
+        ImportError: the library is missing.
+    """
+    cv2 = open_library("cv2", "opencv-python")
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    image_rgb = cv2.imdecode(np.frombuffer(jpeg, np.uint8), flags)
+    if image_rgb is None:
+        raise ValueError("nothing that OpenCV decodes")
+    return image_rgb
+
+
+@checked
+def decode_pillow(jpeg: bytes) -> np.ndarray:
+    """Decode with Pillow; otherwise as `decode_opencv`."""
+    image = open_library("PIL.Image", "pillow").open(io.BytesIO(jpeg), formats=("JPEG",))
+    if image.mode != "RGB":  # converting RGB to RGB would copy it
+        image = image.convert("RGB")
+    return np.array(image)  # np.asarray would be read-only, unlike the others' arrays
+
+
+@checked
+def decode_simplejpeg(jpeg: bytes) -> np.ndarray:
+    """Decode with simplejpeg (libjpeg-turbo); otherwise as `decode_opencv`."""
+    return _simplejpeg_pixels(jpeg)
+
+
+@checked
+def decode_simplejpeg_scaled(jpeg: bytes, at_least_px: int | None = None) -> np.ndarray:
+    """Decode with simplejpeg to a fraction of the size, from the low frequencies alone.
+
+    That saves work on pixels, not on bits: every coefficient is still read from the file. Pixels
+    differ from those of a full decode with a resize: they are averages, where OpenCV's linear
+    filter looks at four.
+
+    Args:
+        jpeg: as in `decode_opencv`.
+        at_least_px: neither side becomes shorter than that; None decodes in full.
+
+    Returns:
+        As `decode_opencv`, with sides of an eighth to a half of the length, in eighths; in full
+        where a half would be too short.
+
+    Source: simplejpeg's `min_height` and `min_width`; libjpeg-turbo's scaled DCT.
+    """
+    if at_least_px is None:
+        return _simplejpeg_pixels(jpeg)
+    return _simplejpeg_pixels(
+        jpeg, min_height=at_least_px, min_width=at_least_px, min_factor=MIN_FACTOR
+    )
+
+
+def _simplejpeg_pixels(jpeg: bytes, **scale: int) -> np.ndarray:
+    simplejpeg = open_library("simplejpeg", "simplejpeg")
+    try:
+        return simplejpeg.decode_jpeg(jpeg, "RGB", **scale)
+    except ValueError as error:
+        # The others decode in spite of libjpeg's warnings. Not strict from the start: that
+        # swallows libjpeg's errors too, and leaves the rest of the image uninitialized.
+        if not str(error).startswith(LIBJPEG_WARNING):
+            raise
+        return simplejpeg.decode_jpeg(jpeg, "RGB", strict=False, **scale)
+
+
+@checked
+def decode_kornia_rs(jpeg: bytes) -> np.ndarray:
+    """Decode with kornia-rs (libjpeg-turbo); otherwise as `decode_opencv`.
+
+    It refuses CMYK and damage that the others repair, and holds the interpreter lock (0.2.0,
+    measured), so threads decode one after the other.
+    """
+    kornia_rs = open_library("kornia_rs", "kornia-rs")
+    try:
+        # Not an ImageDecoder that is kept: after a truncated file it refuses the next good one.
+        return kornia_rs.io.decode_image_jpegturbo(jpeg, "rgb")
+    except Exception as error:  # it raises no other kind
+        raise ValueError(error) from error
+
+
+@checked
+def decode_torchvision(jpeg: bytes) -> np.ndarray:
+    """Decode with torchvision (libjpeg-turbo); otherwise as `decode_opencv`.
+
+    Its wheels for Linux on x86-64 import only beside a torch built for CUDA.
+    """
+    torch = open_library("torch", "torch")
+    # Named beside it, pip keeps the torch that is here.
+    release = torch.__version__.partition("+")[0]
+    images = open_library("torchvision.io", f"torchvision torch=={release}")
+    # A copy, as torch warns of bytes: it would let them be written to.
+    data = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
+    try:
+        planes = images.decode_jpeg(data, mode="RGB")
+    except RuntimeError as error:
+        raise ValueError(str(error).rpartition(", ")[2]) from error  # a line of its source is first
+    return planes.permute(1, 2, 0).numpy()  # a view: it decodes to pixels that lie together
+
+
+DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
+    "opencv": decode_opencv,
+    "pillow": decode_pillow,
+    "simplejpeg": decode_simplejpeg,
+    "simplejpeg_scaled": decode_simplejpeg_scaled,
+    "kornia_rs": decode_kornia_rs,
+    "torchvision": decode_torchvision,
+}
+# These also take `at_least_px`, and then decode no more pixels than they must.
+SCALED = frozenset({"simplejpeg_scaled"})
+
+
+def why_not() -> dict[str, str]:
+    """Return the decoders that cannot be used here, each with the reason, by trying all once."""
+    cv2 = open_library("cv2", "opencv-python")
+    jpeg = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    reasons = {}
+    for name, decode in DECODERS.items():
+        try:
+            decode(jpeg)
+        except ImportError as error:
+            reasons[name] = str(error)
+    return reasons
+
+
+def jpeg_back_ends() -> dict[str, str]:
+    """Return the JPEG library that each decoder was built with, which decides its speed.
+
+    Returns:
+        Decoder -> such as "libjpeg-turbo 3.1.2"; "unknown" for what is missing or does not say.
+    """
+    back_ends = dict.fromkeys(DECODERS, UNKNOWN)
+    for name, look in BACK_ENDS.items():
+        try:
+            back_ends[name] = look() or UNKNOWN
+        except (ImportError, OSError):
+            continue
+    return back_ends
+
+
+def _opencv_back_end() -> str:
+    build = open_library("cv2", "opencv-python").getBuildInformation()
+    # "    JPEG:    build-libjpeg-turbo (ver 3.1.2-70)", or the path of a library
+    found = re.search(
+        r"^\s*JPEG:[ \t]+(?:\S*[/\\]|build-)?(\S+) \(ver (\S+)\)", build, re.MULTILINE
+    )
+    return f"{found[1]} {found[2]}" if found else UNKNOWN
+
+
+def _pillow_back_end() -> str:
+    features = open_library("PIL.features", "pillow")
+    version = features.version_feature("libjpeg_turbo")
+    return f"libjpeg-turbo {version}" if version else f"libjpeg {features.version_codec('jpg')}"
+
+
+def _carried_back_end(package: str, files: str) -> str:
+    """Find the line in which libjpeg-turbo names itself in a package's files, without importing it.
+
+    torchvision would bring half of torch along.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return UNKNOWN
+    for binary in sorted(Path(spec.origin).parents[1].glob(files)):
+        if found := re.search(rb"libjpeg-turbo version (\d[\w.]*)", binary.read_bytes()):
+            return f"libjpeg-turbo {found[1].decode()}"
+    return UNKNOWN
+
+
+_simplejpeg_back_end = functools.partial(_carried_back_end, "simplejpeg", "simplejpeg/_jpeg*")
+BACK_ENDS: dict[str, Callable[[], str]] = {
+    "opencv": _opencv_back_end,
+    "pillow": _pillow_back_end,
+    "simplejpeg": _simplejpeg_back_end,
+    "simplejpeg_scaled": _simplejpeg_back_end,
+    "kornia_rs": functools.partial(_carried_back_end, "kornia_rs", "kornia_rs/kornia_rs.*"),
+    "torchvision": functools.partial(_carried_back_end, "torchvision", "torchvision*/**/libjpeg*"),
+}
