@@ -9,11 +9,18 @@ fast it is; a test that does, or that shares a server or a device with others, i
 
 import importlib.util
 import os
+import signal
 
 import pytest
 
 # What takes long begins first: then no process goes on long after the others.
 LONG = ("test_runner", "test_launcher", "test_remote_data", "test_survival", "test_cli")
+
+
+def pytest_configure():
+    # A shell starts commands in the background with SIGINT ignored, and children inherit that:
+    # tests that interrupt a command would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
