@@ -48,7 +48,7 @@ from labkit.operations_summary import summarize_operations
 from labkit.parts import decoding
 from labkit.plan import check_blocks
 from labkit.predictions import document_predictions, predict, predictions_table
-from labkit.recipes.recipe import recipe as write_recipe
+from labkit.recipe import recipe as write_recipe
 from labkit.reproduce import of_run
 from labkit.results import Run, explain_unwritable, newest_runs
 from labkit.savings import savings as project
@@ -184,7 +184,7 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
 
 
 def recipe(run: Run, variant: str | None = None) -> str:
-    """Write a run's winner as plain PyTorch code for a train.py; see `recipe.recipe`."""
+    """Return a run's winner as a plain PyTorch program; see `recipe.recipe`."""
     return write_recipe(run, variant)
 
 

@@ -65,7 +65,7 @@ LAYERS = [
         "diagnosis",
         "example",
     ],
-    ["recipes", "own_python"],
+    ["recipe", "own_python"],
     ["dials", "predictions", "findings", "costs", "reproduce", "report_words"],
     ["figures"],
     ["comparison"],
