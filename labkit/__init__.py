@@ -49,7 +49,7 @@ from labkit.parts.training import LOSSES, STEPS, Step
 from labkit.reports import write_report
 from labkit.results import Run, find_run, list_runs, load_run
 from labkit.settings import MODES, Settings, vary
-from labkit.sharing.share import open_shared, pack
+from labkit.share import open_shared, pack
 from labkit.timeline_chart import timeline_chart
 from labkit.trial import Epoch, Trial
 from labkit.tuning import tune

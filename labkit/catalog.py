@@ -24,7 +24,7 @@ from labkit import (
     in_depth_training,
     media,
 )
-from labkit.experiment import Experiment
+from labkit.experiment import Experiment, requested
 from labkit.pagecache import can_evict
 from labkit.parts.storage import throttled
 from labkit.settings import AS_PUBLISHED, CORRECTED, Settings, pick, with_settings
@@ -93,11 +93,11 @@ def _why_no_hard_disk() -> str:
     if not can_evict():
         return "files cannot be evicted from memory on this platform (no posix_fadvise)"
     if not folder.is_dir():
-        return f"labkit.toml names {folder} as hard disk, which is not there"
+        return "the folder that labkit.toml names as hard disk is not there"
     if not os.access(folder, os.W_OK):
-        return f"labkit.toml names {folder} as hard disk, which cannot be written to"
+        return "the folder that labkit.toml names as hard disk cannot be written to"
     if media.describe_medium(folder).in_memory:
-        return f"labkit.toml names {folder} as hard disk, which is kept in memory"
+        return "the folder that labkit.toml names as hard disk is kept in memory"
     return ""
 
 
@@ -378,7 +378,7 @@ def experiment(name: str, *, protocol: str = CORRECTED, **changes: object) -> Ex
     _check_kept(found, changes)
     if "throttled" in {settings.storage for settings in found.variants.values()}:
         found = replace(found, otherwise=lambda why: build(base, why_not_throttled=why))
-    return found
+    return requested(found, {"experiment": name, "protocol": protocol, "settings": changes})
 
 
 def _check_kept(experiment: Experiment, changes: Mapping[str, object]) -> None:

@@ -82,6 +82,16 @@ class Choice:
             return catalog.experiment(self.subject, protocol=self.protocol, **self.changes)
         return _changed(self.subject, self.changes)
 
+    def request(self) -> dict[str, object]:
+        """Return what is asked for, as `run.json` holds it; see `reproduce`.
+
+        Raises:
+            ValueError: as `experiment`.
+        """
+        own = {"settings": self.changes, "variants": self.variants, "baseline": self.baseline}
+        asked = self.experiment().request or own
+        return {**asked, "mode": self.mode, "blocks": self.blocks}
+
     def experiment(self) -> Experiment:
         """Build the experiment that is to be run.
 

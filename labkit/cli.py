@@ -147,10 +147,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
     command.add_argument("--out", metavar="FILE", help="where to; unset: the run's folder")
-    command.add_argument(
-        "--keep", metavar="WORD", action="append", default=[],
-        help="leave a word in, although it is the account's or the machine's name",
-    )  # fmt: skip
     _results_option(command)
     command.set_defaults(command=commands.pack_run)
 

@@ -37,15 +37,22 @@ def show_list(options: argparse.Namespace) -> int:
     folders = results.list_runs(options.results)
     print(f"\nruns in {options.results}:" if folders else f"\nno runs in {options.results} yet")
     for folder in folders:
-        info = results.load_run(folder).info
-        print(f"  {folder.parent.name}/{folder.name}  {info['mode']}, {info['status']}")
+        print(f"  {folder.parent.name}/{folder.name}  {_run_line(folder)}")
     if shared := results.list_shared(options.results):
         print("\nruns of colleagues:")
     for folder in shared:
-        info = results.load_run(folder).info
-        said = f"{info['mode']}, {info['status']}, from {info[results.SHARED]['from']}"
-        print(f"  {folder.parent.name}/{folder.name}  {said}")
+        print(f"  {folder.parent.name}/{folder.name}  {_run_line(folder)}")
     return 0
+
+
+def _run_line(folder: Path) -> str:
+    try:
+        info = results.read_info(folder)
+    except (ValueError, OSError) as error:  # the others can still be listed
+        return f"cannot be read: {error}"
+    shared = info.get(results.SHARED)
+    said = f"{info.get('mode')}, {info.get('status')}"
+    return f"{said}, from {shared['from']}" if shared else said
 
 
 def run(options: argparse.Namespace) -> int:
@@ -203,7 +210,7 @@ def write_report(options: argparse.Namespace) -> int:
 def pack_run(options: argparse.Namespace) -> int:
     """Pack a run as one file to send."""
     run = results.find_run(options.results, options.run)
-    path = lab.pack(run, options.out, keep=options.keep)
+    path = lab.pack(run, options.out)
     print(f"packed in {path}, {units.count_bytes(path.stat().st_size)}; open it with: labkit open")
     return 0
 

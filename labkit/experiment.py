@@ -22,7 +22,7 @@ from labkit.operations_run import NAME as OPERATIONS
 from labkit.operations_run import resume_operations
 from labkit.plan import check_blocks
 from labkit.progress import Progress
-from labkit.results import RESERVED, SHARED, Run, create_run, hold, load_run
+from labkit.results import RESERVED, SCHEMA, SHARED, Run, create_run, hold, load_run
 from labkit.runner import run_to_the_end
 from labkit.settings import (
     CORRECTED,
@@ -32,6 +32,7 @@ from labkit.settings import (
     Settings,
     complete,
     pick,
+    read_settings,
 )
 from labkit.staging import why_not_throttled
 from labkit.trial import Skip, utc_now
@@ -65,6 +66,9 @@ class Experiment:
     """Sentences about the machine that belong to every run, such as what stands in for what."""
     otherwise: Callable[[str], Experiment] | None = None
     """What to run instead where the throttled disk cannot be put up; takes the reason."""
+    # Not in __init__, so that `dataclasses.replace` forgets it: what it makes is the user's own.
+    request: Mapping[str, object] | None = field(init=False, default=None, compare=False)
+    """How the catalog was asked for it, see `reproduce`; None: an experiment of the user's own."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -83,6 +87,13 @@ class Experiment:
         for label in self.published:
             pick(dict(self.variants), label, "published label")
         pick(dict.fromkeys(PROTOCOLS), self.protocol, "protocol")
+
+
+def requested(experiment: Experiment, request: Mapping[str, object]) -> Experiment:
+    """Return the same experiment with the request that it came from."""
+    made = replace(experiment)
+    object.__setattr__(made, "request", request)
+    return made
 
 
 def choose(
@@ -106,6 +117,7 @@ def choose(
     kept = list(variants) or list(known)
     for label in kept:
         pick(known, label, "variant")
+    request = {"variants": list(variants), "baseline": baseline}
     baseline = baseline or experiment.baseline
     if baseline not in kept:
         raise ValueError(
@@ -117,7 +129,7 @@ def choose(
     in_full.pop(baseline, None)
     is_other = baseline != experiment.baseline
     otherwise = experiment.otherwise
-    return replace(
+    found = replace(
         experiment,
         variants={label: settings for label, settings in chosen.items() if label not in in_full},
         in_full=in_full,
@@ -125,6 +137,8 @@ def choose(
         published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
         otherwise=otherwise and (lambda why: choose(otherwise(why), kept, baseline)),
     )
+    asked = experiment.request
+    return found if asked is None else requested(found, {**asked, **request})
 
 
 def completed(settings: Settings, mode: Mode) -> Settings:
@@ -170,6 +184,7 @@ def run(
             thread has a run under way.
     """
     chosen = pick(MODES, mode, "mode")
+    request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
     blocks = check_blocks(chosen, blocks)
     if experiment.otherwise is not None:
         baseline = experiment.variants[experiment.baseline]
@@ -189,10 +204,11 @@ def run(
     data = _describe_data(variants[experiment.baseline])
     _check_together(variants, data["images"])
     info = {
-        "schema": 1,
+        "schema": SCHEMA,
         "experiment": experiment.name,
         "question": experiment.question,
         "mode": mode,
+        "request": request,
         "protocol": experiment.protocol,
         "shuffled": chosen.shuffled and experiment.protocol == CORRECTED,
         "blocks": blocks,
@@ -244,7 +260,7 @@ def resume(
     if old.info.get("kind") == OPERATIONS:
         return resume_operations(folder, cancel=cancel, progress=progress)
     for values in old.info["variants"].values():
-        tables.check_names(Settings(**values))
+        tables.check_names(read_settings(values))
     _check_unchanged(old)
     own = tables.own_parts()
     with hold(old.folder):
@@ -307,7 +323,7 @@ def _is_modelled(settings: Settings) -> bool:
 
 def _check_unchanged(old: Run) -> None:
     """Refuse to go on with a run whose rows would not be comparable."""
-    settings = Settings(**old.info["variants"][old.info["baseline"]])
+    settings = read_settings(old.info["variants"][old.info["baseline"]])
     data = _describe_data(settings)
     if {name: data[name] for name in old.info["data"]} != old.info["data"]:
         raise ValueError(

@@ -17,7 +17,7 @@ from labkit.reports import FOLDER as REPORTS
 from labkit.reports import write_report
 from labkit.results import Run, explain_unwritable
 from labkit.settings import pick
-from labkit.sharing.share import pack
+from labkit.share import pack
 from labkit.trial import utc_now
 
 PNG_DPI = 300  # what journals ask for

@@ -21,7 +21,6 @@ from labkit.sections import (
     claim_cells,
     narrow_tables,
     provenance_text,
-    where_from,
 )
 
 
@@ -55,7 +54,7 @@ def _section(section: Section, images: Sequence[str]) -> str:
     parts.append(f"<details><summary>Provenance</summary>\n\n{provenance}\n\n</details>")
     line = md.code(section.command, "sh") if section.command else ""
     code = md.code(section.code, "python") if section.code else ""
-    parts += _titled("Run it again", line, md.escape(where_from(section)), code)
+    parts += _titled("Run it again", line, code)
     return "\n\n".join(part for part in parts if part)
 
 

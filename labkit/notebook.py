@@ -49,7 +49,7 @@ from labkit.parts import decoding
 from labkit.plan import check_blocks
 from labkit.predictions import document_predictions, predict, predictions_table
 from labkit.recipe import recipe as write_recipe
-from labkit.reproduce import of_run
+from labkit.reproduce import command_line, python_code, request_of
 from labkit.results import Run, explain_unwritable, newest_runs
 from labkit.savings import savings as project
 from labkit.savings_text import describe
@@ -425,7 +425,8 @@ def newest_to_show(results: Path | str) -> list[Run]:
 def section(run: Run) -> Section:
     """Gather what a page shows of a run."""
     name = f"{run.folder.parent.name}/{run.folder.name}"
-    command, code = of_run(run.info)
+    request = request_of(run.info)
+    command, code = command_line(request), python_code(request)
     unfinished = list(filter(None, [report_words.whole(run.info)]))
     if _is_operations(run):
         cells = operations_report.operations_cells(run)

@@ -24,7 +24,6 @@ from labkit.sections import (
     claim_cells,
     narrow_tables,
     provenance_text,
-    where_from,
 )
 from labkit.table_html import is_short, second_row
 
@@ -194,7 +193,6 @@ def _own_claims(section: Section) -> str:
 
 def _again(section: Section) -> str:
     line = f"<pre><code>{escape(section.command)}</code></pre>" if section.command else ""
-    line += _lines("soft", filter(None, [where_from(section)]))
     if not section.code:
         return line
     code = f"<pre><code>{escape(section.code)}</code></pre>"

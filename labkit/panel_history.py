@@ -19,7 +19,7 @@ from labkit import panel_views as views
 from labkit.exports import EXPORTS, export
 from labkit.panel_parts import button, html, row
 from labkit.results import list_runs, list_shared, load_run
-from labkit.sharing.share import open_shared
+from labkit.share import open_shared
 
 if TYPE_CHECKING:
     from ipywidgets import Widget

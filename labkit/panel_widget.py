@@ -26,7 +26,7 @@ from labkit.experiment import run as run_experiment
 from labkit.panel_form import Form
 from labkit.panel_history import History
 from labkit.panel_parts import button, html, row
-from labkit.reproduce import command_line, python_code, python_of
+from labkit.reproduce import Request, command_line, python_code
 from labkit.results import SHARED, load_run, read_info, why_hopeless
 
 if TYPE_CHECKING:
@@ -148,22 +148,11 @@ class Panel:
         )
         self._forecast.value = views.lines([str(expected)])
 
-    def _copy(self, write: Callable[..., str]) -> None:
+    def _copy(self, write: Callable[[Request, str], str]) -> None:
         import ipywidgets as widgets
 
         choice = _with_full_path(self._form.choice())
-        asked = {"mode": choice.mode, "blocks": choice.blocks, "results": str(self._results)}
-        if isinstance(choice.subject, str):
-            text = write(
-                choice.name,
-                **asked,
-                changes=choice.changes,
-                variants=choice.variants or None,
-                baseline=choice.baseline,
-                protocol=choice.protocol,
-            )
-        else:
-            text = python_of(choice.experiment(), **asked)
+        text = write(choice.request(), str(self._results))
         area = widgets.Textarea(
             value=text, rows=COPIED_ROWS, description="copy", layout={"width": "98%"}
         )

@@ -218,7 +218,8 @@ def _look_at_images(run: UnderWay, start: int, stop: int, excluded: list[int]) -
             f"images must all be readable, got {len(found['bad'])} that are not ({lines}); "
             "replace them, or leave them out for all variants with on_bad_image=skip"
         )
-    run.note(f"{len(found['bad'])} unreadable images are left out for all variants: {lines}")
+    run.note(f"{len(found['bad'])} unreadable images are left out for all variants")
+    run.note(lines, is_local=True)
     return [*excluded, *(index for index, _ in found["bad"])]
 
 

@@ -99,7 +99,8 @@ def hardware(info: Mapping[str, object]) -> Facts:
     known = [f"{name} {version}" for name, version in versions.items() if version]
     facts.append(("software", ", ".join(known)))
     for name, medium in (info.get("storages") or {}).items():
-        parts = [f"{medium.get('filesystem')} on {medium.get('device')}", medium.get("label")]
+        on = f" on {medium['device']}" if medium.get("device") else ""
+        parts = [f"{medium.get('filesystem')}{on}", medium.get("label")]
         facts.append((f"medium {name}", ", ".join(str(part) for part in parts if part)))
     return facts
 

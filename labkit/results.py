@@ -22,11 +22,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit import units
+from labkit import local, units
 from labkit.files import locked, write_whole
 from labkit.settings import AS_PUBLISHED
 from labkit.trial import Trial
 
+# Format history of run.json
+#   1  first version
+#   2  `local`: what may not leave this machine; request
+SCHEMA = 2
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
 SHARED = "shared"  # the folder of results, and what run.json says, of runs made elsewhere
 REPORTS = "reports"  # the folder of results for what is made of several runs
@@ -130,17 +134,30 @@ def explain_unwritable(folder: Path | str) -> Iterator[None]:
 
 def write_info(folder: Path, info: dict[str, object]) -> None:
     """Replace `run.json` in one step."""
+    text = json.dumps(local.split(info), indent=1, ensure_ascii=False) + "\n"
     with explain_unwritable(folder):
-        write_whole(folder / RUN_FILE, json.dumps(info, indent=1, ensure_ascii=False) + "\n")
+        write_whole(folder / RUN_FILE, text)
 
 
 def read_info(folder: Path) -> dict[str, object]:
     """Read `run.json` alone.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: it is not a run's, or was written by a newer labkit.
     """
-    return json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    text = (folder / RUN_FILE).read_text(encoding="utf-8")
+    try:
+        stored = json.loads(text)
+    except ValueError:
+        stored = None
+    if not isinstance(stored, dict):
+        raise ValueError(f"{RUN_FILE} must be a JSON object, got another file in {folder.name}")
+    if not isinstance(schema := stored.get("schema", 0), int) or schema > SCHEMA:
+        raise ValueError(
+            f"schema must be at most {SCHEMA}, got {schema!r} in {folder.name}; "
+            "update labkit to read this run"
+        )
+    return local.join(stored)
 
 
 def append_trial(folder: Path, trial: Trial) -> None:
@@ -274,7 +291,7 @@ def find_run(results: Path | str, name: str) -> Run:
     folders = list_runs(results)
     newest = [folder for folder in folders if folder.parent.name == name]
     # One in the document's own order answers another question: its id finds it.
-    corrected = [folder for folder in newest if not _is_as_published(folder)]
+    corrected = [folder for folder in newest if _is_corrected(folder)]
     newest = (corrected or newest)[-1:]
     matches = newest or _called(name, folders) or _called(name, list_shared(results))
     if not matches:
@@ -296,8 +313,11 @@ def _called(name: str, folders: list[Path]) -> list[Path]:
     return exact or [f for f in folders if f.name.startswith(name) or f.name.endswith(name)]
 
 
-def _is_as_published(folder: Path) -> bool:
-    return read_info(folder).get("protocol") == AS_PUBLISHED
+def _is_corrected(folder: Path) -> bool:
+    try:
+        return read_info(folder).get("protocol") != AS_PUBLISHED
+    except ValueError:  # of a newer labkit
+        return False
 
 
 def _ends_with_newline(file: object) -> bool:

@@ -42,7 +42,7 @@ class UnequalWork(RuntimeError):  # noqa: N818 - no error of the lab's: the vari
 
 def run_to_the_end(run: UnderWay) -> Run:
     """Do everything that is missing; what is finished stays whatever happens."""
-    for note in run.info["notes"]:
+    for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
         run.progress.say(note)
     run.save(status="running", reason="")
     try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -95,30 +94,6 @@ def narrow_tables(section: Section) -> list[tuple[list[str], list[list[str]], Se
         )
         for start in starts
     ]
-
-
-def where_from(section: Section) -> str:
-    """Say from which folder the run's relative paths are.
-
-    Returns:
-        A sentence; empty where all paths are absolute, or nothing is shown to run it again.
-    """
-    if not (section.command or section.code):
-        return ""
-    variants = (section.info.get("variants") or {}).values()
-    folders = [(section.info.get("data") or {}).get("folder")]
-    folders += [settings.get("data") for settings in variants]
-    # A storage is a name unless there is a slash in it.
-    folders += [name for settings in variants if "/" in (name := str(settings.get("storage")))]
-    relative = [str(name) for name in dict.fromkeys(folders) if name and _is_relative(str(name))]
-    if not relative:
-        return ""
-    return f"Paths as they were given, from the folder it ran in: {', '.join(relative)}."
-
-
-def _is_relative(path: str) -> bool:
-    # "~" is a person's home; of a run that was sent, "…" is what was taken out of a path.
-    return not path.startswith(("~", "…")) and not Path(path).is_absolute()
 
 
 def provenance_text(section: Section) -> str:

@@ -12,7 +12,7 @@ import ast
 import inspect
 import itertools
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Literal, TypeVar
@@ -222,6 +222,24 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
     for name in changes:
         _check_name(name)
     return replace(base, **changes)
+
+
+def read_settings(stored: Mapping[str, object]) -> Settings:
+    """Read a variant's settings from a run folder.
+
+    Args:
+        stored: name -> value, written by any version of labkit.
+
+    Raises:
+        ValueError: this version does not know a setting or its value.
+    """
+    known = {field.name for field in fields(Settings)}
+    if unknown := sorted(set(stored) - known):
+        raise ValueError(
+            f"settings must be known to this version of labkit, got {', '.join(unknown)}; "
+            "the run was made with another version: start a new run"
+        )
+    return Settings(**stored)
 
 
 def complete(

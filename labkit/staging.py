@@ -208,8 +208,10 @@ def _doubt(storage: Storage, medium: Medium, facts: dict[str, object]) -> str:
         probe = probe_random_reads(storage.directory)
         facts["cold_reads_per_s"] = probe.reads_per_s
         reason = f"{probe.reads_per_s:,.0f} cold reads/s"
-    except (Skip, OSError) as error:
+    except Skip as error:
         reason = f"not probed: {error}"
+    except OSError as error:  # its whole text names a file
+        reason = f"not probed: {error.strerror}"
     believed = is_hard_disk(medium, probe)
     if believed is CLAIMS[storage.name]:
         return ""

@@ -231,6 +231,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         protocol=info.get("protocol") or CORRECTED,
         notes=(
             *(info.get("notes") or ()),
+            *(info.get("local_notes") or ()),
             *run_notes(info, counted, judged=judged, stable=stable),
             *row_notes(info, counted, trials),
             *(

@@ -23,7 +23,7 @@ from labkit.experiment import Experiment, completed, run
 from labkit.lines import Lines
 from labkit.progress import Progress
 from labkit.results import Run
-from labkit.settings import MODES, Settings
+from labkit.settings import MODES, Settings, read_settings
 from labkit.summary import summarize_run
 from labkit.trial import Cancelled
 
@@ -268,7 +268,7 @@ def _measured(found: Run, before: Mapping[str, Measured]) -> dict[str, Measured]
     for row in summarize_run(found).rows:
         if row.normalized_time is not None and row.cpu_s_per_1000_images is not None:
             measured[row.variant] = Measured(
-                settings=Settings(**found.info["variants"][row.variant]),
+                settings=read_settings(found.info["variants"][row.variant]),
                 normalized_time=row.normalized_time,
                 cpu_s_per_1000_images=row.cpu_s_per_1000_images,
             )

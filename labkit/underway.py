@@ -19,7 +19,7 @@ from labkit.launcher import Launcher, TrialKilled
 from labkit.plan import Planned
 from labkit.progress import Progress, RunProgress
 from labkit.results import append_trial, explain_unwritable, write_info
-from labkit.settings import MODES, Settings
+from labkit.settings import MODES, Settings, read_settings
 from labkit.trial import Trial, utc_now
 
 _ALONE = threading.RLock()
@@ -65,7 +65,7 @@ class UnderWay:
     ) -> None:
         self.folder, self.info = folder, info
         self.mode = MODES[info["mode"]]
-        self.variants = {name: Settings(**values) for name, values in info["variants"].items()}
+        self.variants = {name: read_settings(values) for name, values in info["variants"].items()}
         # What is not the same work or cannot run here stays out, also when the run is resumed.
         self.dropped = {**info["skipped"], **info["failed"]}
         self.cancel = cancel
@@ -104,10 +104,16 @@ class UnderWay:
         self.info.update(changes)
         write_info(self.folder, self.info)
 
-    def note(self, line: str) -> None:
-        """Keep a sentence with the run, and say it now."""
-        if line not in self.info["notes"]:
-            self.info["notes"].append(line)
+    def note(self, line: str, *, is_local: bool = False) -> None:
+        """Keep a sentence with the run, and say it now.
+
+        Args:
+            line: the sentence.
+            is_local: whether it names files, and so must not leave this machine.
+        """
+        notes = self.info.setdefault("local_notes" if is_local else "notes", [])
+        if line not in notes:
+            notes.append(line)
             self.progress.say(line)
 
     def drop(self, planned: Planned | str, status: str, reason: str) -> None:

@@ -386,7 +386,7 @@ def test_a_hard_disk_that_is_not_there_does_not_count(tmp_path, monkeypatch):
     (tmp_path / "labkit.toml").write_text('[media]\nhdd = "unplugged"\n')
     monkeypatch.setattr(throttled, "why_not", lambda: "needs root")
     chosen = experiment("storage")
-    assert "unplugged as hard disk, which is not there" in chosen.notes[0]
+    assert "labkit.toml names as hard disk is not there" in chosen.notes[0]
     assert chosen.variants["hdd"].storage == "modelled_hdd"
     assert document_base().storage == "here"
 

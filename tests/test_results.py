@@ -11,6 +11,8 @@ import sys
 import pytest
 from places import memory_mounted
 
+from labkit import results
+from labkit.cli import main
 from labkit.results import (
     append_rows,
     append_trial,
@@ -72,6 +74,23 @@ def test_a_row_of_a_newer_labkit_says_so(tmp_path):
     (folder / "trials.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=f"schema must be at most {SCHEMA}.*update labkit"):
         load_run(folder)
+
+
+def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys):
+    create_run(tmp_path, {**INFO, "schema": results.SCHEMA, "status": "finished"})
+    newer, broken = (create_run(tmp_path, INFO) for _ in range(2))
+    newer = newer.rename(newer.with_name("99990101T000000Z-ffff"))
+    (newer / "run.json").write_text(json.dumps({**INFO, "schema": 99}))
+    (broken / "run.json").write_text("{half")
+    message = "schema must be at most 2, got 99 in 99990101T000000Z-ffff; update labkit to read"
+    with pytest.raises(ValueError, match=message):
+        load_run(newer)
+    assert main(["list", "--results", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert "  quick, finished\n" in listed
+    assert f"{broken.name}  cannot be read: run.json must be a JSON object, got " in listed
+    assert f"{newer.name}  cannot be read: {message}" in listed
+    assert find_run(tmp_path, "prefetching").info["status"] == "finished"
 
 
 def test_two_runs_started_in_the_same_second_get_their_own_folders(tmp_path):

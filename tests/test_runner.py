@@ -166,6 +166,12 @@ def test_resuming_a_run_with_a_part_that_is_gone_lists_the_choices(one_block, mo
         lab.resume(one_block.folder, progress=False)
 
 
+def test_resuming_a_run_with_a_setting_of_another_version_is_one_sentence(one_block, tmp_path):
+    variants = {name: {**v, "turbo": 5} for name, v in one_block.info["variants"].items()}
+    with pytest.raises(ValueError, match="known to this version of labkit, got turbo"):
+        lab.resume(changed(one_block, tmp_path / "run", variants=variants), progress=False)
+
+
 def test_resuming_on_other_data_or_another_machine_is_refused(one_block, tmp_path):
     data = {**one_block.info["data"], "manifest_hash": "other"}
     with pytest.raises(ValueError, match="data must be what the run began with"):

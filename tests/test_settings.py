@@ -1,7 +1,7 @@
 """Settings refuse what cannot work, in words, and a mode fills only what is unset."""
 
 import re
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from labkit.settings import (
     field_kinds,
     help_texts,
     pick,
+    read_settings,
     vary,
     with_settings,
 )
@@ -81,3 +82,11 @@ def test_an_unset_device_is_cuda_where_it_works_and_else_emulated(has_cuda, devi
 def test_an_unknown_choice_lists_the_choices():
     with pytest.raises(ValueError, match=re.escape("decoder must be one of a, b, got 'c'")):
         pick({"b": 1, "a": 2}, "c", "decoder")
+
+
+def test_stored_settings_of_another_version_are_refused_in_one_line():
+    stored = {**asdict(Settings(num_workers=3)), "turbo": 5}
+    with pytest.raises(ValueError, match=r"^settings must be known to this version .* got turbo; "):
+        read_settings(stored)
+    del stored["turbo"]
+    assert read_settings(stored) == Settings(num_workers=3)

@@ -136,5 +136,5 @@ def test_share_file_is_a_zip_that_says_nothing_of_this_machine(export, opened):
         assert shared.testzip() is None
         names = shared.namelist()
         everything = b"".join(shared.read(name) for name in names)
-    assert "share.json" in names
+    assert sorted(names) == ["run.json", "trials.jsonl"]
     assert str(opened.server.folder).encode() not in everything
