@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from labkit.parts.training import sinks
 from labkit.parts.training.metrics import METRICS
 from labkit.results import Run, how_to_complete
 from labkit.row_words import document, reason
-from labkit.settings import Settings, pick
+from labkit.settings import Settings, pick, read_settings
 from labkit.summary import Row, Summary, is_floor, summarize_run
 from labkit.winner import passed_over, winner
 
@@ -204,14 +203,7 @@ def _comment(text: str) -> Code:
 
 def _settings(run: Run, variant: str) -> Settings:
     """Read a variant's settings, or say why no program can be written of them."""
-    stored = run.info["variants"][variant]
-    known = {field.name for field in fields(Settings)}
-    if unknown := sorted(set(stored) - known):
-        raise ValueError(
-            f"variant must have settings that this version knows, got {', '.join(unknown)} in "
-            f"{variant!r}; run the experiment again"
-        )
-    settings = Settings(**stored)
+    settings = read_settings(run.info["variants"][variant])
     if settings.loader in OUTSIDE:
         raise ValueError(
             f"variant must load with torch or threads, got loader {settings.loader!r} in "

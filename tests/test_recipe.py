@@ -285,8 +285,8 @@ def test_a_setting_or_a_part_that_is_unknown_here_is_one_sentence():
     run = make_run({"original": 1.0})
     run.info["variants"]["original"]["colour"] = "blue"
     message = (
-        "variant must have settings that this version knows, got colour in 'original'; run the "
-        "experiment again"
+        "settings must be known to this version of labkit, got colour; the run was made with "
+        "another version: start a new run"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         lab.recipe(run)
