@@ -55,7 +55,7 @@ def compare_loops(pipeline, rounds: int) -> tuple[list[float], list[float]]:
 
 def trial_starts_s(settings: Settings, count: int = 10) -> list[float]:
     """Seconds from asking for a process to its answer, the server already running."""
-    nothing = {"settings": asdict(settings), "start": 0, "stop": 0}
+    nothing = {"settings": asdict(settings), "start": 0, "stop": 0, "decoders": []}
     starts_s = []
     with tempfile.TemporaryDirectory() as folder:
         with Launcher(Path(folder) / "worker.log", fork=machine.can_fork()) as launcher:

@@ -1,28 +1,100 @@
-"""Preflight: before anything is timed, every variant must do the same work.
+"""Preflight: checks before anything is timed.
 
-One batch of each variant is built on the CPU and compared with the baseline's:
-same images, shapes, dtypes, channel order, pixels within the named tolerance,
-normalized once.  Unreadable images are found once, for all variants alike.
-Main trap: a variant that fails here must become a row with its reason, never a
-fast bar in the chart.
+    find_bad_images: images that cannot be read or decoded, left out for all variants alike
+    compare_work:    one batch of each variant, built on the CPU and compared with the baseline's:
+                     same images, shapes, dtypes, channel order, pixels within the named tolerance
+
+A variant that fails here becomes a row with its reason.
 """
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from pathlib import Path
+
 import numpy as np
 
-from labkit.contracts import BATCHES, check_batch, difference, tolerance_levels
+from labkit import machine, units
+from labkit.contracts import (
+    BATCHES,
+    ArraySpec,
+    check_batch,
+    check_image,
+    difference,
+    tolerance_levels,
+)
 from labkit.jpeg import read_size_px
-from labkit.parts.decoding import SCALED
+from labkit.parts.decoding import DECODERS, SCALED, sample_jpeg
 from labkit.parts.loading import OWN_ORDER
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.room import check_room, why_no_room
 from labkit.settings import Settings
 from labkit.source import first_batch
 from labkit.stored import open_source
 from labkit.tables import check
 from labkit.trial import Skip
+
+# NumPy's, Python's and C++'s own; torch's on the CPU and on CUDA; OpenCV's; TensorFlow's.
+OUT_OF_MEMORY = re.compile(
+    r"MemoryError|bad_alloc|(can't|cannot) allocate|OutOfMemory|out of memory|OOM when allocating",
+    re.IGNORECASE,
+)
+LONGEST_MESSAGE = 160  # characters of a library's own message: it has to stay one line
+
+
+def find_bad_images(
+    settings: Settings, indices: list[int], decoders: list[str]
+) -> tuple[dict[int, str], list[str]]:
+    """Find images that cannot be read, or that a decoder refuses, and files that changed.
+
+    Each image is read once and decoded once with each decoder, on all cores.
+
+    Args:
+        settings: complete; only the data's place and packing count.
+        indices: which images to look at.
+        decoders: names of the decoders that the variants use.
+
+    Returns:
+        index -> one line naming the file and what is wrong with it; and a line for each
+        other file that is no longer what the data's manifest says.
+    """
+    reader = open_source(settings)
+    usable = [name for name in decoders if _decodes(name, sample_jpeg())]
+
+    def fault(index: int) -> str:
+        try:
+            content, _ = reader.read(index)
+        except OSError as error:
+            link = ", a broken link" if Path(reader.where(index)).is_symlink() else ""
+            return f"{reader.where(index)}{link}: {error.strerror or error}"
+        except ValueError as error:  # names the file itself
+            return str(error)
+        if not isinstance(content, bytes):  # stored as pixels
+            return ""
+        try:
+            read_size_px(content)
+            for name in usable:
+                check_image(DECODERS[name](content))
+        except Exception as error:  # of a library, or of a decoder of the user's own
+            line = str(error) if isinstance(error, ValueError) else one_line(error)
+            return f"{reader.where(index)}: {line}"
+        return ""
+
+    with ThreadPoolExecutor(machine.cores()) as pool:
+        faults = dict(zip(indices, pool.map(fault, indices)))
+    bad = {index: line for index, line in faults.items() if line}
+    return bad, reader.verify([index for index in indices if index not in bad])
+
+
+def _decodes(name: str, jpeg: bytes) -> bool:
+    """Try a decoder: one that is missing or broken says so in its variants' rows."""
+    try:
+        check_image(DECODERS[name](jpeg))
+    except Exception:  # a decoder of the user's own may raise anything
+        return False
+    return True
 
 
 def compare_work(
@@ -40,12 +112,11 @@ def compare_work(
     """
     verdicts: dict[str, tuple[str, str]] = {}
     reference = None
-    # The baseline first: what it delivers is what the others must.
-    for label in sorted(variants, key=lambda label: label != baseline):
+    for label in sorted(variants, key=lambda label: label != baseline):  # the baseline first
         settings = variants[label]
         try:
             check(settings)
-            check_room(settings)
+            check_batch_fits(settings)
             batch = first_batch(settings, excluded)
             specs = BATCHES[PREPROCESSORS[settings.preprocessor].batch](
                 settings.batch_size, settings.input_px
@@ -53,38 +124,41 @@ def compare_work(
             check_batch(batch, specs)
             if reference is None:
                 reference = batch
-            elif set(reference) != set(batch):
-                raise ValueError(
-                    f"batch must have the baseline's entries {', '.join(sorted(reference))}, "
-                    f"got {', '.join(sorted(batch))}"
-                )
-            elif settings.batch_size == variants[baseline].batch_size:
-                # This one batch is the whole epoch, so whoever has an order of its own has the same
-                # images in it.
-                own_order = {settings.loader, variants[baseline].loader} & OWN_ORDER
-                apart = difference(
-                    _by_id(batch) if own_order else batch,
-                    _by_id(reference) if own_order else reference,
-                    specs,
-                    levels=tolerance_levels(
-                        decoders_differ=settings.decoder != variants[baseline].decoder,
-                        scaled=_scaled(settings) != _scaled(variants[baseline]),
-                        decoded_scaled=(settings.decoder in SCALED)
-                        != (variants[baseline].decoder in SCALED),
-                    ),
-                )
-                if apart:
-                    raise ValueError(f"not the same work as {baseline}: {apart}")
-        except Skip as reason:
+            elif apart := _difference(batch, reference, settings, variants[baseline], specs):
+                raise ValueError(f"not the same work as {baseline}: {apart}")
+        except (Skip, ImportError) as reason:
             verdicts[label] = ("skipped", str(reason))
-        except ImportError as error:
-            verdicts[label] = ("skipped", str(error))
         except Exception as error:  # any failure of a part is shown as its row
-            reason = why_no_room(error, settings) or f"{type(error).__name__}: {error}"
+            reason = out_of_memory(error, settings) or f"{type(error).__name__}: {error}"
             verdicts[label] = ("failed", reason)
         else:
             verdicts[label] = ("ok", "")
     return verdicts
+
+
+def _difference(
+    batch: dict[str, np.ndarray],
+    reference: dict[str, np.ndarray],
+    settings: Settings,
+    base: Settings,
+    specs: dict[str, ArraySpec],
+) -> str:
+    """Say in one line how a batch differs from the baseline's; '' where the work is the same."""
+    if set(reference) != set(batch):
+        return (
+            f"batch must have the baseline's entries {', '.join(sorted(reference))}, "
+            f"got {', '.join(sorted(batch))}"
+        )
+    if settings.batch_size != base.batch_size:
+        return ""
+    if {settings.loader, base.loader} & OWN_ORDER:  # the same images, as this is the whole epoch
+        batch, reference = _by_id(batch), _by_id(reference)
+    levels = tolerance_levels(
+        decoders_differ=settings.decoder != base.decoder,
+        scaled=_scaled(settings) != _scaled(base),
+        decoded_scaled=(settings.decoder in SCALED) != (base.decoder in SCALED),
+    )
+    return difference(batch, reference, specs, levels=levels)
 
 
 def _by_id(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -97,29 +171,50 @@ def _scaled(settings: Settings) -> str:
     return settings.stored if settings.stored in (RESIZED, PIXELS) else ""
 
 
-def find_bad_images(settings: Settings, indices: list[int]) -> tuple[dict[int, str], list[str]]:
-    """Look for images that cannot be read whole, and for data that changed.
+def batch_bytes(settings: Settings) -> int | None:
+    """Return the size of a finished batch; None for a user's own preprocessor."""
+    describe = BATCHES.get(PREPROCESSORS[settings.preprocessor].batch)
+    if describe is None:
+        return None
+    specs = describe(settings.batch_size, settings.input_px).values()
+    return sum(prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)
 
-    Args:
-        settings: complete; only the data's place and packing count.
-        indices: which images to look at.
 
-    Returns:
-        index -> one line naming the file and what is wrong with it; and a line for each
-        other file that is no longer what the data's manifest says.
+def check_batch_fits(settings: Settings) -> None:
+    """Refuse a batch that is larger than all of this machine's memory.
+
+    The kernel may grant it all the same, and kill a process when it is filled.
+
+    Raises:
+        ValueError: the message says how many images would fit.
     """
-    reader = open_source(settings)
-    bad: dict[int, str] = {}
-    for index in indices:
-        try:
-            jpeg, _ = reader.read(index)
-        except (OSError, ValueError) as error:
-            bad[index] = str(error)
-            continue
-        if not isinstance(jpeg, bytes):
-            continue
-        try:
-            read_size_px(jpeg)
-        except ValueError as error:
-            bad[index] = f"{reader.where(index)}: {error}"
-    return bad, reader.verify([index for index in indices if index not in bad])
+    needed_bytes, memory_bytes = batch_bytes(settings) or 0, machine.memory_bytes()
+    if needed_bytes > memory_bytes:
+        fitting = memory_bytes * settings.batch_size // needed_bytes
+        raise ValueError(
+            f"batch_size must be at most {fitting} at input_px {settings.input_px}, so that one "
+            f"batch fits into memory ({units.count_bytes(memory_bytes)}), got "
+            f"{settings.batch_size} ({units.count_bytes(needed_bytes)}); "
+            "use a smaller one or a smaller input_px"
+        )
+
+
+def out_of_memory(error: BaseException, settings: Settings) -> str:
+    """Say in one line that memory ran out; '' where something else went wrong."""
+    message = one_line(error)
+    if not OUT_OF_MEMORY.search(message):
+        return ""
+    needed_bytes = batch_bytes(settings)
+    size = f" ({units.count_bytes(needed_bytes)} a batch)" if needed_bytes else ""
+    return (
+        f"batch_size must leave room in memory, got {settings.batch_size}{size}; use a smaller "
+        f"one, a smaller input_px or fewer workers ({message[:LONGEST_MESSAGE]})"
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's type and first line; of a loader worker's traceback, the last line."""
+    lines = str(error).strip().splitlines() or [""]
+    if lines[0].startswith("Caught "):
+        return lines[-1]
+    return f"{type(error).__name__}: {lines[0]}"

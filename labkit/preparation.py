@@ -199,9 +199,18 @@ def _epoch_images(run: UnderWay, images_per_s: float) -> int:
 
 def _look_at_images(run: UnderWay, start: int, stop: int, excluded: list[int]) -> list[int]:
     """Find unreadable images among those the run will take; stop, or leave them out."""
-    settings = original(run.baseline)  # as the person gave it
+    settings = original(run.baseline)  # as the user gave it
+    used = [chosen.decoder for label, chosen in run.variants.items() if label not in run.dropped]
+    decoders = sorted(set(used))
+    run.progress.say(f"reading images, and decoding each with {join(decoders)}")
     try:
-        found = run.ask("find_bad_images", settings=asdict(settings), start=start, stop=stop)
+        found = run.ask(
+            "find_bad_images",
+            settings=asdict(settings),
+            start=start,
+            stop=stop,
+            decoders=decoders,
+        )
     except TrialFailed as failure:
         raise ValueError(str(failure)) from failure
     if found["changed"]:

@@ -117,7 +117,7 @@ class Settings:
     torch_threads: int = 1
     """PyTorch's CPU threads in the training process; loader workers always use one."""
     on_bad_image: Literal["stop", "skip"] = "stop"
-    """Unreadable images: stop before measuring, or leave them out for every variant."""
+    """Images that a chosen decoder cannot read: stop before measuring, or leave out for all."""
     seed: int = 0
     """Seed of the shuffling and of every random draw."""
 

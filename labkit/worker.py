@@ -90,13 +90,13 @@ def _count_taken(own: bytes):
     return [asdict(taken) for taken in count_taken()]
 
 
-def _find_bad_images(settings: dict, start: int, stop: int, own: bytes):
+def _find_bad_images(settings: dict, start: int, stop: int, decoders: list[str], own: bytes):
     from labkit.preflight import find_bad_images
     from labkit.source import shuffled_images
 
     complete = _settings(settings)
     indices = [int(index) for index in shuffled_images(complete)[start:stop]]
-    bad, changed = find_bad_images(complete, indices)
+    bad, changed = find_bad_images(complete, indices, decoders)
     return {"bad": sorted(bad.items()), "changed": changed}
 
 
@@ -237,28 +237,30 @@ def _answer(line: bytes, events: int) -> None:
     except BaseException as error:  # whatever it is, the runner must hear of it
         reason = _no_room(error, request["arguments"])
         if not reason:
-            reason = str(error) if isinstance(error, ValueError) else _one_line(error)
+            told = isinstance(error, ValueError) and not str(error).startswith("Caught ")
+            reason = str(error) if told else _one_line(error)
         event = "ended" if IF_OUT_OF_MEMORY in reason else "failed"
         emit(event=event, reason=reason, traceback=traceback.format_exc())
 
 
 def _no_room(error: BaseException, arguments: dict) -> str:
     """Name the batch where memory ran out; empty where it did not, or for no batch."""
-    from labkit.room import why_no_room
+    from labkit.preflight import out_of_memory
 
     try:
-        return why_no_room(error, _settings(arguments["settings"]))
+        return out_of_memory(error, _settings(arguments["settings"]))
     except (KeyError, TypeError):  # a job that makes none
         return ""
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    line = f"{type(error).__name__}: {text[0] if text else ''}"
+    from labkit.preflight import one_line
+
+    line = one_line(error)
     # A worker that is killed while it hands over a batch breaks the connection it used.
     if line.startswith(("RuntimeError: DataLoader worker", "ConnectionResetError", "EOFError")):
         line += f"; {IF_OUT_OF_MEMORY}"
-    if "DataLoader worker" in line and any("No space left" in part for part in text):
+    if "DataLoader worker" in str(error) and "No space left" in str(error):
         line = shared_memory.why_full() or line
     return line
 

@@ -35,7 +35,6 @@ LAYERS = [
     ["plan", "forecast", "winner"],
     ["row_words", "block_ratios"],
     ["captions"],
-    ["room"],
     ["preflight", "calibration", "batch_search", "reads", "ahead", "operations"],
     ["operations_timing"],
     ["worker"],

@@ -189,11 +189,15 @@ DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
 SCALED = frozenset({"simplejpeg_scaled"})
 
 
+def sample_jpeg() -> bytes:
+    """Return a small JPEG file that every decoder reads."""
+    cv2 = open_library("cv2", "opencv-python")
+    return cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+
+
 def why_not() -> dict[str, str]:
     """Return the decoders that cannot be used here, each with the reason, by trying all once."""
-    cv2 = open_library("cv2", "opencv-python")
-    jpeg = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
-    reasons = {}
+    jpeg, reasons = sample_jpeg(), {}
     for name, decode in DECODERS.items():
         try:
             decode(jpeg)

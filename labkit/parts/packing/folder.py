@@ -196,9 +196,9 @@ def open_folder(path: Path | str) -> FolderReader:
         names = _find_jpegs(root)
     else:
         annotations, images = found
+        present = set(_find_jpegs(images))
         # A whole folder of ours keeps what is missing on disk, for `read` and `verify` to name.
-        on_disk = None if manifest_hash != "unknown" else set(_find_jpegs(images))
-        names, boxes = read_coco(annotations, on_disk)
+        names, boxes = read_coco(annotations, present if manifest_hash == "unknown" else None)
         prefix = "" if images == root else images.relative_to(root).as_posix() + "/"
         names = [prefix + name for name in names]
         boxes["annotations"] = annotations
@@ -296,26 +296,45 @@ def _find_annotations(root: Path) -> tuple[Path, Path] | None:
 
 
 def _find_jpegs(root: Path) -> list[str]:
-    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links."""
-    names, seen = [], set()
-    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_raise):
-        real = Path(folder).resolve()
+    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links.
+
+    Raises:
+        ValueError: one of them is a named pipe, a socket or a device: reading it may never end.
+    """
+    names, seen, waiting = [], set(), [root]
+    while waiting:
+        folder = waiting.pop()
+        real = folder.resolve()
         if real in seen:  # a link that leads back up would go round for ever
-            subfolders.clear()
             continue
         seen.add(real)
-        # Hidden: thumbnails, "._photo.jpg" of macOS, checkpoints of notebooks.
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        below = Path(folder).relative_to(root).as_posix()
+        below = folder.relative_to(root).as_posix()
         prefix = "" if below == "." else below + "/"
-        names += [prefix + name for name in files if is_jpeg(name)]
+        subfolders = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                # Hidden: thumbnails, "._photo.jpg" of macOS, checkpoints of notebooks.
+                if entry.name.startswith("."):
+                    continue
+                if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
+                    subfolders.append(folder / entry.name)
+                elif is_jpeg(entry.name):
+                    _check_regular(entry)
+                    names.append(prefix + entry.name)
+        waiting += sorted(subfolders, reverse=True)
     return sorted(names)
+
+
+def _check_regular(entry: os.DirEntry) -> None:
+    if entry.is_file(follow_symlinks=False):
+        return
+    path = Path(entry.path)
+    if path.exists() and not path.is_file():  # a broken link is left to whoever reads it
+        raise ValueError(
+            f"data must hold regular files, got a named pipe, socket or device at {path}; remove it"
+        )
 
 
 def is_jpeg(name: str) -> bool:
     """Say of a file's name whether it is an image of the data set's; hidden files are not."""
     return name.lower().endswith((".jpg", ".jpeg")) and not name.startswith(".")
-
-
-def _raise(error: OSError) -> None:
-    raise error
