@@ -1,6 +1,5 @@
 """labkit: why is my GPU at 0 %, and what fixes it?  The public names, nothing else."""
 
-from labkit.call_graph_chart import call_graph_chart
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
 from labkit.diagnosis.call_graph import profile as call_graph
@@ -79,7 +78,6 @@ __all__ = [
     "ThreadLoader",
     "Trial",
     "call_graph",
-    "call_graph_chart",
     "chart",
     "choose",
     "claims",

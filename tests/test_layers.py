@@ -69,7 +69,7 @@ LAYERS = [
     ["figures"],
     ["comparison"],
     ["row_figure"],
-    ["charts", "epoch_chart", "dial_chart", "call_graph_chart", "timeline_chart"],
+    ["charts", "epoch_chart", "dial_chart", "timeline_chart"],
     ["side_by_side"],
     ["report", "operations_report", "operations_chart"],
     ["page"],

@@ -1,115 +1,82 @@
-"""Who calls whom, and how long: the main process and its loader's workers as two trees.
+"""Profile a training loop and its loader's workers with pyinstrument.
 
-    main process ── pyinstrument ──▶ stacks ┐
-                                            ├─ readable ─▶ Node: name, file, seconds, children
-    worker 0, 1 … ── at their end ─▶ a file ┘
-
-Main trap: a profiler that looks at calls and returns gives all the time since its last look to
-whatever returns then, so a function much shorter than the interval, before a long C call, is not
-seen, and a tight loop of small functions looks several times as long as it is.  This shows where
-time goes, not what a function takes; for that see `stages`.
-Source: pyinstrument, https://github.com/joerick/pyinstrument.
+A profiler in the training process does not see the workers, so each worker gets one of its own and
+writes what it saw into a file when it ends.  The profiler looks every 0.2 ms: functions much
+shorter than that are missed, and tight loops of small functions look longer than they are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import html
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.diagnosis.frames import MAIN, WORKERS, Place, readable
 from labkit.diagnosis.taps import tapped
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyinstrument import Profiler
+    from pyinstrument.session import Session
 
 INTERVAL_S = 0.0002  # shorter or longer, the cost is nearly the same
-SMALLEST_SHARE = 0.002  # of its process's time; branches below it are added up as "other"
-OTHER = "other"
 NO_DATALOADER = "not a torch DataLoader: of what prepares batches only this thread was seen"
 
-Times = dict[tuple[Place, ...], float]
-"""A stack, from the outermost function inwards -> seconds in its last function itself."""
-
-# What a worker inherits when it is forked, and ends: it must not fill the main process's profile.
+# A forked worker inherits the main process's profiler and has to stop it.
 _running: list[Profiler] = []
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
-    """A function where it stands in the tree."""
-
-    name: str
-    file: str
-    """Shortened; "built-in" for C, "" for what stands for more than a function."""
-    line: int
-    """Where it is defined; 0 where there is none."""
-    total_s: float
-    """With all that it called; added up over workers."""
-    self_s: float
-    """Without."""
-    children: tuple[Node, ...]
-    """Most time first."""
-
-    def walk(self) -> Iterator[Node]:
-        """Give this and all below it."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-
-@dataclass(frozen=True, kw_only=True)
 class CallGraph:
-    """What `profile` saw."""
+    """What `profile` saw; in a notebook it shows itself."""
 
-    main: Node
-    workers: Node | None
-    """All workers added up; None where there are none, or none of them told."""
+    main: Session
+    workers: Session | None
+    """All workers added up; None where there are none, or none of them wrote its profile."""
     worker_count: int
-    """As the loader has them; 0 with none."""
     seconds: float
     """From the first batch that was asked for to the last step's end."""
     steps: int
-    notes: tuple[str, ...]
-    error: Exception | None
+    notes: tuple[str, ...] = ()
+    error: Exception | None = None
     """What ended it early, of the data set or the step; what was seen until then is kept."""
 
     def top(self, n: int = 10) -> list[dict[str, object]]:
-        """List the functions with the most time of their own, as rows of a table.
+        """List the functions with the most time of their own, in the main process and the workers.
 
         Returns:
             At most n rows: function, where, self_s, share (of its process's time), process.
         """
         rows = []
-        for process, root in ((MAIN, self.main), (WORKERS, self.workers)):
-            own: dict[tuple[str, str], float] = {}
-            for node in root.walk() if root is not None else ():
-                where = f"{node.file}:{node.line}" if node.line else node.file
-                own[node.name, where] = own.get((node.name, where), 0.0) + node.self_s
+        for process, session in (("main process", self.main), ("workers", self.workers)):
+            own: Counter[tuple[str, str]] = Counter()
+            for frame in _frames(session):
+                name = ".".join(filter(None, (frame.class_name, frame.function)))
+                line = f":{frame.line_no}" if frame.line_no else ""  # C has none
+                own[name, f"{frame.file_path_short}{line}"] += frame.total_self_time
+            whole_s = sum(own.values())
             rows += [
-                {
-                    "function": name, "where": where, "self_s": self_s,
-                    "share": self_s / root.total_s, "process": process,
-                }
+                {"function": name, "where": where, "self_s": self_s}
+                | {"share": self_s / whole_s, "process": process}
                 for (name, where), self_s in own.items()
                 if self_s > 0
-            ]  # fmt: skip
+            ]
         return sorted(rows, key=lambda row: -row["self_s"])[:n]
 
     def table(self, n: int = 10) -> pd.DataFrame:
-        """Show `top` as a table."""
+        """Return `top` as a table."""
         import pandas as pd
 
-        shown = [
+        rows = [
             {
                 "function": row["function"],
                 "process": row["process"],
@@ -119,7 +86,22 @@ class CallGraph:
             }
             for row in self.top(n)
         ]
-        return pd.DataFrame(shown).set_index("function") if shown else pd.DataFrame()
+        return pd.DataFrame(rows).set_index("function") if rows else pd.DataFrame()
+
+    def __str__(self) -> str:
+        """Write pyinstrument's tree of the main process, and of the workers."""
+        said = [f"{units.count(self.steps, 'step')} in {units.seconds(self.seconds)}", *self.notes]
+        if self.error is not None:
+            said.append(f"ended early: {type(self.error).__name__}: {self.error}")
+        parts = [" · ".join(said), "Main process", _tree(self.main)]
+        if self.workers is not None:
+            workers = units.count(self.worker_count, "worker")
+            parts += [f"{workers}, times added up", _tree(self.workers)]
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        # Text, as pyinstrument's own HTML loads a font from the network.
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def profile(
@@ -143,48 +125,31 @@ def profile(
         with tapped(loader, start=_ProfileWorker(folder)) as twin:
             graph = _profile(twin, step, seconds)
         # The workers have ended, and wrote what they saw as they did.
-        times, lost = _read(Path(folder))
+        workers, lost = _read(Path(folder))
     notes = (f"no profile of {lost} of the workers: they ended before they wrote it",)
     return replace(
         graph,
-        workers=tree(times, WORKERS) if times else None,
+        workers=workers,
         worker_count=loader.num_workers,
         notes=notes if lost else (),
     )
 
 
-def tree(times: Times, name: str) -> Node:
-    """Build a tree of stacks; branches of hardly any time are added up.
-
-    Args:
-        times: of one process, or of several alike.
-        name: of the root.
-    """
-    whole_s = sum(times.values())
-    return _node(Place(name, "", 0), times, 0, SMALLEST_SHARE * whole_s)
+def _frames(session: Session | None) -> Iterator:
+    """Go through a session's frames; those that stand for a frame's own time are no functions."""
+    waiting = [root] if session and (root := session.root_frame()) else []
+    while waiting:
+        frame = waiting.pop()
+        yield frame
+        waiting += [child for child in frame.children if not child.is_synthetic]
 
 
-def _node(place: Place, times: Times, depth: int, least_s: float) -> Node:
-    self_s, below = 0.0, {}
-    for stack, s in times.items():
-        if len(stack) == depth:
-            self_s += s
-        else:
-            branch = below.setdefault(stack[depth], {})
-            branch[stack] = branch.get(stack, 0.0) + s
-    large = {place: branch for place, branch in below.items() if sum(branch.values()) >= least_s}
-    children = [_node(place, branch, depth + 1, least_s) for place, branch in large.items()]
-    other_s = sum(sum(branch.values()) for place, branch in below.items() if place not in large)
-    if other_s:
-        children.append(
-            Node(name=OTHER, file="", line=0, total_s=other_s, self_s=other_s, children=())
-        )
-    return Node(
-        **place._asdict(),
-        total_s=sum(times.values()),
-        self_s=self_s,
-        children=tuple(sorted(children, key=lambda node: -node.total_s)),
-    )
+def _tree(session: Session) -> str:
+    from pyinstrument.renderers import ConsoleRenderer
+
+    renderer = ConsoleRenderer(unicode=True)
+    # Without the logo and the path of this file.
+    return renderer.render(session).removeprefix(renderer.render_preamble(session)).strip()
 
 
 def _profile(loader: Iterable, step: Callable[[object], object], seconds: float) -> CallGraph:
@@ -203,12 +168,11 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
         session = profiler.stop()
         _running.remove(profiler)
     return CallGraph(
-        main=tree(_add_up(session.frame_records, MAIN), MAIN),
+        main=session,
         workers=None,
         worker_count=0,
         seconds=time.perf_counter() - begun_s,
         steps=len(steps),
-        notes=(),
         error=error,
     )
 
@@ -216,7 +180,7 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
 def _run(
     loader: Iterable, step: Callable[[object], object], deadline_s: float, steps: list[None]
 ) -> None:
-    """Train until it is time; `frames` starts every stack of the main process below here."""
+    """Train until it is time."""
     while True:  # epochs
         steps_before = len(steps)
         for batch in loader:
@@ -226,18 +190,6 @@ def _run(
                 return
         if len(steps) == steps_before:
             return  # an empty epoch
-
-
-def _add_up(records: Iterable[tuple[list[str], float]], process: str) -> Times:
-    times: Times = {}
-    known: dict[tuple[str, ...], tuple[Place, ...] | None] = {}
-    for stack, s in records:
-        key = tuple(stack)
-        if key not in known:
-            known[key] = readable(stack, process)
-        if (places := known[key]) is not None:
-            times[places] = times.get(places, 0.0) + s
-    return times
 
 
 class _ProfileWorker:
@@ -260,17 +212,16 @@ class _ProfileWorker:
 
 
 def _write(profiler: Profiler, path: Path) -> None:
-    times = _add_up(profiler.stop().frame_records, WORKERS)
+    session = profiler.stop()
     with contextlib.suppress(OSError):  # nobody waited for it
-        path.write_text(json.dumps(list(times.items())))
+        session.save(path)
         path.rename(path.with_suffix(".json"))  # now it is whole
 
 
-def _read(folder: Path) -> tuple[Times, int]:
+def _read(folder: Path) -> tuple[Session | None, int]:
     """Add up what workers wrote, and count those that did not."""
-    times: Times = {}
-    for path in folder.glob("*.json"):
-        for stack, s in json.loads(path.read_text()):
-            places = tuple(Place(*place) for place in stack)
-            times[places] = times.get(places, 0.0) + s
-    return times, len(list(folder.glob("*.started")))
+    from pyinstrument.session import Session
+
+    sessions = [Session.load(path) for path in folder.glob("*.json")]
+    lost = len(list(folder.glob("*.started")))
+    return (reduce(Session.combine, sessions) if sessions else None), lost
