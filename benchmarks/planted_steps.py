@@ -31,7 +31,7 @@ from benchmarks.photo_training import (
     training,
 )
 from labkit.parts.devices import EmulatedDevice
-from labkit.parts.training.metric_server import EmulatedServer
+from labkit.parts.training.reporting import Reports
 from labkit.shared_memory import FOLDER as SHARED_MEMORY
 from labkit.trial import Skip
 
@@ -177,23 +177,23 @@ class Reporting(Train):
     Args:
         device: where it trains.
         every: steps.
-        server: answers late, on loopback.
+        reports: go to a server on this machine that answers late.
     """
 
-    def __init__(self, device: EmulatedDevice, every: int, server: EmulatedServer) -> None:
+    def __init__(self, device: EmulatedDevice, every: int, reports: Reports) -> None:
         super().__init__(device)
-        self.every, self.server, self.start_s = every, server, time.perf_counter()
+        self.every, self.reports, self.start_s = every, reports, time.perf_counter()
 
     def after(self, batch: dict[str, object]) -> None:
         if self.steps % self.every == 0:
             seconds = time.perf_counter() - self.start_s
-            self.server.write(json.dumps({"step": self.steps, "seconds": seconds}))
+            self.reports.write(json.dumps({"step": self.steps, "seconds": seconds}))
 
 
 def slow_reports(site: Site, fixed: bool) -> dict[str, object]:
     """Every step is reported to a server that answers after 70 ms; better: every fiftieth."""
-    server = site.keep(EmulatedServer(delay_ms=70))
-    step = Reporting(emulated(COMPUTE_MS), 50 if fixed else 1, server)
+    reports = site.keep(Reports("http_70ms", site.scratch))
+    step = Reporting(emulated(COMPUTE_MS), 50 if fixed else 1, reports)
     return training(loader(light_photos(site)), step)
 
 

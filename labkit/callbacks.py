@@ -1,18 +1,15 @@
-"""Callbacks: what a training loop does beside its steps, while the device may stand idle.
+"""Callbacks: what a training loop does beside its steps, while the device may be idle.
 
     step n ─▶ every N steps: metrics ─ report ─ checkpoint ─ progress bar ─▶ step n + 1
-                                                       the epoch's last ─▶ finish ─▶ end
+                                                  last of the epoch ─▶ finish ─▶ end
 
-Steps are counted through all epochs of a trial, so that every 100th comes also where epochs are
-shorter.  What is written in the background belongs to the epoch it was begun in, so the epoch
-waits for it.  Main trap: a step only *starts* work on the device.  Whoever needs its result, a
-checkpoint, a loss, a metric, makes the host wait; on the emulated device too, which otherwise
-has no weights and no loss: what is saved there is a model of the host, and losses are dashes.
+Steps are counted through all epochs of a trial, so that every 100th also occurs where epochs are
+shorter.  An epoch waits for what was started in the background during it.  The emulated device has
+no weights and no loss: its checkpoints hold a ResNet-18 of the host, and its losses are dashes.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,20 +18,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from labkit.contracts import Clock, Device
+from labkit.contracts import Device
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.training import Step
-from labkit.parts.training.background import in_background
-from labkit.parts.training.checkpoint_folder import folder_of
-from labkit.parts.training.checkpoints import SAVERS, CheckpointFailed, Saver
+from labkit.parts.training.checkpoint import SAVERS, CheckpointFailed, Saver, checkpoint_folder
 from labkit.parts.training.metrics import METRICS, Totals
-from labkit.parts.training.progress_bar import PROGRESS
-from labkit.parts.training.sinks import ReportFailed, open_sink
+from labkit.parts.training.reporting import PROGRESS, ReportFailed, Reports
 from labkit.settings import Settings
 
 CHECKPOINT = ".labkit-checkpoint.pth"
 HOST_ONLY = "host's part real, device's part emulated"
-NOT_WRITTEN = (CheckpointFailed, ReportFailed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +37,9 @@ class Callback:
     name: str
     every: int
     call: Callable[[int, Mapping], None]
-    """Takes the number, from 1, and the batch of the step that has just been launched."""
+    """Takes the number, from 1, and the batch of the step that was just started."""
     finish: Callable[[], object] | None = None
-    """Waits, at the end of an epoch, for what is still going on in the background."""
+    """Waits, at the end of an epoch, for what still runs in the background."""
 
 
 class Callbacks:
@@ -54,8 +47,8 @@ class Callbacks:
 
     Args:
         callbacks: in the order in which they are called.
-        go_on: whether training goes on without what cannot be written.
-        emulated: whether the device is: then only what the host does and waits for is real.
+        go_on: continue without what cannot be written.
+        emulated: the device is emulated, so that only the host's part is real.
     """
 
     def __init__(self, *callbacks: Callback, go_on: bool = False, emulated: bool = False) -> None:
@@ -69,10 +62,10 @@ class Callbacks:
         return bool(self._callbacks)
 
     def after_step(self, batch: Mapping) -> None:
-        """Count a step, and do what is due after it.
+        """Count a step, and call what is due after it.
 
         Raises:
-            CheckpointFailed, ReportFailed: something was not written, and training shall stop.
+            CheckpointFailed, ReportFailed: something was not written, and `go_on` is not set.
         """
         self._step += 1
         for callback in self._callbacks:
@@ -81,13 +74,13 @@ class Callbacks:
                 self._call(callback.name, partial(callback.call, self._step, batch))
 
     def finish(self) -> None:
-        """Wait until nothing of it is going on any more."""
+        """Wait for what still runs in the background."""
         for callback in self._callbacks:
             if callback.finish is not None:
                 self._call(callback.name, callback.finish)
 
     def label(self) -> dict[str, str]:
-        """Say what is real of it, and what was not written, for the row's labels."""
+        """Return the row's label: what is emulated, and what was not written."""
         said = [HOST_ONLY] if self._emulated and self else []
         said += [
             f"{count} of {self._done[name]} {name}s not written: {self._why[name]}"
@@ -98,7 +91,7 @@ class Callbacks:
     def _call(self, name: str, call: Callable[[], object]) -> None:
         try:
             call()
-        except NOT_WRITTEN as error:
+        except (CheckpointFailed, ReportFailed) as error:
             if not self._go_on:
                 raise
             self._lost[name] += 1
@@ -108,17 +101,14 @@ class Callbacks:
 NONE = Callbacks()
 
 
-def open_callbacks(
-    settings: Settings, device: Device, step: Step, clock: Clock, stack: ExitStack
-) -> Callbacks:
+def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitStack) -> Callbacks:
     """Open what the settings ask for beside the steps; nothing by default.
 
     Args:
         settings: complete and checked.
-        device: what the steps run on; whoever needs their result waits for it.
-        step: the training step; knows its loss, its class scores and what there is to save.
-        clock: what savers take their times by.
-        stack: closes everything that was opened, whatever happens.
+        device: runs the steps.
+        step: the training step, which has the loss, the class scores and the state to save.
+        stack: closes everything that was opened.
 
     Raises:
         Skip: this machine lacks what they need, such as the folder for checkpoints.
@@ -131,26 +121,22 @@ def open_callbacks(
         wait()
         return step.loss()
 
-    made = []
+    opened = []
     if settings.metrics != "none":
-        made.append(_evaluation(settings, step, wait))
+        opened.append(_evaluation(settings, step, wait))
     if settings.report_every:
-        made.append(_reports(settings, loss, stack))
+        opened.append(_reports(settings, loss, stack))
     if settings.checkpoint_every:
-        path = folder_of(settings.checkpoint_to) / CHECKPOINT
-        stack.callback(path.unlink, missing_ok=True)
-        saver = SAVERS[settings.saver](path, clock=clock)
-        stack.callback(saver.close)
-        made.append(_checkpoints(settings, step, wait, saver))
+        opened.append(_checkpoints(settings, step, wait, stack))
     if settings.progress_bar != "none":
-        bar = PROGRESS[settings.progress_bar](None)
+        bar = PROGRESS[settings.progress_bar]()
         stack.callback(bar.close)
 
         def update(number: int, batch: Mapping) -> None:
             bar.update(loss() if settings.progress_loss else None)
 
-        made.append(Callback(name="progress bar", every=1, call=update))
-    return Callbacks(*made, go_on=settings.if_not_written == "go on", emulated=emulated)
+        opened.append(Callback(name="progress bar", every=1, call=update))
+    return Callbacks(*opened, go_on=settings.if_not_written == "go on", emulated=emulated)
 
 
 def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Callback:
@@ -165,36 +151,33 @@ def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Cal
 
 
 def _reports(settings: Settings, loss: Callable[[], float | None], stack: ExitStack) -> Callback:
-    folder = Path(tempfile.mkdtemp(prefix="labkit-reports-"))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    sink = open_sink(settings.report_to, folder)
-    if settings.report_in_background:
-        sink = in_background(sink)
-    stack.callback(sink.close)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-reports-"))
+    reports = Reports(settings.report_to, Path(folder), in_background=settings.report_in_background)
+    stack.callback(reports.close)
 
     def report(number: int, batch: Mapping) -> None:
         value = loss() if settings.report_loss else None
-        sink.write(f"step {number} loss {'-' if value is None else f'{value:.4f}'}")
+        reports.write(f"step {number} loss {'-' if value is None else f'{value:.4f}'}")
 
-    return Callback(
-        name="report",
-        every=settings.report_every,
-        call=report,
-        finish=sink.finish if settings.report_in_background else None,
-    )
+    return Callback(name="report", every=settings.report_every, call=report, finish=reports.finish)
 
 
 def _checkpoints(
-    settings: Settings, step: Step, wait: Callable[[], None], saver: Saver
+    settings: Settings, step: Step, wait: Callable[[], None], stack: ExitStack
 ) -> Callback:
+    path = checkpoint_folder(settings.checkpoint_to) / CHECKPOINT
+    stack.callback(path.unlink, missing_ok=True)
+    saver: Saver = SAVERS[settings.saver](path)
+    stack.callback(saver.close)
+
     def save(number: int, batch: Mapping) -> None:
         wait()
         try:
-            saver.finish()  # that the one before failed must not keep this one from being saved
+            saver.finish()  # the failure of one checkpoint must not prevent the next
         finally:
             saver.save({"step": number, **step.state()})
 
-    # The first save takes the memory that all others use again: ten times as long as they.
+    # The first save allocates the memory that the others reuse, which takes ten times as long.
     try:
         saver.save({"step": 0, **step.state()})
         saver.finish()
@@ -207,4 +190,4 @@ def _checkpoints(
 
 
 def _nothing() -> None:
-    """A real device: reading a result waits for it."""
+    """Return at once: on a real device, reading a result waits for it."""

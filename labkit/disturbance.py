@@ -108,7 +108,7 @@ def _own_s() -> float:
     import psutil
 
     own_s = own_cpu_s()
-    for number in helper.numbers():
+    for number in helper.pids():
         try:
             own_s += sum(psutil.Process(number).cpu_times()[:2])
         except psutil.Error:

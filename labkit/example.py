@@ -125,7 +125,7 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: ob
 def _train_on_cuda() -> Callable[[object], None]:
     import torch
 
-    from labkit.parts.training.models import build_classifier
+    from labkit.parts.training.model import build_classifier
 
     model = build_classifier().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)

@@ -1,14 +1,13 @@
-"""In depth, callbacks: what the loop does beside its steps, each along its dial.
+"""In depth, callbacks: what the training loop does beside its steps.
 
-    stalls                       all of them beside one another, each as often as it hurts
-    checkpoints, logs,           how often, where to, and who writes
-    metric_reports
-    evaluation, progress         in Python loops or not; a bar or none
+    stalls                              all of them in one experiment
+    checkpoints, logs, metric_reports   how often, where to, and in the background
+    evaluation, progress                in Python loops or vectorized; with and without a bar
 
-Each takes the settings that all its variants share and returns an Experiment, baseline first.
-Nothing is left to load: one batch stays in memory, so whatever an epoch takes longer than the
-baseline's is the loop's own doing.  Main trap: printing a loss is two things, writing a line and
-waiting for the device to know it; so each also stands without the other.
+Each function takes the settings that its variants share and returns an Experiment, baseline first.
+Nothing is loaded: one batch stays in memory, so the training loop alone makes an epoch longer than
+the baseline's.  Printing a loss writes a line and waits for the device; variants without the loss
+separate the two.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from dataclasses import replace
 from labkit.experiment import Experiment
 from labkit.settings import Settings
 
-# Small steps, as on a fast GPU: the fewer milliseconds one has, the more a stall costs.
+# Short steps, as on a fast GPU: the shorter the step, the more a stall costs.
 BATCH_SIZE = 8
 EVERY = (1, 10, 100)
-# A server of one's own network answers in a few milliseconds, one far away in some tens.
+# A server in the local network answers in a few milliseconds, a distant one in some tens.
 NEAR, FAR = "http_5ms", "http_50ms"
 
 
 def stalls(base: Settings) -> Experiment:
-    """[001]: saving, metrics, logs, reports and progress, each as often as people do it."""
+    """[001]: checkpoints, metrics, logs, reports and a progress bar."""
     base = replace(loop_alone(base), epochs=1)
     return Experiment(
         "stalls",
@@ -51,9 +50,9 @@ def stalls(base: Settings) -> Experiment:
 
 
 def checkpoints(base: Settings) -> Experiment:
-    """[001] 3.3: save fewer checkpoints; in the background none may be felt."""
+    """[001] 3.3: save fewer checkpoints, or save them in a thread."""
     base = loop_alone(base)
-    by = {"": "sync", ", in a thread": "thread", ", in a process": "process"}
+    by = {"": "sync", ", in a thread": "thread"}
     every = {
         f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, saver=saver)
         for how, saver in by.items()
@@ -76,7 +75,7 @@ def checkpoints(base: Settings) -> Experiment:
 
 
 def logs(base: Settings) -> Experiment:
-    """[001] 5.1: print every 100 steps; is it the printing, or the loss that it waits for?"""
+    """[001] 5.1: print every 100 steps; the cost of the line and of waiting for the loss."""
     base = loop_alone(base)
     quick = {"never": base} | {
         f"every {_steps(n)}": replace(base, report_every=n, report_to="file") for n in EVERY
@@ -87,9 +86,8 @@ def logs(base: Settings) -> Experiment:
         if settings.report_every
     }
     shown = {
-        f"{label}, {sink}": replace(settings, report_to=sink)
+        f"{label}, terminal": replace(settings, report_to="terminal")
         for label, settings in {**quick, **unread}.items()
-        for sink in ("terminal", "notebook")
         if settings.report_every
     }
     names = ("every step, without the loss",)
@@ -104,7 +102,7 @@ def logs(base: Settings) -> Experiment:
 
 
 def metric_reports(base: Settings) -> Experiment:
-    """[001] 4.2: report metrics every 100 steps, to a server that takes its time."""
+    """[001] 4.2: report metrics every 100 steps, to a server that answers after a delay."""
     base = loop_alone(base)
     near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
     others = {
@@ -128,7 +126,7 @@ def metric_reports(base: Settings) -> Experiment:
 
 
 def evaluation(base: Settings) -> Experiment:
-    """[001] section 2: evaluation metrics on the CPU; a loop over samples, or one call."""
+    """[001] section 2: evaluation metrics in a loop over samples, or in one call."""
     base = loop_alone(base)
     every = {
         f"{how}, every {_steps(n)}": replace(base, metrics=how, metrics_every=n)
@@ -147,7 +145,7 @@ def evaluation(base: Settings) -> Experiment:
 
 
 def progress(base: Settings) -> Experiment:
-    """[001] section 2: progress reports; a bar that is drawn, and one that asks for the loss."""
+    """[001] section 2: a progress bar, and one with the loss."""
     base = loop_alone(base)
     return Experiment(
         "progress",
@@ -164,10 +162,10 @@ def progress(base: Settings) -> Experiment:
 
 
 def loop_alone(base: Settings) -> Settings:
-    """Leave nothing to load and nothing to wait for but what the loop itself does."""
+    """Keep one batch in memory and never wait for the device, so that only the loop counts."""
     return replace(
         base,
-        cache="as found",  # nothing is read while it counts
+        cache="as found",  # nothing is read
         preprocessor="classification",
         loader="resident",
         batch_size=base.batch_size or BATCH_SIZE,

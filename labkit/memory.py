@@ -74,7 +74,7 @@ def tree_pss_bytes(process_id: int) -> int | None:
     own = procfs.pss_bytes(process_id)
     if below is None or own is None:
         return None
-    helpers = helper.numbers()
+    helpers = helper.pids()
     # Some have just ended.
     return own + sum(procfs.pss_bytes(child) or 0 for child in below if child not in helpers)
 

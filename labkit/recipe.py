@@ -20,8 +20,8 @@ from labkit.parts.loading import OUTSIDE
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.training import sinks
 from labkit.parts.training.metrics import METRICS
+from labkit.parts.training.reporting import HTTP
 from labkit.results import Run, how_to_complete
 from labkit.row_words import document, reason
 from labkit.settings import Settings, pick, read_settings
@@ -217,7 +217,7 @@ def _settings(run: Run, variant: str) -> Settings:
 
 
 def _sink(settings: Settings) -> str:
-    return settings.report_to if sinks.parse(settings.report_to) is None else "http"
+    return "http" if HTTP.fullmatch(settings.report_to) else settings.report_to
 
 
 def _boxes(run: Run, settings: Settings) -> tuple[Path, Path] | None:

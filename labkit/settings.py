@@ -87,19 +87,19 @@ class Settings:
     sync_every: int = 1
     """Steps between host waits for the device (as `.item()` does); 0: only at the epoch's end."""
     checkpoint_every: int = 0
-    """Steps between checkpoints of the model and its optimizer; 0: none is saved."""
+    """Steps between checkpoints of the model and its optimizer; 0: none."""
     checkpoint_to: str = "here"
-    """Where they go: the working directory, a medium (ssd, tmpfs, ...) or a folder's path."""
+    """Where checkpoints go: here (the working directory), ssd, tmpfs, … or a folder's path."""
     saver: str = "sync"
-    """What writes them: the loop itself, or a thread or process beside it."""
+    """What writes checkpoints: the training loop itself (sync), or a thread."""
     report_every: int = 0
-    """Steps between reports (a log line, a metric sent somewhere); 0: nothing is reported."""
+    """Steps between reports (a log line, a metric sent to a server); 0: none."""
     report_to: str = "file"
-    """Where reports go: file, terminal, notebook, or a server as slow as in http_50ms."""
+    """Where reports go: file, terminal, or a server that answers late, as http_50ms."""
     report_loss: bool = True
-    """Reports carry the loss: `.item()` has the host wait for the device."""
+    """Reports contain the loss: `.item()` makes the host wait for the device."""
     report_in_background: bool = False
-    """A thread writes them, while training goes on."""
+    """A thread writes reports while training continues."""
     metrics: str = "none"
     """How accuracy and confusion matrix are kept: none, in Python loops, or vectorized."""
     metrics_every: int = 1
@@ -107,9 +107,9 @@ class Settings:
     progress_bar: str = "none"
     """What shows the progress of training."""
     progress_loss: bool = False
-    """The bar shows the loss, too: `.item()` in every step."""
+    """Show the loss in the progress bar: `.item()` in every step."""
     if_not_written: Literal["stop", "go on"] = "stop"
-    """Checkpoints and reports that cannot be written: end the trial, or go on and say so."""
+    """Checkpoints and reports that cannot be written: end the trial, or go on without them."""
     epochs: int = 2
     """Epochs per trial; the documents timed two."""
     cv2_threads: int = 0

@@ -20,10 +20,10 @@ from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage import STORAGES, Storage, check_name, locate
-from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, checkpoint_folder, sinks
-from labkit.parts.training.checkpoints import SAVERS
+from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED
+from labkit.parts.training.checkpoint import SAVERS, check_folder_name
 from labkit.parts.training.metrics import METRICS
-from labkit.parts.training.progress_bar import PROGRESS
+from labkit.parts.training.reporting import PROGRESS, check_sink
 from labkit.places import place
 from labkit.settings import Settings, pick
 from labkit.trial import Skip
@@ -105,8 +105,8 @@ def check_names(settings: Settings) -> None:
             check_name(value)
         elif value is not None:
             pick(table, value, setting)
-    checkpoint_folder.check_name(settings.checkpoint_to)
-    sinks.check_name(settings.report_to)
+    check_folder_name(settings.checkpoint_to)
+    check_sink(settings.report_to)
 
 
 def check(settings: Settings) -> None:

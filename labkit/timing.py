@@ -261,7 +261,7 @@ def measure(
     pipeline.storage.enter()  # after the files were made warm: that may be as fast as it can
     epochs = []
     with ExitStack() as stack:
-        callbacks = open_callbacks(settings, pipeline.device, pipeline.step, clock, stack)
+        callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)
         gc.collect()
         gc.disable()  # a collection would land in one arm and not in the other
         before = machine.disturbance()  # making files cold or warm disturbs no epoch

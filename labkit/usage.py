@@ -71,7 +71,7 @@ def own_cpu_s() -> float:
     """Count the CPU-seconds of this process and all below it, ended or still alive; no helper's."""
     import psutil
 
-    total_s, helpers = 0.0, helper.numbers()
+    total_s, helpers = 0.0, helper.pids()
     # The lowest first: what ends meanwhile is counted by its parent, which is read after it.
     for child in reversed(psutil.Process().children(recursive=True)):
         if child.pid in helpers:

@@ -307,7 +307,7 @@ def _preload() -> None:
         "torch.utils.data",
         "labkit.calibration",
         "labkit.preflight",
-        "labkit.parts.training.models",
+        "labkit.parts.training.model",
     ):
         importlib.import_module(module)
 

@@ -4,6 +4,7 @@ Steps are launched on the emulated device under a fake clock; checkpoints and re
 """
 
 import contextlib
+import logging
 import threading
 from types import SimpleNamespace
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 
 from labkit.callbacks import CHECKPOINT, HOST_ONLY, Callback, Callbacks, open_callbacks
-from labkit.clock import SystemClock
 from labkit.launcher import Launcher
 from labkit.parts.devices import CpuDevice, EmulatedDevice
-from labkit.parts.training import STEPS, sinks
-from labkit.parts.training.checkpoints import CheckpointFailed
+from labkit.parts.training import STEPS
+from labkit.parts.training.checkpoint import CheckpointFailed
+from labkit.parts.training.reporting import SINKS, ReportFailed
 from labkit.settings import Settings
 from labkit.timing import time_epoch
 from labkit.trial import Skip
@@ -76,7 +77,7 @@ def opened(stack, tmp_path, device=None, step=None, **settings):
     clock = FakeClock()
     device = device or EmulatedDevice(PROFILE, clock)
     step = step or STEPS["timed"](settings, device)
-    return clock, open_callbacks(settings, device, step, SystemClock(), stack)
+    return clock, open_callbacks(settings, device, step, stack)
 
 
 def test_nothing_is_done_where_nothing_is_asked_for(tmp_path):
@@ -110,7 +111,7 @@ def test_who_needs_a_steps_result_waits_for_the_emulated_device(tmp_path, settin
     assert callbacks.label() == {"training loop": HOST_ONLY}
 
 
-@pytest.mark.parametrize("saver", ["sync", "thread", "process"])
+@pytest.mark.parametrize("saver", ["sync", "thread"])
 def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, saver):
     threads = threading.active_count()
     with contextlib.ExitStack() as stack:
@@ -128,86 +129,74 @@ def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, saver):
     assert threading.active_count() == threads
 
 
-def test_a_report_names_the_step_and_the_loss_of_a_real_training(tmp_path):
-    written = []
-    sink = SimpleNamespace(write=written.append, close=lambda: written.append("closed"))
+def test_a_report_names_the_step_and_the_loss_of_a_real_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     losses = iter([0.5, 0.25])
     step = STEPS["timed"](Settings(batch_size=8), EmulatedDevice(PROFILE, FakeClock()))
     step = SimpleNamespace(**{**vars(step), "loss": lambda: next(losses)})
-    with contextlib.ExitStack() as stack, registered("mine", sink):
-        _, callbacks = opened(stack, tmp_path, CpuDevice(), step, report_every=2, report_to="mine")
+    with contextlib.ExitStack() as stack:
+        _, callbacks = opened(stack, tmp_path, CpuDevice(), step, report_every=2)
         for _ in range(5):
             callbacks.after_step(BATCH)
-    assert written == ["step 2 loss 0.5000", "step 4 loss 0.2500", "closed"]
+        (log,) = tmp_path.rglob("*.log")
+        written = [line.split(" ", 2)[2] for line in log.read_text().splitlines()]
+    assert written == ["step 2 loss 0.5000", "step 4 loss 0.2500"]
+    assert list(tmp_path.iterdir()) == []
 
 
-@contextlib.contextmanager
-def registered(name, sink):
-    sinks.SINKS[name] = lambda folder: sink
-    try:
-        yield
-    finally:
-        del sinks.SINKS[name]
+class Failing(logging.Handler):
+    """A sink that takes all reports but the second."""
 
-
-def failing_sink(fails):
-    def write(line):
-        if fails(line):
-            raise OSError(111, "Connection refused")
-
-    return SimpleNamespace(write=write, close=lambda: None, where="http://nobody")
+    def emit(self, record):
+        if "step 2 " in record.getMessage():
+            try:
+                raise OSError(111, "Connection refused")
+            except OSError:
+                self.handleError(record)
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_sink_that_fails_ends_the_training_or_is_counted_as_is_set(tmp_path, in_background):
+def test_a_sink_that_fails_ends_the_training_or_is_counted(tmp_path, monkeypatch, in_background):
+    monkeypatch.setitem(SINKS, "mine", lambda folder: Failing())
     settings = {"report_every": 1, "report_to": "mine", "report_in_background": in_background}
-    words = "report must reach http://nobody, got connection refused"
-    with registered("mine", failing_sink(lambda line: "step 2 " in line)):
-        with contextlib.ExitStack() as stack, pytest.raises(sinks.ReportFailed, match=words):
-            _, callbacks = opened(stack, tmp_path, **settings)
-            for _ in range(3):
-                callbacks.after_step(BATCH)
-            callbacks.finish()
-        with contextlib.ExitStack() as stack:
-            _, callbacks = opened(stack, tmp_path, if_not_written="go on", **settings)
-            for _ in range(4):
-                callbacks.after_step(BATCH)
-            callbacks.finish()
-            said = callbacks.label()["training loop"]
+    words = "report must reach mine, got Connection refused"
+    with contextlib.ExitStack() as stack, pytest.raises(ReportFailed, match=words):
+        _, callbacks = opened(stack, tmp_path, **settings)
+        for _ in range(3):
+            callbacks.after_step(BATCH)
+        callbacks.finish()
+    with contextlib.ExitStack() as stack:
+        _, callbacks = opened(stack, tmp_path, if_not_written="go on", **settings)
+        for _ in range(4):
+            callbacks.after_step(BATCH)
+        callbacks.finish()
+        said = callbacks.label()["training loop"]
     assert said.startswith(f"{HOST_ONLY}; 1 of 4 reports not written: {words}")
 
 
 @pytest.mark.parametrize("saver", ["sync", "thread"])
-def test_a_checkpoint_that_fails_is_counted_and_the_next_one_saved(tmp_path, saver):
+def test_a_checkpoint_that_fails_ends_the_training_or_is_counted(tmp_path, saver):
     blocked = tmp_path / "gone"
     blocked.mkdir()
+    settings = {"checkpoint_every": 1, "saver": saver}
     with contextlib.ExitStack() as stack:
-        _, callbacks = opened(
-            stack, blocked, checkpoint_every=1, saver=saver, if_not_written="go on"
-        )
+        _, callbacks = opened(stack, blocked, **settings, if_not_written="go on")
+        _, strict = opened(stack, blocked, **settings)
         callbacks.after_step(BATCH)
         callbacks.finish()
         (blocked / CHECKPOINT).unlink()
         blocked.rename(tmp_path / "elsewhere")  # as a disk that is unplugged
         callbacks.after_step(BATCH)
         callbacks.finish()
+        with pytest.raises(CheckpointFailed, match="checkpoint must be written to"):
+            strict.after_step(BATCH)
+            strict.finish()
         (tmp_path / "elsewhere").rename(blocked)
         callbacks.after_step(BATCH)
         callbacks.finish()
         assert torch.load(blocked / CHECKPOINT, weights_only=True)["step"] == 3
         said = callbacks.label()["training loop"]
     assert f"1 of 3 checkpoints not written: checkpoint must be written to {blocked}" in said
-
-
-def test_a_checkpoint_that_fails_stops_where_it_shall(tmp_path):
-    blocked = tmp_path / "gone"
-    blocked.mkdir()
-    with contextlib.ExitStack() as stack:
-        _, callbacks = opened(stack, blocked, checkpoint_every=1)
-        blocked.rename(tmp_path / "elsewhere")
-        with pytest.raises(CheckpointFailed, match="checkpoint must be written to"):
-            callbacks.after_step(BATCH)
-            callbacks.finish()
 
 
 def test_a_real_training_saves_reports_evaluates_and_says_so_in_its_row(launcher, photos, tmp_path):

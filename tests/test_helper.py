@@ -19,16 +19,16 @@ def test_it_answers_line_by_line_and_is_known_while_it_is_up():
     before = os.environ.get(HELPERS)
     one, other = Helper("the echo", ECHO, {"n": 1}), Helper("the echo", ECHO, {"n": 2})
     assert (one.ready, other.ready, one.say({"a": "ü"})) == ({"n": 1}, {"n": 2}, {"a": "ü"})
-    assert {one.pid, other.pid} <= helper.numbers()
+    assert {one.pid, other.pid} <= helper.pids()
     for _ in range(2):
         one.close()
         assert not psutil.pid_exists(one.pid)
-    assert one.pid not in helper.numbers() and other.pid in helper.numbers()
+    assert one.pid not in helper.pids() and other.pid in helper.pids()
     other.close()
     assert os.environ.get(HELPERS) == before
 
 
-@pytest.mark.parametrize("program", [["-c", ""], ["-c", "print('hello')"], ["-m", "labkit.gone"]])
+@pytest.mark.parametrize("program", [["-c", "print('hello')"], ["-m", "labkit.gone"]])
 def test_one_that_does_not_answer_is_skipped_and_leaves_nothing(program):
     before = psutil.Process().children(), psutil.Process().num_fds(), os.environ.get(HELPERS)
     with pytest.raises(Skip, match=r"^the echo could not be started: "):
@@ -40,7 +40,6 @@ def test_one_that_does_not_answer_is_skipped_and_leaves_nothing(program):
 def test_one_that_says_nothing_is_skipped_and_ended(monkeypatch):
     before = psutil.Process().children()
     monkeypatch.setattr(helper, "ANSWER_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(helper, "END_TIMEOUT_S", 0.05)
     with pytest.raises(Skip, match=r"the echo must answer within 0\.05 s, got nothing"):
         Helper("the echo", ["-c", "import time; time.sleep(600)"], {})
     assert psutil.Process().children() == before
@@ -52,10 +51,4 @@ def test_its_memory_is_none_of_the_trials():
     before = tree_pss_bytes(os.getpid())
     one = Helper("the echo", large, {})
     assert tree_pss_bytes(os.getpid()) < before + 50_000_000
-    one.close()
-
-
-def test_what_it_writes_to_stderr_stops_nothing():
-    one = Helper("the echo", ["-c", f"import sys; sys.stderr.write('x' * 100_000)\n{ECHO[1]}"], {})
-    assert one.say({"a": 1}) == {"a": 1}
     one.close()

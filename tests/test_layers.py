@@ -16,7 +16,7 @@ LAYERS = [
     ["settings", "contracts", "units", "jpeg", "trial", "progress", "procfs", "pagecache", "frame"],
     ["files"],
     ["clock", "helper", "letters", "lines", "markdown", "sections"],
-    ["shared_memory", "opens", "launches"],
+    ["shared_memory", "opens"],
     ["memory"],
     ["media", "gpu", "gpu_watch", "disturbance", "usage"],
     ["machine"],

@@ -64,7 +64,7 @@ def opened(settings: Settings, stack: ExitStack) -> Opened:
     found = calibrate(fewer) if settings.device == "emulated" else {}
     clock = SystemClock()
     pipeline = build(settings, clock, compute_s_per_image=found.get("compute_s_per_image"))
-    callbacks = open_callbacks(settings, pipeline.device, pipeline.step, clock, stack)
+    callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)
     steps = iter(range(1, 1 << 62))
 
     def step(batch: Mapping) -> None:

@@ -287,7 +287,7 @@ def _read_bytes() -> int | None:
     own, below = procfs.read_bytes(os.getpid()), procfs.processes_below(os.getpid())
     if own is None or below is None:
         return None
-    helpers = helper.numbers()
+    helpers = helper.pids()
     # Some have just ended; who was waited for is counted among its parent's.
     return own + sum(procfs.read_bytes(child) or 0 for child in below if child not in helpers)
 

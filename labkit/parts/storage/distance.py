@@ -130,8 +130,7 @@ def served(
         "secret": secret,
     }
     program = ["-m", "labkit.parts.storage.distance_server"]
-    # Ctrl-C in a terminal reaches the runner alone.
-    server = Helper("the distance's server", program, spec, start_new_session=True)
+    server = Helper("the distance's server", program, spec)
     try:
         found = f"http://127.0.0.1:{server.ready['port']}/{secret}"
         server.say({"own_s": _own_s(found)})

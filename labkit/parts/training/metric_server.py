@@ -1,96 +1,41 @@
-"""A metric server, and the client that waits for its answer.
+"""A metric server on loopback that answers each report after a delay.
 
-    write ─▶ POST {"report": line} on a connection that is kept ─▶ server ─(a delay)─▶ 200 ─▶ back
+Started by its path in a process of its own, so that it takes no time from the training loop.  It
+imports nothing of labkit, so that it starts quickly.
 
-One request for every report, as metric clients send them; the training loop waits for the answer.
-Main trap: a server that hangs would stop the training; after `TIMEOUT_S` the report has failed.
-Python's own http.client; clients on top of requests take a few tenths of a millisecond more.
+    stdin: {"delay_s": 0.005}     stdout: {"port": 40123}     ends when stdin does
 """
 
 from __future__ import annotations
 
 import json
-from http.client import HTTPConnection, HTTPException
-from urllib.parse import urlsplit
-
-from labkit.parts.training.terminal import far_end, take_arrived
-
-TIMEOUT_S = 2.0
-
-
-class MetricClient:
-    """A sink: one POST for every line.
-
-    Args:
-        url: the server's, `http://host:port/path`.
-        timeout_s: how long to wait for a connection or an answer.
-
-    Raises:
-        ValueError: another kind of URL.
-    """
-
-    next_step = "start the server or report elsewhere"
-
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"url must be http://<host>:<port>, got {url!r}")
-        self.where, self._path = url, parts.path or "/"
-        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-
-    def write(self, line: str) -> None:
-        """Send a line, and wait for the answer.
-
-        Raises:
-            OSError: there is none, or one that says it was not taken.
-        """
-        body = json.dumps({"report": line})
-        head = {"Content-Type": "application/json"}
-        try:
-            self._connection.request("POST", self._path, body, head)
-            answer = self._connection.getresponse()
-            answer.read()  # to its end: the connection is used again
-        except TimeoutError as error:
-            self.close()
-            raise TimeoutError(f"no answer within {self._connection.timeout:g} s") from error
-        except (OSError, HTTPException) as error:
-            self.close()  # the next report tries a new one
-            if isinstance(error, HTTPException) and not isinstance(error, OSError):
-                raise OSError(f"no HTTP: {error!r}") from error
-            raise
-        if not 200 <= answer.status < 300:
-            raise OSError(f"status {answer.status} {answer.reason}")
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class EmulatedServer:
-    """A sink with a server of its own on loopback, which answers after a set delay.
+class _Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
-    Args:
-        delay_ms: from a report's arrival to the answer.
+    def log_message(self, *_: object) -> None:
+        return
 
-    Raises:
-        Skip: the server does not start.
-    """
+    def do_POST(self) -> None:
+        due_s = time.perf_counter() + self.server.delay_s
+        self.rfile.read(int(self.headers["Content-Length"]))
+        while (remaining_s := due_s - time.perf_counter()) > 0:
+            time.sleep(remaining_s)
+        # In one packet: two would wake the client twice.
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-    next_step = MetricClient.next_step
 
-    def __init__(self, delay_ms: int) -> None:
-        self.arrived: list[str] = []
-        """The bodies that arrived, from `close` on."""
-        self.waited_s: list[float] = []
-        """How long each waited for its answer, by the server's clock."""
-        self._server = far_end("the metric server", "metrics", delay_s=delay_ms / 1e3)
-        self.where = f"http://127.0.0.1:{self._server.ready['port']}"
-        self._client = MetricClient(self.where)
-        self.write = self._client.write
-
-    def close(self) -> None:
-        """Close the connection and end the server."""
-        self._client.close()
-        if self._server is not None:
-            found, self._server = take_arrived(self._server), None
-            self.arrived, self.waited_s = found["arrived"], found.get("waited_s", [])
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    server.delay_s = json.loads(sys.stdin.readline())["delay_s"]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(json.dumps({"port": server.server_address[1]}), flush=True)  # noqa: T201
+    sys.stdin.read()
+    os._exit(0)  # without waiting for answers in progress

@@ -1,11 +1,10 @@
-"""Evaluation metrics of a classifier, batch by batch: how often it was right, and what for what.
+"""Evaluation metrics of a classifier, batch by batch: accuracy and confusion matrix.
 
     logits, labels ─▶ top-1, top-5, confusion matrix, added up ─▶ `Totals.result`
 
-`loops` looks at every sample, as `.item()` per image does; `vectorized` counts on the device and
-looks once, at the end.  Main trap: `torch.bincount` would count too, but on CUDA it looks at its
-largest number, so every call waits for the device.
-Importing this module does not import torch.
+`loops` reads every sample on the host, as `.item()` per image does; `vectorized` counts on the
+device and reads once, at the end.  `torch.bincount` would not do: on CUDA it reads its largest
+number and so waits for the device.  Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ TOP = 5
 
 @dataclass(kw_only=True)
 class Totals:
-    """What has been counted so far."""
+    """Counts so far."""
 
     wait: Callable[[], None] = lambda: None
-    """Called before each look at a number, for a device that only stands in."""
+    """Called before a number is read; the emulated device waits there."""
     confusion: torch.Tensor | None = None
-    """(classes, classes) int64, true class by predicted class; None: nothing yet."""
+    """(classes, classes) int64, true class by predicted class; None: nothing counted."""
     in_top: int | torch.Tensor = 0
-    """Samples whose class was among the `TOP` likeliest."""
+    """Samples whose class was among the `TOP` most likely ones."""
 
     def result(self) -> dict[str, float]:
-        """Look at what has been counted.
+        """Read the counts.
 
         Returns:
-            top1, top5: shares of all samples; class_mean: share of a class's samples that were
-            right, averaged over the classes there were.  Empty where nothing was counted.
+            top1, top5: shares of all samples; class_mean: accuracy per class, averaged over the
+            classes that occurred.  Empty where nothing was counted.
         """
         if self.confusion is None:
             return {}
@@ -57,7 +56,7 @@ class Totals:
 
 
 def count_nothing(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -> None:
-    """Leave the batch uncounted."""
+    """Count nothing."""
 
 
 def count_in_loops(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -> None:
@@ -82,7 +81,7 @@ def count_in_loops(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -
 
 
 def count_at_once(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -> None:
-    """Count the whole batch on its device, without looking.
+    """Count the whole batch on its device, without reading a number.
 
     Args:
         logits: (B, classes) float32, at least `TOP` classes.

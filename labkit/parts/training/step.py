@@ -1,9 +1,35 @@
-"""What a training step offers to those who run it and those who watch it."""
+"""The training step: the work done on a batch once it is on the device.
+
+`detector` and `classifier` are real, `timed` occupies the emulated device for its profile's
+seconds per image, `nothing` leaves loading alone.  Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache, partial
+
+from labkit.contracts import CLASSES
+from labkit.parts.training.loss import (
+    LOOPS,
+    LOSSES,
+    TYPICAL_BOXES,
+    VECTORIZED,
+    count_operators,
+    host_loss,
+    mask_of,
+)
+from labkit.settings import Settings, pick
+
+# CenterNet trains with Adam at 1.25e-4 from its first epoch on.
+DETECTOR_LEARNING_RATE = 1.25e-4
+# The ResNet paper's 0.1 at batch 256, scaled linearly to the documents' batch of 32.
+CLASSIFIER_LEARNING_RATE = 0.0125
+CLASSIFIER_MOMENTUM = 0.9
+# A forward pass is about a third of a training step: the backward pass has two products for each.
+FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -22,6 +48,290 @@ class Step:
     """The last class scores, (B, classes) float32 without their graph, still on the device; None
     where the step has none."""
     state: Callable[[], dict] = dict
-    """What a checkpoint holds: state_dict() of model and optimizer, as they are just now."""
+    """What a checkpoint holds: state_dict() of model and optimizer, not copied."""
     first_loss: Callable[[], float | None] = lambda: None
-    """The first loss of all, from untrained weights; likewise."""
+    """The first loss, from untrained weights, as a number."""
+
+
+def detector(settings: Settings, device: object) -> Step:
+    """Train CenterNet's res_18 from scratch: heat maps, box sizes and center offsets.
+
+    Args:
+        settings: uses seed, loss, precision and memory_format.
+        device: a part of `DEVICES` with a `torch_device`.
+
+    Returns:
+        A step on `contracts.detector_batch`.
+
+    Raises:
+        ValueError: the device is emulated.
+
+    Source: CenterNet (Zhou et al. 2019), trained by Adam.
+    """
+    _check_real("detector", device)
+    import torch
+
+    from labkit.parts.training.model import Detector
+
+    model = _seeded(Detector, settings, device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=DETECTOR_LEARNING_RATE)
+    of_maps = pick(LOSSES, settings.loss, "loss")
+
+    def loss_of(maps: tuple, batch: dict) -> object:
+        return of_maps(*(one.float() for one in maps), batch)
+
+    return _train(settings, device, model, optimizer, loss_of, "detector")
+
+
+def classifier(settings: Settings, device: object) -> Step:
+    """Train a ResNet-18 classifier from scratch, the light arm.
+
+    Args:
+        settings: uses seed, precision and memory_format.
+        device: a part of `DEVICES` with a `torch_device`.
+
+    Returns:
+        A step on `contracts.classifier_batch`.
+
+    Raises:
+        ValueError: the device is emulated.
+
+    Source: He et al. 2016, trained by SGD with momentum and cross entropy.
+    """
+    _check_real("classifier", device)
+    import torch
+
+    from labkit.parts.training.model import build_classifier
+
+    model = _seeded(build_classifier, settings, device)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=CLASSIFIER_LEARNING_RATE, momentum=CLASSIFIER_MOMENTUM
+    )
+
+    def loss_of(logits: object, batch: dict) -> object:
+        return torch.nn.functional.cross_entropy(logits.float(), batch["label"])
+
+    return _train(settings, device, model, optimizer, loss_of, "classifier")
+
+
+def timed(settings: Settings, device: object) -> Step:
+    """Occupy the emulated device for as long as its profile says, without training.
+
+    A loss in loops is real work of the host.  It comes between the forward pass, beside which the
+    host may run it, and the backward pass, which cannot start before.
+
+    Args:
+        settings: uses loss, batch_size and seed.
+        device: a part of `DEVICES` with `compute(images)`.
+
+    Returns:
+        A step on any batch with `sample_id`, and with boxes if the loss loops over them.  It has
+        no backward and no loss; its class scores are drawn once.
+
+    Raises:
+        ValueError: the device is a real one.
+    """
+    if not _is_emulated(device):
+        raise ValueError(
+            f"step must be detector or classifier on {device.torch_device}, got 'timed'; "
+            'set step="detector", or device="emulated"'
+        )
+    forward = partial(_compute, device)
+    if settings.loss != VECTORIZED:
+        loss_of = partial(pick(LOOPS, settings.loss, "loss"), wait=device.synchronize)
+        work = host_loss(loss_of, settings.batch_size, settings.seed)
+
+        def forward(batch: dict) -> None:
+            _compute(device, batch, FORWARD_SHARE)
+            work(mask_of(batch))
+            _compute(device, batch, 1 - FORWARD_SHARE)
+
+    return Step(
+        forward=forward,
+        backward=None,
+        loss=lambda: None,
+        batch=None,
+        logits=partial(_drawn_logits, settings.batch_size, settings.seed),
+        state=_classifier_at_rest,
+    )
+
+
+def nothing(settings: Settings, device: object) -> Step:
+    """Do no work: the epoch takes as long as loading alone.
+
+    Args:
+        settings: not used; every step is called alike.
+        device: not used.
+
+    Returns:
+        A step on any batch.
+    """
+    return Step(forward=lambda batch: None, backward=None, loss=lambda: None, batch=None)
+
+
+STEPS: dict[str, Callable[[Settings, object], Step]] = {
+    "detector": detector,
+    "classifier": classifier,
+    "timed": timed,
+    "nothing": nothing,
+}
+
+
+def label(settings: Settings, accelerator: str) -> dict[str, str]:
+    """Label a row whose loss or precision is not the default.
+
+    Args:
+        settings: complete.
+        accelerator: the device's label.
+
+    Returns:
+        loss: how many operators it calls in a step; precision: the number format.
+    """
+    labels = {}
+    if settings.loss in LOOPS and settings.step != "nothing":
+        # Threads call what the loops call, but only one thread's calls can be counted.
+        counted = "loops" if settings.loss == "threads" else settings.loss
+        calls = count_operators(LOSSES[counted], settings.batch_size)
+        fewest = count_operators(LOSSES[VECTORIZED], settings.batch_size)
+        labels["loss"] = (
+            f"{calls:,} operator calls a step at {TYPICAL_BOXES} boxes an image "
+            f"({VECTORIZED}: {fewest:,})"
+        )
+        if accelerator.startswith("emulated"):
+            labels["loss"] += ", the host's cost only"
+    if settings.precision == "amp":
+        dtype = str(_amp_dtype(settings.device)).removeprefix("torch.")
+        scaled = ", loss scaled" if dtype == "float16" else ""
+        labels["precision"] = f"amp ({dtype}{scaled})"
+    return labels
+
+
+def _train(
+    settings: Settings,
+    device: object,
+    model: object,
+    optimizer: object,
+    loss_of: Callable[[object, dict], object],
+    batch: str,
+) -> Step:
+    """Make a step of a model, an optimizer and a loss.
+
+    Args:
+        settings: uses precision and memory_format.
+        device: a part of `DEVICES` with a `torch_device`, where the model is.
+        model: from `_seeded`.
+        optimizer: of the model's parameters.
+        loss_of: (what the model returned, batch) -> loss, a 0-dim float32 tensor.
+        batch: what the step needs, a name in `contracts.BATCHES`.
+    """
+    import torch
+
+    first = last = last_logits = None
+    kind, layout = device.torch_device.type, _layout(settings)
+    in_precision, scaler = nullcontext, None
+    if settings.precision == "amp":
+        dtype = _amp_dtype(kind)
+        in_precision = partial(torch.autocast, kind, dtype=dtype)
+        if dtype == torch.float16:
+            # Unscaled gradients would vanish; finding out whether one overflowed waits each step.
+            scaler = torch.amp.GradScaler(kind)
+
+    def forward(batch: dict) -> object:
+        nonlocal first, last, last_logits
+        image = batch["image"].contiguous(memory_format=layout)
+        with in_precision():
+            outputs = model(image)
+        loss = loss_of(outputs, batch)  # in float32, in any precision
+        last = loss.detach()  # the number without the graph, still on the device
+        first = last if first is None else first
+        if isinstance(outputs, torch.Tensor):  # a detector's maps are too large to keep
+            last_logits = outputs.detach()
+        return loss
+
+    def backward(loss: object) -> None:
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return Step(
+        forward=forward,
+        backward=backward,
+        loss=lambda: None if last is None else last.item(),
+        batch=batch,
+        first_loss=lambda: None if first is None else first.item(),
+        logits=lambda: None if last_logits is None else last_logits.float(),
+        state=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+    )
+
+
+def _seeded(build: Callable[[], object], settings: Settings, device: object) -> object:
+    """Build a model on the CPU, so that every device and variant starts from the same weights."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also reseed CUDA's generators, which are not forked here.
+        torch.default_generator.manual_seed(settings.seed)
+        model = build()
+    return model.to(device.torch_device, memory_format=_layout(settings))
+
+
+def _layout(settings: Settings) -> object:
+    import torch
+
+    layouts = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+    return layouts[settings.memory_format]
+
+
+def _amp_dtype(device_type: str) -> object:
+    """Return bfloat16, or float16 for GPUs that do not compute in it: that needs loss scaling."""
+    import torch
+
+    if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return torch.bfloat16
+
+
+def _is_emulated(device: object) -> bool:
+    return hasattr(device, "compute")
+
+
+def _check_real(name: str, device: object) -> None:
+    if _is_emulated(device):
+        raise ValueError(
+            f"step must be timed on the emulated device, got {name!r}; "
+            'set step="timed", or device="cuda" or "cpu"'
+        )
+
+
+def _compute(device: object, batch: dict, share: float = 1) -> None:
+    device.compute(share * len(batch["sample_id"]))
+
+
+@cache
+def _classifier_at_rest() -> dict:
+    """Make a ResNet-18's weights and momentum on the host, as large as a real one's.
+
+    No optimizer makes them: its first one takes torch four seconds in every trial.
+    """
+    import torch
+
+    from labkit.parts.training.model import build_classifier
+
+    model = build_classifier()
+    weights = dict(enumerate(model.parameters()))
+    momentum = {i: {"momentum_buffer": torch.zeros_like(each)} for i, each in weights.items()}
+    group = {"momentum": CLASSIFIER_MOMENTUM, "params": list(weights)}
+    return {"model": model.state_dict(), "optimizer": {"state": momentum, "param_groups": [group]}}
+
+
+@cache
+def _drawn_logits(batch_size: int, seed: int) -> object:
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn((batch_size, CLASSES), generator=draw)

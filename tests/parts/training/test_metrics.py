@@ -12,66 +12,51 @@ import torch
 from labkit.parts.training.metrics import METRICS, Totals
 
 CLASSES = 9
+SAMPLES = 48
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
 
 
-def batches(count=3, size=16):
+def batches(device="cpu"):
     draw = torch.Generator().manual_seed(0)
-    # The last class never occurs.
-    return [
-        (
-            torch.randn(size, CLASSES, generator=draw),
-            torch.randint(CLASSES - 1, (size,), generator=draw),
-        )
-        for _ in range(count)
-    ]
-
-
-def counted(name, device="cpu", **how):
-    totals = Totals(**how)
-    for logits, labels in batches():
-        METRICS[name](logits.to(device), labels.to(device), totals)
-    return totals
+    logits = torch.randn(SAMPLES, CLASSES, generator=draw)
+    labels = torch.randint(CLASSES - 1, (SAMPLES,), generator=draw)  # the last never occurs
+    return list(zip(logits.to(device).split(16), labels.to(device).split(16)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["loops", "vectorized"])
-def test_metrics_are_what_their_names_say(name, device):
-    logits = np.concatenate([logits.numpy() for logits, _ in batches()])
+@pytest.mark.parametrize(
+    # loops read the scores and the label of every sample; all read the counts at the end.
+    ("name", "waits"),
+    [("loops", 2 * SAMPLES + 1), ("vectorized", 1)],
+)
+def test_metrics_are_what_their_names_say(name, waits, device):
+    waited = []
+    totals = Totals(wait=lambda: waited.append(1))
+    for logits, labels in batches(device):
+        METRICS[name](logits, labels, totals)
+    ranked = np.argsort(-np.concatenate([logits.numpy() for logits, _ in batches()]), axis=1)
     labels = np.concatenate([labels.numpy() for _, labels in batches()])
-    ranked = np.argsort(-logits, axis=1)
     right = ranked[:, 0] == labels
-    totals = counted(name, device)
     assert totals.result() == {
         "top1": pytest.approx(right.mean()),
         "top5": pytest.approx((ranked[:, :5] == labels[:, None]).any(1).mean()),
         "class_mean": pytest.approx(np.mean([right[labels == c].mean() for c in set(labels)])),
     }
+    assert len(waited) == waits
     confusion = np.zeros((CLASSES, CLASSES), np.int64)
     np.add.at(confusion, (labels, ranked[:, 0]), 1)
-    assert totals.confusion.dtype == torch.int64
     np.testing.assert_array_equal(totals.confusion.cpu().numpy(), confusion)
 
 
 def test_nothing_counted_has_no_result():
-    assert counted("none").result() == Totals().result() == {}
-
-
-def test_loops_look_at_every_sample_and_the_others_only_at_the_end():
-    waits = {}
-    for name in METRICS:
-        seen = waits[name] = []
-        totals = counted(name, wait=lambda seen=seen: seen.append(1))
-        before = len(seen)
-        totals.result()
-        waits[name] = (before, len(seen) - before)
-    assert waits == {"none": (0, 0), "loops": (2 * 48, 1), "vectorized": (0, 1)}
-
-
-def test_at_once_never_looks_at_a_number():
-    # Meta tensors have shapes but no numbers: `.item()` on one raises.
-    (logits, labels), *_ = batches()
     totals = Totals()
-    METRICS["vectorized"](logits.to("meta"), labels.to("meta"), totals)
+    METRICS["none"](*batches()[0], totals)
+    assert totals.result() == {}
+
+
+def test_vectorized_reads_no_number():
+    # Meta tensors have shapes but no numbers: `.item()` on one raises.
+    totals = Totals()
+    METRICS["vectorized"](*batches("meta")[0], totals)
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         totals.result()

@@ -1,11 +1,11 @@
-"""The models that steps train: a ResNet-18 body under a classifier or a detector.
+"""The models that steps train: a ResNet-18 body with the head of a classifier or a detector.
 
     image -> ResNet-18 body, 1/32 -> classifier: mean, linear
                                   -> detector: 3 deconvolutions, 1/4 -> heat map, size, offset
 
-Written out because torchvision is optional here.  Weights are drawn, not
-downloaded: a step takes as long with any weights.  Sources: He et al. 2016
-(ResNet); Zhou et al. 2019, "Objects as Points" (CenterNet's res_18).
+Written here because torchvision is optional.  Weights are drawn, not downloaded: a step takes as
+long with any weights.  Sources: He et al. 2016 (ResNet); Zhou et al. 2019, "Objects as Points"
+(CenterNet's res_18).
 """
 
 from __future__ import annotations

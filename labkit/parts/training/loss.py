@@ -1,0 +1,314 @@
+"""The detector's loss: vectorized, and in loops, as documents warn against.
+
+    heat map: focal loss of all cells     size, offset: L1 at the boxes' center cells
+
+All losses of `LOSSES` give the same number and gradients.  The loops call thousands of operators,
+each of which takes the host a few microseconds.  Reading a number on the host (`.item()`,
+`if count == 0`, as in CenterNet) makes it wait for the device: `loops_sync` reads one at every
+plane and slot, the other loops one per batch, `vectorized` none.
+
+Importing this module does not import torch.  Source: Zhou et al. 2019, "Objects as Points",
+equation 1 and its weights 1, 0.1 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from labkit.contracts import CLASSES, MAX_BOXES
+
+if TYPE_CHECKING:
+    import torch
+
+SIZE_WEIGHT = 0.1  # sizes are in cells, tens of times larger than offsets
+OFFSET_WEIGHT = 1.0
+TYPICAL_BOXES = 7  # COCO has 7.3 boxes per image on average
+VECTORIZED = "vectorized"
+
+
+def _nothing() -> None:
+    """Return at once: on a real device, reading a number waits by itself."""
+
+
+def detector_loss(
+    heatmap_logits: torch.Tensor,
+    size_wh: torch.Tensor,
+    offset_xy: torch.Tensor,
+    batch: Mapping[str, torch.Tensor],
+) -> torch.Tensor:
+    """Compute the loss of the whole batch at once, without waiting for the device.
+
+    Args:
+        heatmap_logits: (B, classes, h, w) float32.
+        size_wh: (B, 2, h, w) float32, in cells.
+        offset_xy: (B, 2, h, w) float32, in cells.
+        batch: the targets, as `contracts.detector_batch` names them.
+
+    Returns:
+        () float32.
+    """
+    cell, mask = batch["cell"], batch["mask"]
+    focal, centers = _focal_sum(heatmap_logits, batch["heatmap"])
+    return (
+        focal / centers.clamp(min=1)
+        + SIZE_WEIGHT * _l1_at_cells(size_wh, batch["size_wh"], cell, mask)
+        + OFFSET_WEIGHT * _l1_at_cells(offset_xy, batch["offset_xy"], cell, mask)
+    )
+
+
+def loop_loss(
+    heatmap_logits: torch.Tensor,
+    size_wh: torch.Tensor,
+    offset_xy: torch.Tensor,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    wait: Callable[[], None] = _nothing,
+) -> torch.Tensor:
+    """Compute `detector_loss` image by image, plane by plane and box by box.
+
+    Args:
+        heatmap_logits: (B, classes, h, w) float32.
+        size_wh: (B, 2, h, w) float32, in cells.
+        offset_xy: (B, 2, h, w) float32, in cells.
+        batch: the targets, as `contracts.detector_batch` names them.
+        wait: called before a number is read; the emulated device waits there.
+
+    Returns:
+        () float32.
+    """
+    images = _images(heatmap_logits, size_wh, offset_xy, batch)
+    return _total(map(_image_sums, images, _slots(batch, wait)))
+
+
+def threaded_loop_loss(
+    heatmap_logits: torch.Tensor,
+    size_wh: torch.Tensor,
+    offset_xy: torch.Tensor,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    wait: Callable[[], None] = _nothing,
+) -> torch.Tensor:
+    """Compute `loop_loss` with a thread for each image; Python runs one of them at a time.
+
+    Source: [001] 4.1, "use threads".
+    """
+    images = _images(heatmap_logits, size_wh, offset_xy, batch)
+    return _total(_pool().map(_image_sums, images, _slots(batch, wait)))
+
+
+def reading_loop_loss(
+    heatmap_logits: torch.Tensor,
+    size_wh: torch.Tensor,
+    offset_xy: torch.Tensor,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    wait: Callable[[], None] = _nothing,
+) -> torch.Tensor:
+    """Compute `loop_loss`, reading the number of centers of each plane and the mask of each slot.
+
+    Source: `if num_pos == 0` in CenterNet's focal loss, `int(radius)` per box in MMDetection's
+    targets.
+    """
+
+    def read(number: torch.Tensor) -> int:
+        wait()
+        return number.item()
+
+    images = _images(heatmap_logits, size_wh, offset_xy, batch)
+    slots = ((slot for slot, there in enumerate(mask) if read(there)) for mask in batch["mask"])
+    return _total(map(partial(_image_sums, read=read), images, slots))
+
+
+# These take time of the host, and take `wait`.
+LOOPS = {"loops": loop_loss, "loops_sync": reading_loop_loss, "threads": threaded_loop_loss}
+# (heat map logits, sizes, offsets, targets) -> loss
+LOSSES: dict[str, Callable] = {VECTORIZED: detector_loss, **LOOPS}
+
+
+def host_loss(
+    loss_of: Callable[..., torch.Tensor], batch_size: int, seed: int = 0
+) -> Callable[..., None]:
+    """Make the host's part of a loss, forward and backward, for a device that is emulated.
+
+    With maps of one cell as many operators are called as with whole maps, and there is next to
+    nothing to compute.
+
+    Args:
+        loss_of: a loss of `LOSSES`.
+        batch_size: images in a batch.
+        seed: of the predictions, which are made once.
+
+    Returns:
+        (batch's mask, (B, MAX_BOXES) uint8; more arguments of the loss by name) -> None.
+    """
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    predictions = [
+        torch.randn((batch_size, channels, 1, 1), generator=draw).requires_grad_()
+        for channels in (CLASSES, 2, 2)
+    ]
+    targets = {
+        "heatmap": torch.zeros(batch_size, CLASSES, 1, 1),
+        "size_wh": torch.zeros(batch_size, MAX_BOXES, 2),
+        "offset_xy": torch.zeros(batch_size, MAX_BOXES, 2),
+        "cell": torch.zeros(batch_size, MAX_BOXES, dtype=torch.int64),
+    }
+
+    def work(mask: torch.Tensor, **how: object) -> None:
+        loss = loss_of(*predictions, {**targets, "mask": mask}, **how)
+        torch.autograd.grad(loss, predictions)
+
+    return work
+
+
+def mask_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return which slots hold a box, also of a batch that the device would finish.
+
+    Returns:
+        (B, MAX_BOXES) uint8.
+    """
+    if "mask" in batch:
+        return batch["mask"]
+    return _first_slots(batch["boxes_ragged_counts"])
+
+
+def count_operators(loss_of: Callable[..., torch.Tensor], batch_size: int) -> int:
+    """Count the ATen operators that one step's loss calls, forward and backward.
+
+    Args:
+        loss_of: a loss of `LOSSES` that runs in one thread.
+        batch_size: images in a batch, of `TYPICAL_BOXES` boxes each.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    calls = 0
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            nonlocal calls
+            calls += 1
+            return operator(*args, **(kwargs or {}))
+
+    work = host_loss(loss_of, batch_size)
+    mask = _first_slots(torch.full((batch_size,), TYPICAL_BOXES))
+    with Counting():
+        work(mask)
+    return calls
+
+
+def _focal_sum(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add up the focal loss of any number of cells, and count the centers among them.
+
+    Args:
+        logits: any shape, float32; the heat map is their sigmoid.
+        target: the same shape, in 0 to 1; exactly 1 at box centers only.
+
+    Returns:
+        () float32; () int64.
+
+    Source: CornerNet (Law and Deng 2018), equation 1, alpha 2 and beta 4; log-sigmoids in
+    place of logs of a clamped sigmoid, so that far-off cells keep their gradient.
+    """
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    heat = logits.sigmoid()
+    is_center = target == 1
+    at_centers = logsigmoid(logits) * (1 - heat) ** 2
+    elsewhere = logsigmoid(-logits) * heat**2 * (1 - target) ** 4
+    return -torch.where(is_center, at_centers, elsewhere).sum(), is_center.sum()
+
+
+def _l1_at_cells(
+    prediction: torch.Tensor, target: torch.Tensor, cell: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Return the mean absolute difference at the cells of the boxes; 0 without boxes.
+
+    Args:
+        prediction: (B, 2, h, w) float32.
+        target: (B, K, 2) float32.
+        cell: (B, K) int64, index into h * w, row by row.
+        mask: (B, K) uint8, 1 where a slot holds a box.
+    """
+    index = cell[:, None].expand(-1, prediction.shape[1], -1)  # (B, 2, K)
+    predicted = prediction.flatten(2).gather(2, index).transpose(1, 2)  # (B, K, 2)
+    weight = mask[..., None].to(prediction.dtype).expand_as(target)  # (B, K, 2)
+    return ((predicted - target).abs() * weight).sum() / weight.sum().clamp(min=1)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="loss")
+
+
+def _images(
+    heatmap_logits: torch.Tensor,
+    size_wh: torch.Tensor,
+    offset_xy: torch.Tensor,
+    batch: Mapping[str, torch.Tensor],
+) -> Iterable[tuple[torch.Tensor, ...]]:
+    """Iterate over each image's predictions and targets."""
+    # Iterating a tensor unbinds it once.  With `size_wh[i]` every gradient would first be zeros
+    # for the whole batch.
+    targets = (batch[name] for name in ("heatmap", "size_wh", "offset_xy", "cell"))
+    return zip(heatmap_logits, size_wh.flatten(2), offset_xy.flatten(2), *targets)
+
+
+def _slots(batch: Mapping[str, torch.Tensor], wait: Callable[[], None]) -> list[list[int]]:
+    """Read once which slots of each image hold a box."""
+    wait()
+    return [[slot for slot, there in enumerate(mask) if there] for mask in batch["mask"].tolist()]
+
+
+def _image_sums(
+    image: tuple[torch.Tensor, ...],
+    slots: Iterable[int],
+    read: Callable[[torch.Tensor], object] = lambda number: number,
+) -> tuple:
+    """Add up one image's losses.
+
+    Args:
+        image: from `_images`, without the batch axis.
+        slots: those that hold a box.
+        read: applied to the number of centers in a plane.
+
+    Returns:
+        focal loss, centers, L1 of sizes, L1 of offsets, boxes.
+    """
+    heatmap_logits, size_wh, offset_xy, heatmap, true_size_wh, true_offset_xy, cell = image
+    focal = centers = boxes = 0
+    # Without boxes the gradient is zeros, not None: Adam moves weights by their momentum then.
+    size, offset = 0 * size_wh.sum(), 0 * offset_xy.sum()
+    for plane, target in zip(heatmap_logits, heatmap):
+        of_plane, found = _focal_sum(plane, target)
+        focal = focal + of_plane
+        centers = centers + read(found)
+    for slot in slots:
+        here = cell[slot : slot + 1]  # (1,): indexing by a number would read it
+        size = size + _l1(size_wh, here, true_size_wh[slot])
+        offset = offset + _l1(offset_xy, here, true_offset_xy[slot])
+        boxes += 1
+    return focal, centers, size, offset, boxes
+
+
+def _l1(prediction: torch.Tensor, cell: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    # prediction (2, h * w), cell (1,), target (2,)
+    return (prediction.index_select(1, cell).squeeze(1) - target).abs().sum()
+
+
+def _total(images: Iterable[tuple]) -> torch.Tensor:
+    """Combine the images' sums: per center and per box, or per batch where there is none."""
+    focal, centers, size, offset, boxes = map(sum, zip(*images))
+    at_boxes = (SIZE_WEIGHT * size + OFFSET_WEIGHT * offset) / max(2 * boxes, 1)
+    return focal / (centers + (centers == 0)) + at_boxes
+
+
+def _first_slots(counts: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return (torch.arange(MAX_BOXES) < counts[:, None]).to(torch.uint8)

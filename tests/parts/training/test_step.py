@@ -1,0 +1,186 @@
+"""The steps do the work they name, from the same weights, and learn; so do all precisions.
+
+Run: python -m pytest tests/parts/training/test_step.py
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from training_batches import BATCH_SIZE, make_batch
+
+from labkit import contracts
+from labkit.parts.training import STEPS, label, step
+from labkit.parts.training.model import Detector, build_classifier
+from labkit.settings import Settings
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
+REAL_STEPS = ["detector", "classifier"]
+PLAIN = {}
+MIXED = {"precision": "amp", "memory_format": "channels_last"}
+
+
+def on(name):
+    return SimpleNamespace(torch_device=torch.device(name))
+
+
+class Emulated:
+    def __init__(self):
+        self.computed = []
+
+    def compute(self, images):
+        self.computed.append(images)
+
+
+def losses_of(made, batch, steps):
+    found = []
+    for _ in range(steps):
+        made.backward(made.forward(batch))
+        found.append(made.loss())
+    return found
+
+
+def test_the_classifier_has_the_published_number_of_parameters():
+    parameters = sum(p.numel() for p in build_classifier(classes=1000).parameters())
+    assert parameters == 11_689_512  # torchvision's resnet18, "11.69 M"
+
+
+@pytest.mark.parametrize("input_px", [32, 96])
+def test_models_accept_any_multiple_of_32(input_px):
+    image = torch.randn(2, 3, input_px, input_px)
+    cells = input_px // contracts.STRIDE
+    heatmap, size_wh, offset_xy = Detector()(image)
+    assert heatmap.shape == (2, contracts.CLASSES, cells, cells)
+    assert size_wh.shape == offset_xy.shape == (2, 2, cells, cells)
+    assert heatmap.sigmoid().mean().item() == pytest.approx(0.1, abs=0.02)  # nearly background
+    assert build_classifier()(image).shape == (2, contracts.CLASSES)
+
+
+@pytest.mark.parametrize("name", REAL_STEPS)
+def test_the_same_seed_and_batches_give_the_same_losses(name):
+    batch, before = make_batch(), torch.get_rng_state()
+    made = STEPS[name](Settings(seed=3), on("cpu"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert made.loss() is None and made.batch in contracts.BATCHES
+    first = losses_of(made, batch, steps=2)
+    assert losses_of(STEPS[name](Settings(seed=3), on("cpu")), batch, steps=2) == first
+    assert losses_of(STEPS[name](Settings(seed=4), on("cpu")), batch, steps=2) != first
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", REAL_STEPS)
+def test_every_precision_starts_at_the_same_loss_and_learns(name, device):
+    batch = {key: tensor.to(device) for key, tensor in make_batch().items()}
+    first = []
+    for other in (PLAIN, MIXED):
+        made = STEPS[name](Settings(**other), on(device))
+        losses = losses_of(made, batch, steps=4)
+        assert made.first_loss() == losses[0]
+        assert losses[-1] < 0.95 * losses[0]
+        first.append(losses[0])
+    assert first[1] == pytest.approx(first[0], rel=0.01)
+    assert first[1] != first[0]  # rounded
+
+
+@pytest.mark.parametrize("name", REAL_STEPS)
+def test_forward_and_backward_read_no_number(name):
+    # Meta tensors have shapes but no numbers: `if count == 0` or `.item()` on one raises.
+    made = STEPS[name](Settings(), on("meta"))
+    made.backward(made.forward({key: value.to("meta") for key, value in make_batch().items()}))
+    with pytest.raises(RuntimeError, match="meta"):
+        made.loss()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_float16_scales_its_loss(monkeypatch, device):
+    monkeypatch.setattr(step, "_amp_dtype", lambda kind: torch.float16)
+    scaled, scale = [], torch.amp.GradScaler.scale
+    monkeypatch.setattr(
+        torch.amp.GradScaler, "scale", lambda self, x: scaled.append(1) or scale(self, x)
+    )
+    made = STEPS["classifier"](Settings(precision="amp"), on(device))
+    batch = {key: tensor.to(device) for key, tensor in make_batch().items()}
+    batch["image"] = batch["image"][..., :32, :32]  # CPUs are slow in float16
+    losses = losses_of(made, batch, steps=6)
+    assert len(scaled) == 6
+    if device == "cuda":
+        assert losses[-1] < losses[0]  # its first steps may overflow, and are then left out
+    said = label(Settings(step="classifier", device=device, precision="amp"), device)
+    assert said == {"precision": "amp (float16, loss scaled)"}
+
+
+def test_a_row_names_its_precision_unless_it_is_plain():
+    said = label(Settings(step="classifier", device="cpu", precision="amp"), "cpu")
+    assert said == {"precision": "amp (bfloat16)"}
+    assert label(Settings(step="detector", device="cpu"), "cpu") == {}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_a_classifier_keeps_its_last_scores_without_their_graph(precision):
+    made = STEPS["classifier"](Settings(precision=precision), on("cpu"))
+    assert made.logits() is None
+    made.forward(make_batch())
+    scores = made.logits()
+    assert (scores.shape, scores.dtype) == ((2, 80), torch.float32)
+    assert not scores.requires_grad
+
+
+# --- the emulated device --------------------------------------------------------------------
+
+
+def test_timed_gives_the_number_of_images_to_the_emulated_device():
+    device = Emulated()
+    made = STEPS["timed"](Settings(batch_size=BATCH_SIZE), device)
+    made.forward(make_batch())
+    assert device.computed == [BATCH_SIZE]
+    assert (made.backward, made.loss(), made.batch) == (None, None, None)
+    assert made.logits().shape == (BATCH_SIZE, 80)
+
+
+def sizes(state):
+    """The shapes and dtypes of a state's tensors, by their path."""
+    if isinstance(state, torch.Tensor):
+        return {(): (tuple(state.shape), state.dtype)}
+    if not isinstance(state, dict):
+        return {}
+    return {(key, *path): one for key, each in state.items() for path, one in sizes(each).items()}
+
+
+def test_what_an_emulated_device_saves_is_as_large_as_what_the_classifier_does():
+    real = STEPS["classifier"](Settings(), on("cpu"))
+    losses_of(real, make_batch(), steps=1)  # makes the momentum
+    saved = STEPS["timed"](Settings(), Emulated()).state()
+    assert sizes(saved) == sizes(real.state())
+    assert len(sizes(saved["optimizer"])) == len(list(build_classifier().parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "message"),
+    [
+        ("timed", on("cpu"), "step must be detector or classifier on cpu, got 'timed'; set step="),
+        *(
+            (name, Emulated(), f"step must be timed on the emulated device, got {name!r}; set step")
+            for name in REAL_STEPS
+        ),
+    ],
+)
+def test_a_step_for_another_device_says_what_to_set(name, device, message):
+    with pytest.raises(ValueError, match=message):
+        STEPS[name](Settings(), device)
+
+
+def test_importing_the_package_does_not_import_torch():
+    modules = ["", ".checkpoint", ".metrics", ".reporting"]
+    imports = "; ".join(f"import labkit.parts.training{name}" for name in modules)
+    code = f"{imports}; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_step_that_does_nothing_takes_any_batch_and_any_device():
+    made = STEPS["nothing"](Settings(), on("cpu"))
+    assert made.forward({"anything": None}) is None
+    assert (made.backward, made.loss()) == (None, None)
