@@ -60,14 +60,13 @@ def write_whole(path: Path, content: bytes | str | Iterator[bytes]) -> Path:
 
 @contextlib.contextmanager
 def locked(
-    path: Path, *, busy: Exception | None = None, wait: bool = False, make: bool = False
+    path: Path, *, busy: Exception | None = None, make: bool = False
 ) -> Iterator[int | None]:
     """Hold a file or a folder against other processes; a killed one holds nothing.
 
     Args:
         path: what to hold.
         busy: what is raised where another process holds it; unset: BlockingIOError.
-        wait: until it is let go, instead.
         make: the file, if it is missing.
 
     Yields:
@@ -86,7 +85,7 @@ def locked(
     lock = held = os.open(path, how | (os.O_CREAT if make else 0), 0o666)
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise busy or error from None
         except OSError:  # some network file systems

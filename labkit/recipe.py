@@ -100,8 +100,6 @@ IMPORTS = {
 HANDLERS = {
     "file": 'logging.FileHandler("reports.log")',
     "terminal": "logging.StreamHandler()",
-    "notebook": "logging.StreamHandler()",
-    "nothing": "logging.NullHandler()",
     "http": 'logging.handlers.HTTPHandler("localhost:8000", "/", "POST")',
 }
 
