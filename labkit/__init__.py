@@ -2,34 +2,30 @@
 
 from labkit.catalog import CATALOG, experiment
 from labkit.contracts import Annotation, Sample
+from labkit.costs import costs
 from labkit.diagnosis.call_graph import profile as call_graph
 from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.diagnosis.timeline import record_timeline
 from labkit.diagnosis.trace import export_trace
 from labkit.diagnosis.watch import watch
-from labkit.dial_gallery import dial_charts
 from labkit.example import example_loop
 from labkit.experiment import Experiment, choose, resume, run
+from labkit.findings import findings
 from labkit.largest_batch import largest_batch
 from labkit.notebook import (
     chart,
     claims,
     compare_table,
-    costs,
     describe_data,
     dial_chart,
     disputes,
     doctor,
     epoch_chart,
-    findings,
     forecast,
-    gallery,
     newest_run,
-    predictions,
     recipe,
     save,
-    savings,
     side_by_side,
     summarize,
     table,
@@ -45,8 +41,10 @@ from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import STORAGES, Storage
 from labkit.parts.training import LOSSES, STEPS, Step
+from labkit.predictions import predictions
 from labkit.reports import write_report
 from labkit.results import Run, find_run, list_runs, load_run
+from labkit.savings import savings
 from labkit.settings import MODES, Settings, vary
 from labkit.share import open_shared, pack
 from labkit.timeline_chart import timeline_chart
@@ -86,7 +84,6 @@ __all__ = [
     "describe_data",
     "diagnose",
     "dial_chart",
-    "dial_charts",
     "disputes",
     "doctor",
     "epoch_chart",
@@ -96,7 +93,6 @@ __all__ = [
     "find_run",
     "findings",
     "forecast",
-    "gallery",
     "gpu_util",
     "largest_batch",
     "list_runs",

@@ -1,11 +1,7 @@
-"""Two variants of a run compared block by block: their first epochs, later ones, or all of them.
+"""Compare any two variants of a run block by block: first epochs, later ones, or all of them.
 
-    epochs of A ÷ epochs of B, in every block ─▶ log-ratios ─▶ ratio, interval, verdict
-
-A summary compares every variant with the baseline; questions about memory, disks and queues need
-others side by side, and single epochs.  The same formulas judge them, Holm-adjusted over all
-that is asked of a run at once.  Main trap: a variant may be missing in a block, so only blocks
-that have both are paired, and how many those are is said.
+The summary compares every variant with the baseline only.  Blocks that lack one of the two are left
+out; verdicts are adjusted (Holm) over all comparisons asked of a run at once.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from labkit import units
 from labkit.settings import MIN_JUDGED_BLOCKS
 from labkit.statistics import holm, p_value, ratio_interval, verdict
 from labkit.summary import Row, Summary
@@ -41,16 +36,10 @@ class Ratio:
     verdict: str
     """Empty where nothing is judged."""
 
-    def __str__(self) -> str:
-        interval = units.interval(self.low, self.high)
-        return f"ratio {units.normalized(self.ratio)} {interval}, {self.verdict}"
 
-
-Compared = dict[tuple[str, str, str], Ratio]
-"""A variant, the one it is divided by, one of `PARTS` -> how they compare."""
-
-
-def ratios(summary: Summary, wanted: Sequence[tuple[Row, Row, str]]) -> Compared:
+def ratios(
+    summary: Summary, wanted: Sequence[tuple[Row, Row, str]]
+) -> dict[tuple[str, str, str], Ratio]:
     """Compare variants with each other, in any mode.
 
     Args:
@@ -58,8 +47,8 @@ def ratios(summary: Summary, wanted: Sequence[tuple[Row, Row, str]]) -> Compared
         wanted: one row, the row it is divided by, one of `PARTS`.
 
     Returns:
-        Those that have a block in common; with a verdict where the run is judged and they have
-        blocks enough.
+        (variant, the one it is divided by, part) -> ratio, for those with a block in common;
+        with a verdict where the run is judged and they have enough blocks.
     """
     log_ratios = {}
     for one, other, part in wanted:
@@ -78,11 +67,6 @@ def ratios(summary: Summary, wanted: Sequence[tuple[Row, Row, str]]) -> Compared
             ratio=math.exp(fmean(d)), low=low, high=high, blocks=len(d), verdict=said
         )
     return compared
-
-
-def compare(summary: Summary, wanted: Sequence[tuple[Row, Row, str]]) -> Compared:
-    """Compare variants with each other as `ratios` does, and keep those with a verdict."""
-    return {key: found for key, found in ratios(summary, wanted).items() if found.verdict}
 
 
 def _log_times(row: Row, part: str) -> dict[int, float]:

@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=commands.show_claims)
 
     command = words.add_parser(
-        "disputes", help="what is disputed, who says what, and what runs and counts here say of it"
+        "disputes", help="what people disagree on, who says what, and what runs here show"
     )
     command.add_argument(
         "numbers", nargs="*", type=int, metavar="NUMBER", help="which of them; none: all"

@@ -117,12 +117,8 @@ def _prepared(choice: Choice, folder: str) -> Callable[[], results.Run]:
 def _show(run: results.Run) -> int:
     files = notebook.save(run)
     print(f"\n{notebook.text(run)}\n")
-    if found := notebook.findings(run):
-        print(f"{found}\n")
-    if run.info.get("costs"):
-        print(f"{notebook.costs(run)}\n")
-    if run.info["experiment"] == "combined":
-        print(f"{notebook.predictions(run).to_string()}\n")
+    for title, found in notebook.more_tables(run).items():
+        print(f"{title}\n{found}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
     return 0 if run.info["status"] == "finished" else 1
 
@@ -180,7 +176,7 @@ def show_savings(options: argparse.Namespace) -> int:
     """Say what a run's winner saves over a whole training."""
     run = results.find_run(options.results, options.run)
     asked = {"epochs": options.epochs, "images": options.images, "gpu_hour": options.gpu_hour}
-    print(notebook.savings(run, **asked))
+    print(lab.savings(run, **asked))
     return 0
 
 

@@ -1,209 +1,86 @@
-"""Costs: what storing images otherwise takes once, and after how many epochs that is earned back.
-
-    run.json (made in, bytes, openings, calls, requests) + ratios ─▶ a row per variant ─▶ table
-
-The time that is saved is this run's, per image, times all images of the data.  Main trap: a
-variant whose gain is not there has no break-even point, and one that was not judged has one only
-"by these numbers".
-"""
+"""What storing images in another way costs once, and after how many epochs it is earned back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from labkit import units
-from labkit.row_words import join, reason
-from labkit.settings import MODES
-from labkit.summary import Row, Summary
+from labkit.results import Run
+from labkit.row_words import reason
+from labkit.summary import Row, Summary, summarize_run
 
 if TYPE_CHECKING:
     from labkit.frame import Frame
 
-NO_GAIN = ("no practical difference", "slower", "inconclusive", "machine unstable")
+COLUMNS = [
+    "variant", "size_bytes", "of_original", "made_s", "opens_per_image", "reads_per_image",
+    "disk_requests_per_image", "saved_s_per_epoch", "earned_back_epochs", "verdict",
+]  # fmt: skip
+NOTES = (
+    "opens, reads and disk_requests are counted in a separate pass over cold images, without "
+    "workers; files mapped into memory are read without calls.",
+    "saved_s_per_epoch is for an epoch of all images; earned_back_epochs is made_s beyond the "
+    "baseline's, divided by it.",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What a variant's way of storing takes; None is unknown."""
-
-    variant: str
-    made_s: float | None
-    """Seconds to pack, scale or preprocess all images, and to copy them; None: it was there."""
-    size_bytes: int | None
-    """Of all images, on disk."""
-    times_original: float | None
-    """Bytes, of those of the data as it is."""
-    opens: float | None
-    """Files opened per image."""
-    calls: float | None
-    """Read calls per image, of the process."""
-    requests: float | None
-    """Requests to the disk per image, cold."""
-    saved_s: float | None
-    """Seconds that an epoch of all images gets shorter by; below 0: longer."""
-    pays_after: float | None
-    """Epochs; None: never, or unknown."""
-    remark: str = ""
-    """Why there is no break-even point."""
-    why: str = ""
-    """Why there is no number at all."""
-
-
-def costs(info: Mapping[str, object], summary: Summary) -> list[Cost]:
-    """Give what every variant's way of storing costs and saves.
+def costs(run: Run) -> Frame:
+    """Return what every variant's way of storing costs and saves.
 
     Args:
-        info: what `run.json` holds.
-        summary: of the same run.
+        run: of any experiment.
 
     Returns:
-        The baseline first; empty where all variants read the data as it is.
+        The baseline first; no rows where all variants read the data as it is.
     """
-    made = info.get("costs") or {}
-    if not made:
-        return []
-    data, reads = info["data"], info.get("reads") or {}
-    images = (info.get("calibration") or {}).get("images")
-    epoch_s = _epoch_s(summary.rows[0], summary.epochs)
-    whole_s = epoch_s * data["images"] / images if epoch_s and images else None
-    found = [
-        _cost(row, made, reads.get(row.variant) or {}, data, whole_s, summary)
-        for row in summary.rows
-    ]
-    # Who chooses between two packs makes one of them in any case.
-    base_s = found[0].made_s or 0.0
-    return [
-        cost
-        if cost.pays_after is None
-        else replace(cost, pays_after=math.ceil(max(0.0, cost.made_s - base_s) / cost.saved_s))
-        for cost in found
-    ]
+    from labkit.frame import frame_of
 
-
-def cost_lines(found: Sequence[Cost], summary: Summary) -> list[str]:
-    """Say which ways of storing earn back what they cost, and when."""
-    paying = [cost for cost in found if cost.pays_after is not None]
-    by = "" if summary.judged else f", by these numbers ({summary.mode} mode speaks no verdict)"
-    lines = [
-        f"{join([cost.variant])}: {units.seconds(cost.made_s)} to make it, "
-        f"{units.seconds(cost.saved_s)} less per epoch of all images: earned back after "
-        f"{_epochs(cost.pays_after)}{by}"
-        for cost in paying
-    ]
-    never = [c.variant for c in found if c.made_s is not None and c.remark in ("never", *NO_GAIN)]
-    if never:
-        lines.append(f"No gain that would earn back the making: {join(never)}{by}")
-    return lines
-
-
-def costs_table(found: Sequence[Cost]) -> Frame:
-    """Make the table that a notebook shows of `costs`."""
-    from labkit.frame import Frame
-
-    cells = [
-        [
-            cost.variant,
-            units.count_bytes(cost.size_bytes),
-            _plain(cost.times_original, "×"),
-            units.seconds(cost.made_s),
-            _plain(cost.opens),
-            _plain(cost.calls),
-            _plain(cost.requests),
-            _saved(cost.saved_s),
-            cost.remark if cost.pays_after is None else _epochs(cost.pays_after),
-        ]
-        for cost in found
-    ]
-    header = [
-        "variant", "on disk", "of the data", "to make", "opened per image",
-        "read calls per image", "disk requests per image", "saved per epoch", "earned back after",
-    ]  # fmt: skip
-    frame = Frame(cells, columns=header).set_index("variant")
-    frame.notes = (
-        *(f"{cost.variant} is {cost.why}" for cost in found if cost.why),
-        "Openings, calls and requests are counted in a pass of their own, over images read once, "
-        "with no workers; a mapped file is read without calls.",
-        "Saved per epoch: this run's ratio, for an epoch of all images.",
-    )
+    summary, made = summarize_run(run), run.info.get("costs") or {}
+    rows = summary.rows if made else ()
+    frame = frame_of(COLUMNS, [_cells(row, run.info, made, summary) for row in rows])
+    frame.notes = NOTES
     return frame
 
 
-def _cost(
-    row: Row,
-    every: Mapping[str, Mapping[str, object]],
-    reads: Mapping[str, object],
-    data: Mapping[str, object],
-    whole_s: float | None,
-    summary: Summary,
-) -> Cost:
-    made = every.get(row.variant)
-    size_bytes = made["bytes"] if made else data["bytes"]
-    seconds = [made.get(name) for name in ("pack_s", "copy_s") if made and name in made]
-    made_s = sum(seconds) if seconds and None not in seconds else None
-    saved_s = pays_after = None
-    if whole_s is not None and row.normalized_time is not None and row.variant != summary.baseline:
-        saved_s = whole_s * (1 - row.normalized_time)
-    remark = _remark(row, every, made_s, saved_s, summary)
-    if not remark:
-        pays_after = math.ceil(made_s / saved_s)
-    return Cost(
-        variant=row.variant,
-        made_s=made_s,
-        size_bytes=size_bytes,
-        times_original=size_bytes / data["bytes"] if size_bytes and data["bytes"] else None,
-        opens=reads.get("opens"),
-        calls=reads.get("calls"),
-        requests=reads.get("requests"),
-        saved_s=saved_s,
-        pays_after=pays_after,
-        remark=remark,
-        why=reason(row),
-    )
+def _cells(
+    row: Row, info: Mapping[str, object], made: Mapping[str, Mapping], summary: Summary
+) -> list[object]:
+    data, own = info["data"], made.get(row.variant) or {}
+    reads = (info.get("reads") or {}).get(row.variant) or {}
+    size_bytes = own["bytes"] if own else data["bytes"]
+    made_s, base_s = _made_s(own), _made_s(made.get(summary.baseline) or {}) or 0.0
+    saved_s = _saved_s_per_epoch(row, info, summary)
+    epochs = None
+    # Equal files cost nothing more; a gain that a verdict denies earns nothing back.
+    same = own == (made.get(summary.baseline) or {})
+    no_gain = summary.judged and row.verdict != "faster"
+    if made_s is not None and saved_s is not None and saved_s > 0 and not (same or no_gain):
+        epochs = math.ceil(max(0.0, made_s - base_s) / saved_s)
+    return [
+        row.variant,
+        size_bytes,
+        size_bytes / data["bytes"] if size_bytes and data["bytes"] else None,
+        made_s,
+        reads.get("opens"),
+        reads.get("calls"),
+        reads.get("requests"),
+        saved_s,
+        epochs,
+        reason(row) or row.verdict,
+    ]
 
 
-def _remark(
-    row: Row,
-    every: Mapping[str, Mapping[str, object]],
-    made_s: float | None,
-    saved_s: float | None,
-    summary: Summary,
-) -> str:
-    if row.variant == summary.baseline:
-        return "baseline"
-    if saved_s is None:
-        return row.status if row.status != "ok" else "no number"
-    made = every.get(row.variant)
-    if made is not None and made == every.get(summary.baseline):
-        return "the baseline reads the same"
-    if MODES[summary.mode].judged and not row.verdict:
-        return "no verdict"
-    if row.verdict.startswith(NO_GAIN):
-        return row.verdict
-    if saved_s <= 0:
-        return "never"
-    if made is None:
-        return "nothing to make"
-    if made_s is None:
-        return "made elsewhere or stopped: seconds unknown"
-    return ""
+def _made_s(made: Mapping[str, object]) -> float | None:
+    """Add up the seconds of packing and copying; None where one of them was not recorded."""
+    seconds = [made[name] for name in ("pack_s", "copy_s") if name in made]
+    return sum(seconds) if seconds and None not in seconds else None
 
 
-def _epoch_s(row: Row, epochs: int) -> float | None:
-    return row.time_s / epochs if row.time_s and epochs else None
-
-
-def _epochs(n: float) -> str:
-    return units.count(int(n), "epoch")
-
-
-def _plain(x: float | None, unit: str = "") -> str:
-    return units.UNKNOWN if x is None else f"{x:.3g}{unit}"
-
-
-def _saved(s: float | None) -> str:
-    if s is None:
-        return units.UNKNOWN
-    return units.seconds(s) if s >= 0 else f"−{units.seconds(-s)}"
+def _saved_s_per_epoch(row: Row, info: Mapping[str, object], summary: Summary) -> float | None:
+    images = (info.get("calibration") or {}).get("images")
+    base_s = summary.rows[0].time_s
+    if row.variant == summary.baseline or None in (row.normalized_time, base_s, images):
+        return None
+    epoch_s = base_s / summary.epochs * info["data"]["images"] / images
+    return epoch_s * (1 - row.normalized_time)

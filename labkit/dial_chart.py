@@ -1,25 +1,17 @@
-"""A run along its dial: normalized time over the steps between two times, and the advice.
+"""Chart of a dial: normalized time over how often the training loop does something.
 
-    Summary, DIALS -> dial_chart() -> matplotlib Figure
-
-Main trap: most of these costs are small, and a cut axis would make them look large; so the axis
-starts at 0, and every point says its number.
+A dial is a setting that counts the steps between two events; see `experiment.Dial`.  Variants whose
+labels differ only in "every N steps" are one series.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
-from labkit.dials import (
-    STOPS_MATTERING,
-    Dial,
-    Series,
-    find_series,
-    sentences,
-    stops_mattering,
-)
 from labkit.figures import (
     INK,
     LEGEND_LINE_IN,
@@ -38,7 +30,7 @@ from labkit.figures import (
     mimebundle,
     style,
 )
-from labkit.summary import Summary
+from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -47,6 +39,8 @@ if TYPE_CHECKING:
 
 PANEL_IN, AXIS_IN, LEFT_IN = 3.0, 0.62, 0.75
 NEVER = "never"
+STOPS_MATTERING = 0.01
+_EVERY = re.compile(r"every (\d+ steps|step)")
 # Of an axis' unit: what lies at one position side by side, and the advice behind it.
 GROUP = 0.84
 ADVICE = "#e6e6e6"
@@ -68,15 +62,86 @@ LOOKS = (
 )  # fmt: skip
 
 
-def dial_chart(
-    info: Mapping[str, object], summary: Summary, dial: Dial, sheet: Sheet = WIDE
-) -> Figure:
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Variants that differ in the dial alone."""
+
+    name: str
+    points: tuple[tuple[int, Row], ...]
+    """Steps between two events, and what was measured; the most frequent first."""
+
+
+def find_series(info: Mapping[str, object], summary: Summary) -> list[Series]:
+    """Group a run's measured variants by what else distinguishes them.
+
+    Args:
+        info: what `run.json` holds.
+        summary: of the same run.
+
+    Returns:
+        Nothing where the experiment has no dial, or its baseline turns the dial itself.
+    """
+    if not info.get("dial"):
+        return []
+    setting = info["dial"]["setting"]
+    found: dict[str, list[tuple[int, Row]]] = {}
+    others = [row for row in summary.rows if row.variant != summary.baseline]
+    for row in others if _name(summary.baseline) == summary.baseline else ():
+        name = _name(row.variant)
+        steps = info["variants"][row.variant].get(setting)
+        if steps and name != row.variant and row.normalized_time is not None:
+            found.setdefault(name, []).append((steps, row))
+    return [
+        Series(name=name, points=tuple(sorted(points, key=lambda point: point[0])))
+        for name, points in found.items()
+    ]
+
+
+def _name(variant: str) -> str:
+    # "loops, every 10 steps" -> "loops"
+    return ", ".join(part for part in variant.split(", ") if not _EVERY.fullmatch(part))
+
+
+def sentences(summary: Summary, found: Sequence[Series]) -> list[str]:
+    """State for every series from where on its cost is negligible."""
+    if not found:
+        return ["No variant was measured along the dial."]
+    said = [say(series) for series in found]
+    return said if summary.judged and summary.stable else [*said, "Numbers, no verdict."]
+
+
+def stops_mattering(series: Series) -> int | None:
+    """Return the fewest steps from which on the upper end of every interval is below the limit."""
+    least = None
+    for steps, row in reversed(series.points):
+        if row.ci_high is None or row.ci_high > 1 + STOPS_MATTERING:
+            break
+        least = steps
+    return least
+
+
+def say(series: Series) -> str:
+    """State from how many steps on a series costs less than `STOPS_MATTERING`."""
+    limit = units.limit(STOPS_MATTERING)
+    name = f"{series.name}: " if series.name else ""
+    if (least := stops_mattering(series)) is not None:
+        return f"{name}less than {limit} from every {_steps(least)} on"
+    steps, row = series.points[-1]
+    cost = f"{units.normalized(row.normalized_time)} at every {_steps(steps)}"
+    is_more = row.ci_low is not None and row.ci_low > 1 + STOPS_MATTERING
+    return f"{name}{'more than' if is_more else 'not known to be below'} {limit} ({cost})"
+
+
+def _steps(n: int) -> str:
+    return "step" if n == 1 else f"{n} steps"
+
+
+def dial_chart(info: Mapping[str, object], summary: Summary, sheet: Sheet = WIDE) -> Figure:
     """Draw the normalized times of one run along its dial.
 
     Args:
         info: what `run.json` holds.
         summary: of the same run.
-        dial: what its experiment turns; see `dials.DIALS`.
         sheet: `figures.COLUMN` for a column of a paper.
 
     Returns:
@@ -85,7 +150,8 @@ def dial_chart(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    found = find_series(info, summary, dial)
+    dial = info["dial"]
+    found = find_series(info, summary)
     with style(sheet):
         figure = Figure()
         canvas = FigureCanvasAgg(figure)
@@ -118,16 +184,16 @@ def dial_chart(
 
 
 def _draw(
-    axes: Axes, summary: Summary, found: list[Series], dial: Dial, sheet: Sheet
+    axes: Axes, summary: Summary, found: list[Series], dial: Mapping[str, object], sheet: Sheet
 ) -> list[Artist]:
     from matplotlib.lines import Line2D
 
-    advised = {dial.advice} if dial.advice else set()
+    advised = {dial["advice"]} if dial["advice"] else set()
     steps = sorted({n for series in found for n, _ in series.points} | advised)
     places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
     axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + [NEVER])
     axes.set_xlim(-0.5, len(steps) + 0.5)
-    axes.set_xlabel(f"steps between two times ({dial.setting})")
+    axes.set_xlabel(f"steps in between ({dial['setting']})")
     axes.set_ylabel("normalized epoch time")
     times = [row.normalized_time for series in found for _, row in series.points]
     highs = [row.ci_high for series in found for _, row in series.points if row.ci_high]
@@ -142,8 +208,8 @@ def _draw(
         look = sheet.mark(BASELINE)
         axes.plot([len(steps)], [1], zorder=3, **look)
         handles.append(Line2D([], [], label=f"{summary.baseline} (baseline)", **look))
-    if dial.advice:
-        handles.append(_draw_advice(axes, places[dial.advice], dial))
+    if dial["advice"]:
+        handles.append(_draw_advice(axes, places[dial["advice"]], dial))
     for i, series in enumerate(found):
         handles.append(_draw_series(axes, series, places, i, len(found), top, sheet))
     if any(stops_mattering(series) for series in found):
@@ -152,10 +218,10 @@ def _draw(
     return handles
 
 
-def _draw_advice(axes: Axes, place: int, dial: Dial) -> Artist:
+def _draw_advice(axes: Axes, place: int, dial: Mapping[str, object]) -> Artist:
     return axes.axvspan(
         place - GROUP / 2, place + GROUP / 2, color=ADVICE, zorder=0,
-        label=f"{dial.source}: every {dial.advice} steps",
+        label=f"{dial['source']}: every {dial['advice']} steps",
     )  # fmt: skip
 
 

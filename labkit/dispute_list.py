@@ -47,8 +47,8 @@ class Dispute:
     question: str
     sides: tuple[Side, ...]
     contrasts: tuple[Contrast, ...] = ()
-    units: tuple[str, ...] = ()
-    """The unit of prefetch_factor that each side names, where counting settles it."""
+    footnote: str = ""
+    """What settles the question without a measurement."""
     needs_equal_work: bool = False
     """Whether training itself is doubted, so that losses stand beside the times."""
 
@@ -108,7 +108,9 @@ DISPUTES: tuple[Dispute, ...] = (
                 says="Batches of each worker; “samples” was an error of the documentation.",
             ),
         ),
-        units=("samples", "batches"),
+        footnote="Batches of each worker, as PyTorch's documentation says: with batches of 8, 2 "
+        "workers and prefetch_factor=4, a DataLoader takes 64 samples before its first batch is "
+        "asked for.",
     ),
     Dispute(
         number=3,

@@ -1,36 +1,25 @@
-"""Disputes: who says what, and what this machine's runs and counts say of it.
+"""Questions on which people disagree: who says what, and what runs on this machine show.
 
-    DISPUTES + newest_runs(results) ─ ratios in blocks ─┐
-                         count_ahead() ─ samples taken ─┴─▶ answers() ─▶ Disputes, disputes_text()
-
-Two variants are compared with each other, not each with the run's baseline: a thread against a
-deeper queue, a side stream against pinned memory alone.  All that is asked of one run is judged
-together, Holm-adjusted.  Main trap: whom a result bears out is only said where it has a verdict,
-and over a stand-in it is consistent with them, no more.
-
-Source: EVIDENCE 1; the disputes: `dispute_list`.
+Each comparison divides one variant by another one of the same run, not by the run's baseline.
+All comparisons of a run are judged together (Holm).
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import machine, units
-from labkit.ahead import Taken
 from labkit.block_ratios import Ratio, ratios
 from labkit.claims import conditions, say_unmeasured, stand_ins, weigh_answer, why_unjudged, wrapped
 from labkit.dispute_list import DISPUTES, NO_MATTER, Contrast, Dispute
-from labkit.launcher import Launcher
 from labkit.results import Run, newest_runs
 from labkit.row_words import EMULATED_WORDS, quote
 from labkit.settings import MODES
 from labkit.statistics import UNSTABLE
 from labkit.summary import Row, summarize_run
-from labkit.underway import alone
 
 if TYPE_CHECKING:
     from labkit.frame import Frame
@@ -41,18 +30,6 @@ TIMED = (
     "A ÷ B: A's time divided by B's in the same blocks, lower is better; 95 % intervals, "
     "Holm-adjusted over all that is asked here of one run."
 )
-COUNTED = "Taken by the workers of real DataLoaders before the first batch was asked for."
-
-
-def count_ahead() -> tuple[Taken, ...]:
-    """Count in a process of its own what DataLoaders take before their first batch; seconds.
-
-    Raises:
-        RuntimeError: a run is under way here, or it could not be counted.
-    """
-    with alone(), tempfile.TemporaryDirectory() as folder:
-        with Launcher(Path(folder, "worker.log"), fork=machine.can_fork()) as launcher:
-            return tuple(Taken(**row) for row in launcher.run("count_taken", {}))
 
 
 def answers(
@@ -60,15 +37,13 @@ def answers(
     machine_id: str | None = None,
     *,
     numbers: Sequence[int] = (),
-    count: Callable[[], Sequence[Taken]] = count_ahead,
 ) -> list[dict[str, object]]:
-    """Answer disputes from the runs there are, and by counting.
+    """Answer disputes from the newest runs.
 
     Args:
         results: folder that holds all results.
         machine_id: whose runs count; unset: this machine's.
         numbers: which disputes; none: all.
-        count: gives what loaders take ahead.
 
     Returns:
         A row per dispute: number, question, sides (by, says), and found: of every comparison
@@ -92,8 +67,8 @@ def answers(
             "number": dispute.number,
             "question": dispute.question,
             "sides": [{"by": side.by, "says": side.says} for side in dispute.sides],
+            "footnote": dispute.footnote,
             "found": [
-                *(_counted(dispute, count) if dispute.units else ()),
                 *(_answer(dispute, c, compared.get(c.experiment)) for c in dispute.contrasts),
                 *(_equal_work(dispute, compared) if dispute.needs_equal_work else ()),
             ],
@@ -215,33 +190,6 @@ def _say_equal_work(run: Run, variants: set[str]) -> str:
     )
 
 
-# --- counted ------------------------------------------------------------------------------
-
-
-def _counted(dispute: Dispute, count: Callable[[], Sequence[Taken]]) -> list[dict[str, object]]:
-    """Say what loaders took before they were asked for anything, and in which unit that is."""
-    try:
-        counts = count()
-    except RuntimeError as error:
-        return [_found("count", f"not counted: {error}")]
-    found = [
-        _found(_describe(taken), f"{units.count(sum(taken.samples), 'sample')} taken ahead")
-        for taken in counts
-    ]
-    n, counted = len(counts), {taken.unit for taken in counts}
-    if len(counted) > 1 or not counted <= set(dispute.units):
-        return [*found, _found("unit", f"neither {' nor '.join(dispute.units)} in all {n} counts")]
-    (unit,) = counted
-    said = f"{unit}, in all {n} counts{_who_says(dispute, dispute.units, unit)}"
-    return [*found, _found("unit", said, verdict=unit)]
-
-
-def _describe(taken: Taken) -> str:
-    factor = "unset" if taken.prefetch_factor is None else taken.prefetch_factor
-    workers = units.count(taken.workers, "worker")
-    return f"{workers}, prefetch_factor {factor}, batches of {taken.batch_size}"
-
-
 # --- shown --------------------------------------------------------------------------------
 
 
@@ -256,7 +204,7 @@ class Disputes(tuple):
 
 
 def dispute_table(row: Mapping[str, object]) -> Frame:
-    """Make the table of one dispute: who says what, then this machine.
+    """Make the table of one dispute: the sides first, then this machine.
 
     Args:
         row: one of `answers`.
@@ -265,8 +213,9 @@ def dispute_table(row: Mapping[str, object]) -> Frame:
 
     lines = _lines(row)
     frame = Frame([line[:2] for line in lines], columns=["who", "says"]).set_index("who")
-    frame.caption = (f"{row['number']}. {row['question']}", " ".join(_how_found([row])))
+    frame.caption = (f"{row['number']}. {row['question']}", TIMED if row["found"] else "")
     frame.second_lines = {who: under for who, _, under in lines}
+    frame.notes = [row["footnote"]] if row["footnote"] else []
     return frame
 
 
@@ -277,30 +226,20 @@ def disputes_text(rows: Sequence[Mapping[str, object]]) -> str:
         lines += wrapped("", f"{row['number']:>2}  {row['question']}")
         for who, says, _ in _lines(row):
             lines += wrapped("      ", f"{who}: {says}")
-    for how in _how_found(rows):
-        lines += ["", *wrapped("", how)]
+        lines += wrapped("      ", row["footnote"])
+    if any(row["found"] for row in rows):
+        lines += ["", *wrapped("", TIMED)]
     return "\n".join(lines)
 
 
-def _how_found(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Say how what stands there was found: timed, counted or both."""
-    timed = {bool(found["experiment"]) for row in rows for found in row["found"]}
-    return [words for words, is_timed in ((TIMED, True), (COUNTED, False)) if is_timed in timed]
-
-
 def _lines(row: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """List who says what of a dispute, and what that rests on; this machine comes last.
-
-    What is said alike of several comparisons is said once.
-    """
+    """List who says what and what it rests on; equal answers on this machine share a line."""
     here: dict[tuple[str, str, str], list[str]] = {}
     for found in row["found"]:
         key = found["experiment"], found["answer"], found["run"]
         here.setdefault(key, []).append(found["compared"])
     lines = [(side["by"], side["says"], "") for side in row["sides"]]
     for (experiment, says, run), compared in here.items():
-        where = f"here, {experiment}" if experiment else "here"
-        rests_on = "no run on this machine has it" if experiment else "counted just now"
-        under = f"run {run}" if run else rests_on
-        lines.append((f"{where}: {'; '.join(compared)}", says, under))
+        under = f"run {run}" if run else "no run on this machine has it"
+        lines.append((f"here, {experiment}: {'; '.join(compared)}", says, under))
     return lines

@@ -42,6 +42,18 @@ from labkit.underway import UnderWay, alone
 SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Dial:
+    """How often the training loop does something, as one setting."""
+
+    setting: str
+    """Name of a setting that counts steps; 0 is never."""
+    advice: int | None = None
+    """Steps that a document recommends."""
+    source: str = ""
+    """Document and section of the advice."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """What is asked, of which variants, and what the documents reported."""
@@ -64,6 +76,8 @@ class Experiment:
     """"corrected", or "as in the document": each variant in its order, nothing repeated."""
     notes: tuple[str, ...] = ()
     """Sentences about the machine that belong to every run, such as what stands in for what."""
+    dial: Dial | None = None
+    """The setting whose steps are the axis of a second chart, `lab.dial_chart`."""
     otherwise: Callable[[str], Experiment] | None = None
     """What to run instead where the throttled disk cannot be put up; takes the reason."""
     # Not in __init__, so that `dataclasses.replace` forgets it: what it makes is the user's own.
@@ -216,6 +230,7 @@ def run(
         "variants": {label: asdict(settings) for label, settings in variants.items()},
         "published": dict(experiment.published),
         "source": experiment.source,
+        "dial": experiment.dial and asdict(experiment.dial),
         "skipped": skipped,
         "failed": {},
         "status": "running",

@@ -56,7 +56,7 @@ class Frame(pd.DataFrame):
         return Frame
 
     def _repr_html_(self) -> str:
-        with pd.option_context("display.max_colwidth", None):
+        with pd.option_context("display.max_colwidth", None, "display.precision", 3):
             table = self._html_rows() if self._has_second_lines() else super()._repr_html_()
         if not self.caption and not self.notes:
             return table
@@ -64,7 +64,7 @@ class Frame(pd.DataFrame):
 
     def __repr__(self) -> str:
         with pd.option_context(
-            "display.max_colwidth", None, "display.width", None,
+            "display.max_colwidth", None, "display.width", None, "display.precision", 3,
             "display.unicode.east_asian_width", True,
         ):  # fmt: skip
             table = self._text_rows() if self._has_second_lines() else super().__repr__()
@@ -119,6 +119,12 @@ class Frame(pd.DataFrame):
         for name, line in zip(self.index, lines[head:], strict=True):
             lines += [line.rstrip(), *units.small_print(self.second_lines.get(name, ""))]
         return "\n".join(lines[:head] + lines[head + len(self) :])
+
+
+def frame_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Frame:
+    """Return a table whose first column names the rows; None becomes NaN."""
+    cells = [[float("nan") if x is None else x for x in row] for row in rows]
+    return Frame(cells, columns=list(columns)).set_index(columns[0])
 
 
 def _left(cell: re.Match[str]) -> str:

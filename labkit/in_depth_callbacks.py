@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiment import Experiment
+from labkit.experiment import Dial, Experiment
 from labkit.settings import Settings
 
 # Short steps, as on a fast GPU: the shorter the step, the more a stall costs.
@@ -70,6 +70,7 @@ def checkpoints(base: Settings) -> Experiment:
         variants=quick,
         baseline="never",
         source="[001] 3.3: save fewer checkpoints; no figure",
+        dial=Dial(setting="checkpoint_every"),
         in_full={**every, **in_memory},
     )
 
@@ -97,6 +98,7 @@ def logs(base: Settings) -> Experiment:
         variants=quick | {name: unread.pop(name) for name in names},
         baseline="never",
         source="[001] 5.1: print logs every 100 steps",
+        dial=Dial(setting="report_every", advice=100, source="[001] 5.1"),
         in_full={**unread, **shown},
     )
 
@@ -121,6 +123,7 @@ def metric_reports(base: Settings) -> Experiment:
         variants={"never": base} | near | {name: others.pop(name) for name in names},
         baseline="never",
         source="[001] 4.2: report metrics every 100 steps",
+        dial=Dial(setting="report_every", advice=100, source="[001] 4.2"),
         in_full=others,
     )
 
@@ -140,6 +143,7 @@ def evaluation(base: Settings) -> Experiment:
         variants={"none": base} | {name: every.pop(name) for name in names},
         baseline="none",
         source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
+        dial=Dial(setting="metrics_every"),
         in_full=every,
     )
 

@@ -21,6 +21,7 @@ from labkit.sections import (
     claim_cells,
     narrow_tables,
     provenance_text,
+    table_cells,
 )
 
 
@@ -45,8 +46,9 @@ def _section(section: Section, images: Sequence[str]) -> str:
     parts += _titled("Result", *map(_figure, section.figures.values(), images))
     parts += [md.table(*table) for table in narrow_tables(section)]
     parts.append(md.bullets(section.checks))
-    said = [*section.results, *section.findings]
-    parts += _titled("What the rows support", md.bullets(said))
+    parts += _titled("What the rows support", md.bullets(section.results))
+    for title, frame in section.tables.items():
+        parts += _titled(title, md.table(*table_cells(frame)), md.bullets(frame.notes))
     parts += _titled("Published and measured", _table(BESIDE_DOCUMENT, section.beside_document))
     parts += _titled("Claims of the documents", _claims(section))
     parts += _titled("Notes", md.bullets(section.notes))

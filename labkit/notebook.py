@@ -1,10 +1,6 @@
-"""What a notebook or a shell shows of a run: the table, the chart, the files, the page.
+"""What a notebook or a shell shows of a run: its table, charts, files and the page of all runs.
 
-    run folder ──▶ table(run), chart(run), findings(run) …, save(run) → table.csv, chart.png …
-    all newest runs ──▶ claims(results), gallery(results), write_page(results) → index.html
-
-Everything here is derived from the rows and can be made again at any time.  Runs are of two
-kinds, epochs and single operations; whatever asks for a run takes either.
+Everything is derived from the rows and can be made again at any time.
 """
 
 from __future__ import annotations
@@ -12,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,29 +25,25 @@ from labkit import (
 from labkit.captions import self_checks, stand_ins
 from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
-from labkit.costs import cost_lines, costs_table
-from labkit.costs import costs as find_costs
+from labkit.costs import costs
 from labkit.dial_chart import dial_chart as draw_dial
-from labkit.dials import DIALS, Series, find_series, sentences
+from labkit.dial_chart import find_series
 from labkit.disputes import Disputes
 from labkit.disputes import answers as find_disputed
 from labkit.epoch_chart import epoch_chart as draw_epochs
 from labkit.experiment import Experiment
 from labkit.files import write_whole
-from labkit.findings import findings as find
+from labkit.findings import findings
 from labkit.forecast import Forecast
 from labkit.forecast import forecast as expect
-from labkit.lines import Lines
 from labkit.operations_run import NAME as OPERATIONS_RUN
 from labkit.operations_summary import summarize_operations
 from labkit.parts import decoding
 from labkit.plan import check_blocks
-from labkit.predictions import document_predictions, predict, predictions_table
+from labkit.predictions import has_combinations, predictions
 from labkit.recipe import recipe as write_recipe
 from labkit.reproduce import command_line, python_code, request_of
 from labkit.results import Run, explain_unwritable, newest_runs
-from labkit.savings import savings as project
-from labkit.savings_text import describe
 from labkit.sections import Section
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
 from labkit.side_by_side import side_by_side as draw_side_by_side
@@ -127,18 +118,21 @@ def epoch_chart(run: Run, *, column: bool = False) -> Figure:
 
 
 def dial_chart(run: Run, *, column: bool = False) -> Figure:
-    """Show a run along its dial: what every step, every 10th and every 100th costs.
+    """Draw normalized time over how often the training loop does something.
 
     Args:
-        run: of an experiment that has one: checkpoints, logs, metric_reports or evaluation.
-        column: lay it out anew for a column of a paper, 85 mm wide.
+        run: of an experiment with a dial, as checkpoints, logs, metric_reports or evaluation.
+        column: lay it out for a column of a paper, 85 mm wide.
 
     Raises:
-        ValueError: its experiment turns no dial; the message lists those that do.
+        ValueError: its experiment has no dial.
     """
-    dial = pick(DIALS, run.info["experiment"], "the run's experiment")
-    sheet = figures.COLUMN if column else figures.WIDE
-    return draw_dial(run.info, summarize(run), dial, sheet)
+    if not run.info.get("dial"):
+        raise ValueError(
+            f"run must be of an experiment with a dial, got {run.info['experiment']}; "
+            "run checkpoints, logs, metric_reports or evaluation"
+        )
+    return draw_dial(run.info, summarize(run), figures.COLUMN if column else figures.WIDE)
 
 
 def side_by_side(runs: Sequence[Run], *, column: bool = False) -> Figure:
@@ -156,31 +150,14 @@ def compare_table(runs: Sequence[Run]) -> Frame:
     return comparison.compare_table(runs)
 
 
-def findings(run: Run) -> Lines:
-    """Say what a run's rows support, and no more."""
+def more_tables(run: Run) -> dict[str, Frame]:
+    """Return what else a run supports beside its table: title -> table, without empty ones."""
     if _is_operations(run):
-        return Lines()
-    return Lines(_findings(run.info, summarize(run)))
-
-
-def predictions(run: Run) -> pd.DataFrame:
-    """Show what single effects predict for several together, beside what was measured."""
-    predicted = predict(run.info, summarize(run))
-    return predictions_table([*predicted, *document_predictions()])
-
-
-def costs(run: Run) -> Frame:
-    """Show what each variant's way of storing costs once, and after how many epochs it pays.
-
-    Args:
-        run: of an experiment that stores images in different ways, as packing.
-    """
-    return costs_table(find_costs(run.info, summarize(run)))
-
-
-def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None) -> Lines:
-    """Say what a run's winner would save over a whole training; see `savings.savings`."""
-    return Lines(describe(project(run, epochs=epochs, images=images, gpu_hour=gpu_hour)))
+        return {}
+    found = {"Cold, warm and in memory": findings(run), "What storing costs": costs(run)}
+    if has_combinations(run):
+        found["Do the savings add up?"] = predictions(run)
+    return {title: frame for title, frame in found.items() if len(frame)}
 
 
 def recipe(run: Run, variant: str | None = None) -> str:
@@ -240,44 +217,6 @@ def disputes(results: Path | str = "results", *, numbers: Sequence[int] = ()) ->
 def newest_run(name: str, results: Path | str = "results") -> Run | None:
     """Give an experiment's newest finished run; None where there is none."""
     return newest_runs(results, _is_finished).get(name)
-
-
-def gallery(results: Path | str = "results") -> Gallery:
-    """Show the chart and the table of every experiment's newest finished run."""
-    return Gallery([section(run) for run in newest_to_show(results)])
-
-
-class Gallery:
-    """Sections of several runs, one below the other, for a notebook."""
-
-    def __init__(self, sections: list[Section]) -> None:
-        self._sections = sections
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{section.run}: {section.title}" for section in self._sections)
-
-    def _repr_html_(self) -> str:
-        return "".join(
-            f"<h3>{escape(section.title)}</h3>"
-            f"<p>{'<br>'.join(map(escape, [*section.warnings, *section.conditions]))}</p>"
-            + "".join(figures.mimebundle(f)[0]["text/html"] for f in section.figures.values())
-            + _frame(section)._repr_html_()
-            + Lines([*section.findings, *section.checks, *section.notes])._repr_html_()
-            for section in self._sections
-        )
-
-
-def _frame(section: Section) -> Frame:
-    from labkit.frame import Frame
-
-    # As many columns name a row as it takes: the variant, or operation and library.
-    names = next(
-        (n for n in (1, 2) if len({tuple(row[:n]) for row in section.cells}) == len(section.cells)),
-        1,
-    )
-    frame = Frame(section.cells, columns=section.header).set_index(list(section.header[:names]))
-    frame.second_lines = dict(zip(frame.index, section.second_lines))
-    return frame
 
 
 def save(run: Run) -> list[Path]:
@@ -370,23 +309,9 @@ def _draw(info: Mapping[str, object], summary: Summary) -> dict[str, Figure]:
     drawn = {"chart": charts.chart(summary)}
     if summary.experiment in EPOCHS_APART:
         drawn["epochs"] = draw_epochs(summary)
-    if _series(info, summary):
-        drawn["dial"] = draw_dial(info, summary, DIALS[summary.experiment])
+    if find_series(info, summary):
+        drawn["dial"] = draw_dial(info, summary)
     return drawn
-
-
-def _series(info: Mapping[str, object], summary: Summary) -> list[Series]:
-    dial = DIALS.get(summary.experiment)
-    return find_series(info, summary, dial) if dial else []
-
-
-def _findings(info: Mapping[str, object], summary: Summary) -> tuple[str, ...]:
-    turned = _series(info, summary)
-    return (
-        *find(info, summary),
-        *cost_lines(find_costs(info, summary), summary),
-        *(sentences(summary, turned) if turned else ()),
-    )
 
 
 def _is_operations(run: Run) -> bool:
@@ -467,7 +392,7 @@ def section(run: Run) -> Section:
         second_lines=report.second_lines(summary),
         checks=self_checks(summary),
         results=report_words.results(run.info, summary),
-        findings=_findings(run.info, summary),
+        tables=more_tables(run),
         beside_document=report_words.beside_document(run.info, summary),
         notes=summary.notes,
         command=command,

@@ -24,6 +24,7 @@ from labkit.sections import (
     claim_cells,
     narrow_tables,
     provenance_text,
+    table_cells,
 )
 from labkit.table_html import is_short, second_row
 
@@ -146,7 +147,8 @@ def _section(i: int, section: Section) -> str:
 {images}
 {"".join(html_table(*table) for table in narrow_tables(section))}
 {_lines("soft", section.checks)}
-{_titled("What the rows support", _list("", [*section.results, *section.findings]))}
+{_titled("What the rows support", _list("", section.results))}
+{_more_tables(section)}
 {_titled("Published and measured", _beside_document(section))}
 {_titled("Claims of the documents", _own_claims(section))}
 {_titled("Notes", _list("soft", section.notes))}
@@ -168,6 +170,13 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
         f"<div><dt>{escape(what)}</dt><dd>{escape(how)}</dd></div>" for what, how in facts
     )
     return f'<dl class="facts">{rows}</dl>' if rows else ""
+
+
+def _more_tables(section: Section) -> str:
+    return "".join(
+        _titled(title, html_table(*table_cells(frame)), _list("soft", frame.notes))
+        for title, frame in section.tables.items()
+    )
 
 
 def _differences(section: Section) -> str:

@@ -14,8 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from labkit import units
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from labkit.frame import Frame
 
 # What a page shows of run.json in its own place; the rest is provenance.
 SHOWN_ABOVE = {"question", "variants", "published", "source", "skipped", "notes"}
@@ -56,8 +60,8 @@ class Section:
     """How close the stand-ins came to what they stand for."""
     results: Sequence[str] = ()
     """A sentence per variant."""
-    findings: Sequence[str] = ()
-    """What else the rows support."""
+    tables: Mapping[str, Frame] = field(default_factory=dict)
+    """Title -> what else the rows support."""
     beside_document: Sequence[Sequence[str]] = ()
     """Rows of `report_words.BESIDE_DOCUMENT`."""
     claims: Sequence[Mapping[str, object]] | None = None
@@ -94,6 +98,20 @@ def narrow_tables(section: Section) -> list[tuple[list[str], list[list[str]], Se
         )
         for start in starts
     ]
+
+
+def table_cells(frame: Frame) -> tuple[list[str], list[list[str]]]:
+    """Return a table's header and its cells as text."""
+    shown = frame.reset_index()
+    return list(shown.columns), [[_text(x) for x in row] for row in shown.itertuples(index=False)]
+
+
+def _text(x: object) -> str:
+    if isinstance(x, str):
+        return x
+    if x is None or x != x:  # NaN
+        return units.UNKNOWN
+    return f"{x:,.3f}" if x % 1 else f"{x:,.0f}"
 
 
 def provenance_text(section: Section) -> str:

@@ -84,12 +84,6 @@ def _count_reads(settings: dict, excluded: list[int], own: bytes):
     return count_reads(_settings(settings), frozenset(excluded))
 
 
-def _count_taken(own: bytes):
-    from labkit.ahead import count_taken
-
-    return [asdict(taken) for taken in count_taken()]
-
-
 def _find_bad_images(settings: dict, start: int, stop: int, decoders: list[str], own: bytes):
     from labkit.preflight import find_bad_images
     from labkit.source import shuffled_images
@@ -128,7 +122,6 @@ JOBS: dict[str, Callable] = {
     "compare_work": _compare_work,
     "check_rates": _check_rates,
     "count_reads": _count_reads,
-    "count_taken": _count_taken,
     "find_bad_images": _find_bad_images,
     "search_batch": _search_batch,
     "time_operations": _time_operations,

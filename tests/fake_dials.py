@@ -29,6 +29,7 @@ def fake_dial(
     run = {
         **fake_info([*times, *info.get("skipped", {})], experiment=name, **told),
         "source": experiment.source,
+        "dial": asdict(experiment.dial),
     }
     run["variants"] = {label: asdict(known[label]) for label in run["variants"]}
     trials = fake_trials(times, blocks=blocks, noise=noise, labels=LABELS) if blocks else []

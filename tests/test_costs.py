@@ -1,108 +1,94 @@
-"""Costs: seconds once against seconds per epoch, said only where there is a gain."""
+"""Seconds and bytes once, against seconds saved in every epoch."""
 
 import math
+from pathlib import Path
 
 import pytest
 from fakes import fake_info, fake_trials
 
-from labkit.costs import cost_lines, costs, costs_table
-from labkit.summary import summarize
+import labkit as lab
+from labkit.results import Run
 
 DATA = {"images": 1000, "bytes": 100_000_000, "folder": "data/photos"}
+TIMES = {"original": 1.0, "both": 0.5}
 
 
-def made(pack_s, size_bytes=100_000_000):
-    return {"folder": "packs/x", "images": 1000, "bytes": size_bytes, "pack_s": pack_s}
+def made(pack_s, size_bytes=100_000_000, **more):
+    return {"folder": "packs/x", "images": 1000, "bytes": size_bytes, "pack_s": pack_s, **more}
 
 
-def run(times, made_of, *, mode="full", blocks=10, noise=0.002, **info):
+def costs(times, made_of, *, mode="full", blocks=10, noise=0.002, **info):
     """The baseline takes 2 s for two epochs of 100 images: 10 s for an epoch of all images."""
     told = fake_info(
         list(times), mode=mode, blocks=blocks, data=DATA, costs=made_of,
         calibration={"images": 100}, **info,
     )  # fmt: skip
-    trials = fake_trials(times, blocks=blocks, noise=noise)
-    return told, summarize(told, trials)
+    trials = fake_trials(times, blocks=blocks, noise=noise, drift=0)
+    return lab.costs(Run(folder=Path("run"), info=told, trials=tuple(trials)))
 
 
-def by_name(found):
-    return {cost.variant: cost for cost in found}
-
-
-def test_seconds_once_over_seconds_saved_per_epoch_of_all_images():
-    times = {"original": 1.0, "prefetch_generator": 0.8, "data_prefetcher": 0.5}
-    info, summary = run(
-        times, {"prefetch_generator": made(7.0), "data_prefetcher": made(50.0, 250_000_000)}
+def test_seconds_once_are_earned_back_by_seconds_saved_per_epoch_of_all_images():
+    found = costs(
+        {"original": 1.0, "both": 0.8, "mine": 0.5},
+        {"both": made(7.0), "mine": made(50.0, 250_000_000)},
     )
-    found = by_name(costs(info, summary))
-    epoch_s = 10 * summary.rows[0].time_s / 2
-    one, other = found["prefetch_generator"], found["data_prefetcher"]
-    assert one.saved_s == pytest.approx(0.2 * epoch_s, rel=0.05)
-    assert one.pays_after == pytest.approx(7.0 / one.saved_s, abs=1)
-    assert one.pays_after >= 7.0 / one.saved_s  # whole epochs
-    assert other.times_original == 2.5
-    assert found["original"].remark == "baseline"
-    assert found["original"].size_bytes == DATA["bytes"]
+    both, mine = found.loc["both"], found.loc["mine"]
+    assert both["saved_s_per_epoch"] == pytest.approx(0.2 * 10, rel=0.05)
+    assert both["earned_back_epochs"] == math.ceil(7.0 / both["saved_s_per_epoch"])
+    assert mine["earned_back_epochs"] == math.ceil(50.0 / mine["saved_s_per_epoch"])
+    assert (both["of_original"], mine["of_original"]) == (1.0, 2.5)
+    assert math.isnan(found.loc["original", "saved_s_per_epoch"])
 
 
-@pytest.mark.parametrize(("time", "remark"), [(1.0, "no practical difference"), (1.3, "slower")])
-def test_what_does_not_gain_never_pays(time, remark):
-    info, summary = run({"original": 1.0, "both": time}, {"both": made(1.0)})
-    cost = by_name(costs(info, summary))["both"]
-    assert (cost.pays_after, cost.remark) == (None, remark)
-    (line,) = cost_lines(costs(info, summary), summary)
-    assert line == "No gain that would earn back the making: both"
+@pytest.mark.parametrize(
+    ("time", "more"),
+    [
+        (1.0, {}),  # no practical difference
+        (1.5, {}),  # slower
+        (1.5, {"mode": "quick", "blocks": 3}),
+        (0.9, {"noise": 0.5}),  # inconclusive
+    ],
+)
+def test_what_gains_nothing_is_never_earned_back(time, more):
+    found = costs({"original": 1.0, "both": time}, {"both": made(7.0)}, **more).loc["both"]
+    assert math.isnan(found["earned_back_epochs"])
+    assert found["made_s"] == 7.0
 
 
-def test_what_the_baseline_reads_too_has_nothing_to_earn_back():
-    for time in (0.5, 1.0):
-        packs = dict.fromkeys(("original", "both"), made(9.0))
-        info, summary = run({"original": 1.0, "both": time}, packs)
-        cost = by_name(costs(info, summary))["both"]
-        assert (cost.pays_after, cost.remark) == (None, "the baseline reads the same")
-        assert cost_lines(costs(info, summary), summary) == []
-
-
-def test_without_a_verdict_it_is_by_these_numbers_only():
-    info, summary = run({"original": 1.0, "both": 0.5}, {"both": made(1.0)}, mode="quick", blocks=3)
-    (line,) = cost_lines(costs(info, summary), summary)
-    assert line.endswith("by these numbers (quick mode speaks no verdict)")
-    assert "earned back after 1 epoch" in line
-
-
-def test_a_pack_that_was_there_has_unknown_seconds():
-    info, summary = run({"original": 1.0, "both": 0.5}, {"both": made(None)})
-    cost = by_name(costs(info, summary))["both"]
-    assert (cost.pays_after, cost.remark) == (None, "made elsewhere or stopped: seconds unknown")
-    assert cost_lines(costs(info, summary), summary) == []
+def test_quick_mode_has_numbers_without_a_verdict():
+    found = costs(TIMES, {"both": made(7.0)}, mode="quick", blocks=3).loc["both"]
+    assert found["earned_back_epochs"] == 2
+    assert found["verdict"] == ""
 
 
 def test_packing_and_copying_are_added_up():
-    copied = {**made(3.0), "copy_s": 4.0}
-    info, summary = run({"original": 1.0, "both": 0.5}, {"both": copied})
-    assert by_name(costs(info, summary))["both"].made_s == 7.0
+    assert costs(TIMES, {"both": made(3.0, copy_s=4.0)}).loc["both", "made_s"] == 7.0
 
 
-def test_where_all_read_the_data_as_it_is_there_is_nothing_to_say():
-    info, summary = run({"original": 1.0, "both": 0.5}, {})
-    assert costs(info, summary) == []
+@pytest.mark.parametrize("own", [made(None), made(3.0, copy_s=None)])
+def test_without_the_seconds_of_making_there_is_no_break_even(own):
+    found = costs(TIMES, {"both": own}).loc["both"]
+    assert math.isnan(found["made_s"]) and math.isnan(found["earned_back_epochs"])
 
 
-def test_the_table_shows_what_was_counted_and_a_dash_for_the_unknown():
+def test_beside_a_packed_baseline_only_the_difference_has_to_be_earned_back():
+    found = costs(TIMES, {"original": made(20.0), "both": made(26.0)}).loc["both"]
+    assert found["earned_back_epochs"] == math.ceil(6.0 / found["saved_s_per_epoch"])
+    cheaper = costs(TIMES, {"original": made(20.0), "both": made(1.0)}).loc["both"]
+    assert cheaper["earned_back_epochs"] == 0
+
+
+def test_a_variant_that_reads_what_the_baseline_reads_has_nothing_to_earn_back():
+    found = costs(TIMES, {"original": made(20.0), "both": made(20.0)}).loc["both"]
+    assert math.isnan(found["earned_back_epochs"])
+
+
+def test_what_was_counted_is_shown():
     reads = {"original": {"opens": 1.0, "calls": 2.25, "requests": None}}
-    info, summary = run({"original": 1.0, "both": 0.5}, {"both": made(2.0)}, reads=reads)
-    table = costs_table(costs(info, summary))
-    original, both = table.loc["original"], table.loc["both"]
-    assert list(original[["opened per image", "read calls per image"]]) == ["1", "2.25"]
-    assert original["disk requests per image"] == both["opened per image"] == "–"
-    assert both["to make"] == "2.00 s"
-    assert both["earned back after"].endswith("epoch")
+    found = costs(TIMES, {"both": made(2.0)}, reads=reads).loc["original"]
+    assert (found["opens_per_image"], found["reads_per_image"]) == (1.0, 2.25)
+    assert math.isnan(found["disk_requests_per_image"])
 
 
-def test_beside_a_baseline_that_is_a_pack_only_the_difference_has_to_pay():
-    times = {"original": 1.0, "both": 0.5}
-    info, summary = run(times, {"original": made(20.0), "both": made(26.0)})
-    cost = by_name(costs(info, summary))["both"]
-    assert (cost.made_s, cost.pays_after) == (26.0, math.ceil(6.0 / cost.saved_s))
-    info, summary = run(times, {"original": made(20.0), "both": made(1.0)})
-    assert by_name(costs(info, summary))["both"].pays_after == 0
+def test_where_all_read_the_data_as_it_is_there_is_no_row():
+    assert costs(TIMES, {}).empty

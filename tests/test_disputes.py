@@ -14,23 +14,17 @@ from fake_runs import COLD, HERE, make_run
 from fakes import LABELS, fake_trial, fake_trials
 
 from labkit import catalog, machine, notebook
-from labkit.ahead import Taken
 from labkit.cli import main
 from labkit.dispute_list import DISPUTES
-from labkit.disputes import answers, count_ahead, dispute_table, disputes_text
-from labkit.underway import alone
+from labkit.disputes import answers, dispute_table, disputes_text
 
 THREAD = "prefetch_generator"
 ALONE = {"original": 1.0, "no workers": 1.5, f"no workers, {THREAD}": 0.9}
 DEPTH = {"original": 1.0, THREAD: 0.9, "equal depth": 0.9}
 
 
-def no_count():
-    raise RuntimeError("not in this test")
-
-
-def dispute(results, number, count=no_count):
-    (row,) = answers(results, HERE, numbers=[number], count=count)
+def dispute(results, number):
+    (row,) = answers(results, HERE, numbers=[number])
     return row
 
 
@@ -56,7 +50,7 @@ def test_each_dispute_is_there_once_with_two_sides_and_what_settles_it():
     assert {1, 2, 3, 4, 9} <= set(numbers)
     for d in DISPUTES:
         assert len({side.by for side in d.sides}) >= 2, d.number
-        assert d.contrasts or d.units, d.number
+        assert d.contrasts or d.footnote, d.number
         assert len(d.question) <= 90 and d.question.endswith("?")
 
 
@@ -190,7 +184,7 @@ def test_an_unstable_machine_gives_no_word(tmp_path):
 
 
 def test_what_was_not_run_says_how_to(tmp_path):
-    for row in answers(tmp_path, HERE, count=no_count):
+    for row in answers(tmp_path, HERE):
         for one in row["found"]:
             if one["experiment"]:
                 assert one["answer"] == f"not run: labkit run {one['experiment']} --mode full"
@@ -289,60 +283,12 @@ def test_where_nothing_is_trained_batches_are_compared(tmp_path, means, said):
     assert found(tmp_path, 3, "equal work")["answer"].startswith(said)
 
 
-# --- counted ------------------------------------------------------------------------------
-
-
-def counts(samples):
-    return lambda: [
-        Taken(workers=1, prefetch_factor=factor, batch_size=8, samples=[samples(factor)])
-        for factor in (1, 2, 4)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("samples", "said"),
-    [
-        (
-            lambda factor: 8 * factor,
-            "batches, in all 3 counts; agrees with PyTorch #100703, #74558",
-        ),
-        (lambda factor: factor, "samples, in all 3 counts; agrees with [001] 1.5"),
-        (lambda factor: 8, "neither samples nor batches in all 3 counts"),
-    ],
-)
-def test_the_unit_of_prefetch_factor_is_what_was_counted(tmp_path, samples, said):
-    *single, unit = dispute(tmp_path, 2, counts(samples))["found"]
-    assert (unit["compared"], unit["answer"]) == ("unit", said)
-    assert single[2]["compared"] == "1 worker, prefetch_factor 4, batches of 8"
-    assert single[2]["answer"] == f"{samples(4)} samples taken ahead"
-
-
-def test_counting_is_done_in_a_process_of_its_own():
-    taken = {(one.workers, one.prefetch_factor): sum(one.samples) for one in count_ahead()}
-    assert taken[2, 4] == 64
-    assert taken[2, None] == taken[2, 2] == 32
-
-
-def test_nothing_is_counted_beside_a_run(tmp_path):
-    import threading
-
-    said = []
-    with alone():
-        counting = threading.Thread(
-            target=lambda: said.append(dispute(tmp_path, 2, count_ahead)["found"])
-        )
-        counting.start()
-        counting.join()
-    ((one,),) = said
-    assert one["answer"].startswith("not counted: run must be the only one under way")
-
-
 # --- forms --------------------------------------------------------------------------------
 
 
 def test_rows_are_json(tmp_path):
     in_depth(tmp_path, ALONE)
-    rows = answers(tmp_path, HERE, count=counts(lambda factor: 8 * factor))
+    rows = answers(tmp_path, HERE)
     assert [row["number"] for row in rows] == [d.number for d in DISPUTES]
     assert json.loads(json.dumps(rows)) == rows
 
@@ -362,17 +308,9 @@ def test_the_table_shows_both_sides_and_this_machine(tmp_path):
 
 def test_a_table_says_what_it_rests_on_where_nothing_was_run(tmp_path):
     assert "no run on this machine has it" in dispute_table(dispute(tmp_path, 9))._repr_html_()
-    counted = dispute(tmp_path, 2, counts(lambda factor: 8 * factor))
-    assert "counted just now" in dispute_table(counted)._repr_html_()
-
-
-def test_it_says_how_it_was_found_timed_or_counted(tmp_path):
-    timed, counted = "A ÷ B: A's time divided by B's", "Taken by the workers of real DataLoaders"
-    rows = [dispute(tmp_path, 9), dispute(tmp_path, 2, counts(lambda factor: 8 * factor))]
-    for shown, hidden, row in ((timed, counted, rows[0]), (counted, timed, rows[1])):
-        for text in (disputes_text([row]), dispute_table(row).caption[1]):
-            assert shown in text and hidden not in text
-    assert timed in disputes_text(rows) and counted in disputes_text(rows)
+    footnote = "Batches of each worker"
+    assert footnote in dispute_table(dispute(tmp_path, 2))._repr_html_()
+    assert footnote in disputes_text([dispute(tmp_path, 2)])
 
 
 def test_a_notebook_shows_those_asked_for_in_html_and_text(tmp_path):
@@ -385,7 +323,7 @@ def test_a_notebook_shows_those_asked_for_in_html_and_text(tmp_path):
 
 def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
     in_depth(tmp_path, ALONE, labels=LABELS)
-    rows = answers(tmp_path, HERE, count=counts(lambda factor: 8 * factor))
+    rows = answers(tmp_path, HERE)
     lines = disputes_text(rows).splitlines()
     assert max(map(len, lines)) <= 100
     joined = " ".join(" ".join(lines).split())

@@ -69,24 +69,18 @@ def test_a_run_as_in_the_document_stands_beside_the_corrected_one(tmp_path):
     assert find_run(tmp_path, "99990101").folder == faithful
 
 
-def test_a_gallery_shows_second_lines_and_conditions_once(tmp_path):
-    make_run(tmp_path)
-    shown = notebook.gallery(tmp_path)._repr_html_()
-    assert shown.count("noise floor") == 1
-    assert shown.count('class="labkit-second"') == 2
-    assert shown.count("<p>Emulated accelerator") == 1
-
-
 DIALLED = {"never": 1.0, "every step": 1.3, "every 100 steps": 1.0}
 
 
 def make_dialled_run(results, times=DIALLED):
-    """A run of logs as it lies on disk, with what each variant turns."""
+    """A run with a dial as it lies on disk."""
     variants = {
         label: {"report_every": {"every step": 1, "every 100 steps": 100}.get(label, 0)}
         for label in times
     }
-    info = {**fake_info([*times], experiment="logs", mode="full"), "variants": variants}
+    dial = {"setting": "report_every", "advice": 100, "source": "[001] 5.1"}
+    info = {**fake_info([*times], experiment="mine", mode="full"), "variants": variants}
+    info["dial"] = dial
     folder = create_run(results, info)
     for trial in fake_trials(times, blocks=6, noise=0.001):
         append_trial(folder, trial)
@@ -99,12 +93,9 @@ def test_a_run_with_a_dial_has_it_as_its_second_chart_everywhere(tmp_path):
     kinds = ("png", "svg", "pdf")
     assert names == {"table.csv", *(f"{c}.{k}" for c in ("chart", "dial") for k in kinds)}
     label = notebook.dial_chart(run).get_label()
-    said = "Every 100 steps costs less than 1 %."
-    assert said in label
+    assert "less than 1 % from every 100 steps on" in label
     assert list(notebook.section(run).figures) == ["chart", "dial"]
     assert notebook.write_page(tmp_path).read_text(encoding="utf-8").count("<img ") == 2
-    assert notebook.gallery(tmp_path)._repr_html_().count("<img ") == 2
-    assert said in notebook.findings(run)
     paths = write_report(run, tmp_path / "out")
     drawn = [path.name.split("-")[-1] for path in paths if path.suffix == ".svg"]
     assert drawn == ["chart.svg", "dial.svg"]
@@ -117,13 +108,6 @@ def test_a_run_of_which_nothing_lies_along_the_dial_has_one_chart(tmp_path):
     run = make_dialled_run(tmp_path, {"never": 1.0, "mine": 1.1})
     assert list(notebook.section(run).figures) == ["chart"]
     assert {path.stem for path in notebook.save(run)} == {"table", "chart"}
-    assert not any("dial" in line for line in notebook.findings(run))
-
-
-def test_a_dial_chart_of_an_experiment_without_a_dial_lists_those_that_have_one(tmp_path):
-    run = load_run(make_run(tmp_path))
-    with pytest.raises(ValueError, match=r"checkpoints, evaluation, logs, metric_reports, got 'pr"):
-        notebook.dial_chart(run)
 
 
 def test_the_storage_experiment_has_its_epochs_as_its_second_chart(tmp_path):
@@ -132,3 +116,18 @@ def test_the_storage_experiment_has_its_epochs_as_its_second_chart(tmp_path):
     for trial in fake_media_trials():
         append_trial(folder, trial)
     assert list(notebook.section(load_run(folder)).figures) == ["chart", "epochs"]
+
+
+def test_what_else_the_rows_support_is_on_the_page_and_in_the_report(tmp_path):
+    folder = create_run(tmp_path, fake_media_info())
+    for trial in fake_media_trials():
+        append_trial(folder, trial)
+    run = load_run(folder)
+    assert list(notebook.more_tables(run)) == ["Cold, warm and in memory"]
+    write_report(run, tmp_path / "out")
+    for text in (
+        notebook.write_page(tmp_path).read_text(encoding="utf-8"),
+        (tmp_path / "out" / "report.md").read_text(encoding="utf-8"),
+    ):
+        assert "Cold, warm and in memory" in text
+        assert "disk_read_share" in text

@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 from fake_operations import TIMES_MS, fake_row, fake_run
 
-from labkit import notebook, units
+from labkit import units
 from labkit.counted import say_rejected
 from labkit.operations_report import (
     operations_cells,
@@ -244,10 +244,3 @@ def test_a_library_without_a_number_has_no_second_line_and_every_form_shows_the_
         assert f">{line}</small>" in html
     # A table of each size: its decoding baseline alone says the noise.
     assert operations_text(run).count("noise floor") == 2
-
-
-def test_a_gallery_shows_the_second_lines_under_operation_and_library():
-    run = fake_run()
-    shown = unescape(notebook.Gallery([notebook.section(run)])._repr_html_())
-    assert shown.count('class="labkit-second"') == len(TIMES_MS)
-    assert all(line in shown for line in operations_second_lines(run))
