@@ -15,15 +15,6 @@ from labkit.parts.storage import STORAGES, distance, throttled
 from labkit.settings import AS_PUBLISHED, MODES, complete
 from labkit.trial import Skip
 
-# What the documents give for each experiment (the blog's bar labels); none of it is ours.
-DOCUMENTED = {
-    "prefetching": {"prefetch_generator": 0.894, "data_prefetcher": 0.891, "both": 0.897},
-    "storage": {"ssd": 0.860, "tmpfs": 0.864},
-    "preprocessing": {"simplified": 0.661},
-    "opencv_vs_pil": {},
-    "prefetching_in_depth": {"prefetch_generator": 0.894},
-    "combined": {"best of the document": 0.61, "best with prefetch_generator": 0.61},
-}
 # A machine -> its labkit.toml, whether its files can be evicted, why no disk can be throttled.
 MACHINES = {
     "nothing": ([], True, "needs root"),
@@ -116,15 +107,6 @@ def test_nothing_is_called_cold_that_cannot_be(on, machine, name, protocol):
             )
 
 
-@pytest.mark.parametrize(("name", "protocol"), every_protocol())
-def test_only_figures_that_a_document_gives_are_published(on, name, protocol):
-    on("all disks")
-    chosen = experiment(name, protocol=protocol)
-    figures = dict(chosen.published)
-    assert figures.pop(chosen.baseline, 1.0) == 1.0  # by definition
-    assert figures == DOCUMENTED.get(name, {})
-
-
 # --- which disks ----------------------------------------------------------------------------
 
 
@@ -142,16 +124,6 @@ def test_without_a_hard_disk_and_without_root_every_medium_is_modelled(on, name)
     )
 
 
-@pytest.mark.parametrize("name", ["storage", "combined"])
-def test_with_root_a_throttled_disk_stands_beside_real_media(on, name):
-    on("root")
-    chosen = experiment(name)
-    used = set(storages(chosen).values())
-    assert used == {"throttled", "ssd"} | ({"tmpfs"} if name == "storage" else set())
-    (note,) = chosen.notes
-    assert note.endswith(": a disk that the kernel slows down stands in for it")
-
-
 @pytest.mark.parametrize("machine", ["hard disk", "hard disk and root"])
 @pytest.mark.parametrize("name", ["storage", "combined"])
 def test_a_named_hard_disk_is_used_and_nothing_stands_in(on, machine, name):
@@ -160,26 +132,6 @@ def test_a_named_hard_disk_is_used_and_nothing_stands_in(on, machine, name):
     used = set(storages(chosen).values())
     assert used == {"hdd", "ssd"} | ({"tmpfs"} if name == "storage" else set())
     assert chosen.notes == ()
-
-
-def test_where_nothing_can_be_evicted_a_named_hard_disk_is_modelled_and_why(on):
-    on("macOS with a hard disk")
-    chosen = experiment("storage")
-    assert storages(chosen)["hdd"] == "modelled_hdd"
-    assert chosen.variants["hdd"].cache == "cold"  # a model's memory can always be emptied
-    (note,) = chosen.notes
-    assert note.startswith("files cannot be evicted from memory on this platform")
-    assert "(needs Linux)" in note
-
-
-@pytest.mark.parametrize("protocol", ["corrected", AS_PUBLISHED])
-@pytest.mark.parametrize("machine", MACHINES)
-def test_nvme_is_compared_only_where_one_is_named_and_real(on, machine, protocol):
-    on(machine)
-    chosen = experiment("storage", protocol=protocol)
-    named = machine in ("all disks", "nvme and root")  # "nvme only": the others are modelled
-    assert ("nvme" in chosen.variants) is named
-    assert ("nvme, warm" in chosen.variants) is (named and protocol == "corrected")
 
 
 def test_experiments_about_other_parts_read_from_the_hard_disk_where_there_is_one(on):
@@ -243,19 +195,6 @@ def test_as_in_the_document_prefetching_runs_its_loops_on_a_hard_disk(on):
     }  # fmt: skip
 
 
-def test_as_in_the_document_storage_has_its_order_and_no_warm_arms(on):
-    on("hard disk")
-    assert list(experiment("storage", protocol=AS_PUBLISHED).variants) == [
-        "hdd", "ssd", "tmpfs", "hdd, again"
-    ]  # fmt: skip
-
-
-def test_an_unknown_protocol_lists_the_choices():
-    message = "protocol must be one of as in the document, corrected, got 'backwards'"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        experiment("prefetching", protocol="backwards")
-
-
 @pytest.mark.parametrize("name", sorted(set(CATALOG) - set(AS_PUBLISHED_TOO)))
 def test_an_experiment_without_the_documents_protocol_says_which_have_it(name):
     message = (
@@ -307,30 +246,6 @@ def test_combined_holds_all_combinations_and_the_floors(on, machine):
         assert replace(settings, **{name: getattr(base, name) for name in named}) == base
 
 
-def test_combined_names_what_its_variants_are(on):
-    on("hard disk")
-    chosen = experiment("combined")
-    original, best = chosen.variants["original"], chosen.variants["best of the document"]
-    assert (original.storage, original.prefetcher, original.preprocessor) == (
-        "hdd",
-        "none",
-        "loops",
-    )
-    assert (best.storage, best.prefetcher, best.preprocessor) == (
-        "ssd", "data_prefetcher", "on_device"
-    )  # fmt: skip
-    assert chosen.variants["best with prefetch_generator"] == replace(
-        best, prefetcher="prefetch_generator"
-    )
-    for label, settings in chosen.in_full.items():
-        words = re.split(r": | \+ ", label)
-        for word in words:
-            assert word in (
-                "loading alone", "computing alone", settings.storage, settings.prefetcher,
-                settings.preprocessor,
-            )  # fmt: skip
-
-
 def test_a_persons_settings_count_for_all_variants(on):
     on("hard disk")
     for name in MAIN_ROAD:
@@ -361,13 +276,6 @@ def test_a_setting_that_the_experiment_decides_is_refused_not_dropped(on, name, 
         experiment(name, **changes)
 
 
-@pytest.mark.parametrize("name", ["storage", "combined"])
-def test_asking_for_the_modelled_hard_disk_models_all_media(on, name):
-    on("hard disk")
-    chosen = experiment(name, storage="modelled_hdd")
-    assert {storage.partition("_")[0] for storage in storages(chosen).values()} == {"modelled"}
-
-
 def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, monkeypatch):
     on("hard disk")
     (Path.cwd() / "labkit.toml").unlink()
@@ -379,16 +287,6 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, 
     assert instead.variants["hdd"].num_workers == 3
     assert instead.protocol == AS_PUBLISHED
     assert "none can be throttled here (mount: permission denied)" in instead.notes[0]
-
-
-def test_a_hard_disk_that_is_not_there_does_not_count(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "labkit.toml").write_text('[media]\nhdd = "unplugged"\n')
-    monkeypatch.setattr(throttled, "why_not", lambda: "needs root")
-    chosen = experiment("storage")
-    assert "labkit.toml names as hard disk is not there" in chosen.notes[0]
-    assert chosen.variants["hdd"].storage == "modelled_hdd"
-    assert document_base().storage == "here"
 
 
 @pytest.mark.parametrize("name", CATALOG)

@@ -7,8 +7,8 @@ import pytest
 
 import labkit as lab
 from labkit.catalog import KNOBS
-from labkit.choices import Choice, fields, find_data, protocols
-from labkit.settings import AS_PUBLISHED, CORRECTED, field_kinds
+from labkit.choices import Choice, fields
+from labkit.settings import field_kinds
 
 BASE = lab.Settings(data="photos", num_workers=2)
 OWN = lab.Experiment(
@@ -58,12 +58,6 @@ def test_what_a_field_shows_is_what_a_run_would_fill_in():
     assert (in_full["input_px"].value, in_full["batch_size"].value) == (512, 16)
 
 
-def test_changes_reach_every_variant_of_ones_own_experiment():
-    chosen = Choice(subject=OWN, changes={"num_workers": 0, "cache": "warm"}).experiment()
-    assert {(s.num_workers, s.cache) for s in chosen.variants.values()} == {(0, "warm")}
-    assert [s.decoder for s in chosen.variants.values()] == ["opencv", "pillow", "simplejpeg"]
-
-
 def test_variants_can_be_left_out_and_the_baseline_changed():
     fewer = Choice(subject=OWN, variants=("pillow", "opencv")).experiment()
     assert list(fewer.variants) == ["opencv", "pillow"]  # in the experiment's order
@@ -71,16 +65,6 @@ def test_variants_can_be_left_out_and_the_baseline_changed():
     other = Choice(subject=OWN, variants=("opencv", "simplejpeg"), baseline="opencv").experiment()
     # What a document divided by its own baseline does not hold against another.
     assert (list(other.variants), other.published) == (["opencv", "simplejpeg"], {})
-
-
-def test_a_variant_of_full_mode_stays_one_of_full_mode_unless_it_is_the_baseline():
-    listed = replace(
-        OWN, variants={"pillow": BASE}, in_full={"opencv": BASE, "simplejpeg": BASE}, published={}
-    )
-    chosen = lab.choose(listed, ["pillow", "opencv"])
-    assert (list(chosen.variants), list(chosen.in_full)) == (["pillow"], ["opencv"])
-    chosen = lab.choose(listed, ["pillow", "opencv"], "opencv")
-    assert (list(chosen.variants), list(chosen.in_full)) == (["pillow", "opencv"], [])
 
 
 def test_a_variant_that_the_mode_does_not_measure_is_refused():
@@ -93,13 +77,6 @@ def test_a_variant_that_the_mode_does_not_measure_is_refused():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         choice.experiment()
     assert list(replace(choice, mode="full").experiment().in_full) == ["opencv"]
-
-
-def test_changes_hold_for_what_is_run_instead():
-    subject = replace(OWN, otherwise=lambda why: OWN)
-    chosen = Choice(subject=subject, changes={"num_workers": 7}).experiment()
-    instead = chosen.otherwise("no loop device")
-    assert {settings.num_workers for settings in instead.variants.values()} == {7}
 
 
 def test_what_stands_in_for_a_disk_that_cannot_be_put_up_is_chosen_from_alike():
@@ -137,29 +114,6 @@ def test_what_cannot_be_chosen_is_refused_in_words(given, message):
         Choice(subject=OWN, **given).experiment()
     if message is not None:
         assert str(caught.value) == message
-
-
-def test_only_experiments_that_know_the_documents_protocol_offer_it():
-    assert protocols(Choice(subject="prefetching")) == (CORRECTED, AS_PUBLISHED)
-    assert protocols(Choice(subject="preprocessing")) == (CORRECTED,)
-    assert protocols(Choice(subject=OWN)) == (CORRECTED,)
-    # It decides itself what is cold.
-    assert protocols(Choice(subject="prefetching", changes={"cache": "as found"})) == (CORRECTED,)
-    faithful = Choice(subject="prefetching", protocol=AS_PUBLISHED).experiment()
-    assert "original, again" in faithful.variants
-
-
-def test_folders_of_images_beside_the_data_are_suggested(tmp_path):
-    for name in ("photos", "coco/images", "texts", "empty"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "photos/a.jpg").touch()
-    (tmp_path / "coco/images/b.JPEG").touch()
-    (tmp_path / "texts/c.txt").touch()
-    given = str(tmp_path / "photos")
-    assert find_data(given) == (given, str(tmp_path / "coco"))
-    missing = str(tmp_path / "not there")
-    assert find_data(missing) == (missing, str(tmp_path / "coco"), given)
-    assert find_data(str(tmp_path / "no/such/folder")) == (str(tmp_path / "no/such/folder"),)
 
 
 def test_an_unknown_experiment_is_refused_with_the_choices():

@@ -12,7 +12,6 @@ from fakes import LABELS, fake_trials
 
 import labkit as lab
 from labkit.claims import CLAIMS, answers
-from labkit.in_depth_bottlenecks import JITTER_MS
 from labkit.settings import MODES, complete
 from labkit.tables import check
 
@@ -52,10 +51,6 @@ def answer_to(results, number):
     return row["answer"]
 
 
-def test_without_a_run_they_are_not_run(tmp_path):
-    assert {answer_to(tmp_path, number) for number in (1, 2, 3, 5)} == {"not run"}
-
-
 def test_reading_is_seen_where_it_was_put_in_and_nowhere_else(tmp_path):
     make_bottlenecks(tmp_path, labels=COLD)
     said = answer_to(tmp_path, 1)
@@ -67,15 +62,6 @@ def test_reading_is_seen_where_it_was_put_in_and_nowhere_else(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("variant", "phases"),
-    [("loading", (0.10, 0.02, 0.02, 0.85)), ("computing", (0.60, 0.02, 0.20, 0.17))],
-)
-def test_reading_that_is_not_seen_or_seen_elsewhere_differs(tmp_path, variant, phases):
-    make_bottlenecks(tmp_path, {**KNOWN, variant: phases}, labels=COLD)
-    assert f"{variant}: differs: " in answer_to(tmp_path, 1)
-
-
 def test_naive_phases_blame_loading_for_the_devices_work(tmp_path):
     make_bottlenecks(tmp_path, labels=COLD)
     assert answer_to(tmp_path, 2) == (
@@ -84,26 +70,6 @@ def test_naive_phases_blame_loading_for_the_devices_work(tmp_path):
     )
     make_bottlenecks(tmp_path, {**KNOWN, NAIVE: (0.0, 0.04, 0.95, 0.0)}, labels=COLD, name="z")
     assert f"{NAIVE}: agrees: " in answer_to(tmp_path, 2)
-
-
-def test_on_an_emulated_accelerator_nothing_agrees_or_differs(tmp_path):
-    make_bottlenecks(tmp_path)
-    said = answer_to(tmp_path, 2)
-    assert said.startswith("computing: consistent, emulated (emulated accelerator): loading with")
-    assert f"{NAIVE}: not consistent, emulated (emulated accelerator): " in said
-
-
-def test_quick_mode_gives_shares_and_no_word(tmp_path):
-    make_bottlenecks(tmp_path, mode="quick")
-    said = answer_to(tmp_path, 1)
-    assert said.count("quick mode speaks no verdict") == 3
-    assert "agrees" not in said and "consistent" not in said
-
-
-def test_a_bottleneck_that_was_not_measured_is_not_run(tmp_path):
-    make_bottlenecks(tmp_path, {"loading": KNOWN["loading"]})
-    assert answer_to(tmp_path, 2) == "not run: this run has no such variant"
-    assert answer_to(tmp_path, 3).startswith("not testable here: GPU-util is NVML's")
 
 
 @pytest.mark.parametrize(
@@ -155,18 +121,6 @@ def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
     )
 
 
-def test_where_more_workers_still_load_faster_they_are_taken(tmp_path):
-    make_workers(tmp_path, {0: 0.6, 1: 0.5, 2: 0.4, 4: 0.2}, CPU)
-    assert answer_to(tmp_path, 5).startswith("by this rule 4 workers; ")
-    make_workers(tmp_path / "b", {0: 0.01, 1: 0.0, 2: 0.0, 4: 0.0}, CPU)
-    assert answer_to(tmp_path / "b", 5).startswith("by this rule 0 workers; ")
-
-
-def test_one_number_of_workers_is_no_curve(tmp_path):
-    make_workers(tmp_path, {2: 0.1}, CPU)
-    assert answer_to(tmp_path, 5) == "not run: this run has no two numbers of workers"
-
-
 # --- the experiment -----------------------------------------------------------------------
 
 
@@ -187,13 +141,6 @@ def test_each_bottleneck_stands_with_and_without_the_wait_for_the_device(photos,
                 settings, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step
             )
         )
-
-
-def test_a_person_may_turn_what_makes_loading_slow():
-    plain = lab.experiment("bottlenecks").variants["loading"]
-    assert (plain.jitter_ms, plain.num_workers) == (JITTER_MS, 1)
-    turned = lab.experiment("bottlenecks", jitter_ms=20, num_workers=0).variants["loading"]
-    assert (turned.jitter_ms, turned.num_workers) == (20, 0)
 
 
 def test_every_variant_that_the_claims_name_has_its_experiment():

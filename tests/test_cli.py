@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,8 +9,7 @@ import time
 
 import pytest
 
-import labkit as lab
-from labkit import cli, results
+from labkit import results
 from labkit.cli import main
 from labkit.settings import field_kinds
 
@@ -27,14 +25,6 @@ def finished(photos, tmp_path_factory):
     status = main(["run", "preprocessing", "--data", str(photos), "--results", str(folder), *SMALL])
     assert status == 0
     return folder
-
-
-def test_the_first_lines_of_the_module_name_every_command(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    offered = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
-    named = re.search(r"labkit ((?:[a-z]+[\s|]+)+)", cli.__doc__)[1]
-    assert sorted(re.findall("[a-z]+", named)) == sorted(offered)
 
 
 def refused(capsys, *arguments):
@@ -57,15 +47,6 @@ def test_a_run_leaves_its_rows_its_table_and_its_charts(finished):
     assert {trial.images for trial in run.trials} == {16}
 
 
-def test_every_row_proves_its_cache_state_and_names_its_stand_in(finished):
-    run = results.find_run(finished, "preprocessing")
-    for trial in run.trials:
-        assert trial.cache_proof["wanted"] == "cold"
-        assert trial.labels["storage"] == "real"
-        assert trial.labels["accelerator"].startswith("emulated(matched, ")
-        assert 0 < trial.emulated_busy_share < 1
-
-
 def test_the_json_table_has_the_promised_columns(finished, capsys):
     assert main(["table", "preprocessing", "--json", "--results", str(finished)]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -79,19 +60,6 @@ def test_the_json_table_has_the_promised_columns(finished, capsys):
     assert rows[0]["normalized_time"] == 1.0
     assert rows[1]["ci_low"] < rows[1]["normalized_time"] < rows[1]["ci_high"]
     assert rows[1]["blocks"] == 3
-
-
-def test_the_text_table_says_what_it_stands_on(finished, capsys):
-    assert main(["table", "preprocessing", "--results", str(finished)]) == 0
-    shown = capsys.readouterr().out
-    assert "Emulated accelerator (matched" in shown
-    assert "quick mode: numbers, no verdicts" in shown
-    assert "0.661" in shown
-
-
-def test_all_columns_are_shown_on_request(finished, capsys):
-    assert main(["table", "preprocessing", "--detail", "--results", str(finished)]) == 0
-    assert "wait_share" in capsys.readouterr().out
 
 
 def test_the_report_shows_the_run(finished, capsys):
@@ -126,17 +94,6 @@ def test_doctor_says_what_will_be_skipped(photos, capsys):
     assert "cores" in shown
     assert "/dev/shm" in shown
     assert str(photos) in shown
-
-
-def test_doctor_says_which_decoders_work_and_how_to_get_the_others(capsys, monkeypatch):
-    def missing(jpeg):
-        raise ImportError("decoder must be installed; pip install mylib")
-
-    monkeypatch.setitem(lab.DECODERS, "mine", missing)
-    assert main(["doctor"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"^decoders +opencv \(.+\), pillow \(.+\), simplejpeg \(.+\), ", shown, re.M)
-    assert re.search(r"^decoder mine +skipped\n +→ .*; pip install mylib$", shown, re.M)
 
 
 @pytest.mark.parametrize(
@@ -174,29 +131,6 @@ def test_wrong_use_is_one_line(capsys, arguments, message):
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--batch-size", "batch_size must be at most the number of readable images (24), got 25"),
-        ("--images", "and at most the number of readable images (24), got 25; leave it unset"),
-    ],
-)
-def test_more_than_the_data_has_is_refused(photos, tmp_path, capsys, option, message):
-    line = refused(
-        capsys, "run", "prefetching", "--data", photos, "--results", tmp_path / "r", option, 25
-    )
-    assert message in line
-    assert not (tmp_path / "r").exists()
-
-
-def test_an_empty_folder_says_how_to_get_images(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    line = refused(
-        capsys, "run", "prefetching", "--data", tmp_path / "empty", "--results", tmp_path / "r"
-    )
-    assert "make_photos.py" in line
 
 
 def broken_copy(photos, tmp_path):
@@ -245,13 +179,6 @@ def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, ca
     )  # fmt: skip
     assert "data must be what its manifest says, got 1 changed files" in line
     assert first.name in line
-
-
-@pytest.mark.thorough
-def test_more_workers_than_cores_is_warned_of(photos, tmp_path, capsys):
-    arguments = ["run", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
-    assert main([*arguments, *SMALL, "--num-workers", "9", "--blocks", "1"]) == 0
-    assert "num_workers 9 is more than this machine's" in capsys.readouterr().out
 
 
 @pytest.mark.thorough

@@ -4,7 +4,6 @@ Run: python -m pytest tests/test_largest_batch.py
 """
 
 import math
-import re
 
 import pytest
 
@@ -50,27 +49,10 @@ def test_no_batch_is_larger_than_the_images_there_are(most, largest):
     assert all(size <= most for size in asked)
 
 
-def test_what_never_fits_is_tried_down_to_the_smallest():
-    fits, _ = memory_for(0)
-    assert search(fits, 1000) == {4: None}
-
-
 def found(*tried, images=1000):
     return describe(
         BASE, {"total_bytes": 10 * GIB, "images": images, "tried": [list(row) for row in tried]}
     )
-
-
-def test_memory_in_use_is_told_from_memory_that_is_kept():
-    largest = found((40, 2 * GIB, 3 * GIB), (80, 4 * GIB, 9 * GIB), (84, None, None))
-    assert largest.settings.batch_size == 80
-    assert list(largest.sentences()) == [
-        "The largest batch that fits: 80 images.",
-        "40: 2.1 GB (20.0 %) in use, 3.2 GB (30.0 %) reserved by the allocator.",
-        "80: 4.3 GB (40.0 %) in use, 9.7 GB (90.0 %) reserved by the allocator.",
-        "84: does not fit.",
-    ]
-    assert repr(largest).count("\n") == largest._repr_html_().count("<li>") - 1
 
 
 def test_it_says_when_the_images_and_not_the_memory_are_the_limit():
@@ -92,18 +74,6 @@ def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
     assert [settings.batch_size for settings in variants.values()] == [40, 72, 80]
     assert math.lcm(40, 72, 80) == 9 * 80
     assert {settings.device for settings in variants.values()} == {"cuda"}
-
-
-def test_a_batch_too_small_to_be_divided_is_refused():
-    message = "the largest batch must be at least 10 images, got 8; choose a smaller input_px"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        found((8, GIB, GIB)).experiment()
-
-
-def test_memory_too_small_for_anything_is_said():
-    message = "a batch of 4 must fit into the GPU's memory, got 4 that does not, of 1000 images; "
-    with pytest.raises(ValueError, match=re.escape(message)):
-        found((4, None, None))
 
 
 def test_without_cuda_it_is_skipped_with_the_reason(monkeypatch):

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from labkit import machine, tuning
+from labkit import tuning
 from labkit.settings import MODES, complete
 from labkit.trial import Cancelled
-from labkit.tuning import DEFAULT, Measured, choose, say, worker_counts
+from labkit.tuning import DEFAULT, Measured, choose, say
 
 BASE = complete(lab.Settings(), MODES["quick"], cores=4, has_cuda=False, can_fork=True)
 
@@ -66,16 +66,6 @@ def test_it_says_what_a_better_one_saves_and_costs():
     assert third.startswith("There was not time for everything")
 
 
-@pytest.mark.parametrize(
-    ("cores", "default", "tried"), [(2, 2, [0, 1, 4]), (4, 2, [0, 1, 4, 8]), (1, 2, [0, 1])]
-)
-def test_the_first_round_tries_other_numbers_of_workers(monkeypatch, cores, default, tried):
-    monkeypatch.setattr(machine, "cores", lambda: cores)
-    found = worker_counts(replace(BASE, num_workers=default))
-    assert [settings.num_workers for settings in found.values()] == tried
-    assert list(found) == [f"num_workers={n}" for n in tried]
-
-
 def test_the_second_round_turns_only_knobs_that_have_an_effect():
     best = replace(BASE, num_workers=4)
     around = tuning._around(best, "num_workers=4")
@@ -87,28 +77,6 @@ def test_the_second_round_turns_only_knobs_that_have_an_effect():
     assert list(tuning._around(replace(BASE, num_workers=0, device="cpu"), DEFAULT)) == []
 
 
-@pytest.mark.parametrize(
-    ("numbers", "again"),
-    [
-        ({"default": (1, 5), "four": (0.8, 9), "eight": (0.87, 12)}, ["four", "eight"]),
-        ({"default": (1, 5), "four": (0.8, 9), "eight": (0.89, 12)}, ["four"]),  # not close
-        ({"default": (1, 5), "four": (0.8, 9), "six": (0.84, 9), "eight": (0.82, 9)},
-         ["four", "eight"]),
-        ({"default": (1, 5), "four": (1.02, 9), "eight": (1.2, 9)}, ["four"]),
-    ],
-)  # fmt: skip
-def test_the_first_rounds_best_and_whatever_is_close_to_it_are_measured_again(numbers, again):
-    found = measured(**numbers)
-    assert tuning.to_measure_again(found, choose(found)) == again
-
-
-def test_a_default_that_is_beaten_by_3_percent_is_not_said_to_be_unbeaten():
-    found = measured(default=(1, 5), four=(0.9705, 9))
-    label = choose(found)
-    lines = say(found, label, is_whole=True, accelerator="")
-    assert (label, lines[0][:9]) == ("four", "Take four")
-
-
 def test_a_person_can_cancel_and_what_was_measured_stays(photos, tmp_path):
     cancel = threading.Event()
     cancel.set()
@@ -116,15 +84,6 @@ def test_a_person_can_cancel_and_what_was_measured_stays(photos, tmp_path):
     with pytest.raises(Cancelled, match=r"cancelled; .* holds what was measured"):
         lab.tune(settings, results=tmp_path, cancel=cancel, progress=False)
     assert [lab.load_run(run).info["status"] for run in lab.list_runs(tmp_path)] == ["cancelled"]
-
-
-def test_time_is_over_from_a_moment_on(monkeypatch):
-    monkeypatch.setattr(tuning.time, "monotonic", lambda: 9.9)
-    until = tuning._Until(10.0, None)
-    assert not until.is_set()
-    monkeypatch.setattr(tuning.time, "monotonic", lambda: 10.0)
-    assert until.is_set()
-    assert not until.is_cancelled()
 
 
 def test_a_budget_too_small_for_two_settings_is_refused(photos, tmp_path):

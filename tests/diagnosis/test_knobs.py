@@ -18,14 +18,6 @@ class Numbers(torch.utils.data.Dataset):
         return torch.tensor([i, torch.get_num_threads()])
 
 
-class OwnLoader(DataLoader):
-    """A loader that is constructed in its own way."""
-
-    def __init__(self):
-        super().__init__(Numbers(), batch_size=3, drop_last=True)
-        self.own = "kept"
-
-
 def test_a_copy_delivers_the_same_with_other_workers():
     loader = DataLoader(Numbers(), batch_size=4)
     twin = knobs.with_knobs(loader, num_workers=2)
@@ -44,12 +36,6 @@ def test_workers_can_be_taken_away():
     assert (loader.num_workers, loader.prefetch_factor) == (2, 4)
 
 
-def test_a_subclass_stays_what_it_is():
-    twin = knobs.with_knobs(OwnLoader(), num_workers=1)
-    assert isinstance(twin, OwnLoader) and twin.own == "kept"
-    assert len(list(twin)) == 4
-
-
 def test_kept_workers_are_the_copys_own_and_end_with_it():
     loader = DataLoader(Numbers(), batch_size=4, num_workers=1, persistent_workers=True)
     list(loader)
@@ -62,18 +48,6 @@ def test_kept_workers_are_the_copys_own_and_end_with_it():
     assert all(not worker.is_alive() for worker in workers)
     assert loader._iterator is mine and mine._workers[0].is_alive()
     knobs.end(loader)
-
-
-def note_start(number):
-    torch.manual_seed(number)
-    torch.set_num_threads(2)
-
-
-def test_limiting_threads_comes_after_what_the_person_starts_workers_with():
-    loader = DataLoader(Numbers(), num_workers=1, worker_init_fn=note_start)
-    assert next(iter(loader))[0, 1] == 2
-    twin = knobs.with_knobs(loader, worker_init_fn=knobs.limited_threads(loader))
-    assert next(iter(twin))[0, 1] == 1
 
 
 @pytest.mark.parametrize("own", [None, torch.Generator().manual_seed(3)])

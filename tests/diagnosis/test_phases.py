@@ -3,9 +3,7 @@
 import copy
 import io
 import pickle
-import random
 import threading
-import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -135,15 +133,6 @@ def test_start_up_first_batch_first_step_and_shutdown_stay_apart():
     assert found.epoch_s == apart_s + found.host_s["wait"] + found.host_s["step"]
 
 
-def test_what_is_done_between_steps_belongs_to_no_phase():
-    t = training()
-    for batch in t.phases.over(deliver(t.clock), after_step=lambda: t.clock.sleep(100)):
-        train(t, batch)
-    assert per_step(t.phases)[0] == WAIT_S
-    assert per_step(t.phases)[-1] == LOG_S
-    assert t.phases.result().epoch_s == t.clock.now() - 4 * 100
-
-
 def test_modules_without_parameters_are_no_forward():
     class Augment(nn.Module):
         def forward(self, x):
@@ -176,57 +165,6 @@ def test_all_outermost_models_of_a_step_are_forward():
     assert installed(t.model, teacher) == [0] * 7
 
 
-def test_a_part_that_is_called_by_itself_first_counts_once_inside_the_whole():
-    t = training()
-    for batch in t.phases.over(deliver(t.clock)):
-        t.model.layers[0](batch)
-        train(t, batch)
-    assert per_step(t.phases)[2] == FORWARD_S
-    assert installed(t.model, *t.model.layers) == [0] * 9
-
-
-def test_several_optimizers_end_one_backward_with_the_last_of_them():
-    t = training()
-    other = SlowSGD([nn.Parameter(torch.ones(1))], t.clock)
-    for batch in t.phases.over(deliver(t.clock)):
-        t.model(batch).mean().backward()
-        t.optimizer.step()
-        other.step()
-        t.clock.sleep(LOG_S)
-    assert per_step(t.phases)[3:] == [2 * UPDATE_S, LOG_S]
-
-
-def test_models_that_train_in_turn_have_a_backward_each():
-    t = training()
-    other = SlowModel(t.clock)
-    other_optimizer = SlowSGD(other.parameters(), t.clock)
-    for batch in t.phases.over(deliver(t.clock)):
-        train(t, batch)
-        train(SimpleNamespace(clock=t.clock, model=other, optimizer=other_optimizer), batch)
-    in_between_s = LOG_S + MOVE_S
-    assert per_step(t.phases)[2:] == [
-        2 * FORWARD_S, 2 * (BACKWARD_S + UPDATE_S), in_between_s + LOG_S,
-    ]  # fmt: skip
-
-
-def test_a_persons_own_hooks_are_part_of_the_forward():
-    t = training()
-    t.model.register_forward_pre_hook(lambda *_: t.clock.sleep(10))
-    t.model.register_forward_hook(lambda *_: t.clock.sleep(20))
-    for batch in t.phases.over(deliver(t.clock)):
-        train(t, batch)
-    assert per_step(t.phases)[1:3] == [MOVE_S, 10 + FORWARD_S + 20]
-
-
-def test_a_forward_that_failed_and_was_tried_again_is_forward_twice():
-    t = training()
-    for batch in t.phases.over(deliver(t.clock)):
-        with pytest.raises(RuntimeError, match="mat1 and mat2"):
-            t.model(torch.ones(3, 5))
-        train(t, batch)
-    assert per_step(t.phases)[2:] == [2 * FORWARD_S, MOVE_S + BACKWARD_S + UPDATE_S, LOG_S]
-
-
 def test_gathering_gradients_counts_as_backward_up_to_the_next_batch():
     t = training()
     for step, batch in enumerate(t.phases.over(deliver(t.clock, steps=5))):
@@ -234,25 +172,6 @@ def test_gathering_gradients_counts_as_backward_up_to_the_next_batch():
     # Of the four timed steps, two update.
     backward_s = BACKWARD_S + (2 * UPDATE_S + 2 * LOG_S) / 4
     assert per_step(t.phases)[3:] == [backward_s, 2 * LOG_S / 4]
-
-
-def test_an_evaluation_in_a_step_is_part_of_the_rest():
-    t = training()
-    for batch in t.phases.over(deliver(t.clock)):
-        train(t, batch)
-        with torch.inference_mode():
-            t.model(batch)
-    assert per_step(t.phases)[2:] == [FORWARD_S, BACKWARD_S + UPDATE_S, LOG_S + FORWARD_S]
-
-
-def test_an_evaluation_has_no_backward():
-    t = training()
-    with torch.no_grad():
-        for batch in t.phases.over(deliver(t.clock)):
-            t.clock.sleep(MOVE_S)
-            t.model(batch)
-            t.clock.sleep(LOG_S)
-    assert per_step(t.phases) == [WAIT_S, MOVE_S, FORWARD_S, 0.0, LOG_S]
 
 
 def test_without_a_module_only_wait_and_step_are_known():
@@ -269,14 +188,6 @@ def test_without_an_optimizer_backward_and_rest_are_unknown():
     for batch in t.phases.over(deliver(t.clock)):
         train(t, batch, update=False)
     assert per_step(t.phases) == [WAIT_S, MOVE_S, FORWARD_S, None, None]
-
-
-def test_a_model_that_a_later_step_calls_first_is_found():
-    t = training()
-    for step, batch in enumerate(t.phases.over(deliver(t.clock))):
-        if step:
-            train(t, batch)
-    assert per_step(t.phases)[2] == FORWARD_S
 
 
 def test_what_the_loader_calls_and_what_other_threads_call_is_no_forward():
@@ -364,16 +275,6 @@ def test_nothing_stays_installed(use):
     assert installed(t.model, t.model.layers) == before
 
 
-def test_while_the_loop_runs_only_the_outermost_module_has_hooks():
-    t = training()
-    seen = []
-    for batch in t.phases.over(deliver(t.clock)):
-        train(t, batch)
-        seen.append(installed(t.model, t.model.layers, *t.model.layers))
-    # In the first step all modules are still looked at, for there may be a second model.
-    assert seen == [[1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0], *[[0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0]] * 3]
-
-
 def test_a_failing_loader_keeps_what_was_measured_and_its_error():
     def fail():
         yield from deliver(t.clock, steps=3)
@@ -388,42 +289,6 @@ def test_a_failing_loader_keeps_what_was_measured_and_its_error():
     found = t.phases.result()
     assert (found.ended, found.steps, found.timed_steps) == ("failed", 3, 2)
     assert found.host_s["forward"] == 2 * FORWARD_S
-
-
-def test_a_loader_that_cannot_start_keeps_its_error():
-    class Loader:
-        def __iter__(self):
-            raise OSError("no such disk")
-
-    phases = Phases(FakeClock())
-    with pytest.raises(OSError, match="no such disk"):
-        list(phases.over(Loader()))
-    assert (phases.result().ended, phases.result().steps) == ("failed", 0)
-
-
-def test_an_empty_loader_has_an_epoch_without_steps():
-    phases = Phases(FakeClock())
-    assert list(phases.over([])) == []
-    found = phases.result()
-    assert (found.ended, found.steps, found.first_wait_s, found.first_step_s) == (
-        "exhausted", 0, None, None,
-    )  # fmt: skip
-
-
-def test_batches_that_are_none_are_handed_on_and_counted():
-    phases = Phases(FakeClock())
-    assert list(phases.over([1, None, 2, None])) == [1, None, 2, None]
-    assert phases.result().none_batches == 2
-
-
-def test_a_batch_lives_no_longer_than_the_loop_wants():
-    class Batch:
-        pass
-
-    for batch in Phases(FakeClock()).over(Batch() for _ in range(2)):
-        gone = weakref.ref(batch)
-        del batch
-        assert gone() is None
 
 
 def test_a_model_saved_or_copied_in_the_loop_takes_nothing_along():
@@ -456,27 +321,6 @@ def test_two_epochs_at_once_do_not_disturb_each_other():
     ]  # fmt: skip
     assert per_step(inner) == [WAIT_S, 0.0, FORWARD_S, 0.0, 0.0]
     assert installed(t.model) == [0] * 5
-
-
-def test_epochs_side_by_side_end_in_any_order():
-    t = training()
-    first, second = Phases(t.clock), Phases(t.clock)
-    for batch, _ in zip(first.over(deliver(t.clock, 3)), second.over(deliver(t.clock, 2))):
-        train(t, batch)
-    assert (first.result().ended, second.result().ended) == ("stopped", "exhausted")
-    assert first.result().host_s["forward"] == second.result().host_s["forward"] == FORWARD_S
-    assert installed(t.model) == [0] * 5
-
-
-def test_the_same_random_numbers_are_drawn():
-    import numpy as np
-
-    def states():
-        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
-
-    t, before = training(), states()
-    exhaust(t, t.phases.over(deliver(t.clock)))
-    assert states() == before
 
 
 class OwnParameters(nn.Linear):
@@ -586,21 +430,6 @@ def test_a_devices_own_time_stands_beside_the_hosts(queue):
     assert (found.device_steps, queue.synchronized) == (3, 1)
 
 
-def test_a_devices_time_is_taken_of_the_first_steps_only(queue, monkeypatch):
-    monkeypatch.setattr("labkit.diagnosis.phases.DEVICE_STEPS", 5)
-    found = train_on(queue, steps=20)
-    assert (found.timed_steps, found.device_steps) == (19, 5)
-    assert found.device_s["forward"] == 10.0
-
-
-def test_an_epoch_lasts_until_the_device_has_done_its_work(queue):
-    t = training()
-    queue.clock = t.clock
-    for _ in t.phases.over(deliver(t.clock)):
-        queue.launch(10)
-    assert t.phases.result().epoch_s == WAIT_S + 4 * 10
-
-
 def test_a_device_that_failed_has_no_times_and_hides_no_error(queue):
     queue.failed = True
     found = train_on(queue)
@@ -630,19 +459,3 @@ def test_cuda_takes_the_seconds_that_the_host_only_queues():
     assert found.device_s["forward"] > 0.9 * found.device_s["step"]
     assert found.host_s["rest"] > found.host_s["forward"]
     assert found.device_s["step"] == pytest.approx(found.host_s["step"], rel=0.2)
-
-
-@pytest.mark.needs_cuda
-def test_a_step_is_marked_in_cudas_queue_without_a_synchronization():
-    model = nn.Linear(2, 1).cuda()
-    batches = [torch.ones(3, 2, device="cuda")] * 5
-    phases = Phases(SystemClock())
-    iterator = phases.over(batches)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(5):
-            model(next(iterator))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert list(iterator) == []
-    assert phases.result().device_s["forward"] > 0

@@ -2,18 +2,17 @@
 
 import io
 import random
-import sys
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import labkit as lab
 from labkit.diagnosis import phase_words
 from labkit.diagnosis.phases import EpochPhases
-from labkit.diagnosis.watch import Log, Notebook, Terminal, Watch, choose_screen, count_batches
+from labkit.diagnosis.watch import Log, Notebook, Terminal, Watch
 from tests.diagnosis.test_phases import deliver, installed, train, training
 from tests.fake_clock import FakeClock
 
@@ -63,12 +62,6 @@ def test_losses_weights_and_random_states_are_equal_bit_for_bit(workers):
     assert len(bare[0]) == 10
 
 
-def test_the_same_objects_come_in_the_same_order():
-    batches = [object(), None, {"images": 1}, (1, 2)]
-    for watched, batch in zip(lab.watch(batches, show=False), batches, strict=True):
-        assert watched is batch
-
-
 def test_length_and_attributes_are_the_loaders():
     loader = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=3, shuffle=True)
     watched = lab.watch(loader, show=False)
@@ -104,12 +97,6 @@ def test_a_generator_can_be_watched_once_and_says_so_the_second_time():
     assert "The loader gave no batch: a generator is used up after one epoch" in file.getvalue()
 
 
-def test_a_loader_without_a_length_has_none():
-    watched = lab.watch(iter([]), show=False)
-    with pytest.raises(TypeError, match="has no len"):
-        len(watched)
-
-
 @pytest.mark.parametrize("loader", [5, None, nn.Linear(1, 1)])
 def test_what_is_no_iterable_is_refused_at_once(loader):
     with pytest.raises(ValueError, match=r"^loader must be an iterable of batches, got \S"):
@@ -127,31 +114,6 @@ def test_a_loop_can_watch_another_inside():
     assert inner_file.getvalue().count("epoch 1: 2 steps") == 3
     assert outer_file.getvalue().count("epoch 1: 3 steps") == 1
     assert installed(t.model) == [0] * 5
-
-
-def test_asking_for_a_length_does_not_make_an_iterable_data_set_warn(recwarn):
-    class Underestimated(IterableDataset):
-        def __len__(self):
-            return 1
-
-        def __iter__(self):
-            return iter(range(4))
-
-    loader = DataLoader(Underestimated(), batch_size=None)
-    assert count_batches(loader) is None
-    # list() would ask for the length itself.
-    assert sum(1 for _ in Watch(loader, Log(io.StringIO()), FakeClock())) == 4
-    assert [str(w.message) for w in recwarn] == []
-
-
-def test_a_length_that_cannot_be_told_is_none():
-    class Odd(list):
-        def __len__(self):
-            raise OSError("the index is far away")
-
-    assert count_batches(Odd([1])) is None
-    assert count_batches(x for x in ()) is None
-    assert count_batches([1, 2]) == 2
 
 
 class Tty(io.StringIO):
@@ -190,21 +152,6 @@ def test_a_terminal_shows_a_line_that_is_redrawn_and_then_the_table(monkeypatch)
     assert on_screen(file.getvalue())[0].startswith("epoch 1: 3 steps in 19.1 s; ")
 
 
-def test_a_line_never_fills_a_narrow_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    file = Tty()
-    watch_on(Terminal(file))
-    drawn = file.getvalue().split("\n")[0].split("\r")[:-1]  # then the table begins
-    assert max(map(len, drawn)) == 39
-
-
-def test_steps_shorter_than_a_second_share_a_line():
-    clock, file = FakeClock(), Tty()
-    for _ in Watch(range(50), Terminal(file), clock):
-        clock.sleep(0.1)
-    assert 4 <= file.getvalue().split("\n")[0].count("50") <= 5
-
-
 def test_a_log_gets_the_table_only():
     file = io.StringIO()
     watch_on(Log(file))
@@ -241,13 +188,6 @@ def test_a_notebook_has_one_output_per_epoch_that_is_updated_in_place():
     assert updates == (False, True, True, True, True)
     assert texts[1].startswith("2 steps: wait 7 %")
     assert texts[-1].startswith("epoch 1: 4 steps in")
-
-
-def test_the_screen_is_chosen_by_where_people_look(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Tty())
-    assert isinstance(choose_screen(), Terminal)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert isinstance(choose_screen(), Log)
 
 
 def test_silence_prints_nothing(capsys):
@@ -301,13 +241,6 @@ def test_cudas_clock_stands_beside_the_hosts_and_says_where_that_misleads():
     )
 
 
-def test_clocks_that_agree_are_said_to():
-    same = epoch().host_s
-    assert phase_words.sentences(epoch(device_s=same, device_steps=100)) == [
-        "Both clocks agree: the host waits for the device within each phase."
-    ]
-
-
 def test_what_is_unknown_is_left_out_and_explained():
     nothing = {**dict.fromkeys(epoch().host_s), "wait": 1.0, "step": 3.0}
     shown = phase_words.text(epoch(host_s=nothing), 1)
@@ -320,17 +253,3 @@ def test_what_is_unknown_is_left_out_and_explained():
     shown = phase_words.text(epoch(host_s=no_update), 1)
     assert "\nafter the forward   70.0 ms   70.0 %\n" in shown
     assert "- What follows the forward is one: no torch optimizer made a step." in shown
-
-
-def test_an_epoch_of_one_step_has_no_table():
-    shown = phase_words.text(
-        epoch(steps=1, timed_steps=0, ended="stopped", first_step_s=None, shutdown_s=None), 1
-    )
-    assert shown.splitlines() == [
-        "epoch 1: 1 step in 10.0 s; apart from the table: start-up 100 ms, first batch 200 ms",
-        "- The loop stopped before the loader did; its last step is not in the table.",
-    ]
-
-
-def test_none_batches_are_counted_in_words():
-    assert "2 of 101 batches were None." in phase_words.sentences(epoch(none_batches=2))
