@@ -1,25 +1,20 @@
-"""Claims: every claim of the documents, and what this machine's newest run says of it.
+"""Answer the documents' claims from the newest runs on this machine.
 
-    CLAIMS + newest_runs(results) -> answers() -> rows -> claims_table(), claims_text()
-
-Words of agreement are spoken over full mode only, and never as if a stand-in were the real
-thing.  Main trap: a run of another machine, or one that broke off, must not answer for this
-one, so only finished runs from here are looked at, a full one before any other.
-
-Source: EVIDENCE 1, "Agreement with the document"; the claims: `claim_list`.
+`claims.toml` holds the claims and the variants that test them.  Words of agreement need full mode,
+and over a stand-in a result is only consistent with a claim.  Source: EVIDENCE 1.
 """
 
 from __future__ import annotations
 
 import textwrap
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import catalog, machine, operations_run, units
 from labkit.claim_answers import ANSWERS, opencv_beside_pillow
-from labkit.claim_list import CLAIMS, MADE_BY, Claim
 from labkit.results import Run, newest_runs
 from labkit.row_words import EMULATED_WORDS
 from labkit.row_words import find_stand_ins as stand_ins
@@ -30,13 +25,50 @@ from labkit.summary import Row, summarize
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "CLAIMS", "Claim", "answer", "answers", "claims_table", "claims_text", "conditions",
-    "say_unmeasured", "stand_ins", "weigh_answer", "why_unjudged", "wrapped",
-]  # fmt: skip
-
+DATA = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
+# Experiments whose variants only this machine's GPU can name -> what makes them.
+MADE_BY = {"batch_size_fill": "lab.largest_batch(…).experiment(), on CUDA,"}
 COLUMNS = 100
 OPPOSITE = {"faster": "slower", "slower": "faster"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """A variant that bears on a claim."""
+
+    experiment: str
+    variant: str = ""
+    """Empty where the answer is no normalized time of one variant."""
+    expected: float | None = None
+    """The normalized time that the document reported."""
+    direction: str = ""
+    """faster or slower, where no figure is given; empty: the claim names no effect."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One statement of the documents."""
+
+    number: int
+    documents: tuple[str, ...]
+    claim: str
+    tests: tuple[Test, ...]
+    published: str = ""
+    """The figure in the document's own terms; empty where it gives none."""
+    reason: str = ""
+    """Why it cannot be tested here as long as there is no experiment."""
+
+
+CLAIMS = tuple(
+    Claim(
+        **{
+            **row,
+            "documents": tuple(row["documents"]),
+            "tests": tuple(Test(**t) for t in row["tests"]),
+        }
+    )
+    for row in DATA["claim"]
+)
 
 
 def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str, object]]:
@@ -69,13 +101,13 @@ def answers_of(run: Run, machine_id: str) -> list[dict[str, object]]:
     """
     if weigh_answer(run.info, machine_id) is None:
         return []
-    name, rows = run.info["experiment"], []
-    for claim in CLAIMS:
-        if own := tuple(test for test in claim.tests if test[0] == name):
-            (_, variant, expected), *also = own
-            asked = {"variant": variant, "expected": expected, "also": tuple(also)}
-            rows.append(_row(replace(claim, experiment=name, **asked), {name: run}))
-    return rows
+    name = run.info["experiment"]
+    own = [
+        replace(claim, tests=tests)
+        for claim in CLAIMS
+        if (tests := tuple(test for test in claim.tests if test.experiment == name))
+    ]
+    return [_row(claim, {name: run}) for claim in own]
 
 
 def weigh_answer(info: Mapping[str, object], machine_id: str) -> int | None:
@@ -98,7 +130,7 @@ def weigh_answer(info: Mapping[str, object], machine_id: str) -> int | None:
 
 
 def _row(claim: Claim, runs: Mapping[str, Run]) -> dict[str, object]:
-    experiments = list(dict.fromkeys(experiment for experiment, _, _ in claim.tests))
+    experiments = list(dict.fromkeys(test.experiment for test in claim.tests))
     return {
         "number": claim.number,
         "document": ", ".join(claim.documents),
@@ -117,26 +149,27 @@ def answer(claim: Claim, runs: Mapping[str, Run]) -> str:
         claim: one of `CLAIMS`.
         runs: experiment's name -> the run that speaks for it.
     """
-    asked = [variant for _, variant, _ in claim.tests]
+    asked = [test.variant for test in claim.tests]
     said = {
-        _name(experiment, variant, alone=asked.count(variant) == 1): _answer(
-            claim, experiment, variant, expected, runs.get(experiment)
+        _name(test, alone=asked.count(test.variant) == 1): _answer(
+            claim, test, runs.get(test.experiment)
         )
-        for experiment, variant, expected in claim.tests
+        for test in claim.tests
     }
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{name}: {words}" for name, words in said.items())
 
 
-def _name(experiment: str, variant: str, *, alone: bool) -> str:
-    """Name a test of a claim by its variant, unless another experiment has one of that name."""
-    return (variant if alone else f"{experiment} {variant}".rstrip()) or experiment
+def _name(test: Test, *, alone: bool) -> str:
+    """Name a test by its variant, unless another experiment has one of that name."""
+    if alone and test.variant:
+        return test.variant
+    return f"{test.experiment} {test.variant}".rstrip()
 
 
-def _answer(
-    claim: Claim, experiment: str, variant: str, expected: float | str | None, run: Run | None
-) -> str:
+def _answer(claim: Claim, test: Test, run: Run | None) -> str:
+    experiment, variant = test.experiment, test.variant
     if run is None and experiment in MADE_BY:
         return f"not run: {MADE_BY[experiment]} asks it"
     # Operations are measured in a way of their own, which the catalog does not list.
@@ -155,10 +188,7 @@ def _answer(
         return "not run: this run has no such variant"
     if rows[variant].normalized_time is None:
         return say_unmeasured(rows[variant])
-    direction = claim.direction
-    if isinstance(expected, str):
-        expected, direction = None, expected
-    return _measured(run.info, summary.rows[0], rows[variant], expected, direction)
+    return _measured(run.info, summary.rows[0], rows[variant], test)
 
 
 def _answer_otherwise(number: int, variant: str, run: Run) -> str:
@@ -189,10 +219,9 @@ def say_unmeasured(row: Row) -> str:
     return f"not testable here: {failed}{row.reason or row.status}"
 
 
-def _measured(
-    info: Mapping[str, object], baseline: Row, row: Row, expected: float | None, direction: str
-) -> str:
-    """Put a row beside its claim: the word if one may be spoken, conditions, figures."""
+def _measured(info: Mapping[str, object], baseline: Row, row: Row, test: Test) -> str:
+    """Compare a row with its claim: the word if there is one, conditions, figures."""
+    expected = test.expected
     compared = [baseline, row]
     where = conditions(compared)
     figures = units.normalized(row.normalized_time)
@@ -203,7 +232,7 @@ def _measured(
         figures += f", {units.normalized(expected)} published"
     if not row.verdict:
         return f"{figures}{where}; {why_unjudged(info, row.blocks)}"
-    word = _word(row, expected, direction)
+    word = _word(row, test)
     if expected is None and not word.startswith(row.verdict):
         figures = f"{row.verdict}, {figures}"  # there is no figure that would say it
     if stand_ins(compared) and word in EMULATED_WORDS:
@@ -211,16 +240,16 @@ def _measured(
     return f"{word}{where}: {figures}"
 
 
-def _word(row: Row, expected: float | None, direction: str) -> str:
+def _word(row: Row, test: Test) -> str:
     if row.verdict == "machine unstable":
         return "machine unstable, no verdict"
-    if expected is not None:
-        return agreement(row.ci_low, row.ci_high, expected)
-    if not direction:  # the document lists it and claims no effect
+    if test.expected is not None:
+        return agreement(row.ci_low, row.ci_high, test.expected)
+    if not test.direction:
         return row.verdict
-    if row.verdict == direction:
+    if row.verdict == test.direction:
         return "agrees"
-    against = (OPPOSITE.get(direction), "no practical difference")
+    against = (OPPOSITE[test.direction], "no practical difference")
     return "differs" if row.verdict in against else "inconclusive"
 
 

@@ -1,20 +1,27 @@
 """Questions on which people disagree: who says what, and what runs on this machine show.
 
-Each comparison divides one variant by another one of the same run, not by the run's baseline.
-All comparisons of a run are judged together (Holm).
+`claims.toml` holds the questions.  Each comparison divides one variant by another one of the same
+run, not by the run's baseline; all comparisons of a run are judged together (Holm).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import machine, units
 from labkit.block_ratios import Ratio, ratios
-from labkit.claims import conditions, say_unmeasured, stand_ins, weigh_answer, why_unjudged, wrapped
-from labkit.dispute_list import DISPUTES, NO_MATTER, Contrast, Dispute
+from labkit.claims import (
+    DATA,
+    conditions,
+    say_unmeasured,
+    stand_ins,
+    weigh_answer,
+    why_unjudged,
+    wrapped,
+)
 from labkit.results import Run, newest_runs
 from labkit.row_words import EMULATED_WORDS, quote
 from labkit.settings import MODES
@@ -25,18 +32,55 @@ if TYPE_CHECKING:
     from labkit.frame import Frame
 
 TOTAL = "total"
-DECIDED = ("faster", "slower", NO_MATTER)
+DECIDED = ("faster", "slower", "no practical difference")
 TIMED = (
-    "A ÷ B: A's time divided by B's in the same blocks, lower is better; 95 % intervals, "
-    "Holm-adjusted over all that is asked here of one run."
+    "A ÷ B: A's time divided by B's in the same blocks, lower is better; 95 % confidence "
+    "intervals, Holm-adjusted over all comparisons of a run."
+)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two variants of an experiment whose times are compared within blocks."""
+
+    experiment: str
+    variant: str
+    against: str
+    expected: tuple[str, ...] = ()
+    """The verdict that each side expects, "" where it says nothing; empty: no side does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispute:
+    """A question on which the documents and others disagree."""
+
+    number: int
+    """In DOCUMENTS D."""
+    question: str
+    sides: tuple[Mapping[str, str], ...]
+    """by, says."""
+    contrasts: tuple[Contrast, ...]
+    footnote: str = ""
+
+
+DISPUTES = tuple(
+    Dispute(
+        number=row["number"],
+        question=row["question"],
+        sides=tuple(row["sides"]),
+        contrasts=tuple(
+            Contrast(group["experiment"], *pair, tuple(group.get("expected", ())))
+            for group in row.get("contrasts", ())
+            for pair in group["pairs"]
+        ),
+        footnote=row.get("footnote", ""),
+    )
+    for row in DATA["dispute"]
 )
 
 
 def answers(
-    results: Path | str,
-    machine_id: str | None = None,
-    *,
-    numbers: Sequence[int] = (),
+    results: Path | str, machine_id: str | None = None, *, numbers: Sequence[int] = ()
 ) -> list[dict[str, object]]:
     """Answer disputes from the newest runs.
 
@@ -46,9 +90,8 @@ def answers(
         numbers: which disputes; none: all.
 
     Returns:
-        A row per dispute: number, question, sides (by, says), and found: of every comparison
-        what was compared, experiment, answer, ratio, low, high, verdict and run; None and ""
-        where there is none.
+        A row per dispute: number, question, sides (by, says), footnote, and found: of every
+        comparison what was compared, experiment, answer, ratio, low, high, verdict and run.
 
     Raises:
         ValueError: there is no dispute of such a number.
@@ -66,12 +109,9 @@ def answers(
         {
             "number": dispute.number,
             "question": dispute.question,
-            "sides": [{"by": side.by, "says": side.says} for side in dispute.sides],
+            "sides": [dict(side) for side in dispute.sides],
             "footnote": dispute.footnote,
-            "found": [
-                *(_answer(dispute, c, compared.get(c.experiment)) for c in dispute.contrasts),
-                *(_equal_work(dispute, compared) if dispute.needs_equal_work else ()),
-            ],
+            "found": [_answer(dispute, c, compared.get(c.experiment)) for c in dispute.contrasts],
         }
         for dispute in map(known.get, numbers or known)
     ]
@@ -94,39 +134,36 @@ class _Compared:
         self.ratios = ratios(summary, wanted)
 
 
-def _found(compared: str, answer: str, **more: object) -> dict[str, object]:
-    empty = {"experiment": "", "ratio": None, "low": None, "high": None, "verdict": "", "run": ""}
-    return {"compared": compared, "answer": answer, **empty, **more}
-
-
-# --- timed --------------------------------------------------------------------------------
-
-
 def _answer(dispute: Dispute, contrast: Contrast, compared: _Compared | None) -> dict[str, object]:
-    names = f"{quote(contrast.variant)} ÷ {quote(contrast.against)}"
+    found: dict[str, object] = {
+        "compared": f"{quote(contrast.variant)} ÷ {quote(contrast.against)}",
+        "experiment": contrast.experiment,
+        "answer": f"not run: labkit run {contrast.experiment} --mode full",
+        "ratio": None, "low": None, "high": None, "verdict": "", "run": "",
+    }  # fmt: skip
     if compared is None:
-        return _found(names, _how_to_run(contrast), experiment=contrast.experiment)
+        return found
     ratio = compared.ratios.get((contrast.variant, contrast.against, TOTAL))
-    more = {"experiment": contrast.experiment, "run": compared.run.folder.name}
     if ratio is None:
-        why = _why_not(contrast, compared)
-        return _found(names, why, **(more | {"run": ""} if why == _how_to_run(contrast) else more))
+        if why := _why_not(contrast, compared):
+            found |= {"answer": why, "run": compared.run.folder.name}
+        return found
     rows = [compared.rows[contrast.against], compared.rows[contrast.variant]]
-    more |= {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict}
-    return _found(names, _say(dispute, contrast, compared.run, ratio, rows), **more)
-
-
-def _how_to_run(contrast: Contrast) -> str:
-    return f"not run: labkit run {contrast.experiment} --mode full"
+    return found | {
+        "answer": _say(dispute, contrast, compared.run, ratio, rows),
+        "ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict,
+        "run": compared.run.folder.name,
+    }  # fmt: skip
 
 
 def _why_not(contrast: Contrast, compared: _Compared) -> str:
+    """Return why a run does not compare two variants; empty where only full mode has them."""
     for name in (contrast.against, contrast.variant):
         row = compared.rows.get(name)
         if row is None:
             mode = MODES.get(compared.run.info["mode"])
             is_full = mode is not None and mode.judged
-            return "not run: this run has no such variant" if is_full else _how_to_run(contrast)
+            return "not run: this run has no such variant" if is_full else ""
         if row.normalized_time is None:
             return f"{quote(name)}: {say_unmeasured(row)}"
     return "not run: no block has both"
@@ -138,59 +175,15 @@ def _say(dispute: Dispute, contrast: Contrast, run: Run, ratio: Ratio, rows: Seq
         figures += f" {units.interval(ratio.low, ratio.high)}"
     if not ratio.verdict:
         return f"{figures}{where}; {why_unjudged(run.info, ratio.blocks)}"
-    said = f"{ratio.verdict}{where}: {figures}"
     if ratio.verdict == UNSTABLE:
         return f"{UNSTABLE}, no verdict{where}: {figures}"
-    sides = _who_says(dispute, contrast.expected, ratio.verdict, stood_in=bool(stand_ins(rows)))
-    if not sides and any(contrast.expected) and ratio.verdict in DECIDED:
-        sides = "; no side expects that"
-    return said + sides
-
-
-def _who_says(
-    dispute: Dispute, expected: Sequence[str], outcome: str, *, stood_in: bool = False
-) -> str:
-    """Name the sides that expect an outcome; empty where none does."""
-    right = [side.by for side, word in zip(dispute.sides, expected) if word == outcome]
-    if not right:
-        return ""
-    word = f"{EMULATED_WORDS['agrees']}, emulated," if stood_in else "agrees"
-    return f"; {word} with {'; '.join(right)}"
-
-
-def _equal_work(dispute: Dispute, compared: Mapping[str, _Compared]) -> list[dict[str, object]]:
-    """Say how far apart the trainings of the compared variants ended."""
-    found = []
-    for name in dict.fromkeys(c.experiment for c in dispute.contrasts if c.experiment in compared):
-        asked = [c for c in dispute.contrasts if c.experiment == name]
-        variants = {label for c in asked for label in (c.variant, c.against)}
-        run = compared[name].run
-        more = {"experiment": name, "run": run.folder.name}
-        found.append(_found("equal work", _say_equal_work(run, variants), **more))
-    return found
-
-
-def _say_equal_work(run: Run, variants: set[str]) -> str:
-    refused = run.info.get("failed") or {}
-    names = variants - refused.keys()
-    trials = [t for t in run.trials if t.status == "ok" and t.epochs and t.variant in names]
-    what, values = "last losses", [trial.loss for trial in trials if trial.loss is not None]
-    if not values:
-        what = "nothing is trained, so no losses; mean pixels of the last batches"
-        means = [(trial.epochs[-1].last_means or {}).get("image") for trial in trials]
-        values = [
-            fmean(mean) if isinstance(mean, list) else mean for mean in means if mean is not None
-        ]
-    if not values:
-        return "not recorded"
-    low, high = min(values), max(values)
-    return (
-        f"{what}: {low:.5g} to {high:.5g} in {units.count(len(values), 'trial')}; "
-        "a variant that differs is refused"
-    )
-
-
-# --- shown --------------------------------------------------------------------------------
+    said = f"{ratio.verdict}{where}: {figures}"
+    right = [s["by"] for s, word in zip(dispute.sides, contrast.expected) if word == ratio.verdict]
+    if right:
+        word = f"{EMULATED_WORDS['agrees']}, emulated," if stand_ins(rows) else "agrees"
+        return f"{said}; {word} with {'; '.join(right)}"
+    nobody = any(contrast.expected) and ratio.verdict in DECIDED
+    return f"{said}; no side expects that" if nobody else said
 
 
 class Disputes(tuple):

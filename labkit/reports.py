@@ -81,7 +81,7 @@ def _section(run: Run, here: str) -> Section:
     warnings = list(shown.warnings)
     if not is_own:
         warnings.insert(0, f"Measured on another machine: {machine.describe(measured_on)}.")
-    tested = {name for claim in CLAIMS for name, _, _ in claim.tests}
+    tested = {test.experiment for claim in CLAIMS for test in claim.tests}
     claims = answers_of(run, here) if is_own else []
     return replace(
         shown,

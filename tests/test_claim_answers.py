@@ -145,8 +145,8 @@ def test_each_bottleneck_stands_with_and_without_the_wait_for_the_device(photos,
 
 def test_every_variant_that_the_claims_name_has_its_experiment():
     for number in (1, 2, 3):
-        for name, variant, _ in CLAIMS[number - 1].tests:
-            assert variant in everything(lab.experiment(name))
+        for test in CLAIMS[number - 1].tests:
+            assert test.variant in everything(lab.experiment(test.experiment))
 
 
 @pytest.mark.thorough

@@ -13,8 +13,7 @@ from fake_runs import COLD, HERE, make_run
 from fakes import LABELS, fake_trial, fake_trials
 
 from labkit import catalog, machine
-from labkit.claim_list import MADE_BY
-from labkit.claims import CLAIMS, answers, claims_table, claims_text
+from labkit.claims import CLAIMS, MADE_BY, answers, claims_table, claims_text
 from labkit.results import append_rows, create_run
 
 DOCUMENTS = Path(__file__).parent.parent / "docs" / "documents.md"
@@ -48,10 +47,10 @@ def test_every_document_named_is_described():
 
 def test_every_figure_is_a_bar_label_and_stands_in_the_published_text():
     given = {
-        (claim.number, expected)
+        (claim.number, test.expected)
         for claim in CLAIMS
-        for _, _, expected in claim.tests
-        if isinstance(expected, float)
+        for test in claim.tests
+        if test.expected is not None
     }
     assert {expected for _, expected in given} == FIGURES
     for number, expected in given:
@@ -61,15 +60,15 @@ def test_every_figure_is_a_bar_label_and_stands_in_the_published_text():
 def test_figures_and_labels_are_those_of_the_catalog():
     compared = set()
     for claim in CLAIMS:
-        for name, variant, expected in claim.tests:
+        for test in claim.tests:
+            name, variant = test.experiment, test.variant
             if name in catalog.CATALOG and variant:
                 experiment = catalog.experiment(name)
                 every = {**experiment.variants, **experiment.in_full}
                 # A machine has NVMe or has not.
                 assert variant in every or variant == "nvme", claim.number
-                given = None if isinstance(expected, str) else expected
-                assert experiment.published.get(variant) == given, claim.number
-                compared.add(expected)
+                assert experiment.published.get(variant) == test.expected, claim.number
+                compared.add(test.expected)
     assert compared >= FIGURES
 
 
@@ -251,9 +250,10 @@ def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
 def test_every_variant_that_a_claim_names_has_its_experiment():
     for number in (12, 14, 15, 16, 17, 18, 21):
         tests = CLAIMS[number - 1].tests
-        assert {name for name, _, _ in tests} <= {*catalog.CATALOG, *MADE_BY}
-        for name, variant in (test[:2] for test in tests if test[0] in catalog.CATALOG):
-            assert variant in catalog.experiment(name).variants
+        assert {test.experiment for test in tests} <= {*catalog.CATALOG, *MADE_BY}
+        for test in tests:
+            if test.experiment in catalog.CATALOG and test.variant:
+                assert test.variant in catalog.experiment(test.experiment).variants
 
 
 def test_a_fuller_gpu_is_asked_about_once_its_batches_are_known(tmp_path):

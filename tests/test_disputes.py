@@ -15,8 +15,7 @@ from fakes import LABELS, fake_trial, fake_trials
 
 from labkit import catalog, machine
 from labkit.cli import main
-from labkit.dispute_list import DISPUTES
-from labkit.disputes import answers, dispute_table, disputes_text
+from labkit.disputes import DISPUTES, answers, dispute_table, disputes_text
 
 THREAD = "prefetch_generator"
 ALONE = {"original": 1.0, "no workers": 1.5, f"no workers, {THREAD}": 0.9}
@@ -49,7 +48,7 @@ def test_each_dispute_is_there_once_with_two_sides_and_what_settles_it():
     assert numbers == sorted(set(numbers))
     assert {1, 2, 3, 4, 9} <= set(numbers)
     for d in DISPUTES:
-        assert len({side.by for side in d.sides}) >= 2, d.number
+        assert len({side["by"] for side in d.sides}) >= 2, d.number
         assert d.contrasts or d.footnote, d.number
         assert len(d.question) <= 90 and d.question.endswith("?")
 

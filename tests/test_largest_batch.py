@@ -10,7 +10,7 @@ import pytest
 import labkit as lab
 from labkit import machine
 from labkit.batch_search import search
-from labkit.claim_list import CLAIMS
+from labkit.claims import CLAIMS
 from labkit.gpu import CudaState
 from labkit.largest_batch import describe
 from labkit.settings import MODES, complete
@@ -69,7 +69,7 @@ def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
     assert experiment.notes == (
         "Batches: 50 % of the largest 40, 90 % of the largest 72, 100 % of the largest 80 images.",
     )
-    asked = {(name, variant) for claim in CLAIMS for name, variant, _ in claim.tests}
+    asked = {(test.experiment, test.variant) for claim in CLAIMS for test in claim.tests}
     assert {variant for name, variant in asked if name == experiment.name} < set(variants)
     assert [settings.batch_size for settings in variants.values()] == [40, 72, 80]
     assert math.lcm(40, 72, 80) == 9 * 80

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 
-from labkit.claim_list import CLAIMS
+from labkit.claims import CLAIMS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
@@ -36,4 +36,4 @@ def test_claims_stand_beside_the_notebook_that_runs_their_experiment():
     there |= {"workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size"}
     there |= {"sampling", "bottlenecks"}
     there |= {"stalls", "checkpoints", "logs", "metric_reports", "evaluation", "progress", "loss"}
-    assert set(found) == {c.number for c in CLAIMS if there & {name for name, _, _ in c.tests}}
+    assert set(found) == {c.number for c in CLAIMS if there & {test.experiment for test in c.tests}}
