@@ -6,7 +6,6 @@ Run: python -m pytest tests/test_disputes.py
 import json
 import math
 import re
-from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
@@ -152,17 +151,6 @@ def test_a_variant_that_was_skipped_or_failed_gives_its_reason(tmp_path):
 
 
 # --- equal work ---------------------------------------------------------------------------
-
-
-def test_losses_stand_beside_the_times_of_the_prefetcher(tmp_path):
-    times = {"original": 1.0, "data_prefetcher": 0.9, "no workers": 1.5}
-    losses = {"original": 0.6931, "data_prefetcher": 0.6934, "no workers": 9.0}
-    trials = [replace(t, loss=losses[t.variant]) for t in fake_trials(times, blocks=6, labels=COLD)]
-    refused = {"no workers": "not the same work as original: the last loss"}
-    in_depth(tmp_path, times, trials=trials, failed=refused)
-    assert found(tmp_path, 3, "equal work")["answer"] == (
-        "last losses: 0.6931 to 0.6934 in 18 trials; a variant that differs is refused"
-    )
 
 
 # --- forms --------------------------------------------------------------------------------
