@@ -1,9 +1,7 @@
-"""Largest batch: the batch sizes that put "fill 90 % of the GPU's memory" to the test.
+"""Find the largest batch that trains in a GPU's memory, and compare fuller with emptier ones.
 
-    lab.largest_batch(settings) ─ a fresh process: batch_search ─▶ Largest ─▶ .experiment()
-
-Main trap: equal work needs epochs that are whole numbers of every batch size, so the variants are
-5, 9 and 10 tenths of the largest, and an epoch takes nine times the largest batch.
+Equal work needs epochs that are whole numbers of every batch size, so the variants are 5, 9 and 10
+tenths of the largest, and an epoch takes nine times the largest batch.
 
 Source: [002] 3.1; disputed, as reserved memory is the allocator's cache (DOCUMENTS D11).
 """
@@ -15,22 +13,25 @@ import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from labkit import machine, tables, units
+from labkit import machine, tables
 from labkit.batch_search import MULTIPLE, Held
 from labkit.experiment import Experiment, completed
 from labkit.launcher import Launcher
-from labkit.lines import Lines
 from labkit.settings import MODES, Settings, pick
 from labkit.trial import Skip
 from labkit.underway import alone
+
+if TYPE_CHECKING:
+    from labkit.frame import Frame
 
 TENTHS = (5, 9, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """What `largest_batch` found; shows itself as sentences."""
+    """What `largest_batch` found; shows itself as a table."""
 
     settings: Settings
     """Complete, with the largest batch."""
@@ -67,31 +68,28 @@ class Largest:
             ),
         )
 
-    def sentences(self) -> Lines:
-        """Say what fits, what it takes, and what was tried."""
+    def table(self) -> Frame:
+        """Return every batch size that was tried, with the memory it takes."""
+        from labkit.frame import frame_of
+
+        rows = [
+            [size, *(held or (None, None)), held and held[0] / self.total_bytes]
+            for size, held in self.tried.items()
+        ]
+        columns = ["batch_size", "allocated_bytes", "reserved_bytes", "allocated_share"]
+        frame = frame_of(columns, rows)
         size = self.settings.batch_size
-        lines = [f"The largest batch that fits: {size} images."]
+        frame.caption = (f"The largest batch that fits: {size} images",)
+        frame.notes = ("No bytes: the batch does not fit.",)
         if size + MULTIPLE > self.images:
-            lines = [
-                f"All {self.images} images fit into one batch of {size}: a larger input_px, or "
-                "more images, would fill the memory."
-            ]
-        for tried, held in self.tried.items():
-            if held is None:
-                lines.append(f"{tried}: does not fit.")
-                continue
-            allocated, reserved = (
-                f"{units.count_bytes(held_bytes)} ({units.percent(held_bytes / self.total_bytes)})"
-                for held_bytes in held
-            )
-            lines.append(f"{tried}: {allocated} in use, {reserved} reserved by the allocator.")
-        return Lines(lines)
+            frame.notes += (f"There are only {self.images} images: no larger batch was tried.",)
+        return frame
 
     def __repr__(self) -> str:
-        return str(self.sentences())
+        return repr(self.table())
 
     def _repr_html_(self) -> str:
-        return self.sentences()._repr_html_()
+        return self.table()._repr_html_()
 
 
 @alone()

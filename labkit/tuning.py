@@ -1,13 +1,9 @@
-"""Tuning: the cheapest loader settings among the fastest ones, found in two minutes.
+"""Find the cheapest loader settings among the fastest ones, in two minutes.
 
-    default ─ workers 0, 1, cores, 2 × cores ─▶ cheapest on the plateau
-                       └─ prefetch_factor, pin_memory, persistent_workers around it ─▶ Tuned
-
-Both rounds are runs like any other: the default twice in every block, the others in random order
-beside it.  What is within 3 % of the fastest is equally fast, and of equals the one that takes
-the fewest CPU-seconds is best ([002] 3.3).  Main trap: the best of many noisy numbers is too good
-to be true; so the first round's best is measured again, with the next best where that was close,
-and what a full run says counts more.
+Two runs measure the default and its rivals in the same blocks: first other numbers of workers, then
+the other knobs around the best of them.  What is within 3 % of the fastest is equally fast, and of
+equals the one that takes the fewest CPU-seconds is best ([002] 3.3).  The first run's best is
+measured again, as the best of many noisy numbers is too good.
 """
 
 from __future__ import annotations
@@ -17,15 +13,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit import machine, units
+from labkit.captions import stand_ins
 from labkit.experiment import Experiment, completed, run
-from labkit.lines import Lines
 from labkit.progress import Progress
 from labkit.results import Run
 from labkit.settings import MODES, Settings, read_settings
 from labkit.summary import summarize_run
 from labkit.trial import Cancelled
+
+if TYPE_CHECKING:
+    from labkit.frame import Frame
 
 DEFAULT = "default"
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -52,10 +52,10 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What `tune` found; shows itself as sentences."""
+    """What `tune` found; shows itself as a table."""
 
     settings: Settings
-    """The person's own, with the chosen knobs filled in."""
+    """The given ones, with the chosen knobs filled in."""
     label: str
     """What was chosen, as "num_workers=4"; or "default"."""
     measured: Mapping[str, Measured]
@@ -65,17 +65,32 @@ class Tuned:
     is_whole: bool
     """Whether there was time for everything."""
 
-    def sentences(self) -> Lines:
-        """Say what was chosen, what it saves, and what that rests on."""
-        accelerator = summarize_run(self.runs[0]).labels.get("accelerator", "")
-        said = say(self.measured, self.label, is_whole=self.is_whole, accelerator=accelerator)
-        return Lines(said)
+    def table(self) -> Frame:
+        """Return every setting that was tried, with what was chosen above."""
+        from labkit.frame import frame_of
+
+        rows = [
+            [label, each.normalized_time, each.cpu_s_per_1000_images]
+            for label, each in self.measured.items()
+        ]
+        frame = frame_of(["setting", "normalized_time", "cpu_s_per_1000_images"], rows)
+        chosen = self.measured[self.label].settings
+        knobs = ", ".join(f"{name}={value}" for name, value in _knobs(chosen).items())
+        verb = "Keep the default" if self.label == DEFAULT else f"Take {self.label}"
+        measured_on = [line for run in self.runs[:1] for line in stand_ins(summarize_run(run))]
+        frame.caption = (f"{verb}: {knobs}", *measured_on)
+        frame.notes = (
+            f"The cheapest of those within {units.limit(EQUALLY_FAST)} of the fastest; numbers of "
+            "quick mode, no verdict.",
+            *(() if self.is_whole else ("Not everything was tried: budget_s was too short.",)),
+        )
+        return frame
 
     def __repr__(self) -> str:
-        return str(self.sentences())
+        return repr(self.table())
 
     def _repr_html_(self) -> str:
-        return self.sentences()._repr_html_()
+        return self.table()._repr_html_()
 
 
 def tune(
@@ -168,44 +183,8 @@ def _close_to_fastest(measured: Mapping[str, Measured], share: float) -> dict[st
     return {label: each for label, each in measured.items() if each.normalized_time <= most}
 
 
-def say(
-    measured: Mapping[str, Measured], label: str, *, is_whole: bool, accelerator: str
-) -> list[str]:
-    """Write what was chosen as sentences.
-
-    Args:
-        measured: label -> numbers; "default" among them.
-        label: what was chosen.
-        is_whole: whether there was time for everything.
-        accelerator: its label, as "cuda:H200".
-    """
-    default, chosen = measured[DEFAULT], measured[label]
-    fastest = min(measured, key=lambda name: measured[name].normalized_time)
-    lines = []
-    if DEFAULT in _close_to_fastest(measured, EQUALLY_FAST):
-        lines.append(f"Nothing beats the default by {units.limit(EQUALLY_FAST)}.")
-    if label == DEFAULT:
-        lines.append(f"Keep the default: {_words(default.settings)}.")
-    else:
-        lines.append(
-            f"Take {label}: {units.normalized(chosen.normalized_time)} of the default's time, "
-            f"{chosen.cpu_s_per_1000_images:.3g} CPU-seconds per 1,000 images where the default "
-            f"({_words(default.settings)}) takes {default.cpu_s_per_1000_images:.3g}."
-        )
-    if fastest != label and measured[fastest].normalized_time < chosen.normalized_time:
-        lines.append(
-            f"{fastest} took {units.normalized(measured[fastest].normalized_time)}, and "
-            f"{measured[fastest].cpu_s_per_1000_images:.3g} CPU-seconds: equally fast."
-        )
-    if not is_whole:
-        lines.append("There was not time for everything: a longer budget_s measures the rest.")
-    where = f" on {accelerator}" if accelerator else ""
-    lines.append(f"{len(measured)} settings in quick blocks{where}: numbers, no verdicts.")
-    return lines
-
-
 def worker_counts(default: Settings) -> dict[str, Settings]:
-    """Give the first round's rivals of the default: other numbers of workers."""
+    """Return the first round's rivals of the default: other numbers of workers."""
     cores = machine.cores()
     counts = dict.fromkeys((0, 1, cores, 2 * cores))
     return {
@@ -216,7 +195,7 @@ def worker_counts(default: Settings) -> dict[str, Settings]:
 
 
 def _around(best: Settings, label: str) -> dict[str, Settings]:
-    """Give the best one's neighbours: each of the other knobs turned."""
+    """Return the best one's neighbours: each of the other knobs turned."""
     changes: list[dict[str, object]] = []
     if best.loader.startswith("torch") and best.num_workers:
         deep = {"prefetch_factor": 2 * best.prefetch_factor}
@@ -232,7 +211,7 @@ def _around(best: Settings, label: str) -> dict[str, Settings]:
 
 
 class _Until(threading.Event):
-    """Set from a moment on, or once the person cancels."""
+    """Set after a moment, or once the user cancels."""
 
     def __init__(self, ends_s: float, cancel: threading.Event | None) -> None:
         super().__init__()
@@ -277,7 +256,3 @@ def _measured(found: Run, before: Mapping[str, Measured]) -> dict[str, Measured]
 
 def _knobs(settings: Settings) -> dict[str, object]:
     return {name: getattr(settings, name) for name in KNOBS}
-
-
-def _words(settings: Settings) -> str:
-    return ", ".join(f"{name}={value}" for name, value in _knobs(settings).items())

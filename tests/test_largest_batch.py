@@ -55,9 +55,16 @@ def found(*tried, images=1000):
     )
 
 
+def test_the_table_tells_memory_in_use_from_memory_that_is_kept():
+    shown = found((4, GIB, 2 * GIB), (8, 5 * GIB, 8 * GIB), (12, None, None))
+    assert repr(shown).startswith("The largest batch that fits: 8 images")
+    table = shown.table()
+    assert list(table.loc[8]) == [5 * GIB, 8 * GIB, 0.5]
+    assert table.loc[12].isna().all()
+
+
 def test_it_says_when_the_images_and_not_the_memory_are_the_limit():
-    first, _ = found((24, GIB, GIB), images=25).sentences()
-    assert first.startswith("All 25 images fit into one batch of 24: a larger input_px, or more ")
+    assert "There are only 25 images" in repr(found((24, GIB, GIB), images=25))
 
 
 def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():

@@ -15,7 +15,7 @@ LAYERS = [
     ["places", "local"],
     ["settings", "contracts", "units", "jpeg", "trial", "progress", "procfs", "pagecache", "frame"],
     ["files"],
-    ["clock", "helper", "letters", "lines", "markdown", "sections"],
+    ["clock", "helper", "letters", "markdown", "sections"],
     ["shared_memory", "opens"],
     ["memory"],
     ["media", "gpu", "gpu_watch", "disturbance", "usage"],

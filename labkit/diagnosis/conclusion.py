@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from labkit.diagnosis.model import simulate
 from labkit.diagnosis.remedies import bottleneck_of, propose
 from labkit.diagnosis.remedy import Remedy
 from labkit.diagnosis.timeline import Timeline, record_timeline
-from labkit.lines import Lines
 from labkit.statistics import ALPHA, paired_interval
 
 if TYPE_CHECKING:
@@ -38,6 +38,18 @@ WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
 FITS = 0.15
 NOTHING_TO_GAIN = "compute"
 FULL_SHARE = 0.1  # of /dev/shm is free: too little for a batch
+
+
+class Lines(tuple):
+    """Sentences that a notebook shows as a list and a shell as lines."""
+
+    def __str__(self) -> str:
+        return "\n".join(f"- {line}" for line in self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in self)}</ul>"
 
 
 @dataclass(frozen=True, kw_only=True)
