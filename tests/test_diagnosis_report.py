@@ -10,8 +10,6 @@ import pytest
 
 from benchmarks.diagnosis_report import (
     Outcome,
-    as_markdown,
-    as_text,
     confusion,
     judge,
     row,
@@ -75,21 +73,6 @@ def test_the_confusion_table_counts_planted_by_said():
     header, rows = confusion([RIGHT, RIGHT, WRONG, SKIPPED, FAILED])
     assert header == ("planted \\ said", "transform", "failed")
     assert rows == [("transform", "2", ""), ("collate", "1", ""), ("workers", "", "1")]
-
-
-def test_text_and_markdown_give_the_reasons():
-    outcomes = [RIGHT, SKIPPED, replace(UNTIMED, notes=["modelled disk"]), FAILED]
-    text = "\n".join(as_text(outcomes, ["made up"]))
-    for line in (
-        "made up",
-        "slow_disk skipped: no root",
-        "small_shared_memory: modelled disk",
-        "no_workers failed: exit status 1",
-    ):
-        assert line in text
-    table = as_markdown(outcomes, ["made up"])
-    assert "| slow_transform | transform | transform | faster transform | 0.440 |" in table
-    assert "- slow_disk skipped: no root" in table
 
 
 def test_a_run_is_kept_with_its_cases_and_machine(tmp_path):

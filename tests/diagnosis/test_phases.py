@@ -165,15 +165,6 @@ def test_all_outermost_models_of_a_step_are_forward():
     assert installed(t.model, teacher) == [0] * 7
 
 
-def test_gathering_gradients_counts_as_backward_up_to_the_next_batch():
-    t = training()
-    for step, batch in enumerate(t.phases.over(deliver(t.clock, steps=5))):
-        train(t, batch, update=step % 2)
-    # Of the four timed steps, two update.
-    backward_s = BACKWARD_S + (2 * UPDATE_S + 2 * LOG_S) / 4
-    assert per_step(t.phases)[3:] == [backward_s, 2 * LOG_S / 4]
-
-
 def test_without_a_module_only_wait_and_step_are_known():
     t = training()
     for _ in t.phases.over(deliver(t.clock)):
@@ -305,22 +296,6 @@ def test_a_model_saved_or_copied_in_the_loop_takes_nothing_along():
         model.clock = t.clock
         assert torch.equal(model(batch), t.model(batch))
     assert t.phases.result() == before
-
-
-def test_two_epochs_at_once_do_not_disturb_each_other():
-    t, inner = training(), None
-    for batch in t.phases.over(deliver(t.clock)):
-        train(t, batch)
-        inner = Phases(t.clock)
-        with torch.no_grad():
-            for held_out in inner.over(deliver(t.clock, steps=2)):
-                t.model(held_out)
-    validation_s = 2 * (WAIT_S + FORWARD_S)
-    assert per_step(t.phases) == [
-        WAIT_S, MOVE_S, FORWARD_S, BACKWARD_S + UPDATE_S, LOG_S + validation_s,
-    ]  # fmt: skip
-    assert per_step(inner) == [WAIT_S, 0.0, FORWARD_S, 0.0, 0.0]
-    assert installed(t.model) == [0] * 5
 
 
 class OwnParameters(nn.Linear):

@@ -4,8 +4,6 @@ import multiprocessing
 import sys
 import threading
 
-import cv2
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -13,7 +11,6 @@ from fake_clock import FakeClock
 from photo_sets import KINDS, BrokenPhotos, Photos
 from torch.utils.data import DataLoader
 
-from labkit.diagnosis import stage_rules, taps
 from labkit.diagnosis.stage_summary import summarize_stages
 from labkit.diagnosis.stage_tracer import Counted, Tracer
 from labkit.diagnosis.stage_worker import BatchTimes, Made, Spent
@@ -149,46 +146,6 @@ def test_a_file_read_while_decoding_is_reading(photos):
     assert kinds == {"read", "decode", "transform"}
 
 
-@pytest.mark.parametrize(
-    "function, rule",
-    [
-        (open, stage_rules.READS),
-        (np.fromfile, stage_rules.READS),
-        (cv2.imdecode, stage_rules.DECODES),
-        (cv2.imread, stage_rules.DECODES),
-        (cv2.flip, stage_rules.STEP),
-        (np.zeros(3).astype, stage_rules.STEP),
-        (torch.zeros(3).float, stage_rules.STEP),
-        (torch.flip, stage_rules.STEP),
-        (b"text".decode, None),
-        (len, None),
-        ([].append, None),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_functions_in_c_are_known_by_name_and_library(function, rule):
-    assert stage_rules.rule_of_builtin(function) == rule
-
-
-@pytest.mark.parametrize(
-    "name, rule",
-    [
-        ("decode_fast", stage_rules.DECODES),
-        ("loadImage", stage_rules.DECODES),
-        ("pil_loader", stage_rules.DECODES),
-        ("read_record", stage_rules.READS_OPENLY),
-        ("_load", stage_rules.READS_OPENLY),
-        ("spread", stage_rules.STEP),
-        ("augment", stage_rules.STEP),
-        ("wrapper", stage_rules.OPEN),
-        ("__getitem__", stage_rules.BY_OBJECT),
-    ],
-)
-def test_a_persons_own_functions_are_known_by_the_words_in_their_names(name, rule):
-    code = compile(f"def {name}(): pass", "train.py", "exec").co_consts[0]
-    assert stage_rules.rule_of(code, "train") == rule
-
-
 # --- shares
 
 
@@ -290,15 +247,6 @@ def test_a_failing_data_set_ends_the_probe_and_keeps_what_was_measured(photos):
     assert isinstance(found.error, ValueError) and "no photo 12" in str(found.error)
     assert {"read", "decode"} <= {stage.name for stage in found.stages}
     assert len(found.batches) == 1
-
-
-@pytest.mark.thorough  # torch gives a worker five seconds to end by itself
-def test_a_worker_that_stalls_is_given_up(photos, monkeypatch):
-    monkeypatch.setattr(taps, "STALL_S", 1.0)
-    loader = DataLoader(BrokenPhotos(photos, "stall"), batch_size=4, num_workers=1)
-    found = probe_stages(loader, seconds=60)
-    assert "timed out after 1.0 seconds" in str(found.error)
-    assert {"read", "decode"} <= {stage.name for stage in found.stages}
 
 
 def test_an_empty_loader_has_no_stages():
