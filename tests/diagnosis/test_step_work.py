@@ -1,6 +1,5 @@
 """The kind of a step's work is told by the functions it ends in."""
 
-
 import pytest
 
 from labkit.diagnosis.step_work import kind_of
