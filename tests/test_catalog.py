@@ -10,7 +10,6 @@ import pytest
 
 from labkit import catalog, tables
 from labkit.catalog import AS_PUBLISHED_TOO, CATALOG, MAIN_ROAD, document_base, experiment
-from labkit.experiment import completed
 from labkit.parts.storage import STORAGES, distance, throttled
 from labkit.settings import AS_PUBLISHED, MODES, complete
 from labkit.trial import Skip
@@ -77,34 +76,25 @@ def test_every_experiment_can_be_built_here(photos, name, protocol):
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(("name", "protocol"), every_protocol())
-def test_on_every_machine_modelled_disks_stand_alone(on, machine, name, protocol):
+def test_on_every_machine_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(
+    on, machine
+):
     on(machine)
-    chosen = experiment(name, protocol=protocol)
-    used = set(storages(chosen).values())
-    modelled = {storage.startswith("modelled") for storage in used}
-    assert len(modelled) == 1
-    assert (chosen.notes != ()) is bool(
-        {"throttled", "modelled_hdd"} & set(storages(chosen).values())
-    )
-    known = (storage in STORAGES or distance.parse(storage) for storage in used)
-    assert all(known)
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(("name", "protocol"), every_protocol())
-def test_nothing_is_called_cold_that_cannot_be(on, machine, name, protocol):
-    on(machine)
-    for settings in everything(experiment(name, protocol=protocol)).values():
-        if settings.storage == "tmpfs":
-            assert settings.cache in ("warm", "as found")  # memory is never cold
-        elif settings.loader == "resident" and settings.cache == "as found":
-            pass  # nothing is read while it counts
-        elif not hasattr(os, "posix_fadvise") and not settings.storage.startswith("modelled"):
-            at_a_distance = distance.parse(settings.storage)  # whose memory is not this machine's
-            assert (
-                settings.cache == ("as found" if at_a_distance else "warm") or at_a_distance.staged
-            )
+    for name, protocol in every_protocol():
+        chosen = experiment(name, protocol=protocol)
+        used = set(storages(chosen).values())
+        assert len({storage.startswith("modelled") for storage in used}) == 1, name
+        assert (chosen.notes != ()) is bool({"throttled", "modelled_hdd"} & used), name
+        assert all(storage in STORAGES or distance.parse(storage) for storage in used), name
+        for settings in everything(chosen).values():
+            if settings.storage == "tmpfs":
+                assert settings.cache in ("warm", "as found"), name  # memory is never cold
+            elif settings.loader == "resident" and settings.cache == "as found":
+                pass  # nothing is read while it counts
+            elif not hasattr(os, "posix_fadvise") and not settings.storage.startswith("modelled"):
+                # The memory of a distant server is not this machine's.
+                far = distance.parse(settings.storage)
+                assert settings.cache == ("as found" if far else "warm") or far.staged, name
 
 
 # --- which disks ----------------------------------------------------------------------------
@@ -195,16 +185,6 @@ def test_as_in_the_document_prefetching_runs_its_loops_on_a_hard_disk(on):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(set(CATALOG) - set(AS_PUBLISHED_TOO)))
-def test_an_experiment_without_the_documents_protocol_says_which_have_it(name):
-    message = (
-        f"protocol must be 'corrected' for {name}, got 'as in the document'; "
-        "prefetching and storage know the document's own"
-    )
-    with pytest.raises(ValueError, match=re.escape(message)):
-        experiment(name, protocol=AS_PUBLISHED)
-
-
 def test_an_unknown_experiment_or_setting_lists_the_choices():
     with pytest.raises(ValueError, match=f"experiment must be one of {', '.join(sorted(CATALOG))}"):
         experiment("speed")
@@ -287,13 +267,3 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, 
     assert instead.variants["hdd"].num_workers == 3
     assert instead.protocol == AS_PUBLISHED
     assert "none can be throttled here (mount: permission denied)" in instead.notes[0]
-
-
-@pytest.mark.parametrize("name", CATALOG)
-def test_every_experiment_has_a_step_for_its_batches_on_a_real_device(photos, name):
-    chosen = experiment(name, data=str(photos), device="cpu")
-    for settings in everything(chosen).values():
-        try:
-            tables.check(completed(settings, MODES["quick"]))
-        except Skip:
-            continue  # no such disk, or a copy on a side stream

@@ -5,7 +5,6 @@ Run: python -m pytest tests/test_claims.py
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from fake_operations import fake_run
@@ -13,10 +12,9 @@ from fake_runs import COLD, HERE, make_run
 from fakes import LABELS, fake_trial, fake_trials
 
 from labkit import catalog, machine
-from labkit.claims import CLAIMS, MADE_BY, answers, claims_table, claims_text
+from labkit.claims import CLAIMS, answers, claims_text
 from labkit.results import append_rows, create_run
 
-DOCUMENTS = Path(__file__).parent.parent / "docs" / "documents.md"
 FIGURES = {0.894, 0.891, 0.897, 0.860, 0.864, 0.661}  # the bar labels of the charts in [004]
 
 
@@ -35,14 +33,6 @@ def answer_to(results, number):
 def test_every_item_of_the_checklist_is_there_once_and_in_order():
     assert [claim.number for claim in CLAIMS] == list(range(1, 39))
     assert len({claim.claim for claim in CLAIMS}) == 38
-
-
-def test_every_document_named_is_described():
-    described = set(re.findall(r"^\| (\[\d{3}\]) ", DOCUMENTS.read_text(encoding="utf-8"), re.M))
-    for claim in CLAIMS:
-        assert claim.documents, claim.number
-        assert set(claim.documents) <= described, claim.number
-        assert list(claim.documents) == sorted(claim.documents), claim.number
 
 
 def test_every_figure_is_a_bar_label_and_stands_in_the_published_text():
@@ -82,14 +72,6 @@ def test_without_runs_every_claim_says_what_is_missing(tmp_path, monkeypatch):
     assert all(row["run"] == "" for row in rows)
     assert {row["number"]: row["answer"] for row in rows}[19] == "not run"
     assert rows[9]["answer"] == "no experiment yet"
-
-
-def test_what_takes_several_gpus_says_why_until_there_is_an_experiment(tmp_path, monkeypatch):
-    monkeypatch.delitem(catalog.CATALOG, "distributed", raising=False)
-    said = "not testable here: it takes several GPUs, and the lab drives one; no experiment yet"
-    assert answer_to(tmp_path, 35) == said
-    monkeypatch.setitem(catalog.CATALOG, "distributed", catalog.prefetching)
-    assert answer_to(tmp_path, 35) == "not run"
 
 
 def test_a_full_run_that_agrees(tmp_path):
@@ -181,7 +163,7 @@ def test_a_full_run_of_operations_without_verdicts_says_why(tmp_path, how, said)
     measured = fake_run(blocks=8, **own, **how)
     append_rows(create_run(tmp_path, measured.info), measured.rows)
     answer = answer_to(tmp_path, 23)
-    assert answer.startswith(f"operations: {said}")
+    assert said in answer
     assert ("complete blocks, a verdict needs 6" in answer) == ("complete" in said)
 
 
@@ -226,12 +208,6 @@ def test_rows_are_json_with_the_same_keys_throughout(tmp_path):
     assert json.loads(json.dumps(rows)) == rows
 
 
-def test_the_table_has_a_row_per_claim(tmp_path):
-    shown = claims_table(answers(tmp_path, machine_id=HERE))
-    assert list(shown.index) == list(range(1, 39))
-    assert list(shown.columns)[:3] == ["document", "claim", "published"]
-
-
 def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
     make_run(tmp_path, labels=LABELS)
     rows = answers(tmp_path, machine_id=HERE)
@@ -245,15 +221,6 @@ def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
 
 
 # --- the loader's knobs ------------------------------------------------------------------------
-
-
-def test_every_variant_that_a_claim_names_has_its_experiment():
-    for number in (12, 14, 15, 16, 17, 18, 21):
-        tests = CLAIMS[number - 1].tests
-        assert {test.experiment for test in tests} <= {*catalog.CATALOG, *MADE_BY}
-        for test in tests:
-            if test.experiment in catalog.CATALOG and test.variant:
-                assert test.variant in catalog.experiment(test.experiment).variants
 
 
 def test_a_fuller_gpu_is_asked_about_once_its_batches_are_known(tmp_path):
