@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
@@ -179,7 +180,7 @@ def dial_chart(info: Mapping[str, object], summary: Summary, sheet: Sheet = WIDE
         draw_foot(figure, foot, sheet)
         canvas.draw()
     # Figures made without pyplot do not show themselves; IPython looks for this name.
-    figure._repr_mimebundle_ = lambda **_: mimebundle(figure)
+    figure._repr_mimebundle_ = partial(mimebundle, figure)
     return figure
 
 

@@ -282,7 +282,7 @@ def count_legend_columns(figure: Figure, handles: Sequence[Artist], sheet: Sheet
     return max(1, int(room_in / max(widths_in)))
 
 
-def mimebundle(figure: Figure) -> tuple[dict[str, str], dict[str, object]]:
+def mimebundle(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, object]]:
     """Show a figure in a notebook, with its text for screen readers.
 
     JupyterLab gives images from image/png no alternative text, hence the HTML; the image

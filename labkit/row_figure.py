@@ -13,6 +13,7 @@ high as its own texts need, and nothing is ever cut.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import row_words
@@ -122,7 +123,7 @@ def row_figure(
         draw_foot(figure, foot, sheet)
         canvas.draw()
     # Figures made without pyplot do not show themselves; IPython looks for this name.
-    figure._repr_mimebundle_ = lambda **_: mimebundle(figure)
+    figure._repr_mimebundle_ = partial(mimebundle, figure)
     return figure
 
 

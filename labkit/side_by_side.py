@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
@@ -140,7 +141,7 @@ def side_by_side(runs: Sequence[Run], sheet: Sheet = WIDE) -> Figure:
         draw_foot(figure, foot, sheet)
         canvas.draw()
     # Figures made without pyplot do not show themselves; IPython looks for this name.
-    figure._repr_mimebundle_ = lambda **_: mimebundle(figure)
+    figure._repr_mimebundle_ = partial(mimebundle, figure)
     return figure
 
 

@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_charts.py
 """
 
 import itertools
+import pickle
 import re
 import subprocess
 import sys
@@ -220,6 +221,7 @@ def test_a_figure_shows_itself_in_a_notebook_with_its_description():
     assert set(data) == {"text/html", "image/png"}
     assert 'alt="' in data["text/html"]
     assert "<b>" not in data["text/html"]
+    assert pickle.loads(pickle.dumps(figure))._repr_mimebundle_()[0] == data
 
 
 ORIGIN = {
