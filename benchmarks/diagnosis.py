@@ -27,7 +27,7 @@ from benchmarks.photo_training import Site
 from benchmarks.planted import NAMES, Planted, pipelines
 from data_scripts.make_photos import make_photos
 from labkit import machine, pagecache, units
-from labkit.parts.storage import throttled
+from labkit.parts.storage import slow_disk
 from labkit.trial import Skip, utc_now
 
 IMAGES = 200
@@ -125,7 +125,7 @@ def in_own_process(planted: Planted, options: argparse.Namespace, scratch: Path)
     finally:
         if planted.name == "slow_disk":  # what a killed process left; a live one's stays
             with contextlib.suppress(OSError):
-                throttled.remove_leftovers()
+                slow_disk.remove_leftovers()
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return outcome(planted, failed=f"exit status {done.returncode}: {last}")

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from labkit import procfs
 from labkit.clock import SystemClock
 from labkit.parts.devices import PROFILES, EmulatedDevice
-from labkit.parts.storage import blkio, throttled
+from labkit.parts.storage import slow_disk
 
 BATCH_SIZE = 8
 PX = 160
@@ -104,15 +104,15 @@ class Site:
     @cached_property
     def _slow_folder(self) -> Path:
         size_bytes = sum(path.stat().st_size for path in self._photos)
-        disk = throttled.up(data_bytes=size_bytes, files=len(self._photos), owner="run")
-        self.notes.append(f"throttled disk, {throttled.describe()}")
+        disk = slow_disk.up(data_bytes=size_bytes, files=len(self._photos), owner="run")
+        self.notes.append(f"throttled disk, {slow_disk.describe()}")
         folder = disk.mount / f"planted-{os.getpid()}"
         if disk.owned:
-            self._kept.callback(throttled.down)
+            self._kept.callback(slow_disk.down)
         self._kept.callback(shutil.rmtree, folder)
         # Only processes of its group are slowed down; ours has to leave it before it can go.
-        self._kept.callback(blkio.join, next(procfs.cgroup_folders("blkio")))
-        throttled.join(disk.cgroup)
+        self._kept.callback(slow_disk.join, next(procfs.cgroup_folders("blkio")))
+        slow_disk.join(disk.cgroup)
         return folder
 
 

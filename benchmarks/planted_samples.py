@@ -30,8 +30,9 @@ from benchmarks.photo_training import (
 )
 from labkit.clock import SystemClock
 from labkit.parts.packing.folder import open_folder
-from labkit.parts.storage import ModelledReader, throttled
+from labkit.parts.storage import ModelledReader
 from labkit.parts.storage.disks import HARD_DISK
+from labkit.parts.storage.slow_disk import why_not
 
 IMAGES = 160
 COMPUTE_MS = 5.0
@@ -56,7 +57,7 @@ def slow_disk(site: Site, fixed: bool) -> dict[str, object]:
     if fixed:
         paths = site.copied(IMAGES)
         return training(loader(Photos(paths)), Train(emulated(COMPUTE_MS)), paths)
-    if reason := throttled.why_not():
+    if reason := why_not():
         site.notes.append(f"modelled disk, {HARD_DISK.name}: a throttled one {reason}")
         return training(loader(ModelledPhotos(site.data, IMAGES)), Train(emulated(COMPUTE_MS)))
     paths = site.on_slow_disk(IMAGES)

@@ -26,7 +26,7 @@ from labkit import (
 )
 from labkit.experiment import Experiment, requested
 from labkit.pagecache import can_evict
-from labkit.parts.storage import throttled
+from labkit.parts.storage import slow_disk
 from labkit.settings import AS_PUBLISHED, CORRECTED, Settings, pick, with_settings
 
 
@@ -73,7 +73,7 @@ def disks(why_not_throttled: str | None = None) -> Disks:
     missing = _why_no_hard_disk()
     if not missing:
         return Disks(hdd="hdd", ssd="ssd", tmpfs="tmpfs")
-    why_not = throttled.why_not() if why_not_throttled is None else why_not_throttled
+    why_not = slow_disk.why_not() if why_not_throttled is None else why_not_throttled
     if not why_not:
         return Disks(
             hdd="throttled",

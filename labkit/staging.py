@@ -24,7 +24,7 @@ from labkit.media import Medium, describe_medium, is_hard_disk, probe_random_rea
 from labkit.originals import Through
 from labkit.parts.packing import Reader
 from labkit.parts.packing.connections import close_idle
-from labkit.parts.storage import ModelledReader, Storage, distance, make_warm, throttled
+from labkit.parts.storage import ModelledReader, Storage, distance, make_warm, slow_disk
 from labkit.parts.storage.modelled import check
 from labkit.places import Place, is_url
 from labkit.settings import Settings
@@ -160,17 +160,17 @@ def _size(reader: Reader) -> tuple[int, int]:
 @contextlib.contextmanager
 def _throttled_disk(size_bytes: int, files: int, say: Callable[[str], None]) -> Iterator[None]:
     """Put the throttled disk up; take it down again unless it was up before."""
-    there = throttled.find()
+    there = slow_disk.find()
     if there is not None and there.owned:  # by this run's first data set, with room for all
         yield
         return
-    disk = throttled.up(data_bytes=size_bytes, files=files, owner="run")
+    disk = slow_disk.up(data_bytes=size_bytes, files=files, owner="run")
     try:
         yield
     finally:
         if disk.owned:
             try:
-                throttled.down()
+                slow_disk.down()
             except OSError as error:  # someone stands in it; all rows are safe, so only say it
                 say(f"the throttled disk is still up, the next run removes it: {error}")
 
@@ -241,7 +241,7 @@ def check_rates(
     """
     storage, readers = locate_data(settings), max(1, settings.num_workers)
     if storage.cgroup is not None:
-        rates = throttled.measure(readers=readers, seconds=seconds)
+        rates = slow_disk.measure(readers=readers, seconds=seconds)
     elif storage.distance is not None:
         rates = distance.measure(storage.distance, storage.address, min(seconds, distance.CHECK_S))
     elif storage.disk is not None:

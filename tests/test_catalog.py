@@ -10,7 +10,7 @@ import pytest
 
 from labkit import catalog, tables
 from labkit.catalog import AS_PUBLISHED_TOO, CATALOG, MAIN_ROAD, document_base, experiment
-from labkit.parts.storage import STORAGES, distance, throttled
+from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.settings import AS_PUBLISHED, MODES, complete
 from labkit.trial import Skip
 
@@ -37,7 +37,7 @@ def on(tmp_path, monkeypatch):
         if names:
             lines = [f'{name} = "{tmp_path}"\n' for name in names]
             (tmp_path / "labkit.toml").write_text("[media]\n" + "".join(lines))
-        monkeypatch.setattr(throttled, "why_not", lambda: why_not)
+        monkeypatch.setattr(slow_disk, "why_not", lambda: why_not)
         if not can_evict:
             monkeypatch.delattr(os, "posix_fadvise", raising=False)
 
@@ -259,7 +259,7 @@ def test_a_setting_that_the_experiment_decides_is_refused_not_dropped(on, name, 
 def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, monkeypatch):
     on("hard disk")
     (Path.cwd() / "labkit.toml").unlink()
-    monkeypatch.setattr(throttled, "why_not", lambda: "")
+    monkeypatch.setattr(slow_disk, "why_not", lambda: "")
     chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3)
     assert chosen.variants["hdd"].storage == "throttled"
     instead = chosen.otherwise("mount: permission denied")

@@ -18,52 +18,53 @@ def unequal(base_loss, loss, **settings):
     return unequal_work(INFO, [fake_loss("base", base_loss), fake_loss("v", loss, **settings)])
 
 
-@pytest.mark.parametrize("loss", [2.0, 2.09, 1.91])
-def test_losses_that_differ_by_rounding_or_the_order_of_sums_are_equal(loss):
-    assert unequal(2.0, loss) == {}
-
-
-def test_a_loss_that_is_five_percent_off_is_other_work():
-    message = "not the same work as base: the last loss must be within 5 % of 2, got 2.2"
-    assert unequal(2.0, 2.2) == {"v": message}
-    assert set(unequal(2.0, 1.8)) == {"v"}
-
-
-@pytest.mark.parametrize(
-    "other", [{"decoder": "pillow"}, {"preprocessor": "classification_pillow"}]
-)
-def test_other_pixels_may_move_a_loss_by_ten_percent(other):
-    assert unequal(2.0, 2.19, **other) == {}
-    message = "not the same work as base: the last loss must be within 10 % of 2, got 2.5"
-    assert unequal(2.0, 2.5, **other) == {"v": message}
+TO_5 = "not the same work as base: the last loss must be within 5 % of 2, got {}"
+TO_10 = "not the same work as base: the last loss must be within 10 % of 2, got {}"
+EXACT = "not the same work as base: the last loss must be within 0.01 % of 2, got {}"
+PILLOW, ON_CPU = {"decoder": "pillow"}, {"device": "cpu", "torch_threads": 1}
+ANOTHER_TRAINING = [
+    {"batch_size": 16}, {"images": 16}, {"step": "detector"}, {"input_px": 512}, {"epochs": 1},
+    {"seed": 1}, {"loader": "resident"}, {"prefetcher": "both_as_published"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("loss", "settings", "message"),
     [
-        {"batch_size": 16}, {"images": 16}, {"step": "detector"}, {"input_px": 512},
-        {"epochs": 1}, {"seed": 1}, {"loader": "resident"},
-        {"prefetcher": "data_prefetcher_as_published"}, {"prefetcher": "both_as_published"},
+        (2.09, {}, ""),  # rounding, or sums in another order
+        (2.2, {}, TO_5),
+        (1.8, {}, TO_5),
+        (math.nan, {}, TO_5),
+        (2.19, PILLOW, ""),  # other pixels
+        (2.5, PILLOW, TO_10),
+        (2.5, {"preprocessor": "classification_pillow"}, TO_10),
+        *((9.0, other, "") for other in ANOTHER_TRAINING),
+        (9.0, {"prefetcher": "data_prefetcher"}, TO_5),  # only delivers the batches otherwise
+        (9.0, {"loader": "mine"}, TO_5),
+        (None, {}, ""),  # the emulated device has no losses
     ],
-)  # fmt: skip
-def test_another_training_has_another_loss_and_is_not_compared(other):
-    assert unequal(2.0, 9.0, **other) == {}
+)
+def test_last_losses_of_the_same_training_are_compared(loss, settings, message):
+    expected = {"v": message.format(loss)} if message else {}
+    assert unequal(2.0, loss, **settings) == expected
 
 
 @pytest.mark.parametrize(
-    "other", [{"prefetcher": "data_prefetcher"}, {"num_workers": 4}, {"loader": "mine"}]
+    ("loss", "settings", "message"),
+    [
+        (2.0001, {}, ""),
+        (2.001, {}, EXACT),
+        (2.01, {"torch_threads": 2}, ""),
+        (2.01, {"device": "cuda"}, ""),
+        (2.01, PILLOW, ""),
+        (2.01, {"loss": "loops"}, ""),
+    ],
 )
-def test_what_only_delivers_the_same_batches_otherwise_is_compared(other):
-    assert set(unequal(2.0, 9.0, **other)) == {"v"}
-
-
-def test_a_variant_whose_training_broke_down_is_not_the_same_work():
-    message = "not the same work as base: the last loss must be within 5 % of 2, got nan"
-    assert unequal(2.0, math.nan) == {"v": message}
-
-
-def test_without_losses_as_on_the_emulated_device_nothing_is_compared():
-    assert unequal(None, None) == unequal(2.0, None) == unequal(None, 2.0) == {}
+def test_on_the_cpu_the_same_pixels_give_the_same_loss(loss, settings, message):
+    base, other = fake_loss("base", 2.0, **ON_CPU), fake_loss("v", loss, **ON_CPU)
+    other = replace(other, settings={**other.settings, **settings})
+    expected = {"v": message.format(loss)} if message else {}
+    assert unequal_work(INFO, [base, other]) == expected
 
 
 def test_trials_that_failed_are_not_compared():
@@ -74,31 +75,6 @@ def test_trials_that_failed_are_not_compared():
 def test_one_unequal_trial_of_many_is_enough_and_the_baseline_may_come_last():
     trials = [fake_loss("v", 2.0), fake_loss("v", 9.0), fake_loss("v", 2.0), fake_loss("base", 2.0)]
     assert set(unequal_work(INFO, trials)) == {"v"}
-
-
-ON_CPU = {"device": "cpu", "torch_threads": 1}
-
-
-def unequal_on_cpu(loss, **settings):
-    base = fake_loss("base", 2.0, **ON_CPU)
-    return unequal_work(INFO, [base, fake_loss("v", loss, **{**ON_CPU, **settings})])
-
-
-def test_on_the_cpu_the_same_pixels_give_the_same_loss():
-    assert unequal_on_cpu(2.0001) == {}
-    message = "not the same work as base: the last loss must be within 0.01 % of 2, got 2.001"
-    assert unequal_on_cpu(2.001) == {"v": message}
-
-
-@pytest.mark.parametrize("other", [{"torch_threads": 2}, {"device": "cuda"}, {"decoder": "pillow"}])
-def test_other_sums_or_pixels_need_not_give_the_same_loss(other):
-    assert unequal_on_cpu(2.01, **other) == {}
-
-
-def test_a_loss_written_otherwise_adds_up_in_another_order():
-    base, other = fake_loss("base", 2.0, **ON_CPU), fake_loss("v", 2.01, **ON_CPU)
-    looped = replace(other, settings={**other.settings, "loss": "loops"})
-    assert unequal_work(INFO, [base, looped]) == {}
 
 
 # --- other numbers --------------------------------------------------------------------------
@@ -180,13 +156,7 @@ def test_only_what_both_rows_say_is_compared():
     assert unequal_work(INFO, unfinished) == {}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"batch_size": 16}, {"images": 16}, {"input_px": 512}, {"epochs": 1}, {"seed": 1},
-        {"loader": "resident"}, {"prefetcher": "both_as_published"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("other", [x for x in ANOTHER_TRAINING if "step" not in x])
 def test_other_data_has_another_last_batch_and_is_not_compared(other):
     assert other_work(ids_crc=8, means={**MEANS, "label": 1.0}, **other) == {}
 

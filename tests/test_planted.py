@@ -11,7 +11,7 @@ from benchmarks import planted_steps, planted_workers
 from benchmarks.photo_training import Site
 from benchmarks.planted import NAMES, pipelines
 from labkit.parts.devices import EmulatedDevice
-from labkit.parts.storage import throttled
+from labkit.parts.storage import slow_disk
 from labkit.trial import Skip
 
 # What only some machines can put up is tried by the benchmark itself.
@@ -89,7 +89,7 @@ def test_the_slow_disk_is_throttled_or_modelled_and_says_so(site):
         broken, fixed = planted.make(False), planted.make(True)
     except Skip as reason:
         pytest.skip(str(reason))
-    assert site.notes[0].startswith("modelled" if throttled.why_not() else "throttled")
+    assert site.notes[0].startswith("modelled" if slow_disk.why_not() else "throttled")
     broken, fixed = (batch_of(case, [0, 3, 5]) for case in (broken, fixed))
     assert torch.equal(broken["image"], fixed["image"])
 

@@ -19,7 +19,7 @@ from labkit.copies import copy_data, held
 from labkit.media import describe_medium, write_media
 from labkit.packs import ensure_pack
 from labkit.pagecache import can_evict
-from labkit.parts.storage import STORAGES, throttled
+from labkit.parts.storage import STORAGES, slow_disk
 from labkit.parts.storage.distance import FORM
 from labkit.settings import Settings
 from labkit.staging import check_rates, staged
@@ -155,7 +155,7 @@ def test_a_killed_runs_copy_on_a_persons_throttled_disk_goes_with_the_next_run(
 ):
     disk = tmp_path / "disk"
     disk.mkdir()
-    monkeypatch.setattr(throttled, "MOUNT", disk)
+    monkeypatch.setattr(slow_disk, "MOUNT", disk)
     first, second = (locate_data(settings_for(d, "throttled")).copy for d in (data, tmp_path))
     pid = os.fork()
     if pid == 0:
@@ -172,9 +172,9 @@ def test_a_killed_runs_copy_on_a_persons_throttled_disk_goes_with_the_next_run(
 
 
 @pytest.mark.alone
-@pytest.mark.skipif(bool(throttled.why_not()), reason="a throttled disk cannot be put up here")
+@pytest.mark.skipif(bool(slow_disk.why_not()), reason="a throttled disk cannot be put up here")
 def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
-    if throttled.find() is not None:
+    if slow_disk.find() is not None:
         pytest.skip("one is up already")
     packed = replace(settings_for(data, "throttled"), packing="raw")
     ensure_pack(packed)
@@ -183,9 +183,9 @@ def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
         for settings, other in ((plain, packed), (packed, plain)):
             places.enter_context(staged(settings, say=lambda line: None, beside=[other]))
         readers = [open_source(settings) for settings in (plain, packed)]
-        assert all(r.root.is_relative_to(throttled.find().mount) for r in readers)
+        assert all(r.root.is_relative_to(slow_disk.find().mount) for r in readers)
         assert bytes(readers[0].read(3)[0]) == bytes(readers[1].read(3)[0])
-    assert throttled.find() is None
+    assert slow_disk.find() is None
 
 
 def test_a_failing_run_leaves_nothing_in_memory(lab, data):

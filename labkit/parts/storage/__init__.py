@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from labkit import media, shared_memory
-from labkit.parts.storage import distance, throttled
+from labkit.parts.storage import distance, slow_disk
 from labkit.parts.storage.cache_state import (
     KEEPS_FILES,
     make_cold,
@@ -38,7 +38,7 @@ from labkit.trial import Skip
 __all__ = [
     "IN_MEMORY", "KEEPS_FILES", "STORAGES", "Disk", "Distance", "ModelledReader", "Storage",
     "check_name", "distance", "locate", "make_cold", "make_warm", "prepare", "prove",
-    "resident_share", "throttled",
+    "resident_share", "slow_disk",
 ]  # fmt: skip
 
 # Settings whose files are never anywhere but in memory.
@@ -83,7 +83,7 @@ class Storage:
             Skip: the control group is gone or not ours.
         """
         if self.cgroup is not None:
-            throttled.join(self.cgroup)
+            slow_disk.join(self.cgroup)
 
 
 def here(data: Place) -> Storage:
@@ -160,14 +160,14 @@ def in_memory(data: Place) -> Storage:
 def on_throttled(data: Place) -> Storage:
     """Read a copy on the throttled disk, which the run puts up."""
     # Named like those in memory: on a person's disk a killed run's copy is found by its name.
-    copy = throttled.MOUNT / f"labkit-{key(data)}"
+    copy = slow_disk.MOUNT / f"labkit-{key(data)}"
     return Storage(
         name="throttled",
         directory=copy / _name(data),
-        label=f"throttled({throttled.describe()})",
+        label=f"throttled({slow_disk.describe()})",
         copy=copy,
         passing=True,
-        cgroup=throttled.cgroup_folder(),
+        cgroup=slow_disk.cgroup_folder(),
     )
 
 

@@ -34,11 +34,8 @@ def test_draws_depend_on_seed_epoch_and_sample_id_alone():
     boxed = Annotation(boxes_xyxy=np.ones((1, 4), np.float32), category_ids=np.ones(1, np.int64))
     assert as_text(SAMPLE) == before
     assert as_text(replace(SAMPLE, annotation=boxed, image_rgb=SAMPLE.image_rgb + 9)) == before
-
-
-@pytest.mark.parametrize("field", ["seed", "epoch", "sample_id"])
-def test_each_of_seed_epoch_and_sample_id_changes_the_draws(field):
-    assert as_text(replace(SAMPLE, **{field: 11})) != as_text(SAMPLE)
+    for field in ("seed", "epoch", "sample_id"):
+        assert as_text(replace(SAMPLE, **{field: 11})) != before
 
 
 def test_draws_cover_the_ranges_of_the_original():

@@ -1,0 +1,522 @@
+"""The throttled disk for real: it limits who joined, and leaves nothing, however it ends.
+
+Reference: the kernel's own lists of mounts, loop devices and control groups, and its count of the
+reads that a group was let through. A disk and mount of somebody else's stand beside it.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_scripts.slow_disk import main
+from labkit import procfs
+from labkit.media import describe_medium
+from labkit.pagecache import evict
+from labkit.parts.storage import slow_disk
+from labkit.parts.storage.disks import Rate
+from labkit.trial import Skip
+
+needs_disk = pytest.mark.skipif(
+    bool(slow_disk.why_not()), reason=f"a throttled disk {slow_disk.why_not()}"
+)
+ROOM = {"data_bytes": 3_000_000, "files": 30}
+REMOVED = ["control group", "mount", "loop device", "image"]
+STRANGER = 65534
+
+
+def shell(*command):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+
+
+def devices_below(place):
+    files = Path("/sys/block").glob("loop*/loop/backing_file")
+    return [Path("/dev", file.parts[3]) for file in files if str(place) in file.read_text()]
+
+
+def traces(place):
+    """List what the kernel knows of a disk in a folder, and the folder itself."""
+    mounts = [mount.point for mount in procfs.mounts() if place in mount.point.parents]
+    paths = [path for path in (place, slow_disk.cgroup_folder(place)) if path.exists()]
+    return mounts + devices_below(place) + paths
+
+
+def clean(place):
+    """Remove by hand what a broken test left."""
+    group = slow_disk.cgroup_folder(place)
+    for pid in procfs.text(group / "cgroup.procs").split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    for point in traces(place):
+        if point.name == "mount":
+            subprocess.run(["umount", "--lazy", point], check=False)
+    for device in devices_below(place):
+        subprocess.run(["losetup", "--detach", device], check=False)
+    deadline_s = time.monotonic() + 2
+    while group.exists() and time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    if describe_medium(tmp_path).in_memory:
+        pytest.skip("the temporary directory is in memory, where there is no direct I/O")
+    monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 1 << 20)
+    monkeypatch.setattr(slow_disk, "CHECK_FILES", 40)
+    monkeypatch.setattr(slow_disk, "WAIT_S", 0.2)
+    folder = tmp_path / "slow dísk"
+    try:
+        yield folder
+        with contextlib.suppress(OSError):
+            slow_disk.down(folder)
+        assert traces(folder) == []
+    finally:
+        clean(folder)
+
+
+@pytest.fixture
+def somebody_elses(tmp_path):
+    """A loop device with a mount that is not ours; checked at the end."""
+    image, point = tmp_path / "other.img", tmp_path / "other"
+    point.mkdir()
+    with image.open("wb") as file:
+        file.truncate(4 << 20)
+    shell("mkfs.ext4", "-q", "-F", image)
+    device = shell("losetup", "--find", "--show", image).stdout.strip()
+    try:
+        shell("mount", device, point)
+        (point / "file").write_text("theirs")
+        yield point
+        assert (point / "file").read_text() == "theirs"
+        assert devices_below(image) == [Path(device)]
+    finally:
+        subprocess.run(["umount", point], check=False)
+        shell("losetup", "--detach", device)
+
+
+def in_child(action):
+    """Start a function in a forked process; a pipe says when it is over."""
+    ended, told = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(told)
+        return pid, ended
+    try:
+        os.close(ended)
+        slow_disk._owned.clear()
+        os.write(told, str(action()).encode())
+    except BaseException as error:
+        os.write(told, f"{type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(0)
+
+
+def answer(action):
+    """Give what a function says in another process."""
+    pid, ended = in_child(action)
+    with os.fdopen(ended) as pipe:
+        text = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return text
+
+
+@contextlib.contextmanager
+def another_process(prepare):
+    """Have another process that does something, then waits until it is killed."""
+    ready, told = os.pipe()
+
+    def stay():
+        prepare()
+        os.write(told, b"x")
+        signal.pause()
+
+    pid, ended = in_child(stay)
+    try:
+        assert os.read(ready, 1) == b"x"
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for end in (ready, told, ended):
+            os.close(end)
+
+
+def own(place):
+    return lambda: slow_disk.up(**ROOM, owner="run", folder=place)
+
+
+@needs_disk
+def test_it_is_a_real_disk_with_limits_and_goes_without_a_trace(place, somebody_elses):
+    label = slow_disk.describe()
+    disk = slow_disk.up(**ROOM, owner="run", folder=place)
+    assert disk == slow_disk.find(place)
+    assert (disk.owned, disk.owner) == (True, f"run {os.getpid()}")
+    medium = describe_medium(disk.mount)
+    assert (medium.filesystem, medium.device) == ("ext4", str(disk.device))
+    assert medium.readahead_kb * 1024 == disk.request_bytes
+    (disk.mount / "data").write_bytes(bytes(ROOM["data_bytes"]))
+    megabytes = disk.sequential_bytes_per_s / 1e6
+    assert slow_disk.describe() == label == f"7200 rpm: 81 reads/s, {megabytes:.0f} MB/s"
+    assert place.stat().st_mode & 0o777 == 0o700  # the data may be private
+    assert [line.split(" /")[0] for line in slow_disk.down(place)] == REMOVED
+    assert traces(place) == []
+    assert (slow_disk.find(place), slow_disk.down(place)) == (None, [])
+
+
+def counted_reads(disk):
+    """Ask the kernel how many reads of the device it let the group do."""
+    number = procfs.text(f"/sys/block/{disk.device.name}/dev").strip()
+    if disk.cgroup_version == 1:
+        lines = (disk.cgroup / "blkio.throttle.io_serviced").read_text().splitlines()
+        return sum(int(line.split()[2]) for line in lines if line.startswith(f"{number} Read"))
+    line = (disk.cgroup / "io.stat").read_text().partition(number)[2]
+    return int(line.partition("rios=")[2].split()[0]) if line else 0
+
+
+@needs_disk
+def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
+    disk = slow_disk.up(**ROOM, owner="run", folder=place)
+    files = sorted((disk.mount / slow_disk.CHECKS).iterdir())[1:21]
+
+    def read_all():
+        for path in files:
+            path.read_bytes()
+
+    def join_and_read():
+        slow_disk.join(disk.cgroup)
+        return answer(read_all)
+
+    for reader, least, most in ((read_all, 0, 0), (join_and_read, 20, 30)):
+        for path in files:
+            evict(path)
+        before = counted_reads(disk)
+        assert answer(reader) == "None"
+        assert least <= counted_reads(disk) - before <= most
+
+
+@needs_disk
+@pytest.mark.alone
+def test_the_rates_are_within_five_percent_for_one_reader_and_for_several(place, monkeypatch):
+    monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
+    disk = slow_disk.up(**ROOM, owner="run", folder=place)
+    for readers in (1, 4):
+        rates = slow_disk.measure(disk, readers=readers)
+        assert [(rate.pattern, rate.unit, rate.readers) for rate in rates] == [
+            ("random", "files", readers), ("sequential", "bytes", 1),
+        ]  # fmt: skip
+        assert [rate.requested_per_s for rate in rates] == [81, disk.sequential_bytes_per_s]
+        assert not any(rate.refused for rate in rates)
+    with pytest.raises(ValueError, match="readers must be 1 to 40, got 0"):
+        slow_disk.measure(disk, readers=0)
+    with pytest.raises(ValueError, match=r"seconds must be at least 0\.5, got 0\.2"):
+        slow_disk.measure(disk, seconds=0.2)
+
+
+@needs_disk
+def test_a_persons_disk_stays_and_runs_use_it(place):
+    answer(lambda: slow_disk.up(**ROOM, owner="person", folder=place))
+    assert slow_disk.remove_leftovers(place) == []
+    disk = slow_disk.up(**ROOM, owner="run", folder=place)
+    assert (disk.owner, disk.owned) == ("person", False)
+    reason = "must have room for 4.0 MB in 30 files, got 3.0 MB in 30; make a larger one with: "
+    with pytest.raises(Skip, match=reason):
+        slow_disk.up(data_bytes=4_000_000, files=30, owner="run", folder=place)
+    assert slow_disk.find(place) == disk
+
+
+@needs_disk
+def test_a_living_runs_disk_is_left_alone_and_a_killed_runs_is_removed(place, somebody_elses):
+    with another_process(own(place)) as pid:
+        reason = f"throttled disk: {place} is in use by run {pid}; wait until that has ended"
+        with pytest.raises(Skip, match=reason):
+            slow_disk.up(**ROOM, owner="run", folder=place)
+        with pytest.raises(OSError, match=reason):
+            slow_disk.down(place)
+        assert slow_disk.remove_leftovers(place) == []
+        assert slow_disk.find(place).owner == f"run {pid}"
+    assert [line.split(" /")[0] for line in slow_disk.remove_leftovers(place)] == REMOVED
+    assert traces(place) == []
+
+
+def kill_at(number, action):
+    """Run in another process that kills itself before its nth change; say whether it got there."""
+    changes = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "subprocess.Popen")
+
+    def die_in_time(event, arguments):
+        nonlocal number
+        writing = event == "open" and isinstance(arguments[1], str) and arguments[1] != "r"
+        number -= event in changes or writing
+        if number == 0:
+            signal.raise_signal(signal.SIGKILL)  # os.kill would be an event again
+
+    def hooked():
+        sys.addaudithook(die_in_time)
+        action()
+
+    pid, ended = in_child(hooked)
+    os.close(ended)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+@needs_disk
+@pytest.mark.thorough
+def test_killed_at_any_step_it_leaves_nothing_after_the_next_start(
+    place, somebody_elses, monkeypatch
+):
+    monkeypatch.setattr(slow_disk, "CHECK_FILES", 2)
+    steps = {"up": 0, "down": 0}
+    while kill_at(steps["up"] + 1, lambda: slow_disk.up(**ROOM, owner="person", folder=place)):
+        steps["up"] += 1
+        slow_disk.remove_leftovers(place)
+        assert traces(place) == [], f"killed at change {steps['up']}"
+    while kill_at(steps["down"] + 1, lambda: slow_disk.down(place)):
+        steps["down"] += 1
+        slow_disk.up(**ROOM, owner="run", folder=place)
+        slow_disk.down(place)
+        assert traces(place) == [], f"killed at change {steps['down']}"
+        answer(lambda: slow_disk.up(**ROOM, owner="person", folder=place))
+    assert steps["up"] > 15
+    assert steps["down"] > 5
+
+
+def fake_tool(tmp_path, monkeypatch, name, text):
+    tool = tmp_path / "bin" / name
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(f"#!/bin/sh\n{text}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+
+
+@needs_disk
+def test_a_tool_that_outlives_its_killed_caller_is_waited_for(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(slow_disk, "WAIT_S", 5.0)
+    begun, goes_on = tmp_path / "begun", tmp_path / "goes on"
+    os.mkfifo(begun)
+    os.mkfifo(goes_on)
+    text = f'echo > {begun}; read x < "{goes_on}"; PATH={slow_disk.ADMIN_PATH}; losetup "$@"'
+    fake_tool(tmp_path, monkeypatch, "losetup", text)
+    pid, ended = in_child(own(place))
+    os.close(ended)
+    begun.read_bytes()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    monkeypatch.undo()
+    with pytest.raises(BlockingIOError):
+        import fcntl
+
+        lock = os.open(place, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(lock)
+    goes_on.write_text("x\n")
+    assert any("loop device" in line for line in slow_disk.remove_leftovers(place))
+    assert traces(place) == []
+
+
+@needs_disk
+@pytest.mark.parametrize("tool", ["mkfs.ext4", "losetup", "mount", "sync"])
+def test_a_step_that_is_refused_skips_with_its_reason_and_leaves_nothing(
+    place, tmp_path, monkeypatch, tool
+):
+    text = f"echo '{tool}: permission denied.\nmore' >&2; exit 32"
+    if tool == "losetup":  # asking is allowed
+        text = f'[ "$1" = --find ] || exec {slow_disk._tool("losetup")} "$@"; {text}'
+    fake_tool(tmp_path, monkeypatch, tool, text)
+    reason = f"^throttled disk: {tool}: permission denied; compare with storage=modelled_hdd "
+    with pytest.raises(Skip, match=reason):
+        slow_disk.up(**ROOM, owner="run", folder=place)
+    assert traces(place) == []
+
+
+@needs_disk
+def test_what_cannot_be_like_a_hard_disk_is_refused_with_numbers(place, monkeypatch):
+    with pytest.raises(Skip, match=r"must have 1.1 TB free, got .* [GT]B; free some space"):
+        slow_disk.up(data_bytes=10**12, files=30, owner="run", folder=place)
+    monkeypatch.setattr(slow_disk, "_request_bytes", lambda device: 128 << 10)
+    with pytest.raises(Skip, match=r"requests of at most 131 KB, .* slower in sequence"):
+        slow_disk.up(**ROOM, owner="run", folder=place)
+
+
+@needs_disk
+def test_whoever_uses_it_stops_down_and_is_left_alone(place):
+    disk = slow_disk.up(**ROOM, owner="person", folder=place)
+    with another_process(lambda: slow_disk.join(disk.cgroup)) as pid:
+        assert slow_disk.user(disk) == f"process {pid}"
+        with pytest.raises(OSError, match=f"processes {pid} are still in .*; end them first"):
+            slow_disk.down(place)
+        assert slow_disk.find(place) == disk
+    with (disk.mount / "open").open("w"):
+        with pytest.raises(OSError, match=r"target is busy; then take it down again with: "):
+            slow_disk.down(place)
+    shell("mount", "-t", "tmpfs", "tmpfs", disk.mount)
+    try:
+        with pytest.raises(OSError, match=f"something else is mounted on {disk.mount}; unmount it"):
+            slow_disk.down(place)
+    finally:
+        shell("umount", disk.mount)
+    assert slow_disk.down(place)
+
+
+@needs_disk
+@pytest.mark.parametrize("damage", ["state", "limits"])
+def test_a_damaged_disk_is_a_leftover(place, somebody_elses, damage):
+    disk = slow_disk.up(**ROOM, owner="person", folder=place)
+    if damage == "state":
+        os.truncate(place / slow_disk.STATE, 30)
+    else:
+        disk.cgroup.rmdir()
+    assert slow_disk.find(place) is None
+    assert slow_disk.remove_leftovers(place)
+    assert traces(place) == []
+
+
+@needs_disk
+def test_folders_that_are_not_ours_are_refused_and_left_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(slow_disk, "WAIT_S", 0.1)
+    for name in ("photo.jpg", slow_disk.IMAGE):
+        folder = tmp_path / name.replace(".", " ")
+        folder.mkdir()
+        (folder / name).write_text("theirs")
+        with pytest.raises(Skip, match=f"must be empty or an earlier disk's, got {name}"):
+            slow_disk.up(**ROOM, owner="run", folder=folder)
+        assert slow_disk.remove_leftovers(folder) == []
+        assert (folder / name).read_text() == "theirs"
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(Skip, match=r"throttled disk: .*link"):
+        slow_disk.up(**ROOM, owner="run", folder=tmp_path / "link")
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(Skip, match="must be this user's, and writable by nobody else"):
+        slow_disk.up(**ROOM, owner="run", folder=open_to_all)
+
+
+@needs_disk
+def test_other_users_and_other_powers_are_told_why_not():
+    program = "from labkit.parts.storage import slow_disk; print(slow_disk.why_not())"
+    bounded = ["setpriv", "--bounding-set", "-sys_admin", sys.executable, "-c", program]
+    assert "needs the capability CAP_SYS_ADMIN" in shell(*bounded).stdout
+
+    def as_stranger():
+        os.setuid(STRANGER)
+        return slow_disk.why_not()
+
+    assert answer(as_stranger) == "needs root"
+
+
+# --- control groups of version 2: a made-up tree of plain files ---------------------------------
+
+
+def test_version_2_gets_one_line_with_both_limits_once_io_is_switched_on(tmp_path, monkeypatch):
+    # Source: cgroup-v2.rst: "+name" enables a controller; "$MAJ:$MIN" and then key=value.
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory\n")
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
+    shown = f"30 1 0:1 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
+    monkeypatch.setattr(procfs, "mounts", lambda: procfs.parse_mounts(shown))
+    mkdir = Path.mkdir
+
+    def mkdir_with_files(self, *arguments, **options):
+        mkdir(self, *arguments, **options)
+        if "io" in (tmp_path / "cgroup.subtree_control").read_text():
+            (self / "io.max").touch()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_with_files)
+    assert slow_disk.find_tree() == (tmp_path, 2)
+    group = slow_disk.cgroup_folder(tmp_path / "disk")
+    assert group.parent == tmp_path
+    slow_disk._make_group(group, "7:0")
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+io"
+    assert (group / "io.max").read_text() == "7:0 rbps=154000000 riops=81"
+
+
+def test_joining_makes_no_file_where_there_is_no_group(tmp_path):
+    with pytest.raises(Skip, match=r"throttled disk: no such file or directory: .*cgroup.procs"):
+        slow_disk.join(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def call(capsys, *arguments, folder):
+    status = main(list(map(str, arguments)), folder=folder)
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+@needs_disk
+def test_the_command_puts_it_up_and_takes_it_down(place, tmp_path, capsys):
+    assert call(capsys, "status", folder=place)[:2] == (1, "not up; `up` puts it up\n")
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    (tmp_path / "data" / "images" / "1.jpg").write_bytes(bytes(10_000_000))
+    status, out, _ = call(capsys, "up", "--data", tmp_path / "data", folder=place)
+    disk = slow_disk.find(place)
+    assert (status, disk.room_bytes, disk.room_files) == (0, 10_000_000, 1)
+    assert out.startswith(f"up: {disk.mount} on {disk.device}, put up by a person, room for 10 MB")
+    status, _, err = call(capsys, "up", "--gb", 0.02, folder=place)
+    assert (status, err.count("\n")) == (1, 1)
+    assert "must have room for 20 MB" in err
+    disk.cgroup.rmdir()
+    out = call(capsys, "up", "--gb", 0.01, folder=place)[1]
+    assert f"removed a leftover: mount {place / 'mount'}\n" in out
+    status, out, _ = call(capsys, "down", folder=place)
+    assert status == 0
+    assert [line.split(" /")[0] for line in out.splitlines()] == [f"removed: {x}" for x in REMOVED]
+    assert call(capsys, "down", folder=place)[:2] == (0, "nothing to take down\n")
+
+
+@needs_disk
+@pytest.mark.parametrize("off", [0.012, 0.06])
+def test_status_shows_what_was_requested_and_measured(place, capsys, monkeypatch, off):
+    def measured(disk):  # how fast this machine is at the moment does not matter here
+        how = {"pattern": "random", "unit": "files", "readers": 1, "requested_per_s": 81.0}
+        return [Rate(**how, delivered_per_s=81 * (1 - off))]
+
+    monkeypatch.setattr(slow_disk, "measure", measured)
+    call(capsys, "up", "--gb", 0.01, folder=place)
+    status, out, _ = call(capsys, "status", folder=place)
+    assert status == (off > 0.05)
+    shown = [f"{81 * (1 - off):.1f}", "files/s", f"{100 * off:.1f}", "%"]
+    assert out.splitlines()[-1].split() == ["random", "81.0", "files/s", *shown]
+
+
+@needs_disk
+def test_status_leaves_a_runs_disk_in_peace_and_knows_what_a_killed_one_left(place, capsys):
+    with another_process(own(place)) as pid:
+        status, out, _ = call(capsys, "status", folder=place)
+        assert status == 0
+        assert f"\nin use by run {pid}, whose measurement a second one would spoil" in out
+    status, out, _ = call(capsys, "status", folder=place)
+    assert status == 1
+    assert "\na leftover of a run that has ended; " in out
+
+
+@needs_disk
+def test_ctrl_c_leaves_nothing(place, capsys, monkeypatch):
+    def interrupt(point):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slow_disk, "_write_checks", interrupt)
+    assert call(capsys, "up", "--gb", 0.01, folder=place) == (130, "", "stopped\n")
+    assert not place.exists()
+
+
+@needs_disk
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--gb", 0], "gb must be more than 0, got 0"),
+        (["--data", "no/such"], "data must be a folder with files, got no/such"),
+    ],
+)
+def test_bad_room_is_refused_in_one_line(tmp_path, capsys, arguments, reason):
+    status, out, err = call(capsys, "up", *arguments, folder=tmp_path / "slow")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"error: {reason}")
