@@ -202,16 +202,15 @@ def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
 
 @needs_disk
 @pytest.mark.alone
-def test_the_rates_are_within_five_percent_for_one_reader_and_for_several(place, monkeypatch):
+def test_the_rates_are_within_five_percent(place, monkeypatch):
     monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
     disk = slow_disk.up(**ROOM, owner="run", folder=place)
-    for readers in (1, 4):
-        rates = slow_disk.measure(disk, readers=readers)
-        assert [(rate.pattern, rate.unit, rate.readers) for rate in rates] == [
-            ("random", "files", readers), ("sequential", "bytes", 1),
-        ]  # fmt: skip
-        assert [rate.requested_per_s for rate in rates] == [81, disk.sequential_bytes_per_s]
-        assert not any(rate.refused for rate in rates)
+    rates = slow_disk.measure(disk, readers=2)
+    assert [(rate.pattern, rate.unit, rate.readers) for rate in rates] == [
+        ("random", "files", 2), ("sequential", "bytes", 1),
+    ]  # fmt: skip
+    assert [rate.requested_per_s for rate in rates] == [81, disk.sequential_bytes_per_s]
+    assert not any(rate.refused for rate in rates)
     with pytest.raises(ValueError, match="readers must be 1 to 40, got 0"):
         slow_disk.measure(disk, readers=0)
     with pytest.raises(ValueError, match=r"seconds must be at least 0\.5, got 0\.2"):
