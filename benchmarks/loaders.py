@@ -71,12 +71,10 @@ class Images:
         return len(self.paths) * EPOCHS
 
     def __getitem__(self, i: int) -> dict[str, object]:
-        return self.fill(i, {"image": None})
+        return {"image": self.make(i), "label": i}
 
-    def fill(self, i: int, rows: dict[str, object]) -> dict[str, object]:
-        """As `__getitem__`, straight into the batch."""
-        jpeg = read(self.paths[i % len(self.paths)])
-        return {"image": self.from_jpeg(jpeg, rows["image"]), "label": i}
+    def make(self, i: int, out: np.ndarray | None = None) -> np.ndarray:
+        return self.from_jpeg(read(self.paths[i % len(self.paths)]), out)
 
     def from_jpeg(self, jpeg: bytes, out: np.ndarray | None = None) -> np.ndarray:
         small = cv2.resize(simplejpeg.decode_jpeg(jpeg, "RGBX"), self.size)
@@ -94,9 +92,6 @@ class Ready:
 
     def __getitem__(self, i: int) -> dict[str, object]:
         return {"image": self.image, "label": i}
-
-    def fill(self, i: int, rows: dict[str, object]) -> dict[str, object]:
-        return {"image": rows["image"], "label": i}
 
 
 def no_opencv_threads(worker_id: int = 0) -> None:
@@ -229,7 +224,7 @@ def bounds(images: Images, jpegs: list[bytes], decode, cores: int) -> dict:
     """The same work in bare threads, and less and less of it."""
     rows = np.empty((BATCH_SIZE, *images.size, 3), np.uint8)
     works = (
-        lambda i: images.fill(i, {"image": rows[i % BATCH_SIZE]}),
+        lambda i: images.make(i, rows[i % BATCH_SIZE]),
         lambda i: images.from_jpeg(jpegs[i % len(jpegs)], rows[i % BATCH_SIZE]),
         lambda i: decode(jpegs[i % len(jpegs)]),
     )

@@ -14,7 +14,7 @@ import tarfile
 import numpy as np
 import torch
 
-from labkit.parts.loading.outside import open_library
+from labkit.parts.loading.source import open_library
 
 DALI, TF_DATA, SPDL, WEB_DATASET = "DALI on the CPU", "tf.data", "SPDL", "WebDataset"
 PREFETCHED = 2  # batches, where a library wants a number

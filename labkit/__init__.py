@@ -35,7 +35,7 @@ from labkit.operations_run import run_operations
 from labkit.panel import panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES, PROFILES
-from labkit.parts.loading import LOADERS, ThreadLoader, sample_rng
+from labkit.parts.loading import LOADERS, ThreadLoader
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
@@ -108,7 +108,6 @@ __all__ = [
     "resume",
     "run",
     "run_operations",
-    "sample_rng",
     "save",
     "savings",
     "side_by_side",

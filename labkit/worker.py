@@ -174,17 +174,24 @@ def _await_trial(pid: int, requests: int) -> str:
     Returns:
         What to say of it if it has not answered.
     """
-    ended = os.pidfd_open(pid)
+    ended, end = os.pipe()
+
+    def wait() -> None:  # a pidfd would need Linux 5.3, and containers may refuse it
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.close(end)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
     poll = select.poll()
-    poll.register(ended, select.POLLIN)
+    poll.register(ended, 0)
     # The next request may already be waiting there: only the closing of the pipe counts.
     poll.register(requests, 0)
     abandoned = ended not in {descriptor for descriptor, _ in poll.poll()}
-    os.close(ended)
     if abandoned:
         os.kill(pid, signal.SIGKILL)  # it may have no group yet
+    waiting.join()
+    os.close(ended)
     # Loader workers share the trial's group: end the group while the pid is still reserved.
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

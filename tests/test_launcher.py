@@ -173,6 +173,14 @@ def test_a_killed_loader_worker_fails_the_trial_in_words(tmp_path, photos):
         killer.result()
 
 
+@pytest.mark.skipif(not machine.can_fork(), reason="no fork here")
+def test_a_trial_runs_where_the_kernel_has_no_pidfd(tmp_path, photos, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.pidfd_open = None\n")
+    monkeypatch.syspath_prepend(tmp_path)  # the trial server takes over sys.path
+    with Launcher(tmp_path / "log", fork=True) as launcher:
+        assert measure(launcher, photos)["epochs"][0]["images"] == 24
+
+
 def is_killed_after_its_answer(jpeg):
     import os
     import signal

@@ -16,35 +16,34 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from labkit.parts.loading.dali import load_with_dali
-from labkit.parts.loading.epoch import sample_rng
-from labkit.parts.loading.outside import Outside
 from labkit.parts.loading.pinning import PinningLoader
-from labkit.parts.loading.resident import ResidentLoader
-from labkit.parts.loading.source import Source
-from labkit.parts.loading.tf_data import (
-    load_as_published,
-    load_tfrecords,
-    load_with_tf_data,
-)
+from labkit.parts.loading.source import Outside, Source
+from labkit.parts.loading.tf_data import load_as_published, load_tfrecords, load_with_tf_data
 from labkit.parts.loading.threads import ThreadLoader, load_with_threads
-from labkit.parts.loading.torch_loader import load_with_torch
-from labkit.parts.loading.torch_variants import (
-    BatchSampledLoader,
+from labkit.parts.loading.torch_loader import (
     IterableLoader,
     LoopJoiningLoader,
+    ResidentLoader,
+    batch_sampled_loader,
     default_joining_loader,
+    load_with_torch,
 )
 from labkit.settings import Settings
 
 __all__ = [
-    "LOADERS", "OUTSIDE", "OWN_ORDER", "THREADED", "Outside", "PinningLoader", "ResidentLoader",
-    "Source", "ThreadLoader", "load_with_threads", "load_with_torch", "sample_rng",
-]  # fmt: skip
+    "LOADERS",
+    "OUTSIDE",
+    "OWN_ORDER",
+    "THREADED",
+    "Outside",
+    "PinningLoader",
+    "ThreadLoader",
+]
 
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "torch": load_with_torch,
     "torch_iterable": partial(load_with_torch, make=IterableLoader),
-    "torch_batch_sampler": partial(load_with_torch, make=BatchSampledLoader),
+    "torch_batch_sampler": partial(load_with_torch, make=batch_sampled_loader),
     "torch_joined_in_loop": partial(load_with_torch, make=LoopJoiningLoader),
     "torch_default_collate": partial(load_with_torch, make=default_joining_loader),
     "threads": load_with_threads,

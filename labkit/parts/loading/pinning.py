@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from labkit.settings import Settings
+
 if TYPE_CHECKING:
     import torch
 
@@ -50,6 +52,21 @@ class PinningLoader:
         if not self._threaded:
             return map(self._copy, batches)
         return _PinnedBatches(batches, self._copy)
+
+
+def pin(
+    loader: Iterable[dict[str, torch.Tensor]], settings: Settings, *, threaded: bool
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Pin batches, where settings say so, as torch's loader does with its own.
+
+    Args:
+        loader: what delivers the batches.
+        settings: `pin_memory` and `device` count.
+        threaded: beside the loop; False where nothing may be loaded ahead.
+    """
+    if not settings.pin_memory or settings.device == "cpu":
+        return loader
+    return PinningLoader(loader, threaded=threaded, page_locked=settings.device == "cuda")
 
 
 class _PinnedBatches:

@@ -1,20 +1,32 @@
-"""What a loader may ask of the data; `labkit.source.Source` is it.
+"""What a loader may ask of the data, and how one opens another library.
 
-    source.order -> keys -> source[key] -> arrays -> source.collate -> batch
+    source.order ─▶ keys ─▶ source[key] ─▶ arrays ─▶ source.collate ─▶ batch
+    source.outside() ─▶ files, labels, numbers ─▶ tf.data or DALI ─▶ batch
 
-Main trap: `order` is iterated anew for every epoch and gives other keys then; a loader that
-keeps the first epoch's keys repeats its random draws.
+`order` gives other keys in every epoch.  tf.data and DALI read, decode and preprocess by
+themselves, so they take only work that numbers describe in full.  Both have threads, and a fork
+with threads running may hang: they are imported where a loader is opened, in the trial's process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from labkit.settings import Settings
+from labkit.trial import Skip
 
 if TYPE_CHECKING:
     import torch
 
-    from labkit.parts.loading.outside import Outside
+INSTALL = "pip install 'labkit[rivals]'"
+LONGEST_REASON = 200  # characters of a library's own message; it has to stay one line
 
 
 class Source(Protocol):
@@ -35,3 +47,60 @@ class Source(Protocol):
 
     def start_worker(self, worker_id: int) -> None:
         """Set this process's thread limits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """An epoch's images for a pipeline that does everything by itself."""
+
+    ids: np.ndarray
+    """(N,) int64 image indices, ascending."""
+    files: tuple[str, ...]
+    """The file of each; in a pack the files that hold them."""
+    names: tuple[str, ...]
+    """The name of each, as packs keep it."""
+    labels: np.ndarray
+    """(N,) int64."""
+    scale_rgb: tuple[float, float, float]
+    shift_rgb: tuple[float, float, float]
+    input_px: int
+
+    def positions(self, source: Source, batch_size: int) -> np.ndarray:
+        """Return the epoch's images as places in these lists, in the source's order.
+
+        Returns:
+            (B, batch_size) int64; what does not fill a batch is left out.
+        """
+        ids = np.array([image_id for _, image_id in source.order], np.int64)
+        ids = ids[: len(ids) // batch_size * batch_size]
+        return np.searchsorted(self.ids, ids).reshape(-1, batch_size)
+
+
+def threads_of(settings: Settings) -> int:
+    """Return as many threads as torch's loader has workers; none of them can do without."""
+    return max(1, settings.num_workers)
+
+
+def open_library(module: str, package: str, needs: Sequence[str]) -> ModuleType:
+    """Import a rival's library.
+
+    Args:
+        module: what to import.
+        package: what people call it.
+        needs: names in it that the loader uses, as "data.Dataset".
+
+    Raises:
+        Skip: it is missing, or it is installed and broken; one line says which.
+    """
+    try:
+        library = importlib.import_module(module)
+        for name in needs:
+            operator.attrgetter(name)(library)
+    except Exception as error:  # a broken library may raise whatever it likes
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise Skip(f"{package} is not installed; {INSTALL}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+        raise Skip(
+            f"{package} is installed and broken ({reason}); install it anew: {INSTALL}"
+        ) from error
+    return library

@@ -1,22 +1,27 @@
-"""torch's DataLoader: samples made in worker processes, and sent as batches.
+"""torch's DataLoader, in its usual way and in its others, and the loader with nothing to load.
 
-    keys -> worker processes: samples -> collate -> shared memory -> (pinning) -> training loop
+    keys ─▶ worker processes: samples ─▶ collate ─▶ shared memory ─▶ (pinning) ─▶ training loop
 
-Main trap: inside a forked trial a DataLoader would take its start method from the parent; it
-is always passed on.
+Inside a forked trial a DataLoader would take its start method from the parent, so it is always
+passed on.
+Source: torch/utils/data/dataloader.py, "Single- and Multi-process Data Loading"; _utils/fetch.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from labkit.parts.loading.pinning import PinningLoader
 from labkit.parts.loading.source import Source
 from labkit.settings import Settings
+from labkit.trial import Skip
 
 if TYPE_CHECKING:
     import torch
+
+RAGGED = "_ragged"
 
 
 def load_with_torch(
@@ -50,3 +55,131 @@ def load_with_torch(
         # torch pins only where there is CUDA; what stands in for CUDA must pin, too.
         return PinningLoader(loader, threaded=workers > 0)
     return loader
+
+
+class ResidentLoader:
+    """One batch, made beforehand and delivered again and again: nothing is left to load.
+
+    The epoch is then as long as the device alone takes.
+
+    Args:
+        source: the images; its first batch is made here and now.
+        settings: `batch_size` counts.
+    """
+
+    def __init__(self, source: Source, settings: Settings) -> None:
+        keys = list(source.order)
+        self._steps = len(keys) // settings.batch_size
+        self._batch = source.collate([source[key] for key in keys[: settings.batch_size]])
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Deliver as many batches as the epoch has."""
+        return itertools.repeat(self._batch, self._steps)
+
+
+class IterableLoader:
+    """A DataLoader over a data set that can only be iterated.
+
+    If every worker iterated over all of it, each image would come once per worker; split image by
+    image, the batches would depend on the number of workers.  So worker w of W has the batches w,
+    w + W, w + 2 W …, which DataLoader, asking the workers in turn, puts in order.
+    """
+
+    def __init__(self, dataset: Source, *, batch_size: int, sampler: Iterable, **how: object):
+        import torch
+
+        self._sampler, self._batch_size = sampler, batch_size
+        # A worker that persists never sees its copy of the sampler move on: the keys are shared.
+        self._keys = self._list_keys().share_memory_()
+        torch.utils.data.IterableDataset.register(_Shares)  # torch is not imported before
+        shares = _Shares(dataset, self._keys)
+        self._loader = torch.utils.data.DataLoader(shares, batch_size, **how)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        self._keys.copy_(self._list_keys())
+        return iter(self._loader)
+
+    def _list_keys(self) -> torch.Tensor:
+        import torch
+
+        keys = torch.tensor(list(self._sampler))
+        whole = len(keys) // self._batch_size * self._batch_size
+        return keys[:whole].unflatten(0, (-1, self._batch_size))
+
+
+class _Shares:
+    """What a worker iterates over: its own share of the batches, sample by sample."""
+
+    def __init__(self, dataset: Source, keys: torch.Tensor) -> None:
+        self.dataset, self.keys = dataset, keys  # keys: (batches, batch_size, 2) int64, shared
+
+    def __iter__(self) -> Iterator[dict]:
+        import torch
+
+        worker = torch.utils.data.get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for batch in self.keys[first::step]:
+            for key in batch.tolist():
+                yield self.dataset[tuple(key)]
+
+
+def batch_sampled_loader(
+    dataset: Source, *, batch_size: int, sampler: Iterable, drop_last: bool, **how: object
+) -> torch.utils.data.DataLoader:
+    """Make a DataLoader whose sampler gives lists of keys, each asked for in one call."""
+    import torch
+
+    lists = torch.utils.data.BatchSampler(sampler, batch_size, drop_last)
+    return torch.utils.data.DataLoader(_Lists(dataset), batch_sampler=lists, **how)
+
+
+class _Lists:
+    """A data set that is asked for a whole batch at once, as one that reads ranges would be."""
+
+    def __init__(self, dataset: Source) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, keys: list) -> list[dict]:
+        return [self.dataset[key] for key in keys]
+
+
+class LoopJoiningLoader:
+    """A DataLoader whose workers send their samples one by one, to be joined in the training loop.
+
+    They are sent as tensors, which travel in shared memory; arrays would be pickled.
+    """
+
+    def __init__(
+        self, dataset: Source, *, collate_fn: Callable, pin_memory: bool, **how: object
+    ) -> None:
+        import torch
+
+        data = torch.utils.data
+        self._join, self._pins = collate_fn, pin_memory
+        self._loader = data.DataLoader(dataset, collate_fn=data.default_convert, **how)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for samples in self._loader:
+            batch = self._join(samples)
+            yield {k: v.pin_memory() for k, v in batch.items()} if self._pins else batch
+
+
+def default_joining_loader(
+    dataset: Source, *, collate_fn: Callable, **how: object
+) -> torch.utils.data.DataLoader:
+    """Make a DataLoader that joins samples with torch's default_collate, whatever it is given."""
+    import torch
+
+    return torch.utils.data.DataLoader(dataset, collate_fn=_join_by_default, **how)
+
+
+def _join_by_default(samples: list[dict]) -> dict[str, torch.Tensor]:
+    import torch
+
+    ragged = [name for name in samples[0] if name.endswith(RAGGED)]
+    if ragged:
+        raise Skip(
+            f"torch's default_collate joins entries of one size, got {', '.join(ragged)}; choose "
+            "a preprocessor that makes none, as vectorized or classification"
+        )
+    return torch.utils.data.default_collate(samples)

@@ -14,11 +14,12 @@ Source: EVIDENCE 2, "Modelled disk".
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Protocol
@@ -36,6 +37,8 @@ PAY_FROM_S = 0.002
 """A sleep wakes 0.13 ms late in the median and up to 5.8 ms: make sleeps few."""
 MAX_CREDIT_S = 0.05
 """Most lateness that is made up for: a process that was suspended earns no free reads."""
+LOCK_TIMEOUT_S = 10.0
+"""The lock is held for microseconds: later than this, its holder was killed."""
 START_TIMEOUT_S = 120.0
 
 
@@ -95,7 +98,7 @@ class ModelledReader:
         image = self.reader.read(i)
         end_s = now() + pace.ahead_s  # what it really took is part of the model's time, not extra
         file_bytes = int(self._file_bytes[i])
-        with self._lock:
+        with self._locked():
             self._read_bytes.value += file_bytes
             if not self._memory.touch(i):
                 offset = int(self._file_ends[i]) - file_bytes
@@ -105,6 +108,17 @@ class ModelledReader:
         # Below zero after a late awakening, and for the time that this arithmetic took.
         pace.ahead_s = max(end_s - now(), -MAX_CREDIT_S)
         return image
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=LOCK_TIMEOUT_S):
+            raise RuntimeError(
+                "a process was killed while it used the modelled disk; run the trial again"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def set_cache(self, cache: str, ids: Iterable[int]) -> None:
         """Let modelled memory hold none of the images (cold) or all (warm), and nothing else.
@@ -122,7 +136,7 @@ class ModelledReader:
                 f"warm data must fit into {units.count_bytes(most_bytes)} of modelled memory, "
                 f"got {units.count_bytes(wanted_bytes)}; use fewer images or cache=cold"
             )
-        with self._lock:
+        with self._locked():
             self._timetable.clear()
             self._memory.clear()
             for i in held.tolist():
@@ -136,13 +150,13 @@ class ModelledReader:
         wanted_bytes = self._file_bytes[ids]
         if not wanted_bytes.any():
             return None
-        with self._lock:
+        with self._locked():
             held = self._memory.holds(ids)
         return float(wanted_bytes[held].sum() / wanted_bytes.sum())
 
     def counts(self) -> tuple[int, int]:
         """Count bytes since `set_cache`, of all processes: asked for, and read from the disk."""
-        with self._lock:
+        with self._locked():
             return self._read_bytes.value, self._timetable.read_bytes
 
     def prepare(self, cache: str, ids: Iterable[int]) -> dict[str, object]:

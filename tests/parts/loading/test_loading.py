@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader, torch_variants
-from labkit.parts.loading.torch_variants import IterableLoader
+from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader, torch_loader
 from labkit.settings import MODES, Settings, complete
 from labkit.source import open_loader
 from labkit.trial import Skip
@@ -203,46 +202,17 @@ def test_what_spawned_workers_load_is_the_same(photos, name):
 
 def test_workers_of_an_iterable_data_set_share_out_whole_batches(photos):
     source, _ = open_loader(settings(photos))
-    worker_of = {}
 
     def note(samples):
         worker = torch.utils.data.get_worker_info().id
         return torch.tensor([[worker, int(sample["sample_id"])] for sample in samples])
 
-    loader = IterableLoader(
+    loader = torch_loader.IterableLoader(
         source, batch_size=4, sampler=source.order, drop_last=True, num_workers=2, collate_fn=note
     )
-    for number, batch in enumerate(loader):
-        assert set(batch[:, 0].tolist()) == {number % 2}
-        worker_of |= {image: worker for worker, image in batch.tolist()}
-    assert len(worker_of) == 24
-
-
-def test_an_iterable_data_set_cannot_have_an_incomplete_batch(photos):
-    source, _ = open_loader(settings(photos))
-    message = "drop_last must be True for an iterable data set, got False"
-    with pytest.raises(ValueError, match=message):
-        IterableLoader(source, batch_size=4, sampler=source.order, drop_last=False)
-
-
-def test_a_batch_sampler_asks_for_a_batch_in_one_call(photos, monkeypatch):
-    asked = []
-    ask = torch_variants._Lists.__getitems__
-    monkeypatch.setattr(
-        torch_variants._Lists,
-        "__getitems__",
-        lambda self, keys: asked.append(list(keys)) or ask(self, keys),
-    )
-    source, loader = open_loader(settings(photos, loader="torch_batch_sampler"))
-    list(loader)
-    assert [len(keys) for keys in asked] == [4] * 6
-    assert [key for keys in asked for key in keys] == list(source.order)
-
-
-def test_workers_send_samples_where_the_loop_joins_them(photos):
-    _, loader = open_loader(settings(photos, loader="torch_joined_in_loop", pin_memory=False))
-    sent = next(iter(loader._loader))
-    assert [set(sample) for sample in sent] == [set(next(iter(loader)))] * 4
+    found = torch.cat(list(loader))
+    assert found[:, 0].tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
+    assert sorted(found[:, 1].tolist()) == list(range(24))
 
 
 def test_torchs_own_collate_says_what_it_cannot_join(photos):
