@@ -33,7 +33,6 @@ from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,
     WrittenImage,
-    WrittenImages,
     describe_image,
     difference,
     finish_folder,
@@ -100,7 +99,7 @@ def make_photos(
     with _workers(jobs) as parallel_map:
         made = parallel_map(_make_image, repeat(root), repeat(seed), numbers, entries)
         shown = bar(made, total=images, unit="image", desc=root.name, disable=not progress)
-        written = WrittenImages(shown)
+        written = list(shown)
     finish_folder(root, written, kind=KIND, seed=seed)
     return read_manifest(root)
 

@@ -322,7 +322,7 @@ KNOBS: dict[str, tuple[str, ...]] = {
     "opencv_vs_pil": ("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
     "combined": ("num_workers", "batch_size", "input_px", "decoder", "device"),
     "packing": ("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
-    "small_files": ("num_workers", "storage", "batch_size", "decoder", "device"),
+    "small_files": ("num_workers", "storage", "input_px", "batch_size", "decoder", "device"),
     "offline": ("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),
     "distance": ("batch_size", "prefetch_factor", "decoder", "device"),
     "workers": ("prefetch_factor", "batch_size", "preprocessor", "cache", "device"),

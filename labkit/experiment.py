@@ -287,11 +287,8 @@ def _describe_data(settings: Settings) -> dict[str, object]:
     """Open the data once in the runner: a missing folder must cost nothing."""
     stored.open_reader.cache_clear()  # a notebook lives long, and its data may change
     reader = stored.open_original(settings)
-    if reader.paths:
-        # One that is missing is named by preflight, together with all others.
-        size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
-    else:  # at a URL
-        size_bytes = int(reader.image_bytes.sum())
+    # One that is missing is named by preflight, together with all others.
+    size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
     return {
         "folder": settings.data,
         "images": len(reader),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,24 @@ def whole(path: Path) -> Iterator[Path]:
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)  # it takes room that is wanted
+        raise
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Have a folder filled that must not be there yet, and named when it is whole.
+
+    Yields:
+        The folder to fill; it gets its name when the context ends without an error, else it goes.
+    """
+    part = part_of(path)
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    part.mkdir(parents=True)
+    try:
+        yield part
+        part.rename(path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
         raise
 
 

@@ -66,8 +66,7 @@ def tf_data(base: Settings) -> Experiment:
 
 def num_parallel_reads(base: Settings) -> Experiment:
     """[001]: does TFRecordDataset read faster in parallel?"""
-    # In one shard there is nothing to read in parallel.
-    base = replace(_light(base), packing="tfrecord_4m", order="sequential")
+    base = replace(_light(base), packing="tfrecord", order="sequential")
     return Experiment(
         "num_parallel_reads",
         question="Does TFRecordDataset read faster in parallel?",

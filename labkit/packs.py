@@ -1,49 +1,251 @@
 """Packs: makes the packed, scaled or preprocessed copy of a data set that settings ask for.
 
-    data ─ reader ─ Converter (decode, scale, preprocess) ─ engine (joblib, Spark) ─ write
+    data ─ reader ─ Converter (decode, scale, preprocess) mapped over all images ─ write
 
-The work on an image is one function (`converter`), whoever runs it (`offline`).  Main trap: a pack
-outlives what it was made from.  It keeps the hash of that data and what was done to it, and one
-that says something else is made again.
+The work on an image is one function, whoever runs it: joblib's processes here, Spark on a cluster.
+A pack outlives what it was made from, so it keeps the hash of that data and what was done to it,
+and one that says something else is made again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import hashlib
 import json
-import shlex
+import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from labkit import machine, units
-from labkit.contracts import Annotation
-from labkit.converter import Converter, about
-from labkit.files import locked, write_whole
-from labkit.offline import ENGINES
-from labkit.parts.packing import JPEG, PACKINGS, Content
+from labkit.contracts import Annotation, Sample
+from labkit.files import whole_folder, write_whole
+from labkit.parts.decoding import DECODERS
+from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, Content, Reader
 from labkit.parts.packing.content import encode
 from labkit.parts.packing.manifest import read_manifest
-from labkit.places import is_url, place
+from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.places import local_folder
 from labkit.progress import bar
 from labkit.settings import Settings, pick
-from labkit.stored import is_original, open_reader, stored_folder
-from labkit.tables import own_parts
+from labkit.stored import is_original, open_original, open_reader, stored_folder
+from labkit.tables import own_parts, register
 from labkit.trial import Cancelled, Skip
 
+Stored = tuple[str, Content, Annotation]
+"""Name, content and boxes of an image, as they are to be stored."""
+
 COST = "cost.json"  # in a pack: what making it took
-SPENT = "spent.json"  # in an unfinished one: what it has taken
-SPENT_EVERY_S = 5
-TURN_S = 0.2  # between two looks whether another process has ended
 TRIED = 8  # records from which the size of a pack is estimated
 SPARE_SHARE = 0.05
+WAIT_S = 0.2  # between two looks whether another process has ended
 ROUND_BYTES = 128 << 20  # of results that may wait to be written: what bounds the memory
+ROUND_IMAGES = 64  # per process
+JPEG_QUALITY = 95  # nearly as good as it was; ImageNet's own files have about this
+SPARK_NEEDS = (
+    "spark must have pyspark and Java 17 or newer, got {}; pip install 'labkit[spark]', and "
+    "on Debian or Ubuntu apt-get install openjdk-17-jre-headless"
+)
+
+
+# --- what is done to an image ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converter:
+    """What is done to each image before it is stored; picklable, for other processes.
+
+    It names the data, by an absolute path, instead of holding it.
+    """
+
+    settings: Settings
+    own: bytes = b""
+    """The user's own parts, for processes that do not have them."""
+
+    @property
+    def reader(self) -> Reader:
+        """The data, opened once per process."""
+        return open_original(self.settings)
+
+    def __setstate__(self, state: dict) -> None:
+        import cv2
+
+        cv2.setNumThreads(0)  # this is one of as many processes as there are cores
+        register(state["own"])
+        self.__dict__.update(state)
+
+    def __call__(self, i: int) -> Stored:
+        """Return image `i` as it is to be stored.
+
+        Raises:
+            ValueError: it cannot be read; the message names it.
+        """
+        settings, reader = self.settings, self.reader
+        try:
+            content, annotation = reader.read(i)
+        except OSError as error:  # not the pack's: that one may be full
+            raise ValueError(
+                f"data must be images that can be read, got {error.strerror or error} for "
+                f"{reader.where(i)}; make or download the data again"
+            ) from error
+        if settings.stored == JPEG:
+            return reader.name(i), content, annotation
+        try:
+            image_rgb = DECODERS[settings.decoder](content)
+        except ValueError as error:
+            raise ValueError(f"{reader.where(i)}: {error}") from error
+        if settings.stored == SAMPLE:
+            sample = Sample(
+                image_rgb=image_rgb,
+                annotation=annotation,
+                sample_id=i,
+                epoch=0,  # every epoch will have this one's random draws
+                seed=settings.seed,
+            )
+            per_sample = PREPROCESSORS[settings.preprocessor].per_sample
+            return reader.name(i), per_sample(sample, settings.input_px), annotation
+        smaller, annotation = scale(image_rgb, annotation, settings.input_px)
+        content = smaller if settings.stored == PIXELS else encode_jpeg(smaller)
+        return reader.name(i), content, annotation
+
+
+def scale(image_rgb: np.ndarray, annotation: Annotation, px: int) -> tuple[np.ndarray, Annotation]:
+    """Shrink an image until its shorter side has `px` pixels; a smaller one stays as it is.
+
+    Returns:
+        The image, (H, W, 3) uint8, and its boxes in the new pixels.
+    """
+    import cv2
+
+    height, width = image_rgb.shape[:2]
+    factor = px / min(height, width)
+    if factor >= 1:
+        return image_rgb, annotation
+    size = (max(px, round(width * factor)), max(px, round(height * factor)))
+    # INTER_AREA averages what it drops, as everyone does who shrinks a data set for good.
+    smaller = cv2.resize(image_rgb, size, interpolation=cv2.INTER_AREA)
+    factors = np.array([size[0] / width, size[1] / height] * 2, np.float32)
+    return smaller, replace(annotation, boxes_xyxy=annotation.boxes_xyxy * factors)
+
+
+def encode_jpeg(image_rgb: np.ndarray) -> bytes:
+    """Compress (H, W, 3) uint8 RGB as a JPEG of quality `JPEG_QUALITY`."""
+    import cv2
+
+    bgr = cv2.cvtColor(image_rgb, cv2.COLOR_RGB2BGR)
+    _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    return jpeg.tobytes()
+
+
+def about(settings: Settings, reader: Reader) -> dict[str, object]:
+    """Return what a pack is made from and how: what has to be the same for it to be used."""
+    facts: dict[str, object] = {
+        "stored": settings.stored,
+        "source_hash": fingerprint(reader),
+        "boxes": reader.boxes,
+    }
+    if settings.stored != JPEG:
+        facts |= {"px": settings.input_px, "decoder": settings.decoder}
+    if settings.stored == SAMPLE:
+        facts |= {"preprocessor": settings.preprocessor, "seed": settings.seed}
+    return facts
+
+
+def fingerprint(reader: Reader) -> str:
+    """Name the data: its manifest's hash, or where there is none its files' names and sizes."""
+    if reader.source_hash != "unknown":
+        return reader.source_hash
+    digest = hashlib.sha256()
+    for i, size_bytes in enumerate(reader.image_bytes.tolist()):
+        digest.update(f"{reader.name(i)}\0{size_bytes}\n".encode(errors="surrogateescape"))
+    return f"sizes:{digest.hexdigest()}"
+
+
+# --- who maps it over the images ------------------------------------------------------------
+
+Map = Callable[[Callable[[int], Stored], range], list[Stored]]
+"""(function, indices) -> its results, in order."""
+
+
+@contextlib.contextmanager
+def local(jobs: int, master: str) -> Iterator[Map]:
+    """Run in processes of this machine, or in this one if one is enough."""
+    if jobs == 1:
+        yield lambda function, indices: [function(i) for i in indices]
+        return
+    import joblib
+    from joblib.externals import loky
+
+    # The timeout also ends them where this process is killed.
+    try:
+        with joblib.Parallel(jobs, max_nbytes=None, idle_worker_timeout=10) as parallel:
+            yield lambda function, indices: parallel(joblib.delayed(function)(i) for i in indices)
+    finally:  # they would wait for more work, with all that they have imported
+        loky.get_reusable_executor().shutdown(wait=True)
+
+
+@contextlib.contextmanager
+def spark(jobs: int, master: str) -> Iterator[Map]:
+    """Run in a Spark session, which ends with this.
+
+    A cluster's machines must have labkit, the same Python and the data under the same path.
+
+    Args:
+        jobs: how many processes, where `master` is empty.
+        master: Spark's URL of the cluster, such as spark://host:7077; empty: this machine.
+
+    Raises:
+        Skip: Spark or Java is not installed, or the session does not start.
+    """
+    try:
+        from pyspark import SparkConf, SparkContext
+
+        conf = SparkConf().setMaster(master or f"local[{jobs}]").setAppName("labkit")
+        conf.set("spark.ui.enabled", "false").set("spark.ui.showConsoleProgress", "false")
+        if not master:  # nothing may depend on this machine's name, networks and other Pythons
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            conf.set("spark.driver.host", "127.0.0.1").set("spark.driver.bindAddress", "127.0.0.1")
+        context = SparkContext(conf=conf)
+    except Exception as error:
+        raise Skip(SPARK_NEEDS.format(str(error).splitlines()[0])) from error
+
+    def run(function: Callable[[int], Stored], indices: range) -> list[Stored]:
+        # A task costs 0.03 s, so there are few.
+        pieces = context.parallelize(indices, min(len(indices), 2 * context.defaultParallelism))
+        results = pieces.map(partial(_caught, function)).collect()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
+
+    try:
+        yield run
+    finally:
+        context.stop()
+
+
+def _caught(function: Callable[[int], Stored], i: int) -> Stored | Exception:
+    try:
+        return function(i)
+    except Exception as error:  # raised, Spark would turn it into pages of Java
+        return error
+
+
+ENGINES: dict[str, Callable[[int, str], contextlib.AbstractContextManager[Map]]] = {
+    "local": local,
+    "spark": spark,
+}
+
+
+# --- making a pack --------------------------------------------------------------------------
 
 
 def ensure_pack(
@@ -55,19 +257,17 @@ def ensure_pack(
     say: Callable[[str], None] = lambda line: None,
     cancel: threading.Event | None = None,
     progress: bool = False,
-    shard_bytes: int | None = None,
 ) -> dict[str, object] | None:
-    """Make the pack that settings read, unless it is there already.
+    """Make the pack that settings read, unless it is there already; whole or not at all.
 
     Args:
         settings: complete; data, packing, stored, input_px, decoder, preprocessor and seed count.
         to: the pack's folder; unset: beside the data, where runs look for it.
-        engine: a key of `offline.ENGINES`, with its master after a colon: who does the work.
+        engine: a key of `ENGINES`, with its master after a colon: who does the work.
         jobs: processes; unset: as many as there are cores.
-        say: takes one line for the person.
+        say: takes one line for the user.
         cancel: set by another thread to stop.
         progress: show a bar.
-        shard_bytes: what a file of a pack takes about; unset: as its format does by itself.
 
     Returns:
         What it costs: folder, images, bytes, source_bytes, pack_s (what making it took), jobs and
@@ -76,192 +276,41 @@ def ensure_pack(
     Raises:
         Skip: it cannot be made here; the text says why.
         ValueError: settings that cannot work, or an image that cannot be read.
-        Cancelled: `cancel` was set; what is whole of it stays, and the same call goes on.
+        Cancelled: `cancel` was set.
     """
     if to is None and is_original(settings):
         return None
-    pick(PACKINGS, settings.packing, "packing")
+    packing = pick(PACKINGS, settings.packing, "packing")
     # Absolute: other processes may run in another directory.
-    where = place(settings.data)
-    settings = replace(settings, data=str(where if is_url(where) else where.absolute()))
+    settings = replace(settings, data=str(local_folder(settings.data).absolute()))
     open_reader.cache_clear()  # the data may have changed since this process opened it
     converter = Converter(settings=settings, own=own_parts())
-    reader = converter.reader
-    wanted, folder = about(settings, reader), to or stored_folder(settings)
+    wanted, folder = about(settings, converter.reader), to or stored_folder(settings)
+    engine, _, master = engine.partition(":")
+    jobs = jobs or (1 if (engine, settings.stored) == ("local", JPEG) else machine.cores())
 
     def check() -> None:
         if cancel is not None and cancel.is_set():
             raise Cancelled
 
-    with _turn(folder, say, check):
-        return _make(
-            converter, folder, wanted, ours=to is None, engine=engine, jobs=jobs, say=say,
-            check=check, progress=progress, shard_bytes=shard_bytes,
-        )  # fmt: skip
-
-
-def _make(
-    converter: Converter,
-    folder: Path,
-    wanted: dict[str, object],
-    *,
-    ours: bool,
-    engine: str,
-    jobs: int | None,
-    say: Callable[[str], None],
-    check: Callable[[], None],
-    progress: bool,
-    shard_bytes: int | None,
-) -> dict[str, object]:
-    """Make a pack, unless it is there; as `ensure_pack`, alone, and `check` raises to stop."""
-    settings, reader = converter.settings, converter.reader
-    packing = PACKINGS[settings.packing]
-    if _is_there(folder, settings, wanted, len(reader), may_remove=ours, say=say):
-        return read_cost(folder)
-    packing.ready()
-    part = folder.with_name(f".{folder.name}.part")
-    mean_bytes = _check_room(folder, part, converter, len(reader))
-    engine, _, master = engine.partition(":")
-    start = pick(ENGINES, engine, "engine")
-    jobs = jobs or (1 if (engine, settings.stored) == ("local", JPEG) else machine.cores())
-    how = {"jobs": jobs, "engine": engine}
-    start_s, kept_s, noted_s = time.perf_counter(), 0.0, 0.0
-
-    def converted(done: int) -> Iterator[tuple[str, Content, Annotation]]:
-        nonlocal kept_s, noted_s
-        if done == len(reader):
-            kept_s = _kept_s(part, done, {})
-            return
-        shown = bar(
-            desc=f"packing {folder.name}", total=len(reader), initial=done,
-            unit="image", disable=not progress,
-        )  # fmt: skip
-        with contextlib.closing(shown), start(jobs, master, check) as pool:
-            how["jobs"] = pool.jobs
-            kept_s = _kept_s(part, done, how)
-            images = max(pool.jobs, min(pool.round_images, int(ROUND_BYTES / max(1, mean_bytes))))
-            for first in range(done, len(reader), images):
-                indices = range(len(reader))[first : first + images]
-                with contextlib.closing(pool.run(converter, indices)) as results:
-                    for i, sample in zip(indices, results):
-                        check()
-                        spent_s = time.perf_counter() - start_s
-                        if kept_s is not None and spent_s - noted_s > SPENT_EVERY_S:
-                            noted_s = spent_s
-                            _note(part, {**how, "images": i, "pack_s": kept_s + spent_s})
-                        yield sample
-                        shown.update()
-
-    def samples(done: int) -> Iterator[tuple[str, Content, Annotation]]:
-        rows = converted(done)
-        opened.callback(rows.close)  # an error would keep it, and what it has started, alive
-        return rows
-
     try:
-        with contextlib.ExitStack() as opened:
-            more = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
-            size_bytes = packing.write(samples, folder, about=wanted, **more)
-        took_s = time.perf_counter() - start_s
-        cost = {
-            "images": len(reader),
-            "bytes": size_bytes,
-            "source_bytes": int(reader.image_bytes.sum()),
-            "pack_s": None if kept_s is None else kept_s + took_s,
-            **how,
-        }
-        write_whole(folder / COST, json.dumps(cost))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder, say, check):
+            if _is_there(folder, settings, wanted, to is None, say):
+                return read_cost(folder)
+            packing.ready()
+            mean_bytes = _check_room(folder, converter)
+            with pick(ENGINES, engine, "engine")(jobs, master) as run:
+                stored = _stored(converter, run, jobs, mean_bytes, check, folder, progress)
+                cost = _write(converter, stored, folder, wanted, {"jobs": jobs, "engine": engine})
     except OSError as error:
-        beside = settings if ours else None
-        raise Skip(_cannot_write(folder, error, beside, mean_bytes * len(reader))) from error
-    say(f"packed {units.count_bytes(size_bytes)} as {folder.name} in {units.seconds(took_s)}")
-    return {"folder": str(folder), **cost}
-
-
-@contextlib.contextmanager
-def _turn(folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> Iterator[None]:
-    """Wait until no other process packs into the same place: it may be making what is wanted."""
-    with contextlib.ExitStack() as turn:
-        waiting = False
-        while True:
-            try:
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                turn.enter_context(locked(folder.parent))
-                break
-            except BlockingIOError:
-                if not waiting:
-                    say(f"another run is packing in {folder.parent}: waiting until it has ended")
-                waiting = True
-                time.sleep(TURN_S)
-                check()
-            except OSError:  # a place that will be complained of
-                break
-        yield
-
-
-def _is_there(
-    folder: Path, settings: Settings, wanted: dict, images: int, *, may_remove: bool, say: Callable
-) -> bool:
-    """Say whether a pack is there, whole and of this data; remove one that is not."""
-    wrong = "of other data, or made otherwise"
-    packing = PACKINGS[settings.packing]
-    try:
-        found = read_manifest(folder)
-        if found is None:
-            return False
-        as_wanted = wanted.items() <= found.items() and found.get("images") == images
-        if as_wanted and found.get("packing", "folder") == (packing.packed_as or settings.packing):
-            packing.open(folder)
-            return True
-    except ValueError as error:
-        wrong = f"damaged: {error}"
-    if not may_remove:
-        raise ValueError(
-            f"to must be a new folder, got {str(folder)!r} with a pack that is {wrong}; "
-            "remove it or choose another folder"
-        )
-    say(f"{folder} is {wrong}: it is made again")
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        raise Skip(_cannot_write(folder, error, settings)) from error
-    return False
-
-
-def _note(part: Path, spent: dict[str, object]) -> None:
-    if part.is_dir():  # a folder of files has no such place, and is not gone on with
-        write_whole(part / SPENT, json.dumps(spent))
-
-
-def _kept_s(part: Path, done: int, how: dict[str, object]) -> float | None:
-    """Give the seconds that went into the records that are gone on with; None: unknown."""
-    if not done:
-        return 0.0
-    try:
-        spent = json.loads((part / SPENT).read_bytes())
-        if {name: spent[name] for name in how} != how:
-            return None
-        return spent["pack_s"] * min(1, done / spent["images"])
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-        return None
-
-
-def _cannot_write(
-    folder: Path, error: OSError, beside: Settings | None, needed_bytes: float | None = None
-) -> str:
-    """Word an error; `beside` has the data that the folder lies beside, unset: anywhere."""
-    got = f"{error.strerror or error} ({error.filename or folder})"
-    if error.errno == errno.ENOSPC and needed_bytes:
-        place = next(parent for parent in folder.absolute().parents if parent.exists())
-        got += (
-            f" after what it held, {units.count_bytes(shutil.disk_usage(place).free)} being free "
-            f"and {units.count_bytes(needed_bytes)} needed in all"
-        )
-    step = "choose another folder"
-    if beside is not None:
-        link = shlex.join(["ln", "-s", beside.data])
-        step = f"put a link to the data where packs can be made beside it, with {link} FOLDER"
-    room = "free some space, or " if error.errno in (errno.ENOSPC, errno.EIO) else ""
-    return f"{folder} must be a folder that can be written, got {got}; {room}{step}"
+        raise Skip(
+            f"{folder} must be a folder that can be written, got {error.strerror or error} "
+            f"({error.filename or folder}); free some space, or choose another folder for the data"
+        ) from error
+    took = units.seconds(cost["pack_s"])
+    say(f"packed {units.count_bytes(cost['bytes'])} as {folder.name} in {took}")
+    return read_cost(folder)
 
 
 def read_cost(folder: Path) -> dict[str, object]:
@@ -275,18 +324,106 @@ def read_cost(folder: Path) -> dict[str, object]:
     return {"folder": str(folder), **unknown, **known}
 
 
-def _check_room(folder: Path, part: Path, converter: Converter, images: int) -> float:
-    """Refuse before the work what would not fit after it; give the bytes of an image."""
-    if not images:
-        raise ValueError(f"data must hold at least one image to be packed, got none for {folder}")
+def _stored(
+    converter: Converter,
+    run: Map,
+    jobs: int,
+    mean_bytes: float,
+    check: Callable[[], None],
+    folder: Path,
+    progress: bool,
+) -> Iterator[Stored]:
+    """Convert all images, round by round."""
+    images = len(converter.reader)
+    at_once = max(jobs, min(jobs * ROUND_IMAGES, int(ROUND_BYTES / max(1, mean_bytes))))
+    shown = bar(desc=f"packing {folder.name}", total=images, unit="image", disable=not progress)
+    with shown:
+        for first in range(0, images, at_once):
+            check()
+            for sample in run(converter, range(first, min(first + at_once, images))):
+                check()
+                yield sample
+                shown.update()
+
+
+def _write(
+    converter: Converter,
+    stored: Iterator[Stored],
+    folder: Path,
+    wanted: dict[str, object],
+    how: dict[str, object],
+) -> dict[str, object]:
+    """Write a pack and what it cost."""
+    reader, start_s = converter.reader, time.perf_counter()
+    with whole_folder(folder) as part:
+        write = PACKINGS[converter.settings.packing].write
+        size_bytes = write(stored, part, images=len(reader), about=wanted)
+        cost = {
+            "images": len(reader),
+            "bytes": size_bytes,
+            "source_bytes": int(reader.image_bytes.sum()),
+            "pack_s": time.perf_counter() - start_s,
+            **how,
+        }
+        write_whole(part / COST, json.dumps(cost))
+        if hasattr(os, "sync"):
+            os.sync()  # or it would still be written while the first trials run
+    return cost
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> Iterator[None]:
+    """Wait until no other process makes the same pack."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another run is making {folder}: waiting until it has ended")
+        while not lock.is_locked:
+            check()
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=WAIT_S)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no open file
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def _is_there(
+    folder: Path, settings: Settings, wanted: dict, ours: bool, say: Callable[[str], None]
+) -> bool:
+    """Say whether a pack is there, whole and of this data; remove one of ours that is not."""
+    if not folder.exists():
+        return False
+    wrong = "of other data, or made otherwise"
+    try:
+        found = read_manifest(folder) or {}
+        if wanted.items() <= found.items():
+            PACKINGS[settings.packing].open(folder)
+            return True
+    except ValueError as error:
+        wrong = f"damaged: {error}"
+    if not ours:
+        raise ValueError(
+            f"to must be a new folder, got {str(folder)!r}, which is {wrong}; "
+            "remove it or choose another folder"
+        )
+    say(f"{folder} is {wrong}: it is made again")
+    shutil.rmtree(folder)
+    return False
+
+
+def _check_room(folder: Path, converter: Converter) -> float:
+    """Refuse before the work what would not fit after it; return the bytes of an image."""
+    images = len(converter.reader)
     tried = np.linspace(0, images - 1, min(TRIED, images)).astype(int)
     mean_bytes = float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))
     if converter.settings.stored == JPEG:
         mean_bytes = float(converter.reader.image_bytes.mean())
-    there_bytes = sum(file.stat().st_size for file in part.glob("*")) if part.is_dir() else 0
-    needed_bytes = mean_bytes * images * (1 + SPARE_SHARE) - there_bytes
-    place = next(parent for parent in folder.absolute().parents if parent.exists())
-    free_bytes = shutil.disk_usage(place).free
+    needed_bytes = mean_bytes * images * (1 + SPARE_SHARE)
+    free_bytes = shutil.disk_usage(folder.parent).free
     if needed_bytes > free_bytes:
         raise Skip(
             f"{folder.parent} must have {units.count_bytes(needed_bytes)} free for "

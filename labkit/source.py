@@ -23,29 +23,11 @@ from labkit.clock import SleepingClock
 from labkit.contracts import Sample
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.loading import LOADERS, THREADED, Outside
-from labkit.parts.packing import (
-    JPEG,
-    PACKINGS,
-    RESIZED,
-    Reader,
-    RemoteFolder,
-    at_url,
-)
+from labkit.parts.packing import JPEG, PACKINGS, RESIZED, Reader
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.storage import (
-    ModelledReader,
-    Storage,
-    distance,
-    make_warm,
-    prepare,
-    prove,
-)
+from labkit.parts.storage import FarReader, ModelledReader, Storage, make_warm, prepare, prove
 from labkit.settings import Settings
-from labkit.stored import (
-    locate_data,
-    open_reader,
-    open_source,
-)
+from labkit.stored import locate_data, open_source
 from labkit.tables import register
 from labkit.trial import Skip
 
@@ -186,7 +168,7 @@ class Source:
                 f"{who} reads JPEGs by itself from the packing {able}, got {settings.packing} "
                 f"with {settings.stored}; choose packing {able}"
             )
-        if isinstance(reader, (ModelledReader, RemoteFolder)):
+        if isinstance(reader, (ModelledReader, FarReader)):
             raise Skip(
                 f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
                 "choose a real disk"
@@ -204,10 +186,10 @@ class Source:
 
     def prepare_cache(self, cache: str) -> dict[str, object]:
         """Produce a cache state of the epoch's images and measure it; see `storage.prepare`."""
-        if isinstance(self.reader, RemoteFolder):
-            if self.storage.distance is not None:  # nor may the server's own disk be waited for
-                near = open_reader(self.settings.packing, self.storage.directory)
-                make_warm(dict.fromkeys(near.files_of(sorted(self.order.image_ids))))
+        if isinstance(self.reader, FarReader):
+            # Nor may the server's own disk be waited for.
+            near = self.reader.reader
+            make_warm(dict.fromkeys(near.files_of(sorted(self.order.image_ids))))
             return self.reader.prepare()
         if not isinstance(self.reader, ModelledReader):
             return prepare(self.files, cache)
@@ -216,7 +198,7 @@ class Source:
 
     def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
         """Complete the proof after the epochs; see `storage.prove`."""
-        if isinstance(self.reader, RemoteFolder):
+        if isinstance(self.reader, FarReader):
             return self.reader.prove(self.order.image_ids, proof)
         if not isinstance(self.reader, ModelledReader):
             files = self.files
@@ -325,11 +307,6 @@ def open_loader(
             f"stored must be {reader.stored!r} for {settings.data}, got {settings.stored!r}"
         )
     if storage.disk is not None:
-        if len(reader.files_of(order.image_ids)) > len(order):
-            raise Skip(
-                f"{storage.name} charges for images and not for files, so {settings.packing} would "
-                "cost what one file does; compare with storage=here or throttled"
-            )
         reader = ModelledReader(
             reader,
             storage.disk,
@@ -337,10 +314,10 @@ def open_loader(
             start_method=settings.start_method,
             cache_bytes=machine.memory_bytes(),
         )
-    if storage.distance is not None and storage.is_remote:
+    if storage.is_remote:
         if not storage.address:
             raise Skip(f"{storage.name} is there for as long as a run takes; start one")
-        reader = at_url(reader, distance.data_url(storage.address))
+        reader = FarReader(reader, storage.address)
     PACKINGS[settings.packing].ready()  # every forked worker would do it in its own epoch's time
     source = Source(reader=reader, storage=storage, settings=settings, order=order, own=own)
     return source, LOADERS[settings.loader](source, settings)

@@ -1,40 +1,287 @@
 """Staging: brings the data to the medium that settings name, and finds out what that medium is.
 
-    data ──copy──▶ medium ──describe, probe, check──▶ label and facts of every row
+    data ──copy, file by file──▶ medium ──describe, probe, check──▶ label and facts of every row
 
-Main trap: what a folder is called says nothing of what it is.  A hard disk must claim to
-be one and read like one; a stand-in must deliver the rates that its label names.
+What a folder is called says nothing of what it is: a hard disk must claim to be one and read like
+one; a stand-in must deliver the rates that its label names.  A process that is killed cannot clean
+up: so a file has its name only once it is whole, and whoever uses a copy that is to go again holds
+a lock: a copy that nobody holds is a leftover.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import os
 import shlex
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.clock import SleepingClock
-from labkit.copies import copy_data, held
+from labkit.files import whole, write_whole
 from labkit.media import Medium, describe_medium, is_hard_disk, probe_random_reads
-from labkit.originals import Through
 from labkit.parts.packing import Reader
-from labkit.parts.packing.connections import close_idle
+from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest
 from labkit.parts.storage import ModelledReader, Storage, distance, make_warm, slow_disk
 from labkit.parts.storage.modelled import check
-from labkit.places import Place, is_url
+from labkit.progress import bar
 from labkit.settings import Settings
 from labkit.stored import locate_data, open_original, open_reader, open_source, stored_folder
-from labkit.trial import Skip
+from labkit.trial import Cancelled, Skip
 
 # Names that claim a kind of disk -> whether that kind is a hard disk.
 CLAIMS = {"hdd": True, "ssd": False, "nvme": False}
 CHECK_S = 1.0
 CHECK_IMAGES = 512
+MARK = "labkit-copy.json"  # what makes a folder ours; it keeps how long copying took
+SPARE_SHARE = 0.05  # file systems round sizes up
+PIECE_BYTES = 16 << 20  # a pack's file may be larger than memory
+SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
+SAME_TIME_NS = 2_000_000_000  # FAT rounds times so
+CONNECTIONS = 8  # files that come from afar at the same time
+
+
+# --- copying --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """What copying did."""
+
+    size_bytes: int
+    written_bytes: int
+    """Less than `size_bytes` where files were already there."""
+    whole_s: float | None
+    """Seconds that copying all the files took when they were first copied in one go; None:
+    unknown, as it was stopped in between."""
+
+
+def copy_data(
+    reader: Reader,
+    storage: Storage,
+    *,
+    cancel: threading.Event | None = None,
+    progress: bool = False,
+) -> Copied:
+    """Copy a data set to where a storage has it, or what is missing of it.
+
+    Files that are there with the right size and time are kept, others removed.
+
+    Raises:
+        Skip: there is no room, or it cannot be written to; the text says why, with numbers.
+        ValueError: a file cannot be read, or is not what the data's manifest says.
+        Cancelled: `cancel` was set; the same call goes on from here.
+    """
+    start_s, copy = time.perf_counter(), storage.copy
+    files = _originals(reader, storage)
+    with _explained(copy):
+        mark = _start(copy, private=storage.passing)
+        waiting = {to: file for to, file in files.items() if not _same(file, to)}
+        _remove_others(copy, files)
+        needed_bytes = sum(file.stat().st_size for file in waiting.values())
+        _check_room(copy, needed_bytes)
+        _copy_files(reader, storage, files, waiting, cancel, progress)
+        if waiting and hasattr(os, "sync") and not describe_medium(copy).in_memory:
+            os.sync()  # or it would still be written while the first trials run
+        whole_s = mark.get("copied_s")
+        if len(waiting) == len(files):
+            whole_s = time.perf_counter() - start_s
+        write_whole(copy / MARK, json.dumps({"copied_s": whole_s}))
+    return Copied(
+        size_bytes=sum(to.stat().st_size for to in files),
+        written_bytes=needed_bytes,
+        whole_s=whole_s,
+    )
+
+
+def _originals(reader: Reader, storage: Storage) -> dict[Path, Path]:
+    """Return each file of a copy -> what it is a copy of; the images come first, in order."""
+    found = {}
+    for path in (*reader.paths, *reader.companions):
+        if path.is_relative_to(reader.root):
+            found[storage.directory / path.relative_to(reader.root)] = path
+        else:  # COCO keeps its boxes beside the images' folder
+            found[storage.copy / "annotations" / path.name] = path
+        if not path.is_file():
+            raise ValueError(
+                f"data must be files that can be read, got none at {path}; "
+                "make or download the data again"
+            )
+    return found
+
+
+def _copy_files(
+    reader: Reader,
+    storage: Storage,
+    files: Mapping[Path, Path],
+    waiting: Mapping[Path, Path],
+    cancel: threading.Event | None,
+    progress: bool,
+) -> None:
+    numbers = {path: number for number, path in enumerate(files.values())}
+    entries = _manifest_entries(reader)
+    shown = progress and sum(file.stat().st_size for file in waiting.values()) >= SHOWN_FROM_BYTES
+
+    def copy_one(to: Path, file: Path) -> None:
+        time_ns = file.stat().st_mtime_ns  # before it is read: one that changes is copied again
+        if file in entries and (changed := difference(file, entries[file])):
+            raise ValueError(
+                f"data must be what its manifest says, but {changed}; make the data again, or "
+                "remove manifest.json to take it as it is"
+            )
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with whole(to) as part:
+            with part.open("wb") as written:
+
+                def take(piece: bytes) -> None:
+                    if cancel is not None and cancel.is_set():
+                        raise Cancelled
+                    written.write(piece)
+
+                if storage.distance is not None:
+                    distance.fetch(storage.address, numbers[file], take)
+                else:
+                    _read_pieces(file, take)
+            os.utime(part, ns=(time_ns, time_ns))
+
+    with ThreadPoolExecutor(CONNECTIONS if storage.distance is not None else 1) as pool:
+        copied = pool.map(copy_one, waiting, waiting.values())
+        for _ in bar(copied, desc="copying", total=len(waiting), disable=not shown):
+            pass
+
+
+def _read_pieces(file: Path, take: Callable[[bytes], None]) -> None:
+    try:
+        opened = file.open("rb")
+    except OSError as error:  # the data's fault, not the medium's
+        raise ValueError(
+            f"data must be files that can be read, got {error.strerror} for {file}; "
+            "make or download the data again"
+        ) from error
+    with opened:
+        while piece := opened.read(PIECE_BYTES):
+            take(piece)
+
+
+def _manifest_entries(reader: Reader) -> dict[Path, dict]:
+    """Return what the manifest, if there is one, tells of each file."""
+    manifest = read_manifest(reader.root) or {}
+    entries = {reader.root / name: entry for name, entry in manifest.get("files", {}).items()}
+    if "annotations_sha256" in manifest:
+        entries[reader.root / ANNOTATIONS] = {"sha256": manifest["annotations_sha256"]}
+    return entries
+
+
+def _same(file: Path, to: Path) -> bool:
+    """Say whether a copy is that of a file of this size and time."""
+    if not to.is_file():
+        return False
+    before, after = file.stat(), to.stat()
+    apart_ns = abs(before.st_mtime_ns - after.st_mtime_ns)
+    return before.st_size == after.st_size and apart_ns <= SAME_TIME_NS
+
+
+def _start(copy: Path, *, private: bool) -> dict:
+    """Make the folder ours, or refuse one that is not; return its mark."""
+    if copy.is_dir() and any(copy.iterdir()) and not (copy / MARK).is_file():
+        raise Skip(
+            f"{copy} must be empty or the lab's own copy, got other files in it; "
+            "move them away or choose another folder"
+        )
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+    mark = json.loads((copy / MARK).read_bytes()) if (copy / MARK).is_file() else {}
+    # Copying that is stopped now has no duration.
+    write_whole(copy / MARK, json.dumps({"copied_s": None}))
+    return mark
+
+
+def _remove_others(copy: Path, wanted: Mapping[Path, Path]) -> None:
+    """Remove what an earlier copy held and the data no longer does."""
+    for folder, _, names in os.walk(copy, topdown=False):
+        for path in (Path(folder, name) for name in names):
+            if path not in wanted and path != copy / MARK:
+                path.unlink()
+        with contextlib.suppress(OSError):  # not empty
+            Path(folder).rmdir()
+
+
+def _check_room(copy: Path, needed_bytes: int) -> None:
+    free_bytes, where = shutil.disk_usage(copy).free, "free"
+    if describe_medium(copy).in_memory:
+        import psutil
+
+        # A tmpfs may be larger than the memory that other programs leave.
+        free_bytes = min(free_bytes, psutil.virtual_memory().available)
+        where = "of memory free"
+    if needed_bytes * (1 + SPARE_SHARE) > free_bytes:
+        raise Skip(
+            f"{copy.parent} must have {units.count_bytes(needed_bytes * (1 + SPARE_SHARE))} "
+            f"{where} for the data, got {units.count_bytes(free_bytes)}; free some space, "
+            "choose another folder, or use less data"
+        )
+
+
+@contextlib.contextmanager
+def _explained(copy: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Skip(
+            f"{copy.parent} must be a folder that can be written, got {error.strerror or error} "
+            f"({error.filename or copy}); choose another folder or free some space"
+        ) from error
+
+
+@contextlib.contextmanager
+def held(copy: Path, *, passing: bool) -> Iterator[None]:
+    """Hold a copy against other runs; one that is passing is removed in the end.
+
+    Passing copies beside it that nobody holds any more are leftovers of killed runs: they go.
+
+    Raises:
+        Skip: another run holds it, or its folder cannot be written to.
+    """
+    lock = FileLock(f"{copy}.lock")
+    with _explained(copy):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        for left in copy.parent.glob("labkit-*.lock") if passing else ():
+            with contextlib.suppress(Timeout, OSError), FileLock(left, timeout=0):
+                _remove_copy(left.with_suffix(""))
+                left.unlink()
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise Skip(
+                f"{copy} must be used by one run at a time, got another one that does; "
+                "run again when it has ended"
+            ) from None
+    try:
+        yield
+    finally:
+        if passing:
+            _remove_copy(copy)
+        with contextlib.suppress(OSError):  # Windows removes no open file
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def _remove_copy(copy: Path) -> None:
+    """Remove a copy, and nothing that is not one."""
+    if (copy / MARK).is_file() and not copy.is_symlink():
+        shutil.rmtree(copy)
+
+
+# --- the medium -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -50,7 +297,7 @@ def staged(
 
     Args:
         settings: complete; data, packing and storage count; a pack must have been made.
-        say: takes one line for the person.
+        say: takes one line for the user.
         cancel: set by another thread to stop.
         progress: show a bar where copying takes long.
         beside: other settings whose data will be put on the same medium, to make room for.
@@ -68,31 +315,26 @@ def staged(
         Cancelled: `cancel` was set.
     """
     storage = locate_data(settings)
-    reader = open_reader(settings.packing, stored_folder(settings))
+    folder = stored_folder(settings)
+    reader = open_reader(settings.packing, folder)
     with contextlib.ExitStack() as kept:
-        through = None
         if storage.distance is not None:
-            place = stored_folder(settings)
-            through = kept.enter_context(_at_distance(storage, place, reader, say))
+            say(f"{storage.name}: a server on this machine stands in for the distance")
+            files = (*reader.paths, *reader.companions)
+            kept.enter_context(distance.served(storage.distance, storage.name, folder, files))
             storage = locate_data(settings)  # it names the server's address
         if storage.cgroup is not None:
             sizes = [_size(open_reader(s.packing, stored_folder(s))) for s in (settings, *beside)]
             size_bytes, files = map(sum, zip(*sizes))
             kept.enter_context(_throttled_disk(size_bytes, files, say))
             storage = locate_data(settings)  # its label names what it is limited to
-        if storage.passing:
-            kept.enter_context(held(storage.copy))
         start_s, copied = time.perf_counter(), None
         if storage.copy is not None:
-            copied = copy_data(
-                reader,
-                storage.copy,
-                storage.directory,
-                private=storage.passing,
-                cancel=cancel,
-                progress=progress,
-                through=through,
-            )
+            with contextlib.ExitStack() as copying:
+                (kept if storage.passing else copying).enter_context(
+                    held(storage.copy, passing=storage.passing)
+                )
+                copied = copy_data(reader, storage, cancel=cancel, progress=progress)
         took_s = time.perf_counter() - start_s
         if copied and copied.written_bytes:
             say(
@@ -111,30 +353,9 @@ def staged(
         }
 
 
-@contextlib.contextmanager
-def _at_distance(
-    storage: Storage, folder: Place, reader: Reader, say: Callable[[str], None]
-) -> Iterator[Through]:
-    """Put up the server that stands in for a distance; give where it has each file."""
-    outside = [path for path in reader.companions if not path.is_relative_to(reader.root)]
-    beside = {path.name: path for path in outside}
-    say(f"{storage.name}: a server on this machine stands in for the distance")
-    with distance.served(storage.distance, storage.name, folder, reader.root, beside) as address:
-
-        def through(path: Path) -> tuple[str, str]:
-            if path in outside:
-                return distance.beside_url(address), path.name
-            return distance.data_url(address), path.relative_to(reader.root).as_posix()
-
-        try:
-            yield through
-        finally:
-            close_idle()
-
-
 def comes_from_afar(settings: Settings) -> bool:
-    """Say whether settings name data that lies, or stands in for data that lies, far away."""
-    return is_url(stored_folder(settings)) or locate_data(settings).distance is not None
+    """Say whether settings name data that stands in for data that lies far away."""
+    return locate_data(settings).distance is not None
 
 
 def why_not_throttled(settings: Settings) -> str:

@@ -1,51 +1,44 @@
-"""Stored: which folder, or URL, holds the data as settings want it, and what opens it.
+"""Stored: which folder holds the data as settings want it, and what opens it.
 
     settings ─ stored_folder ─▶ the data itself, or a pack beside it ─▶ on its medium ─▶ reader
 
-Main trap: a pack need not be there yet; `packs` makes it, and a run asks for that first.
+A pack need not be there yet; `packs` makes it, and a run asks for that first.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from pathlib import Path
 
-from labkit.parts.packing import (
-    JPEG,
-    PACKINGS,
-    PIXELS,
-    RESIZED,
-    SAMPLE,
-    Reader,
-    is_pack,
-)
-from labkit.parts.storage import (
-    Storage,
-    locate,
-)
-from labkit.places import Place, is_url, place
+from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Reader, pack_format
+from labkit.parts.storage import Storage, locate
+from labkit.places import local_folder, place
 from labkit.settings import Settings, pick
 
 
 @functools.lru_cache(maxsize=8)
-def open_reader(packing: str, directory: Place) -> Reader:
+def open_reader(packing: str, directory: Path) -> Reader:
     """Open a data set once per process; the trial server's forks inherit it."""
-    return PACKINGS[packing].open(directory)
+    return pick(PACKINGS, packing, "packing").open(directory)
 
 
 def open_original(settings: Settings) -> Reader:
     """Open the data where it lies and as it is; errors as `open_source`'s."""
-    there = original(settings)
-    return open_reader(there.packing, place(there.data))
+    return open_source(original(settings))
 
 
 def open_source(settings: Settings) -> Reader:
     """Open the data that settings name, where they say it lies, stored as they say.
 
+    Data at a URL is copied to this machine first, unless that was done before.
+
     Raises:
         ValueError: it is not there, is not a data set, or holds something else.
+        OSError: it is at a URL that cannot be read.
         Skip: it is stored in a way that this machine cannot read.
     """
+    local_folder(settings.data)
     return open_reader(settings.packing, locate_data(settings).directory)
 
 
@@ -59,25 +52,15 @@ def locate_data(settings: Settings) -> Storage:
     return locate(settings.storage, stored_folder(settings))
 
 
-def stored_folder(settings: Settings) -> Place:
-    """Name the folder, or the URL of one, that holds the data as settings want it stored.
+def stored_folder(settings: Settings) -> Path:
+    """Name the folder that holds the data as settings want it stored.
 
     It is the data itself, or a pack beside it: `data/photos.packs/lmdb-pixels-256`.
-
-    Raises:
-        ValueError: it is to be packed, and lies at a URL.
     """
     data = place(settings.data)
     if is_original(settings):
         return data
-    if is_url(data):
-        raise ValueError(
-            f"packing must be 'folder' and stored 'jpeg' for data at a URL, got "
-            f"{settings.packing!r} and {settings.stored!r}; copy it to a folder of this machine, "
-            "and name that as data"
-        )
-    # Variants of a format read the same packs.
-    words = [pick(PACKINGS, settings.packing, "packing").packed_as or settings.packing]
+    words = [settings.packing]
     if settings.stored != JPEG:
         words += [settings.stored, str(settings.input_px)]
     if settings.stored == SAMPLE:
@@ -88,12 +71,11 @@ def stored_folder(settings: Settings) -> Place:
 def is_original(settings: Settings) -> bool:
     """Say whether settings read the data that they name, and not a pack of it."""
     as_it_is = settings.packing == "folder" and settings.stored == JPEG
-    data = place(settings.data)
-    return as_it_is or (not is_url(data) and is_pack(data))
+    return as_it_is or pack_format(place(settings.data)) is not None
 
 
 def original(settings: Settings) -> Settings:
-    """Give the settings that read the data where it lies and as it is."""
+    """Return the settings that read the data where it lies and as it is."""
     if is_original(settings):
         return replace(settings, storage="here")
     return replace(settings, storage="here", packing="folder", stored=JPEG)

@@ -109,7 +109,7 @@ class Trial:
     """What the files lay on: filesystem, device, rotational, scheduler, readahead_kb,
     cold_reads_per_s (None: not probed)."""
     labels: dict[str, str] = field(default_factory=dict)
-    """storage=real|remote|throttled|modelled|emulated distance|unknown, cache=cold|warm as
+    """storage=real|throttled|modelled|emulated distance|unknown, cache=cold|warm as
     verified, accelerator=cuda:...|cpu|emulated(...)."""
     first_loss: float | None = None
     """Of untrained weights, in the warm-up; the same for all variants but for rounding."""

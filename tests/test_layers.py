@@ -12,9 +12,10 @@ LABKIT = Path(__file__).parent.parent / "labkit"
 # Lowest first; a module may import only from layers above it in this list.
 LAYERS = [
     ["table_html"],
-    ["places", "local"],
+    ["local"],
     ["settings", "contracts", "units", "jpeg", "trial", "progress", "procfs", "pagecache", "frame"],
     ["files"],
+    ["places"],
     ["clock", "helper", "letters", "markdown", "sections"],
     ["shared_memory", "opens"],
     ["memory"],
@@ -23,8 +24,7 @@ LAYERS = [
     ["origin"],
     ["parts"],
     ["tables"],
-    ["stored", "source", "originals", "copies", "staging"],
-    ["offline", "converter"],
+    ["stored", "source", "staging"],
     ["packs"],
     ["pipeline"],
     ["callbacks"],

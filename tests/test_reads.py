@@ -9,9 +9,7 @@ from labkit import pagecache
 from labkit.packs import ensure_pack
 from labkit.reads import count_reads
 from labkit.settings import MODES, Settings, complete
-from labkit.source import open_loader
 from labkit.stored import open_reader
-from labkit.trial import Skip
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts are Linux's")
 
@@ -30,7 +28,7 @@ def settings(photos, **changes):
 
 
 def test_a_folder_opens_a_file_per_image_and_a_pack_none(photos):
-    for packing in ("raw", "tar"):
+    for packing in ("raw", "tfrecord"):
         ensure_pack(settings(photos, packing=packing))
     folder, raw = count_reads(settings(photos)), count_reads(settings(photos, packing="raw"))
     assert (folder["images"], folder["opens"]) == (24, 1.0)
@@ -38,7 +36,7 @@ def test_a_folder_opens_a_file_per_image_and_a_pack_none(photos):
     # A mapped file is opened once for all, and read without a call.
     assert (raw["opens"], raw["images"]) == (1 / 24, 24)
     assert raw["calls"] == 0
-    assert count_reads(settings(photos, packing="tar"))["calls"] == 1
+    assert count_reads(settings(photos, packing="tfrecord"))["calls"] == 1
 
 
 def test_sequential_reading_of_a_cold_pack_asks_the_disk_less_often(photos):
@@ -56,10 +54,3 @@ def test_what_is_not_cold_has_no_disk_requests(photos):
     found = count_reads(settings(photos, cache="warm"))
     assert (found["cold"], found["requests"]) == (False, None)
     assert found["opens"] == 1.0
-
-
-def test_a_modelled_disk_does_not_pretend_to_charge_for_smaller_files(photos):
-    pieces = settings(photos, packing="split_4k", storage="modelled_hdd")
-    ensure_pack(pieces)
-    with pytest.raises(Skip, match="charges for images and not for files, so split_4k would"):
-        open_loader(pieces)

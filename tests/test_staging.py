@@ -1,37 +1,44 @@
-"""The data is where settings say, and what the medium is called there was looked at."""
+"""The data is where settings say, whole, and what the medium is called there was looked at."""
 
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import LABELS, fake_info, fake_trials
 from places import folder_in_memory, memory_mounted, tree
-from test_copies import assert_same_data, make_coco
 
 from labkit import units
-from labkit.captions import stand_ins
-from labkit.copies import copy_data, held
 from labkit.media import describe_medium, write_media
 from labkit.packs import ensure_pack
 from labkit.pagecache import can_evict
+from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import STORAGES, slow_disk
 from labkit.parts.storage.distance import FORM
 from labkit.settings import Settings
-from labkit.staging import check_rates, staged
+from labkit.staging import staged
 from labkit.stored import locate_data, open_reader, open_source
-from labkit.summary import summarize
-from labkit.trial import Skip
+from labkit.trial import Cancelled, Skip
 
 FACTS = {
     "label", "filesystem", "device", "rotational", "scheduler", "readahead_kb",
     "cold_reads_per_s", "remark", "copied_bytes", "copied_s",
     "whole_copy_bytes", "whole_copy_s",
 }  # fmt: skip
+
+
+WAIT_S = 60  # for another process; only a broken test ever waits so long
+
+
+@pytest.fixture(autouse=True)
+def nothing_open():
+    open_reader.cache_clear()
 
 
 @pytest.fixture
@@ -60,6 +67,45 @@ def stage(settings, said=None):
 
 def data_bytes(data):
     return sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
+
+
+def make_coco(photos, root):
+    """COCO's layout: the boxes' file lies outside the images' folder."""
+    shutil.copytree(photos / "images", root / "val2017")
+    (root / "annotations").mkdir()
+    shutil.copy(photos / "annotations.json", root / "annotations" / "instances_val2017.json")
+    return root / "val2017"
+
+
+def make_tree(photos, root):
+    """Folders in folders, and names that are not plain ASCII; the boxes are synthesized."""
+    names = ["b.jpg", "2019 summer/a 1.JPG", "日本/写真.jpg", "a/b/c/d.jpg"]
+    if sys.platform == "linux":
+        names.append(os.fsdecode(b"caf\xe9/not utf-8 \xff.jpg"))
+    for name, path in zip(names, sorted((photos / "images").iterdir())):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, root / name)
+    (root / "notes.txt").write_text("no image")
+    return root
+
+
+LAYOUTS = {
+    "labkit": lambda photos, root: shutil.copytree(photos, root),
+    "coco": make_coco,
+    "tree": make_tree,
+}
+
+
+def assert_same_data(data, other):
+    one, two = open_folder(data), open_folder(other)
+    names = [[reader.name(i) for i in range(len(reader))] for reader in (one, two)]
+    assert names[0] == names[1]
+    assert (one.boxes, one.manifest_hash) == (two.boxes, two.manifest_hash)
+    assert two.verify(range(len(two))) == []
+    for i in range(len(one)):
+        (jpeg, boxes), (other_jpeg, other_boxes) = one.read(i), two.read(i)
+        assert jpeg == other_jpeg
+        assert boxes.boxes_xyxy.tolist() == other_boxes.boxes_xyxy.tolist()
 
 
 # --- nothing to copy ------------------------------------------------------------------------
@@ -103,72 +149,222 @@ def test_without_a_named_ssd_the_datas_own_disk_is_probed(lab, data):
         assert_believed_only_if_it_is_one(facts, "ssd", False)
 
 
-def test_a_hard_disk_that_holds_the_data_already_gets_no_copy_and_is_probed(lab, data):
-    (lab / "disk").mkdir()
-    write_media("labkit.toml", hdd="disk")
-    with stage(settings_for(data, "hdd")) as facts:
-        assert locate_data(settings_for(data, "hdd")).directory == data
-        assert facts["copied_bytes"] is None
-        assert_believed_only_if_it_is_one(facts, "hdd", True)
-    assert list((lab / "disk").iterdir()) == []
+# --- copying --------------------------------------------------------------------------------
 
 
-def test_data_of_a_home_folder_is_found(lab, data, monkeypatch):
-    monkeypatch.setenv("HOME", str(data.parent))
-    monkeypatch.setenv("USERPROFILE", str(data.parent))
-    (data.parent / "disk").mkdir()
-    for storage in ("here", "ssd", "~/disk"):
-        with stage(settings_for("~/photos", storage)) as facts:
-            assert facts["copied_bytes"] is None
-            assert locate_data(settings_for("~/photos", storage)).directory == data
+@pytest.fixture
+def memory():
+    """A folder in memory: another file system than the data's."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
-# --- copies ---------------------------------------------------------------------------------
+@pytest.fixture
+def plain(photos, tmp_path):
+    """A tree of a few images, without a manifest, that is to be copied into memory."""
+    return make_tree(photos, tmp_path / "data")
 
 
-def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(lab, data):
+class AfterPieces(threading.Event):
+    """Is set after so many looks at it: there is one for each file that is small."""
+
+    def __init__(self, pieces):
+        super().__init__()
+        self.left = pieces
+
+    def is_set(self):
+        self.left -= 1
+        return self.left < 0
+
+
+def kept(before, after):
+    """Names of the files that were not written again."""
+    return {
+        name for name in before if after.get(name) == before[name] and name[-3:].lower() == "jpg"
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_copy_is_whole_and_is_made_once(layout, lab, photos, tmp_path, memory):
+    data = LAYOUTS[layout](photos, tmp_path / "data")
+    settings = settings_for(data, str(memory))
+    with stage(settings) as facts:
+        assert facts["copied_bytes"] == facts["whole_copy_bytes"] > 0
+        assert open_source(settings).root.is_relative_to(memory)
+        assert_same_data(data, open_source(settings).root)
+    before = tree(memory)
+    with stage(settings) as again:
+        assert (again["copied_bytes"], again["whole_copy_s"]) == (0, facts["whole_copy_s"])
+    assert len(kept(before, tree(memory))) == len(open_folder(data))
+
+
+def test_what_changes_in_the_data_changes_in_the_copy_and_the_rest_stays(lab, plain, memory):
+    settings = settings_for(plain, str(memory))
+    with stage(settings):
+        before = tree(memory)
+    (plain / "b.jpg").write_bytes((plain / "b.jpg").read_bytes() + b"more")
+    (plain / "a/b/c/d.jpg").unlink()
+    (plain / "a/b/c/d.jpg").mkdir()
+    shutil.copy2(plain / "b.jpg", plain / "a/b/c/d.jpg/new.jpg")
+    open_reader.cache_clear()
+    with stage(settings):
+        assert_same_data(plain, open_source(settings).root)
+        same = {Path(name).name for name in kept(before, tree(memory))}
+    assert len(same) == len(list(plain.rglob("*.[jJ]*"))) - 3  # the folder d.jpg is one of them
+    assert same.isdisjoint({"b.jpg", "d.jpg", "new.jpg"})
+
+
+@pytest.mark.parametrize("spoil", [lambda f: f.unlink(), lambda f: f.write_bytes(b"\xff\xd8 cut")])
+def test_a_file_that_is_spoilt_in_the_copy_is_copied_again(spoil, lab, plain, memory):
+    settings = settings_for(plain, str(memory))
+    with stage(settings):
+        spoil(next(memory.rglob("b.jpg")))
+    with stage(settings) as facts:
+        assert facts["copied_bytes"] == (plain / "b.jpg").stat().st_size
+        assert_same_data(plain, open_source(settings).root)
+
+
+def test_a_cancelled_copy_goes_on_where_it_stopped(lab, plain, memory):
+    settings = settings_for(plain, str(memory))
+    with pytest.raises(Cancelled):
+        staged(settings, say=print, cancel=AfterPieces(2)).__enter__()
+    before = tree(memory)
+    assert len([name for name in before if name.lower().endswith((".jpg", ".jpeg"))]) == 2
+    with stage(settings) as facts:
+        assert len(kept(before, tree(memory))) == 2
+        assert facts["whole_copy_s"] is None  # nobody knows what all of it would have taken
+        assert_same_data(plain, open_source(settings).root)
+
+
+KILLED = """
+import os, sys
+from labkit.settings import Settings
+from labkit.staging import staged
+
+class Kills:
+    pieces = 0
+    def is_set(self):
+        self.pieces += 1
+        if self.pieces == int(sys.argv[3]):
+            os.kill(os.getpid(), 9)
+
+with staged(Settings(data=sys.argv[1], storage=sys.argv[2]), say=print, cancel=Kills()):
+    os.kill(os.getpid(), 9)
+"""
+
+
+def kill_while_staging(data, storage, moment):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, data, storage, str(moment)]
+    assert subprocess.run(command, env=env, stdout=subprocess.DEVNULL).returncode == -9
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+@pytest.mark.parametrize("moment", [1, 3])
+def test_a_killed_copy_has_only_whole_files_and_goes_on(moment, lab, plain, memory):
+    kill_while_staging(plain, str(memory), moment)
+    originals = {path.name: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
+    copied = [path for path in memory.rglob("*.[jJ][pP]*") if path.is_file()]
+    assert len([path for path in copied if path.suffix != ".part"]) == moment - 1
+    assert all(
+        path.read_bytes() == originals[path.name] for path in copied if path.suffix != ".part"
+    )
+    settings = settings_for(plain, str(memory))
+    with stage(settings):
+        assert_same_data(plain, open_source(settings).root)
+    assert list(memory.rglob("*.part")) == []
+
+
+def test_data_that_is_not_what_its_manifest_says_is_refused(lab, data, memory):
+    (data / "images" / "000000000003.jpg").write_bytes(b"\xff\xd8 spoilt")
+    with pytest.raises(ValueError, match=r"data must be what its manifest says, .*003\.jpg"):
+        stage(settings_for(data, str(memory))).__enter__()
+
+
+def test_a_file_that_is_gone_is_the_datas_fault_not_the_mediums(lab, data, memory):
+    (data / "images" / "000000000003.jpg").unlink()
+    with pytest.raises(ValueError, match=r"data must be files that can be read, .*003\.jpg"):
+        stage(settings_for(data, str(memory))).__enter__()
+
+
+def test_without_room_nothing_is_copied_and_the_numbers_are_told(lab, data):
+    with memory_mounted(lab / "small", size="1m") as small:
+        message = (
+            r"small/labkit-data must have \d+(\.\d)? MB .*free for the data, got \S+ \SB; free"
+        )
+        with pytest.raises(Skip, match=message):
+            stage(settings_for(data, str(small))).__enter__()
+        assert list(small.rglob("*.jpg")) == []
+
+
+def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(lab, plain, memory):
+    settings = settings_for(plain, str(memory))
+    copy = locate_data(settings).copy
+    copy.mkdir(parents=True)
+    (copy / "thesis.txt").write_text("mine")
+    with pytest.raises(Skip, match="must be empty or the lab's own copy, got other files in it"):
+        stage(settings).__enter__()
+    assert list(copy.iterdir()) == [copy / "thesis.txt"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_with_the_next_step(lab, plain, memory):
+    (memory / "labkit-data").write_text("no folder")
+    with pytest.raises(
+        Skip, match=r"labkit-data must be a folder that can be written, got .*; choo"
+    ):
+        stage(settings_for(plain, str(memory))).__enter__()
+
+
+# --- copies that go again -------------------------------------------------------------------
+
+
+@pytest.fixture
+def tmpfs(lab, data):
+    """Settings that copy the data to /dev/shm for as long as a run takes."""
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("this platform has no /dev/shm")
-    settings, said = settings_for(data, "tmpfs"), []
-    copy = locate_data(settings).copy
-    assert copy.parent == Path("/dev/shm")
-    with stage(settings, said) as facts:
+    return settings_for(data, "tmpfs")
+
+
+def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
+    said, copy = [], locate_data(tmpfs).copy
+    with stage(tmpfs, said) as facts:
         assert (facts["label"], facts["filesystem"]) == ("real", "tmpfs")
         assert facts["copied_bytes"] == data_bytes(data)
-        assert facts["copied_s"] > 0
-        assert_same_data(data, open_source(settings).root)
-        assert open_source(settings).root.is_relative_to(copy)
+        assert_same_data(data, open_source(tmpfs).root)
+        assert open_source(tmpfs).root.is_relative_to(copy)
         assert copy.stat().st_mode & 0o077 == 0
-        with stage(settings) as others:
-            assert others["copied_bytes"] == 0
-        assert_same_data(data, open_source(settings).root)
-    assert not copy.exists()
-    assert not copy.with_name(f"{copy.name}.lock").exists()
+        # Another run would take it away from this one, or find it gone.
+        with pytest.raises(Skip, match="must be used by one run at a time, got another one that"):
+            stage(tmpfs).__enter__()
+        assert_same_data(data, open_source(tmpfs).root)
+    assert list(copy.parent.glob(f"{copy.name}*")) == []
     (line,) = said  # not how to remove it: that is done
     size = units.count_bytes(data_bytes(data))
     assert re.fullmatch(rf"copied {size} to tmpfs in [\d.,]+ m?s", line)
+    with pytest.raises(ZeroDivisionError), stage(tmpfs):
+        raise ZeroDivisionError
+    assert list(copy.parent.glob(f"{copy.name}*")) == []
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a process that can be killed")
-def test_a_killed_runs_copy_on_a_persons_throttled_disk_goes_with_the_next_run(
-    data, tmp_path, monkeypatch
-):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    monkeypatch.setattr(slow_disk, "MOUNT", disk)
-    first, second = (locate_data(settings_for(d, "throttled")).copy for d in (data, tmp_path))
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with held(first):
-                copy_data(open_reader("folder", data), first, first / "photos")
-                signal.raise_signal(signal.SIGKILL)
-        finally:
-            os._exit(1)
-    os.waitpid(pid, 0)
-    assert len(list(first.rglob("*.jpg"))) == len(list(data.rglob("*.jpg")))
-    with held(second):
-        assert not first.exists()
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data, tmp_path):
+    left, thesis = locate_data(tmpfs).copy, Path("/dev/shm/labkit-thesis-of-a-test")
+    kill_while_staging(data, "tmpfs", -1)
+    assert len(list(left.rglob("*.jpg"))) == 24
+    other = settings_for(shutil.copytree(data, tmp_path / "other"), "tmpfs")
+    thesis.mkdir()
+    Path(f"{thesis}.lock").touch()
+    try:
+        with stage(other):
+            assert not left.exists()
+            assert thesis.is_dir()
+    finally:
+        thesis.rmdir()
+        Path(f"{thesis}.lock").unlink(missing_ok=True)
+
+
+# --- media ----------------------------------------------------------------------------------
 
 
 @pytest.mark.alone
@@ -186,16 +382,6 @@ def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
         assert all(r.root.is_relative_to(slow_disk.find().mount) for r in readers)
         assert bytes(readers[0].read(3)[0]) == bytes(readers[1].read(3)[0])
     assert slow_disk.find() is None
-
-
-def test_a_failing_run_leaves_nothing_in_memory(lab, data):
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("this platform has no /dev/shm")
-    settings = settings_for(data, "tmpfs")
-    with pytest.raises(ZeroDivisionError), stage(settings):
-        assert locate_data(settings).copy.exists()
-        raise ZeroDivisionError
-    assert not locate_data(settings).copy.exists()
 
 
 def test_a_tmpfs_of_ones_own_is_used_and_a_disk_of_that_name_is_not_believed(lab, photos, data):
@@ -239,7 +425,7 @@ def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
 
 
 @pytest.mark.parametrize("name", ["hdd", "ssd", "nvme"])
-def test_a_disk_that_is_in_memory_is_called_unknown_and_the_chart_says_so(lab, data, name):
+def test_a_disk_that_is_in_memory_is_called_unknown(lab, data, name):
     with memory_mounted(lab / "mounted") as mounted:
         (lab / "labkit.toml").write_text(f'[media]\n{name} = "mounted"\n')
         with stage(settings_for(data, name)) as facts:
@@ -250,55 +436,6 @@ def test_a_disk_that_is_in_memory_is_called_unknown_and_the_chart_says_so(lab, d
             assert facts["remark"] == f"{name} is not known to be one: in memory"
             assert_same_data(data, open_source(settings_for(data, name)).root)
         assert list(mounted.iterdir()) == [mounted / "labkit-data"]
-    trials = fake_trials({"a": 1.0}, labels={**LABELS, "storage": facts["label"]})
-    summary = summarize(fake_info(["a"]), trials)
-    assert "Unknown storage (in memory)" in stand_ins(summary)
-
-
-@pytest.mark.parametrize("how", ["path", "name in labkit.toml"])
-def test_any_folder_can_be_a_storage(lab, data, how):
-    with folder_in_memory() as memory:
-        (lab / "labkit.toml").write_text(f'[media]\nscratch = "{memory}"\n')
-        settings = settings_for(data, str(memory) if how == "path" else "scratch")
-        with stage(settings) as facts:
-            assert facts["copied_bytes"] == data_bytes(data)
-            assert (facts["label"], facts["remark"]) == ("real", "")
-            assert_same_data(data, open_source(settings).root)
-            assert open_source(settings).root.is_relative_to(memory)
-
-
-def test_two_data_sets_of_one_name_get_copies_of_their_own(lab, data, tmp_path):
-    (tmp_path / "other").mkdir()
-    other = shutil.copytree(data, tmp_path / "other" / "photos")
-    with folder_in_memory() as memory:
-        settings = settings_for(data, str(memory))
-        with stage(settings), stage(replace(settings, data=str(other))) as facts:
-            assert facts["copied_bytes"] == data_bytes(other)
-        assert len(list((memory / "labkit-data").iterdir())) == 2
-
-
-def test_data_behind_a_link_keeps_its_boxes(lab, photos, tmp_path):
-    images = make_coco(photos, tmp_path / "coco")
-    images.rename(tmp_path / "elsewhere")
-    images.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
-    with folder_in_memory() as memory:
-        settings = settings_for(images, str(memory))
-        with stage(settings):
-            assert open_source(settings).boxes == "coco"
-            assert_same_data(images, open_source(settings).root)
-
-
-def test_relative_paths_are_found_with_their_own_name(lab, data, monkeypatch):
-    monkeypatch.chdir(data)
-    with folder_in_memory() as memory:
-        names = [
-            locate_data(settings_for(name, str(memory))).directory for name in (".", "../photos")
-        ]
-        assert {name.name for name in names} == {"photos"}
-        with stage(settings_for(".", str(memory))) as facts:
-            assert facts["copied_bytes"] == data_bytes(data)
-        with stage(settings_for("images/..", str(memory))) as facts:
-            assert facts["copied_bytes"] == 0
 
 
 # --- what cannot be -------------------------------------------------------------------------
@@ -338,25 +475,3 @@ def test_an_unknown_storage_lists_the_choices_labkit_tomls_among_them(lab, data)
         stage(settings_for(data, "floppy")).__enter__()
     with pytest.raises(ValueError, match=r"storage must be one of .*, got 'data'"):
         stage(settings_for(data, "data")).__enter__()
-
-
-def test_data_that_is_not_what_its_manifest_says_is_not_put_into_memory(lab, data):
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("this platform has no /dev/shm")
-    (data / "images" / "000000000003.jpg").write_bytes(b"\xff\xd8 spoilt")
-    settings = settings_for(data, "tmpfs")
-    with pytest.raises(ValueError, match=r"data must be what its manifest says, .*003\.jpg"):
-        stage(settings).__enter__()
-    assert not locate_data(settings).copy.exists()
-
-
-# --- stand-ins ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("storage", ["here", "ssd", "tmpfs"])
-def test_real_media_have_no_rates_to_check(lab, data, storage):
-    try:
-        with stage(settings_for(data, storage)):
-            assert check_rates(settings_for(data, storage)) == []
-    except Skip as reason:
-        pytest.skip(str(reason))

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import struct
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +28,7 @@ def web(folder: Path, faults: Mapping[str, Sequence[str]] | None = None) -> Iter
     Args:
         folder: its files, by their path below it.
         faults: the end of a path -> what happens to the first, second ... request for it: a
-            status, "silence", "half", "reset" or "ok"; the last one goes on for ever.
+            status, "half", "reset" or "ok"; the last one goes on for ever.
     """
     faults = faults or {}
 
@@ -45,10 +44,6 @@ def web(folder: Path, faults: Mapping[str, Sequence[str]] | None = None) -> Iter
                 asked, here.asked[path] = here.asked[path], here.asked[path] + 1
             happens = next((f for end, f in faults.items() if path.endswith(end)), ["ok"])
             what = happens[min(asked, len(happens) - 1)]
-            if what == "silence":
-                time.sleep(silent_s)
-                self.close_connection = True
-                return
             if what == "reset":  # an end without a farewell
                 end = struct.pack("ii", 1, 0)
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, end)
@@ -72,7 +67,7 @@ def web(folder: Path, faults: Mapping[str, Sequence[str]] | None = None) -> Iter
         def handle_error(self, *_):
             pass
 
-    lock, silent_s = threading.Lock(), 2.0
+    lock = threading.Lock()
     with Server(("127.0.0.1", 0), Handler) as server:
         here = Web(f"http://127.0.0.1:{server.server_address[1]}")
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))

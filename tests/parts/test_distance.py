@@ -1,17 +1,29 @@
 """The distance that is stood in for: its timetable by a fake clock, its server by real sockets."""
 
+import multiprocessing
 import os
-import re
+import shutil
+import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+import labkit as lab
+from labkit import tables
 from labkit.helper import HELPERS
-from labkit.parts.storage import distance
-from labkit.parts.storage.distance import ADDRESSES, Distance, Line, parse, served
-from labkit.parts.storage.distance_server import MAX_CREDIT_S, Link, Way, find_file
+from labkit.parts import storage
+from labkit.parts.packing.folder import open_folder
+from labkit.parts.storage import distance, key
+from labkit.parts.storage.distance import ADDRESSES, Distance, Line, fetch, parse, served
+from labkit.parts.storage.distance_server import MAX_CREDIT_S, Link, Way
+from labkit.source import open_loader
+from labkit.staging import check_rates, staged
+from labkit.stored import open_reader, open_source
 from labkit.trial import Skip
 from tests.fake_clock import FakeClock
 
@@ -98,60 +110,22 @@ def test_who_does_not_take_its_bytes_earns_no_faster_link():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def files(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("far")
-    (tmp_path / "data" / "a b").mkdir(parents=True)
-    (tmp_path / "data" / "a b" / "ä#.jpg").write_bytes(b"image" * 1000)
-    (tmp_path / "secret.txt").write_text("not yours")
+    (tmp_path / "ä #.jpg").write_bytes(b"image" * 100_000)
     (tmp_path / "boxes.json").write_text("{}")
-    return tmp_path / "data"
-
-
-@pytest.fixture(scope="module")
-def served_folder(folder):
-    beside = {"boxes.json": folder.parent / "boxes.json"}
-    with served(NEAR, "far_0ms_8000mbit", folder, folder, beside) as address:
-        yield address
+    return [tmp_path / "ä #.jpg", tmp_path / "boxes.json", tmp_path / "gone.jpg"]
 
 
 def ask(address, path):
-    """The body's bytes, or how it was refused."""
+    """The body, or how it was refused."""
+    body = bytearray()
     with Line(address) as line:
         try:
-            return line.get(path)[0]
+            line.get(path, body.extend)
         except OSError as error:
             return str(error)
-
-
-def test_it_gives_the_data_and_what_lies_beside_it(served_folder):
-    assert ask(served_folder, "data/a%20b/%C3%A4%23.jpg") == 5000
-    assert ask(served_folder, "beside/boxes.json") == 2
-    assert ask(served_folder, "zeros/1000000") == 1_000_000
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "data/../secret.txt", "data/%2e%2e/secret.txt", "data/a%20b/../../secret.txt",
-        "data/..%2fsecret.txt", "data/..%5csecret.txt", "data//etc/passwd", "data/%2fetc/passwd",
-        "data/", "data", "data/a%20b", "beside/../secret.txt", "beside/secret.txt", "",
-        "../data/a%20b/%C3%A4%23.jpg", "data/gone.jpg", "data/a%00b", "zeros/-1", "zeros/x",
-    ],
-)  # fmt: skip
-def test_nothing_else_is_to_be_had(served_folder, path):
-    assert ask(served_folder, path) == "status 404"
-
-
-def test_without_the_secret_nothing_is_to_be_had(served_folder):
-    address = served_folder.rpartition("/")[0]
-    for secret in ("", "wrong", "data"):
-        assert ask(f"{address}/{secret}", "data/a%20b/%C3%A4%23.jpg") == "status 404"
-
-
-def test_it_listens_on_loopback_only(served_folder):
-    for server in children():
-        listening = [c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"]
-        assert listening == ["127.0.0.1"]
+    return bytes(body)
 
 
 def children():
@@ -159,72 +133,233 @@ def children():
     return {child for child in found if any("distance_server" in w for w in child.cmdline())}
 
 
-def test_it_is_found_while_it_is_up_and_nothing_is_left(folder):
-    name, before = "far_0ms_8mbit", [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)]
-    others = children()
-    with served(NEAR, name, folder, folder, {}) as address:
-        (server,) = children() - others
-        assert distance.address(name, folder) == address
-        assert str(server.pid) in os.environ[HELPERS].split()
-        with served(NEAR, "far_0ms_9mbit", folder, folder, {}) as other:
-            assert distance.address("far_0ms_9mbit", folder) == other != address
-        assert distance.address("far_0ms_9mbit", folder) == ""
-    assert (distance.address(name, folder), children()) == ("", others)
-    assert [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)] == before
+def test_it_gives_the_listed_files_and_nothing_else(files):
+    with served(NEAR, "far_0ms_8000mbit", Path("data"), files) as address:
+        assert ask(address, "files/0") == b"image" * 100_000
+        assert ask(address, "files/1") == b"{}"
+        assert ask(address, "zeros/1000000") == bytes(1_000_000)
+        for path in ("files/2", "files/3", "files/-1", "files/x", "files/../0", "", "zeros/-1"):
+            assert ask(address, path) == "status 404"
+        base, _, secret = address.rpartition("/")
+        for wrong in ("", "wrong", "files"):
+            assert ask(f"{base}/{wrong}", "files/0") == "status 404"
+        (server,) = children()
+        assert len(secret) > 20 and secret not in " ".join(server.cmdline())
+        listening = [c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"]
+        assert listening == ["127.0.0.1"]
+        body = bytearray()
+        fetch(address, 1, body.extend)  # over a connection that this thread keeps
+    assert body == b"{}"
     with pytest.raises(OSError):
-        Line(address)
+        fetch(address, 1, body.extend)
 
 
-def test_a_server_that_cannot_start_is_skipped(folder, monkeypatch):
+def test_it_is_found_while_it_is_up_and_nothing_is_left(files):
+    name, folder = "far_0ms_8mbit", Path("data")
+    before = [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)]
+    with served(NEAR, name, folder, files) as address:
+        assert distance.address(name, folder) == address
+        (server,) = children()
+        assert str(server.pid) in os.environ[HELPERS].split()
+    assert (distance.address(name, folder), children()) == ("", set())
+    assert [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)] == before
+
+
+def test_a_server_that_cannot_start_is_skipped(files, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Skip, match="the distance's server could not be started"):
-        served(NEAR, "far_0ms_8000mbit", folder, folder, {}).__enter__()
+        served(NEAR, "far_0ms_8000mbit", Path("data"), files).__enter__()
 
 
-# --- what it measures of itself -------------------------------------------------------------
-
-
-def test_it_waits_as_long_as_it_says_and_no_shorter(folder):
-    """Only from below: how late a busy machine is, is for `measure` to judge."""
+def test_it_waits_as_long_as_it_says_and_measures_that(files):
     far = Distance(rtt_ms=40, mbit_per_s=80)
-    with served(far, "far_40ms_80mbit", folder, folder, {}) as address, Line(address) as line:
-        own_s = 0.02  # what it may have taken off
-        assert line.get("zeros/0")[1] >= 2 * 0.04 - own_s
-        assert line.get("zeros/0")[1] >= 0.04 - own_s
-        assert line.get("zeros/1000000")[1] >= 0.04 + 0.1 - own_s
-
-
-def test_measure_compares_with_what_is_requested_and_refuses_another_distance(folder):
-    far = Distance(rtt_ms=5, mbit_per_s=80)
-    with served(far, "far_5ms_80mbit", folder, folder, {}) as address:
-        rates = distance.measure(far, address, 0.2)
+    with served(far, "far_40ms_80mbit", Path("data"), files) as address:
+        with Line(address) as line:  # only from below: how late a busy machine is, is not asked
+            own_s = 0.02  # what it may have taken off
+            assert line.get("zeros/0") >= 2 * 0.04 - own_s
+            assert line.get("zeros/0") >= 0.04 - own_s
+            assert line.get("zeros/1000000") >= 0.04 + 0.1 - own_s
+        rates = distance.measure(far, address, 0.1)
         found = [(rate.pattern, rate.unit, rate.readers, rate.requested_per_s) for rate in rates]
         assert found == [
-            ("round trips", "requests", 1, pytest.approx(200)),
+            ("round trips", "requests", 1, pytest.approx(25)),
             ("together", "bytes", 1, 1e7),
             ("together", "bytes", 4, 1e7),
         ]
         # The same server under a name that promises something else.
-        other = distance.measure(Distance(rtt_ms=2, mbit_per_s=160), address, 0.1)
+        other = distance.measure(Distance(rtt_ms=2, mbit_per_s=320), address, 0.1)
         assert [rate.refused for rate in other] == [True] * 3
-
-
-def test_measuring_what_is_gone_is_skipped(folder):
-    with served(NEAR, "far_0ms_8000mbit", folder, folder, {}) as address:
-        pass
     with pytest.raises(Skip, match="the distance's server does not answer"):
-        distance.measure(NEAR, address, 0.1)
+        distance.measure(far, address, 0.1)
 
 
-def test_links_inside_the_data_are_followed_as_the_folder_follows_them(folder, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "x.jpg").write_bytes(b"x")
-    (folder / "link").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
-    assert find_file("data/link/x.jpg", folder, {}) == folder / "link" / "x.jpg"
+# --- from settings to batches ---------------------------------------------------------------
+
+FAR = "far_0ms_8000mbit"
+SMALL = {
+    "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 2, "cache": "as found",
+    "preprocessor": "vectorized", "device": "cpu", "step": "nothing", "epochs": 1,
+}  # fmt: skip
 
 
-def test_the_address_holds_a_secret_that_no_process_list_shows(folder):
-    with served(NEAR, "far_0ms_8000mbit", folder, folder, {}) as address:
-        secret = address.rpartition("/")[2]
-        assert re.fullmatch(r"[\w-]{20,}", secret)
-        assert all(secret not in " ".join(child.cmdline()) for child in children())
+@pytest.fixture
+def var(tmp_path, monkeypatch):
+    """Where staged copies lie in this test."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "var").mkdir()
+    monkeypatch.setattr(storage, "STAGED", tmp_path / "var")
+    yield tmp_path / "var"
+    open_reader.cache_clear()
+
+
+def settings_for(data, **changes):
+    own = {"data": str(data), "storage": FAR, "start_method": "fork", **SMALL, **changes}
+    return lab.Settings(**own)
+
+
+def stage(settings):
+    return staged(settings, say=lambda line: None)
+
+
+def batches(settings):
+    _, loader = open_loader(settings)
+    return [{name: tensor.numpy().copy() for name, tensor in one.items()} for one in loader]
+
+
+def test_what_cannot_be_far_away_is_refused_with_the_next_step(photos, var):
+    for cache in ("cold", "warm"):
+        with pytest.raises(Skip, match=f"cache must be 'as found' for .* got '{cache}': none"):
+            tables.check(settings_for(photos, cache=cache))
+        tables.check(settings_for(photos, storage=f"{FAR}_staged", cache=cache))
+    with pytest.raises(Skip, match="packing must be 'folder' for images that come over a network"):
+        tables.check(settings_for(photos, packing="raw", stored="pixels"))
+    with pytest.raises(ValueError, match=r"storage must be one of .*far_<round trip>ms_<b"):
+        tables.check(settings_for(photos, storage="far_20ms"))
+    with pytest.raises(Skip, match="is there for as long as a run takes"):
+        open_loader(settings_for(photos))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_deliver_from_a_distance_what_the_folder_holds(photos, var, method):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip("no fork here")
+    workers = {"fork": 2, "spawn": 1}[method]  # a spawned one takes seconds to start
+    settings = settings_for(photos, num_workers=workers, start_method=method)
+    with stage(settings):
+        found = batches(settings)
+    wanted = batches(replace(settings, storage="here", num_workers=0))
+    assert len(found) == len(wanted) == 2
+    for one, other in zip(found, wanted):
+        for name in other:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_an_image_that_cannot_be_had_is_named(photos, var, tmp_path):
+    data = shutil.copytree(photos / "images", tmp_path / "tree")
+    settings = settings_for(data)
+    with stage(settings):
+        source, _ = open_loader(settings)
+        for path in data.iterdir():
+            path.unlink()
+        with pytest.raises(OSError, match=r"003.jpg must be given by the distance's server, got s"):
+            source.reader.read(2)
+
+
+def test_the_proof_of_a_row_says_that_there_is_no_page_cache(photos, var):
+    with stage(settings_for(photos)) as facts:
+        source, _ = open_loader(settings_for(photos))
+        proof = source.prove_cache(source.prepare_cache("as found"))
+        rates = check_rates(settings_for(photos), seconds=0.1)
+    assert (facts["label"], facts["copied_bytes"]) == (
+        "emulated distance(0 ms, 8,000 Mbit/s)", None,
+    )  # fmt: skip
+    assert [rate["pattern"] for rate in rates] == ["round trips", "together", "together"]
+    unknown = ("resident_share_before", "resident_share_after", "logical_read_bytes")
+    assert proof == {
+        "wanted": "as found",
+        "method": "none",
+        "measured_by": "remote: no page cache of this machine",
+        **dict.fromkeys((*unknown, "device_read_bytes")),
+        "file_bytes": open_folder(photos).image_bytes[source.order.image_ids].sum(),
+    }
+
+
+@pytest.mark.parametrize("layout", ["labkit", "coco"])
+def test_data_at_a_distance_is_copied_by_its_server_and_the_copy_goes(
+    photos, var, tmp_path, layout
+):
+    data = photos
+    if layout == "coco":
+        data = shutil.copytree(photos / "images", tmp_path / "coco" / "val2017")
+        boxes = tmp_path / "coco" / "annotations" / "instances_val2017.json"
+        boxes.parent.mkdir()
+        shutil.copy(photos / "annotations.json", boxes)
+    settings = settings_for(data, storage=f"{FAR}_staged", cache="warm")
+    near = open_source(replace(settings, storage="here"))
+    with stage(settings) as facts:
+        reader = open_source(settings)
+        assert reader.root.is_relative_to(var)
+        for i in range(len(near)):
+            assert reader.read(i)[0] == near.read(i)[0]
+            assert reader.read(i)[1].boxes_xyxy.tolist() == near.read(i)[1].boxes_xyxy.tolist()
+        whole_bytes = sum(path.stat().st_size for path in (*near.paths, *near.companions))
+        assert facts["copied_bytes"] == facts["whole_copy_bytes"] == whole_bytes
+        assert facts["whole_copy_s"] > 0
+        assert facts["label"] == "emulated distance(0 ms, 8,000 Mbit/s, staged)"
+    assert list(var.iterdir()) == []
+
+
+STAGED_THEN_KILLED = """
+import os, pathlib, sys, labkit as lab
+from labkit.parts import storage
+from labkit.staging import staged
+storage.STAGED = pathlib.Path(sys.argv[2])
+with staged(lab.Settings(data=sys.argv[1], storage="far_0ms_8000mbit_staged"), say=print):
+    print(os.environ["LABKIT_HELPERS"], flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL here")
+def test_a_runner_that_is_killed_leaves_no_server_and_its_copy_goes_with_the_next(photos, var):
+    command = [sys.executable, "-c", STAGED_THEN_KILLED, photos, var]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
+    assert ended.returncode == -9
+    server = int(ended.stdout.split()[-1])
+    if psutil.pid_exists(server):
+        psutil.Process(server).wait(60)
+    assert list(var.rglob("*.jpg")) != []  # a killed process cannot clean up
+    with stage(settings_for(photos, storage="far_0ms_7000mbit_staged", cache="warm")):
+        assert not [path for path in var.iterdir() if "8000mbit" in path.name]
+    assert list(var.iterdir()) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.alone  # a distance has to be as long as its label says
+def test_a_run_reads_from_afar_and_from_a_copy_and_records_the_cost(photos, tmp_path):
+    if not os.access("/var/tmp", os.W_OK):
+        pytest.skip("this platform has no /var/tmp")
+    base = lab.Settings(data=str(photos), **SMALL)
+    far = replace(base, storage="far_20ms_1000mbit")
+    asked = lab.Experiment(
+        "test",
+        question="?",
+        variants={
+            "direct": far,
+            "copied first": replace(base, storage="far_20ms_1000mbit_staged", cache="warm"),
+            "cold": replace(far, cache="cold"),
+        },
+        baseline="direct",
+    )
+    run = lab.run(asked, blocks=1, results=tmp_path / "results", progress=False)
+    assert run.info["status"] == "finished", run.info
+    facts = run.info["storages"]["far_20ms_1000mbit_staged"]
+    assert run.info["costs"] == {
+        "copied first": {"bytes": facts["whole_copy_bytes"], "copy_s": facts["whole_copy_s"]}
+    }
+    assert [rate["refused"] for rate in facts["rates"]] == [False] * 3
+    assert run.info["skipped"]["cold"].startswith("cache must be 'as found' for images that come")
+    (direct,) = [t for t in run.trials if t.variant == "direct" and t.role in ("A1", "")][:1]
+    assert direct.epochs[0].epoch_s > 2 * 0.020  # every worker reads at least two images
+    assert not list(Path("/var/tmp").glob(f"labkit-*-far_20ms_1000mbit_staged-{key(photos)}*"))

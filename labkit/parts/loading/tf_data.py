@@ -128,7 +128,7 @@ def load_tfrecords(
     Raises:
         Skip: as `load_with_tf_data`.
     """
-    images, tf = source.outside("tfrecord", "tfrecord_4m"), _open()
+    images, tf = source.outside("tfrecord"), _open()
     one = _one_image(tf, images)
     names = tf.constant([os.fsencode(name) for name in images.names])
     places = tf.lookup.StaticHashTable(

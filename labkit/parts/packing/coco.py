@@ -37,20 +37,12 @@ _POLYGONS = re.compile(rb'"segmentation":\s*\[[\[\]0-9eE+\-.,\s]*\]')
 def read_coco(
     file: Path, on_disk: Collection[str] | None = None
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Read image names and boxes from a file; see `parse_coco`."""
-    return parse_coco(file.read_bytes(), str(file), on_disk)
-
-
-def parse_coco(
-    content: bytes, where: str, on_disk: Collection[str] | None = None
-) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Take image names and boxes from COCO's JSON, in the order of the image ids.
+    """Read image names and boxes from COCO's JSON, in the order of the image ids.
 
     Crowd boxes and boxes without area are left out; an image may be left without boxes.
 
     Args:
-        content: a JSON in COCO's instances format.
-        where: the file or URL that it comes from, for messages.
+        file: a JSON in COCO's instances format.
         on_disk: the file names to keep; None keeps all.
 
     Returns:
@@ -61,7 +53,7 @@ def parse_coco(
         ValueError: broken JSON, or not in this format.
     """
     try:
-        coco = json.loads(_POLYGONS.sub(b'"segmentation":0', content))
+        coco = json.loads(_POLYGONS.sub(b'"segmentation":0', file.read_bytes()))
         images = sorted((image["id"], image["file_name"]) for image in coco["images"])
         images = [image for image in images if on_disk is None or image[1] in on_disk]
         rows = [
@@ -75,7 +67,7 @@ def parse_coco(
         category_ids = np.array([category for _, _, category in rows], dtype=np.int64)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(
-            f"annotations must be COCO JSON with images and annotations, got {where} "
+            f"annotations must be COCO JSON with images and annotations, got {file} "
             f"({type(error).__name__}: {error}); write or download it again"
         ) from error
     order = np.argsort(owners, kind="stable")

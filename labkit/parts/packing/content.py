@@ -4,20 +4,18 @@
     pixels          (H, W, 3) uint8 RGB               → array
     sample          a preprocessor's arrays by name   → dict of arrays (safetensors)
 
-Main trap: nothing is unpickled: a pack may come from anybody.
+Nothing is unpickled: a pack may come from anybody.
 """
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
-from labkit.contracts import Annotation
 from labkit.jpeg import START
-from labkit.parts.packing.index import PIXELS, SAMPLE
 from labkit.trial import Skip
 
+# What is stored of an image -> what a reader returns for it.
+JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
 Content = bytes | np.ndarray | dict[str, np.ndarray]
 FORMATS_EXTRA = "pip install 'labkit[formats]'"
 
@@ -42,7 +40,7 @@ def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
 
     Args:
         record: as `encode` made it.
-        stored: one of the kinds of `index`.
+        stored: jpeg, resized, pixels or sample.
         height_width: (2,) of pixels.
 
     Raises:
@@ -50,11 +48,6 @@ def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
     """
     if stored == PIXELS:
         height, width = map(int, height_width)
-        if len(record) != height * width * 3:
-            raise ValueError(
-                f"pixels must have {height * width * 3} bytes for {width} x {height} pixels, "
-                f"got {len(record)}"
-            )
         return np.frombuffer(record, np.uint8).reshape(height, width, 3)
     if stored == SAMPLE:
         try:
@@ -67,17 +60,6 @@ def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
         found = f"{record[:8]!r}..." if record else "0 bytes"
         raise ValueError(f"image must be a JPEG, got {found}")
     return record
-
-
-def boxes_json(name: str, annotation: Annotation) -> str:
-    """Describe an image for programs that know a format, but not labkit's index."""
-    return json.dumps(
-        {
-            "name": name,
-            "boxes_xyxy": annotation.boxes_xyxy.tolist(),
-            "category_ids": annotation.category_ids.tolist(),
-        }
-    )
 
 
 def _safetensors():

@@ -4,9 +4,7 @@
     COCO   val2017/*.jpg           annotations/instances_val2017.json
     tree   any folders of .jpg and .jpeg files; boxes are then synthesized
 
-The manifest is written last, so a folder that has one is whole.  Main trap: a
-Python object per image is copied into every forked worker as soon as its
-reference count changes, so names and boxes are kept in a few arrays.
+The manifest is written last, so a folder that has one is whole.
 """
 
 from __future__ import annotations
@@ -21,14 +19,13 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from labkit.contracts import Annotation
-from labkit.files import write_whole
 from labkit.jpeg import read_size_px
 from labkit.parts.packing.coco import CATEGORIES, read_coco
+from labkit.parts.packing.listing import Listing
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,
     MANIFEST,
     UNFINISHED,
-    WrittenImages,
     describe_image,
     difference,
     finish_folder,
@@ -43,6 +40,7 @@ LAYOUTS = (
 )
 
 
+WRITTEN = "written samples"
 MADE_AGAIN = ("paths", "image_bytes")  # bulky to pickle, and found again at once
 
 
@@ -56,21 +54,13 @@ class FolderReader:
     source_hash: str
     stored: str
     """jpeg, or resized: scaled down from other data; see `content`."""
-    name_bytes: bytes
-    """The files' paths below `root`, encoded for the file system, one after the other."""
-    name_ends: np.ndarray
-    """(N + 1,) int64, where each name ends in `name_bytes`; the first entry is 0."""
+    listing: Listing
+    """The files' paths below `root`, and their boxes, if they have any."""
     annotations: Path | None = None
-    """The file the boxes come from."""
-    box_ranges: np.ndarray | None = None
-    """(N, 2) int64, which rows of the next two belong to an image; None: synthesize."""
-    boxes_xyxy: np.ndarray | None = None
-    """(M, 4) float32 boxes of all images."""
-    category_ids: np.ndarray | None = None
-    """(M,) int64."""
+    """The file the boxes come from; None: they are synthesized."""
 
     def __len__(self) -> int:
-        return len(self.name_ends) - 1
+        return len(self.listing)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in MADE_AGAIN}
@@ -89,8 +79,8 @@ class FolderReader:
         return np.fromiter(sizes, np.int64, len(self))
 
     def name(self, i: int) -> str:
-        """Give a file's path below `root`."""
-        return os.fsdecode(self.name_bytes[self.name_ends[i] : self.name_ends[i + 1]])
+        """Return a file's path below `root`."""
+        return self.listing.name(i)
 
     def where(self, i: int) -> str:
         """Name the file of image `i`."""
@@ -106,16 +96,15 @@ class FolderReader:
         known = [self.annotations] if self.annotations else []
         return (*known, self.root / MANIFEST) if self.manifest_hash != "unknown" else tuple(known)
 
-    def content(self, i: int) -> bytes:
-        """Read the bytes of one file."""
-        return (self.root / self.name(i)).read_bytes()
-
     def read(self, i: int) -> tuple[bytes, Annotation]:
         """Read one file and its boxes; see `labkit.parts.packing.Reader.read`."""
         if not 0 <= i < len(self):
             raise IndexError(f"i must be from 0 to {len(self) - 1}, got {i}")
-        jpeg = self.content(i)
-        if self.box_ranges is None:
+        return self.parse((self.root / self.name(i)).read_bytes(), i)
+
+    def parse(self, jpeg: bytes, i: int) -> tuple[bytes, Annotation]:
+        """Add the boxes to the bytes of file `i`, wherever they were read."""
+        if self.annotations is None:
             try:
                 return jpeg, synthesize_boxes(self.name(i), *read_size_px(jpeg))
             except ValueError as error:
@@ -123,18 +112,13 @@ class FolderReader:
         return jpeg, self.annotation(i)
 
     def annotation(self, i: int) -> Annotation:
-        """Give an image's boxes without reading it.
+        """Return an image's boxes without reading it.
 
         Synthesized ones lie in shares of the shorter side, as its length is in the file.
         """
-        if self.box_ranges is None:
+        if self.annotations is None:
             return synthesize_boxes(self.name(i), 1, 1)
-        first, end = self.box_ranges[i]
-        # Copies: a part that flips boxes in place must not change the next epoch's.
-        return Annotation(
-            boxes_xyxy=self.boxes_xyxy[first:end].copy(),
-            category_ids=self.category_ids[first:end].copy(),
-        )
+        return self.listing.annotation(i)
 
     def verify(self, indices: Iterable[int]) -> list[str]:
         """Compare files with the manifest; see `labkit.parts.packing.Reader.verify`."""
@@ -191,7 +175,7 @@ def open_folder(path: Path | str) -> FolderReader:
             "run the command that makes it again, and it goes on where it stopped"
         )
     found = _find_annotations(root)
-    boxes = {}
+    annotations, boxes = None, {}
     if found is None:
         names = _find_jpegs(root)
     else:
@@ -201,26 +185,23 @@ def open_folder(path: Path | str) -> FolderReader:
         names, boxes = read_coco(annotations, present if manifest_hash == "unknown" else None)
         prefix = "" if images == root else images.relative_to(root).as_posix() + "/"
         names = [prefix + name for name in names]
-        boxes["annotations"] = annotations
     if not names:
         of = f", none of the images in {found[0]}" if found else ", no .jpg file below it"
         raise ValueError(f"data must hold JPEG images, got {str(path)!r}{of}; {LAYOUTS}")
-    encoded = [os.fsencode(name) for name in names]
     return FolderReader(
         root=root,
         boxes="coco" if found else "synthesized",
         manifest_hash=manifest_hash,
         source_hash=manifest.get("source_hash", manifest_hash),
         stored=manifest.get("stored", "jpeg"),
-        name_bytes=b"".join(encoded),
-        name_ends=np.cumsum([0, *map(len, encoded)]),
-        **boxes,
+        listing=Listing.of_names(names, **boxes),
+        annotations=annotations,
     )
 
 
 def write_folder(
     samples: Iterable[tuple[str, bytes, Annotation]],
-    path: Path | str,
+    folder: Path,
     *,
     about: Mapping[str, object] | None = None,
 ) -> int:
@@ -228,28 +209,26 @@ def write_folder(
 
     Args:
         samples: (path inside images/, JPEG bytes, boxes) of each image.
-        path: a new or empty folder, or one that an earlier call was stopped in.
+        folder: a new or empty one.
         about: what else the manifest says, as stored and source_hash.
 
     Returns:
         The images' bytes.
 
     Raises:
-        ValueError: `path` holds other files, or a name is given twice or leaves the folder.
+        ValueError: `folder` holds other files, or a name is given twice or leaves the folder.
     """
-    root = Path(path)
-    if (root / MANIFEST).exists():
-        raise ValueError(f"path must be a new folder, got {str(path)!r} with finished data")
-    start_folder(root, kind="written samples", seed=None)
-    written = WrittenImages()
+    start_folder(folder, kind=WRITTEN, seed=None)
+    written, names = [], set()
     for name, jpeg, annotation in samples:
         pure = PurePosixPath(name)
-        if name in written.names or pure.is_absolute() or ".." in pure.parts:
+        if name in names or pure.is_absolute() or ".." in pure.parts:
             raise ValueError(f"name must be a new path inside images/, got {name!r}")
-        written.add(describe_image(name, jpeg, annotation))
-        (root / "images" / name).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(root / "images" / name, jpeg)
-    return finish_folder(root, written, kind="written samples", seed=None, about=about)["bytes"]
+        names.add(name)
+        written.append(describe_image(name, jpeg, annotation))
+        (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "images" / name).write_bytes(jpeg)
+    return finish_folder(folder, written, kind=WRITTEN, seed=None, about=about)["bytes"]
 
 
 def synthesize_boxes(name: str, width_px: int, height_px: int) -> Annotation:
@@ -318,7 +297,7 @@ def _find_jpegs(root: Path) -> list[str]:
                     continue
                 if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
                     subfolders.append(folder / entry.name)
-                elif is_jpeg(entry.name):
+                elif entry.name.lower().endswith((".jpg", ".jpeg")):
                     _check_regular(entry)
                     names.append(prefix + entry.name)
         waiting += sorted(subfolders, reverse=True)
@@ -333,8 +312,3 @@ def _check_regular(entry: os.DirEntry) -> None:
         raise ValueError(
             f"data must hold regular files, got a named pipe, socket or device at {path}; remove it"
         )
-
-
-def is_jpeg(name: str) -> bool:
-    """Say of a file's name whether it is an image of the data set's; hidden files are not."""
-    return name.lower().endswith((".jpg", ".jpeg")) and not name.startswith(".")

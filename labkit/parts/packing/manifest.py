@@ -4,20 +4,16 @@
 
 Everything appears under its name only when complete and the manifest comes
 last, so a stop at any moment leaves either finished data or a marked folder
-that the same command goes on with.  Main trap: of 100,000 images an object each
-and two whole JSON texts take half a gigabyte, so there are neither.
+that the same command goes on with.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from labkit.contracts import Annotation
 from labkit.files import write_whole
@@ -40,44 +36,6 @@ class WrittenImage(NamedTuple):
     annotation: Annotation
     size_bytes: int
     sha256: str
-
-
-class WrittenImages:
-    """What is known of all images written so far, in order, without an object for each."""
-
-    def __init__(self, images: Iterable[WrittenImage] = ()) -> None:
-        self.names: dict[str, None] = {}
-        # Width, height, size and number of boxes of each image; the next two of each box.
-        self._rows, self._boxes, self._categories = array("q"), array("f"), array("q")
-        self._hashes = bytearray()
-        for image in images:
-            self.add(image)
-
-    def add(self, image: WrittenImage) -> None:
-        """Note one image, whose name must be new."""
-        boxes_xyxy, category_ids = image.annotation.boxes_xyxy, image.annotation.category_ids
-        self.names[image.name] = None
-        self._rows.extend((image.width_px, image.height_px, image.size_bytes, len(category_ids)))
-        self._boxes.frombytes(np.asarray(boxes_xyxy, np.float32).tobytes())
-        self._categories.frombytes(np.asarray(category_ids, np.int64).tobytes())
-        self._hashes += bytes.fromhex(image.sha256)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __iter__(self) -> Iterator[WrittenImage]:
-        boxes_xyxy = np.asarray(self._boxes).reshape(-1, 4)
-        category_ids = np.asarray(self._categories)
-        first = 0
-        for i, name in enumerate(self.names):
-            width_px, height_px, size_bytes, boxes = self._rows[4 * i : 4 * i + 4]
-            end = first + boxes
-            annotation = Annotation(
-                boxes_xyxy=boxes_xyxy[first:end], category_ids=category_ids[first:end]
-            )
-            content_hash = self._hashes[32 * i : 32 * i + 32].hex()
-            yield WrittenImage(name, width_px, height_px, annotation, size_bytes, content_hash)
-            first = end
 
 
 def describe_image(name: str, jpeg: bytes, annotation: Annotation) -> WrittenImage:
@@ -128,7 +86,7 @@ def start_folder(root: Path, *, kind: str, seed: int | None) -> dict | None:
 
 def finish_folder(
     root: Path,
-    images: WrittenImages,
+    images: Collection[WrittenImage],
     *,
     kind: str,
     seed: int | None,
@@ -157,7 +115,11 @@ def finish_folder(
         "bytes": sum(image.size_bytes for image in images),
         "annotations_sha256": digest.hexdigest(),
     }
-    write_whole(root / MANIFEST, _manifest_json(manifest, images))
+    files = {
+        f"images/{image.name}": {"bytes": image.size_bytes, "sha256": image.sha256}
+        for image in images
+    }
+    write_whole(root / MANIFEST, json.dumps({**manifest, "files": files}, indent=1))
     (root / UNFINISHED).unlink()
     return manifest
 
@@ -169,19 +131,10 @@ def read_manifest(root: Path) -> dict | None:
         ValueError: it is damaged, or written by a newer labkit.
     """
     path = root / MANIFEST
-    return parse_manifest(path.read_bytes(), path) if path.is_file() else None
-
-
-def parse_manifest(content: bytes, where: Path | str) -> dict:
-    """Take a manifest from its file's bytes; `where` is the file or URL, for messages.
-
-    Raises:
-        ValueError: it is damaged, or written by a newer labkit.
-    """
-    manifest = _parse_json(content, where)
-    if manifest.get("schema", 0) > SCHEMA:
+    manifest = _read_json(path)
+    if manifest is not None and manifest.get("schema", 0) > SCHEMA:
         raise ValueError(
-            f"schema must be at most {SCHEMA}, got {manifest['schema']} in {where}; "
+            f"schema must be at most {SCHEMA}, got {manifest['schema']} in {path}; "
             "update labkit to use this data"
         )
     return manifest
@@ -212,16 +165,13 @@ def sha256(content: bytes) -> str:
 
 
 def _read_json(path: Path) -> dict | None:
-    return _parse_json(path.read_bytes(), path) if path.is_file() else None
-
-
-def _parse_json(content: bytes, where: Path | str) -> dict:
+    if not path.is_file():
+        return None
     try:
-        return json.loads(content)
+        return json.loads(path.read_bytes())
     except ValueError as error:
-        name = str(where).rpartition("/")[2] if isinstance(where, str) else where.name
         raise ValueError(
-            f"{name} must be JSON, got {where} ({error}); make or download the data again"
+            f"{path.name} must be JSON, got {path} ({error}); make or download the data again"
         ) from error
 
 
@@ -229,15 +179,3 @@ def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], None]) -> Iterato
     for piece in pieces:
         update(piece)
         yield piece
-
-
-def _manifest_json(about: Mapping[str, object], images: WrittenImages) -> Iterator[bytes]:
-    """Write a manifest with its list of files, as one `json.dumps` with an indent of 1 would."""
-    yield json.dumps(about, indent=1).removesuffix("\n}").encode() + b',\n "files": {'
-    comma = ""
-    for image in images:
-        entry = {f"images/{image.name}": {"bytes": image.size_bytes, "sha256": image.sha256}}
-        lines = json.dumps(entry, indent=1)[1:-2].replace("\n", "\n ")  # one level further in
-        yield f"{comma}{lines}".encode()
-        comma = ","
-    yield b"\n }\n}"

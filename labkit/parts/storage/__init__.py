@@ -29,14 +29,14 @@ from labkit.parts.storage.cache_state import (
     resident_share,
 )
 from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD, Disk
-from labkit.parts.storage.distance import Distance
+from labkit.parts.storage.distance import Distance, FarReader
 from labkit.parts.storage.modelled import ModelledReader
-from labkit.places import Place, is_url, last_name
 from labkit.settings import pick
 from labkit.trial import Skip
 
 __all__ = [
-    "IN_MEMORY", "KEEPS_FILES", "STORAGES", "Disk", "Distance", "ModelledReader", "Storage",
+    "IN_MEMORY", "KEEPS_FILES", "STORAGES", "Disk", "Distance", "FarReader",
+    "ModelledReader", "Storage",
     "check_name", "distance", "locate", "make_cold", "make_warm", "prepare", "prove",
     "resident_share", "slow_disk",
 ]  # fmt: skip
@@ -52,12 +52,11 @@ class Storage:
     """A place that holds the data, or will once it is copied there."""
 
     name: str
-    directory: Place
-    """Where the data set lies: a folder, or the URL of one."""
+    directory: Path
+    """The folder that the data set fills."""
     label: str = "real"
-    """What the rows call it: real, remote(...), throttled(...), modelled(...), emulated
-    distance(...); unknown where a probe did not believe it.  Modelled never stands beside the
-    others."""
+    """What the rows call it: real, throttled(...), modelled(...), emulated distance(...); unknown
+    where a probe did not believe it.  Modelled never stands beside the others."""
     copy: Path | None = None
     """The folder that our copy of the data fills; None: nothing is copied."""
     passing: bool = False
@@ -74,7 +73,7 @@ class Storage:
     @property
     def is_remote(self) -> bool:
         """Whether every image is fetched over a network, and no page cache here holds it."""
-        return is_url(self.directory) or (self.distance is not None and self.copy is None)
+        return self.distance is not None and self.copy is None
 
     def enter(self) -> None:
         """Put this process, and all that it starts from now on, under the disk's limit.
@@ -86,13 +85,12 @@ class Storage:
             slow_disk.join(self.cgroup)
 
 
-def here(data: Place) -> Storage:
+def here(data: Path) -> Storage:
     """Read the data where it lies."""
-    label = f"remote({data.partition('://')[0]})" if is_url(data) else "real"
-    return Storage(name="here", directory=data, label=label)
+    return Storage(name="here", directory=data)
 
 
-def on_medium(name: str, data: Place) -> Storage:
+def on_medium(name: str, data: Path) -> Storage:
     """Read a copy on the medium that labkit.toml names, or the data itself if it lies there.
 
     Raises:
@@ -108,7 +106,7 @@ def on_medium(name: str, data: Place) -> Storage:
     return on_folder(name, data, folder)
 
 
-def on_folder(name: str, data: Place, folder: Path) -> Storage:
+def on_folder(name: str, data: Path, folder: Path) -> Storage:
     """Read a copy in a folder, or the data itself if it lies on the same file system.
 
     Raises:
@@ -123,26 +121,25 @@ def on_folder(name: str, data: Place, folder: Path) -> Storage:
             f"{name} must be an existing directory, got {folder}; "
             "create it, mount the disk or correct labkit.toml"
         )
-    if not is_url(data):
-        if data.exists() and folder.stat().st_dev == data.stat().st_dev:
-            return Storage(name=name, directory=data)
-        if folder.resolve().is_relative_to(data.resolve()):
-            raise Skip(
-                f"{name} must lie outside the data, or the copy would be part of it, got {folder} "
-                f"in {data}; choose another folder"
-            )
+    if data.exists() and folder.stat().st_dev == data.stat().st_dev:
+        return Storage(name=name, directory=data)
+    if folder.resolve().is_relative_to(data.resolve()):
+        raise Skip(
+            f"{name} must lie outside the data, or the copy would be part of it, got {folder} "
+            f"in {data}; choose another folder"
+        )
     copy = folder / COPIES / key(data)
     return Storage(name=name, directory=copy / _name(data), copy=copy)
 
 
-def on_ssd(data: Place) -> Storage:
+def on_ssd(data: Path) -> Storage:
     """Read from labkit.toml's ssd; without one, from where the data lies, and let it be probed."""
-    if "ssd" in media.media() or is_url(data):
+    if "ssd" in media.media():
         return on_medium("ssd", data)
     return Storage(name="ssd", directory=data)
 
 
-def in_memory(data: Place) -> Storage:
+def in_memory(data: Path) -> Storage:
     """Read a copy in memory: labkit.toml's tmpfs, else /dev/shm for as long as the run takes.
 
     Raises:
@@ -157,7 +154,7 @@ def in_memory(data: Place) -> Storage:
     return Storage(name="tmpfs", directory=copy / _name(data), copy=copy, passing=True)
 
 
-def on_throttled(data: Place) -> Storage:
+def on_throttled(data: Path) -> Storage:
     """Read a copy on the throttled disk, which the run puts up."""
     # Named like those in memory: on a person's disk a killed run's copy is found by its name.
     copy = slow_disk.MOUNT / f"labkit-{key(data)}"
@@ -171,30 +168,17 @@ def on_throttled(data: Place) -> Storage:
     )
 
 
-def on_modelled(disk: Disk, name: str, data: Place) -> Storage:
-    """Read the data where it lies, and wait as the disk would.
-
-    Raises:
-        Skip: it does not lie on this machine.
-    """
-    if is_url(data):
-        raise Skip(
-            f"{name} needs data in a folder of this machine, got the URL {data}; copy it to one"
-        )
+def on_modelled(disk: Disk, name: str, data: Path) -> Storage:
+    """Read the data where it lies, and wait as the disk would."""
     return Storage(name=name, directory=data, label=f"modelled({disk.name})", disk=disk)
 
 
-def at_distance(name: str, far: Distance, data: Place) -> Storage:
+def at_distance(name: str, far: Distance, data: Path) -> Storage:
     """Read the data from a server as far away, which the run puts up; or copy it from there.
 
     Raises:
-        Skip: it is far away already, or there is no folder to copy to.
+        Skip: there is no folder to copy to.
     """
-    if is_url(data):
-        raise Skip(
-            f"{name} stands in for a distance to data of this machine, got the URL {data}; "
-            "use storage=here to read it from there, or a folder to copy it to"
-        )
     known = {"label": far.label, "distance": far, "address": distance.address(name, data)}
     if not far.staged:
         return Storage(name=name, directory=data, **known)
@@ -205,7 +189,7 @@ def at_distance(name: str, far: Distance, data: Place) -> Storage:
 
 
 # Setting -> what says where the data is there.
-STORAGES: dict[str, Callable[[Place], Storage]] = {
+STORAGES: dict[str, Callable[[Path], Storage]] = {
     "here": here,
     "hdd": partial(on_medium, "hdd"),
     "ssd": on_ssd,
@@ -219,7 +203,7 @@ STORAGES: dict[str, Callable[[Place], Storage]] = {
 }
 
 
-def locate(name: str, data: Place) -> Storage:
+def locate(name: str, data: Path) -> Storage:
     """Find a storage by its name, by its name in labkit.toml, or by a folder's path.
 
     Args:
@@ -232,7 +216,7 @@ def locate(name: str, data: Place) -> Storage:
         Skip: this machine does not have it.
     """
     check_name(name)
-    data = data if is_url(data) else data.expanduser()
+    data = data.expanduser()
     if name in STORAGES:
         return STORAGES[name](data)
     if (far := distance.parse(name)) is not None:
@@ -252,14 +236,14 @@ def check_name(name: str) -> None:
         pick({**STORAGES, **named, **others}, name, "storage")
 
 
-def key(data: Place) -> str:
+def key(data: Path) -> str:
     """Name the copies of a data set: the same for every run, another for other folders."""
-    digest = hashlib.sha256(os.fsencode(data if is_url(data) else _own(data))).hexdigest()
+    digest = hashlib.sha256(os.fsencode(_own(data))).hexdigest()
     return f"{_name(data)}-{digest[:8]}"
 
 
-def _name(data: Place) -> str:
-    return (last_name(data) if is_url(data) else _own(data).name) or "data"
+def _name(data: Path) -> str:
+    return _own(data).name or "data"
 
 
 def _own(data: Path) -> Path:

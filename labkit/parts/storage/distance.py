@@ -5,8 +5,8 @@
 
 Real files, real sockets, real HTTP; only the waiting is added.  What it does not do: TCP's slow
 start, lost packets, a server that is busy.  A real distance of the same round trip and bandwidth
-is slower, not faster.  Main trap: the loopback's own time, a tenth of a millisecond, would make a
-short distance a longer one: it is measured and counted as part of the round trip.
+is slower, not faster.  The loopback's own time, a tenth of a millisecond, is measured and counted
+as part of the round trip.
 Source: RFC 9293 section 3.5, a connection takes one round trip before the first request.
 """
 
@@ -21,10 +21,14 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+
+from labkit.contracts import Annotation
 from labkit.helper import Helper
 from labkit.parts.storage.disks import Rate
 from labkit.trial import Skip
@@ -39,7 +43,21 @@ CHECK_READERS = (1, 4)
 CHECK_S = 0.5
 CHECK_TRIPS = (8, 200)  # fewest and most small requests of a check
 ANSWER_TIMEOUT_S = 60.0
-DATA, BESIDE, ZEROS, SOON = "data", "beside", "zeros", "soon"
+FILES, ZEROS, SOON = "files", "zeros", "soon"
+
+
+class FolderReader(Protocol):
+    """What `FarReader` needs of an opened folder; see `labkit.parts.packing`."""
+
+    image_bytes: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def where(self, i: int) -> str:
+        """Name the file of image `i`."""
+
+    def parse(self, jpeg: bytes, i: int) -> tuple[bytes, Annotation]:
+        """Check the bytes of file `i`, and add its boxes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +99,6 @@ def address(name: str, folder: Path) -> str:
     return _addresses().get(_key(name, folder), "")
 
 
-def data_url(address: str) -> str:
-    """Give the URL of the data folder at a server's address."""
-    return f"{address}/{DATA}"
-
-
-def beside_url(address: str) -> str:
-    """Give the URL of the files beside the data folder."""
-    return f"{address}/{BESIDE}"
-
-
 def _key(name: str, folder: Path) -> str:
     return f"{name} {folder.expanduser().absolute()}"
 
@@ -100,10 +108,8 @@ def _addresses() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def served(
-    distance: Distance, name: str, folder: Path, root: Path, beside: Mapping[str, Path]
-) -> Iterator[str]:
-    """Have a folder served at a distance for as long as the context lasts.
+def served(distance: Distance, name: str, folder: Path, files: Sequence[Path]) -> Iterator[str]:
+    """Serve files at a distance for as long as the context lasts, each by its place in the list.
 
     The server is a process of its own; it ends when this one does, however that happens.  What it
     takes of the CPU is the run's own, and no disturbance of a trial.
@@ -112,8 +118,7 @@ def served(
         distance: round trip and bandwidth.
         name: the storage's.
         folder: as settings name it; with `name` what `address` finds it by.
-        root: the folder to serve.
-        beside: files outside it that belong to the data: name -> path.
+        files: those of the images first, in their order.
 
     Yields:
         Its address, with a secret in it: other users of this machine must not read the data.
@@ -123,8 +128,7 @@ def served(
     """
     secret = secrets.token_urlsafe(16)
     spec = {
-        "root": os.fspath(root),
-        "beside": {one: os.fspath(path) for one, path in beside.items()},
+        "files": [os.fspath(path) for path in files],
         "rtt_s": distance.rtt_s,
         "bytes_per_s": distance.bytes_per_s,
         "secret": secret,
@@ -166,7 +170,7 @@ def measure(distance: Distance, address: str, seconds: float = CHECK_S) -> list[
             fewest, most = CHECK_TRIPS
             trips = most if not distance.rtt_ms else int(seconds / distance.rtt_s)
             trips = min(max(trips, fewest), most)
-            trip_s = [line.get(f"{ZEROS}/0")[1] for _ in range(trips)]
+            trip_s = [line.get(f"{ZEROS}/0") for _ in range(trips)]
         rates = [
             Rate(
                 pattern="round trips",
@@ -225,7 +229,7 @@ def _own_s(address: str) -> float:
     """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
     with Line(address) as line:
         line.get(SOON)
-        trips_s = [line.get(SOON)[1] for _ in range(OWN_TRIPS)]
+        trips_s = [line.get(SOON) for _ in range(OWN_TRIPS)]
     return max(0.0, statistics.median(trips_s) - SOON_S)
 
 
@@ -233,11 +237,11 @@ class Line:
     """One connection to the server, with next to no work of its own."""
 
     def __init__(self, address: str) -> None:
+        self.address, self.pid = address, os.getpid()
         host, _, self._secret = address.removeprefix("http://").partition("/")
         name, _, port = host.partition(":")
         self._socket = socket.create_connection((name, int(port)), ANSWER_TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = bytearray(1 << 20)
 
     def __enter__(self) -> Line:
         """Nothing more to open."""
@@ -247,27 +251,103 @@ class Line:
         """Close the connection."""
         self._socket.close()
 
-    def get(self, path: str) -> tuple[int, float]:
-        """Ask for a path and read the answer to its end.
+    def get(self, path: str, take: Callable[[bytes], object] = len) -> float:
+        """Ask for a path and read the answer to its end; `take` gets the body's pieces.
 
         Returns:
-            The body's bytes, and the seconds until its last one.
+            Seconds until the last byte.
+
+        Raises:
+            OSError: the server refuses, or is gone.
         """
         start_s = time.perf_counter()
         request = f"GET /{self._secret}/{path} HTTP/1.1\r\nHost: far\r\n\r\n"
         self._socket.sendall(request.encode())
         head = b""
         while b"\r\n\r\n" not in head:
-            if not (piece := self._socket.recv(1 << 16)):
-                raise OSError("the connection ended")
-            head += piece
-        head, _, body = head.partition(b"\r\n\r\n")
+            head += self._receive()
+        head, _, piece = head.partition(b"\r\n\r\n")
         status, size = head.split()[1], re.search(rb"(?i)content-length: *(\d+)", head)
         if status != b"200" or size is None:
             raise OSError(f"status {status.decode()}")
-        got_bytes = len(body)
-        while got_bytes < int(size[1]):
-            if not (got := self._socket.recv_into(self._buffer)):
-                raise OSError("the connection ended")
-            got_bytes += got
-        return got_bytes, time.perf_counter() - start_s
+        take(piece)
+        left_bytes = int(size[1]) - len(piece)
+        while left_bytes > 0:
+            take(piece := self._receive())
+            left_bytes -= len(piece)
+        return time.perf_counter() - start_s
+
+    def _receive(self) -> bytes:
+        if not (piece := self._socket.recv(1 << 20)):
+            raise OSError("the connection ended")
+        return piece
+
+
+_LINES = threading.local()
+
+
+def fetch(address: str, number: int, take: Callable[[bytes], object]) -> None:
+    """Fetch file `number`, over a connection that this thread keeps; `take` gets its pieces."""
+    line = getattr(_LINES, "line", None)
+    # A fork must not read from its parent's connection.
+    if line is None or (line.address, line.pid) != (address, os.getpid()):
+        line = _LINES.line = Line(address)
+    try:
+        line.get(f"{FILES}/{number}", take)
+    except OSError:
+        _LINES.line = None  # there may be half an answer in it
+        raise
+
+
+class FarReader:
+    """A folder of images that are fetched one by one; all else of it is known here.
+
+    Args:
+        reader: the opened folder.
+        address: from `served`.
+    """
+
+    # Of images that come over a network no page cache here holds anything.
+    paths: tuple[Path, ...] = ()
+
+    def __init__(self, reader: FolderReader, address: str) -> None:
+        self.reader, self.address = reader, address
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getattr__(self, name: str) -> object:
+        # While this is unpickled there is no `reader` yet: asking for it would go on for ever.
+        if name == "reader" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.reader, name)
+
+    def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
+        """List nothing, as `paths`."""
+        return ()
+
+    def read(self, i: int) -> tuple[bytes, Annotation]:
+        """Fetch one file; see `labkit.parts.packing.Reader.read`."""
+        jpeg = bytearray()
+        try:
+            fetch(self.address, i, jpeg.extend)
+        except OSError as error:
+            raise OSError(
+                f"{self.where(i)} must be given by the distance's server, got {error}"
+            ) from error
+        return self.reader.parse(bytes(jpeg), i)
+
+    def prepare(self) -> dict[str, object]:
+        """Begin the proof of a cache state: that there is none; see `storage.prepare`."""
+        return {
+            "wanted": "as found",
+            "method": "none",
+            "measured_by": "remote: no page cache of this machine",
+            "resident_share_before": None,
+        }
+
+    def prove(self, ids: np.ndarray, proof: dict[str, object]) -> dict[str, object]:
+        """Complete the proof; see `storage.prove`."""
+        unknown = ("resident_share_after", "logical_read_bytes", "device_read_bytes")
+        file_bytes = int(self.image_bytes[np.unique(ids)].sum()) or None
+        return {**proof, **dict.fromkeys(unknown), "file_bytes": file_bytes}

@@ -194,7 +194,7 @@ class TestReasons:
             ("tf_data", {"preprocessor": "classification_pillow"},
              "and can do classification, not classification_pillow; choose preprocessor"),
             ("tf_data_tfrecord", {"packing": "folder"},
-             "reads JPEGs by itself from the packing tfrecord or tfrecord_4m, got folder"),
+             "reads JPEGs by itself from the packing tfrecord, got folder"),
             ("dali_cpu", {"storage": "modelled_ssd"},
              "reads files by itself, so it cannot wait for modelled_ssd; choose a real disk"),
         ],

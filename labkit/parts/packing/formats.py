@@ -1,0 +1,342 @@
+"""Formats: files that hold many records, written once and read record by record.
+
+    write(folder, images, records) ─▶ files, spans        open(files, spans) ─▶ .read(i)
+
+A format knows nothing of names and boxes: these stand once, in the pack's index.  LMDB and HDF5
+forbid that an open file crosses a fork, so theirs are closed before one.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+
+Records = Iterable[tuple[str, bytes]]
+"""(name, bytes) of each image, in order."""
+
+
+class Opened(Protocol):
+    """The files of one pack, open in this process."""
+
+    def read(self, i: int) -> bytes:
+        """Return record `i`."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One way to put many records into files."""
+
+    name: str
+    """Key of PACKINGS, and the beginning of its packs' folder names."""
+    write: Callable[[Path, int, Records], np.ndarray | None]
+    """(folder, images, records) -> writes files; returns (N, ...) int64, where each record lies in
+    its file; None where the format looks records up by itself."""
+    open: Callable[[Sequence[Path], np.ndarray], Opened]
+    """(files, what `write` returned) -> opens them for reading in this process."""
+    needs: tuple[str, ...] = ()
+    """The modules it is written and read with: torch, or what the extra `formats` brings."""
+    images_per_file: Callable[[int], int] = int
+    """Images of the pack -> those of one of its files."""
+    closed_before_fork: bool = False
+    """Whether its library forbids that a child has a file open that its parent opened."""
+
+
+# --- raw: record after record in one file, mapped into memory ---------------------------------
+
+
+def write_raw(folder: Path, images: int, records: Records) -> np.ndarray:
+    """Write one file of bytes."""
+    with (folder / "images.raw").open("wb") as file:
+        return _write_bytes(file, records)
+
+
+def _write_bytes(file: BinaryIO, records: Records) -> np.ndarray:
+    sizes = array("q", [0])
+    for _, record in records:
+        file.write(record)
+        sizes.append(len(record))
+    ends = np.cumsum(sizes)
+    return np.stack([ends[:-1], ends[1:]], axis=1)
+
+
+class RawFile:
+    """A file of bytes, mapped; reads of it are page faults, which no count of calls shows."""
+
+    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
+        self._spans = spans
+        with files[0].open("rb") as opened:
+            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, i: int) -> bytes:
+        """Copy one record out of the map."""
+        start, end = self._spans[i]
+        return self._map[start:end]
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+
+# --- pth: torch's own file with a list of uint8 tensors ----------------------------------------
+
+
+def write_pth(folder: Path, images: int, records: Records) -> None:
+    """Save a list of tensors, which are views of one: a mapped file, so not in memory."""
+    import torch
+
+    raw = folder / "images.part"
+    with raw.open("wb") as file:
+        spans = _write_bytes(file, records)
+    together = torch.from_file(str(raw), size=raw.stat().st_size, dtype=torch.uint8)
+    try:
+        torch.save([together[start:end] for start, end in spans.tolist()], folder / "images.pth")
+    except RuntimeError as error:  # torch's own word for a full disk
+        raise OSError(errno.EIO, f"{error}; is the disk full?", str(folder)) from error
+    raw.unlink()
+
+
+class PthFile:
+    """A .pth file, mapped, read with `weights_only=True`, since a pickle can run any program."""
+
+    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
+        import torch
+
+        self._images = torch.load(files[0], mmap=True, weights_only=True)
+
+    def read(self, i: int) -> bytes:
+        """Copy one record out of its tensor."""
+        return self._images[i].numpy().tobytes()
+
+    def close(self) -> None:
+        """Let go of the tensors, and so of the map."""
+        self._images = []
+
+
+# --- hdf5: one dataset of byte strings of any length -------------------------------------------
+
+
+def write_hdf5(folder: Path, images: int, records: Records) -> None:
+    """Write the dataset `images`, (N,) of uint8 strings."""
+    import h5py
+
+    with h5py.File(folder / "images.h5", "w") as file:
+        rows = file.create_dataset("images", (images,), dtype=h5py.vlen_dtype(np.uint8))
+        for i, (_, record) in enumerate(records):
+            rows[i] = np.frombuffer(record, np.uint8)
+
+
+class HDF5File:
+    """An HDF5 file, opened."""
+
+    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
+        import h5py
+
+        # Nobody writes a finished pack, and some network file systems have no locks.
+        self._file = h5py.File(files[0], "r", locking=False)
+        self._images = self._file["images"]
+
+    def read(self, i: int) -> bytes:
+        """Read one entry of the dataset."""
+        return self._images[i].tobytes()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+# --- lmdb: a B+ tree in one mapped file, from a running number to an image ----------------------
+
+MAP_BYTES = 1 << 40  # what the file may grow to; py-lmdb's documentation: 1 TB costs nothing
+IMAGES_PER_TRANSACTION = 100  # held in memory until they are written
+
+
+def write_lmdb(folder: Path, images: int, records: Records) -> None:
+    """Write one key for each image: its number in eight digits."""
+    import lmdb
+
+    file = folder / "images.lmdb"
+    try:
+        # Not synced after each transaction: a pack that is not whole is thrown away.
+        with lmdb.open(
+            str(file), map_size=MAP_BYTES, subdir=False, lock=False, sync=False
+        ) as environment:
+            rest = enumerate(records)
+            while batch := [item for _, item in zip(range(IMAGES_PER_TRANSACTION), rest)]:
+                with environment.begin(write=True) as transaction:
+                    for i, (_, record) in batch:
+                        transaction.put(b"%08d" % i, record, append=True)
+            environment.sync(True)
+    except lmdb.Error as error:
+        raise OSError(errno.EIO, f"{error}; is the disk full?", str(file)) from error
+
+
+# Held while files are opened or closed that must not be open across a fork, and by whoever forks.
+FORKING = threading.RLock()
+# py-lmdb refuses a file that this process has open already, so a second reader gets the first's.
+_ENVIRONMENTS: weakref.WeakValueDictionary[Path, object] = weakref.WeakValueDictionary()
+
+
+class LMDBFile:
+    """An LMDB environment, opened."""
+
+    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
+        import lmdb
+
+        self._environment = _ENVIRONMENTS.get(files[0])
+        if self._environment is None:
+            # A lock would want to write beside a pack, which nobody changes.  Read ahead, which
+            # is LMDB's default, is thrown away by shuffled reading.
+            self._environment = lmdb.open(
+                str(files[0]), subdir=False, readonly=True, lock=False, readahead=False,
+                meminit=False,
+            )  # fmt: skip
+            _ENVIRONMENTS[files[0]] = self._environment
+
+    def read(self, i: int) -> bytes:
+        """Look one number up, and copy what stands there."""
+        with self._environment.begin() as transaction:
+            record = transaction.get(b"%08d" % i)
+        if record is None:
+            raise KeyError(f"number {i}")
+        return record
+
+    def close(self) -> None:
+        """Let go of the environment; it closes itself where no other reader has it."""
+        with FORKING:
+            self._environment = None
+
+    __del__ = close
+
+
+# --- tfrecord: TensorFlow's framed protocol buffers, in shards ----------------------------------
+#
+#     length (8) ─ its CRC (4) ─ Example: image/filename, image/encoded ─ its CRC (4)
+#
+# Source: tensorflow.org/tutorials/load_data/tfrecord; tensorflow/core/example/example.proto.
+
+LENGTH, CRC = struct.Struct("<Q"), struct.Struct("<I")
+START_BYTES = LENGTH.size + CRC.size
+# Who reads shards in parallel needs several, also of the few images of a short epoch.
+FEWEST_IN_SHARD, MOST_SHARDS = 16, 256
+
+
+def images_per_shard(images: int) -> int:
+    """Return how many images a TFRecord shard holds."""
+    return max(FEWEST_IN_SHARD, -(-images // MOST_SHARDS))
+
+
+def masked_crc(data: bytes) -> bytes:
+    """Sum data as TFRecord does: CRC-32C, turned and shifted, 4 bytes."""
+    import crc32c
+
+    crc = crc32c.crc32c(data)
+    return CRC.pack(((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def write_tfrecord(folder: Path, images: int, records: Records) -> np.ndarray:
+    """Write shards; return where each frame begins, its image begins, and the frame ends."""
+    spans = np.zeros((images, 3), np.int64)
+    per_shard, file = images_per_shard(images), None
+    try:
+        for i, (name, record) in enumerate(records):
+            if i % per_shard == 0:
+                if file is not None:
+                    file.close()
+                file = (folder / f"images-{i // per_shard:05}.tfrecord").open("wb")
+            content = _example(name, record)
+            length, start = LENGTH.pack(len(content)), file.tell()
+            file.writelines([length, masked_crc(length), content, masked_crc(content)])
+            spans[i] = start, file.tell() - CRC.size - len(record), file.tell()
+    finally:
+        if file is not None:
+            file.close()
+    return spans
+
+
+def _example(name: str, record: bytes) -> bytes:
+    """Encode an `Example` with two features of bytes; the image's come last."""
+    features = {b"image/filename": os.fsencode(name), b"image/encoded": record}
+    entries = (
+        _field(1, key) + _field(2, _field(1, _field(1, value))) for key, value in features.items()
+    )
+    return _field(1, b"".join(_field(1, entry) for entry in entries))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Encode a length-delimited field of a protocol buffer: tag, length in groups of 7 bits."""
+    head, left = bytearray([number << 3 | 2]), len(content)
+    while left > 0x7F:
+        head.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes(head) + bytes([left]) + content
+
+
+class TFRecordFile:
+    """The shards of a TFRecord pack, opened one by one as they are needed."""
+
+    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
+        self._files, self._spans = files, spans
+        self._per_shard = images_per_shard(len(spans))
+        self._opened: dict[int, BinaryIO] = {}
+        self._lock = threading.Lock()
+
+    def read(self, i: int) -> bytes:
+        """Read one `Example`, check both sums as TensorFlow does, and take the image.
+
+        Raises:
+            ValueError: a sum differs.
+        """
+        start, image, end = map(int, self._spans[i])
+        frame = self._read(i // self._per_shard, end - start, start)
+        length, content = frame[: LENGTH.size], frame[START_BYTES : -CRC.size]
+        found = masked_crc(length) + masked_crc(content)
+        stored = frame[LENGTH.size : START_BYTES] + frame[-CRC.size :]
+        if found != stored:
+            raise ValueError(f"TFRecord must have CRCs {stored.hex()}, got {found.hex()}")
+        return frame[image - start : -CRC.size]
+
+    def _read(self, shard: int, size_bytes: int, at: int) -> bytes:
+        with self._lock:
+            if shard not in self._opened:
+                self._opened[shard] = self._files[shard].open("rb", buffering=0)
+            file = self._opened[shard]
+            if not hasattr(os, "pread"):  # Windows
+                file.seek(at)
+                return file.read(size_bytes)
+        return os.pread(file.fileno(), size_bytes, at)  # forks share the file's own position
+
+    def close(self) -> None:
+        """Close the shards."""
+        while self._opened:
+            self._opened.popitem()[1].close()
+
+
+RAW = Format(name="raw", write=write_raw, open=RawFile)
+PTH = Format(name="pth", write=write_pth, open=PthFile, needs=("torch",))
+HDF5 = Format(
+    name="hdf5", write=write_hdf5, open=HDF5File, needs=("h5py",), closed_before_fork=True
+)
+LMDB = Format(
+    name="lmdb", write=write_lmdb, open=LMDBFile, needs=("lmdb",), closed_before_fork=True
+)
+TFRECORD = Format(
+    name="tfrecord",
+    write=write_tfrecord,
+    open=TFRecordFile,
+    needs=("crc32c",),
+    images_per_file=images_per_shard,
+)

@@ -1,0 +1,310 @@
+"""Every packing gives back the same images and boxes, in any order, process and thread."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from labkit.contracts import Annotation
+from labkit.files import whole_folder
+from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
+from labkit.trial import Skip
+
+FORMATS = [name for name in PACKINGS if name != "folder"]
+NAMES = ["b.jpg", "a.b/c d.tar.jpg", "straße/写真.jpeg", "not utf-8 \udcff.jpg", "a.jpg", "ż.JPG"]
+WAIT_S = 60  # for another process; only a broken test ever waits so long
+can_fork = pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="this platform has no fork"
+)
+EVERY = [(name, kind) for name, packing in PACKINGS.items() for kind in packing.stores]
+
+
+def content(stored, rng, height, width):
+    pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    if stored == PIXELS:
+        return pixels
+    if stored == SAMPLE:
+        return {
+            "image": np.float32(pixels).transpose(2, 0, 1),  # not in C order
+            "none_ragged": np.empty((0, 5), np.float32),
+            "sample_id": np.array(7),
+        }
+    return cv2.imencode(".jpg", pixels)[1].tobytes()
+
+
+def some_samples(stored=JPEG, count=6):
+    """Images of different sizes, with 0 to 3 boxes and awkward names."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for i in range(count):
+        corners = rng.uniform(0, 500, (i % 4, 2))
+        boxes = Annotation(
+            boxes_xyxy=np.float32(np.hstack([corners, corners + rng.uniform(1, 100, (i % 4, 2))])),
+            category_ids=rng.integers(1, 91, i % 4, dtype=np.int64),
+        )
+        name = NAMES[i] if i < len(NAMES) else f"{i}.jpg"
+        samples.append((name, content(stored, rng, 16 + 8 * (i % 5), 20 + 4 * (i % 7)), boxes))
+    return samples
+
+
+def write(packing, folder, samples, stored=JPEG):
+    """Write a list of samples, and open them."""
+    about = {"stored": stored, "source_hash": "abc", "boxes": "coco"}
+    with whole_folder(folder) as part:
+        PACKINGS[packing].write(iter(samples), part, images=len(samples), about=about)
+    return PACKINGS[packing].open(folder)
+
+
+def assert_same(found, wanted):
+    if isinstance(wanted, dict):
+        assert set(found) == set(wanted)
+        for name, array in wanted.items():
+            assert_same(found[name], array)
+    elif isinstance(wanted, np.ndarray):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        assert found == wanted
+
+
+def assert_gives(reader, samples, seed=0):
+    """Check names, contents and boxes, bit by bit, in a random order."""
+    assert len(reader) == len(samples)
+    for i in np.random.default_rng(seed).permutation(len(samples)).tolist():
+        name, wanted, annotation = samples[i]
+        found, boxes = reader.read(i)
+        assert reader.name(i).removeprefix("images/") == name
+        assert_same(found, wanted)
+        for given in (boxes, reader.annotation(i)):
+            assert_same(given.boxes_xyxy, annotation.boxes_xyxy)
+            assert_same(given.category_ids, annotation.category_ids)
+        boxes.boxes_xyxy[:] = -1  # a part that changes its boxes changes no others
+
+
+@pytest.mark.parametrize(("packing", "stored"), EVERY)
+def test_what_is_written_is_read_back_whoever_reads(packing, stored, tmp_path):
+    samples = some_samples(stored, count=20)  # more than a shard of TFRecord holds
+    reader = write(packing, tmp_path / "data", samples, stored)
+    assert (reader.stored, reader.boxes, reader.source_hash) == (stored, "coco", "abc")
+    assert_gives(reader, samples)
+    assert_gives(pickle.loads(pickle.dumps(reader)), samples, seed=1)
+    assert reader.verify(range(20)) == []
+    files = {path for i in range(20) for path in reader.files_of([i])}
+    assert files == set(reader.paths)
+    assert all(path.is_file() for path in (*reader.paths, *reader.companions))
+    for i in (-1, 20):
+        with pytest.raises(IndexError, match=f"i must be from 0 to 19, got {i}"):
+            reader.read(i)
+
+
+def change(file, old, new):
+    content = file.read_bytes()
+    assert content.count(old) == 1
+    file.write_bytes(content.replace(old, new))
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_changed_image_is_named_and_the_others_are_read(packing, tmp_path):
+    samples = some_samples()
+    reader = write(packing, tmp_path / "data", samples)
+    (file,) = reader.files_of([2])
+    change(file, samples[2][1][40:], samples[2][1][40:-1] + b"\x00")
+    (line,) = PACKINGS[packing].open(tmp_path / "data").verify(range(6))
+    assert str(file) in line and "straße/写真.jpeg" in line
+    reader = PACKINGS[packing].open(tmp_path / "data")
+    for i in (0, 1, 3, 4, 5):
+        assert reader.read(i)[0] == samples[i][1]
+
+
+@pytest.mark.parametrize("packing", FORMATS)
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda pack: pack.paths[0].write_bytes(b"cut"), "pack must be whole, but .* must have"),
+        (lambda pack: pack.paths[0].unlink(), "pack must be whole, but .* readable file"),
+        (lambda pack: pack.companions[0].write_bytes(b""), "pack must be whole, but .*index.npz"),
+        (lambda pack: pack.companions[1].write_text("{"), "manifest.json must be JSON, got .*"),
+        (lambda pack: change(pack.companions[1], b'"pack_schema": 2', b'"pack_schema": 1'),
+         "pack_schema must be 2, got 1 in .*manifest.json; pack the data again"),
+    ],
+    ids=["cut", "gone", "index", "manifest", "schema"],
+)  # fmt: skip
+def test_a_damaged_pack_is_refused_when_it_is_opened(packing, spoil, message, tmp_path):
+    spoil(write(packing, tmp_path / "pack", some_samples()))
+    with pytest.raises(ValueError, match=message):
+        PACKINGS[packing].open(tmp_path / "pack")
+
+
+def test_another_packing_is_named_with_what_makes_this_one(tmp_path):
+    write("raw", tmp_path / "pack", some_samples())
+    with pytest.raises(ValueError, match=r"packing must be 'raw' for .*, got 'folder'"):
+        PACKINGS["folder"].open(tmp_path / "pack")
+    with pytest.raises(ValueError, match=r"packed as lmdb, got raw in .*pack_dataset.py DATA --to"):
+        PACKINGS["lmdb"].open(tmp_path / "pack")
+    with pytest.raises(
+        FileNotFoundError, match=r"data must be an existing folder, got '/no/where'"
+    ):
+        PACKINGS["hdf5"].open("/no/where")
+
+
+@pytest.mark.parametrize(
+    ("module", "packing", "stored"),
+    [("h5py", "hdf5", JPEG), ("lmdb", "lmdb", JPEG), ("crc32c", "tfrecord", JPEG),
+     ("safetensors.numpy", "raw", SAMPLE)],
+)  # fmt: skip
+def test_a_library_that_is_not_installed_is_a_skip_with_the_line_that_installs_it(
+    module, packing, stored, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(Skip, match=r"not installed; pip install 'labkit\[formats\]'$"):
+        write(packing, tmp_path / "pack", some_samples(stored), stored)
+
+
+# --- what other programs read ---------------------------------------------------------------
+
+
+def test_other_programs_read_hdf5_lmdb_and_pth(tmp_path):
+    import h5py
+    import lmdb
+    import torch
+
+    samples = some_samples()
+    files = {name: write(name, tmp_path / name, samples).paths[0] for name in FORMATS}
+    with h5py.File(files["hdf5"]) as file:
+        assert [row.tobytes() for row in file["images"]] == [jpeg for _, jpeg, _ in samples]
+    with lmdb.open(str(files["lmdb"]), subdir=False, lock=False).begin() as transaction:
+        assert transaction.get(b"00000003") == samples[3][1]
+    tensors = torch.load(files["pth"], weights_only=True)
+    assert [tensor.numpy().tobytes() for tensor in tensors] == [jpeg for _, jpeg, _ in samples]
+    assert files["raw"].read_bytes() == b"".join(jpeg for _, jpeg, _ in samples)
+
+
+@pytest.mark.needs_rivals
+def test_tensorflow_reads_tfrecord(tmp_path):
+    import tensorflow as tf
+
+    samples = some_samples(count=20)
+    reader = write("tfrecord", tmp_path / "pack", samples)
+    assert len(reader.paths) == 2
+    text = tf.io.FixedLenFeature([], tf.string)
+    found = [
+        tf.io.parse_single_example(record, {"image/encoded": text, "image/filename": text})
+        for record in tf.data.TFRecordDataset([str(path) for path in reader.paths])
+    ]
+    assert [row["image/encoded"].numpy() for row in found] == [jpeg for _, jpeg, _ in samples]
+    assert [os.fsdecode(row["image/filename"].numpy()) for row in found] == [n for n, *_ in samples]
+
+
+# --- open files ------------------------------------------------------------------------------
+
+
+def in_child(action):
+    """Run something in a fork; it must end well."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@can_fork
+@pytest.mark.parametrize("packing", FORMATS)
+def test_forks_read_while_threads_of_the_parent_read(packing, tmp_path):
+    samples, seconds = some_samples(count=20), []
+    reader, other = write(packing, tmp_path / "pack", samples), PACKINGS[packing]
+    stop, failures = threading.Event(), []
+
+    def read():
+        try:
+            while not stop.is_set():
+                assert_gives(reader, samples)
+                seconds.append(other.open(tmp_path / "pack").read(3)[0])  # a reader beside it
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        in_child(lambda: assert_gives(reader, samples))
+    stop.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert failures == []
+    assert seconds
+
+
+@can_fork
+@pytest.mark.parametrize("packing", ["hdf5", "lmdb"])
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
+def test_nothing_of_a_library_that_forbids_it_is_open_in_a_child(packing, tmp_path):
+    reader = write(packing, tmp_path / "pack", some_samples())
+
+    def opened():
+        files = [Path(os.path.realpath(link)) for link in Path("/proc/self/fd").iterdir()]
+        return [file for file in files if file.is_relative_to(tmp_path)]
+
+    def check():
+        assert opened() == []
+
+    reader.read(0)
+    assert opened() != []
+    in_child(check)
+    reader.read(1)  # opened again here
+
+
+READ_ALL = """
+import json, sys
+from labkit.parts.packing import PACKINGS
+for name, folder in json.loads(sys.argv[1]).items():
+    reader = PACKINGS[name].open(folder)
+    print(*(sum(reader.read(i)[0]) for i in range(len(reader))))
+"""
+
+
+def test_another_process_reads_every_packing(tmp_path):
+    samples = some_samples()
+    folders = {name: str(write(name, tmp_path / name, samples).root) for name in PACKINGS}
+    shown = subprocess.run(
+        [sys.executable, "-c", READ_ALL, json.dumps(folders)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    line = " ".join(str(sum(jpeg)) for _, jpeg, _ in samples)
+    assert shown.stdout.splitlines() == [line] * len(PACKINGS), shown.stderr
+
+
+def test_a_corrupt_record_costs_a_loader_worker_only_this_record(tmp_path):
+    from torch.utils.data import DataLoader
+
+    samples = some_samples()
+    reader = write("tfrecord", tmp_path / "pack", samples)
+    change(reader.paths[0], samples[2][1], b"x" * len(samples[2][1]))
+
+    class Images:
+        def __len__(self):
+            return len(samples)
+
+        def __getitem__(self, i):
+            return i, reader.read(i)[0]
+
+    batches = iter(
+        DataLoader(Images(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    )
+    assert [next(batches)[0] for _ in range(2)] == [0, 1]
+    with pytest.raises(ValueError, match=r"TFRecord must have CRCs .* record 2 \(straße/写真"):
+        next(batches)
+    assert [i for i, _ in batches] == [3, 4, 5]
