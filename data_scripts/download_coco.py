@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
-    first, end = reader.box_ranges.T
+    first, end = reader.listing.box_ranges.T
     folder = Path(given.out) / IMAGES
     print(f"{len(reader)} images in {folder}, {(end > first).sum()} of them with boxes")
     print(f"next: labkit run --data {shlex.quote(str(folder))}")
