@@ -45,7 +45,6 @@ _EVERY = re.compile(r"every (\d+ steps|step)")
 # Of an axis' unit: what lies at one position side by side, and the advice behind it.
 GROUP = 0.84
 ADVICE = "#e6e6e6"
-NUMBER_IN = (0.5, 0.13)  # length and height, with the space around
 BASELINE = {
     "color": INK, "marker": "o", "markersize": 6, "markerfacecolor": "white",
     "linestyle": (0, (4, 3)),
@@ -54,7 +53,6 @@ RING = {
     "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgecolor": INK,
     "markeredgewidth": 1.2, "linestyle": "none",
 }  # fmt: skip
-BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
 # Apart without any colour: mark, dashes, shade.
 LOOKS = (
     ("o", "-", "#08519c"), ("s", (0, (5, 2)), "#d94801"), ("^", (0, (1, 1.5)), "#1a1a1a"),
@@ -124,7 +122,7 @@ def stops_mattering(series: Series) -> int | None:
 def say(series: Series) -> str:
     """State from how many steps on a series costs less than `STOPS_MATTERING`."""
     limit = units.limit(STOPS_MATTERING)
-    name = f"{series.name}: " if series.name else ""
+    name = f"{series.name or 'cost'}: "
     if (least := stops_mattering(series)) is not None:
         return f"{name}less than {limit} from every {_steps(least)} on"
     steps, row = series.points[-1]
@@ -194,74 +192,39 @@ def _draw(
     places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
     axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + [NEVER])
     axes.set_xlim(-0.5, len(steps) + 0.5)
-    axes.set_xlabel(f"steps in between ({dial['setting']})")
+    axes.set_xlabel(f"every N steps ({dial['setting']})")
     axes.set_ylabel("normalized epoch time")
     times = [row.normalized_time for series in found for _, row in series.points]
-    highs = [row.ci_high for series in found for _, row in series.points if row.ci_high]
-    top = max([1.0, *times])
-    # A very long interval is cut off; above it is room for a number.
-    top = max(top, min(max(highs, default=0), 1.5 * top))
-    axes.set_ylim(0, top / (1 - NUMBER_IN[0] / PANEL_IN))
+    axes.set_ylim(0, 1.2 * max([1.0, *times]))  # a very long interval is cut off
     axes.grid(axis="y")
     axes.axhline(1, linestyle=(0, (4, 3)), **sheet.mark({"color": INK, "linewidth": 1}))
     handles = []
-    if summary.rows and summary.rows[0].normalized_time is not None:
+    if summary.rows[0].normalized_time is not None:
         look = sheet.mark(BASELINE)
         axes.plot([len(steps)], [1], zorder=3, **look)
         handles.append(Line2D([], [], label=f"{summary.baseline} (baseline)", **look))
     if dial["advice"]:
-        handles.append(_draw_advice(axes, places[dial["advice"]], dial))
+        place, label = places[dial["advice"]], f"{dial['source']}: every {dial['advice']} steps"
+        band = (place - GROUP / 2, place + GROUP / 2)
+        handles.append(axes.axvspan(*band, color=ADVICE, zorder=0, label=label))
     for i, series in enumerate(found):
-        handles.append(_draw_series(axes, series, places, i, len(found), top, sheet))
+        marker, dashes, color = LOOKS[i % len(LOOKS)]
+        # Beside each other, or equal points would hide one another.
+        shift = GROUP / len(found) * (i - (len(found) - 1) / 2)
+        look = sheet.mark({"color": color, "linewidth": 1.4, "markersize": 6})
+        xs = [places[n] + shift for n, _ in series.points]
+        ys = [row.normalized_time for _, row in series.points]
+        name = series.name or "every N steps"
+        handles += axes.plot(xs, ys, marker=marker, linestyle=dashes, label=name, **look)
+        for x, (n, row) in zip(xs, series.points):
+            if row.ci_low is not None:
+                axes.vlines(x, row.ci_low, row.ci_high, color=color)
+            if n == stops_mattering(series):
+                axes.plot([x], [row.normalized_time], **sheet.mark(RING))
     if any(stops_mattering(series) for series in found):
         label = f"from here on less than {units.limit(STOPS_MATTERING)}"
         handles.append(Line2D([], [], label=label, **sheet.mark(RING)))
     return handles
-
-
-def _draw_advice(axes: Axes, place: int, dial: Mapping[str, object]) -> Artist:
-    return axes.axvspan(
-        place - GROUP / 2, place + GROUP / 2, color=ADVICE, zorder=0,
-        label=f"{dial['source']}: every {dial['advice']} steps",
-    )  # fmt: skip
-
-
-def _draw_series(
-    axes: Axes,
-    series: Series,
-    places: Mapping[int, int],
-    i: int,
-    n: int,
-    top: float,
-    sheet: Sheet,
-) -> Artist:
-    from matplotlib.markers import CARETUP
-
-    marker, dashes, color = LOOKS[i % len(LOOKS)]
-    # Beside each other, or equal points and their numbers would hide one another.
-    apart = GROUP / n
-    xs = [places[steps] + apart * (i - (n - 1) / 2) for steps, _ in series.points]
-    ys = [row.normalized_time for _, row in series.points]
-    look = sheet.mark({"color": color, "linewidth": 1.4, "markersize": 6})
-    (line,) = axes.plot(
-        xs, ys, marker=marker, linestyle=dashes, label=series.name or "every N steps", **look
-    )
-    apart_in = apart * (sheet.width_in - 2 * PAD_IN - LEFT_IN) / (len(places) + 1)
-    for (steps, row), x, y in zip(series.points, xs, ys):
-        if row.ci_low is not None:
-            thin = {**look, "linewidth": look["linewidth"] / 2}
-            axes.plot([x, x], [row.ci_low, min(row.ci_high, top)], **thin)
-            if row.ci_high > top:  # it goes on
-                axes.plot([x], [top], marker=CARETUP, **thin)
-        if steps == stops_mattering(series):
-            axes.plot([x], [y], **sheet.mark(RING))
-        if apart_in > NUMBER_IN[1]:  # else the table has them
-            axes.annotate(
-                units.normalized(y), (x, min(row.ci_high or y, top)), (0, 8 * sheet.scale),
-                textcoords="offset points", ha="center", va="bottom", size=8 * sheet.scale,
-                color=color, rotation=0 if apart_in > NUMBER_IN[0] else 90, bbox=BEHIND, zorder=5,
-            )  # fmt: skip
-    return line
 
 
 def _describe(summary: Summary, found: list[Series]) -> str:

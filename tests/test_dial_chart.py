@@ -110,13 +110,13 @@ def test_equal_points_of_several_series_lie_beside_one_another_and_look_differen
     drawn = series(draw(times=dict.fromkeys(all_of("logs"), 1.2), noise=0)).values()
     places = sorted(x for line in drawn for x in line.get_xdata())
     assert min(b - a for a, b in itertools.pairwise(places)) > 0.1
-    assert len({line.get_marker() for line in drawn}) == len(drawn) == 6
+    assert len({line.get_marker() for line in drawn}) == len(drawn) > 2
 
 
 AWKWARD = {
     "as it is": ("logs", LOGS, {}),
-    "six series": ("logs", all_of("logs"), {}),
-    "six equal series": ("logs", dict.fromkeys(all_of("logs"), 1.0), {"noise": 0}),
+    "all series": ("logs", all_of("logs"), {}),
+    "all series, equal": ("logs", dict.fromkeys(all_of("logs"), 1.0), {"noise": 0}),
     "many times as long": ("checkpoints", all_of("checkpoints", 1_234), {}),
     "much noise": ("metric_reports", all_of("metric_reports"), {"noise": 0.4, "blocks": 2}),
     "faster than never": ("logs", {"every step": 0.2, "every 10 steps": 0.6}, {}),
