@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BAR_IN = 0.23
 # Fill and hatch: the first epoch and the later ones, apart also without any colour.
+FIRST = "epoch 1"
 LOOKS = (("#7fa8c9", "////"), ("#e3edf5", ""))
 # The columns right of the bars: heading and how far from the axis, in points.
 SECONDS_PT = 6
@@ -103,8 +104,10 @@ def _legend(names: Sequence[str], sheet: Sheet) -> list[Artist]:
 
     if not names:
         return []
+    # Variants may have different numbers of epochs: "epoch 2 / epochs 2 to 3 (mean)".
+    later = " / ".join(sorted(set(names) - {FIRST}))
     handles = [
         Patch(facecolor=color, hatch=hatch, label=name, **sheet.mark(EDGE))
-        for name, (color, hatch) in zip(sorted(set(names)), LOOKS)
+        for name, (color, hatch) in zip(filter(None, [FIRST, later]), LOOKS)
     ]
     return [*handles, Line2D([], [], label="one epoch of one trial", **sheet.mark(DOT))]

@@ -42,6 +42,12 @@ def test_bars_are_as_long_as_the_epochs_and_the_axis_starts_at_zero():
     assert max(dots) < high
 
 
+def test_the_legend_names_every_kind_of_epoch_where_variants_differ_in_their_number():
+    media = MEDIA | {"tmpfs": replace(MEDIA["tmpfs"], epochs_s=(1.4, 1.4, 1.4))}
+    written = everything_written(epoch_chart(make_summary(media)))
+    assert "epoch 2 / epochs 2 to 3 (mean)" in written
+
+
 def test_the_two_epochs_differ_without_colour():
     (axes,) = epoch_chart(make_summary()).axes
     assert {bar.get_hatch() for bar in axes.patches[::2]} == {"////"}
