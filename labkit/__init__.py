@@ -31,7 +31,6 @@ from labkit.notebook import (
     table,
     write_page,
 )
-from labkit.operations_run import run_operations
 from labkit.panel import panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES, PROFILES
@@ -107,7 +106,6 @@ __all__ = [
     "record_timeline",
     "resume",
     "run",
-    "run_operations",
     "save",
     "savings",
     "side_by_side",

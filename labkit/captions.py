@@ -21,6 +21,7 @@ from labkit.row_words import (
     join,
     proof,
     reason,
+    say_noise_floor,
     say_outliers,
     split_label,
 )
@@ -37,9 +38,15 @@ def describe(summary: Summary) -> str:
     """Say in one paragraph what the chart shows, for screen readers."""
     sentences = [summary.question, *stand_ins(summary), conditions(summary)]
     sentences += [*other_images(summary), *self_checks(summary)]
-    sentences.append(f"Bars of normalized epoch time, lower is better; {summary.baseline} is 1")
+    if summary.has_groups:
+        sentences.append("Bars of normalized time, lower is better; each group has its baseline")
+    else:
+        sentences.append(f"Bars of normalized epoch time, lower is better; {summary.baseline} is 1")
     for row in summary.rows:
-        if row.variant != summary.baseline or not row.normalized_time:
+        if summary.has_groups and row.time_s is not None:
+            said = f"{units.seconds(row.time_s)}, {describe_row(summary, row)}"
+            sentences.append(f"{row.variant}: {said}")
+        elif not summary.is_baseline(row) or not row.normalized_time:
             sentences.append(f"{row.variant}: {describe_row(summary, row)}")
     return join_sentences([*sentences, *_from(summary)])
 
@@ -92,6 +99,9 @@ def how_measured(summary: Summary) -> list[str]:
     parts = [f"{summary.mode} mode", blocks]
     if summary.judged and not summary.stable:
         parts.append(f"{UNSTABLE}, no verdicts")
+    if summary.has_groups and summary.aa_ratio is not None:
+        aa = (summary.aa_ratio, summary.aa_low, summary.aa_high)
+        parts.append(say_noise_floor(summary.aa_s, *aa))
     if summary.protocol != CORRECTED:
         parts.append(summary.protocol)
     return parts

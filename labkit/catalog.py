@@ -25,6 +25,7 @@ from labkit import (
     media,
 )
 from labkit.experiment import Experiment, requested
+from labkit.operations import operations
 from labkit.pagecache import can_evict
 from labkit.parts.storage import slow_disk
 from labkit.settings import AS_PUBLISHED, CORRECTED, Settings, pick, with_settings
@@ -279,6 +280,7 @@ CATALOG: dict[str, Callable[..., Experiment]] = {
     "preprocessing": preprocessing,
     "opencv_vs_pil": opencv_vs_pil,
     "combined": combined,
+    "operations": operations,
     "packing": in_depth.packing,
     "small_files": in_depth.small_files,
     "offline": in_depth.offline,
@@ -306,7 +308,9 @@ CATALOG: dict[str, Callable[..., Experiment]] = {
     "progress": in_depth_callbacks.progress,
     "bottlenecks": in_depth_bottlenecks.bottlenecks,
 }
-MAIN_ROAD = ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined")
+MAIN_ROAD = (
+    "prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined", "operations",
+)  # fmt: skip
 # Those that can also be run in the document's own order and with its own loop.
 AS_PUBLISHED_TOO = ("prefetching", "storage")
 
@@ -321,6 +325,7 @@ KNOBS: dict[str, tuple[str, ...]] = {
     "preprocessing": ("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),
     "opencv_vs_pil": ("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
     "combined": ("num_workers", "batch_size", "input_px", "decoder", "device"),
+    "operations": ("seed",),
     "packing": ("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
     "small_files": ("num_workers", "storage", "input_px", "batch_size", "decoder", "device"),
     "offline": ("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),

@@ -8,11 +8,30 @@ at 0.  What every chart has in common is in `figures`, its rows in `row_figure`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from labkit import captions, units
-from labkit.figures import DOT, EDGE, INK, WIDE, Sheet
-from labkit.row_figure import BAR_IN, row_figure
+from labkit import captions, row_words, units
+from labkit.figures import (
+    DOT,
+    EDGE,
+    INK,
+    LEGEND_LINE_IN,
+    PAD_IN,
+    SOFT_INK,
+    WIDE,
+    Sheet,
+    draw_foot,
+    draw_head,
+    fit_foot,
+    fitter,
+    foot_height_in,
+    head,
+    head_height_in,
+    mimebundle,
+    style,
+)
+from labkit.row_figure import BAR_IN, ROW_IN, row_figure
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
@@ -30,6 +49,9 @@ LOOKS = {
     "slower": ("#fdae6b", "xxxx"),
     "other": ("#c6dbef", ""),
 }
+PANEL_IN = 0.5  # title and ticks of a group's panel
+PANEL_ROW_IN = 0.24  # one of its rows
+PANEL_NAME_IN, PANEL_VALUE_IN = 0.95, 0.65  # left and right of the bars
 WHISKER = {"color": INK, "linewidth": 1.6}
 # Far from the other trials of its variant: larger and open, so that one under it shows.
 OUTLIER = {
@@ -52,6 +74,8 @@ def chart(summary: Summary, sheet: Sheet = WIDE) -> Figure:
     Returns:
         A figure that shows itself in a notebook; its label is `captions.describe(summary)`.
     """
+    if summary.has_groups:
+        return _chart_groups(summary, sheet)
 
     def draw(axes: Axes, middles_in: Sequence[float]) -> list[Artist]:
         limit = axis_limit(summary.rows)
@@ -64,6 +88,94 @@ def chart(summary: Summary, sheet: Sheet = WIDE) -> Figure:
 
     verdicts = ["" if row.verdict == "baseline" else row.verdict for row in summary.rows]
     return row_figure(summary, captions.describe(summary), draw, sheet=sheet, remarks=verdicts)
+
+
+def _chart_groups(summary: Summary, sheet: Sheet) -> Figure:
+    """Draw a panel per group: "decode, 640×480" is in the row decode and the column 640×480.
+
+    Each panel has its own axis, as groups are not compared; the time per image is beside each bar.
+    A narrow sheet has room for one column, the middle one.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    places = {group.rpartition(", ")[::2]: rows for group, rows in summary.groups().items()}
+    columns = list(dict.fromkeys(column for _, column in places))
+    more = []
+    if sheet.is_narrow and len(columns) > 1:
+        columns = columns[len(columns) // 2 :][:1]
+        more = [(f"{columns[0]} only; the table has the others", 9, "normal", SOFT_INK)]
+    bars: dict[str, int] = {}  # of each row of panels, the most
+    for (name, column), rows in places.items():
+        if column in columns:
+            bars[name] = max(bars.get(name, 0), len(rows))
+    with style(sheet):
+        figure = Figure()
+        canvas = FigureCanvasAgg(figure)
+        figure.set_label(captions.describe(summary))
+        fit = fitter(figure)
+        lines = [*head(summary, fit, sheet), *more]
+        foot = fit_foot(summary.origin, fit, sheet)
+        bottom_in = foot_height_in(foot) + LEGEND_LINE_IN + PAD_IN
+        bars_in = PANEL_ROW_IN * sum(bars.values())
+        top_in = bottom_in + bars_in + PANEL_IN * len(bars)
+        height_in = top_in + head_height_in(lines)
+        figure.set_size_inches(sheet.width_in * sheet.scale, height_in * sheet.scale)
+        width_in = (sheet.width_in - 2 * PAD_IN - PANEL_NAME_IN) / len(columns) - PANEL_VALUE_IN
+        panels = figure.subplots(
+            len(bars), len(columns), squeeze=False,
+            gridspec_kw={
+                "height_ratios": list(bars.values()),
+                "hspace": PANEL_IN / (bars_in / len(bars)),
+                "wspace": PANEL_VALUE_IN / width_in,
+                "left": (PAD_IN + PANEL_NAME_IN) / sheet.width_in,
+                "right": 1 - (PAD_IN + PANEL_VALUE_IN) / sheet.width_in,
+                "bottom": (bottom_in + PANEL_IN / 2) / height_in,
+                "top": (top_in - PANEL_IN / 2) / height_in,
+            },
+        )  # fmt: skip
+        for panel_row, name in zip(panels, bars):
+            for axes, column in zip(panel_row, columns):
+                if (name, column) not in places:
+                    axes.set_axis_off()
+                    continue
+                _draw_panel(axes, summary, places[name, column], sheet)
+                title = f"{name}, {column}" if name else column
+                axes.set_title(title, loc="left", size=9 * sheet.scale, weight="bold")
+                if axes is not panel_row[0]:
+                    axes.set_yticklabels([])
+        handles = legend([summary], sheet)
+        if handles:
+            corner = PAD_IN / sheet.width_in, (foot_height_in(foot) + PAD_IN / 2) / height_in
+            figure.legend(
+                handles=handles, loc="lower left", ncols=len(handles), bbox_to_anchor=corner,
+                borderaxespad=0, borderpad=0,
+            )  # fmt: skip
+        draw_head(figure, lines, sheet)
+        draw_foot(figure, foot, sheet)
+        canvas.draw()
+    figure._repr_mimebundle_ = lambda **_: mimebundle(figure)
+    return figure
+
+
+def _draw_panel(axes: Axes, summary: Summary, rows: Sequence[Row], sheet: Sheet) -> None:
+    """Draw one group's rows."""
+    from matplotlib.ticker import MaxNLocator
+
+    middles_in = [ROW_IN * (i + 0.5) for i in range(len(rows))]
+    limit = axis_limit(rows)
+    axes.set(xlim=(0, limit), ylim=(ROW_IN * len(rows), 0))
+    axes.set_yticks(middles_in, [row_words.name_in_group(row) for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=7.5 * sheet.scale)
+    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+    draw_rows(axes, replace(summary, rows=tuple(rows)), middles_in, limit, sheet)
+    for row, y in zip(rows, middles_in):
+        if row.normalized_time is None:
+            look = {"va": "center", "size": 8 * sheet.scale, "color": SOFT_INK, "style": "italic"}
+            axes.text(limit * 0.02, y, row.status, **look)
+        else:
+            write_beside(axes, y, (6, 0), units.seconds(row.time_s), sheet, size=8)
 
 
 def axis_limit(rows: Sequence[Row]) -> float:
@@ -90,7 +202,7 @@ def draw_rows(
     axes.axvline(1, linestyle=(0, (4, 3)), zorder=2.5, **line)
     for row, y in zip(summary.rows, middles_in):
         if row.normalized_time is not None:
-            _draw_row(axes, row, y, limit, sheet, is_baseline=row.variant == summary.baseline)
+            _draw_row(axes, row, y, limit, sheet, is_baseline=summary.is_baseline(row))
 
 
 def _draw_row(
@@ -179,7 +291,7 @@ def legend(summaries: Sequence[Summary], sheet: Sheet) -> list[Artist]:
     if any(row.ci_low is not None for row in measured):
         whisker = sheet.mark({"marker": "|", "markersize": 8, **WHISKER})
         handles.append(Line2D([], [], label="95 % interval", **whisker))
-    others = [row for s in summaries for row in s.rows if row.variant != s.baseline]
+    others = [row for s in summaries for row in s.rows if not s.is_baseline(row)]
     if any(row.published is not None and row.normalized_time is not None for row in others):
         handles.append(Line2D([], [], label="published", **sheet.mark(PUBLISHED)))
     return handles

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from labkit import catalog, media
 from labkit.experiment import Experiment, choose, completed
+from labkit.runner import KINDS
 from labkit.settings import (
     CORRECTED,
     INPUT_PX_STEP,
@@ -123,7 +124,8 @@ def fields(choice: Choice) -> tuple[list[Field], list[Field]]:
     alike = {
         name: value
         for name, value in vars(experiment.variants[experiment.baseline]).items()
-        if all(getattr(other, name) == value for other in settings)
+        if name in KINDS[experiment.kind].knobs
+        and all(getattr(other, name) == value for other in settings)
     }
     shown = completed(Settings(**alike), pick(MODES, choice.mode, "mode"))
     first = ("data", *catalog.KNOBS.get(choice.name, USUAL))

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 from labkit import units
 from labkit.in_depth_bottlenecks import COMPUTING, LOADING
-from labkit.operations_summary import compare_twins, count_blocks, summarize_operations
-from labkit.results import Run
+from labkit.row_words import name_in_group
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import UNSTABLE
-from labkit.summary import Row
+from labkit.summary import Row, Summary
 from labkit.tuning import EQUALLY_FAST
 
 # What GPU-util must differ by, as a share: NVML's periods and a loop's steps do not divide.
@@ -119,35 +118,38 @@ ANSWERS: dict[int, Callable[[Rows, str, Mapping], Found]] = {
 }
 
 
-def opencv_beside_pillow(run: Run) -> str:
-    """Claim 23: count the operations and sizes in which OpenCV took less time than Pillow."""
+def beside_baselines(info: Mapping[str, object], summary: Summary, variant: str) -> str:
+    """Answer a claim on a variant that is in many groups: count those in which it is faster.
+
+    Args:
+        info: what `run.json` holds.
+        summary: what `summary.summarize` returns for it.
+        variant: its name in the groups.
+    """
     rows = [
         row
-        for row in summarize_operations(run)
-        if (row.library, row.baseline) == ("opencv", "pillow") and row.ratio is not None
+        for row in summary.rows
+        if name_in_group(row) == variant and row.ratios and not summary.is_baseline(row)
     ]
-    judged, twins = MODES[run.info["mode"]].judged, compare_twins(run)
-    blocks = count_blocks(run)
-    if blocks.rejected and not blocks.counting:
+    if not rows and summary.rejected and not summary.n_blocks:
         return "not run: every block was rejected"
     if not rows:
-        return "not run: this run has no operation of both libraries"
-    if judged and twins is not None and not twins.stable:
+        return f"not run: this run has no group with {variant} and another baseline"
+    if summary.judged and not summary.stable:
         return f"{UNSTABLE}, no verdict"
     if not any(row.verdict for row in rows):
-        less = sum(row.ratio < 1 for row in rows)
-        why = f"{run.info['mode']} mode speaks no verdict"
-        if judged:
-            n = len(blocks.counting)
-            why = f"{n} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
-        return f"opencv took less time in {less} of {len(rows)} operations and sizes; {why}"
+        less = sum(row.normalized_time < 1 for row in rows)
+        why = f"{summary.mode} mode: no verdict"
+        if MODES[info["mode"]].judged:
+            why = f"{summary.n_blocks} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
+        return f"{variant} took less time in {less} of {len(rows)} groups; {why}"
     faster = sum(row.verdict == "faster" for row in rows)
     slower = sum(row.verdict == "slower" for row in rows)
     # "Mostly" is more than half.
     word = {faster * 2 > len(rows): "agrees", slower * 2 > len(rows): "differs"}.get(
         True, "inconclusive"
     )
-    return f"{word}: opencv faster in {faster}, slower in {slower} of {len(rows)}"
+    return f"{word}: {variant} faster in {faster}, slower in {slower} of {len(rows)}"
 
 
 def _parts(row: Row) -> dict[str, float]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import catalog, machine, operations_run, units
-from labkit.claim_answers import ANSWERS, opencv_beside_pillow
+from labkit import catalog, machine, units
+from labkit.claim_answers import ANSWERS, beside_baselines
 from labkit.results import Run, newest_runs
 from labkit.row_words import EMULATED_WORDS
 from labkit.row_words import find_stand_ins as stand_ins
@@ -172,17 +172,16 @@ def _answer(claim: Claim, test: Test, run: Run | None) -> str:
     experiment, variant = test.experiment, test.variant
     if run is None and experiment in MADE_BY:
         return f"not run: {MADE_BY[experiment]} asks it"
-    # Operations are measured in a way of their own, which the catalog does not list.
-    if run is None and experiment not in (*catalog.CATALOG, operations_run.NAME):
+    if run is None and experiment not in catalog.CATALOG:
         missing = "no experiment yet"
         return f"not testable here: {claim.reason}; {missing}" if claim.reason else missing
     if run is None:
         return "not run"
     if claim.number in ANSWERS:
         return _answer_otherwise(claim.number, variant, run)
-    if not variant or run.info.get("kind") == operations_run.NAME:
-        return opencv_beside_pillow(run)
     summary = summarize(run.info, run.trials)
+    if summary.has_groups:
+        return beside_baselines(run.info, summary, variant)
     rows = {row.variant: row for row in summary.rows}
     if variant not in rows:
         return "not run: this run has no such variant"

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import labkit as lab
@@ -22,8 +20,7 @@ from labkit.claims import claims_text
 from labkit.diagnosis import target
 from labkit.disputes import answers as answer_disputes
 from labkit.disputes import disputes_text
-from labkit.operations_run import NAME as OPERATIONS
-from labkit.settings import CORRECTED, field_kinds
+from labkit.settings import field_kinds
 
 
 def show_list(options: argparse.Namespace) -> int:
@@ -32,8 +29,9 @@ def show_list(options: argparse.Namespace) -> int:
     for name in lab.CATALOG:
         experiment = lab.experiment(name)
         print(f"  {name:16} {experiment.question}")
-        print(f"  {'':16} {' · '.join(experiment.variants)}  ({experiment.source})")
-    print(f"  {OPERATIONS:16} Which library does which image operation faster?")
+        groups = set(experiment.groups.values())
+        variants = f"{len(groups)} groups" if groups else " · ".join(experiment.variants)
+        print(f"  {'':16} {variants}  ({experiment.source})")
     folders = results.list_runs(options.results)
     print(f"\nruns in {options.results}:" if folders else f"\nno runs in {options.results} yet")
     for folder in folders:
@@ -60,12 +58,12 @@ def run(options: argparse.Namespace) -> int:
     if options.resume:
         return _show(lab.resume(results.find_run(options.results, options.resume).folder))
     if len(options.names) == 1:
-        return _show(_prepared(_choice(options, options.names[0]), options.results)())
+        return _show(_run(options, _choice(options, options.names[0]).experiment()))
     # Build all before running any: a typo in the third name must not cost two runs.
     waiting = {}
-    for name in options.names or (*catalog.MAIN_ROAD, OPERATIONS):
+    for name in options.names or catalog.MAIN_ROAD:
         try:
-            waiting[name] = _prepared(_choice(options, name), options.results)
+            waiting[name] = _choice(options, name).experiment()
         except ValueError as error:
             if options.names:
                 raise
@@ -73,9 +71,9 @@ def run(options: argparse.Namespace) -> int:
     if not waiting:
         return 1
     status = 0
-    for name, run in waiting.items():
+    for name, experiment in waiting.items():
         try:
-            status = max(status, _show(run()))
+            status = max(status, _show(_run(options, experiment)))
         except (ValueError, OSError, RuntimeError) as error:  # the others can still be run
             print(f"labkit: {name}: {error}\n", file=sys.stderr)
             status = 1
@@ -94,24 +92,8 @@ def _choice(options: argparse.Namespace, name: str) -> Choice:
     )
 
 
-def _prepared(choice: Choice, folder: str) -> Callable[[], results.Run]:
-    """Build what a choice stands for, ready to be run; refuses what cannot work."""
-    given = {"mode": choice.mode, "blocks": choice.blocks, "results": folder}
-    if choice.name != OPERATIONS:
-        return partial(lab.run, choice.experiment(), **given)
-    own = {key: value for key, value in choice.changes.items() if key in ("data", "seed")}
-    if choice.protocol != CORRECTED:
-        raise ValueError(f"protocol must be {CORRECTED} for {OPERATIONS}, got {choice.protocol}")
-    if choice.variants or choice.baseline:
-        raise ValueError(
-            f"variant and baseline must be left out for {OPERATIONS}, which times every operation"
-        )
-    if len(own) < len(choice.changes):
-        others = ", ".join(key for key in choice.changes if key not in own)
-        raise ValueError(
-            f"settings must be data or seed for {OPERATIONS}, got {others}; leave them out"
-        )
-    return partial(lab.run_operations, **own, **given)
+def _run(options: argparse.Namespace, experiment: lab.Experiment) -> results.Run:
+    return lab.run(experiment, options.mode, blocks=options.blocks, results=options.results)
 
 
 def _show(run: results.Run) -> int:

@@ -60,8 +60,8 @@ def compare(runs: Sequence[Run]) -> list[Compared]:
         runs: one to six of the same experiment, of any machine and mode.
 
     Raises:
-        ValueError: there are none or too many, they belong to several experiments, or they
-            time single operations.
+        ValueError: there are none or too many, they belong to several experiments, or their
+            variants are in groups.
     """
     if isinstance(runs, Run):
         raise ValueError("runs must be a list of runs, got one run; write [run]")
@@ -75,9 +75,9 @@ def compare(runs: Sequence[Run]) -> list[Compared]:
         raise ValueError(
             f"{wanted}, got {', '.join(names)}; show each experiment in a figure of its own"
         )
-    if any(run.info.get("kind") for run in runs):
+    if any(run.info.get("groups") for run in runs):
         raise ValueError(
-            f"runs must be of an experiment that times epochs, got {names[0]}; "
+            f"runs must be of an experiment without groups, got {names[0]}; "
             "show each of them with lab.chart(run)"
         )
     return [_compared(run) for run in runs]

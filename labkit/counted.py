@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from labkit import units
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
@@ -42,10 +43,10 @@ Runs = dict[int, Trial]
 class Counted:
     """What of a run's trials counts."""
 
-    base_runs: dict[int, list[Trial]]
-    """Block -> the baseline's runs (A1, A2); only blocks in which it is complete."""
+    base_runs: dict[str, dict[int, list[Trial]]]
+    """Group -> block -> its baseline's runs (A1, A2); only blocks in which these are complete."""
     runs: dict[str, Runs]
-    """Variant -> block -> its run; the baseline left out."""
+    """Variant -> block -> its run; baselines left out."""
     rejected: dict[int, str]
     """Block -> why the machine was not the run's own meanwhile."""
     are_rejected_left_out: bool
@@ -54,6 +55,12 @@ class Counted:
     """Variant -> for each trial left out why its cache state is not what its label says."""
     attempt: int
     """0, or 1 after everything was measured once more."""
+
+    @property
+    def blocks(self) -> set[int]:
+        """Blocks in which the baselines of all measured groups are complete."""
+        complete = [set(blocks) for blocks in self.base_runs.values() if blocks]
+        return set.intersection(*complete) if complete else set()
 
 
 def count(
@@ -76,7 +83,7 @@ def count(
     if attempt is None:
         attempt = max((attempt_of(block, planned) for _, block, _ in measured), default=0)
         again = count(info, trials, attempt) if attempt else None
-        if again is not None and len(again.base_runs) < MIN_JUDGED_BLOCKS:
+        if again is not None and len(again.blocks) < MIN_JUDGED_BLOCKS:
             attempt = 0  # too little to judge by: what was there before still stands
     measured = {
         key: trial for key, trial in measured.items() if attempt_of(key[1], planned) == attempt
@@ -95,17 +102,20 @@ def count(
         for key, trial in measured.items()
         if not cache_doubt(trial) and not (leaves_out and key[1] in rejected)
     }
-    baseline = info["baseline"]
-    roles = ("A1", "A2") if is_baseline_run_twice(info) else ("A1",)
-    base_runs = {
-        block: [counting[baseline, block, role] for role in roles]
-        for block in sorted({block for _, block, _ in counting})
-        if all((baseline, block, role) in counting for role in roles)
-    }
+    blocks = sorted({block for _, block, _ in counting})
+    base_runs = {}
+    for group, baseline in baselines_of(info).items():
+        roles = ("A1", "A2") if is_baseline_run_twice(info, group) else ("A1",)
+        runs_of = {b: [counting.get((baseline, b, role)) for role in roles] for b in blocks}
+        base_runs[group] = {b: runs for b, runs in runs_of.items() if None not in runs}
     runs = {
-        name: {b: counting[name, b, ""] for b in base_runs if (name, b, "") in counting}
+        name: {
+            b: counting[name, b, ""]
+            for b in base_runs[group_of(info, name)]
+            if (name, b, "") in counting
+        }
         for name in info["variants"]
-        if name != baseline
+        if name not in baselines_of(info).values()
     }
     return Counted(
         base_runs=base_runs,
@@ -117,10 +127,31 @@ def count(
     )
 
 
-def is_baseline_run_twice(info: Mapping[str, object]) -> bool:
-    """Whether a run's blocks hold A1 and A2; before that was recorded, the mode told."""
+def baselines_of(info: Mapping[str, object]) -> dict[str, str]:
+    """Return group -> its baseline; a run without groups has one, "".
+
+    Args:
+        info: what `run.json` holds.
+    """
+    return info.get("baselines") or {"": info["baseline"]}
+
+
+def group_of(info: Mapping[str, object], variant: str) -> str:
+    """Return what a variant is compared within; empty where a run has no groups."""
+    return (info.get("groups") or {}).get(variant, "")
+
+
+def is_baseline_run_twice(info: Mapping[str, object], group: str | None = None) -> bool:
+    """Whether a run's blocks hold A1 and A2; before that was recorded, the mode told.
+
+    Args:
+        info: what `run.json` holds.
+        group: of this group's baseline; unset: of any.
+    """
     mode = MODES.get(info["mode"])
-    return info.get("shuffled", mode is None or mode.shuffled)
+    is_twice = info.get("shuffled", mode is None or mode.shuffled)
+    # Runs of operations by earlier versions repeated one baseline only.
+    return is_twice and (group is None or group in info.get("twice", [group]))
 
 
 def attempt_of(block: int, planned: int) -> int:
@@ -213,6 +244,24 @@ def say_rejected(rejected: Mapping[int, str], *, left_out: bool) -> str:
 
 
 def a_over_a(counted: Counted) -> list[float]:
-    """Give ln(A2/A1) of every block: what noise alone does; nothing where it ran only once."""
-    pairs = [runs for runs in counted.base_runs.values() if len(runs) == 2]
-    return [math.log(a2.time_s / a1.time_s) for a1, a2 in pairs]
+    """Return ln(A2/A1) of every block, the mean of its groups; nothing where it ran once.
+
+    A block counts once, whatever its groups: they share what disturbs them.
+    """
+    found: dict[int, list[float]] = {}
+    for block, log_ratio in _pairs(counted):
+        found.setdefault(block, []).append(log_ratio)
+    return [fmean(found[block]) for block in sorted(found)]
+
+
+def noise(counted: Counted) -> float | None:
+    """Return the standard deviation of ln(A2/A1) of single pairs; None below two blocks."""
+    pairs = list(_pairs(counted))
+    return stdev(x for _, x in pairs) if len({block for block, _ in pairs}) >= 2 else None
+
+
+def _pairs(counted: Counted) -> Iterator[tuple[int, float]]:
+    for blocks in counted.base_runs.values():
+        for block, runs in blocks.items():
+            if len(runs) == 2:
+                yield block, math.log(runs[1].time_s / runs[0].time_s)

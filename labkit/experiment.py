@@ -18,12 +18,10 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
 from labkit import machine, source, stored, tables, timing
-from labkit.operations_run import NAME as OPERATIONS
-from labkit.operations_run import resume_operations
 from labkit.plan import check_blocks
 from labkit.progress import Progress
 from labkit.results import RESERVED, SCHEMA, SHARED, Run, create_run, hold, load_run
-from labkit.runner import run_to_the_end
+from labkit.runner import EPOCHS, KINDS, run_to_the_end
 from labkit.settings import (
     CORRECTED,
     MODES,
@@ -65,7 +63,15 @@ class Experiment:
     variants: Mapping[str, Settings]
     """Label -> settings, in the order of the tables."""
     baseline: str
-    """The label that all others are divided by."""
+    """The label that all others of its group are divided by."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Label -> what it is compared within, as "decode, 640×480"; unset: one group has all.
+
+    The baseline of a group is `baseline` if that is in it, else the group's first variant."""
+    kind: str = EPOCHS
+    """What a trial does, a key of `runner.KINDS`."""
+    tasks: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Label -> what its trials are told beside the settings, where the kind wants it."""
     published: Mapping[str, float] = field(default_factory=dict)
     """Label -> the document's normalized time, where it gives one."""
     source: str = ""
@@ -101,6 +107,23 @@ class Experiment:
         for label in self.published:
             pick(dict(self.variants), label, "published label")
         pick(dict.fromkeys(PROTOCOLS), self.protocol, "protocol")
+        pick(KINDS, self.kind, "kind")
+
+    def grouped(self, labels: Iterable[str]) -> dict[str, dict]:
+        """Return what `run.json` holds of groups and tasks; nothing where there are none.
+
+        Args:
+            labels: the variants that are measured.
+        """
+        told = {}
+        if self.tasks:
+            told["tasks"] = {label: self.tasks[label] for label in labels}
+        if self.groups:
+            groups = {label: self.groups.get(label, "") for label in labels}
+            firsts = {group: label for label, group in reversed(groups.items())}
+            firsts[groups[self.baseline]] = self.baseline
+            told |= {"groups": groups, "baselines": {g: firsts[g] for g in groups.values()}}
+        return told
 
 
 def requested(experiment: Experiment, request: Mapping[str, object]) -> Experiment:
@@ -217,8 +240,10 @@ def run(
     own = tables.own_parts()
     data = _describe_data(variants[experiment.baseline])
     _check_together(variants, data["images"])
+    knobs = KINDS[experiment.kind].knobs
     info = {
         "schema": SCHEMA,
+        "kind": experiment.kind,
         "experiment": experiment.name,
         "question": experiment.question,
         "mode": mode,
@@ -227,7 +252,11 @@ def run(
         "shuffled": chosen.shuffled and experiment.protocol == CORRECTED,
         "blocks": blocks,
         "baseline": experiment.baseline,
-        "variants": {label: asdict(settings) for label, settings in variants.items()},
+        "variants": {
+            label: {name: value for name, value in asdict(settings).items() if name in knobs}
+            for label, settings in variants.items()
+        },
+        **experiment.grouped(variants),
         "published": dict(experiment.published),
         "source": experiment.source,
         "dial": experiment.dial and asdict(experiment.dial),
@@ -272,8 +301,11 @@ def resume(
             f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
             f"start one here: labkit run {old.info['experiment']}"
         )
-    if old.info.get("kind") == OPERATIONS:
-        return resume_operations(folder, cancel=cancel, progress=progress)
+    if old.info.get("kind", EPOCHS) not in KINDS:
+        raise ValueError(
+            "run must be one of this version's to be resumed, got one of an earlier version; "
+            f"start a new one: labkit run {old.info['experiment']}"
+        )
     for values in old.info["variants"].values():
         tables.check_names(read_settings(values))
     _check_unchanged(old)

@@ -1,11 +1,9 @@
-"""Forecast: how long a run will take, and the smallest effect that it can see.
+"""Forecast: how long a run will take, and the smallest effect that it can detect.
 
     last run of the experiment here ─ its noise ──┐
-    variants, blocks, seconds of an epoch ────────┴─▶ Forecast ─▶ one sentence before the run
+    variants, blocks, seconds of an epoch ────────┴─▶ Forecast ─▶ two sentences before the run
 
-Whoever knows before a run that it cannot see 3 % does not read "inconclusive" as "the same" after
-it.  Main trap: noise that nobody measured must not be guessed; without an earlier run on this
-machine the sentence says so.
+Noise is never guessed: without an earlier run on this machine the effect is unknown.
 
 Source: EVIDENCE 1, "Minimum detectable effect".
 """
@@ -13,7 +11,7 @@ Source: EVIDENCE 1, "Minimum detectable effect".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,11 +19,9 @@ from statistics import fmean
 from labkit import units
 from labkit.results import Run, list_runs, load_run, read_info
 from labkit.settings import MODES, Mode
-from labkit.statistics import ALPHA, DELTA, detectable_share
+from labkit.statistics import ALPHA, detectable_share
 from labkit.summary import is_floor, summarize
 
-# EVIDENCE 1: what ten blocks need to see 3 %.
-WANTED_S = 0.025
 # Starting the process and its workers, bringing about the cache state and measuring it.
 TRIAL_OVERHEAD_S = 0.5
 
@@ -65,26 +61,19 @@ class Forecast:
         return detectable_share(self.noise.s, blocks, ALPHA / self.variants)
 
     def __str__(self) -> str:
-        said = f"{self.mode} mode "
+        said = f"{self.mode} mode: "
         if self.total_s is None:
-            said += "reads all images, which takes as long as they are many"
+            said += "reads all images, however many there are."
         else:
-            said += f"will take {units.seconds(self.total_s)}"
+            said += f"about {units.seconds(self.total_s)}."
         seen, more = self.mde(self.blocks), self.mde(2 * self.blocks)
         if seen is None:
-            return f"{said}; what it can see is not known before a first run on this machine"
-        said += (
-            f" and can see effects from {units.percent(seen)} up; {2 * self.blocks} blocks would "
-            f"see {units.percent(more)} (noise {units.percent(self.noise.s)}, as in "
-            f"{self.noise.run}, {self.noise.mode} mode, epochs of "
-            f"{units.seconds(self.noise.epoch_s)})"
+            return f"{said} What it can detect is known after a first run on this machine."
+        return (
+            f"{said} Detects differences of {units.percent(seen)} or more; "
+            f"{2 * self.blocks} blocks would detect {units.percent(more)} "
+            f"(noise {units.percent(self.noise.s)}, from {self.noise.run})."
         )
-        if self.noise.s > WANTED_S:
-            said += (
-                f"; longer epochs are the remedy: {units.percent(DELTA)} needs noise of "
-                f"{units.percent(WANTED_S)} or less"
-            )
-        return said
 
     __repr__ = __str__
 
@@ -96,9 +85,10 @@ def forecast(
     mode: str,
     blocks: int,
     variants: Mapping[str, Mapping[str, object]],
-    baseline: str,
+    baselines: Collection[str],
     machine_id: str,
     epoch_s: float | None = None,
+    trial_s: float | None = None,
 ) -> Forecast:
     """Say what is known of a run before it starts.
 
@@ -108,10 +98,11 @@ def forecast(
         mode: quick, document or full.
         blocks: repetitions.
         variants: label -> settings by name.
-        baseline: the label that runs twice per block where the order is shuffled.
+        baselines: the labels that run twice per block where the order is shuffled.
         machine_id: whose runs count.
         epoch_s: seconds of the baseline's epoch, from calibration; unset: as in the last run in
             this mode, else as long as the mode wants it.
+        trial_s: seconds of a trial, where they are the same for all.
     """
     chosen = MODES[mode]
     noise, last = None, None
@@ -119,12 +110,14 @@ def forecast(
         last = last or run
         if noise := noise_of(run):
             break
-    trials = blocks * (len(variants) + chosen.shuffled)
-    trial_s = _trial_s(last, chosen, variants[baseline], epoch_s)
+    trials = blocks * (len(variants) + chosen.shuffled * len(baselines))
+    base = variants[next(iter(baselines))]
+    if trial_s is None:
+        trial_s = _trial_s(last, chosen, base, epoch_s)
     judged = [
         name
         for name, values in variants.items()
-        if name != baseline and not is_floor(values, variants[baseline])
+        if name not in baselines and not is_floor(values, base)
     ]
     return Forecast(
         mode=mode,

@@ -25,6 +25,7 @@ from labkit.results import Run
 State = Literal["preparing", "running", "cancelling", "finished", "cancelled", "failed"]
 ENDED = ("finished", "cancelled", "failed")
 TICK_S = 0.5  # how often watchers hear of the time that is left
+DRAWING_PAUSES = 4  # times as long as drawing took, a run goes on before the next drawing
 
 Watcher = Callable[["Job", bool], None]
 """Is called with the job, and whether there are new rows."""
@@ -57,6 +58,7 @@ class Job:
         self._asked_to_stop, self._ended = threading.Event(), threading.Event()
         self._changing = threading.Lock()
         self._told_s = self._drawn_s = float("-inf")
+        self._pause_s = TICK_S
 
     # --- what a panel asks ------------------------------------------------------------------
 
@@ -125,9 +127,11 @@ class Job:
     def advance(self) -> None:
         """One trial more is done; let the watchers draw before the next one starts."""
         self._done, self._last_s = self._done + 1, self._now()
-        if self._now() - self._drawn_s >= TICK_S:  # trials may be shorter
+        if self._now() - self._drawn_s >= self._pause_s:  # trials may be shorter
+            began_s = self._now()
             self._tell(has_new_rows=True)
             self._drawn_s = self._now()
+            self._pause_s = max(TICK_S, DRAWING_PAUSES * (self._drawn_s - began_s))
 
     def close(self) -> None:
         """Nothing more comes from the run."""

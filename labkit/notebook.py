@@ -16,8 +16,6 @@ from labkit import (
     comparison,
     figures,
     machine,
-    operations_chart,
-    operations_report,
     page,
     report,
     report_words,
@@ -36,14 +34,13 @@ from labkit.files import write_whole
 from labkit.findings import findings
 from labkit.forecast import Forecast
 from labkit.forecast import forecast as expect
-from labkit.operations_run import NAME as OPERATIONS_RUN
-from labkit.operations_summary import summarize_operations
 from labkit.parts import decoding
 from labkit.plan import check_blocks
 from labkit.predictions import has_combinations, predictions
 from labkit.recipe import recipe as write_recipe
 from labkit.reproduce import command_line, python_code, request_of
 from labkit.results import Run, explain_unwritable, newest_runs
+from labkit.runner import KINDS
 from labkit.sections import Section
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
 from labkit.side_by_side import side_by_side as draw_side_by_side
@@ -68,29 +65,21 @@ def summarize(run: Run) -> Summary:
 
 def table(run: Run, detail: bool = False) -> pd.DataFrame:
     """Show a run's table: its few main columns, or with `detail` everything that was measured."""
-    if _is_operations(run):
-        return operations_report.operations_table(run, detail)
     return report.table(summarize(run), detail)
 
 
 def text(run: Run) -> str:
     """Write a run's table for a terminal."""
-    if _is_operations(run):
-        return operations_report.operations_text(run)
     return report.text(summarize(run))
 
 
 def markdown(run: Run) -> str:
     """Write a run's table as GitHub's Markdown, with its conditions and notes."""
-    if _is_operations(run):
-        return operations_report.operations_markdown(run)
     return report.markdown(summarize(run))
 
 
 def rows(run: Run) -> list[dict[str, object]]:
     """List a run's rows as JSON can hold them."""
-    if _is_operations(run):
-        return operations_report.operations_rows(run)
     return report.rows(summarize(run))
 
 
@@ -102,8 +91,6 @@ def chart(run: Run, *, column: bool = False) -> Figure:
         column: lay it out anew for a column of a paper, 85 mm wide.
     """
     sheet = figures.COLUMN if column else figures.WIDE
-    if _is_operations(run):
-        return operations_chart.operations_chart(run, sheet)
     return charts.chart(summarize(run), sheet)
 
 
@@ -152,7 +139,7 @@ def compare_table(runs: Sequence[Run]) -> Frame:
 
 def more_tables(run: Run) -> dict[str, Frame]:
     """Return what else a run supports beside its table: title -> table, without empty ones."""
-    if _is_operations(run):
+    if run.info.get("groups"):
         return {}
     found = {"Cold, warm and in memory": findings(run), "What storing costs": costs(run)}
     if has_combinations(run):
@@ -191,8 +178,9 @@ def forecast(
         mode=mode,
         blocks=check_blocks(chosen, blocks),
         variants={label: asdict(settings) for label, settings in wanted.items()},
-        baseline=experiment.baseline,
+        baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
         machine_id=machine.provenance()["machine_id"],
+        trial_s=KINDS[experiment.kind].trial_s(mode),
     )
 
 
@@ -228,7 +216,7 @@ def save(run: Run) -> list[Path]:
     csv = run.folder / "table.csv"
     with explain_unwritable(run.folder):
         table(run, detail=True).to_csv(csv)
-        drawn = {"chart": chart(run)} if _is_operations(run) else _draw(run.info, summarize(run))
+        drawn = _draw(run.info, summarize(run))
         files = [figures.save(figure, run.folder / name) for name, figure in drawn.items()]
     return [csv, *itertools.chain(*files)]
 
@@ -314,10 +302,6 @@ def _draw(info: Mapping[str, object], summary: Summary) -> dict[str, Figure]:
     return drawn
 
 
-def _is_operations(run: Run) -> bool:
-    return run.info.get("kind") == OPERATIONS_RUN
-
-
 def _is_as_published(info: Mapping[str, object]) -> bool:
     return info.get("protocol") == AS_PUBLISHED
 
@@ -338,7 +322,7 @@ def newest_to_show(results: Path | str) -> list[Run]:
         results,
         lambda info: 0 if _is_as_published(info) and info["status"] == "finished" else None,
     )
-    known = [name for name in (*CATALOG, OPERATIONS_RUN) if name in newest]
+    known = [name for name in CATALOG if name in newest]
     shown = []
     for name in [*known, *sorted(set(newest) - set(known))]:
         shown.append(newest[name])
@@ -353,26 +337,6 @@ def section(run: Run) -> Section:
     request = request_of(run.info)
     command, code = command_line(request), python_code(request)
     unfinished = list(filter(None, [report_words.whole(run.info)]))
-    if _is_operations(run):
-        cells = operations_report.operations_cells(run)
-        found = summarize_operations(run)
-        return Section(
-            title=run.info["question"],
-            run=name,
-            warnings=unfinished,
-            conditions=operations_report.operations_conditions(run),
-            setup=report_words.setup(run.info),
-            hardware=report_words.hardware(run.info),
-            figures={"chart": chart(run)},
-            header=cells[0],
-            cells=cells[1:],
-            naming=2,
-            second_lines=operations_report.operations_second_lines(run),
-            notes=operations_report.operations_notes(run, found),
-            command=command,
-            code=code,
-            info=run.info,
-        )
     summary = summarize(run)
     warnings = stand_ins(summary)
     title = summary.question

@@ -44,9 +44,7 @@ def origin(info: Mapping[str, object]) -> str:
 def _versions(info: Mapping[str, object]) -> list[str]:
     """List torch, and the libraries that a variant's settings name."""
     versions = (info.get("provenance") or {}).get("versions") or {}
-    settings = (info.get("variants") or {}).values()
-    if not settings:  # single operations say their libraries above
-        return []
+    settings = [x for key in ("variants", "tasks") for x in (info.get(key) or {}).values()]
     named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
     # A library's scaled decoder, DALI on the CPU, and tf.data in all its ways.
     named |= {value.removesuffix("_scaled").removesuffix("_cpu") for value in named}

@@ -193,7 +193,7 @@ def result(folder: Path) -> str:
 @lru_cache(maxsize=HELD)
 def _result(folder: Path, stamps: tuple[int, ...]) -> str:
     run = load_run(folder)
-    if last_trial(run) is None and not run.rows:
+    if last_trial(run) is None:
         return NOTHING
     shown = figures.mimebundle(notebook.chart(run))[0]["text/html"]
     return f"{shown}{notebook.table(run)._repr_html_()}"

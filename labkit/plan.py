@@ -15,7 +15,14 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.counted import ATTEMPT_BLOCKS, a_over_a, attempt_of, count, is_baseline_run_twice
+from labkit.counted import (
+    ATTEMPT_BLOCKS,
+    a_over_a,
+    attempt_of,
+    baselines_of,
+    count,
+    is_baseline_run_twice,
+)
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode
 from labkit.statistics import is_stable
 from labkit.trial import Trial
@@ -36,13 +43,18 @@ class Planned:
 
 
 def plan(
-    labels: Sequence[str], baseline: str, *, shuffled: bool, blocks: Iterable[int], seed: int
+    labels: Sequence[str],
+    baselines: Collection[str],
+    *,
+    shuffled: bool,
+    blocks: Iterable[int],
+    seed: int,
 ) -> list[Planned]:
     """Lay out the trials of a run.
 
     Args:
         labels: all variants, in the experiment's order.
-        baseline: the label that runs twice per block where the order is shuffled.
+        baselines: the labels that run twice per block where the order is shuffled.
         shuffled: shuffled blocks, or each variant once in the given order.
         blocks: their numbers.
         seed: of the order; recorded with the run.
@@ -51,13 +63,13 @@ def plan(
     for block in blocks:
         order = list(labels)
         if shuffled:
-            order.append(baseline)
+            order += baselines
             random.Random(f"{seed}/{block}").shuffle(order)
         # The earlier is A1: what changes from run to run makes the two differ, which is how a
         # machine that is not steady shows.
-        roles = ["A2", "A1"]
+        roles = {label: ["A2", "A1"] for label in baselines}
         for position, label in enumerate(order):
-            role = roles.pop() if label == baseline else ""
+            role = roles[label].pop() if label in roles else ""
             planned.append(Planned(block=block, position=position, variant=label, role=role))
     return planned
 
@@ -86,7 +98,7 @@ def next_trials(
         replaced = min(len(counted.rejected), int(n * MAX_REPLACED_SHARE)) if judged else 0
         planned = plan(
             list(info["variants"]),
-            info["baseline"],
+            list(baselines_of(info).values()),
             shuffled=shuffled,
             blocks=range(start, start + n + replaced),
             seed=info["order_seed"],

@@ -35,11 +35,13 @@ def table(summary: Summary, detail: bool = False) -> Frame:
     """
     from labkit.frame import Frame
 
+    names = ["group", "variant"] if summary.has_groups else ["variant"]
     if detail:
-        numbers = Frame(rows(summary)).drop(columns=["labels", "epochs_s", "in_blocks"])
-        frame = numbers.join(Frame([row.labels for row in summary.rows])).set_index("variant")
+        left_out = ["labels", "epochs_s", "in_blocks", *(["group"] if len(names) == 1 else [])]
+        numbers = Frame(rows(summary)).drop(columns=left_out)
+        frame = numbers.join(Frame([row.labels for row in summary.rows])).set_index(names)
     else:
-        frame = Frame(table_cells(summary), columns=table_header(summary)).set_index("variant")
+        frame = Frame(table_cells(summary), columns=table_header(summary)).set_index(names)
         frame.second_lines = dict(zip(frame.index, second_lines(summary)))
     frame.caption = (summary.question, *table_conditions(summary))
     frame.notes = tuple(table_notes(summary))
@@ -77,7 +79,9 @@ def markdown(summary: Summary) -> str:
 
 
 def table_header(summary: Summary) -> list[str]:
-    """Name the five columns."""
+    """Name the columns: five; four where variants are compared in groups, and the group before."""
+    if summary.has_groups:
+        return ["group", "variant", "time per image", "normalized time [95 % interval]", "verdict"]
     epochs = {1: "one-epoch time", 2: "two-epoch time"}
     return [
         "variant",
@@ -89,7 +93,18 @@ def table_header(summary: Summary) -> list[str]:
 
 
 def table_cells(summary: Summary) -> list[list[str]]:
-    """Write the five columns of every row."""
+    """Write the columns of every row."""
+    if summary.has_groups:
+        return [
+            [
+                row.group,
+                row_words.name_in_group(row),
+                units.seconds(row.time_s),
+                _normalized(row),
+                _verdict(row),
+            ]
+            for row in summary.rows
+        ]
     return [
         [
             row.variant,

@@ -55,10 +55,6 @@ def setup(info: Mapping[str, object]) -> Facts:
         facts.append(("data", data))
     if (images := (info.get("calibration") or {}).get("images")) is not None:
         facts.append(("images per epoch", units.count(images)))
-    if (photos := info.get("photos")) is not None:
-        facts.append(("photographs", units.count(photos)))
-    if sizes := info.get("sizes_px"):
-        facts.append(("sizes", ", ".join(f"{width}×{height} px" for width, height in sizes)))
     common = common_settings(info)
     facts += [(name, _spell(key, common)) for key, name in NAMES.items() if key in common]
     return facts
@@ -123,7 +119,12 @@ def results(info: Mapping[str, object], summary: Summary) -> list[str]:
     Args:
         info: what `run.json` holds.
         summary: what `summary.summarize` returns for it.
+
+    Returns:
+        Nothing for variants in groups: there the table is shorter.
     """
+    if summary.has_groups:
+        return []
     base, variants, said = quote(summary.baseline), info["variants"], []
     measured = [row for row in _others(summary) if row.normalized_time is not None]
     if measured and (found := stand_ins(summary)):
@@ -157,7 +158,7 @@ def beside_document(info: Mapping[str, object], summary: Summary) -> list[list[s
 
 
 def _others(summary: Summary) -> list[Row]:
-    return [row for row in summary.rows if row.variant != summary.baseline]
+    return [row for row in summary.rows if not summary.is_baseline(row)]
 
 
 def _measured(row: Row) -> str:

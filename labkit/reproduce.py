@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping
 
 from labkit import catalog
-from labkit.operations_run import NAME as OPERATIONS
 from labkit.settings import CORRECTED
 
 Request = Mapping[str, object]
@@ -26,7 +25,7 @@ def request_of(info: Mapping[str, object]) -> Request:
     """
     if "request" in info:
         return info["request"]
-    is_listed = info["experiment"] in (*catalog.CATALOG, OPERATIONS)
+    is_listed = info["experiment"] in catalog.CATALOG
     return {"experiment": info["experiment"], "mode": info["mode"]} if is_listed else {}
 
 
@@ -68,7 +67,7 @@ def python_code(request: Request, results: str | None = None) -> str:
     Returns:
         Lines that end in ``run = …``; of an experiment of the user's own without its definition.
     """
-    if not request or request.get("experiment") == OPERATIONS:
+    if not request:
         return ""
     settings, name = request.get("settings") or {}, request.get("experiment")
     if name is None:

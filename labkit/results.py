@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit import local, units
+from labkit import local, old_operations, units
 from labkit.files import locked, write_whole
 from labkit.settings import AS_PUBLISHED
 from labkit.trial import Trial
@@ -46,8 +46,6 @@ class Run:
     info: dict[str, object]
     """What `run.json` holds: experiment, mode, variants, status, provenance …"""
     trials: tuple[Trial, ...]
-    rows: tuple[dict[str, object], ...] = ()
-    """Rows of another kind than trials, which name it: {"kind": "operation", …}."""
     set_aside: int = 0
     """Lines of `trials.jsonl` that were only half written."""
 
@@ -202,13 +200,13 @@ def load_run(folder: Path | str) -> Run:
             except ValueError:
                 set_aside += bool(line.strip())
                 continue
-            if row.get("kind", "trial") == "trial":
-                trials.append(Trial.from_row(row))
-            else:
+            if info.get("kind") == old_operations.KIND:
                 rows.append(row)
-    return Run(
-        folder=folder, info=info, trials=tuple(trials), rows=tuple(rows), set_aside=set_aside
-    )
+            else:
+                trials.append(Trial.from_row(row))
+    if info.get("kind") == old_operations.KIND:
+        info, trials = old_operations.convert(info, rows)
+    return Run(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
 
 
 def why_hopeless(info: Mapping[str, object]) -> str:

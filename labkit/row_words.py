@@ -97,7 +97,7 @@ def document(summary: Summary, row: Row) -> str:
     figure = units.normalized(row.published)
     if not row.agreement:
         return figure
-    compared = [r for r in summary.rows if r.variant in (summary.baseline, row.variant)]
+    compared = [r for r in summary.rows if summary.is_baseline(r) or r.variant == row.variant]
     if find_stand_ins(compared):
         return f"{figure}, {EMULATED_WORDS.get(row.agreement, row.agreement)} (emulated)"
     return f"{figure}, {row.agreement}"
@@ -113,8 +113,10 @@ def second_line(summary: Summary, row: Row) -> str:
     if row.normalized_time is None:
         return ""
     n = summary.n_blocks
-    blocks = units.count(row.blocks, "block") if row.blocks == n else f"{row.blocks} of {n} blocks"
-    if row.variant == summary.baseline:
+    blocks = units.count(row.blocks, "block") if row.blocks >= n else f"{row.blocks} of {n} blocks"
+    if summary.is_baseline(row) and summary.has_groups:
+        noise = ""  # stands above, once for all groups
+    elif summary.is_baseline(row):
         noise = say_noise_floor(summary.aa_s, summary.aa_ratio, summary.aa_low, summary.aa_high)
     else:
         noise = say_visible("" if row.mde is None else units.percent(row.mde))
@@ -134,6 +136,11 @@ def join(names: Sequence[str]) -> str:
         return f"{len(names)} variants"
     *others, last = map(quote, names)
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def name_in_group(row: Row) -> str:
+    """Return a variant's label without its group."""
+    return row.variant.removeprefix(f"{row.group}: ")
 
 
 def quote(name: str) -> str:

@@ -13,12 +13,12 @@ after another, each in a fresh process, and the runner sleeps meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
-from labkit import units
-from labkit.counted import a_over_a, attempt_of, count, disturbance
+from labkit import operation_trials, units
+from labkit.counted import a_over_a, attempt_of, baselines_of, count, disturbance
 from labkit.equal_work import unequal_work
 from labkit.forecast import forecast
 from labkit.launcher import TrialFailed, TrialKilled
@@ -27,6 +27,7 @@ from labkit.plan import Planned, next_trials
 from labkit.preparation import prepare, stage
 from labkit.results import Run, append_trial, load_run
 from labkit.self_checks import check_stand_ins
+from labkit.settings import field_kinds
 from labkit.summary_notes import second_attempt_note
 from labkit.trial import Cancelled, Skip, Trial, utc_now
 from labkit.underway import UnderWay
@@ -40,23 +41,32 @@ class UnequalWork(RuntimeError):  # noqa: N818 - no error of the lab's: the vari
     """A variant did other work than it was asked to: its times compare with nothing."""
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What the trials of an experiment time."""
+
+    prepare: Callable[[UnderWay, ExitStack], None]
+    """Does what comes before the first trial; also called when a run is resumed."""
+    measure: Callable[[UnderWay, Planned], Trial]
+    """Runs one trial."""
+    knobs: frozenset[str]
+    """The settings that matter to them."""
+    trial_s: Callable[[str], float | None]
+    """Mode -> how long one takes, where that is known before a run."""
+
+
 def run_to_the_end(run: UnderWay) -> Run:
     """Do everything that is missing; what is finished stays whatever happens."""
     for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
         run.progress.say(note)
     run.save(status="running", reason="")
+    kind = KINDS[run.info.get("kind", EPOCHS)]
     try:
         # The processes end first: they may still read what is cleaned up after them.
         with ExitStack() as places, run.launcher:
-            if run.info["baseline"] in run.dropped:
-                raise run.no_baseline(run.dropped[run.info["baseline"]])
-            stage(run, places)
-            if "calibration" not in run.info:
-                prepare(run)
-                _say_forecast(run)
-            else:  # resumed: the disks are new ones
-                check_stand_ins(run, run.info["excluded"])
-            _run_blocks(run)
+            run.check_baselines()
+            kind.prepare(run, places)
+            _run_blocks(run, kind.measure)
     except Cancelled:
         run.save(status="cancelled")
     except KeyboardInterrupt:
@@ -73,11 +83,34 @@ def run_to_the_end(run: UnderWay) -> Run:
     return load_run(run.folder)
 
 
-def _say_forecast(run: UnderWay) -> None:
+def _prepare_epochs(run: UnderWay, places: ExitStack) -> None:
+    stage(run, places)
+    if "calibration" not in run.info:
+        prepare(run)
+        calibration = run.info["calibration"]
+        _say_forecast(run, epoch_s=calibration["images"] / calibration["images_per_s"])
+    else:  # resumed: the disks are new ones
+        check_stand_ins(run, run.info["excluded"])
+
+
+def _prepare_operations(run: UnderWay, places: ExitStack) -> None:
+    """Drop the libraries that are missing here or do other work than the baseline."""
+    if "calibration" in run.info:  # resumed
+        return
+    run.progress.say("preflight: every library's output, compared with the baseline's")
+    tasks = {name: run.info["tasks"][name] for name in run.variants if name not in run.dropped}
+    verdicts = run.ask("compare_operations", settings=asdict(run.baseline), tasks=tasks)
+    for name, (status, reason) in verdicts.items():
+        if status != "ok" and name not in run.dropped:
+            run.drop(name, status, reason)
+    run.save(calibration={})
+    _say_forecast(run, trial_s=operation_trials.trial_s(run.mode.name))
+
+
+def _say_forecast(run: UnderWay, **known: float) -> None:
     """Before verdicts are measured, say how long it takes and what it can see."""
     if not run.mode.judged:
         return
-    calibration = run.info["calibration"]
     expected = forecast(
         run.folder.parents[1],
         experiment=run.info["experiment"],
@@ -86,15 +119,15 @@ def _say_forecast(run: UnderWay) -> None:
         variants={
             name: asdict(run.variants[name]) for name in run.variants if name not in run.dropped
         },
-        baseline=run.info["baseline"],
+        baselines=baselines_of(run.info).values(),
         machine_id=run.info["provenance"]["machine_id"],
-        epoch_s=calibration["images"] / calibration["images_per_s"],
+        **known,
     )
     run.progress.say(str(expected))
     run.save(forecast={**asdict(expected), "mde": expected.mde(expected.blocks)})
 
 
-def _run_blocks(run: UnderWay) -> None:
+def _run_blocks(run: UnderWay, measure: Callable[[UnderWay, Planned], Trial]) -> None:
     """Run what is planned and not yet there, and what the rows then ask for."""
     trials = list(load_run(run.folder).trials)
     failures, victims = dict.fromkeys(run.variants, 0), set()
@@ -109,7 +142,9 @@ def _run_blocks(run: UnderWay) -> None:
                 name = f"{trial.variant} {trial.role}".rstrip()
                 run.progress.next(f"block {trial.block + 1}: {name}")
                 try:
-                    trials.append(_measure(run, trial))
+                    trials.append(measure(run, trial))
+                    append_trial(run.folder, trials[-1])
+                    run.progress.rate(units.rate(trials[-1].images / trials[-1].time_s))
                     _say_rejected(run, trials)
                 except Skip as reason:
                     run.drop(trial, "skipped", str(reason))
@@ -169,8 +204,7 @@ def _say_why_more(run: UnderWay, trials: Sequence[Trial], block: int) -> None:
         )
 
 
-def _measure(run: UnderWay, planned: Planned) -> Trial:
-    """Run one trial and append its row."""
+def _measure_epochs(run: UnderWay, planned: Planned) -> Trial:
     calibration = run.info["calibration"]
     settings = replace(run.variants[planned.variant], images=calibration["images"])
     started_utc = utc_now()
@@ -193,6 +227,34 @@ def _measure(run: UnderWay, planned: Planned) -> Trial:
             f"the loader must deliver {expected} images, got {trial.images}: "
             "not the same work as the others"
         )
-    append_trial(run.folder, trial)
-    run.progress.rate(units.rate(trial.images / trial.time_s))
     return trial
+
+
+def _measure_operation(run: UnderWay, planned: Planned) -> Trial:
+    task, started_utc = run.info["tasks"][planned.variant], utc_now()
+    measured = run.ask(
+        "time_operation",
+        settings=asdict(run.variants[planned.variant]),
+        task=task,
+        seconds=operation_trials.TRIAL_S[run.mode.name],
+    )
+    settings = {**run.info["variants"][planned.variant], **task}
+    row = run.row(planned, status="ok", settings=settings, started_utc=started_utc)
+    return Trial.from_row({**row, **measured})
+
+
+EPOCHS = "epochs"
+KINDS: dict[str, Kind] = {
+    EPOCHS: Kind(
+        prepare=_prepare_epochs,
+        measure=_measure_epochs,
+        knobs=frozenset(field_kinds()),
+        trial_s=lambda mode: None,
+    ),
+    "operation": Kind(
+        prepare=_prepare_operations,
+        measure=_measure_operation,
+        knobs=frozenset({"data", "seed"}),
+        trial_s=operation_trials.trial_s,
+    ),
+}

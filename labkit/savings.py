@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from labkit import captions, machine, operations_run, units
+from labkit import captions, machine, units
 from labkit.parts.storage import IN_MEMORY
 from labkit.results import Run, how_to_complete
 from labkit.row_words import epoch_bars, reason
@@ -53,7 +53,7 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
         raise ValueError(f"images must be at least 1, got {images}")
     if gpu_hour is not None and gpu_hour < 0:
         raise ValueError(f"gpu_hour must be at least 0, got {gpu_hour}")
-    if run.info.get("kind") == operations_run.NAME:
+    if run.info.get("groups"):
         raise ValueError("run must measure epochs, got one of operations")
     data = run.info.get("data") or {}
     if not data.get("bytes"):  # older runs

@@ -43,7 +43,7 @@ SUFFIX = ".labkit.zip"
 MEMBERS = (RUN_FILE, TRIALS_FILE)
 # A full run of all media takes some MB.
 MAX_FILE_BYTES, MAX_MEMBER_BYTES, MAX_LINE_BYTES = 20_000_000, 100_000_000, 16_000_000
-MAX_ROWS, MAX_LABELS, MAX_LABEL, MAX_TEXT = 20_000, 60, 100, 2_000
+MAX_ROWS, MAX_LABELS, MAX_LABEL, MAX_TEXT = 20_000, 200, 100, 2_000
 MAX_NUMBER = 1e18
 # A terminal obeys these, or writes from right to left.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -64,7 +64,8 @@ INFO: dict[str, object] = {
     **{"shuffled": bool, "cell_s": float},
     **{"notes": list[str], "excluded": list[int], "sizes_px": list[list[int]]},
     **{"published": dict[str, float], "skipped": dict[str, str], "failed": dict[str, str]},
-    **dict.fromkeys(("variants", "reads", "costs"), dict[str, dict[str, Plain]]),
+    **dict.fromkeys(("variants", "reads", "costs", "tasks"), dict[str, dict[str, Plain]]),
+    **dict.fromkeys(("groups", "baselines"), dict[str, str]),
     **{"data": dict[str, Plain], "storages": dict[str, Facts]},
     **dict.fromkeys(("request", "calibration", "timing", "forecast"), Facts),
 }

@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean, stdev
 
 from labkit.averages import average
-from labkit.counted import Counted, a_over_a, count, is_baseline_run_twice, say_rejected
+from labkit.counted import (
+    Counted,
+    a_over_a,
+    baselines_of,
+    count,
+    group_of,
+    is_baseline_run_twice,
+    noise,
+    say_rejected,
+)
 from labkit.origin import origin
 from labkit.results import Run
 from labkit.settings import CORRECTED, MIN_JUDGED_BLOCKS, MODES
@@ -44,6 +53,8 @@ class Row:
     """One variant's numbers; None is unknown."""
 
     variant: str
+    group: str = ""
+    """What it is compared within; empty where all variants compare."""
     status: str
     """ok, skipped, failed, cancelled, or missing (no complete block)."""
     reason: str = ""
@@ -137,7 +148,7 @@ class Summary:
     baseline: str
     source: str
     rows: tuple[Row, ...]
-    """The baseline first, then the variants in their given order."""
+    """Group by group: its baseline first, then the variants in their given order."""
     epochs: int
     """Epochs per trial: what `time_s` adds up."""
     n_blocks: int
@@ -167,6 +178,26 @@ class Summary:
     """Whether the verdicts are filled."""
     origin: str = ""
     """Machine, versions, labkit, run and minute in one line."""
+    baselines: Mapping[str, str] = field(default_factory=dict)
+    """Group -> its baseline, where a run has groups."""
+    kind: str = "epochs"
+    """What was timed."""
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the variants are compared in groups."""
+        return any(self.baselines)
+
+    def is_baseline(self, row: Row) -> bool:
+        """Whether the others of a row's group are divided by it."""
+        return row.variant == self.baselines.get(row.group, self.baseline)
+
+    def groups(self) -> dict[str, tuple[Row, ...]]:
+        """Return the rows of each group, in their order."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.group, []).append(row)
+        return {group: tuple(rows) for group, rows in found.items()}
 
 
 def summarize_run(run: Run) -> Summary:
@@ -186,29 +217,36 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         The rows, the noise floor and sentences about what is missing.
     """
     mode, counted = MODES.get(info["mode"]), count(info, trials)
-    twice = is_baseline_run_twice(info)
-    log_ratios = {name: _log_ratios(counted, name) for name in counted.runs}
+    twice, baselines = is_baseline_run_twice(info), baselines_of(info)
+    log_ratios = {
+        name: _log_ratios(runs, counted.base_runs[group_of(info, name)])
+        for name, runs in counted.runs.items()
+    }
     base = info["variants"][info["baseline"]]
     floors = {name for name in log_ratios if is_floor(info["variants"][name], base)}
-    testable = [name for name, d in log_ratios.items() if len(d) >= 2]
-    judged_together = [name for name in testable if name not in floors]
-    levels = dict.fromkeys(testable, ALPHA)
-    levels |= zip(judged_together, holm([p_value(log_ratios[name]) for name in judged_together]))
     aa = a_over_a(counted)
     aa_low, aa_high = ratio_interval(aa, ALPHA)
     stable = is_stable(aa)
-    n_blocks = len(counted.base_runs)
+    n_blocks = len(counted.blocks)
     # A fixed order confounds a variant with its place in it: nothing to judge.
     judged = mode is not None and mode.judged and twice and n_blocks >= MIN_JUDGED_BLOCKS
+    testable = [name for name, d in log_ratios.items() if len(d) >= 2]
+    levels = dict.fromkeys(testable, ALPHA)
+    if judged or len(baselines) == 1:  # the rows of many groups are judged together, or not at all
+        together = [name for name in testable if name not in floors]
+        levels |= zip(together, holm([p_value(log_ratios[name]) for name in together]))
 
-    rows = [_baseline_row(info, counted, trials, judged=judged)]
-    for name, d in log_ratios.items():
-        words = judged and len(d) >= MIN_JUDGED_BLOCKS and name not in floors
-        said = verdict(d, levels[name], stable=stable) if words else ""
-        outcome = _outcome(name, info, trials, counted, measured=bool(d))
-        rows.append(
-            _variant_row(outcome, d, levels.get(name), said, list(counted.runs[name].values()))
-        )
+    rows = []
+    for group, baseline in baselines.items():
+        rows.append(_baseline_row(group, baseline, info, counted, trials, judged=judged))
+        for name in (name for name in log_ratios if group_of(info, name) == group):
+            d = log_ratios[name]
+            words = judged and len(d) >= MIN_JUDGED_BLOCKS and name not in floors
+            said = verdict(d, levels[name], stable=stable) if words else ""
+            outcome = _outcome(name, info, trials, counted, measured=bool(d))
+            rows.append(
+                _variant_row(outcome, d, levels.get(name), said, list(counted.runs[name].values()))
+            )
     return Summary(
         experiment=info["experiment"],
         question=info.get("question") or info["experiment"],
@@ -223,7 +261,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         aa_ratio=math.exp(fmean(aa)) if aa else None,
         aa_low=aa_low,
         aa_high=aa_high,
-        aa_s=stdev(aa) if len(aa) >= 2 else None,
+        aa_s=noise(counted),
         stable=stable,
         calibration=info.get("calibration") or {},
         storages=info.get("storages") or {},
@@ -242,6 +280,8 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         ),
         judged=judged,
         origin=origin(info),
+        baselines=baselines,
+        kind=info.get("kind", "epochs"),
     )
 
 
@@ -256,26 +296,29 @@ def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> 
     return any(settings.get(k) == v != baseline.get(k) for k, v in LEAVES_OUT.items())
 
 
-def _log_ratios(counted: Counted, name: str) -> list[float]:
+def _log_ratios(runs: Mapping[int, Trial], base_runs: Mapping[int, list[Trial]]) -> list[float]:
     return [
-        log_ratio(trial.time_s, [run.time_s for run in counted.base_runs[block]])
-        for block, trial in counted.runs[name].items()
+        log_ratio(trial.time_s, [run.time_s for run in base_runs[block]])
+        for block, trial in runs.items()
     ]
 
 
-def _baseline_row(info: Mapping, counted: Counted, trials: Sequence[Trial], *, judged: bool) -> Row:
-    runs = [trial for block in counted.base_runs.values() for trial in block]
+def _baseline_row(
+    group: str, name: str, info: Mapping, counted: Counted, trials: Sequence[Trial], *, judged: bool
+) -> Row:
+    blocks = list(counted.base_runs[group].values())
+    runs = [trial for block in blocks for trial in block]
     ratios = tuple(
         trial.time_s / geometric_mean(run.time_s for run in block)
-        for block in counted.base_runs.values()
+        for block in blocks
         for trial in block
     )
     return Row(
-        **_outcome(info["baseline"], info, trials, counted, measured=bool(runs)),
+        **_outcome(name, info, trials, counted, measured=bool(runs)),
         normalized_time=1.0 if runs else None,  # by definition, so it has no interval
         ratios=ratios,
         outliers=outliers([math.log(ratio) for ratio in ratios]),
-        blocks=len(counted.base_runs),
+        blocks=len(blocks),
         verdict="baseline" if judged else "",
         **average(runs),
     )
@@ -326,7 +369,7 @@ def _outcome(
                 status, reason = rows[-1].status, rows[-1].reason
             elif doubts:
                 status, reason = "failed", doubts[-1]
-            elif rows and counted.are_rejected_left_out and not counted.base_runs:
+            elif rows and counted.are_rejected_left_out and not counted.blocks:
                 status, reason = "missing", say_rejected(counted.rejected, left_out=True)
             elif rows:
                 said = "no block in which this and the baseline are complete"
@@ -335,6 +378,7 @@ def _outcome(
                 status, reason = "missing", "not measured" + yet
     return {
         "variant": name,
+        "group": group_of(info, name),
         "published": published,
         "status": status,
         "reason": reason,

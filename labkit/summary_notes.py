@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from labkit import units
-from labkit.counted import Counted, say_rejected, unwatched
+from labkit.counted import Counted, baselines_of, group_of, say_rejected, unwatched
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import ALPHA, DELTA, blocks_needed, detectable_share, ratio_interval
 from labkit.trial import Trial
@@ -30,7 +30,7 @@ def run_notes(
         stable: whether the baseline's two runs agree.
     """
     notes, mode, planned = [], info["mode"], info.get("blocks") or 0
-    n_blocks = len(counted.base_runs)
+    n_blocks = len(counted.blocks)
     if info.get("protocol") == AS_PUBLISHED:
         notes.append(
             "as in the document: variants in its order, only the first of a block starts cold, "
@@ -48,35 +48,22 @@ def run_notes(
         notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
     if counted.rejected:
         notes.append(say_rejected(counted.rejected, left_out=counted.are_rejected_left_out))
-    if judged and (unseen := unwatched(run for runs in counted.base_runs.values() for run in runs)):
-        notes.append(say_unwatched(unseen))
+    base = (
+        run for blocks in counted.base_runs.values() for runs in blocks.values() for run in runs
+    )
+    if judged and (unseen := unwatched(base)):
+        notes.append(f"no block could be rejected for {', '.join(unseen)}: not watched here")
     if torn := info.get("set_aside"):
-        notes.append(say_set_aside(torn, "trial", "it"))
+        notes.append(
+            f"{units.count(torn, 'half-written line')} set aside: a process was killed or the "
+            "disk was full; its trial does not count, and a resumed run measures it again"
+        )
     if judged and not stable:
         notes.append(
             "machine unstable: the baseline's own two runs differ systematically; "
             "close other programs and run again"
         )
     return notes
-
-
-def say_unwatched(unseen: Sequence[str]) -> str:
-    """Say for what no block could be rejected, as it could not be watched."""
-    return f"no block could be rejected for {', '.join(unseen)}: not watched here"
-
-
-def say_set_aside(lines: int, lost: str, again: str) -> str:
-    """Say that lines were half written.
-
-    Args:
-        lines: how many.
-        lost: what each of them held, as "trial".
-        again: what a resumed run measures once more, as "it".
-    """
-    return (
-        f"{units.count(lines, 'half-written line')} set aside: a process was killed or the disk "
-        f"was full; its {lost} does not count, and a resumed run measures {again} again"
-    )
 
 
 def second_attempt_note(aa: Sequence[float]) -> str:
@@ -101,10 +88,12 @@ def row_notes(info: Mapping[str, object], counted: Counted, trials: Sequence[Tri
         counted: what of its trials counts.
         trials: the run's rows, of any status.
     """
-    notes, n_blocks = [], len(counted.base_runs)
+    notes, n_blocks, baselines = [], len(counted.blocks), baselines_of(info)
     for name in info["variants"]:
         broken = [t for t in trials if t.variant == name and t.status in ("failed", "skipped")]
-        blocks = len(counted.runs.get(name, counted.base_runs))
+        group = group_of(info, name)
+        is_baseline = name == baselines.get(group)
+        blocks = len(counted.base_runs[group] if is_baseline else counted.runs[name])
         if doubts := counted.doubts.get(name, ()):
             notes.append(
                 f"{name}: {units.count(len(doubts), 'trial')} left out, last: {doubts[-1]}"

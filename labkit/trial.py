@@ -18,7 +18,8 @@ from typing import Literal
 #      last_ids_crc and last_means in epochs
 #   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes, first_loss;
 #      waits_s and callbacks_s in epochs
-SCHEMA = 3
+#   4  group
+SCHEMA = 4
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
@@ -74,6 +75,8 @@ class Trial:
 
     experiment: str
     variant: str
+    group: str = ""
+    """What its time is compared within, as "decode, 640×480"; empty where all variants compare."""
     block: int
     position: int
     """Place in the block's order, from 0."""

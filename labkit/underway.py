@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from labkit import machine
+from labkit.counted import baselines_of, group_of
 from labkit.launcher import Launcher, TrialKilled
 from labkit.plan import Planned
 from labkit.progress import Progress, RunProgress
@@ -120,7 +121,7 @@ class UnderWay:
         """Take a variant out of this run; its reason stays in the table.
 
         Raises:
-            RuntimeError: it is the baseline.
+            RuntimeError: it is the last baseline.
         """
         if isinstance(planned, str):  # before any trial
             self.info[status][planned] = reason
@@ -129,8 +130,21 @@ class UnderWay:
         self.dropped[planned.variant] = reason
         self.append(planned, status, reason)
         self.progress.say(f"{planned.variant} is {status}: {reason}")
-        if planned.variant == self.info["baseline"]:
-            raise self.no_baseline(reason)
+        self.check_baselines()
+
+    def check_baselines(self) -> None:
+        """Leave out the groups whose baseline is out: nothing could be divided by it.
+
+        Raises:
+            RuntimeError: no group is left.
+        """
+        out = {g: name for g, name in baselines_of(self.info).items() if name in self.dropped}
+        if len(out) == len(baselines_of(self.info)):
+            raise self.no_baseline(self.dropped[self.info["baseline"]])
+        for name in self.variants:
+            base = out.get(group_of(self.info, name))
+            if base is not None and name not in self.dropped:
+                self.drop(name, "skipped", f"its baseline is out: {self.dropped[base]}")
 
     def no_baseline(self, reason: object) -> RuntimeError:
         """Make the error that ends a run whose baseline cannot be had."""
@@ -149,6 +163,7 @@ class UnderWay:
         return {
             "experiment": self.info["experiment"],
             "run": self.folder.name,
+            "group": group_of(self.info, planned.variant),
             **asdict(planned),
             "epochs": (),
             "machine_id": self.info["provenance"]["machine_id"],

@@ -100,13 +100,16 @@ def _search_batch(settings: dict, own: bytes):
     return search_on_cuda(_settings(settings), own=own)
 
 
-def _time_operations(
-    settings: dict, sizes_px: list[list[int]], cell_s: float, order_seed: str, own: bytes
-):
-    from labkit.operations_timing import time_operations
+def _compare_operations(settings: dict, tasks: dict[str, dict], own: bytes):
+    from labkit.operation_trials import compare_operations
 
-    sizes = [tuple(size) for size in sizes_px]
-    return time_operations(_settings(settings), sizes, cell_s=cell_s, order_seed=order_seed)
+    return compare_operations(_settings(settings), tasks)
+
+
+def _time_operation(settings: dict, task: dict, seconds: float, own: bytes):
+    from labkit.operation_trials import time_operation
+
+    return time_operation(_settings(settings), task, seconds)
 
 
 def _describe_back_ends(own: bytes):
@@ -124,7 +127,8 @@ JOBS: dict[str, Callable] = {
     "count_reads": _count_reads,
     "find_bad_images": _find_bad_images,
     "search_batch": _search_batch,
-    "time_operations": _time_operations,
+    "compare_operations": _compare_operations,
+    "time_operation": _time_operation,
     "describe_back_ends": _describe_back_ends,
 }
 
@@ -160,10 +164,15 @@ def serve() -> None:
 
 def _open_data(line: bytes) -> None:
     """Open the data before forking: all trials inherit it (118,287 annotations take 5 s)."""
+    from labkit import operation_trials
     from labkit.stored import open_source
 
     try:
-        open_source(Settings(**json.loads(line)["arguments"]["settings"]))
+        arguments = json.loads(line)["arguments"]
+        settings = Settings(**arguments["settings"])
+        open_source(settings)
+        if "task" in arguments:
+            operation_trials.load(settings, arguments["task"])
     except Exception:  # the trial meets it again and reports it
         return
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
-from fakes import LABELS, fake_info, fake_trials
+from fakes import LABELS, fake_epoch, fake_info, fake_logged, fake_trial, fake_trials
 
 from labkit.results import Run, append_trial, create_run
 
@@ -68,3 +70,53 @@ def make_run(
     for trial in trials:
         append_trial(folder, trial)
     return folder.rename(folder.with_name(name)) if name else folder
+
+
+OPERATION_TIMES = {
+    "decode, 320×240": {"pillow": 1.0, "opencv": 0.7, "simplejpeg": 0.6},
+    "decode, 640×480": {"pillow": 1.0, "opencv": 0.7, "simplejpeg": 0.6},
+    "crop, 320×240": {"pillow": 1.0, "opencv": 0.5},
+    "normalize, 320×240": {"numpy": 1.0, "torch": 1.3},
+}
+BASE_S = (0.001, 0.004, 0.000_01, 0.000_05)  # of an image, group by group
+
+
+def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, noise=0.01, **more):
+    """A run of variants in groups; the first of each group is its baseline.
+
+    Args:
+        times: group -> variant -> true time over the baseline's.
+        second: what the second run of a baseline takes over the first.
+        busy: blocks in which another program ran.
+        more: of `fake_info`.
+    """
+    rng, trials, groups, baselines = random.Random(1), [], {}, {}
+    for (group, ratios), base_s in zip(times.items(), BASE_S):
+        labels = {name: f"{group}: {name}" for name in ratios}
+        groups |= dict.fromkeys(labels.values(), group)
+        baselines[group] = next(iter(labels.values()))
+        for block in range(blocks):
+            drift = 1 + 0.05 * block
+            for name, label in labels.items():
+                for role in ("A1", "A2") if label == baselines[group] else ("",):
+                    time_s = base_s * ratios[name] * drift * rng.lognormvariate(0, noise)
+                    time_s *= second if role == "A2" else 1
+                    trial = fake_trial(label, block, role, labels={"input": "in memory"})
+                    epoch = replace(fake_epoch(time_s), images=1, startup_s=0.0, compute_s=None)
+                    trial = replace(trial, group=group, epochs=(epoch,), experiment="operations")
+                    trials.append(fake_logged(trial, other_cores=1.0) if block in busy else trial)
+    info = fake_info(
+        [*groups], blocks=blocks, experiment="operations", kind="operation", groups=groups,
+        baselines=baselines, **{"provenance": MINE, **more},
+    )  # fmt: skip
+    info["variants"] = {label: {"data": "data/photos", "seed": 0} for label in groups}
+    folder = Path("/home/ada/results/operations/grouped")
+    return Run(folder=folder, info=info, trials=tuple(trials))
+
+
+def save_run(results, run):
+    """Write a run to disk and return its folder."""
+    folder = create_run(results, run.info)
+    for trial in run.trials:
+        append_trial(folder, trial)
+    return folder

@@ -7,13 +7,11 @@ import json
 import re
 
 import pytest
-from fake_operations import fake_run
-from fake_runs import COLD, HERE, make_run
+from fake_runs import COLD, HERE, OPERATION_TIMES, fake_grouped_run, make_run, save_run
 from fakes import LABELS, fake_trial, fake_trials
 
 from labkit import catalog, machine
 from labkit.claims import CLAIMS, answers, claims_text
-from labkit.results import append_rows, create_run
 
 FIGURES = {0.894, 0.891, 0.897, 0.860, 0.864, 0.661}  # the bar labels of the charts in [004]
 
@@ -151,20 +149,33 @@ def test_a_claim_with_two_figures_is_answered_for_both(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("crop", "mode", "said"),
+    [
+        (0.5, "full", "agrees: opencv faster in 3, slower in 0 of 3"),
+        (1.5, "full", "agrees: opencv faster in 2, slower in 1 of 3"),
+        (0.5, "quick", "opencv took less time in 3 of 3 groups; quick mode: no verdict"),
+    ],
+)
+def test_a_variant_in_many_groups_is_answered_by_counting(tmp_path, crop, mode, said):
+    times = {**OPERATION_TIMES, "crop, 320×240": {"pillow": 1.0, "opencv": crop}}
+    made = fake_grouped_run(times, blocks=8, mode=mode, provenance={"machine_id": HERE})
+    save_run(tmp_path, made)
+    assert said in answer_to(tmp_path, 23)
+
+
+@pytest.mark.parametrize(
     ("how", "said"),
     [
         ({"second": 1.5}, "machine unstable, no verdict"),
-        ({"busy": (0, 1, 2)}, "opencv took less time in 4 of 4 operations and sizes; 5 complete"),
+        ({"busy": (0, 1, 2)}, "in 3 of 3 groups; 5 complete blocks, a verdict needs 6"),
         ({"busy": range(8)}, "not run: every block was rejected"),
+        ({"times": {"crop, 320×240": {"pillow": 1.0, "numpy": 0.5}}}, "not run: this run has no"),
     ],
 )
-def test_a_full_run_of_operations_without_verdicts_says_why(tmp_path, how, said):
-    own = {"mode": "full", "noise": 0.001, "provenance": {"machine_id": HERE}}
-    measured = fake_run(blocks=8, **own, **how)
-    append_rows(create_run(tmp_path, measured.info), measured.rows)
-    answer = answer_to(tmp_path, 23)
-    assert said in answer
-    assert ("complete blocks, a verdict needs 6" in answer) == ("complete" in said)
+def test_a_full_run_of_groups_without_verdicts_says_why(tmp_path, how, said):
+    own = {"mode": "full", "provenance": {"machine_id": HERE}}
+    save_run(tmp_path, fake_grouped_run(blocks=8, **own, **how))
+    assert said in answer_to(tmp_path, 23)
 
 
 # --- which run speaks ---------------------------------------------------------------------

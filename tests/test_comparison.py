@@ -7,8 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from fake_operations import fake_run as fake_operations_run
-from fake_runs import THEIRS, TIMES, fake_machine_run, their_run
+from fake_runs import THEIRS, TIMES, fake_grouped_run, fake_machine_run, their_run
 
 import labkit as lab
 from labkit import units
@@ -39,13 +38,13 @@ def test_runs_of_several_experiments_are_refused_by_name():
             show([fake_machine_run(), other])
 
 
-def test_runs_of_single_operations_are_sent_to_their_own_chart():
+def test_runs_of_groups_are_sent_to_their_own_chart():
     message = (
-        "runs must be of an experiment that times epochs, got operations; "
+        "runs must be of an experiment without groups, got operations; "
         "show each of them with lab.chart(run)"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
-        lab.side_by_side([fake_operations_run()])
+        lab.side_by_side([fake_grouped_run()])
 
 
 def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from labkit.counted import (
     a_over_a,
-    attempt_of,
     cache_doubt,
     count,
     disturbance,
 )
-from labkit.settings import AS_PUBLISHED
 
 MB = 1_000_000
 NOT_COLD = {"resident_share_before": 0.5}  # of a trial that is labelled cold
@@ -88,34 +86,12 @@ def test_where_memory_shows_warm_files_what_programs_fetched_is_no_doubt():
     assert cache_doubt(fake_proved("warm", device_read_bytes=50 << 20, **proof)) == ""
 
 
-def test_few_files_are_warm_beside_programs_that_are_fetched():
-    proof = {"resident": None, "file_bytes": 1000, "rotational": True}
-    assert cache_doubt(fake_proved("warm", device_read_bytes=1 << 20, **proof)) == ""
-    assert cache_doubt(fake_proved("warm", device_read_bytes=2 << 20, **proof)) != ""
-
-
 @pytest.mark.parametrize("rotational", [True, None])
 def test_nothing_known_is_no_proof_of_cold_and_speaks_against_nothing_else(rotational):
     unknown = "not known to be cold: neither memory nor the disk's bytes could be looked at"
     assert cache_doubt(fake_proved("cold", resident=None, rotational=rotational)) == unknown
     assert cache_doubt(fake_proved("warm", resident=None, rotational=rotational)) == ""
     assert cache_doubt(fake_proved("as found", resident=None, rotational=rotational)) == ""
-
-
-def test_bytes_of_a_medium_that_is_no_disk_prove_nothing():
-    proof = {"resident": None, "file_bytes": 100 * MB, "device_read_bytes": 100 * MB}
-    assert cache_doubt(fake_proved("cold", rotational=True, **proof)) == ""
-    assert cache_doubt(fake_proved("cold", rotational=None, **proof)).startswith("not known")
-
-
-def test_rows_of_schema_1_are_judged_by_what_memory_held():
-    # They know neither the medium nor how many bytes the files have.
-    trial = replace(
-        fake_proved("cold", resident=0.0), schema=1, medium={},
-        cache_proof={"wanted": "cold", "resident_share_before": 0.0, "device_read_bytes": 0},
-    )  # fmt: skip
-    assert cache_doubt(trial) == ""
-    assert cache_doubt(replace(trial, cache_proof=NOT_COLD)) != ""
 
 
 def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are():
@@ -182,13 +158,13 @@ def counted(trials, *, mode="full", blocks=None, **more):
 
 def keys(found):
     """Which trials count, as a set of (variant, block, role, place in the run)."""
-    base = {(t.variant, b, t.role) for b, runs in found.base_runs.items() for t in runs}
+    base = {(t.variant, b, t.role) for b, runs in found.base_runs[""].items() for t in runs}
     return base | {(name, b, "") for name, runs in found.runs.items() for b in runs}
 
 
 def test_a_doubtful_trial_of_a_variant_costs_only_itself():
     found = counted(blocks_of(range(3), changed={("v", 1, ""): not_cold}))
-    assert list(found.base_runs) == [0, 1, 2]
+    assert sorted(found.blocks) == [0, 1, 2]
     assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 1, 2]}
     assert found.doubts == {"v": ("not cold: 50.0 % of the files were in memory",)}
     assert found.rejected == {}
@@ -197,7 +173,7 @@ def test_a_doubtful_trial_of_a_variant_costs_only_itself():
 @pytest.mark.parametrize("role", ["A1", "A2"])
 def test_a_doubtful_trial_of_the_baseline_costs_its_block(role):
     found = counted(blocks_of(range(3), changed={("base", 1, role): not_cold}))
-    assert list(found.base_runs) == [0, 2]
+    assert sorted(found.blocks) == [0, 2]
     assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 2]}
     assert found.doubts == {"base": ("not cold: 50.0 % of the files were in memory",)}
 
@@ -208,16 +184,7 @@ def test_a_disturbed_block_is_left_out_where_verdicts_are_spoken(mode, left, key
     found = counted(blocks_of(range(3), changed={key: busy}), mode=mode)
     assert found.rejected == {1: f"{key[0]}: other programs took 75.0 % of a core"}
     assert found.are_rejected_left_out is (mode == "full")
-    assert list(found.base_runs) == list(found.runs["v"]) == list(found.runs["w"]) == left
-
-
-def test_rejected_blocks_are_listed_in_order_with_their_first_reason():
-    changed = {("w", 2, ""): busy, ("base", 0, "A1"): busy, ("v", 2, ""): busy}
-    found = counted([*reversed(blocks_of(range(3), changed=changed))])
-    assert list(found.rejected.items()) == [
-        (0, "base: other programs took 75.0 % of a core"),
-        (2, "w: other programs took 75.0 % of a core"),
-    ]
+    assert sorted(found.blocks) == list(found.runs["v"]) == list(found.runs["w"]) == left
 
 
 def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
@@ -225,74 +192,8 @@ def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
     again = [replace(trial, machine_id="again") for trial in blocks_of(range(2))]
     found = counted([*first, *again, fake_trial("v", 0, status="failed")])
     assert keys(found) == keys(counted(first))
-    assert {t.machine_id for runs in found.base_runs.values() for t in runs} == {"unknown"}
+    assert {t.machine_id for runs in found.base_runs[""].values() for t in runs} == {"unknown"}
     assert {t.machine_id for runs in found.runs.values() for t in runs.values()} == {"unknown"}
-
-
-def test_not_even_a_doubtful_first_time_is_replaced_by_a_second():
-    # Else who repeats until a block looks right would choose what counts.
-    first = blocks_of(range(2), changed={("v", 0, ""): not_cold})
-    found = counted([*first, *blocks_of(range(2))])
-    assert list(found.runs["v"]) == [1]
-    assert len(found.doubts["v"]) == 1
-
-
-def test_blocks_of_a_second_attempt_are_numbered_from_twice_the_planned_ones():
-    assert [attempt_of(block, 6) for block in (0, 5, 6, 11, 12, 17, 20)] == [0, 0, 0, 0, 1, 1, 1]
-    assert attempt_of(99, 0) == 0  # runs from before the number of blocks was recorded
-
-
-def test_of_a_second_attempt_only_its_blocks_count():
-    changed = {("base", 0, "A1"): busy, ("v", 1, ""): not_cold}
-    first, second = blocks_of(range(6), changed=changed), blocks_of(range(12, 18))
-    found = counted([*first, *second], blocks=6)
-    assert (found.attempt, list(found.base_runs)) == (1, list(range(12, 18)))
-    assert (found.rejected, found.doubts) == ({}, {})
-    earlier = count(fake_info(["base", "v", "w"], mode="full", blocks=6), [*first, *second], 0)
-    assert (earlier.attempt, list(earlier.base_runs)) == (0, [1, 2, 3, 4, 5])
-
-
-def test_a_second_attempt_counts_once_it_has_blocks_enough_for_verdicts():
-    first = blocks_of(range(6))
-    found = counted([*first, *blocks_of(range(12, 17))], blocks=6)
-    assert (found.attempt, list(found.base_runs)) == (0, list(range(6)))
-
-
-def test_a_second_attempt_of_which_nothing_is_measured_does_not_count():
-    nothing = [fake_trial("base", 12, "A1", status=status) for status in ("failed", "cancelled")]
-    found = counted([*blocks_of(range(6)), *nothing], blocks=6)
-    assert (found.attempt, len(found.base_runs)) == (0, 6)
-
-
-def test_blocks_in_place_of_rejected_ones_belong_to_their_attempt():
-    first = blocks_of(range(6), changed={("v", 3, ""): busy})
-    found = counted([*first, *blocks_of([6])], blocks=6)
-    assert (found.attempt, list(found.base_runs)) == (0, [0, 1, 2, 4, 5, 6])
-
-
-def test_a_run_that_does_not_say_how_many_blocks_it_has_has_one_attempt():
-    found = counted(blocks_of([0, 1, 40]))
-    assert (found.attempt, list(found.base_runs)) == (0, [0, 1, 40])
-
-
-def test_a_variant_that_is_out_has_no_numbers_though_it_was_measured():
-    changed = {("v", 0, ""): busy, ("v", 1, ""): not_cold}
-    found = counted(blocks_of(range(3), changed=changed), failed={"v": "other work"})
-    assert found.runs["v"] == {}
-    assert list(found.runs["w"]) == [0, 1, 2]  # nor do its trials speak of the machine
-    assert (found.rejected, found.doubts) == ({}, {})
-
-
-def test_a_mode_that_is_no_longer_known_leaves_nothing_out():
-    found = counted(blocks_of(range(2), changed={("v", 1, ""): busy}), mode="smoke")
-    assert (list(found.base_runs), found.are_rejected_left_out) == ([0, 1], False)
-
-
-def test_where_the_baseline_runs_once_nothing_says_what_noise_does():
-    trials = [t for t in blocks_of(range(3)) if t.role != "A2"]
-    found = counted(trials, protocol=AS_PUBLISHED, shuffled=False)
-    assert [len(runs) for runs in found.base_runs.values()] == [1, 1, 1]
-    assert a_over_a(found) == []
 
 
 def test_a_over_a_is_the_second_run_over_the_first_whichever_was_earlier():
@@ -321,7 +222,7 @@ def test_what_counts_does_not_depend_on_any_time(rows, mode):
             trial = fake_trial(variant, block, role, both[which], status=status, labels=labels)
             trials.append(replace(change(trial), machine_id=str(number)))
         found = counted(trials, mode=mode, blocks=6)
-        base = {b: [t.machine_id for t in runs] for b, runs in found.base_runs.items()}
+        base = {b: [t.machine_id for t in runs] for b, runs in found.base_runs[""].items()}
         others = {
             name: {b: t.machine_id for b, t in runs.items()} for name, runs in found.runs.items()
         }

@@ -28,6 +28,7 @@ LAYERS = [
     ["packs"],
     ["pipeline"],
     ["callbacks"],
+    ["old_operations"],
     ["timing", "results", "statistics", "averages"],
     ["counted", "equal_work"],
     ["summary_notes"],
@@ -35,15 +36,14 @@ LAYERS = [
     ["plan", "forecast", "winner"],
     ["row_words", "block_ratios"],
     ["captions"],
-    ["preflight", "calibration", "batch_search", "reads", "operations"],
-    ["operations_timing"],
+    ["preflight", "calibration", "batch_search", "reads", "operation_trials"],
     ["worker"],
     ["launcher"],
     ["underway"],
     ["self_checks"],
     ["preparation"],
     ["runner"],
-    ["experiment", "operations_run", "operations_summary"],
+    ["experiment"],
     [
         "in_depth",
         "in_depth_loading",
@@ -51,6 +51,7 @@ LAYERS = [
         "in_depth_bottlenecks",
         "in_depth_callbacks",
         "in_depth_training",
+        "operations",
         "tuning",
         "largest_batch",
         "catalog",
@@ -67,7 +68,7 @@ LAYERS = [
     ["row_figure"],
     ["charts", "epoch_chart", "dial_chart", "timeline_chart"],
     ["side_by_side"],
-    ["report", "operations_report", "operations_chart"],
+    ["report"],
     ["page"],
     ["markdown_report"],
     ["notebook"],
@@ -83,7 +84,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PARTS = {"storage", "packing", "decoding", "preprocessing", "loading", "prefetching", "devices"}
-PARTS |= {"training"}
+PARTS |= {"training", "operations"}
 MODULES = sorted(LABKIT.rglob("*.py"))
 
 

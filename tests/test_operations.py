@@ -3,15 +3,27 @@
 Reference is the operation's first library; tolerances are those of the run's own gate.
 """
 
+import gc
+from types import SimpleNamespace
+
 import cv2
 import numpy as np
 import pytest
+from fake_clock import FakeClock
 from jpegs import why_missing
 from PIL import Image
 
-from labkit.operations import MEANINGS, OPERATIONS, SIZES_PX, make_picture
-from labkit.operations_timing import AGREEMENTS, compare_work, difference
+import labkit as lab
+from labkit.operation_trials import (
+    AGREEMENTS,
+    OPERATIONS,
+    compare_operations,
+    difference,
+    time_calls,
+)
+from labkit.operations import SIZES_PX
 from labkit.parts.decoding import DECODERS
+from labkit.parts.operations import MEANINGS, Operation, make_picture
 
 KEYS = [key for key in OPERATIONS if not why_missing(key[1])]
 
@@ -27,18 +39,23 @@ def picture(photos_rgb):
     return make_picture(photos_rgb[0], 640, 480)
 
 
+def tasks_of(table, width_px=320, height_px=240):
+    size = {"width_px": width_px, "height_px": height_px}
+    return {f"{o} {x}": {"operation": o, "library": x, **size} for o, x in table}
+
+
 def run(key, picture):
     operation = OPERATIONS[key]
     return operation.run(operation.prepare(picture))
 
 
 @pytest.mark.parametrize("size_px", SIZES_PX)
-def test_all_libraries_do_the_same_work(photos_rgb, size_px):
-    for photo in photos_rgb:
-        verdicts = compare_work(make_picture(photo, *size_px))
-        for (_, library), verdict in verdicts.items():
-            missing = why_missing(library)
-            assert verdict == (("skipped", missing) if missing else ("ok", "")), verdicts
+def test_all_libraries_do_the_same_work(photos, size_px):
+    tasks = tasks_of(OPERATIONS, *size_px)
+    verdicts = compare_operations(lab.Settings(data=str(photos)), tasks)
+    for label, verdict in verdicts.items():
+        missing = why_missing(tasks[label]["library"])
+        assert verdict == (("skipped", missing) if missing else ("ok", "")), label
 
 
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
@@ -53,18 +70,8 @@ def test_results_are_copies_and_leave_what_they_were_made_of_alone(key, picture)
     assert np.array_equal(np.asarray(given), before)
 
 
-@pytest.mark.parametrize("key", KEYS, ids="-".join)
-def test_every_operation_says_what_it_means_and_how_closely_libraries_must_agree(key):
-    assert MEANINGS[key[0]]
-    assert AGREEMENTS[key[0]].at_most >= 0
-
-
-def test_pillow_is_what_others_are_divided_by_wherever_it_has_the_operation():
-    first = {}
-    for operation, library in KEYS:
-        first.setdefault(operation, library)
-    for operation in {operation for operation, library in KEYS if library == "pillow"}:
-        assert first[operation] == "pillow"
+def test_every_operation_has_a_meaning_and_an_agreement():
+    assert {name for name, _ in OPERATIONS} == set(MEANINGS) == set(AGREEMENTS)
 
 
 # --- what the operations are, told apart from the libraries -----------------------------
@@ -160,3 +167,50 @@ def test_another_shape_or_dtype_is_named(picture):
     assert difference(planes.astype(np.float64), planes, AGREEMENTS["to-tensor"]) == (
         "output must be (3, 480, 640) float32, got (3, 480, 640) float64"
     )
+
+
+def test_other_work_fails_and_a_missing_library_is_skipped(photos):
+    def missing(pixels):
+        raise ImportError("pip install it")
+
+    table = {
+        ("crop", "first"): Operation(lambda p: p.pixels, np.copy),
+        ("crop", "same"): Operation(lambda p: p.pixels, np.copy),
+        ("crop", "lazy"): Operation(lambda p: p.pixels, lambda pixels: pixels[:1].copy()),
+        ("crop", "missing"): Operation(lambda p: p.pixels, missing),
+    }
+    verdicts = compare_operations(lab.Settings(data=str(photos)), tasks_of(table), table)
+    assert verdicts["crop same"] == ("ok", "")
+    assert verdicts["crop missing"] == ("skipped", "pip install it")
+    status, reason = verdicts["crop lazy"]
+    assert status == "failed" and "not the same work as first: output must be" in reason
+
+
+# --- timing -------------------------------------------------------------------------------
+
+
+def timed(inputs, seconds):
+    """Time calls that take as many seconds as their input says."""
+    clock, calls = FakeClock(), []
+
+    def call(given):
+        calls.append((given, gc.isenabled()))
+        clock.sleep(given)
+
+    return SimpleNamespace(found=time_calls(call, inputs, seconds, clock), calls=calls)
+
+
+def test_every_input_is_called_as_often_until_all_calls_take_long_enough():
+    run = timed([0.01, 0.03], seconds=0.1)
+    # Two calls on the first to choose the number: 0.05 s of 0.01 s each are five.
+    assert run.found == (pytest.approx(0.02), 10)
+    assert [given for given, _ in run.calls] == [0.01] * 7 + [0.03] * 5
+
+
+def test_a_long_call_is_timed_once_per_input():
+    assert timed([1.0, 1.0], seconds=0.1).found == (pytest.approx(1.0), 2)
+
+
+def test_nothing_is_collected_while_timing_and_the_collector_is_left_as_it_was():
+    assert not any(collecting for _, collecting in timed([0.01], seconds=0.05).calls)
+    assert gc.isenabled()

@@ -214,7 +214,7 @@ def can_press(panel):
 
 def test_run_shows_rows_and_then_the_result_from_disk(panel, tmp_path):
     assert words(panel._status) == "ready"
-    assert words(panel._forecast).startswith("quick mode will take ")
+    assert words(panel._forecast).startswith("quick mode: about ")
     assert can_press(panel) == ["Run", "Reset", "Show", "Export"]
     seen = []
     panel._trials.observe(lambda change: seen.append(words(panel._trials)), "value")

@@ -10,15 +10,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fake_operations import fake_run
+from fake_runs import fake_grouped_run
 from fakes import fake_info, fake_judged_trials, fake_media_info, fake_trials
 
 from labkit import machine, report_words
 from labkit.cli import main
-from labkit.notebook import section
 from labkit.reports import write_report
 from labkit.results import Run, append_trial, create_run, load_run
-from labkit.sections import narrow_tables
 from labkit.settings import AS_PUBLISHED
 from labkit.summary import summarize
 
@@ -95,14 +93,14 @@ def test_one_run_is_written_into_its_own_folder(tmp_path):
 
 
 def test_several_runs_get_a_folder_beside_the_runs_and_never_the_same_one(tmp_path):
-    runs = [make_run(tmp_path), replace(fake_run(), folder=tmp_path / "operations" / "one")]
+    runs = [make_run(tmp_path), replace(fake_grouped_run(), folder=tmp_path / "operations" / "one")]
     first, second = (write_report(runs, markdown=False) for _ in range(2))
     assert [path.name for path in (*first, *second)] == ["report.html"] * 2
     assert first[0].parent != second[0].parent
     assert {path.parent.parent for path in (*first, *second)} == {tmp_path / "reports"}
     shown = words_of(first[0].read_text(encoding="utf-8"))
     assert shown.count("Run it again") == 2
-    assert "labkit run operations --mode quick" in shown
+    assert "decode, 640×480" in shown
 
 
 def test_every_link_of_the_markdown_is_relative_and_leads_to_a_file(tmp_path):
@@ -232,17 +230,6 @@ def test_a_run_as_in_the_document_says_so(tmp_path):
     shown = words_of(path.read_text(encoding="utf-8"))
     assert f"{run.info['question']} (as in the document)" in shown
     assert "order as in the document: in the given order, only the first variant" in shown
-
-
-def test_a_table_too_wide_for_paper_is_split_and_loses_no_column(tmp_path):
-    sizes = ("320x240", "640x480", "1280x960", "1920x1080", "4000x3000")
-    shown = section(fake_run(sizes=sizes))
-    first, second = narrow_tables(shown)
-    assert (len(first[0]), len(second[0])) == (8, 6)
-    assert [*first[0], *second[0][2:]] == list(shown.header)
-    joined = [[*a, *b[2:]] for a, b in zip(first[1], second[1])]
-    assert joined == [list(row) for row in shown.cells]
-    assert (list(first[2]), list(second[2])) == (list(shown.second_lines), [])
 
 
 # --- free text ----------------------------------------------------------------------------

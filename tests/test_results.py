@@ -14,7 +14,6 @@ from places import memory_mounted
 from labkit import results
 from labkit.cli import main
 from labkit.results import (
-    append_rows,
     append_trial,
     create_run,
     find_run,
@@ -56,16 +55,6 @@ def test_a_half_written_last_line_is_set_aside_and_the_next_row_is_kept_apart(tm
     run = load_run(folder)
     assert [t.block for t in run.trials] == [0, 1]
     assert run.set_aside == 1
-
-
-def test_rows_of_another_kind_lie_beside_the_trials(tmp_path):
-    folder = create_run(tmp_path, INFO)
-    rows = [{"kind": "operation", "library": "pillow"}, {"kind": "operation", "library": "opencv"}]
-    append_rows(folder, rows)
-    append_trial(folder, trial())
-    run = load_run(folder)
-    assert list(run.rows) == rows
-    assert run.trials == (trial(),)
 
 
 def test_a_row_of_a_newer_labkit_says_so(tmp_path):

@@ -15,7 +15,6 @@ from scipy import stats
 from labkit.settings import AS_PUBLISHED
 from labkit.statistics import blocks_needed
 from labkit.summary import summarize
-from labkit.summary_notes import second_attempt_note
 
 
 def two_variants(times_s, mode="full", **info):
@@ -83,15 +82,6 @@ def test_of_a_block_repeated_after_a_crash_the_first_finished_trial_counts():
     assert "other: failed 1×, last: killed" in summary.notes
 
 
-def test_in_document_mode_one_baseline_run_is_enough():
-    trials = [fake_trial("base", 0, "A1", 4.0), fake_trial("other", 0, "", 3.0)]
-    summary = summarize(fake_info(["base", "other"], mode="document"), trials)
-    assert summary.rows[1].normalized_time == pytest.approx(0.75)
-    assert summary.rows[0].ratios == pytest.approx((1.0,))
-    assert summary.aa_ratio is None
-    assert [row.verdict for row in summary.rows] == ["", ""]
-
-
 def test_variants_without_numbers_say_why():
     names = ["base", "asked", "broke", "lonely", "never"]
     trials = [
@@ -107,18 +97,6 @@ def test_variants_without_numbers_say_why():
         ("missing", "not measured"),
     ]
     assert all(row.normalized_time is row.time_s is row.ci_low is None for row in summary.rows[1:])
-
-
-def test_without_a_baseline_no_row_has_a_normalized_time():
-    trials = [fake_trial("base", 0, "A1", status="failed"), fake_trial("other", 0, "", 1.0)]
-    summary = summarize(fake_info(["base", "other"]), trials)
-    assert [row.normalized_time for row in summary.rows] == [None, None]
-    assert [row.status for row in summary.rows] == ["failed", "missing"]
-
-
-def test_the_baseline_comes_first_wherever_it_was_written():
-    info = {**fake_info(["b", "a", "c"]), "baseline": "a"}
-    assert [row.variant for row in summarize(info, []).rows] == ["a", "b", "c"]
 
 
 def test_a_run_file_with_only_the_required_keys_is_enough():
@@ -142,27 +120,6 @@ def test_rates_and_shares_are_sums_over_all_epochs():
     assert (row.startup_s, row.cpu_percent, row.gpu_util) == (pytest.approx(0.01), 150.0, None)
 
 
-def test_a_real_devices_step_is_forward_and_backward_together():
-    def on_cuda(epoch):
-        parts = {"forward_s": 0.1 * epoch.epoch_s, "backward_s": 0.2 * epoch.epoch_s}
-        return dataclasses.replace(epoch, launch_s=None, **parts)
-
-    trials = [
-        dataclasses.replace(trial, epochs=tuple(map(on_cuda, trial.epochs)))
-        for trial in fake_trials({"base": 1.0, "other": 1.0})
-    ]
-    assert summarize(fake_info(["base", "other"]), trials).rows[1].step_share == pytest.approx(0.3)
-
-
-def test_compute_and_stall_are_unknown_where_the_device_does_not_tell():
-    trials = []
-    for trial in fake_trials({"base": 1.0, "other": 1.0}):
-        epochs = tuple(dataclasses.replace(epoch, compute_s=None) for epoch in trial.epochs)
-        trials.append(dataclasses.replace(trial, epochs=epochs))
-    row = summarize(fake_info(["base", "other"]), trials).rows[1]
-    assert row.compute_share is row.stall_share is None
-
-
 def test_only_labels_that_all_rows_share_are_labels_of_the_summary():
     trials = fake_trials({"base": 1.0})
     trials += [
@@ -179,15 +136,6 @@ def test_a_machine_that_is_slower_throughout_changes_no_ratio(blocks):
     after = two_variants([tuple(7 * t for t in block) for block in blocks]).rows[1]
     assert after.ratios == pytest.approx(before.ratios)
     assert after.time_s == pytest.approx(7 * before.time_s)
-
-
-@given(pairs=st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=5))
-def test_swapping_baseline_and_variant_inverts_ratios_and_interval(pairs):
-    forth = two_variants([(a, a, b) for a, b in pairs]).rows[1]
-    back = two_variants([(b, b, a) for a, b in pairs]).rows[1]
-    assert back.normalized_time == pytest.approx(1 / forth.normalized_time)
-    assert math.log(back.ci_low) == pytest.approx(-math.log(forth.ci_high), abs=1e-9)
-    assert math.log(back.ci_high) == pytest.approx(-math.log(forth.ci_low), abs=1e-9)
 
 
 # --- verdicts -----------------------------------------------------------------------------
@@ -215,21 +163,6 @@ def test_equal_variants_on_a_drifting_machine_are_seldom_called_different():
     assert wrong / 1000 <= 0.07
 
 
-def test_a_baseline_that_disagrees_with_itself_stamps_the_table():
-    blocks = [(1.0, 1.2 + 0.01 * i, 0.5) for i in range(8)]
-    summary = two_variants(blocks)
-    assert summary.rows[1].verdict == "machine unstable"
-    assert summary.rows[0].verdict == "baseline"
-    assert any(note.startswith("machine unstable") for note in summary.notes)
-
-
-def test_full_mode_with_six_blocks_judges():
-    trials = fake_trials({"base": 1.0, "other": 0.5}, blocks=6)
-    summary = summarize(fake_info(["base", "other"], mode="full"), trials)
-    assert summary.judged
-    assert [row.verdict for row in summary.rows] == ["baseline", "faster"]
-
-
 @pytest.mark.parametrize(("mode", "blocks"), [("quick", 10), ("full", 5)])
 def test_quick_runs_and_few_blocks_are_never_judged(mode, blocks):
     trials = fake_trials({"base": 1.0, "other": 0.5}, blocks=blocks)
@@ -237,16 +170,6 @@ def test_quick_runs_and_few_blocks_are_never_judged(mode, blocks):
     assert not summary.judged
     assert [row.verdict for row in summary.rows] == ["", ""]
     assert summary.rows[1].ci_high < 1  # the numbers are there all the same
-
-
-def test_a_variant_with_fewer_blocks_than_six_is_not_judged_beside_others_that_are():
-    trials = [
-        trial
-        for trial in fake_trials({"base": 1.0, "v": 0.5, "w": 0.5}, blocks=8)
-        if trial.variant != "w" or trial.block < 5
-    ]
-    rows = summarize(fake_info(["base", "v", "w"], mode="full"), trials).rows
-    assert [row.verdict for row in rows] == ["baseline", "faster", ""]
 
 
 def test_an_inconclusive_row_says_what_it_would_take():
@@ -290,13 +213,6 @@ def test_only_a_judged_figure_agrees_with_the_document_or_differs():
     for less in ({"mode": "quick"}, {"shuffled": False, "protocol": AS_PUBLISHED}):
         rows = summarize(fake_info([*times], **{**info, **less}), given).rows
         assert {row.agreement for row in rows} == {""}
-
-
-def test_on_an_unstable_machine_nothing_agrees_with_the_document():
-    row = two_variants(
-        [(1.0, 1.2 + 0.01 * i, 0.5) for i in range(8)], published={"other": 0.5}
-    ).rows[1]
-    assert (row.verdict, row.agreement, row.published) == ("machine unstable", "", 0.5)
 
 
 def test_an_outlier_is_marked_and_counts():
@@ -345,15 +261,6 @@ def test_a_variant_that_was_never_cold_has_a_reason_and_no_number(mode):
     )
 
 
-def test_a_baseline_that_was_never_cold_leaves_no_number_at_all():
-    trials = cold_trials(not_cold=[("base", block) for block in range(8)])
-    summary = summarize(fake_info(["base", "other"], mode="full"), trials)
-    assert [row.normalized_time for row in summary.rows] == [None, None]
-    assert [row.status for row in summary.rows] == ["failed", "missing"]
-    assert summary.rows[0].reason == "not cold: 50.0 % of the files were in memory"
-    assert (summary.n_blocks, summary.rows[0].left_out, summary.judged) == (0, 16, False)
-
-
 def test_some_trials_that_were_not_cold_are_counted_and_told():
     trials = cold_trials(not_cold=[("other", 3), ("other", 5)])
     summary = summarize(fake_info(["base", "other"], mode="full", blocks=8), trials)
@@ -383,21 +290,6 @@ def test_disturbed_blocks_are_told_whether_they_count_or_not(mode, blocks, note)
     assert note in summary.notes
     assert ("6 of 8 blocks count" in summary.notes) is (mode == "full")
     assert summary.rows[1].left_out == 0  # that is said of the cache alone
-
-
-def test_a_run_whose_every_block_is_rejected_has_no_number_and_says_so():
-    summary = summarize(fake_info(["base", "other"], mode="full"), cold_trials(disturbed=range(8)))
-    assert [(row.status, row.normalized_time) for row in summary.rows] == [("missing", None)] * 2
-    assert "0 complete blocks: verdicts need at least 6" in summary.notes
-    assert any(note.startswith("8 blocks rejected: ") for note in summary.notes)
-
-
-def test_a_second_attempt_says_why_there_is_one():
-    note = second_attempt_note([math.log(1.2), math.log(1.2), math.log(1.2)])
-    assert note == (
-        "the baseline's own two runs differed at first (A/A ratio 1.200 [1.200, 1.200]): "
-        "everything is measured once more, and then that is what counts"
-    )
 
 
 # --- as in the document -------------------------------------------------------------------
@@ -430,24 +322,6 @@ def test_as_in_the_document_nothing_is_judged_even_in_full_mode_with_all_blocks(
     (note,) = summary.notes
     assert note.startswith("as in the document: variants in its order, only the first of a block")
     assert "no verdicts" in note
-
-
-def test_as_in_the_document_an_incomplete_block_is_told_and_not_counted():
-    trials = [
-        fake_trial("base", 0, "A1", 2.0), fake_trial("other", 0, "", 1.0),
-        fake_trial("base", 1, "A1", status="cancelled"), fake_trial("other", 1, "", 50.0),
-    ]  # fmt: skip
-    info = fake_info(["base", "other"], protocol=AS_PUBLISHED, shuffled=False, blocks=2)
-    summary = summarize({**info, "status": "cancelled"}, trials)
-    assert (summary.n_blocks, summary.rows[1].ratios) == (1, pytest.approx((0.5,)))
-    assert "cancelled: 1 of 2 blocks are complete" in summary.notes
-
-
-def test_a_run_from_before_protocols_were_recorded_is_read_as_its_mode_was():
-    twice = [fake_trial("base", 0, role, 2.0) for role in ("A1", "A2")]
-    trials = [*twice, fake_trial("other", 0, "", 1.0)]
-    for mode, aa_ratio in (("quick", 1.0), ("document", None)):
-        assert summarize(fake_info(["base", "other"], mode=mode), trials).aa_ratio == aa_ratio
 
 
 def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_intervals():
