@@ -308,9 +308,8 @@ CATALOG: dict[str, Callable[..., Experiment]] = {
     "progress": in_depth_callbacks.progress,
     "bottlenecks": in_depth_bottlenecks.bottlenecks,
 }
-MAIN_ROAD = (
-    "prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined", "operations",
-)  # fmt: skip
+MAIN_ROAD = ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined")
+RUN_BY_DEFAULT = (*MAIN_ROAD, "operations")
 # Those that can also be run in the document's own order and with its own loop.
 AS_PUBLISHED_TOO = ("prefetching", "storage")
 

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         return _show(_run(options, _choice(options, options.names[0]).experiment()))
     # Build all before running any: a typo in the third name must not cost two runs.
     waiting = {}
-    for name in options.names or catalog.MAIN_ROAD:
+    for name in options.names or catalog.RUN_BY_DEFAULT:
         try:
             waiting[name] = _choice(options, name).experiment()
         except ValueError as error:

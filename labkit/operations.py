@@ -15,9 +15,7 @@ QUICK_SIZES = 3
 def operations(base: Settings) -> Experiment:
     """[000]: OpenCV and PIL, and their rivals, one operation at a time."""
     # The pictures are in memory, and nothing is trained.
-    settings = Settings(
-        data=base.data, seed=base.seed, cache="as found", device="cpu", num_workers=0
-    )
+    settings = Settings(data=base.data, seed=base.seed, cache="warm", device="cpu", num_workers=0)
     tasks, groups = {}, {}
     for operation in dict.fromkeys(name for name, _ in OPERATIONS):
         for width_px, height_px in SIZES_PX:

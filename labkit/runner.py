@@ -28,7 +28,7 @@ from labkit.preparation import prepare, stage
 from labkit.results import Run, append_trial, load_run
 from labkit.self_checks import check_stand_ins
 from labkit.settings import field_kinds
-from labkit.summary_notes import second_attempt_note
+from labkit.summary import second_attempt_note
 from labkit.trial import Cancelled, Skip, Trial, utc_now
 from labkit.underway import UnderWay
 

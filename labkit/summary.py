@@ -2,19 +2,18 @@
 
     trials -> blocks that count -> paired log-ratios -> one Row per variant -> Summary
 
-The formulas are in `statistics`, plain averages in `averages`, what counts in `counted`, the
-sentences in `summary_notes`.  A block is one repetition; images and steps are not.  Main trap:
-a variant without numbers keeps its row, which says why.
+The formulas are in `statistics`, what counts in `counted`.  A block is one repetition; images and
+steps are not.  A variant without numbers keeps its row, with the reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean, stdev
 
-from labkit.averages import average
+from labkit import units
 from labkit.counted import (
     Counted,
     a_over_a,
@@ -24,14 +23,17 @@ from labkit.counted import (
     is_baseline_run_twice,
     noise,
     say_rejected,
+    unwatched,
 )
 from labkit.origin import origin
 from labkit.results import Run
-from labkit.settings import CORRECTED, MIN_JUDGED_BLOCKS, MODES
+from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
 from labkit.statistics import (
     ALPHA,
+    DELTA,
     UNSTABLE,
     agreement,
+    blocks_needed,
     detectable_share,
     holm,
     is_stable,
@@ -41,8 +43,7 @@ from labkit.statistics import (
     ratio_interval,
     verdict,
 )
-from labkit.summary_notes import inconclusive_note, row_notes, run_notes
-from labkit.trial import Trial
+from labkit.trial import Epoch, Trial
 
 # Setting -> the choice that does only part of the work: no step, nothing to load.
 LEAVES_OUT = {"step": "nothing", "loader": "resident"}
@@ -270,10 +271,10 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         notes=(
             *(info.get("notes") or ()),
             *(info.get("local_notes") or ()),
-            *run_notes(info, counted, judged=judged, stable=stable),
-            *row_notes(info, counted, trials),
+            *_run_notes(info, counted, judged=judged, stable=stable),
+            *_row_notes(info, counted, trials),
             *(
-                inconclusive_note(row.variant, row.s, row.blocks, row.level)
+                _inconclusive_note(row.variant, row.s, row.blocks, row.level)
                 for row in rows
                 if row.verdict == "inconclusive"
             ),
@@ -320,7 +321,7 @@ def _baseline_row(
         outliers=outliers([math.log(ratio) for ratio in ratios]),
         blocks=len(blocks),
         verdict="baseline" if judged else "",
-        **average(runs),
+        **_average(runs),
     )
 
 
@@ -345,7 +346,7 @@ def _variant_row(
         if said not in ("", UNSTABLE) and published is not None
         else "",
         verdict=said,
-        **average(runs),
+        **_average(runs),
     )
 
 
@@ -392,3 +393,225 @@ def _common_labels(info: Mapping, rows: Sequence[Row]) -> dict[str, str]:
         return {"accelerator": info["accelerator"]} if info.get("accelerator") else {}
     first, *others = labelled
     return {k: v for k, v in first.items() if all(labels.get(k) == v for labels in others)}
+
+
+# --- averages of a variant's trials --------------------------------------------------
+
+
+def _average(runs: Sequence[Trial]) -> dict[str, object]:
+    """Average everything but the normalized time over a variant's counted trials.
+
+    Rates and shares are sums over sums, so a long epoch counts more; times are geometric means.
+    A share that one epoch does not know is unknown for the row.
+    """
+    if not runs:
+        return {}
+    epochs = [epoch for trial in runs for epoch in trial.epochs]
+    total_s = sum(epoch.epoch_s for epoch in epochs)
+
+    def share(part_s: Callable[[Epoch], float | None]) -> float | None:
+        parts_s = [part_s(epoch) for epoch in epochs]
+        return None if None in parts_s else sum(parts_s) / total_s
+
+    compute_share = share(lambda epoch: epoch.compute_s)
+    first_s = [trial.epochs[0].epoch_s for trial in runs]
+    second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
+    wait_p50_s, wait_p99_s = _wait_percentiles(epochs)
+    return {
+        "time_s": geometric_mean(trial.time_s for trial in runs),
+        "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
+        "in_blocks": tuple(trial.block for trial in runs),
+        "epochs_s": tuple(tuple(epoch.epoch_s for epoch in trial.epochs) for trial in runs),
+        "epoch1_s": geometric_mean(first_s),
+        "epoch2_s": geometric_mean(second_s) if second_s else None,
+        "startup_s": fmean(epoch.startup_s for epoch in epochs),
+        "steady_images_per_s": _steady_images_per_s(epochs),
+        "wait_share": share(lambda epoch: epoch.wait_s),
+        "transfer_share": share(lambda epoch: epoch.transfer_s),
+        "step_share": share(_step_s),
+        "sync_share": share(lambda epoch: epoch.sync_s),
+        "compute_share": compute_share,
+        "stall_share": None if compute_share is None else 1 - compute_share,
+        "cpu_percent": _mean_known(trial.cpu_percent for trial in runs),
+        "gpu_util": _mean_known(trial.gpu_util_mean for trial in runs),
+        "emulated_busy_share": _mean_known(trial.emulated_busy_share for trial in runs),
+        "cpu_s_per_1000_images": _cpu_s_per_1000_images(runs),
+        "wait_p50_s": wait_p50_s,
+        "wait_p99_s": wait_p99_s,
+        "peak_rss_bytes": _largest_known(trial.peak_rss_bytes for trial in runs),
+        "peak_pss_bytes": _largest_known(trial.peak_pss_bytes for trial in runs),
+        "peak_shm_bytes": _largest_known(trial.peak_shm_bytes for trial in runs),
+        "gpu_memory_bytes": _largest_known(trial.gpu_memory_bytes for trial in runs),
+        "gpu_allocated_bytes": _largest_known(trial.gpu_allocated_bytes for trial in runs),
+        "gpu_reserved_bytes": _largest_known(trial.gpu_reserved_bytes for trial in runs),
+        "resident_share_before": _resident_share_before(runs),
+        "device_read_share": _device_read_share(runs),
+        "swapped_pages": _swapped_pages(runs),
+        "labels": _merge_labels(runs),
+    }
+
+
+def _step_s(epoch: Epoch) -> float | None:
+    if epoch.launch_s is not None:
+        return epoch.launch_s
+    parts_s = (epoch.forward_s, epoch.backward_s)
+    return None if None in parts_s else sum(parts_s)
+
+
+def _cpu_s_per_1000_images(runs: Sequence[Trial]) -> float | None:
+    images = sum(trial.images for trial in runs)
+    if not images or any(trial.cpu_s is None for trial in runs):
+        return None
+    return 1000 * sum(trial.cpu_s for trial in runs) / images
+
+
+def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | None]:
+    """Give the median wait of a step and the one that a step in a hundred exceeds."""
+    if any(epoch.waits_s is None for epoch in epochs):  # rows of schema 2 have only their sum
+        return None, None
+    waits_s = sorted(wait_s for epoch in epochs for wait_s in epoch.waits_s)
+    if not waits_s:
+        return None, None
+    p50, p99 = (waits_s[math.ceil(share * len(waits_s)) - 1] for share in (0.50, 0.99))
+    return p50, p99
+
+
+def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
+    images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs if epoch.steps)
+    left_s = sum(epoch.epoch_s - epoch.first_batch_s for epoch in epochs)
+    return images / left_s if images and left_s > 0 else None
+
+
+def _resident_share_before(runs: Sequence[Trial]) -> float | None:
+    """Give the share of the trial that is furthest from what its label says."""
+    shares = [trial.cache_proof.get("resident_share_before") for trial in runs]
+    if None in shares:
+        return None
+    cold = any(trial.labels.get("cache") == "cold" for trial in runs)
+    return max(shares) if cold else min(shares)
+
+
+def _device_read_share(runs: Sequence[Trial]) -> float | None:
+    proofs = [trial.cache_proof for trial in runs]
+    fetched = [proof.get("device_read_bytes") for proof in proofs]
+    # Spawned workers also ask for their libraries: what the files hold is the steadier measure,
+    # and rows of schema 1 do not say it.
+    asked = [
+        trial.cache_proof["file_bytes"] * len(trial.epochs)
+        if "file_bytes" in trial.cache_proof
+        else trial.cache_proof.get("logical_read_bytes")
+        for trial in runs
+    ]
+    if None in asked or None in fetched or not sum(asked):
+        return None
+    return sum(fetched) / sum(asked)
+
+
+def _swapped_pages(runs: Sequence[Trial]) -> int | None:
+    names = ("swapped_in_pages", "swapped_out_pages")
+    counts = [trial.disturbance.get(name) for trial in runs for name in names]
+    return None if None in counts else sum(counts)
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _largest_known(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:
+    names = dict.fromkeys(name for trial in runs for name in trial.labels)
+    return {
+        name: " / ".join(dict.fromkeys(t.labels[name] for t in runs if name in t.labels))
+        for name in names
+    }
+
+
+# --- notes beside the numbers --------------------------------------------------------
+
+
+def _run_notes(
+    info: Mapping[str, object], counted: Counted, *, judged: bool, stable: bool
+) -> list[str]:
+    """Return why there are no verdicts, what is not finished, and what is unstable."""
+    notes, mode, planned = [], info["mode"], info.get("blocks") or 0
+    n_blocks = len(counted.blocks)
+    if info.get("protocol") == AS_PUBLISHED:
+        notes.append(
+            "as in the document: variants in its order, only the first of a block starts cold, "
+            "the others find what it left in memory; a difference may be the order's, so no "
+            "verdicts"
+        )
+    elif mode in MODES and not MODES[mode].judged:
+        notes.append(f"{mode} mode: numbers, no verdicts")
+    elif not judged:
+        notes.append(f"{n_blocks} complete blocks: verdicts need at least {MIN_JUDGED_BLOCKS}")
+    if n_blocks < planned and info.get("status") == "finished":
+        notes.append(f"{n_blocks} of {planned} blocks count")
+    elif n_blocks < planned:
+        state = {"running": "not finished", "cancelled": "cancelled"}.get(info.get("status"), "")
+        notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
+    if counted.rejected:
+        notes.append(say_rejected(counted.rejected, left_out=counted.are_rejected_left_out))
+    base = (
+        run for blocks in counted.base_runs.values() for runs in blocks.values() for run in runs
+    )
+    if judged and (unseen := unwatched(base)):
+        notes.append(f"no block could be rejected for {', '.join(unseen)}: not watched here")
+    if torn := info.get("set_aside"):
+        notes.append(
+            f"{units.count(torn, 'half-written line')} set aside: a process was killed or the "
+            "disk was full; its trial does not count, and a resumed run measures it again"
+        )
+    if judged and not stable:
+        notes.append(
+            "machine unstable: the baseline's own two runs differ systematically; "
+            "close other programs and run again"
+        )
+    return notes
+
+
+def second_attempt_note(aa: Sequence[float]) -> str:
+    """Say why everything was measured once more.
+
+    Args:
+        aa: the first attempt's ln(A2/A1), one per block.
+    """
+    ratio = units.normalized(math.exp(fmean(aa)))
+    interval = units.interval(*ratio_interval(aa, ALPHA))
+    return (
+        f"the baseline's own two runs differed at first (A/A ratio {ratio} {interval}): "
+        "everything is measured once more, and then that is what counts"
+    )
+
+
+def _row_notes(info: Mapping[str, object], counted: Counted, trials: Sequence[Trial]) -> list[str]:
+    """Return which variants have fewer blocks than the run, and why."""
+    notes, n_blocks, baselines = [], len(counted.blocks), baselines_of(info)
+    for name in info["variants"]:
+        broken = [t for t in trials if t.variant == name and t.status in ("failed", "skipped")]
+        group = group_of(info, name)
+        is_baseline = name == baselines.get(group)
+        blocks = len(counted.base_runs[group] if is_baseline else counted.runs[name])
+        if doubts := counted.doubts.get(name, ()):
+            notes.append(
+                f"{name}: {units.count(len(doubts), 'trial')} left out, last: {doubts[-1]}"
+            )
+        if 0 < blocks < n_blocks:
+            notes.append(f"{name}: {blocks} of {n_blocks} blocks")
+        if blocks and broken:
+            last = broken[-1]
+            notes.append(f"{name}: {last.status} {len(broken)}×, last: {last.reason}")
+    return notes
+
+
+def _inconclusive_note(name: str, s: float, blocks: int, alpha: float) -> str:
+    """Return what these blocks would have detected, and how many would detect more."""
+    seen, needed = detectable_share(s, blocks, alpha), blocks_needed(s, alpha)
+    note = f"{name}: inconclusive; these blocks show effects from {units.percent(seen)} up"
+    if needed > blocks:
+        note += f", about {needed} blocks would show {units.percent(DELTA)}"
+    return note

@@ -1,17 +1,14 @@
 """The rate is the settled one, and matching finds the stall it is asked for."""
 
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from labkit.calibration import steady_rate
-from labkit.launcher import Launcher
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
-from labkit.settings import MODES, Settings, complete
 from labkit.source import Order
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
@@ -72,19 +69,3 @@ def test_an_epoch_has_a_seeded_order_of_its_own():
     assert sorted(i for _, i in first) == sorted(i for _, i in order) == list(range(10))
     assert [i for _, i in first] != [i for _, i in order]
     assert {epoch for epoch, _ in order} == {1}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("images", "batch_size"), [(4, 4), (8, 4), (24, 4)])
-def test_very_short_epochs_can_be_calibrated(tmp_path, photos, images, batch_size):
-    settings = complete(
-        Settings(
-            data=str(photos), device="emulated", input_px=64, batch_size=batch_size,
-            images=images, num_workers=0,
-        ),
-        MODES["quick"], cores=2, has_cuda=False, can_fork=True,
-    )  # fmt: skip
-    with Launcher(tmp_path / "log", fork=True) as launcher:
-        found = launcher.run("calibrate", {"settings": asdict(settings), "excluded": []})
-    assert found["images_per_s"] > 0
-    assert found["compute_s_per_image"] > 0

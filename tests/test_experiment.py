@@ -54,11 +54,6 @@ def test_an_experiment_that_does_not_fit_together_is_refused(changes, message):
         experiment(**changes)
 
 
-def test_a_name_that_is_no_folder_is_refused():
-    with pytest.raises(ValueError, match="name must be lower-case letters, digits and _"):
-        Experiment("../x", question="?", variants={"a": BASE}, baseline="a")
-
-
 @pytest.mark.parametrize("name", ["shared", "reports"])
 def test_a_name_whose_folder_of_results_is_another_things_is_refused(name):
     message = (

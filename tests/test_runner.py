@@ -19,7 +19,6 @@ from labkit.progress import RunProgress
 from labkit.results import load_run, write_info
 from labkit.settings import AS_PUBLISHED
 from labkit.source import shuffled_images
-from labkit.trial import Skip
 
 SMALL = {
     "device": "emulated", "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1,
@@ -181,32 +180,6 @@ def test_resuming_on_other_data_or_another_machine_is_refused(one_block, tmp_pat
         lab.resume(changed(one_block, tmp_path / "m", provenance=provenance), progress=False)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("profile", lab.PROFILES)
-def test_every_profile_runs(photos, tmp_path, profile):
-    base = lab.Settings(data=str(photos), profile=profile, **SMALL)
-    experiment = lab.Experiment("test", question="?", variants={"a": base}, baseline="a")
-    finished = lab.run(experiment, blocks=1, results=tmp_path, progress=False)
-    for trial in finished.trials:
-        assert trial.status == "ok"
-        assert trial.labels["accelerator"].startswith(f"emulated({profile}, ")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("step", "preprocessor"), [("detector", "on_device"), ("classifier", "classification")]
-)
-def test_a_real_step_on_the_cpu_reports_equal_losses(photos, tmp_path, step, preprocessor):
-    real = {**SMALL, "device": "cpu", "preprocessor": preprocessor, "num_workers": 0}
-    base = lab.Settings(data=str(photos), step=step, **real)
-    experiment = lab.Experiment("test", question="?", variants={"a": base}, baseline="a")
-    first, second = lab.run(experiment, blocks=1, results=tmp_path, progress=False).trials
-    assert (first.status, second.status) == ("ok", "ok")
-    assert first.loss == pytest.approx(second.loss, rel=1e-4)
-    assert first.labels["accelerator"] == "cpu"
-    assert all(epoch.forward_s > 0 and epoch.backward_s > 0 for epoch in first.epochs)
-
-
 def test_unreadable_images_beyond_the_first_look_are_made_up_for(photos, tmp_path, monkeypatch):
     folder = tmp_path / "own"
     folder.mkdir()
@@ -319,20 +292,6 @@ def test_a_run_that_is_cancelled_while_it_copies_leaves_nothing_in_memory(
     assert_gone(copy_in_memory)
 
 
-def test_a_run_that_is_cancelled_while_it_measures_leaves_nothing_in_memory(
-    photos, tmp_path, copy_in_memory
-):
-    def one_row_is_there():
-        return any(path.stat().st_size for path in tmp_path.glob("test/*/trials.jsonl"))
-
-    variants = {"memory": {"storage": "tmpfs", "cache": "warm"}, "here": {"cache": "warm"}}
-    cancelled = compare(photos, tmp_path, variants, CancelledWhen(one_row_is_there))
-    assert cancelled.info["status"] == "cancelled"
-    assert cancelled.trials
-    assert cancelled.trials[-1].status == "cancelled"
-    assert_gone(copy_in_memory)
-
-
 def test_a_baseline_on_a_disk_that_is_not_there_is_one_clear_error(photos, tmp_path, nothing_named):
     message = (
         "baseline 'spinning' must be able to run here, got: hdd is not named on this machine; "
@@ -343,19 +302,6 @@ def test_a_baseline_on_a_disk_that_is_not_there_is_one_clear_error(photos, tmp_p
     (folder,) = (tmp_path / "test").iterdir()
     stopped = load_run(folder)
     assert (stopped.info["status"], stopped.info["reason"]) == ("failed", message)
-
-
-def test_data_that_changed_is_not_copied_and_stops_the_run(photos, tmp_path, nothing_named):
-    data = shutil.copytree(photos, tmp_path / "own")
-    (data / "images" / "000000000003.jpg").write_bytes(b"\xff\xd8 spoilt")
-    variants = {"memory": {"storage": "tmpfs", "cache": "warm"}, "here": {}}
-    try:
-        copy = locate("tmpfs", data).copy
-    except Skip as reason:
-        pytest.skip(str(reason))
-    with pytest.raises(ValueError, match=r"data must be what its manifest says, but .*003\.jpg"):
-        compare(data, tmp_path, variants)
-    assert_gone(copy)
 
 
 def test_a_model_never_stands_beside_measured_media(photos, tmp_path):
@@ -373,63 +319,6 @@ def test_a_model_never_stands_beside_measured_media(photos, tmp_path):
 
 
 # --- the same work to the end ---------------------------------------------------------------
-
-
-def brightness(settings, device):
-    """A step whose loss is the mean of all pixels so far, the last batches counting most."""
-    from labkit.parts.training import Step
-
-    last = 0.0
-
-    def forward(batch):
-        nonlocal last
-        last = (last + batch["image"].float().mean()) / 2
-
-    return Step(forward=forward, backward=None, loss=lambda: float(last), batch=None)
-
-
-def lightens_a_batch_between(source, settings):
-    from labkit.parts.loading import load_with_torch
-
-    loader = load_with_torch(source, settings)
-
-    class Lightened:
-        def __iter__(self):
-            for number, batch in enumerate(loader):
-                # The first batch, which preflight looks at, and the last one are right.
-                yield {**batch, "image": batch["image"] + 1} if number == 1 else batch
-
-    return Lightened()
-
-
-def test_a_variant_that_trains_on_other_images_is_found_out_by_its_loss(
-    photos, tmp_path, monkeypatch
-):
-    monkeypatch.setitem(lab.STEPS, "brightness", brightness)
-    monkeypatch.setitem(lab.LOADERS, "lightens", lightens_a_batch_between)
-    finished = compare(
-        photos,
-        tmp_path,
-        {"good": {}, "lightened": {"loader": "lightens"}, "slow": {"num_workers": 1}},
-        base={"step": "brightness", "images": 12},
-    )
-    assert finished.info["status"] == "finished"
-    rows = {row.variant: row for row in lab.summarize(finished).rows}
-    assert [(row.status, row.blocks) for row in rows.values()] == [
-        ("ok", 2),
-        ("failed", 0),
-        ("ok", 2),
-    ]
-    pattern = r"not the same work as good: the last loss must be within 0\.01 % of \S+, got \S+"
-    assert re.fullmatch(pattern, rows["lightened"].reason)
-    assert finished.info["failed"] == {"lightened": rows["lightened"].reason}
-    assert rows["lightened"].normalized_time is rows["lightened"].time_s is None
-    assert rows["lightened"].ratios == ()
-    # One bar each, and none for what is out.
-    assert len(lab.chart(finished).axes[0].patches) == 2
-    # It is found as soon as both are there, and then costs no more time.
-    lightened = [trial for trial in finished.trials if trial.variant == "lightened"]
-    assert [trial.status for trial in lightened] == ["ok", "failed"]
 
 
 def spoils_later_batches(spoil):
@@ -556,18 +445,6 @@ def test_a_bar_becomes_longer_when_there_is_more_to_do(capsys):
     progress.advance()
     progress.close()
     assert "| trial 5/7 [" in "".join(capsys.readouterr())
-
-
-def test_a_run_that_is_not_shown_says_nothing(capsys):
-    progress = RunProgress("test", shown=False)
-    for total in (4, 7):
-        progress.start(total=total, done=0)
-        progress.next("block 1: a")
-        progress.rate("12 images/s")
-        progress.advance()
-    progress.say("a line")
-    progress.close()
-    assert capsys.readouterr() == ("", "")
 
 
 # --- as in the document ---------------------------------------------------------------------

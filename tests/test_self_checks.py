@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from labkit.launcher import TrialFailed, TrialKilled
+from labkit.launcher import TrialKilled
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.self_checks import FILE, REMEMBERED_S, check_emulator, check_stand_ins
 from labkit.settings import Settings
@@ -80,12 +80,6 @@ def test_what_passed_long_ago_is_checked_anew(tmp_path):
     assert found["free_loader_checked_utc"][:13] == utc_now()[:13]
 
 
-def test_half_a_file_is_no_memory(tmp_path):
-    (tmp_path / FILE).write_text('{"half')
-    assert emulator(tmp_path, [0.995])[1] == 1
-    assert emulator(tmp_path, [])[1] == 0
-
-
 def test_an_emulator_that_never_passes_gives_no_figure(tmp_path):
     with pytest.raises(RuntimeError) as error:
         emulator(tmp_path, [0.5, 0.97, *[0.6] * 38])
@@ -121,23 +115,12 @@ def test_a_disk_that_is_too_slow_drops_its_variants_and_is_not_remembered(tmp_pa
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_check_that_breaks_off_drops_the_variants_too(tmp_path):
-    run = Asked(tmp_path, [TrialFailed("no such device")])
-    check_stand_ins(run, [])
-    assert run.dropped["hdd"] == ("skipped", "no such device")
-
-
 def test_of_real_media_nothing_is_asked(tmp_path):
     run = Asked(tmp_path, [])
     run.info["storages"] = {"ssd": {"label": "real"}}
     check_stand_ins(run, [])
     assert run.info["storages"] == {"ssd": {"label": "real", "rates": []}}
     assert not (tmp_path / FILE).exists()
-
-
-def test_what_changed_code_passed_is_not_remembered(tmp_path):
-    emulator(tmp_path, [0.995], dirty=True)
-    assert emulator(tmp_path, [0.995], dirty=True)[1] == 1
 
 
 def test_a_check_that_was_killed_says_nothing_of_the_medium(tmp_path):
