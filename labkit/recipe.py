@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.captions import how_measured, plain_labels, stand_ins
-from labkit.operations_run import NAME as OPERATIONS
 from labkit.parts.loading import OUTSIDE
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import STEPS_SHORT
@@ -114,7 +113,7 @@ def recipe(run: Run, variant: str | None = None) -> str:
     Raises:
         ValueError: no such variant, it has no numbers, or a program cannot express it.
     """
-    if run.info.get("kind") == OPERATIONS:
+    if run.info.get("groups"):
         raise ValueError("run must measure epochs, got one of operations; take a run of combined")
     summary = summarize_run(run)
     if variant is not None:

@@ -368,7 +368,7 @@ def test_what_has_no_numbers_says_why():
     message = "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         lab.recipe(make_run(times, trials=[]))
-    operations = Run(folder=Path("x"), info={"kind": "operations"}, trials=())
+    operations = Run(folder=Path("x"), info={"groups": {"a": "b"}}, trials=())
     with pytest.raises(ValueError, match=r"^run must measure epochs, got one of operations"):
         lab.recipe(operations)
 
