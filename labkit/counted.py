@@ -193,16 +193,11 @@ def cache_doubt(trial: Trial) -> str:
 
 
 def disturbance(trial: Trial) -> str:
-    """Say what kept the machine from being a trial's own; empty where nothing did."""
-    return why_disturbed(trial.disturbance)
+    """Return what kept the machine from being a trial's own; empty where nothing did.
 
-
-def why_disturbed(log: Mapping[str, object]) -> str:
-    """Say what kept the machine from being one's own meanwhile; empty where nothing did.
-
-    Args:
-        log: from `machine.since`; what could not be watched is no reason, see `unwatched`.
+    What could not be watched is no reason, see `unwatched`.
     """
+    log = trial.disturbance
     steal, others = log.get("steal_share") or 0.0, log.get("other_cores") or 0.0
     swapped = (log.get("swapped_in_pages") or 0) + (log.get("swapped_out_pages") or 0)
     if steal > MAX_STEAL_SHARE:
