@@ -19,7 +19,6 @@ from labkit.sections import (
     NO_CLAIMS,
     Section,
     claim_cells,
-    narrow_tables,
     provenance_text,
     table_cells,
 )
@@ -44,7 +43,7 @@ def _section(section: Section, images: Sequence[str]) -> str:
     parts += _titled("What was done", _facts(section.setup), _differences(section))
     parts += _titled("Hardware and software", _facts(section.hardware))
     parts += _titled("Result", *map(_figure, section.figures.values(), images))
-    parts += [md.table(*table) for table in narrow_tables(section)]
+    parts.append(md.table(section.header, section.cells, section.second_lines))
     parts.append(md.bullets(section.checks))
     parts += _titled("What the rows support", md.bullets(section.results))
     for title, frame in section.tables.items():

@@ -22,7 +22,6 @@ from labkit.sections import (
     NO_CLAIMS,
     Section,
     claim_cells,
-    narrow_tables,
     provenance_text,
     table_cells,
 )
@@ -145,7 +144,7 @@ def _section(i: int, section: Section) -> str:
 {_titled("What was done", _facts(section.setup), _differences(section))}
 {_titled("Hardware and software", _facts(section.hardware))}
 {images}
-{"".join(html_table(*table) for table in narrow_tables(section))}
+{html_table(section.header, section.cells, section.second_lines)}
 {_lines("soft", section.checks)}
 {_titled("What the rows support", _list("", section.results))}
 {_more_tables(section)}

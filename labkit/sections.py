@@ -28,7 +28,6 @@ INTRODUCTION = (
     "lower is better."
 )
 CLAIMS_HEADER = ("", "document", "claim", "published", "this run")
-WIDEST = 8  # columns that can be read on a sheet of paper
 NO_CLAIMS = "None: claims are answered by finished runs of this machine."
 
 
@@ -52,8 +51,6 @@ class Section:
     """What its files are called -> figure, with its description as its label."""
     header: Sequence[str]
     cells: Sequence[Sequence[str]]
-    naming: int = 1
-    """How many columns say what a row is about; the others hold its values."""
     second_lines: Sequence[str] = ()
     """For every row of cells what it rests on, or nothing."""
     checks: Sequence[str] = ()
@@ -79,25 +76,6 @@ def claim_cells(section: Section) -> list[list[str]]:
     """Lay out the claims that a run answers, under `CLAIMS_HEADER`."""
     shown = ("number", "document", "claim", "published", "answer")
     return [[str(row[name]) for name in shown] for row in section.claims or ()]
-
-
-def narrow_tables(section: Section) -> list[tuple[list[str], list[list[str]], Sequence[str]]]:
-    """Split a section's table where it has more columns than a sheet of paper has room for.
-
-    Returns:
-        (header, cells, second lines) of each; all begin with the columns that name the rows,
-        and the first one has the second lines.
-    """
-    n = section.naming
-    starts = range(n, len(section.header), WIDEST - n)
-    return [
-        (
-            [*section.header[:n], *section.header[start : start + WIDEST - n]],
-            [[*row[:n], *row[start : start + WIDEST - n]] for row in section.cells],
-            section.second_lines if start == n else (),
-        )
-        for start in starts
-    ]
 
 
 def table_cells(frame: Frame) -> tuple[list[str], list[list[str]]]:
