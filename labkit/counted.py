@@ -2,10 +2,9 @@
 
     trials ─ last attempt ─ cache state proved ─ machine its own ─ baseline complete ─▶ Counted
 
-A trial whose cache state is not what its label says is left out; a whole block is rejected
-where the machine was disturbed (EVIDENCE 1: steal, other programs, swapping), and for no other
-reason.  Main trap: whoever drops rows after seeing the times can make any result, so nothing
-here looks at a time, and everything that is left out is counted and said.
+A trial whose cache state is not what its label says is left out.  A whole block is rejected
+where the machine was disturbed (EVIDENCE 1: steal, other programs, swapping).  Nothing here looks
+at a time: dropping rows after seeing the times could make any result.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Counted:
 def count(
     info: Mapping[str, object], trials: Sequence[Trial], attempt: int | None = None
 ) -> Counted:
-    """Choose the trials that count.
+    """Return the trials that count.
 
     Args:
         info: what `run.json` holds; needs mode, baseline and variants.
@@ -155,12 +154,12 @@ def is_baseline_run_twice(info: Mapping[str, object], group: str | None = None) 
 
 
 def attempt_of(block: int, planned: int) -> int:
-    """Say to which attempt a block belongs: 0, or 1 after an unstable first."""
+    """Return the attempt that a block belongs to: 0, or 1 after an unstable first."""
     return block // (ATTEMPT_BLOCKS * planned) if planned else 0
 
 
 def cache_doubt(trial: Trial) -> str:
-    """Say why a trial's cache state is not what its label says; empty where it is proved.
+    """Return why a trial's cache state is not what its label says; empty where it is proved.
 
     Residency is looked at before the epochs, and the device's bytes over all of them.  One of the
     two suffices as proof; where neither is known, a trial is not known to be cold.
@@ -226,7 +225,7 @@ def unwatched(trials: Iterable[Trial]) -> list[str]:
 
 
 def say_rejected(rejected: Mapping[int, str], *, left_out: bool) -> str:
-    """Say how many blocks were disturbed, and for each kind of reason one of them.
+    """Return how many blocks were disturbed, and one reason of each kind.
 
     Args:
         rejected: block -> reason.

@@ -2,9 +2,8 @@
 
     Experiment + mode ─ complete, check ─▶ run folder ─ Runner ─▶ Run
 
-Everything that can be refused is refused here, before a folder is made or a
-process is started.  Main trap: a person may leave settings unset; what was
-really run is in the run folder, never in the experiment.
+What cannot work is refused here, before a folder is made or a process is started.  Settings may
+be unset in an experiment; the run folder holds what was really run.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     settings of the run + rows so far ─▶ next_trials: the planned blocks ─ blocks in place of
     rejected ones ─ everything once more if the baseline's own two runs disagree
 
-Every block runs each variant once and the baseline twice, shuffled by a recorded
-seed; two runs of the same thing in one block show what noise alone does.  Main
-trap: a fixed order lets drift and a cold first run favour whatever comes later
-(EVIDENCE 1: 77 % false positives for all of one arm before the other).
+Every block runs each variant once and every group's baseline twice, shuffled by a recorded seed;
+two runs of the same thing in one block show what noise alone does.  In a fixed order, drift and a
+cold first run favour later variants (EVIDENCE 1: 77 % false positives).
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def plan(
 def next_trials(
     info: Mapping[str, object], trials: Sequence[Trial], dropped: Collection[str] = ()
 ) -> list[Planned]:
-    """Say what has to be run now; nothing once the run is complete.
+    """Return what has to be run now; nothing once the run is complete.
 
     Args:
         info: what `run.json` holds; needs mode, baseline, variants, blocks, order_seed.
@@ -114,11 +113,11 @@ def next_trials(
 
 
 def check_blocks(mode: Mode, blocks: int | None) -> int:
-    """Give the number of blocks of a run.
+    """Return the number of blocks of a run.
 
     Args:
         mode: its own number is taken where none is given.
-        blocks: a person's choice.
+        blocks: the user's choice.
 
     Raises:
         ValueError: too few for verdicts, or several where the mode has one.

@@ -4,8 +4,7 @@
     prepare: images looked at ─ stand-ins checked ─ equal work compared ─ baseline's rate
              taken ─ emulator checked ─ epoch's size chosen
 
-Main trap: nothing here may decide differently for one variant than for another; what is found
-wrong with one is dropped with its reason, what is wrong with the data counts for all.
+A variant with a fault is dropped with its reason; a fault of the data counts for all variants.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@
     (equal work) (how many    each variant once, the baseline twice (A1, A2),
                   images)     in random order; every trial saved as it ends
 
-Comparing single runs in a fixed order is how the documents came by their
-figures; blocks in random order with the baseline twice are how ours are made
-(EVIDENCE 1).  Main trap: nothing may run beside a measurement, so trials run one
-after another, each in a fresh process, and the runner sleeps meanwhile.
+Trials run one after another, each in a fresh process, and the runner sleeps meanwhile: nothing
+may run beside a measurement.
 """
 
 from __future__ import annotations
@@ -108,7 +106,7 @@ def _prepare_operations(run: UnderWay, places: ExitStack) -> None:
 
 
 def _say_forecast(run: UnderWay, **known: float) -> None:
-    """Before verdicts are measured, say how long it takes and what it can see."""
+    """Print how long a judged run takes and what it can detect."""
     if not run.mode.judged:
         return
     expected = forecast(
@@ -170,7 +168,7 @@ def _run_blocks(run: UnderWay, measure: Callable[[UnderWay, Planned], Trial]) ->
 
 
 def _say_rejected(run: UnderWay, trials: Sequence[Trial]) -> None:
-    """Say at once that a block will not count, while something can be done about it."""
+    """Print that a block will not count, while the user can do something about it."""
     *before, last = trials
     why = disturbance(last) if run.mode.judged else ""
     if why and not any(disturbance(trial) for trial in before if trial.block == last.block):
@@ -191,7 +189,7 @@ def _drop_unequal(run: UnderWay, trials: Sequence[Trial]) -> None:
 
 
 def _say_why_more(run: UnderWay, trials: Sequence[Trial], block: int) -> None:
-    """Say why there are blocks beyond the planned ones."""
+    """Print why there are blocks beyond the planned ones."""
     n = run.info["blocks"]
     if attempt_of(block, n):
         run.note(second_attempt_note(a_over_a(count(run.info, trials, attempt=0))))

@@ -2,8 +2,8 @@
 
     one ln(T_variant / gm(T_A1, T_A2)) per block -> t-interval, Holm's levels -> verdict
 
-A block is one repetition, and pairing inside it cancels the machine's drift.  Main trap:
-"not significant" is not "the same", so equality is a verdict that must be earned.
+A block is one repetition, and pairing inside it cancels the machine's drift.  "Not significant"
+is not "the same": no practical difference is a verdict with a test of its own.
 
 Source: EVIDENCE section 1 (estimator, Holm, minimum detectable effect, order of verdicts).
 """

@@ -2,8 +2,7 @@
 
     Runner, preparation ──ask──▶ launcher;  ──save, note, drop, append──▶ run folder
 
-Main trap: a variant that is dropped must stay dropped, also when the run is resumed, and its
-reason must be a row.
+A variant that is dropped stays dropped when the run is resumed; its reason is a row.
 """
 
 from __future__ import annotations
