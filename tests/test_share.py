@@ -248,7 +248,7 @@ def test_the_crafted_file_itself_is_one(tmp_path):
         ({"provenance": [1]}, "whose provenance in run.json is as labkit writes it"),
         ({"calibration": {"x": nested(600)}}, "nested too deeply|JSON texts"),
         ({"baseline": "c"}, "whose run can be shown, got KeyError"),
-        ({"rows": [row(schema=99)]}, "schema must be at most 3 in trials.jsonl, got 99"),
+        ({"rows": [row(schema=99)]}, "schema must be at most 4 in trials.jsonl, got 99"),
         ({"rows": [row(evil=1)]}, "known fields in trials.jsonl, got 'evil'"),
         ({"rows": [row(epochs=[{"epoch_s": 1.0}])]}, "whose epochs in trials.jsonl is as"),
         ({"rows": [row(status="great")]}, "whose status in trials.jsonl is as"),
