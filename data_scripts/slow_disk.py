@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None, *, folder: Path = slow_disk.FOLDER)
 
     Returns:
         The exit status: 0; 1 after an error, and of `status` also where the disk is not up, a
-        leftover, or its rates are off; 130 after Ctrl-C.
+        run's, or its rates are off; 130 after Ctrl-C.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -46,8 +46,6 @@ def main(arguments: list[str] | None = None, *, folder: Path = slow_disk.FOLDER)
             raise Skip(f"throttled disk: {reason}; {slow_disk.INSTEAD}")
         if given.command == "up":
             data_bytes, files = _room(given)
-            for what in slow_disk.remove_leftovers(folder):
-                print(f"removed a leftover: {what}")
             _print(slow_disk.up(data_bytes=data_bytes, files=files, owner="person", folder=folder))
         elif given.command == "down":
             removed = slow_disk.down(folder)
@@ -70,11 +68,11 @@ def status(folder: Path) -> int:
         print("not up; `up` puts it up")
         return 1
     _print(disk)
-    if user := slow_disk.user(disk):
-        print(f"in use by {user}, whose measurement a second one would spoil: not measured")
-        return 0
     if disk.owner != slow_disk.PERSON:
-        print("a leftover of a run that has ended; `up`, `down` and the next run remove it")
+        print(
+            f"not measured: it is, or was, a run's; when {disk.owner} has ended, `up`, `down` and"
+        )
+        print("the next run remove it")
         return 1
     rates = slow_disk.measure(disk)
     print(f"\n{'pattern':<12}{'requested':>16}{'measured':>16}{'off':>9}")
@@ -92,8 +90,8 @@ def status(folder: Path) -> int:
 def _print(disk: slow_disk.SlowDisk) -> None:
     print(
         f"up: {disk.mount} on {disk.device}, put up by a {disk.owner}, room for "
-        f"{units.count_bytes(disk.room_bytes)} of data, limited by {disk.cgroup} "
-        f"(version {disk.cgroup_version}) to {slow_disk.READS_PER_S} reads/s"
+        f"{units.count_bytes(disk.room_bytes)} of data, limited by {disk.cgroup} to "
+        f"{slow_disk.READS_PER_S} reads/s"
     )
 
 

@@ -172,7 +172,7 @@ def test_it_is_a_real_disk_with_limits_and_goes_without_a_trace(place, somebody_
 def counted_reads(disk):
     """Ask the kernel how many reads of the device it let the group do."""
     number = procfs.text(f"/sys/block/{disk.device.name}/dev").strip()
-    if disk.cgroup_version == 1:
+    if slow_disk.find_tree()[1] == 1:
         lines = (disk.cgroup / "blkio.throttle.io_serviced").read_text().splitlines()
         return sum(int(line.split()[2]) for line in lines if line.startswith(f"{number} Read"))
     line = (disk.cgroup / "io.stat").read_text().partition(number)[2]
@@ -335,31 +335,21 @@ def test_a_step_that_is_refused_skips_with_its_reason_and_leaves_nothing(
 
 
 @needs_disk
-def test_what_cannot_be_like_a_hard_disk_is_refused_with_numbers(place, monkeypatch):
+def test_a_disk_that_does_not_fit_is_refused_with_numbers(place):
     with pytest.raises(Skip, match=r"must have 1.1 TB free, got .* [GT]B; free some space"):
         slow_disk.up(data_bytes=10**12, files=30, owner="run", folder=place)
-    monkeypatch.setattr(slow_disk, "_request_bytes", lambda device: 128 << 10)
-    with pytest.raises(Skip, match=r"requests of at most 131 KB, .* slower in sequence"):
-        slow_disk.up(**ROOM, owner="run", folder=place)
 
 
 @needs_disk
 def test_whoever_uses_it_stops_down_and_is_left_alone(place):
     disk = slow_disk.up(**ROOM, owner="person", folder=place)
     with another_process(lambda: slow_disk.join(disk.cgroup)) as pid:
-        assert slow_disk.user(disk) == f"process {pid}"
         with pytest.raises(OSError, match=f"processes {pid} are still in .*; end them first"):
             slow_disk.down(place)
         assert slow_disk.find(place) == disk
     with (disk.mount / "open").open("w"):
         with pytest.raises(OSError, match=r"target is busy; then take it down again with: "):
             slow_disk.down(place)
-    shell("mount", "-t", "tmpfs", "tmpfs", disk.mount)
-    try:
-        with pytest.raises(OSError, match=f"something else is mounted on {disk.mount}; unmount it"):
-            slow_disk.down(place)
-    finally:
-        shell("umount", disk.mount)
     assert slow_disk.down(place)
 
 
@@ -435,10 +425,9 @@ def test_version_2_gets_one_line_with_both_limits_once_io_is_switched_on(tmp_pat
     assert (group / "io.max").read_text() == "7:0 rbps=154000000 riops=81"
 
 
-def test_joining_makes_no_file_where_there_is_no_group(tmp_path):
+def test_joining_a_group_that_is_gone_says_so(tmp_path):
     with pytest.raises(Skip, match=r"throttled disk: no such file or directory: .*cgroup.procs"):
-        slow_disk.join(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        slow_disk.join(tmp_path / "gone")
 
 
 # --- the command --------------------------------------------------------------------------------
@@ -462,9 +451,6 @@ def test_the_command_puts_it_up_and_takes_it_down(place, tmp_path, capsys):
     status, _, err = call(capsys, "up", "--gb", 0.02, folder=place)
     assert (status, err.count("\n")) == (1, 1)
     assert "must have room for 20 MB" in err
-    disk.cgroup.rmdir()
-    out = call(capsys, "up", "--gb", 0.01, folder=place)[1]
-    assert f"removed a leftover: mount {place / 'mount'}\n" in out
     status, out, _ = call(capsys, "down", folder=place)
     assert status == 0
     assert [line.split(" /")[0] for line in out.splitlines()] == [f"removed: {x}" for x in REMOVED]
@@ -487,14 +473,11 @@ def test_status_shows_what_was_requested_and_measured(place, capsys, monkeypatch
 
 
 @needs_disk
-def test_status_leaves_a_runs_disk_in_peace_and_knows_what_a_killed_one_left(place, capsys):
+def test_status_leaves_a_runs_disk_in_peace(place, capsys):
     with another_process(own(place)) as pid:
         status, out, _ = call(capsys, "status", folder=place)
-        assert status == 0
-        assert f"\nin use by run {pid}, whose measurement a second one would spoil" in out
-    status, out, _ = call(capsys, "status", folder=place)
-    assert status == 1
-    assert "\na leftover of a run that has ended; " in out
+        assert status == 1
+        assert f"\nnot measured: when run {pid} has ended, " in out
 
 
 @needs_disk

@@ -44,8 +44,6 @@ INSTEAD = "compare with storage=modelled_hdd instead"
 
 READS_PER_S = round(HARD_DISK.files_per_s())
 BYTES_PER_S = round(HARD_DISK.bytes_per_s)
-# A hard disk's inner tracks give half of what the outer ones do (EVIDENCE 2).
-LEAST_SEQUENTIAL_PER_S = BYTES_PER_S // 2
 
 CHECK_FILES = 128
 SEQUENTIAL_BYTES = 96 << 20  # takes the 0.9 s that a steady rate shows in
@@ -73,10 +71,6 @@ TOOLS = {
 _owned: dict[Path, tuple[int, int]] = {}  # folder -> this process's id, the open lock
 
 
-class _Refused(Exception):  # noqa: N818 - a step's reason; callers get a Skip or an OSError
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class SlowDisk:
     """A throttled disk that is up."""
@@ -85,7 +79,6 @@ class SlowDisk:
     mount: Path
     device: Path
     cgroup: Path
-    cgroup_version: int
     request_bytes: int
     """The largest request to the device."""
     room_bytes: int
@@ -201,23 +194,10 @@ def find(folder: Path = FOLDER) -> SlowDisk | None:
         mount=folder / POINT,
         device=device,
         cgroup=group,
-        cgroup_version=version,
         request_bytes=_request_bytes(_sys(device)),
         owned=_own_lock(folder) is not None,
         **state,
     )
-
-
-def user(disk: SlowDisk) -> str:
-    """Return who else uses a disk, "run 123" or "process 124"; '' where nobody does."""
-    if disk.owner != PERSON and not disk.owned:
-        try:
-            os.close(_lock(disk.folder))
-        except _Refused:
-            return disk.owner
-    if pids := _processes(disk.cgroup):
-        return f"process{'es' * (len(pids) > 1)} {', '.join(map(str, pids))}"
-    return ""
 
 
 def down(folder: Path = FOLDER) -> list[str]:
@@ -231,14 +211,14 @@ def down(folder: Path = FOLDER) -> list[str]:
             are left alone), or this process may not; the text says what to do.
     """
     folder = _place(folder)
-    lock = None
+    if not folder.exists():
+        return []
+    lock = _own_lock(folder)
     try:
-        lock = _own_lock(folder) or _lock(folder)
+        lock = lock or _lock(folder)
         removed = _take_down(folder)
         folder.rmdir()
-    except FileNotFoundError:
-        return []
-    except (_Refused, OSError) as error:
+    except OSError as error:
         raise OSError(
             f"throttled disk: {_reason(error)}; then take it down again with: {COMMAND} down"
         ) from error
@@ -254,19 +234,14 @@ def remove_leftovers(folder: Path = FOLDER) -> list[str]:
 
     Returns:
         What was removed, in words.
-
-    Raises:
-        OSError: as `down`.
     """
-    folder = _place(folder)
     disk = find(folder)
-    if not folder.exists() or (disk and (disk.owned or disk.owner == PERSON)):
+    if disk and (disk.owned or disk.owner == PERSON):
         return []
     try:
-        os.close(_lock(folder))
-    except _Refused:
-        return []  # somebody is at work, or it is not ours
-    return down(folder)
+        return down(folder)
+    except OSError:
+        return []  # a living run's, or not ours
 
 
 def join(cgroup: Path) -> None:
@@ -276,7 +251,7 @@ def join(cgroup: Path) -> None:
         Skip: the group is gone, or not ours.
     """
     with _skipped():
-        _join(cgroup)
+        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
 
 
 # --- control groups -----------------------------------------------------------------------------
@@ -317,32 +292,15 @@ def _make_group(group: Path, device_number: str) -> None:
         switched_on.write_text("+io")  # and left so: others may rely on it by the time we go
     group.mkdir()
     for name, text in _limits(version, device_number).items():
-        if not (group / name).exists():  # opening it for writing would try to make it
-            raise FileNotFoundError(None, "this kernel has no such limit", str(group / name))
         (group / name).write_text(text)
-
-
-def _join(group: Path) -> None:
-    # Opened by mode "w", a folder that is no group would get a file of that name.
-    file = os.open(group / "cgroup.procs", os.O_WRONLY)
-    try:
-        os.write(file, str(os.getpid()).encode())
-    finally:
-        os.close(file)
-
-
-def _processes(group: Path) -> list[int]:
-    return [int(pid) for pid in procfs.text(group / "cgroup.procs").split()]
 
 
 def _remove_group(group: Path) -> None:
     try:
         group.rmdir()
     except OSError as error:
-        pids = ", ".join(map(str, _processes(group)))
-        raise _Refused(
-            f"processes {pids} are still in {group}; end them first" if pids else _reason(error)
-        ) from error
+        pids = ", ".join(procfs.text(group / "cgroup.procs").split())
+        raise OSError(f"processes {pids} are still in {group}; end them first") from error
 
 
 # --- the folder ---------------------------------------------------------------------------------
@@ -363,7 +321,7 @@ def _lock(folder: Path, *, make: bool = False) -> int:
 
     Raises:
         FileNotFoundError: there is none.
-        _Refused: another process holds the lock, or the folder is not ours.
+        OSError: another process holds the lock, or the folder is not ours.
     """
     import fcntl  # only where there are loop devices
 
@@ -381,7 +339,7 @@ def _lock(folder: Path, *, make: bool = False) -> int:
         os.close(lock)
         if time.monotonic() > deadline_s:
             owner = _read_state(folder).get("owner", "another process")
-            raise _Refused(f"{folder} is in use by {owner}; wait until that has ended")
+            raise OSError(f"{folder} is in use by {owner}; wait until that has ended")
         time.sleep(PAUSE_S)
     os.set_inheritable(lock, True)  # by tools: should we be killed, they hold it until they end
     names = {path.name for path in folder.iterdir()}
@@ -393,7 +351,7 @@ def _lock(folder: Path, *, make: bool = False) -> int:
         reason = f"empty or an earlier disk's, got {', '.join(sorted(names))}"
     if reason:
         os.close(lock)
-        raise _Refused(f"{folder} must be {reason}; move it away")
+        raise OSError(f"{folder} must be {reason}; move it away")
     return lock
 
 
@@ -407,7 +365,7 @@ def _read_state(folder: Path) -> dict[str, object]:
 
 def _with_room(disk: SlowDisk, data_bytes: int, files: int) -> SlowDisk:
     if data_bytes > disk.room_bytes or files > disk.room_files:
-        raise _Refused(
+        raise OSError(
             f"the disk that is up must have room for {units.count_bytes(data_bytes)} in {files} "
             f"files, got {units.count_bytes(disk.room_bytes)} in {disk.room_files}; "
             f"make a larger one with: {COMMAND} down, then {COMMAND} up --gb N"
@@ -419,14 +377,14 @@ def _make(folder: Path, state: dict[str, object]) -> None:
     """Make a disk in an empty folder; each step leaves only what is found again by its name."""
     point, image, group = folder / POINT, folder / IMAGE, cgroup_folder(folder)
     if group.exists():
-        raise _Refused(f"the control group {group} is there already, and not this disk's")
+        raise OSError(f"the control group {group} is there already, and not this disk's")
     write_whole(folder / STATE, json.dumps(state))
     inodes = state["room_files"] + CHECK_FILES + SPARE_FILES
     size_bytes = round(state["room_bytes"] * (1 + SPARE_SHARE)) + inodes * PER_FILE_BYTES
     size_bytes += SEQUENTIAL_BYTES + CHECK_FILES * TYPICAL_FILE_BYTES + SPARE_BYTES
     free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
-        raise _Refused(
+        raise OSError(
             f"{folder} must have {units.count_bytes(size_bytes)} free, "
             f"got {units.count_bytes(free_bytes)}; free some space"
         )
@@ -440,13 +398,8 @@ def _make(folder: Path, state: dict[str, object]) -> None:
     # Direct I/O keeps the image itself out of memory: what is evicted from the disk is cold.
     device = Path(_run("losetup", "--find", "--show", "--direct-io=on", image))
     if procfs.number(_sys(device) / "loop/dio") != 1:
-        raise _Refused(f"losetup: the disk under {folder} allows no direct I/O")
+        raise OSError(f"losetup: the disk under {folder} allows no direct I/O")
     request_bytes = _request_bytes(_sys(device))
-    if _sequential_bytes_per_s(request_bytes) < LEAST_SEQUENTIAL_PER_S:
-        raise _Refused(
-            f"{device} takes requests of at most {units.count_bytes(request_bytes)}, and with "
-            f"{READS_PER_S} of them a second it would be slower in sequence than any hard disk"
-        )
     (_sys(device) / "queue/read_ahead_kb").write_text(str(request_bytes // 1024))
     point.mkdir()
     _run("mount", "-t", "ext4", "-o", "noatime,nodev,nosuid,noexec", device, point)
@@ -476,18 +429,11 @@ def _take_down(folder: Path) -> list[str]:
     if (folder / STATE).exists() and group.exists():
         _insist(lambda: _remove_group(group))
         removed.append(f"control group {group}")
-    devices = _devices(image)
-    numbers = [procfs.text(_sys(device) / "dev").strip() for device in devices]
-    for mount in reversed(_mounts(point)):
-        if mount.device_number not in numbers:
-            raise _Refused(f"something else is mounted on {point}; unmount it")
+    for _ in _mounts(point):
         _insist(lambda: _run("umount", point))
         removed.append(f"mount {point}")
-    for device in devices:
+    for device in _devices(image):
         _run("losetup", "--detach", device)
-        # With users left the kernel says yes, and detaches it when the last one goes.
-        if device in _devices(image):
-            raise _Refused(f"losetup: {device} is in use, mounted somewhere else perhaps")
         removed.append(f"loop device {device}")
     if image.exists():
         image.unlink()
@@ -507,7 +453,7 @@ def _insist(step: Callable[[], object]) -> None:
         try:
             step()
             return
-        except _Refused:
+        except OSError:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(PAUSE_S)
@@ -548,7 +494,7 @@ def _run(name: str, *arguments: object) -> str:
     """Run a tool, and return what it prints.
 
     Raises:
-        _Refused: it is not there, or says why it cannot.
+        OSError: it is not there, or says why it cannot.
     """
     try:
         done = subprocess.run(
@@ -560,10 +506,10 @@ def _run(name: str, *arguments: object) -> str:
             stdin=subprocess.DEVNULL,
         )
     except OSError as error:
-        raise _Refused(f"{name}: {error.strerror}") from error
+        raise OSError(f"{name}: {error.strerror}") from error
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"{name}: status {done.returncode}"]
-        raise _Refused(said[0].rstrip("."))
+        raise OSError(said[0].rstrip("."))
     return done.stdout.strip()
 
 
@@ -571,7 +517,7 @@ def _run(name: str, *arguments: object) -> str:
 def _skipped() -> Iterator[None]:
     try:
         yield
-    except (_Refused, OSError) as error:
+    except OSError as error:
         raise Skip(f"throttled disk: {_reason(error)}; {INSTEAD}") from error
 
 
@@ -672,9 +618,9 @@ def _result(process: subprocess.Popen, seconds: float) -> tuple[float, list[tupl
     try:
         told, said = process.communicate(timeout=seconds + READER_PATIENCE_S)
     except subprocess.TimeoutExpired:
-        raise _Refused(f"a read takes more than {READER_PATIENCE_S:g} s") from None
+        raise OSError(f"a read takes more than {READER_PATIENCE_S:g} s") from None
     if process.returncode:
-        raise _Refused((said.strip().splitlines() or ["a reader was ended"])[-1])
+        raise OSError((said.strip().splitlines() or ["a reader was ended"])[-1])
     return json.loads(told)
 
 
@@ -688,12 +634,12 @@ def _per_s(reads: list[tuple[float, int]], start_s: float) -> float:
     times_s = [time_s for time_s, _ in steady]
     pairs = [pair for pair in itertools.pairwise(times_s) if pair[0] < times_s[0] + SLICE_S]
     if not pairs:
-        raise _Refused(f"there were {len(reads)} reads only")
+        raise OSError(f"there were {len(reads)} reads only")
     before_s, after_s = max(pairs, key=lambda pair: pair[1] - pair[0])
     begin_s = (before_s + after_s) / 2
     slices = int((times_s[-1] - begin_s) / SLICE_S)
     if slices == 0:
-        raise _Refused(f"all {len(reads)} reads were over at once")
+        raise OSError(f"all {len(reads)} reads were over at once")
     end_s = begin_s + slices * SLICE_S
     return sum(count for time_s, count in steady if begin_s < time_s <= end_s) / (end_s - begin_s)
 
@@ -701,7 +647,7 @@ def _per_s(reads: list[tuple[float, int]], start_s: float) -> float:
 def _be_reader(group: str, seconds: str, request_bytes: str, *files: str) -> None:
     """Join the group, wait for a line, read, and print when each read was over."""
     try:
-        _join(Path(group))
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
         print("ready", flush=True)  # noqa: T201 - this is how a reader talks
         sys.stdin.readline()
         size = int(request_bytes)
