@@ -18,9 +18,9 @@ def unequal(base_loss, loss, **settings):
     return unequal_work(INFO, [fake_loss("base", base_loss), fake_loss("v", loss, **settings)])
 
 
-TO_5 = "not the same work as base: the last loss must be within 5 % of 2, got {}"
-TO_10 = "not the same work as base: the last loss must be within 10 % of 2, got {}"
-EXACT = "not the same work as base: the last loss must be within 0.01 % of 2, got {}"
+TO_5 = "not the same work as base: the last loss must be within 5 % of 2, got {:g}"
+TO_10 = "not the same work as base: the last loss must be within 10 % of 2, got {:g}"
+EXACT = "not the same work as base: the last loss must be within 0.01 % of 2, got {:g}"
 PILLOW, ON_CPU = {"decoder": "pillow"}, {"device": "cpu", "torch_threads": 1}
 ANOTHER_TRAINING = [
     {"batch_size": 16}, {"images": 16}, {"step": "detector"}, {"input_px": 512}, {"epochs": 1},
