@@ -69,10 +69,7 @@ def status(folder: Path) -> int:
         return 1
     _print(disk)
     if disk.owner != slow_disk.PERSON:
-        print(
-            f"not measured: it is, or was, a run's; when {disk.owner} has ended, `up`, `down` and"
-        )
-        print("the next run remove it")
+        print(f"not measured: when {disk.owner} has ended, `down` or the next run removes it")
         return 1
     rates = slow_disk.measure(disk)
     print(f"\n{'pattern':<12}{'requested':>16}{'measured':>16}{'off':>9}")
