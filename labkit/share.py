@@ -23,6 +23,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
 from labkit import local, machine, notebook, report_words
+from labkit.experiment import Dial
 from labkit.files import write_whole
 from labkit.results import (
     RESERVED,
@@ -66,7 +67,7 @@ INFO: dict[str, object] = {
     **{"published": dict[str, float], "skipped": dict[str, str], "failed": dict[str, str]},
     **dict.fromkeys(("variants", "reads", "costs", "tasks"), dict[str, dict[str, Plain]]),
     **dict.fromkeys(("groups", "baselines"), dict[str, str]),
-    **{"data": dict[str, Plain], "storages": dict[str, Facts]},
+    **{"data": dict[str, Plain], "storages": dict[str, Facts], "dial": Dial | None},
     **dict.fromkeys(("request", "calibration", "timing", "forecast"), Facts),
 }
 # Rows of single operations, written by earlier versions.

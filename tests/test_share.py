@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_dials import fake_dial
 from fake_runs import fake_grouped_run, save_run
 from fakes import fake_info, fake_trials
 
@@ -178,6 +179,16 @@ def test_a_run_of_groups_goes_and_comes_too(tmp_path):
     opened = open_shared(pack(run), tmp_path / "theirs")
     assert [trial.group for trial in opened.trials] == [trial.group for trial in run.trials]
     assert notebook.text(opened) == notebook.text(run)
+
+
+def test_a_run_with_a_dial_keeps_its_dial_chart(tmp_path):
+    info, _ = fake_dial("logs", {"every step": 1.2}, provenance=ELSEWHERE)
+    folder = create_run(tmp_path, info)
+    for trial in fake_trials({"never": 1.0, "every step": 1.2}, blocks=10):
+        append_trial(folder, trial)
+    run = load_run(folder)
+    there = open_shared(pack(run, tmp_path), tmp_path / "colleague")
+    assert lab.dial_chart(there).get_label() == lab.dial_chart(run).get_label()
 
 
 def test_a_killed_run_goes_and_comes_as_cancelled(tmp_path):
