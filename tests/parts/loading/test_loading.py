@@ -92,32 +92,10 @@ def test_a_second_epoch_draws_anew(photos):
     assert any(not torch.equal(first[i], second[i]) for i in first)
 
 
-def test_images_limit_the_epoch_and_the_seed_chooses_them(photos):
-    chosen = {seed: sorted(ids(delivered(photos, images=8, seed=seed))) for seed in (0, 1)}
-    assert len(chosen[0]) == len(chosen[1]) == 8
-    assert chosen[0] != chosen[1]
-
-
-def test_excluded_images_are_left_out(photos):
-    _, loader = open_loader(settings(photos), excluded=frozenset({0, 5, 7, 9}))
-    assert not {0, 5, 7, 9} & set(ids(loader))
-
-
 def test_a_batch_larger_than_the_data_is_refused(photos):
     message = r"batch_size must be at most the number of readable images \(24\), got 25; use a"
     with pytest.raises(ValueError, match=message):
         open_loader(settings(photos, batch_size=25))
-
-
-def test_an_image_that_breaks_names_its_file(photos, tmp_path):
-    broken = tmp_path / "broken.jpg"
-    whole = sorted((photos / "images").iterdir())[0].read_bytes()
-    for number in range(3):
-        (tmp_path / f"{number}.jpg").write_bytes(whole)
-    broken.write_bytes(whole[: len(whole) // 2])
-    _, loader = open_loader(settings(tmp_path))
-    with pytest.raises(ValueError, match=r"broken\.jpg: image must be a complete JPEG"):
-        list(loader)
 
 
 class TestPinningLoader:

@@ -14,7 +14,7 @@ import pytest
 from labkit import machine, preflight
 from labkit.contracts import classifier_batch, difference
 from labkit.launcher import Launcher
-from labkit.parts.loading import OUTSIDE, OWN_ORDER, PinningLoader
+from labkit.parts.loading import OUTSIDE, OWN_ORDER
 from labkit.parts.packing import PACKINGS
 from labkit.settings import MODES, Settings, complete
 from labkit.source import open_loader
@@ -110,20 +110,6 @@ class TestTheSameWork:
         assert (orders[0] != orders[1]) is shuffles
         assert (orders[0] == list(range(24))) is (name == "tf_data_tfrecord_one_by_one")
 
-    def test_of_a_pack_only_the_epochs_images_are_delivered(self, packed):
-        source, loader = opened(packed, "tf_data_tfrecord", images=8, seed=3)
-        assert sorted(ids(loader)) == sorted(source.order.image_ids)
-
-    @pytest.mark.parametrize("name", ONE_OF_EACH)
-    def test_invented_boxes_give_the_same_labels_without_reading_a_file(
-        self, photos, tmp_path, name
-    ):
-        for file in (photos / "images").iterdir():
-            shutil.copy(file, tmp_path)
-        _, loader = opened(tmp_path, name)
-        for batch, reference in zip(arrays(loader), torchs(tmp_path), strict=True):
-            assert difference(batch, reference, SPECS) == ""
-
     @pytest.mark.parametrize("name", ONE_OF_EACH)
     def test_a_batch_that_is_kept_is_not_written_to_again(self, photos, name):
         source, loader = opened(photos, name)
@@ -139,24 +125,9 @@ class TestTheSameWork:
         variants = {name: settings(packed, name, batch_size=24) for name in ("torch", *OUTSIDE)}
         assert preflight.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
 
-    @pytest.mark.parametrize("name", ONE_OF_EACH)
-    def test_pinning_is_beside_the_loop_as_with_torchs_workers(self, photos, name):
-        pinned = {"device": "emulated", "step": "timed", "pin_memory": True}
-        _, loader = opened(photos, name, **pinned)
-        assert isinstance(loader, PinningLoader)
-        assert ids(loader) == ids(torchs(photos))
-
 
 @pytest.mark.needs_rivals
 class TestEnding:
-    @pytest.mark.parametrize("name", ONE_OF_EACH)
-    def test_after_breaking_off_the_next_epoch_is_whole(self, photos, name):
-        source, loader = opened(photos, name)
-        for _ in loader:
-            break
-        source.order.epoch = 1
-        assert ids(loader) == ids(torchs(photos, epoch=1))
-
     @pytest.mark.parametrize("name", ONE_OF_EACH)
     def test_a_file_that_is_no_image_ends_the_epoch_with_an_error(self, photos, tmp_path, name):
         data = tmp_path / "data"
