@@ -3,7 +3,7 @@
     storage → reader → decoder → preprocessor → loader → CPU batches
 
 Everything up to the loader happens in its workers, so a source is picklable.
-Main trap: which images an epoch has, and in which order, may depend on the seed
+Which images an epoch has, and in which order, may depend on the seed
 alone, never on the loader, its workers or the variant.
 """
 
@@ -73,7 +73,7 @@ class Source:
     settings: Settings
     order: Order
     own: bytes = b""
-    """A person's own parts, for workers that are spawned."""
+    """The user's own parts, for workers that are spawned."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -294,7 +294,7 @@ def open_loader(
     Args:
         settings: complete (`settings.complete`).
         excluded: indices of unreadable images.
-        own: a person's own parts, for spawned loader workers; already registered here.
+        own: the user's own parts, for spawned loader workers; already registered here.
 
     Returns:
         The images by key, and an iterable of CPU batches.

@@ -61,7 +61,7 @@ def settings_for(data, storage):
 
 
 def stage(settings, said=None):
-    """Have the data staged; `said` takes the lines for the person."""
+    """Have the data staged; `said` takes the lines for the user."""
     return staged(settings, say=(said if said is not None else []).append)
 
 
@@ -398,7 +398,7 @@ def test_a_tmpfs_of_ones_own_is_used_and_a_disk_of_that_name_is_not_believed(lab
             assert (facts["label"], facts["remark"]) == ("real", "")
             assert_same_data(data, open_source(settings_for(data, "tmpfs")).root)
             assert open_source(settings_for(data, "tmpfs")).root.is_relative_to(memory)
-        assert list(memory.iterdir()) == [memory / "labkit-data"]  # the person's: it stays
+        assert list(memory.iterdir()) == [memory / "labkit-data"]  # the user's: it stays
 
 
 def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
@@ -417,7 +417,7 @@ def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
         copy = locate_data(settings).copy
         assert copy.is_relative_to(lab / "disk")
         assert_same_data(data, open_source(settings).root)
-        # A person can type it as it stands, blanks and all.
+        # A user can type it as it stands, blanks and all.
         assert said[1] == f"the copy stays for other runs; remove it with: rm -r '{copy}'"
         with stage(settings, said) as facts:
             assert facts["copied_bytes"] == 0

@@ -1,7 +1,7 @@
 """COCO's JSON of boxes: read it into a few arrays, write it from boxes.
 
-Main trap: train2017 has 860,000 boxes in 450 MB, most of it polygons that
-nobody here needs, so they are cut from the text before it is parsed.
+train2017 has 860,000 boxes in 450 MB, most of it polygons that nobody here needs, so they are cut
+from the text before it is parsed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 `here` is where the data lies; hdd, ssd, nvme and tmpfs are folders that the lab copies it
 to; `throttled` is a real disk that the kernel slows down; the `modelled_*` read real files
-and wait as a disk would.  Main trap: a label is a claim.  What a folder is called in
+and wait as a disk would.  A label is a claim: what a folder is called in
 labkit.toml says nothing of what it is, so the run probes it before it believes it.
 """
 
@@ -156,7 +156,7 @@ def in_memory(data: Path) -> Storage:
 
 def on_throttled(data: Path) -> Storage:
     """Read a copy on the throttled disk, which the run puts up."""
-    # Named like those in memory: on a person's disk a killed run's copy is found by its name.
+    # Named like those in memory: on a user's disk a killed run's copy is found by its name.
     copy = slow_disk.MOUNT / f"labkit-{key(data)}"
     return Storage(
         name="throttled",
