@@ -14,11 +14,10 @@ import pytest
 from labkit import machine, preflight
 from labkit.contracts import classifier_batch, difference
 from labkit.launcher import Launcher
+from labkit.packs import ensure_pack
 from labkit.parts.loading import OUTSIDE, OWN_ORDER
-from labkit.parts.packing import PACKINGS
 from labkit.settings import MODES, Settings, complete
 from labkit.source import open_loader
-from labkit.stored import open_original
 from labkit.trial import Skip
 
 IN_ORDER = sorted(OUTSIDE - OWN_ORDER)
@@ -61,14 +60,7 @@ def packed(photos, tmp_path_factory):
     """The photos, and beside them a pack of them in several shards."""
     data = tmp_path_factory.mktemp("packed") / "photos"
     shutil.copytree(photos, data)
-    reader = open_original(settings(data, "torch"))
-    samples = [(reader.name(i), *reader.read(i)) for i in range(len(reader))]
-    PACKINGS["tfrecord"].write(
-        lambda done: samples[done:],
-        data.with_name("photos.packs") / "tfrecord",
-        about={"stored": "jpeg", "source_hash": reader.source_hash, "boxes": reader.boxes},
-        shard_bytes=sum(len(jpeg) for _, jpeg, _ in samples) // 3,
-    )
+    ensure_pack(settings(data, "tf_data_tfrecord"))
     return data
 
 
