@@ -9,28 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
-from labkit.figures import (
-    INK,
-    LEGEND_LINE_IN,
-    PAD_IN,
-    WIDE,
-    Sheet,
-    count_legend_columns,
-    draw_foot,
-    draw_head,
-    fit_foot,
-    fit_head,
-    fitter,
-    foot_height_in,
-    head,
-    head_height_in,
-    mimebundle,
-    style,
-)
+from labkit.figures import INK, PAD_IN, WIDE, Sheet, fit_head, head, page
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
@@ -146,40 +128,18 @@ def dial_chart(info: Mapping[str, object], summary: Summary, sheet: Sheet = WIDE
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     dial = info["dial"]
     found = find_series(info, summary)
-    with style(sheet):
-        figure = Figure()
-        canvas = FigureCanvasAgg(figure)
-        figure.set_label(_describe(summary, found))
-        fit = fitter(figure)
+    with page(_describe(summary, found), sheet) as drawn:
         said = [(sentence, 9, "normal", INK) for sentence in sentences(summary, found)]
-        lines = head(summary, fit, sheet) + fit_head(said, fit, sheet)
-        foot = fit_foot(summary.origin, fit, sheet)
-        axes = figure.add_subplot()
+        lines = head(summary, drawn.fit, sheet) + fit_head(said, drawn.fit, sheet)
+        axes = drawn.figure.add_subplot()
         handles = _draw(axes, summary, found, dial, sheet)
-        columns = count_legend_columns(figure, handles, sheet)
-        legend_in = LEGEND_LINE_IN * -(-len(handles) // columns) + PAD_IN
-        bottom_in = foot_height_in(foot) + legend_in + AXIS_IN
-        height_in = bottom_in + PANEL_IN + 2 * PAD_IN + head_height_in(lines)
-        figure.set_size_inches(sheet.width_in * sheet.scale, height_in * sheet.scale)
-        left, bottom = (PAD_IN + LEFT_IN) / sheet.width_in, bottom_in / height_in
+        content_in = AXIS_IN + PANEL_IN + 2 * PAD_IN
+        bottom_in, height_in = drawn.frame(lines, summary.origin, content_in, handles)
+        left, bottom = (PAD_IN + LEFT_IN) / sheet.width_in, (bottom_in + AXIS_IN) / height_in
         axes.set_position((left, bottom, 1 - left - PAD_IN / sheet.width_in, PANEL_IN / height_in))
-        figure.legend(
-            handles=handles, loc="lower left", ncols=columns, borderaxespad=0, borderpad=0,
-            bbox_to_anchor=(
-                PAD_IN / sheet.width_in, (foot_height_in(foot) + PAD_IN / 2) / height_in
-            ),
-        )  # fmt: skip
-        draw_head(figure, lines, sheet)
-        draw_foot(figure, foot, sheet)
-        canvas.draw()
-    # Figures made without pyplot do not show themselves; IPython looks for this name.
-    figure._repr_mimebundle_ = partial(mimebundle, figure)
-    return figure
+    return drawn.figure
 
 
 def _draw(

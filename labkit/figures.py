@@ -1,14 +1,14 @@
-"""What every chart has in common: its sheet, look, head and foot, and the files.
+"""What every chart has in common: sheet, look, head, legend and foot, and the files.
 
     head: question, stand-ins, conditions   ┐
           what a chart draws                ├─ save() -> .png .svg .pdf
-    foot: where the numbers come from       ┘   mimebundle() -> a notebook
+    legend                                  │   mimebundle() -> a notebook
+    foot: where the numbers come from       ┘
 
 A sheet is laid out in inches, so that long texts get lines instead of being cut.  A column of
 a paper is a narrower sheet, drawn smaller: lengths here are those of the wide one, and a
-sheet's scale turns them into printed ones.  Equal summaries give equal bytes.  Main trap:
-pyplot keeps global state that breaks in the threads a notebook runs, so figures are made
-through objects only, under one lock.
+sheet's scale turns them into printed ones.  Equal summaries give equal bytes.  Figures are made
+without pyplot, under one lock: its global state breaks in the threads a notebook runs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import html
 import io
 import re
 import threading
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import captions
-from labkit.letters import drawable
 from labkit.summary import Summary
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def style(sheet: Sheet = WIDE) -> Iterator[None]:
     import matplotlib
     from matplotlib.font_manager import fontManager
 
-    with _LOCK, matplotlib.rc_context():
+    with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
+        # A letter that no font has is drawn as a box; the table beside the chart has it.
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
         matplotlib.rc_file(STYLE)
         for name in RC_SIZES:
             matplotlib.rcParams[name] *= sheet.scale
@@ -152,11 +155,78 @@ def style(sheet: Sheet = WIDE) -> Iterator[None]:
         yield
 
 
-def fitter(figure: Figure) -> Callable[..., str]:
-    """Make a function that breaks a text into lines no wider than some inches.
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A figure while it is drawn."""
 
-    Letters that no font here has are written by their numbers, see `letters`.
+    figure: Figure
+    fit: Callable[..., str]
+    """Breaks a text into lines, see `fitter`."""
+    sheet: Sheet
+
+    def frame(
+        self,
+        head: Sequence[tuple[str, float, str, str]],
+        origin: str,
+        content_in: float,
+        handles: Sequence[Artist] = (),
+        legend_title: str = "",
+    ) -> tuple[float, float]:
+        """Make the figure as high as it has to be, and draw head, legend and foot.
+
+        Args:
+            head: (text, size, weight, colour) from top to bottom, from `head` or `fit_head`.
+            origin: where the numbers come from; line breaks stay.
+            content_in: height of all between head and legend.
+            handles: what the legend explains; none: no legend.
+            legend_title: above the legend.
+
+        Returns:
+            The content's lower edge and the figure's height, both in inches.
+        """
+        figure, sheet = self.figure, self.sheet
+        foot = "\n".join(fit_foot(line, self.fit, sheet) for line in origin.splitlines() if line)
+        columns = count_legend_columns(figure, handles, sheet) if handles else 1
+        legend_lines = -(-len(handles) // columns) + bool(legend_title)
+        legend_in = LEGEND_LINE_IN * legend_lines + PAD_IN if legend_lines else 0
+        bottom_in = foot_height_in(foot) + legend_in
+        height_in = bottom_in + content_in + head_height_in(head)
+        figure.set_size_inches(sheet.width_in * sheet.scale, height_in * sheet.scale)
+        if handles:
+            corner = PAD_IN / sheet.width_in, (foot_height_in(foot) + PAD_IN / 2) / height_in
+            figure.legend(
+                handles=handles, loc="lower left", ncols=columns, bbox_to_anchor=corner,
+                borderaxespad=0, borderpad=0, title=legend_title or None, alignment="left",
+                title_fontsize=9 * sheet.scale,
+            )  # fmt: skip
+        draw_head(figure, head, sheet)
+        draw_foot(figure, foot, sheet)
+        return bottom_in, height_in
+
+
+@contextmanager
+def page(alt: str, sheet: Sheet = WIDE) -> Iterator[Page]:
+    """Draw a figure that shows itself in a notebook.
+
+    Args:
+        alt: all that the picture shows, in words; becomes the figure's label.
+        sheet: what to draw on.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with style(sheet):
+        figure = Figure()
+        canvas = FigureCanvasAgg(figure)
+        figure.set_label(alt)
+        # Figures made without pyplot do not show themselves; IPython looks for this name.
+        figure._repr_mimebundle_ = partial(mimebundle, figure)
+        yield Page(figure=figure, fit=fitter(figure), sheet=sheet)
+        canvas.draw()
+
+
+def fitter(figure: Figure) -> Callable[..., str]:
+    """Make a function that breaks a text into lines no wider than some inches."""
     from matplotlib.font_manager import FontProperties
 
     renderer = figure.canvas.get_renderer()
@@ -175,7 +245,7 @@ def fitter(figure: Figure) -> Callable[..., str]:
             return width_px / figure.dpi <= width_in
 
         lines = [""]
-        for word in _words(drawable(text, font)):
+        for word in _words(text):
             for piece in [word] if fits(word) else word:  # a word that is too long, by letters
                 if not fits(lines[-1] + piece):
                     lines.append("")
@@ -287,6 +357,10 @@ def mimebundle(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, o
 
     JupyterLab gives images from image/png no alternative text, hence the HTML; the image
     itself stays beside it for exports that take no HTML.
+
+    Args:
+        figure: drawn on a `page`.
+        **_: include and exclude, as IPython asks for them.
     """
     png = base64.b64encode(to_bytes(figure, "png")).decode()
     width_px = round(figure.get_size_inches()[0] * 96)

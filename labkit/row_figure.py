@@ -6,36 +6,26 @@
     variant │                               │ what draw() draws
     axis, legend, foot                      axis, legend, foot
 
-Main trap: names, reasons and questions are as long as people make them, so every row is as
-high as its own texts need, and nothing is ever cut.
+Names, reasons and questions may be of any length: every row is as high as its own texts need, and
+nothing is cut.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import row_words
 from labkit.figures import (
     INK,
-    LEGEND_LINE_IN,
     LINE_IN,
     PAD_IN,
     SMALL_LINE_IN,
     SOFT_INK,
     WIDE,
     Sheet,
-    count_legend_columns,
-    draw_foot,
-    draw_head,
-    fit_foot,
-    fitter,
-    foot_height_in,
     head,
-    head_height_in,
-    mimebundle,
-    style,
+    page,
 )
 from labkit.summary import Summary
 
@@ -76,17 +66,11 @@ def row_figure(
     Returns:
         A figure that shows itself in a notebook; its label is `alt`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    with style(sheet):
-        figure = Figure()
-        canvas = FigureCanvasAgg(figure)
-        figure.set_label(alt)
-        fit = fitter(figure)
-        rows = _fit_rows(summary, fit, sheet, remarks)
-        axes = figure.add_subplot()
+    with page(alt, sheet) as drawn:
+        rows = _fit_rows(summary, drawn.fit, sheet, remarks)
+        axes = drawn.figure.add_subplot()
         axes.set_ylim(rows.height_in, 0)
         axes.set_yticks(rows.middles_in, [] if sheet.is_narrow else rows.names)
         axes.tick_params(axis="y", length=0)
@@ -94,14 +78,11 @@ def row_figure(
         if sheet.is_narrow:
             axes.xaxis.set_major_locator(MaxNLocator(NARROW_TICKS, steps=[1, 2, 5, 10]))
 
-        lines, foot = head(summary, fit, sheet), fit_foot(summary.origin, fit, sheet)
-        columns = count_legend_columns(figure, handles, sheet)
-        legend_in = LEGEND_LINE_IN * -(-len(handles) // columns) + (PAD_IN if handles else 0)
-        left_in, right_in, over_in = _overhang_in(figure, axes, sheet)
-        bottom_in = foot_height_in(foot) + legend_in + AXIS_IN
-        height_in = bottom_in + rows.height_in + over_in + PAD_IN / 2 + head_height_in(lines)
-        figure.set_size_inches(sheet.width_in * sheet.scale, height_in * sheet.scale)
-        left, bottom = (PAD_IN + left_in) / sheet.width_in, bottom_in / height_in
+        left_in, right_in, over_in = _overhang_in(drawn.figure, axes, sheet)
+        content_in = AXIS_IN + rows.height_in + over_in + PAD_IN / 2
+        lines = head(summary, drawn.fit, sheet)
+        bottom_in, height_in = drawn.frame(lines, summary.origin, content_in, handles)
+        left, bottom = (PAD_IN + left_in) / sheet.width_in, (bottom_in + AXIS_IN) / height_in
         width = 1 - left - (PAD_IN + right_in) / sheet.width_in
         axes.set_position((left, bottom, width, rows.height_in / height_in))
 
@@ -113,18 +94,7 @@ def row_figure(
                 )  # fmt: skip
         if sheet.is_narrow:
             _write_above(axes, rows, sheet)
-        if handles:
-            corner = PAD_IN / sheet.width_in, (foot_height_in(foot) + PAD_IN / 2) / height_in
-            figure.legend(
-                handles=handles, loc="lower left", ncols=columns, bbox_to_anchor=corner,
-                borderaxespad=0, borderpad=0,
-            )  # fmt: skip
-        draw_head(figure, lines, sheet)
-        draw_foot(figure, foot, sheet)
-        canvas.draw()
-    # Figures made without pyplot do not show themselves; IPython looks for this name.
-    figure._repr_mimebundle_ = partial(mimebundle, figure)
-    return figure
+    return drawn.figure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,14 @@
     simplified│ ▇▇▇▇▇▇▇   0.694        │ – not in this run
     foot: axis, legend, where the numbers come from
 
-Main trap: a bar of one machine beside another's looks like a race.  Every panel is divided by
-its own baseline, and says whose machine, mode and stand-ins it stands on.
+Every panel is divided by its own baseline, and names its machine, mode and stand-ins: bars of two
+machines are not to be compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
@@ -31,7 +30,6 @@ from labkit.comparison import (
 )
 from labkit.figures import (
     INK,
-    LEGEND_LINE_IN,
     LINE_IN,
     PAD_IN,
     SMALL_LINE_IN,
@@ -39,16 +37,8 @@ from labkit.figures import (
     WARNING_INK,
     WIDE,
     Sheet,
-    count_legend_columns,
-    draw_foot,
-    draw_head,
-    fit_foot,
     fit_head,
-    fitter,
-    foot_height_in,
-    head_height_in,
-    mimebundle,
-    style,
+    page,
 )
 from labkit.results import Run
 from labkit.row_words import reason
@@ -69,7 +59,6 @@ ROW_IN = 0.6
 TICKS_IN = 0.45
 TICK_IN = 0.35  # at least that much axis for each tick
 GAP_IN = 0.12  # between the words over a panel and the panel
-LEGEND_IN = 0.55
 
 
 def side_by_side(runs: Sequence[Run], sheet: Sheet = WIDE) -> Figure:
@@ -85,36 +74,29 @@ def side_by_side(runs: Sequence[Run], sheet: Sheet = WIDE) -> Figure:
     Raises:
         ValueError: as `comparison.compare` does.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     compared = compare(runs)
     names = all_variants(compared)
     most = 1 if sheet.is_narrow else MOST_IN_LINE
     lines = -(-len(compared) // most)
     columns = -(-len(compared) // lines)  # four are two and two
-    with style(sheet):
-        figure = Figure()
-        canvas = FigureCanvasAgg(figure)
-        figure.set_label(describe_compared(compared))
-        fit = fitter(figure)
+    with page(describe_compared(compared), sheet) as drawn:
+        fit = drawn.fit
         panel_in = (sheet.width_in - 2 * PAD_IN - NAME_IN) / columns
         rows = _fit_rows(compared, names, fit, panel_in)
         titles = [_title(one, compared, fit, panel_in - PAD_IN) for one in compared]
         titles_in = [
             max(map(_title_in, titles[i : i + columns])) for i in range(0, len(titles), columns)
         ]
-        head = fit_head(_head(compared), fit, sheet)
-        origins = dict.fromkeys(one.origin for one in compared)
-        foot = "\n".join(fit_foot(origin, fit, sheet) for origin in origins if origin)
-        handles = legend([one.summary for one in compared], sheet)
-        legend_columns = count_legend_columns(figure, handles, sheet)
-        legend_lines = max(1, -(-len(handles) // legend_columns))
-        legend_in = foot_height_in(foot) + LEGEND_IN + LEGEND_LINE_IN * (legend_lines - 1)
+        origins = "\n".join(dict.fromkeys(one.origin for one in compared))
         panels_in = sum(titles_in) + lines * (GAP_IN + rows.height_in + TICKS_IN)
-        top_in = legend_in + panels_in
-        height_in = top_in + PAD_IN + head_height_in(head)
-        figure.set_size_inches(sheet.width_in * sheet.scale, height_in * sheet.scale)
+        bottom_in, height_in = drawn.frame(
+            fit_head(_head(compared), fit, sheet),
+            origins,
+            panels_in + PAD_IN,
+            legend([one.summary for one in compared], sheet),
+            "normalized epoch time, lower is better",
+        )
+        top_in = bottom_in + panels_in
 
         def at(x_in: float, y_in: float) -> tuple[float, float]:
             return x_in / sheet.width_in, y_in / height_in
@@ -123,26 +105,14 @@ def side_by_side(runs: Sequence[Run], sheet: Sheet = WIDE) -> Figure:
         for i, (one, title) in enumerate(zip(compared, titles)):
             line, column = divmod(i, columns)
             left_in = PAD_IN + NAME_IN + column * panel_in
-            _write_title(figure, title, lambda y, x=left_in, t=top_in: at(x, t - y), sheet)
+            _write_title(drawn.figure, title, lambda y, x=left_in, t=top_in: at(x, t - y), sheet)
             bottom_in = top_in - titles_in[line] - GAP_IN - rows.height_in
             size = at(panel_in - VALUE_IN, rows.height_in)
-            axes = figure.add_axes((*at(left_in, bottom_in), *size))
+            axes = drawn.figure.add_axes((*at(left_in, bottom_in), *size))
             _draw_panel(axes, one, i, rows, limit, sheet, is_first=column == 0)
             if column == columns - 1:
                 top_in = bottom_in - TICKS_IN
-        if handles:
-            figure.legend(
-                handles=handles, ncols=legend_columns, loc="lower left", borderaxespad=0,
-                borderpad=0, bbox_to_anchor=at(PAD_IN, foot_height_in(foot) + PAD_IN / 2),
-                title="normalized epoch time, lower is better", alignment="left",
-                title_fontsize=9 * sheet.scale,
-            )  # fmt: skip
-        draw_head(figure, head, sheet)
-        draw_foot(figure, foot, sheet)
-        canvas.draw()
-    # Figures made without pyplot do not show themselves; IPython looks for this name.
-    figure._repr_mimebundle_ = partial(mimebundle, figure)
-    return figure
+    return drawn.figure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,36 +7,27 @@
     host: a lane for each thing it marked               wait ▨▨ ▨▨
                                                         0 … seconds
 
-Main trap: GPU-Util looks like a measure of how much of the GPU works, and is none; so what it says
-stands under every such chart.
+What GPU-Util does not tell stands under every chart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
 from labkit.diagnosis.timeline import Band, Timeline
 from labkit.figures import (
     INK,
-    ORIGIN_PT,
     PAD_IN,
     SMALL_LINE_IN,
     SOFT_INK,
     WARNING_INK,
     WIDE,
     Sheet,
-    draw_foot,
-    draw_head,
     fit_head,
-    fitter,
-    foot_height_in,
-    head_height_in,
-    mimebundle,
-    style,
+    page,
 )
 
 if TYPE_CHECKING:
@@ -85,32 +76,23 @@ def timeline_chart(timeline: Timeline, title: str = TITLE, sheet: Sheet = WIDE) 
     Returns:
         A figure that shows itself in a notebook; its label says all rows in words.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with style(sheet):
-        figure = Figure()
-        canvas = FigureCanvasAgg(figure)
-        fit = fitter(figure)
-        panels = [panel for panel in _panels(timeline, sheet) if panel is not None]
-        panels.sort(key=lambda panel: panel.draw is not None)  # what is missing is said first
-        foot = _foot(timeline)
-        figure.set_label(captions.join_sentences([title, *(panel.title for panel in panels), foot]))
-        width_in = sheet.width_in - 2 * PAD_IN
+    panels = [panel for panel in _panels(timeline, sheet) if panel is not None]
+    panels.sort(key=lambda panel: panel.draw is not None)  # what is missing is said first
+    foot = _foot(timeline)
+    alt = captions.join_sentences([title, *(panel.title for panel in panels), foot])
+    with page(alt, sheet) as drawn:
+        figure, fit = drawn.figure, drawn.fit
         lines = [(title, 13, "bold", INK)]
         if timeline.device is not None:
             lines.append(("Emulated accelerator", 10, "bold", WARNING_INK))
-        lines = fit_head(lines, fit, sheet)
-        foot = fit(foot, width_in, ORIGIN_PT)
-        titles = [fit(panel.title, width_in, 9) for panel in panels]
+        titles = [fit(panel.title, sheet.width_in - 2 * PAD_IN, 9) for panel in panels]
         above_in = [SMALL_LINE_IN * (1 + said.count("\n")) + TICK_IN for said in titles]
         left = (PAD_IN + _left_in(figure, timeline)) / sheet.width_in
         rows_in = sum(above_in) + sum(panel.height_in + GAP_IN for panel in panels)
-        bottom_in = foot_height_in(foot) + AXIS_IN
-        height_in = head_height_in(lines) + PAD_IN / 2 + rows_in + bottom_in
-        figure.set_size_inches(sheet.width_in * sheet.scale, height_in * sheet.scale)
-        top_in = bottom_in + rows_in
-        drawn = []
+        content_in = AXIS_IN + rows_in + PAD_IN / 2
+        bottom_in, height_in = drawn.frame(fit_head(lines, fit, sheet), foot, content_in)
+        top_in = bottom_in + AXIS_IN + rows_in
+        shown = []
         for panel, said, above in zip(panels, titles, above_in):
             figure.text(
                 PAD_IN / sheet.width_in, top_in / height_in, said, size=9 * sheet.scale, va="top",
@@ -126,16 +108,11 @@ def timeline_chart(timeline: Timeline, title: str = TITLE, sheet: Sheet = WIDE) 
                 panel.draw(axes)
                 axes.set_xlim(0, timeline.duration_s or 1.0)
                 axes.tick_params(labelbottom=False)
-                drawn.append(axes)
+                shown.append(axes)
             top_in -= GAP_IN
-        if drawn:
-            drawn[-1].tick_params(labelbottom=True)
-            drawn[-1].set_xlabel("seconds")
-        draw_head(figure, lines, sheet)
-        draw_foot(figure, foot, sheet)
-        canvas.draw()
-    # Figures made without pyplot do not show themselves; IPython looks for this name.
-    figure._repr_mimebundle_ = partial(mimebundle, figure)
+        if shown:
+            shown[-1].tick_params(labelbottom=True)
+            shown[-1].set_xlabel("seconds")
     return figure
 
 

@@ -4,6 +4,8 @@ import itertools
 
 from matplotlib.text import Text
 
+from labkit.figures import style
+
 
 def texts(figure):
     """Every text that is drawn."""
@@ -36,7 +38,8 @@ def check_that_all_texts_are_whole_and_apart(figure, *, dpi=None, axes_share=0.2
     """
     if dpi:
         figure.set_dpi(dpi)
-        figure.canvas.draw()
+        with style():
+            figure.canvas.draw()
     for axes in figure.axes:
         assert axes.get_window_extent().width > axes_share * figure.bbox.width
     boxes, pixel = {}, figure.dpi / 96

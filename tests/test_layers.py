@@ -16,7 +16,7 @@ LAYERS = [
     ["settings", "contracts", "units", "jpeg", "trial", "progress", "procfs", "pagecache", "frame"],
     ["files"],
     ["places"],
-    ["clock", "helper", "letters", "markdown", "sections"],
+    ["clock", "helper", "markdown", "sections"],
     ["shared_memory", "opens"],
     ["memory"],
     ["media", "gpu", "gpu_watch", "disturbance", "usage"],

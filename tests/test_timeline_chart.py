@@ -9,7 +9,7 @@ import pytest
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 
 from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Timeline
-from labkit.figures import COLUMN, WIDE, to_bytes
+from labkit.figures import COLUMN, WIDE
 from labkit.timeline_chart import EMULATED, GPU_UTIL, timeline_chart
 
 N = 40
@@ -71,12 +71,6 @@ def test_all_rows_share_one_axis_of_time_and_begin_at_zero(timeline):
         assert min(axes.get_ylim()) == 0
 
 
-def test_gpu_util_goes_to_100_whatever_was_seen():
-    figure = timeline_chart(REAL)
-    assert figure.axes[0].get_ylim() == (0, 100)
-    assert "GPU-Util as NVML reports it, 30.0 % on average" in everything_written(figure)
-
-
 @pytest.mark.parametrize(
     ("timeline", "foot"), [(REAL, GPU_UTIL), (EMPTY, GPU_UTIL), (EMULATED_ONE, EMULATED)]
 )
@@ -101,20 +95,3 @@ def test_what_was_not_measured_says_why_and_is_no_zero():
         assert why in written
         assert why in figure.get_label()
     assert " 0" not in written.split("GPU-Util is")[0]
-
-
-def test_the_picture_is_said_in_words():
-    label = timeline_chart(EMULATED_ONE).get_label()
-    for words in ("wait 70.0 %, compute 30.0 %", "at most 20 MB/s", "of 2 cores busy"):
-        assert words in label
-
-
-def test_a_band_beyond_the_end_counts_until_the_end():
-    late = replace(EMULATED_ONE, device=((3.0, 9.0),))
-    assert "device computing, 25.0 % of the time" in timeline_chart(late).get_label()
-
-
-def test_equal_timelines_give_equal_bytes():
-    for kind in ("svg", "png"):
-        one, other = (to_bytes(timeline_chart(EMULATED_ONE), kind) for _ in range(2))
-        assert one == other
