@@ -7,9 +7,10 @@ from labkit.operation_trials import OPERATIONS
 from labkit.parts.operations import MEANINGS
 from labkit.settings import Settings
 
-# Width and height of the pictures; the largest is for full mode.
+# Width and height of the pictures; the larger ones are for full mode, as a process per trial takes
+# time: two sizes are 186 trials in quick mode.
 SIZES_PX = ((320, 240), (640, 480), (1280, 960), (1920, 1440))
-QUICK_SIZES = 3
+QUICK_SIZES = 2
 
 
 def operations(base: Settings) -> Experiment:
