@@ -1,10 +1,9 @@
-"""Reads: what it takes to read some images as they are stored: openings, calls, disk requests.
+"""Reads: how many file openings, read calls and disk requests an image takes as it is stored.
 
     cold files ─ read each image once, in the epoch's order, alone ─▶ counts per image
 
-Counted, not timed, and in a process of its own with no loader workers, whose pipes would be counted
-too.  Main trap: a mapped file is read by page faults, so LMDB and raw packs show few calls; what
-the disk was asked for counts all of them.
+Counted, not timed, in a process of its own without loader workers, whose pipes would count too.  A
+mapped file is read by page faults, so LMDB and raw packs show few calls; disk requests count them.
 """
 
 from __future__ import annotations
@@ -12,18 +11,17 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from labkit import procfs
-from labkit.opens import Opens
 from labkit.parts.packing import PACKINGS
 from labkit.settings import Settings
 from labkit.source import open_loader
 from labkit.trial import Skip
 
 COUNTED_IMAGES = 64
-TAKE_EVERY = 16  # images between two looks at the openings
 
 
 def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> dict[str, object]:
@@ -34,8 +32,9 @@ def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> d
         excluded: indices of unreadable images.
 
     Returns:
-        images, cold (whether no page was in memory before), and per image opens, calls (read
-        calls of this process) and requests (of the device below, by anybody); None is unknown.
+        images, cold (whether no page was in memory before), and per image opens (by Python code;
+        a library in C opens a pack once), calls (read calls of this process) and requests (of
+        the device below, by all processes); None is unknown.
     """
     source, _ = open_loader(settings, excluded=excluded)
     reader, ids = source.reader, [i for _, i in itertools.islice(source.order, COUNTED_IMAGES)]
@@ -46,18 +45,17 @@ def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> d
     cold = _make_cold(source, settings)
     requests = _requests(paths)
     asked, calls = _calls(), _calls()  # between the two lies what asking takes
-    with Opens(paths) as opens:
-        for number, i in enumerate(ids):
-            reader.read(i)
-            if number % TAKE_EVERY == 0:
-                opens.take()
-    images, calls_after = len(ids), _calls()
+    opened = _watch_opens()
+    for i in ids:
+        reader.read(i)
+    images, calls_after, wanted = len(ids), _calls(), {os.fspath(path) for path in paths}
+    opens = sum(path in wanted for path in opened)
     if calls is not None:
-        calls += calls - asked + opens.reads
+        calls += calls - asked
     return {
         "images": images,
         "cold": cold,
-        "opens": _per_image(0, opens.count() if paths else None, images),
+        "opens": _per_image(0, opens if paths else None, images),
         # What comes through a socket is received, not read.
         "calls": _per_image(calls, calls_after, images) if paths else None,
         # A model's disk is asked for nothing.
@@ -75,6 +73,18 @@ def _make_cold(source: object, settings: Settings) -> bool:
     except (Skip, OSError):
         return False
     return proof["resident_share_before"] is not None
+
+
+def _watch_opens() -> list[str]:
+    """Return a list to which each path that Python opens in this process is added from now on."""
+    opened = []
+
+    def note(event: str, args: tuple) -> None:
+        if event == "open" and isinstance(args[0], str):
+            opened.append(args[0])
+
+    sys.addaudithook(note)
+    return opened
 
 
 def _calls() -> int | None:

@@ -8,8 +8,8 @@ import pytest
 
 from labkit import helper
 from labkit.helper import HELPERS, Helper
-from labkit.memory import tree_pss_bytes
 from labkit.trial import Skip
+from labkit.usage import tree_pss_bytes
 
 # Answers every line with what it was told, until its input ends.
 ECHO = ["-c", "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"]

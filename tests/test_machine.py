@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,10 +18,6 @@ def ask_cores(before: str = "") -> int:
         [sys.executable, "-c", f"{before}\n{ASK_CORES}"], capture_output=True, text=True, check=True
     )
     return int(done.stdout)
-
-
-def test_cores_are_at_least_one_and_no_more_than_there_are():
-    assert 1 <= machine.cores() <= os.cpu_count()
 
 
 def test_cores_follow_the_affinity_of_the_process():
@@ -58,16 +53,6 @@ def test_cores_follow_a_containers_quota(quota_us, expected):
             group.rmdir()
 
 
-def test_usable_memory_is_no_more_than_there_is():
-    import psutil
-
-    assert 0 < machine.memory_bytes() <= psutil.virtual_memory().total
-
-
-def test_only_linux_forks():
-    assert machine.can_fork() == (platform.system() == "Linux")
-
-
 @pytest.fixture(scope="module")
 def provenance():
     return machine.provenance()
@@ -86,14 +71,6 @@ def test_provenance_is_json_and_complete(provenance):
     assert provenance["virtual"] in (True, False, "unknown")
     assert provenance["cpu_count"] == os.cpu_count() >= provenance["cores"]
     assert 0 < provenance["timer_resolution_s"] < 1e-3
-
-
-def test_versions_are_those_that_import(provenance):
-    import numpy
-    import PIL
-
-    assert provenance["versions"]["numpy"] == numpy.__version__
-    assert provenance["versions"]["pillow"] == PIL.__version__
 
 
 def test_the_machine_id_is_stable_and_gives_nothing_away(provenance):
@@ -120,27 +97,6 @@ def test_a_machine_is_one_line(provenance):
     )
     assert machine.describe({}) == "unknown cores, GPU unknown (machine unknown)"
     assert machine.describe(provenance).startswith(f"{provenance['cores']} core")
-
-
-def test_the_revision_is_the_checkouts(provenance):
-    if not (machine.CHECKOUT / ".git").exists():
-        assert provenance["revision"] == provenance["dirty"] == "unknown"
-        return
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=machine.CHECKOUT, capture_output=True, text=True
-    )
-    if head.returncode:
-        pytest.skip("git does not answer here")
-    assert provenance["revision"] == head.stdout.strip()
-    assert provenance["dirty"] in (True, False)
-
-
-def test_provenance_is_quick_without_a_gpu():
-    if machine.cuda().driver:
-        pytest.skip("there is an NVIDIA driver, so torch is asked too")
-    start_s = time.perf_counter()
-    machine.provenance()
-    assert time.perf_counter() - start_s < 1  # 25 ms where this was written
 
 
 def test_the_doctor_reports_what_there_is_and_what_is_skipped(tmp_path, monkeypatch):

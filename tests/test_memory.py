@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from labkit import memory, procfs
-from labkit.memory import MemoryWatch, tree_pss_bytes
+from labkit import procfs, usage
+from labkit.usage import MemoryWatch, tree_pss_bytes
 
 MB = 1_000_000
 # Holds so many bytes, says so, and ends when its input does.
@@ -66,7 +66,7 @@ def test_what_two_processes_share_counts_once():
 
 def test_a_watch_sees_workers_and_shared_memory(child):
     with MemoryWatch() as watch:
-        path = memory.FOLDER / f"labkit-test-{os.getpid()}"
+        path = usage.FOLDER / f"labkit-test-{os.getpid()}"
         try:
             path.write_bytes(b"x" * (8 * MB))
             until = time.monotonic() + 20
@@ -77,32 +77,3 @@ def test_a_watch_sees_workers_and_shared_memory(child):
             path.unlink(missing_ok=True)
     assert watch.totals()["peak_pss_bytes"] >= 50 * MB
     assert watch.totals()["peak_shm_bytes"] >= 4 * MB  # others may have freed some meanwhile
-
-
-def test_who_has_looked_rests_a_hundred_times_as_long(monkeypatch):
-    looks = []
-
-    def look(process_id):
-        looks.append(process_id)
-        began_s = time.thread_time()
-        while time.thread_time() < began_s + 0.02:
-            pass
-        return 1
-
-    monkeypatch.setattr(memory, "tree_pss_bytes", look)
-    monkeypatch.setattr(memory, "PERIOD_S", 0.001)
-    monkeypatch.setattr(memory, "FIRST_LOOK_S", 0.0)
-    with MemoryWatch():
-        time.sleep(0.5)
-    assert len(looks) == 1  # the next one is due after two seconds
-
-
-def test_where_nobody_looked_in_time_nothing_is_known():
-    with MemoryWatch() as watch:
-        pass
-    assert watch.totals() == {"peak_pss_bytes": None, "peak_shm_bytes": None}
-
-
-def test_processes_that_are_not_there_are_not_known():
-    assert procfs.processes_below(2**22 + 1) is None
-    assert procfs.pss_bytes(2**22 + 1) is None
