@@ -2,8 +2,7 @@
 
     run(s) ─ EXPORTS[format] ─▶ one file in the run's folder
 
-Main trap: numbers of several runs have no file of rows in common, since nothing may be divided
-across machines or modes; of several runs there are figures and the report only.
+Nothing is divided across machines or modes: of several runs there are figures and the report only.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from labkit import figures, notebook
-from labkit.reports import FOLDER as REPORTS
+from labkit.files import unused, write_whole
 from labkit.reports import write_report
-from labkit.results import Run, explain_unwritable
+from labkit.results import REPORTS, Run, explain_unwritable
 from labkit.settings import pick
 from labkit.share import pack
 from labkit.trial import utc_now
@@ -56,33 +55,18 @@ def _figure(runs: Sequence[Run], results: Path, *, kind: str, column: bool = Fal
         path, figure = runs[0].folder / name, notebook.chart(runs[0], column=column)
     else:
         stamp = utc_now().replace(":", "").replace("-", "")
-        path = results / REPORTS / f"{runs[0].info['experiment']}-{stamp}-{name}"
+        path = unused(results / REPORTS / f"{runs[0].info['experiment']}-{stamp}-{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure = notebook.side_by_side(runs, column=column)
-    path.write_bytes(figures.to_bytes(figure, kind, dpi=PNG_DPI))
-    return path
+    return write_whole(path, figures.to_bytes(figure, kind, dpi=PNG_DPI))
 
 
-def _csv(runs: Sequence[Run], results: Path) -> Path:
-    path = runs[0].folder / "table.csv"
-    notebook.table(runs[0], detail=True).to_csv(path)
-    return path
-
-
-def _markdown(runs: Sequence[Run], results: Path) -> Path:
-    path = runs[0].folder / "table.md"
-    path.write_text(notebook.markdown(runs[0]), encoding="utf-8")
-    return path
+def _text(runs: Sequence[Run], results: Path, *, name: str, write: Callable[[Run], str]) -> Path:
+    return write_whole(runs[0].folder / name, write(runs[0]))
 
 
 def _report(runs: Sequence[Run], results: Path) -> Path:
     return write_report(runs, results=results, markdown=False)[0]
-
-
-def _recipe(runs: Sequence[Run], results: Path) -> Path:
-    path = runs[0].folder / "recipe.py"
-    path.write_text(notebook.recipe(runs[0]), encoding="utf-8")
-    return path
 
 
 def _share(runs: Sequence[Run], results: Path) -> Path:
@@ -94,10 +78,12 @@ EXPORTS: dict[str, Callable[[Sequence[Run], Path], Path]] = {
     "SVG": partial(_figure, kind="svg"),
     "PDF": partial(_figure, kind="pdf"),
     "PDF for a column": partial(_figure, kind="pdf", column=True),
-    "CSV": _csv,
-    "Markdown table": _markdown,
+    "CSV": partial(
+        _text, name="table.csv", write=lambda run: notebook.table(run, detail=True).to_csv()
+    ),
+    "Markdown table": partial(_text, name="table.md", write=notebook.markdown),
     "HTML report": _report,
-    "Recipe": _recipe,
+    "Recipe": partial(_text, name="recipe.py", write=notebook.recipe),
     "Share file": _share,
 }
 OF_SEVERAL = ("PNG", "SVG", "PDF", "PDF for a column", "HTML report")

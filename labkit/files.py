@@ -20,6 +20,15 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
+def unused(path: Path) -> Path:
+    """Return the path, or the first of path-2, path-3 … at which nothing lies."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Have a file written, or replaced, in one step.

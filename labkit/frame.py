@@ -20,7 +20,6 @@ from typing import ClassVar
 import pandas as pd
 
 from labkit import units
-from labkit.table_html import is_short, second_row
 
 NO_MATH = "tex2jax_ignore mathjax_ignore"  # $HOME is no formula
 # Inline, as front ends drop style sheets of notebooks that are not trusted.  Opacity keeps the
@@ -28,6 +27,7 @@ NO_MATH = "tex2jax_ignore mathjax_ignore"  # $HOME is no formula
 SOFT = "opacity:.8;font-size:.92em;line-height:1.35"
 _LEFT = "text-align:left;vertical-align:top"
 _LINE = "border-top:1px solid rgba(128,128,128,.35)"
+SHORT = 24  # letters of a cell that stays on one line: "0.894 [0.872, 0.917]"
 ROOMY = 6  # of more columns than these, cells get several lines rather than a scroll bar
 LEFT = f'style="{_LEFT}"'
 CELL = f'style="{_LEFT};{_LINE}"'
@@ -91,9 +91,13 @@ class Frame(pd.DataFrame):
             # Several short names share the room of a long one.
             first = FIRST if len(levels) == 1 else CELL
             heads = "".join(f'<th scope="row" {first}>{escape(str(x))}</th>' for x in levels)
-            under = second_row(
-                self.second_lines.get(name, ""), len(columns), row=PLAIN, cell=UNDER, small=SMALL
-            )
+            under = self.second_lines.get(name, "")
+            if under:
+                small = f"<small {SMALL}>{escape(under)}</small>"
+                under = (
+                    f'<tr class="labkit-second" {PLAIN}>'
+                    f'<td colspan="{len(columns)}" {UNDER}>{small}</td></tr>'
+                )
             groups.append(f"<tbody><tr {PLAIN}>{heads}{row}</tr>{under}</tbody>")
         return (
             '<div style="overflow-x:auto;margin-top:.6em"><table class="dataframe">'
@@ -129,7 +133,7 @@ def frame_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Frame:
 
 def _left(cell: re.Match[str]) -> str:
     words = cell[1]
-    return f"<td {SHORT_CELL if is_short(words) else CELL}>{words}</td>"
+    return f"<td {SHORT_CELL if len(words) <= SHORT else CELL}>{words}</td>"
 
 
 def _left_and_wrapped(cell: re.Match[str]) -> str:

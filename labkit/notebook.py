@@ -16,7 +16,6 @@ from labkit import (
     comparison,
     figures,
     machine,
-    page,
     report,
     report_words,
 )
@@ -34,6 +33,7 @@ from labkit.files import write_whole
 from labkit.findings import findings
 from labkit.forecast import Forecast
 from labkit.forecast import forecast as expect
+from labkit.page import Section, page
 from labkit.parts import decoding
 from labkit.plan import check_blocks
 from labkit.predictions import has_combinations, predictions
@@ -41,7 +41,6 @@ from labkit.recipe import recipe as write_recipe
 from labkit.reproduce import command_line, python_code, request_of
 from labkit.results import Run, explain_unwritable, newest_runs
 from labkit.runner import KINDS
-from labkit.sections import Section
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
 from labkit.side_by_side import side_by_side as draw_side_by_side
 from labkit.stored import open_source
@@ -215,7 +214,7 @@ def save(run: Run) -> list[Path]:
     """
     csv = run.folder / "table.csv"
     with explain_unwritable(run.folder):
-        table(run, detail=True).to_csv(csv)
+        write_whole(csv, table(run, detail=True).to_csv())
         drawn = _draw(run.info, summarize(run))
         files = [figures.save(figure, run.folder / name) for name, figure in drawn.items()]
     return [csv, *itertools.chain(*files)]
@@ -238,7 +237,7 @@ def write_page(results: Path | str = "results") -> Path:
         )
     sections = [section(run) for run in newest]
     with explain_unwritable(results):
-        return write_whole(Path(results) / PAGE, page.page(sections, answers(results)))
+        return write_whole(Path(results) / PAGE, page(sections, answers(results)))
 
 
 def doctor(data: str | None = None) -> pd.DataFrame:

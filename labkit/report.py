@@ -13,8 +13,7 @@ import unicodedata
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from labkit import captions, row_words, units
-from labkit import markdown as md
+from labkit import captions, render, row_words, units
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
@@ -71,11 +70,15 @@ def text(summary: Summary) -> str:
 
 def markdown(summary: Summary) -> str:
     """Write the table as GitHub's Markdown, with its conditions and notes."""
-    conditions = [f"{md.escape(line)}  " for line in table_conditions(summary)]
-    cells = md.table(table_header(summary), table_cells(summary), second_lines(summary))
-    title = f"### {md.escape(summary.question)}"
-    lines = [title, "", *conditions, "", cells, "", md.bullets(table_notes(summary))]
-    return "\n".join(lines).rstrip() + "\n"
+    return render.markdown(
+        "table.md.j2",
+        title=summary.question,
+        conditions=table_conditions(summary),
+        header=table_header(summary),
+        rows=table_cells(summary),
+        second_lines=second_lines(summary),
+        notes=table_notes(summary),
+    )
 
 
 def table_header(summary: Summary) -> list[str]:

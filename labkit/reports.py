@@ -1,15 +1,11 @@
 """Reports: chosen runs as one HTML file, and as Markdown with figure files, to keep or to send.
 
-    runs ─ notebook.section ─┬─ page ───────────▶ report.html (needs nothing beside it)
-           claims            └─ markdown_report ▶ report.md + figures/….png .svg .pdf
-
-Everything is derived from the run folders and can be made again.  Main trap: a run of another
-machine must not answer for this one, and one that broke off must say so before it says more.
+runs ─ notebook.section ─┬─ page ───────────▶ report.html (needs nothing beside it)
+       claims            └─ markdown_report ▶ report.md + figures/….png .svg .pdf
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,14 +13,12 @@ from pathlib import Path
 
 from labkit import figures, machine
 from labkit.claims import CLAIMS, answers_of
-from labkit.files import write_whole
-from labkit.markdown_report import markdown_report
+from labkit.files import unused, write_whole
 from labkit.notebook import newest_to_show, section
-from labkit.page import page
+from labkit.page import Section, markdown_report, page
 from labkit.results import REPORTS, SHARED, Run, explain_unwritable
-from labkit.sections import Section
 
-FOLDER, HTML, MARKDOWN, FIGURES = REPORTS, "report.html", "report.md", "figures"
+HTML, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
 
 
 def write_report(
@@ -40,7 +34,7 @@ def write_report(
         runs: one or several, of either kind; unset: every experiment's newest in `results`.
         folder: takes the files, and is made if missing; unset: of one run its own folder, of
             several a new one in ``results/reports``.
-        results: folder that holds all results; only looked at where `runs` is unset.
+        results: folder that holds all results.
         markdown: write report.md and its figures too.
 
     Returns:
@@ -60,12 +54,20 @@ def write_report(
         )
     here = machine.provenance()["machine_id"]
     sections = [_section(run, here) for run in chosen]
-    to = _choose_folder(chosen) if folder is None else Path(folder)
+    if folder is not None:
+        to = Path(folder)
+    elif len(chosen) == 1:
+        to = chosen[0].folder
+    else:
+        to = unused(Path(results) / REPORTS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
     with explain_unwritable(to):
         to.mkdir(parents=True, exist_ok=True)
         written = [write_whole(to / HTML, page(sections))]
         if markdown:
-            names = _name_figures(sections, chosen)
+            names = [
+                [f"{FIGURES}/{number}-{run.info['experiment']}-{name}" for name in shown.figures]
+                for number, (run, shown) in enumerate(zip(chosen, sections), 1)
+            ]
             written.append(write_whole(to / MARKDOWN, markdown_report(sections, names)))
             (to / FIGURES).mkdir(exist_ok=True)
             for shown, paths in zip(sections, names):
@@ -88,42 +90,3 @@ def _section(run: Run, here: str) -> Section:
         warnings=warnings,
         claims=claims if run.info["experiment"] in tested else None,
     )
-
-
-def _choose_folder(runs: Sequence[Run]) -> Path:
-    first, *others = runs
-    if not others:
-        return first.folder
-    minute = time.strftime("%Y%m%dT%H%MZ", time.gmtime())
-    results = first.folder.parents[1]
-    reports = (results.parent if results.name == SHARED else results) / FOLDER
-    # Two reports of one minute are of different runs.
-    n = 1
-    while (folder := reports / (minute if n == 1 else f"{minute}-{n}")).exists():
-        n += 1
-    return folder
-
-
-def _name_figures(sections: Sequence[Section], runs: Sequence[Run]) -> list[list[str]]:
-    """Name every section's figure files: relative, without suffix, each only once."""
-    taken: dict[str, int] = {}
-    return [
-        [
-            _once(
-                f"{FIGURES}/{_safe(str(run.info['experiment']))}-{_safe(run.folder.name)}-{name}",
-                taken,
-            )
-            for name in shown.figures
-        ]
-        for run, shown in zip(runs, sections)
-    ]
-
-
-def _safe(name: str) -> str:
-    """A folder may be renamed to anything; a link holds letters, digits, dots and dashes."""
-    return re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip(".") or "run"
-
-
-def _once(path: str, taken: dict[str, int]) -> str:
-    taken[path] = taken.get(path, 0) + 1
-    return path if taken[path] == 1 else f"{path}-{taken[path]}"

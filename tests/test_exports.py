@@ -1,6 +1,8 @@
 """Every format of a run opens as what it says it is; several runs have only what they can share."""
 
+import resource
 import shutil
+import signal
 import xml.etree.ElementTree as ElementTree
 import zipfile
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from PIL import Image
 
 import labkit as lab
+from labkit import exports
 from labkit.exports import EXPORTS, OF_SEVERAL, export
 
 EXAMPLES = Path(__file__).parents[1] / "results" / "examples" / "2-cores-emulated"
@@ -122,3 +125,28 @@ def test_what_cannot_be_exported_is_refused_in_words(runs, results):
     message = r"^runs must be at least one, got none; run the experiment first$"
     with pytest.raises(ValueError, match=message):
         export([], "PNG", results)
+
+
+def test_an_export_that_fails_leaves_the_earlier_file_whole(runs, results):
+    path = export(runs[:1], "CSV", results)
+    before = path.read_bytes()
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        for form in ("CSV", "PNG", "Markdown table", "Recipe"):
+            with pytest.raises(OSError, match="results must be a folder that can be written"):
+                export(runs[:1], form, results)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before
+    assert not list(runs[0].folder.glob(".*.part"))
+
+
+def test_two_exports_in_one_second_are_two_files(runs, results, monkeypatch):
+    monkeypatch.setattr(exports, "utc_now", lambda: "2025-01-02T03:04:05Z")
+    first, second = (export(runs, "SVG", results) for _ in range(2))
+    assert first != second
+    is_svg(first)
+    is_svg(second)

@@ -11,12 +11,11 @@ LABKIT = Path(__file__).parent.parent / "labkit"
 
 # Lowest first; a module may import only from layers above it in this list.
 LAYERS = [
-    ["table_html"],
     ["local"],
     ["settings", "contracts", "units", "jpeg", "trial", "progress", "procfs", "pagecache", "frame"],
     ["files"],
     ["places"],
-    ["clock", "helper", "markdown", "sections"],
+    ["clock", "helper", "render"],
     ["shared_memory"],
     ["media", "gpu", "gpu_watch", "disturbance", "usage"],
     ["machine"],
@@ -68,7 +67,6 @@ LAYERS = [
     ["side_by_side"],
     ["report"],
     ["page"],
-    ["markdown_report"],
     ["notebook"],
     ["reports", "share"],
     ["job", "choices", "exports"],

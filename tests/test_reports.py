@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from fake_runs import fake_grouped_run
-from fakes import fake_info, fake_judged_trials, fake_media_info, fake_trials
+from fakes import CHECKED, fake_info, fake_judged_trials, fake_media_info, fake_trials
 
-from labkit import machine, report_words
+from labkit import machine, render, report_words
 from labkit.cli import main
+from labkit.notebook import section
+from labkit.page import page
 from labkit.reports import write_report
-from labkit.results import Run, append_trial, create_run, load_run
+from labkit.results import append_trial, create_run, load_run
 from labkit.settings import AS_PUBLISHED
 from labkit.summary import summarize
 
@@ -42,13 +44,30 @@ def make_run(results, times=TIMES, **info):
     return load_run(folder)
 
 
+class Outline(HTMLParser):
+    """Checks that every tag is closed in order; collects tags with attributes, and texts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.words = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in {"meta", "img", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
 def words_of(html):
     """The text of a page, blanks made single."""
-    parts = []
-    parser = HTMLParser()
-    parser.handle_data = parts.append
-    parser.feed(html)
-    return " ".join(" ".join(parts).split())
+    return " ".join(" ".join(Outline(html).words).split())
 
 
 def read(paths, name):
@@ -82,7 +101,7 @@ def nasty(tmp_path_factory):
 def test_one_run_is_written_into_its_own_folder(tmp_path):
     run = make_run(tmp_path)
     paths = write_report(run)
-    figure = f"figures/prefetching-{run.folder.name}-chart"
+    figure = "figures/1-prefetching-chart"
     assert [str(path.relative_to(run.folder)) for path in paths] == [
         "report.html", "report.md", f"{figure}.png", f"{figure}.svg", f"{figure}.pdf",
     ]  # fmt: skip
@@ -94,7 +113,7 @@ def test_one_run_is_written_into_its_own_folder(tmp_path):
 
 def test_several_runs_get_a_folder_beside_the_runs_and_never_the_same_one(tmp_path):
     runs = [make_run(tmp_path), replace(fake_grouped_run(), folder=tmp_path / "operations" / "one")]
-    first, second = (write_report(runs, markdown=False) for _ in range(2))
+    first, second = (write_report(runs, results=tmp_path, markdown=False) for _ in range(2))
     assert [path.name for path in (*first, *second)] == ["report.html"] * 2
     assert first[0].parent != second[0].parent
     assert {path.parent.parent for path in (*first, *second)} == {tmp_path / "reports"}
@@ -293,9 +312,74 @@ def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty, tmp_path
     assert {url.split(":")[0] for url in asked} <= {"file", "data"}
 
 
-def test_a_folder_of_any_name_gives_links_that_work(tmp_path):
+def test_runs_whose_folders_have_one_part_can_be_reported_together(tmp_path, monkeypatch):
     run = make_run(tmp_path)
-    renamed = Run(folder=tmp_path / "x" / "a](b) <c>", info=run.info, trials=run.trials)
-    paths = write_report(renamed, tmp_path / "out")
-    assert "(figures/prefetching-a_b_c_-chart.png)" in read(paths, "report.md")
-    assert (tmp_path / "out" / "figures" / "prefetching-a_b_c_-chart.png") in paths
+    monkeypatch.chdir(run.folder.parent)
+    one = replace(run, folder=Path(run.folder.name))
+    (path,) = write_report([one, one], results=tmp_path, markdown=False)
+    assert path.parent.parent == tmp_path / "reports"
+
+
+# --- the page -----------------------------------------------------------------------------
+
+
+def test_the_page_is_well_formed_and_needs_nothing_beside_it(tmp_path):
+    run = make_run(tmp_path, **CHECKED)
+    claim = dict.fromkeys(("document", "claim", "published", "experiment", "answer"), NASTY)
+    shown = page([section(run), section(run)], [{"number": 1, **claim}])
+    outline = Outline(shown)
+    for tag, attributes in outline.tags:
+        assert tag not in {"script", "link", "iframe"}
+        assert (attributes.get("src") or attributes.get("href") or "#").startswith(("data:", "#"))
+        assert tag != "img" or "data_prefetcher: 0." in attributes["alt"]
+    targets = {attributes["id"] for tag, attributes in outline.tags if tag == "section"}
+    links = {attributes["href"].lstrip("#") for tag, attributes in outline.tags if tag == "a"}
+    assert len(targets) == 3
+    assert links == targets
+    assert str(tmp_path) not in shown
+    words = words_of(shown)
+    for part in (
+        "Emulated accelerator (matched, 11.2 ms/image)",
+        "data_prefetcher prefetcher = data_prefetcher",
+        f"prefetching/{run.folder.name}",
+        "throttled checked: 80.0 of 81.0 files/s at random",
+    ):
+        assert part in words
+
+
+def test_each_row_is_followed_by_its_second_line_in_a_group_of_its_own(tmp_path):
+    shown = section(make_run(tmp_path, skipped={"dali": "not installed"}))
+    table = page([shown]).split("two-epoch time")[1].split("</table>")[0]
+    groups = table.split("<tbody>")[1:]
+    assert len(groups) == len(shown.cells) == len(shown.second_lines)
+    for group, (name, *_), second in zip(groups, shown.cells, shown.second_lines):
+        words = " ".join(re.sub(r"<.*?>", " ", group).split())
+        assert words.startswith(name)
+        assert words.endswith(" ".join(second.split()))
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("0.894 [0.872, 0.917]", "0.894 [0.872, 0.917]"),
+        ("prefetch_generator", "prefetch_generator"),
+        ("_bold_ *bold* ~no~ `code`", r"\_bold\_ \*bold\* \~no\~ \`code\`"),
+        ("[c](d) ![e][f] [g]: h", r"[c\](d) \![e\][f] [g\]: h"),
+        ("see http://x.org &lt; $x$", r"see http\://x.org \&lt; \$x\$"),
+        ("# no heading", r"\# no heading"),
+        ("-5 %", "-5 %"),
+        ("1. no list", r"1\. no list"),
+        ("two\nlines", "two lines"),
+    ],
+)
+def test_text_is_escaped_in_markdown_where_it_would_be_markup(text, escaped):
+    shown = render.markdown(
+        "table.md.j2", title="t", conditions=[], header=["a", "b"], rows=[], notes=[text]
+    )
+    assert shown.endswith(f"\n- {escaped}\n")
+
+
+def test_no_line_of_a_text_closes_its_fence(tmp_path):
+    text = read(write_report(make_run(tmp_path, notes=[], reason="a\n```\n````b")), "report.md")
+    assert text.count("```json") == 1
+    assert re.search(r"^`{5}json\n", text, re.MULTILINE)
