@@ -4,30 +4,15 @@ Run: python -m pytest tests/test_comparison.py
 """
 
 import re
-from dataclasses import replace
 
 import pytest
-from fake_runs import THEIRS, TIMES, fake_grouped_run, fake_machine_run, their_run
+from fake_runs import fake_grouped_run, fake_machine_run, their_run
 
 import labkit as lab
 from labkit import units
-from labkit.comparison import compare, describe_compared
 from labkit.summary import summarize_run
 
 WANTED = "runs must be 1 to 6 runs of one experiment, got "
-
-
-def test_no_run_at_all_or_too_many_are_refused_with_what_to_do():
-    with pytest.raises(ValueError, match=re.escape(f"{WANTED}none; lab.list_runs(results) lists")):
-        compare([])
-    with pytest.raises(ValueError, match=re.escape(f"{WANTED}7; leave some out")):
-        compare([fake_machine_run()] * 7)
-    assert len(compare([fake_machine_run()] * 6)) == 6
-
-
-def test_one_run_that_is_no_list_is_refused():
-    with pytest.raises(ValueError, match=re.escape("must be a list of runs, got one run; write [")):
-        lab.compare_table(fake_machine_run())
 
 
 def test_runs_of_several_experiments_are_refused_by_name():
@@ -101,26 +86,3 @@ def test_the_table_says_that_runs_are_not_divided_and_what_each_stands_on():
         ):
             assert part in shown
         assert "ada" not in shown
-
-
-def test_the_description_holds_every_number_of_every_run():
-    runs = [fake_machine_run({**TIMES, "only mine": 2.0}), their_run(published={"original": 1.0})]
-    said = describe_compared(compare(runs))
-    assert said.startswith("Does fetching the next batch early keep the device busy? 2 runs side")
-    for run in runs:
-        for row in summarize_run(run).rows[1:]:
-            number = units.normalized(row.normalized_time)
-            interval = units.interval(row.ci_low, row.ci_high)
-            assert f"{row.variant}: {number}, 95 % interval {interval}" in said
-    assert said.count("original: 1.000 (baseline).") == 2
-    assert "only mine: not in this run." in said
-    assert "Run 2: full mode · 8 blocks · 2025-03-04 05:06 UTC · 16 cores, Intel Xeon" in said
-    assert said.count("Emulated accelerator") == 1
-    assert "\n" not in said and "ada" not in said
-
-
-def test_a_baseline_without_a_number_is_said_to_have_none():
-    empty = replace(fake_machine_run(status="cancelled"), trials=())
-    said = describe_compared(compare([empty, fake_machine_run(provenance=THEIRS)]))
-    assert "original: missing: not measured." in said
-    assert lab.compare_table([empty]).iloc[0, 0] == "missing: not measured"

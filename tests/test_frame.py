@@ -84,15 +84,6 @@ def test_rows_that_are_not_the_same_any_more_have_no_second_line(change):
     assert "10 blocks" not in repr(table)
 
 
-def test_what_is_shown_beside_the_cells_is_not_in_them():
-    table = make_frame()
-    assert table.shape == (3, 2)
-    assert (
-        table.to_csv() == "variant,time,verdict\nbase,0.00 s,–\nfast,1.00 s,–\nskipped,2.00 s,–\n"
-    )
-    assert table["time"].tolist() == ["0.00 s", "1.00 s", "2.00 s"]
-
-
 def test_a_column_that_a_person_adds_is_shown_like_any_other():
     table = make_frame()
     table["share"] = [1.0, 0.25, float("nan")]
@@ -114,26 +105,3 @@ def test_names_second_lines_and_captions_never_become_markup():
     assert "<script>" not in shown
     assert shown.count("&lt;script&gt;") == 5  # the name twice, the caption twice, the note
     assert "mathjax_ignore" in shown  # dollars are no formula
-
-
-def test_a_table_without_words_is_shown_as_pandas_does():
-    plain = Frame({"a": [1, 2]})
-    assert plain._repr_html_() == pd.DataFrame({"a": [1, 2]})._repr_html_()
-    assert repr(plain) == repr(pd.DataFrame({"a": [1, 2]}))
-
-
-def test_small_print_takes_its_ink_from_the_theme():
-    shown = make_frame()._repr_html_()
-    assert not re.search(r"(?<![-\w])color:", shown)
-    assert "background:transparent" in shown
-
-
-def test_a_wide_table_breaks_before_an_interval_and_never_inside():
-    columns = ["row", *"abcdef"]
-    wide = Frame([["x", "0.675 [0.58, 0.79]", *"12345"]], columns=columns).set_index("row")
-    wide.second_lines = {"x": "3 blocks"}
-    html = wide._repr_html_()
-    assert ">0.675 [0.58,&nbsp;0.79]</td>" in html
-    assert "nowrap" not in html
-    narrow = wide[["a"]]
-    assert "white-space:nowrap" in narrow._repr_html_()

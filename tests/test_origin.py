@@ -38,22 +38,5 @@ def test_a_changed_labkit_says_so_and_one_that_is_not_known_is_left_out():
         assert "labkit" not in origin({**INFO, "provenance": {**PROVENANCE, **nothing}})
 
 
-def test_libraries_that_no_variant_names_or_that_are_missing_are_left_out():
-    both = {"a": {"decoder": "pillow"}, "b": {"decoder": "simplejpeg"}}
-    assert " · torch 2.13.0, pillow 13.0.0 · " in origin({**INFO, "variants": both})
-    rivals = {"tensorflow": "2.22.0", "dali": "2.4.0"}
-    versions = {**PROVENANCE, "versions": {**PROVENANCE["versions"], **rivals}}
-    loaders = {"a": {"loader": "tf_data_plain"}, "b": {"loader": "dali_cpu"}}
-    shown = origin({**INFO, "variants": loaders, "provenance": versions})
-    assert " · torch 2.13.0, tensorflow 2.22.0, dali 2.4.0 · " in shown
-    tasks = {"a": {"operation": "decode", "library": "pillow"}}
-    assert "pillow" in origin({**INFO, "variants": {"a": {}}, "tasks": tasks})
-
-
-def test_what_is_not_known_is_left_out():
-    assert origin({}) == ""
-    assert origin({"provenance": {}, "run": "x"}) == "run x"
-
-
 def test_no_folder_of_the_person_is_in_it():
     assert "ada" not in origin(INFO) and "/" not in origin(INFO)

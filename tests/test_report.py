@@ -50,35 +50,6 @@ def test_the_table_has_five_columns_of_text():
     ]
 
 
-def test_the_time_column_says_how_many_epochs_it_adds_up():
-    trials = []
-    for trial in fake_trials({"base": 1.0, "other": 0.9}):
-        row = trial.to_row()
-        row["epochs"] = row["epochs"][:1]
-        trials.append(type(trial).from_row(row))
-    summary = summarize(fake_info(["base", "other"]), trials)
-    assert report.table(summary).columns[0] == "one-epoch time"
-    assert summary.rows[0].epoch2_s is None
-
-
-def test_the_detailed_table_keeps_unrounded_numbers_and_labels():
-    summary = make_summary(skipped={"dali": "not installed"})
-    table = report.table(summary, detail=True)
-    assert table.loc["data_prefetcher", "normalized_time"] == summary.rows[1].normalized_time
-    assert table.loc["original", "storage"] == "real"
-    assert table["time_s"].isna().tolist() == [False, False, True]
-
-
-def test_rows_survive_json():
-    summary = make_summary(published={"data_prefetcher": 0.891}, skipped={"dali": "no"})
-    back = json.loads(json.dumps(report.rows(summary), allow_nan=False))
-    assert [row["variant"] for row in back] == ["original", "data_prefetcher", "dali"]
-    assert back[1]["ratios"] == list(summary.rows[1].ratios)
-    assert (back[1]["published"], back[2]["normalized_time"]) == (0.891, None)
-    wanted = "ci_low ci_high blocks time_s images_per_s verdict gpu_util status labels reason"
-    assert set(wanted.split()) <= set(back[0])
-
-
 def test_the_terminal_table_is_aligned_also_with_chinese_names():
     lines = report.text(make_summary({"original": 1.0, "数据预取": 0.5})).splitlines()
     # A Chinese letter takes two columns of a terminal, so four of them take eight.
@@ -111,13 +82,6 @@ def test_markdown_cells_hold_any_text():
     assert "](d)" not in report.markdown(summary).replace(r"\](d)", "")
 
 
-def test_a_long_reason_is_shown_whole():
-    reason = "needs a library that is not installed here; " * 3 + "pip install it"
-    shown = report.table(make_summary(skipped={"dali": reason}))
-    assert reason in shown._repr_html_()
-    assert reason in repr(shown)
-
-
 # --- second lines -------------------------------------------------------------------------
 
 
@@ -140,14 +104,6 @@ def test_in_a_terminal_each_row_is_followed_by_what_it_rests_on():
         assert " ".join(below) == second
     assert not second  # the last row was skipped
     assert any(line.startswith("- throttled checked: 80.0 of 81.0 files/s") for line in lines)
-
-
-def test_in_markdown_the_second_line_stands_in_the_rows_first_cell():
-    summary = judged_summary(skipped={"nvme": "not named"}, **CHECKED)
-    cells = [line.split(" | ")[0] for line in report.markdown(summary).splitlines()]
-    assert "| ssd<br><small>8 of 9 blocks · shows effects from" in "\n".join(cells)
-    assert "| nvme" in cells
-    assert "- throttled checked: 80.0 of 81.0 files/s" in report.markdown(summary)
 
 
 def test_every_field_of_a_row_survives_json_as_what_it_is():

@@ -28,33 +28,6 @@ def make_summary(times=TIMES, *, labels=LABELS, **info):
     return summarize(fake_info(names, **info), fake_trials(times, labels=labels))
 
 
-def test_names_of_several_words_are_told_apart_where_they_are_listed():
-    assert row_words.join(["hdd"]) == "hdd"
-    assert row_words.join(["hdd", "hdd, warm"]) == "hdd and “hdd, warm”"
-    assert row_words.join(["a_1", "数据，热", "c d"]) == "a_1, “数据，热” and “c d”"
-
-
-def test_only_a_variant_without_a_number_has_a_reason():
-    rows = make_summary(skipped={"dali": "not installed", "ffcv": ""}).rows
-    assert [row_words.reason(row) for row in rows] == [
-        "", "", "", "skipped: not installed", "skipped",
-    ]  # fmt: skip
-
-
-def test_epochs_after_the_second_are_averaged_with_it():
-    media = {"hdd": replace(MEDIA["hdd"], epochs_s=(3.0, 1.0, 1.5, 2.0))}
-    (row,) = summarize(fake_media_info(media), fake_media_trials(media, noise=0)).rows
-    first, later = row_words.epoch_bars(row)
-    assert (first.name, first.mean_s, first.all_s) == ("epoch 1", pytest.approx(3), (3.0,) * 6)
-    assert (later.name, later.mean_s) == ("epochs 2 to 4 (mean)", pytest.approx(1.5))
-    assert sorted(set(later.all_s)) == [1.0, 1.5, 2.0]
-
-
-def test_many_variants_are_counted_not_listed():
-    assert row_words.join(["a", "b, warm", "c", "d"]) == "a, “b, warm”, c and d"
-    assert row_words.join(["a", "b", "c", "d", "e"]) == "5 variants"
-
-
 # --- the second line ----------------------------------------------------------------------
 
 
@@ -92,20 +65,6 @@ def test_a_row_without_a_number_has_no_second_line():
     summary = make_summary(skipped={"dali": "not installed"})
     assert second_lines(summary)["dali"] == ""
     assert all(line for name, line in second_lines(summary).items() if name != "dali")
-
-
-def test_one_block_has_neither_interval_nor_visible_effect():
-    trials = fake_trials(TIMES, blocks=1)
-    summary = summarize(fake_info(list(TIMES)), trials)
-    assert second_lines(summary)["original"] == f"1 block · A/A {summary.aa_ratio:.3f}"
-    assert second_lines(summary)["data_prefetcher"] == "1 block"
-
-
-def test_a_cache_state_that_nobody_looked_at_is_said_to_be_so():
-    unknown = replace(MEDIA["tmpfs"], cache="as found", resident_share=None, read_share=None)
-    media = {**MEDIA, "tmpfs": unknown}
-    summary = summarize(fake_media_info(media), fake_media_trials(media))
-    assert "as found (not measured)" in second_lines(summary)["tmpfs"]
 
 
 def test_swapping_is_said_beside_the_cache():
@@ -170,8 +129,3 @@ def test_a_baseline_on_a_stand_in_makes_the_comparison_emulated():
     summary = summarize(fake_info(list(TRUE), mode="full", published=PUBLISHED), trials)
     assert row_words.document(summary, summary.rows[1]) == "0.894, consistent (emulated)"
     assert "published 0.894, consistent (emulated), faster" in captions.describe(summary)
-
-
-def test_no_word_of_agreement_where_nothing_is_judged():
-    summary = make_summary(published=TIMES)
-    assert row_words.document(summary, summary.rows[1]) == "0.894"
