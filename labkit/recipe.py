@@ -283,7 +283,8 @@ def _result(run: Run, summary: Summary, row: Row, *, is_chosen: bool) -> Iterato
     if is_floor(own, baseline):
         yield "It does only part of the baseline's work, so it is a limit and no remedy."
     yield f"Conditions: {' · '.join([*how_measured(summary), *plain_labels(summary)])}"
-    yield from stand_ins(summary)
+    if stand_in := stand_ins(summary):
+        yield " · ".join(stand_in)
 
 
 def _differences(settings: Settings) -> Iterator[str]:

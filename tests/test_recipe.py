@@ -196,6 +196,21 @@ def test_every_variant_of_the_catalog_has_a_short_recipe(name):
             assert ("from labkit" in text) == needs_labkit
 
 
+EXAMPLES = Path(__file__).parent.parent / "results" / "examples"
+
+
+@pytest.mark.parametrize("file", EXAMPLES.rglob("run.json"), ids=lambda file: file.parent.name)
+def test_every_example_run_has_a_short_recipe_or_says_why_not(file):
+    run = lab.load_run(file.parent)
+    for variant in (None, *run.info["variants"]):
+        try:
+            lines = lab.recipe(run, variant).splitlines()
+        except ValueError as refused:
+            assert ", got " in str(refused)
+        else:
+            assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 100
+
+
 LOOPS = {
     "checkpoint": ({"checkpoint_every": 2}, ""),
     "checkpoint in a thread": ({"checkpoint_every": 2, "saver": "thread"}, ""),
