@@ -69,7 +69,6 @@ INFO: dict[str, object] = {
     **dict.fromkeys(("groups", "baselines"), dict[str, str]),
     **{"data": dict[str, Plain], "storages": dict[str, Facts], "dial": Dial | None},
     **dict.fromkeys(("request", "calibration", "timing", "forecast"), Facts),
-    "dial": Facts | None,
 }
 # Rows of single operations, written by earlier versions.
 OPERATION_ROW: dict[str, object] = {
