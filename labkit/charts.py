@@ -16,20 +16,12 @@ from labkit.figures import (
     DOT,
     EDGE,
     INK,
-    LEGEND_LINE_IN,
     PAD_IN,
     SOFT_INK,
     WIDE,
     Sheet,
-    draw_foot,
-    draw_head,
-    fit_foot,
-    fitter,
-    foot_height_in,
     head,
-    head_height_in,
-    mimebundle,
-    style,
+    page,
 )
 from labkit.row_figure import BAR_IN, ROW_IN, row_figure
 from labkit.summary import Row, Summary
@@ -96,9 +88,6 @@ def _chart_groups(summary: Summary, sheet: Sheet) -> Figure:
     Each panel has its own axis, as groups are not compared; the time per image is beside each bar.
     A narrow sheet has room for one column, the middle one.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     places = {group.rpartition(", ")[::2]: rows for group, rows in summary.groups().items()}
     columns = list(dict.fromkeys(column for _, column in places))
     more = []
@@ -109,20 +98,15 @@ def _chart_groups(summary: Summary, sheet: Sheet) -> Figure:
     for (name, column), rows in places.items():
         if column in columns:
             bars[name] = max(bars.get(name, 0), len(rows))
-    with style(sheet):
-        figure = Figure()
-        canvas = FigureCanvasAgg(figure)
-        figure.set_label(captions.describe(summary))
-        fit = fitter(figure)
-        lines = [*head(summary, fit, sheet), *more]
-        foot = fit_foot(summary.origin, fit, sheet)
-        bottom_in = foot_height_in(foot) + LEGEND_LINE_IN + PAD_IN
+    with page(captions.describe(summary), sheet) as drawn:
+        lines = [*head(summary, drawn.fit, sheet), *more]
         bars_in = PANEL_ROW_IN * sum(bars.values())
-        top_in = bottom_in + bars_in + PANEL_IN * len(bars)
-        height_in = top_in + head_height_in(lines)
-        figure.set_size_inches(sheet.width_in * sheet.scale, height_in * sheet.scale)
+        content_in = bars_in + PANEL_IN * len(bars)
+        handles = legend([summary], sheet)
+        bottom_in, height_in = drawn.frame(lines, summary.origin, content_in, handles)
+        top_in = bottom_in + content_in
         width_in = (sheet.width_in - 2 * PAD_IN - PANEL_NAME_IN) / len(columns) - PANEL_VALUE_IN
-        panels = figure.subplots(
+        panels = drawn.figure.subplots(
             len(bars), len(columns), squeeze=False,
             gridspec_kw={
                 "height_ratios": list(bars.values()),
@@ -144,18 +128,7 @@ def _chart_groups(summary: Summary, sheet: Sheet) -> Figure:
                 axes.set_title(title, loc="left", size=9 * sheet.scale, weight="bold")
                 if axes is not panel_row[0]:
                     axes.set_yticklabels([])
-        handles = legend([summary], sheet)
-        if handles:
-            corner = PAD_IN / sheet.width_in, (foot_height_in(foot) + PAD_IN / 2) / height_in
-            figure.legend(
-                handles=handles, loc="lower left", ncols=len(handles), bbox_to_anchor=corner,
-                borderaxespad=0, borderpad=0,
-            )  # fmt: skip
-        draw_head(figure, lines, sheet)
-        draw_foot(figure, foot, sheet)
-        canvas.draw()
-    figure._repr_mimebundle_ = lambda **_: mimebundle(figure)
-    return figure
+    return drawn.figure
 
 
 def _draw_panel(axes: Axes, summary: Summary, rows: Sequence[Row], sheet: Sheet) -> None:
