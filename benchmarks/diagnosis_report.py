@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks import markdown
 from benchmarks.columns import columns
-from labkit import markdown, units
+from labkit import units
 from labkit.statistics import ALPHA, ratio_interval
 
 LEAST_RIGHT, LEAST_NEAR = 0.90, 0.80

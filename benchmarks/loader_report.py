@@ -16,10 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import markdown
 from benchmarks.columns import columns
-from labkit import figures, markdown, units
+from labkit import figures, units
 from labkit.charts import write_beside
 from labkit.origin import origin
+from labkit.render import escape
 from labkit.statistics import ALPHA, ratio_interval
 
 NO_LOADER = "no loader"
@@ -171,12 +173,12 @@ def save(rounds: Rounds, folder: Path, provenance: Mapping[str, object], created
     ]
     texts = [
         "# Loaders beside each other",
-        f"![{markdown.escape(describe(rounds))}](chart.png)",
+        f"![{escape(describe(rounds))}](chart.png)",
         markdown.bullets(rounds.conditions),
         markdown.table(*table(rounds)),
         markdown.table(*describe_parts(rounds)),
         markdown.bullets(line.strip() for line in judge(rounds)[0]),
-        markdown.escape(f"{where} · {', '.join(versions)} · Python {provenance['python']}"),
+        escape(f"{where} · {', '.join(versions)} · Python {provenance['python']}"),
     ]
     (folder / "README.md").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     measured = {
@@ -199,8 +201,7 @@ def chart(rounds: Rounds, where: str):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    sheet = figures.WIDE
-    with figures.style(sheet):
+    with figures.style():
         figure = Figure()
         canvas = FigureCanvasAgg(figure)
         figure.set_label(describe(rounds))
@@ -212,32 +213,31 @@ def chart(rounds: Rounds, where: str):
                 ("\n".join(rounds.conditions), 9, "normal", figures.SOFT_INK),
             ],
             fit,
-            sheet,
         )
-        foot = figures.fit_foot(where, fit, sheet)
+        foot = figures.fit_foot(where, fit)
         bottom_in = figures.foot_height_in(foot) + AXIS_IN
         rows_in = BAR_IN * len(rounds.taken)
         height_in = bottom_in + rows_in + figures.PAD_IN + figures.head_height_in(head)
-        figure.set_size_inches(sheet.width_in, height_in)
-        width_in = sheet.width_in - NAME_IN - VALUES_IN
+        figure.set_size_inches(figures.WIDTH_IN, height_in)
+        width_in = figures.WIDTH_IN - NAME_IN - VALUES_IN
         axes = figure.add_axes(
-            (NAME_IN / sheet.width_in, bottom_in / height_in,
-             width_in / sheet.width_in, rows_in / height_in)
+            (NAME_IN / figures.WIDTH_IN, bottom_in / height_in,
+             width_in / figures.WIDTH_IN, rows_in / height_in)
         )  # fmt: skip
         for y, (name, times) in enumerate(rounds.taken.items()):
             color, hatch = ("#dcdcdc", "////") if name in BOUNDS else ("#6baed6", "")
             axes.barh(y, rounds.rate(name), 0.7, color=color, hatch=hatch, **figures.EDGE)
             rates = [rounds.images / seconds for seconds, _ in times]
             axes.plot(rates, [y] * len(rates), **figures.DOT)
-            write_beside(axes, y, (8, 0), f"{rounds.rate(name):.0f}", sheet, weight="bold")
+            write_beside(axes, y, (8, 0), f"{rounds.rate(name):.0f}", weight="bold")
             beside = "" if name == rounds.ours else spell_ratio(rounds.ratio(rounds.ours, name))
-            write_beside(axes, y, (44, 0), beside, sheet, size=9)
+            write_beside(axes, y, (44, 0), beside, size=9)
         axes.set_yticks(range(len(rounds.taken)), list(rounds.taken))
         axes.set_ylim(len(rounds.taken) - 0.5, -0.5)
         axes.set_xlim(left=0)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(f"images/s; right: median, {rounds.ours} is so many times as fast")
-        figures.draw_head(figure, head, sheet)
-        figures.draw_foot(figure, foot, sheet)
+        figures.draw_head(figure, head)
+        figures.draw_foot(figure, foot)
         canvas.draw()
     return figure

@@ -7,7 +7,6 @@ from labkit.diagnosis.call_graph import profile as call_graph
 from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.diagnosis.timeline import record_timeline
-from labkit.diagnosis.trace import export_trace
 from labkit.diagnosis.watch import watch
 from labkit.example import example_loop
 from labkit.experiment import Experiment, choose, resume, run
@@ -88,7 +87,6 @@ __all__ = [
     "epoch_chart",
     "example_loop",
     "experiment",
-    "export_trace",
     "find_run",
     "findings",
     "forecast",

@@ -18,8 +18,7 @@ from labkit.figures import (
     INK,
     PAD_IN,
     SOFT_INK,
-    WIDE,
-    Sheet,
+    WIDTH_IN,
     head,
     page,
 )
@@ -56,64 +55,56 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def chart(summary: Summary, sheet: Sheet = WIDE) -> Figure:
+def chart(summary: Summary) -> Figure:
     """Draw the normalized times of one run.
 
     Args:
         summary: what `summary.summarize` returns.
-        sheet: `figures.COLUMN` for a column of a paper.
 
     Returns:
         A figure that shows itself in a notebook; its label is `captions.describe(summary)`.
     """
     if summary.has_groups:
-        return _chart_groups(summary, sheet)
+        return _chart_groups(summary)
 
     def draw(axes: Axes, middles_in: Sequence[float]) -> list[Artist]:
         limit = axis_limit(summary.rows)
         axes.set_xlim(0, limit)
         axes.set_xlabel("normalized epoch time (lower is better)")
-        draw_rows(axes, summary, middles_in, limit, sheet)
+        draw_rows(axes, summary, middles_in, limit)
         for row, y in zip(summary.rows, middles_in):
-            _write_numbers(axes, row, y, sheet)
-        return legend([summary], sheet)
+            write_numbers(axes, row, y)
+        return legend([summary])
 
-    verdicts = ["" if row.verdict == "baseline" else row.verdict for row in summary.rows]
-    return row_figure(summary, captions.describe(summary), draw, sheet=sheet, remarks=verdicts)
+    return row_figure(summary, captions.describe(summary), draw)
 
 
-def _chart_groups(summary: Summary, sheet: Sheet) -> Figure:
+def _chart_groups(summary: Summary) -> Figure:
     """Draw a panel per group: "decode, 640×480" is in the row decode and the column 640×480.
 
     Each panel has its own axis, as groups are not compared; the time per image is beside each bar.
-    A narrow sheet has room for one column, the middle one.
     """
     places = {group.rpartition(", ")[::2]: rows for group, rows in summary.groups().items()}
     columns = list(dict.fromkeys(column for _, column in places))
-    more = []
-    if sheet.is_narrow and len(columns) > 1:
-        columns = columns[len(columns) // 2 :][:1]
-        more = [(f"{columns[0]} only; the table has the others", 9, "normal", SOFT_INK)]
     bars: dict[str, int] = {}  # of each row of panels, the most
-    for (name, column), rows in places.items():
-        if column in columns:
-            bars[name] = max(bars.get(name, 0), len(rows))
-    with page(captions.describe(summary), sheet) as drawn:
-        lines = [*head(summary, drawn.fit, sheet), *more]
+    for (name, _), rows in places.items():
+        bars[name] = max(bars.get(name, 0), len(rows))
+    with page(captions.describe(summary)) as drawn:
+        lines = head(summary, drawn.fit)
         bars_in = PANEL_ROW_IN * sum(bars.values())
         content_in = bars_in + PANEL_IN * len(bars)
-        handles = legend([summary], sheet)
+        handles = legend([summary])
         bottom_in, height_in = drawn.frame(lines, summary.origin, content_in, handles)
         top_in = bottom_in + content_in
-        width_in = (sheet.width_in - 2 * PAD_IN - PANEL_NAME_IN) / len(columns) - PANEL_VALUE_IN
+        width_in = (WIDTH_IN - 2 * PAD_IN - PANEL_NAME_IN) / len(columns) - PANEL_VALUE_IN
         panels = drawn.figure.subplots(
             len(bars), len(columns), squeeze=False,
             gridspec_kw={
                 "height_ratios": list(bars.values()),
                 "hspace": PANEL_IN / (bars_in / len(bars)),
                 "wspace": PANEL_VALUE_IN / width_in,
-                "left": (PAD_IN + PANEL_NAME_IN) / sheet.width_in,
-                "right": 1 - (PAD_IN + PANEL_VALUE_IN) / sheet.width_in,
+                "left": (PAD_IN + PANEL_NAME_IN) / WIDTH_IN,
+                "right": 1 - (PAD_IN + PANEL_VALUE_IN) / WIDTH_IN,
                 "bottom": (bottom_in + PANEL_IN / 2) / height_in,
                 "top": (top_in - PANEL_IN / 2) / height_in,
             },
@@ -123,15 +114,15 @@ def _chart_groups(summary: Summary, sheet: Sheet) -> Figure:
                 if (name, column) not in places:
                     axes.set_axis_off()
                     continue
-                _draw_panel(axes, summary, places[name, column], sheet)
+                _draw_panel(axes, summary, places[name, column])
                 title = f"{name}, {column}" if name else column
-                axes.set_title(title, loc="left", size=9 * sheet.scale, weight="bold")
+                axes.set_title(title, loc="left", size=9, weight="bold")
                 if axes is not panel_row[0]:
                     axes.set_yticklabels([])
     return drawn.figure
 
 
-def _draw_panel(axes: Axes, summary: Summary, rows: Sequence[Row], sheet: Sheet) -> None:
+def _draw_panel(axes: Axes, summary: Summary, rows: Sequence[Row]) -> None:
     """Draw one group's rows."""
     from matplotlib.ticker import MaxNLocator
 
@@ -140,15 +131,15 @@ def _draw_panel(axes: Axes, summary: Summary, rows: Sequence[Row], sheet: Sheet)
     axes.set(xlim=(0, limit), ylim=(ROW_IN * len(rows), 0))
     axes.set_yticks(middles_in, [row_words.name_in_group(row) for row in rows])
     axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=7.5 * sheet.scale)
+    axes.tick_params(axis="x", labelsize=7.5)
     axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
-    draw_rows(axes, replace(summary, rows=tuple(rows)), middles_in, limit, sheet)
+    draw_rows(axes, replace(summary, rows=tuple(rows)), middles_in, limit)
     for row, y in zip(rows, middles_in):
         if row.normalized_time is None:
-            look = {"va": "center", "size": 8 * sheet.scale, "color": SOFT_INK, "style": "italic"}
+            look = {"va": "center", "size": 8, "color": SOFT_INK, "style": "italic"}
             axes.text(limit * 0.02, y, row.status, **look)
         else:
-            write_beside(axes, y, (6, 0), units.seconds(row.time_s), sheet, size=8)
+            write_beside(axes, y, (6, 0), units.seconds(row.time_s), size=8)
 
 
 def axis_limit(rows: Sequence[Row]) -> float:
@@ -160,7 +151,7 @@ def axis_limit(rows: Sequence[Row]) -> float:
 
 
 def draw_rows(
-    axes: Axes, summary: Summary, middles_in: Sequence[float | None], limit: float, sheet: Sheet
+    axes: Axes, summary: Summary, middles_in: Sequence[float | None], limit: float
 ) -> None:
     """Draw the line of no change, and every measured row's bar, dots, interval and figure.
 
@@ -169,18 +160,15 @@ def draw_rows(
         summary: whose rows.
         middles_in: the middle of every row.
         limit: where the x axis ends.
-        sheet: what is drawn on.
     """
-    line = sheet.mark({"color": INK, "linewidth": 1})
+    line = {"color": INK, "linewidth": 1}
     axes.axvline(1, linestyle=(0, (4, 3)), zorder=2.5, **line)
     for row, y in zip(summary.rows, middles_in):
         if row.normalized_time is not None:
-            _draw_row(axes, row, y, limit, sheet, is_baseline=summary.is_baseline(row))
+            _draw_row(axes, row, y, limit, is_baseline=summary.is_baseline(row))
 
 
-def _draw_row(
-    axes: Axes, row: Row, y: float, limit: float, sheet: Sheet, *, is_baseline: bool
-) -> None:
+def _draw_row(axes: Axes, row: Row, y: float, limit: float, *, is_baseline: bool) -> None:
     look = "baseline" if is_baseline else row.verdict if row.verdict in LOOKS else "other"
     color, hatch = LOOKS[look]
     axes.barh(
@@ -190,7 +178,7 @@ def _draw_row(
         color=color,
         hatch=hatch,
         zorder=2,
-        **sheet.mark(EDGE),
+        **EDGE,
     )
     # The document's figure, the interval and the dots lie on three lanes, to hide nothing.
     above, below = y - 0.13, y + 0.12
@@ -198,55 +186,51 @@ def _draw_row(
     spread = [below + 0.08 * (i / max(1, n - 1) - 0.5) for i in range(n)]
     for places, mark in ((set(range(n)) - set(row.outliers), DOT), (row.outliers, OUTLIER)):
         at = sorted(places)
-        axes.plot(
-            [row.ratios[i] for i in at], [spread[i] for i in at], zorder=4, **sheet.mark(mark)
-        )
+        axes.plot([row.ratios[i] for i in at], [spread[i] for i in at], zorder=4, **mark)
     if row.ci_low is not None:
-        draw_whisker(axes, (row.ci_low, row.ci_high), y, limit, sheet)
+        draw_whisker(axes, (row.ci_low, row.ci_high), y, limit)
     if row.published is not None and not is_baseline:  # the baseline's is 1 by definition
-        axes.plot([row.published], [above], zorder=6, **sheet.mark(PUBLISHED))
+        axes.plot([row.published], [above], zorder=6, **PUBLISHED)
 
 
 def draw_whisker(
-    axes: Axes, ends: tuple[float, float], y: float, limit: float, sheet: Sheet, size: float = 8
+    axes: Axes, ends: tuple[float, float], y: float, limit: float, size: float = 8
 ) -> None:
     """Draw an interval; one that leaves the axis is cut off and ends in an arrow."""
     low, high = ends
     cut = high > limit
-    end, cap = min(high, limit), sheet.mark({"color": INK, "markersize": size, "zorder": 5})
-    axes.plot([low, end], [y, y], zorder=5, solid_capstyle="butt", **sheet.mark(WHISKER))
+    end, cap = min(high, limit), {"color": INK, "markersize": size, "zorder": 5}
+    axes.plot([low, end], [y, y], zorder=5, solid_capstyle="butt", **WHISKER)
     axes.plot([low], [y], "|", **cap)
     axes.plot([end], [y], ">" if cut else "|", clip_on=False, **cap)
 
 
-def _write_numbers(axes: Axes, row: Row, y: float, sheet: Sheet) -> None:
-    """Write a row's ratio, interval and verdict beside its bar; a narrow sheet's is above it."""
+def write_numbers(axes: Axes, row: Row, y: float) -> None:
+    """Write a row's ratio, interval and verdict beside its bar."""
     if row.normalized_time is None:
         return
     interval = "" if row.ci_low is None else units.interval(row.ci_low, row.ci_high)
-    beside, under = (
-        ("", interval) if sheet.is_narrow or not row.verdict else (interval, row.verdict)
-    )
+    beside, under = (interval, row.verdict) if row.verdict else ("", interval)
     lift_pt = 7 if under else 0
     value = units.normalized(row.normalized_time)
-    write_beside(axes, y, (8, lift_pt), value, sheet, weight="bold")
-    write_beside(axes, y, (48, lift_pt), beside, sheet, size=9)
-    write_beside(axes, y, (8, -lift_pt), under, sheet, size=9)
+    write_beside(axes, y, (8, lift_pt), value, weight="bold")
+    write_beside(axes, y, (48, lift_pt), beside, size=9)
+    write_beside(axes, y, (8, -lift_pt), under, size=9)
 
 
 def write_beside(
-    axes: Axes, y: float, offset_pt: tuple[float, float], text: str, sheet: Sheet,
+    axes: Axes, y: float, offset_pt: tuple[float, float], text: str,
     size: float = 10, **font: object,
 ) -> None:  # fmt: skip
     """Write right of the axes, some points right of their end and above y."""
     axes.annotate(
-        text, (1, y), [pt * sheet.scale for pt in offset_pt], size=size * sheet.scale,
+        text, (1, y), offset_pt, size=size,
         xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="center",
         annotation_clip=False, **font,
     )  # fmt: skip
 
 
-def legend(summaries: Sequence[Summary], sheet: Sheet) -> list[Artist]:
+def legend(summaries: Sequence[Summary]) -> list[Artist]:
     """Make what explains the marks of all these runs' rows; nothing where none is measured."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -256,15 +240,15 @@ def legend(summaries: Sequence[Summary], sheet: Sheet) -> list[Artist]:
         return []
     color, hatch = LOOKS["baseline"]
     handles = [
-        Patch(facecolor=color, hatch=hatch, label="baseline", **sheet.mark(EDGE)),
-        Line2D([], [], label="one trial", **sheet.mark(DOT)),
+        Patch(facecolor=color, hatch=hatch, label="baseline", **EDGE),
+        Line2D([], [], label="one trial", **DOT),
     ]
     if any(row.outliers for row in measured):
-        handles.append(Line2D([], [], label="outlier", **sheet.mark(OUTLIER)))
+        handles.append(Line2D([], [], label="outlier", **OUTLIER))
     if any(row.ci_low is not None for row in measured):
-        whisker = sheet.mark({"marker": "|", "markersize": 8, **WHISKER})
+        whisker = {"marker": "|", "markersize": 8, **WHISKER}
         handles.append(Line2D([], [], label="95 % interval", **whisker))
     others = [row for s in summaries for row in s.rows if not s.is_baseline(row)]
     if any(row.published is not None and row.normalized_time is not None for row in others):
-        handles.append(Line2D([], [], label="published", **sheet.mark(PUBLISHED)))
+        handles.append(Line2D([], [], label="published", **PUBLISHED))
     return handles

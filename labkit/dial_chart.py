@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
-from labkit.figures import INK, PAD_IN, WIDE, Sheet, fit_head, head, page
+from labkit.figures import INK, PAD_IN, WIDTH_IN, fit_head, head, page
 from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
@@ -117,33 +117,32 @@ def _steps(n: int) -> str:
     return "step" if n == 1 else f"{n} steps"
 
 
-def dial_chart(info: Mapping[str, object], summary: Summary, sheet: Sheet = WIDE) -> Figure:
+def dial_chart(info: Mapping[str, object], summary: Summary) -> Figure:
     """Draw the normalized times of one run along its dial.
 
     Args:
         info: what `run.json` holds.
         summary: of the same run.
-        sheet: `figures.COLUMN` for a column of a paper.
 
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
     """
     dial = info["dial"]
     found = find_series(info, summary)
-    with page(_describe(summary, found), sheet) as drawn:
+    with page(_describe(summary, found)) as drawn:
         said = [(sentence, 9, "normal", INK) for sentence in sentences(summary, found)]
-        lines = head(summary, drawn.fit, sheet) + fit_head(said, drawn.fit, sheet)
+        lines = head(summary, drawn.fit) + fit_head(said, drawn.fit)
         axes = drawn.figure.add_subplot()
-        handles = _draw(axes, summary, found, dial, sheet)
+        handles = _draw(axes, summary, found, dial)
         content_in = AXIS_IN + PANEL_IN + 2 * PAD_IN
         bottom_in, height_in = drawn.frame(lines, summary.origin, content_in, handles)
-        left, bottom = (PAD_IN + LEFT_IN) / sheet.width_in, (bottom_in + AXIS_IN) / height_in
-        axes.set_position((left, bottom, 1 - left - PAD_IN / sheet.width_in, PANEL_IN / height_in))
+        left, bottom = (PAD_IN + LEFT_IN) / WIDTH_IN, (bottom_in + AXIS_IN) / height_in
+        axes.set_position((left, bottom, 1 - left - PAD_IN / WIDTH_IN, PANEL_IN / height_in))
     return drawn.figure
 
 
 def _draw(
-    axes: Axes, summary: Summary, found: list[Series], dial: Mapping[str, object], sheet: Sheet
+    axes: Axes, summary: Summary, found: list[Series], dial: Mapping[str, object]
 ) -> list[Artist]:
     from matplotlib.lines import Line2D
 
@@ -157,10 +156,10 @@ def _draw(
     times = [row.normalized_time for series in found for _, row in series.points]
     axes.set_ylim(0, 1.2 * max([1.0, *times]))  # a very long interval is cut off
     axes.grid(axis="y")
-    axes.axhline(1, linestyle=(0, (4, 3)), **sheet.mark({"color": INK, "linewidth": 1}))
+    axes.axhline(1, linestyle=(0, (4, 3)), **{"color": INK, "linewidth": 1})
     handles = []
     if summary.rows[0].normalized_time is not None:
-        look = sheet.mark(BASELINE)
+        look = BASELINE
         axes.plot([len(steps)], [1], zorder=3, **look)
         handles.append(Line2D([], [], label=f"{summary.baseline} (baseline)", **look))
     if dial["advice"]:
@@ -171,7 +170,7 @@ def _draw(
         marker, dashes, color = LOOKS[i % len(LOOKS)]
         # Beside each other, or equal points would hide one another.
         shift = GROUP / len(found) * (i - (len(found) - 1) / 2)
-        look = sheet.mark({"color": color, "linewidth": 1.4, "markersize": 6})
+        look = {"color": color, "linewidth": 1.4, "markersize": 6}
         xs = [places[n] + shift for n, _ in series.points]
         ys = [row.normalized_time for _, row in series.points]
         name = series.name or "every N steps"
@@ -180,10 +179,10 @@ def _draw(
             if row.ci_low is not None:
                 axes.vlines(x, row.ci_low, row.ci_high, color=color)
             if n == stops_mattering(series):
-                axes.plot([x], [row.normalized_time], **sheet.mark(RING))
+                axes.plot([x], [row.normalized_time], **RING)
     if any(stops_mattering(series) for series in found):
         label = f"from here on less than {units.limit(STOPS_MATTERING)}"
-        handles.append(Line2D([], [], label=label, **sheet.mark(RING)))
+        handles.append(Line2D([], [], label=label, **RING))
     return handles
 
 

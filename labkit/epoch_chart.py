@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from labkit import captions, row_words, units
 from labkit.charts import write_beside
-from labkit.figures import DOT, EDGE, SOFT_INK, WIDE, Sheet
+from labkit.figures import DOT, EDGE, SOFT_INK
 from labkit.row_figure import row_figure
 from labkit.summary import Row, Summary
 
@@ -38,12 +38,11 @@ COLUMNS = (
 )
 
 
-def epoch_chart(summary: Summary, sheet: Sheet = WIDE) -> Figure:
+def epoch_chart(summary: Summary) -> Figure:
     """Draw the seconds of each variant's first and later epochs.
 
     Args:
         summary: what `summary.summarize` returns.
-        sheet: `figures.COLUMN` for a column of a paper.
 
     Returns:
         A figure that shows itself in a notebook; its label is
@@ -55,29 +54,18 @@ def epoch_chart(summary: Summary, sheet: Sheet = WIDE) -> Figure:
         limit = max((max(bar.all_s) for of_row in bars for bar in of_row), default=1.0)
         axes.set_xlim(0, 1.06 * limit)
         axes.set_xlabel("seconds per epoch (lower is better)")
-        if any(bars) and not sheet.is_narrow:
+        if any(bars):
             for heading, right_pt in COLUMNS:
-                write_beside(axes, 0, (right_pt, 14), heading, sheet, size=8.5, color=SOFT_INK)
+                write_beside(axes, 0, (right_pt, 14), heading, size=8.5, color=SOFT_INK)
         for row, y, of_row in zip(summary.rows, middles_in, bars):
             if of_row:
-                _draw_row(axes, row, y, of_row, sheet)
-        return _legend([bar.name for of_row in bars for bar in of_row], sheet)
+                _draw_row(axes, row, y, of_row)
+        return _legend([bar.name for of_row in bars for bar in of_row])
 
-    alt, proofs = captions.describe_epochs(summary), [_proof(row) for row in summary.rows]
-    return row_figure(summary, alt, draw, sheet=sheet, remarks=proofs)
-
-
-def _proof(row: Row) -> str:
-    """Say in one line what stands in columns where there is room."""
-    if not row.epochs_s:
-        return ""
-    memory, disk, swapped = row_words.proof(row)
-    return f"in memory before: {memory} · from disk: {disk} · swapped: {swapped}"
+    return row_figure(summary, captions.describe_epochs(summary), draw)
 
 
-def _draw_row(
-    axes: Axes, row: Row, y: float, bars: Sequence[row_words.EpochBar], sheet: Sheet
-) -> None:
+def _draw_row(axes: Axes, row: Row, y: float, bars: Sequence[row_words.EpochBar]) -> None:
     for i, (bar, (color, hatch)) in enumerate(zip(bars, LOOKS)):
         middle = y + BAR_IN * (i - (len(bars) - 1) / 2)
         axes.barh(
@@ -87,18 +75,17 @@ def _draw_row(
             color=color,
             hatch=hatch,
             zorder=2,
-            **sheet.mark(EDGE),
+            **EDGE,
         )
         n = len(bar.all_s)
         spread = [middle + 0.1 * (j / max(1, n - 1) - 0.5) for j in range(n)]
-        axes.plot(bar.all_s, spread if n > 1 else [middle], zorder=4, **sheet.mark(DOT))
-        write_beside(axes, middle, (SECONDS_PT, 0), units.seconds(bar.mean_s), sheet, size=9)
-    if not sheet.is_narrow:
-        for (_, right_pt), text in zip(COLUMNS, row_words.proof(row)):
-            write_beside(axes, y, (right_pt, 0), text, sheet, size=9)
+        axes.plot(bar.all_s, spread if n > 1 else [middle], zorder=4, **DOT)
+        write_beside(axes, middle, (SECONDS_PT, 0), units.seconds(bar.mean_s), size=9)
+    for (_, right_pt), text in zip(COLUMNS, row_words.proof(row)):
+        write_beside(axes, y, (right_pt, 0), text, size=9)
 
 
-def _legend(names: Sequence[str], sheet: Sheet) -> list[Artist]:
+def _legend(names: Sequence[str]) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -107,7 +94,7 @@ def _legend(names: Sequence[str], sheet: Sheet) -> list[Artist]:
     # Variants may have different numbers of epochs: "epoch 2 / epochs 2 to 3 (mean)".
     later = " / ".join(sorted(set(names) - {FIRST}))
     handles = [
-        Patch(facecolor=color, hatch=hatch, label=name, **sheet.mark(EDGE))
+        Patch(facecolor=color, hatch=hatch, label=name, **EDGE)
         for name, (color, hatch) in zip(filter(None, [FIRST, later]), LOOKS)
     ]
-    return [*handles, Line2D([], [], label="one epoch of one trial", **sheet.mark(DOT))]
+    return [*handles, Line2D([], [], label="one epoch of one trial", **DOT)]

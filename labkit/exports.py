@@ -49,15 +49,15 @@ def export(runs: Sequence[Run], form: str, results: Path | str = "results") -> P
         return write(runs, Path(results))
 
 
-def _figure(runs: Sequence[Run], results: Path, *, kind: str, column: bool = False) -> Path:
-    name = f"chart-column.{kind}" if column else f"chart.{kind}"
+def _figure(runs: Sequence[Run], results: Path, *, kind: str) -> Path:
+    name = f"chart.{kind}"
     if len(runs) == 1:
-        path, figure = runs[0].folder / name, notebook.chart(runs[0], column=column)
+        path, figure = runs[0].folder / name, notebook.chart(runs[0])
     else:
         stamp = utc_now().replace(":", "").replace("-", "")
         path = unused(results / REPORTS / f"{runs[0].info['experiment']}-{stamp}-{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = notebook.side_by_side(runs, column=column)
+        figure = notebook.side_by_side(runs)
     return write_whole(path, figures.to_bytes(figure, kind, dpi=PNG_DPI))
 
 
@@ -77,7 +77,6 @@ EXPORTS: dict[str, Callable[[Sequence[Run], Path], Path]] = {
     "PNG": partial(_figure, kind="png"),
     "SVG": partial(_figure, kind="svg"),
     "PDF": partial(_figure, kind="pdf"),
-    "PDF for a column": partial(_figure, kind="pdf", column=True),
     "CSV": partial(
         _text, name="table.csv", write=lambda run: notebook.table(run, detail=True).to_csv()
     ),
@@ -86,4 +85,4 @@ EXPORTS: dict[str, Callable[[Sequence[Run], Path], Path]] = {
     "Recipe": partial(_text, name="recipe.py", write=notebook.recipe),
     "Share file": _share,
 }
-OF_SEVERAL = ("PNG", "SVG", "PDF", "PDF for a column", "HTML report")
+OF_SEVERAL = ("PNG", "SVG", "PDF", "HTML report")

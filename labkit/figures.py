@@ -1,14 +1,13 @@
-"""What every chart has in common: sheet, look, head, legend and foot, and the files.
+"""What every chart has in common: look, head, legend and foot, and the files.
 
     head: question, stand-ins, conditions   ┐
           what a chart draws                ├─ save() -> .png .svg .pdf
     legend                                  │   mimebundle() -> a notebook
     foot: where the numbers come from       ┘
 
-A sheet is laid out in inches, so that long texts get lines instead of being cut.  A column of
-a paper is a narrower sheet, drawn smaller: lengths here are those of the wide one, and a
-sheet's scale turns them into printed ones.  Equal summaries give equal bytes.  Figures are made
-without pyplot, under one lock: its global state breaks in the threads a notebook runs.
+Lengths are in inches, so that long texts get lines instead of being cut.  Equal summaries give
+equal bytes.  Figures are made without pyplot, under one lock: its global state breaks in the
+threads a notebook runs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from labkit import captions
 from labkit.summary import Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
@@ -60,35 +59,7 @@ CJK_FONTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """How much room a chart has, and how small it is printed."""
-
-    width_in: float
-    """Before scaling, as all lengths of a layout."""
-    scale: float
-    """Printed lengths and letters over those of the layout."""
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether names stand above their bars, not beside them."""
-        return self.width_in < WIDE.width_in
-
-    def mark(self, look: Mapping[str, object]) -> dict[str, object]:
-        """Give a line's or a mark's look in its printed size."""
-        return {k: v * self.scale if k in MARK_SIZES else v for k, v in look.items()}
-
-
-WIDE = Sheet(width_in=8.4, scale=1.0)
-# 85 mm, a column of most papers.  10 pt become 7 pt, and the smallest letters still have 5.
-COLUMN = Sheet(width_in=4.8, scale=0.7)
-MARK_SIZES = {"linewidth", "markersize", "markeredgewidth"}
-# What matplotlib takes for everything that is not told its size, in points.
-RC_SIZES = (
-    "font.size", "legend.fontsize", "axes.linewidth", "axes.labelpad", "grid.linewidth",
-    "hatch.linewidth", "lines.linewidth", "patch.linewidth", "xtick.major.size",
-    "xtick.major.width", "xtick.major.pad", "ytick.major.pad",
-)  # fmt: skip
+WIDTH_IN = 8.4
 
 
 def save(figure: Figure, path_without_suffix: Path | str) -> tuple[Path, Path, Path]:
@@ -137,7 +108,7 @@ def to_bytes(figure: Figure, kind: str, *, dpi: int = 150, outlines: bool = Fals
 
 
 @contextmanager
-def style(sheet: Sheet = WIDE) -> Iterator[None]:
+def style() -> Iterator[None]:
     """Use labkit's look, and no setting of the person's own, while drawing."""
     import matplotlib
     from matplotlib.font_manager import fontManager
@@ -146,8 +117,6 @@ def style(sheet: Sheet = WIDE) -> Iterator[None]:
         # A letter that no font has is drawn as a box; the table beside the chart has it.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
         matplotlib.rc_file(STYLE)
-        for name in RC_SIZES:
-            matplotlib.rcParams[name] *= sheet.scale
         installed = {font.name for font in fontManager.ttflist}
         # Naming a font that is not there makes matplotlib warn at every text.
         cjk = [name for name in CJK_FONTS if name in installed]
@@ -162,7 +131,6 @@ class Page:
     figure: Figure
     fit: Callable[..., str]
     """Breaks a text into lines, see `fitter`."""
-    sheet: Sheet
 
     def frame(
         self,
@@ -184,44 +152,43 @@ class Page:
         Returns:
             The content's lower edge and the figure's height, both in inches.
         """
-        figure, sheet = self.figure, self.sheet
-        foot = "\n".join(fit_foot(line, self.fit, sheet) for line in origin.splitlines() if line)
-        columns = count_legend_columns(figure, handles, sheet) if handles else 1
+        figure = self.figure
+        foot = "\n".join(fit_foot(line, self.fit) for line in origin.splitlines() if line)
+        columns = count_legend_columns(figure, handles) if handles else 1
         legend_lines = -(-len(handles) // columns) + bool(legend_title)
         legend_in = LEGEND_LINE_IN * legend_lines + PAD_IN if legend_lines else 0
         bottom_in = foot_height_in(foot) + legend_in
         height_in = bottom_in + content_in + head_height_in(head)
-        figure.set_size_inches(sheet.width_in * sheet.scale, height_in * sheet.scale)
+        figure.set_size_inches(WIDTH_IN, height_in)
         if handles:
-            corner = PAD_IN / sheet.width_in, (foot_height_in(foot) + PAD_IN / 2) / height_in
+            corner = PAD_IN / WIDTH_IN, (foot_height_in(foot) + PAD_IN / 2) / height_in
             figure.legend(
                 handles=handles, loc="lower left", ncols=columns, bbox_to_anchor=corner,
                 borderaxespad=0, borderpad=0, title=legend_title or None, alignment="left",
-                title_fontsize=9 * sheet.scale,
+                title_fontsize=9,
             )  # fmt: skip
-        draw_head(figure, head, sheet)
-        draw_foot(figure, foot, sheet)
+        draw_head(figure, head)
+        draw_foot(figure, foot)
         return bottom_in, height_in
 
 
 @contextmanager
-def page(alt: str, sheet: Sheet = WIDE) -> Iterator[Page]:
+def page(alt: str) -> Iterator[Page]:
     """Draw a figure that shows itself in a notebook.
 
     Args:
         alt: all that the picture shows, in words; becomes the figure's label.
-        sheet: what to draw on.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with style(sheet):
+    with style():
         figure = Figure()
         canvas = FigureCanvasAgg(figure)
         figure.set_label(alt)
         # Figures made without pyplot do not show themselves; IPython looks for this name.
         figure._repr_mimebundle_ = partial(mimebundle, figure)
-        yield Page(figure=figure, fit=fitter(figure), sheet=sheet)
+        yield Page(figure=figure, fit=fitter(figure))
         canvas.draw()
 
 
@@ -261,23 +228,21 @@ def _words(text: str) -> list[str]:
     return re.findall(rf"\s+|[{wide}]|[^\s{wide}_/,-]+[_/,-]*|[_/,-]+", " ".join(text.split()))
 
 
-def head(
-    summary: Summary, fit: Callable[..., str], sheet: Sheet = WIDE
-) -> list[tuple[str, float, str, str]]:
+def head(summary: Summary, fit: Callable[..., str]) -> list[tuple[str, float, str, str]]:
     """Compose the title area: (text, size, weight, colour) from top to bottom."""
     lines = [(summary.question, 13, "bold", INK)]
     if stand_ins := captions.stand_ins(summary):
         lines.append((" · ".join(stand_ins), 10, "bold", WARNING_INK))
     said = [captions.conditions(summary), *captions.other_images(summary)]
     lines.append((" · ".join(said), 9, "normal", SOFT_INK))
-    return fit_head(lines, fit, sheet)
+    return fit_head(lines, fit)
 
 
 def fit_head(
-    lines: Sequence[tuple[str, float, str, str]], fit: Callable[..., str], sheet: Sheet
+    lines: Sequence[tuple[str, float, str, str]], fit: Callable[..., str]
 ) -> list[tuple[str, float, str, str]]:
-    """Break a title area's texts into lines as wide as the sheet; their own breaks stay."""
-    width_in = sheet.width_in - 2 * PAD_IN
+    """Break a title area's texts into lines as wide as the figure; their own breaks stay."""
+    width_in = WIDTH_IN - 2 * PAD_IN
     return [
         ("\n".join(fit(line, width_in, size, weight) for line in text.split("\n")), size, weight, c)
         for text, size, weight, c in lines
@@ -290,28 +255,28 @@ def head_height_in(head: Sequence[tuple[str, float, str, str]]) -> float:
 
 
 def draw_head(
-    figure: Figure, head: Sequence[tuple[str, float, str, str]], sheet: Sheet = WIDE
+    figure: Figure, head: Sequence[tuple[str, float, str, str]], top_in: float | None = None
 ) -> None:
     """Write the title area.
 
     Args:
         figure: of its final size.
         head: (text, size, weight, colour) from top to bottom, already broken into lines.
-        sheet: what the figure is drawn on.
+        top_in: its upper end; unset: the figure's.
     """
-    height_in = figure.get_size_inches()[1] / sheet.scale
-    top_in = height_in - PAD_IN
+    height_in = figure.get_size_inches()[1]
+    top_in = (height_in if top_in is None else top_in) - PAD_IN
     for text, size, weight, color in head:
         figure.text(
-            PAD_IN / sheet.width_in, top_in / height_in, text, size=size * sheet.scale,
+            PAD_IN / WIDTH_IN, top_in / height_in, text, size=size,
             weight=weight, color=color, va="top", linespacing=1.25,
         )  # fmt: skip
         top_in -= size * 0.019 * (1 + text.count("\n"))
 
 
-def fit_foot(origin: str, fit: Callable[..., str], sheet: Sheet) -> str:
+def fit_foot(origin: str, fit: Callable[..., str]) -> str:
     """Break the line that says where the numbers come from, between its parts if it can."""
-    width_in, lines = sheet.width_in - 2 * PAD_IN, [""]
+    width_in, lines = WIDTH_IN - 2 * PAD_IN, [""]
     for part in origin.split(" · ") if origin else []:
         longer = f"{lines[-1]} · {part}" if lines[-1] else part
         if "\n" in fit(longer, width_in, ORIGIN_PT) and lines[-1]:
@@ -326,17 +291,17 @@ def foot_height_in(foot: str) -> float:
     return PAD_IN / 2 + ORIGIN_LINE_IN * (1 + foot.count("\n")) if foot else 0.0
 
 
-def draw_foot(figure: Figure, foot: str, sheet: Sheet = WIDE) -> None:
+def draw_foot(figure: Figure, foot: str) -> None:
     """Write where the numbers come from, small, at the bottom."""
     if foot:
-        height_in = figure.get_size_inches()[1] / sheet.scale
+        height_in = figure.get_size_inches()[1]
         figure.text(
-            PAD_IN / sheet.width_in, PAD_IN / 2 / height_in, foot, size=ORIGIN_PT * sheet.scale,
+            PAD_IN / WIDTH_IN, PAD_IN / 2 / height_in, foot, size=ORIGIN_PT,
             color=SOFT_INK, va="bottom", linespacing=1.25,
         )  # fmt: skip
 
 
-def count_legend_columns(figure: Figure, handles: Sequence[Artist], sheet: Sheet) -> int:
+def count_legend_columns(figure: Figure, handles: Sequence[Artist]) -> int:
     """Say how many entries of a legend fit into a line; at least 1."""
     from matplotlib.font_manager import FontProperties
 
@@ -346,7 +311,7 @@ def count_legend_columns(figure: Figure, handles: Sequence[Artist], sheet: Sheet
         renderer.get_text_width_height_descent(label, font, False)[0] / figure.dpi + LEGEND_KEY_IN
         for label in labels
     ]
-    room_in = sheet.width_in - 2 * PAD_IN
+    room_in = WIDTH_IN - 2 * PAD_IN
     if sum(widths_in) <= room_in:
         return max(1, len(handles))
     return max(1, int(room_in / max(widths_in)))

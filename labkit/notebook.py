@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from labkit import (
     charts,
-    comparison,
     figures,
     machine,
     report,
@@ -42,6 +41,7 @@ from labkit.reproduce import command_line, python_code, request_of
 from labkit.results import Run, explain_unwritable, newest_runs
 from labkit.runner import KINDS
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
+from labkit.side_by_side import compare_table as draw_table_of_runs
 from labkit.side_by_side import side_by_side as draw_side_by_side
 from labkit.stored import open_source
 from labkit.summary import Summary, summarize_run
@@ -82,33 +82,25 @@ def rows(run: Run) -> list[dict[str, object]]:
     return report.rows(summarize(run))
 
 
-def chart(run: Run, *, column: bool = False) -> Figure:
-    """Show a run's chart.
-
-    Args:
-        run: of any kind.
-        column: lay it out anew for a column of a paper, 85 mm wide.
-    """
-    sheet = figures.COLUMN if column else figures.WIDE
-    return charts.chart(summarize(run), sheet)
+def chart(run: Run) -> Figure:
+    """Show a run's chart."""
+    return charts.chart(summarize(run))
 
 
-def epoch_chart(run: Run, *, column: bool = False) -> Figure:
+def epoch_chart(run: Run) -> Figure:
     """Show a run's epochs one by one, with what was in memory and what came from a disk.
 
     Args:
         run: of an experiment.
-        column: lay it out anew for a column of a paper, 85 mm wide.
     """
-    return draw_epochs(summarize(run), figures.COLUMN if column else figures.WIDE)
+    return draw_epochs(summarize(run))
 
 
-def dial_chart(run: Run, *, column: bool = False) -> Figure:
+def dial_chart(run: Run) -> Figure:
     """Draw normalized time over how often the training loop does something.
 
     Args:
         run: of an experiment with a dial, as checkpoints, logs, metric_reports or evaluation.
-        column: lay it out for a column of a paper, 85 mm wide.
 
     Raises:
         ValueError: its experiment has no dial.
@@ -118,22 +110,21 @@ def dial_chart(run: Run, *, column: bool = False) -> Figure:
             f"run must be of an experiment with a dial, got {run.info['experiment']}; "
             "run checkpoints, logs, metric_reports or evaluation"
         )
-    return draw_dial(run.info, summarize(run), figures.COLUMN if column else figures.WIDE)
+    return draw_dial(run.info, summarize(run))
 
 
-def side_by_side(runs: Sequence[Run], *, column: bool = False) -> Figure:
+def side_by_side(runs: Sequence[Run]) -> Figure:
     """Show runs of one experiment beside one another, each against its own baseline.
 
     Args:
         runs: one to six, of any machine and mode; see `side_by_side.side_by_side`.
-        column: lay it out anew for a column of a paper, 85 mm wide.
     """
-    return draw_side_by_side(runs, figures.COLUMN if column else figures.WIDE)
+    return draw_side_by_side(runs)
 
 
 def compare_table(runs: Sequence[Run]) -> Frame:
-    """Show runs of one experiment beside one another, a column each; see `comparison`."""
-    return comparison.compare_table(runs)
+    """Show runs of one experiment beside one another, a column each; see `side_by_side`."""
+    return draw_table_of_runs(runs)
 
 
 def more_tables(run: Run) -> dict[str, Frame]:
@@ -354,9 +345,7 @@ def section(run: Run) -> Section:
         cells=report.table_cells(summary),
         second_lines=report.second_lines(summary),
         checks=self_checks(summary),
-        results=report_words.results(run.info, summary),
         tables=more_tables(run),
-        beside_document=report_words.beside_document(run.info, summary),
         notes=summary.notes,
         command=command,
         code=code,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from labkit import figures, render, units
-from labkit.report_words import BESIDE_DOCUMENT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +28,6 @@ TEXTS = {
     "NO_CLAIMS": "None: claims are answered by finished runs of this machine.",
     "CLAIMS_HEADER": ("", "document", "claim", "published", "this run"),
     "ALL_CLAIMS_HEADER": ("", "document", "claim", "published", "experiment", "this machine"),
-    "BESIDE_DOCUMENT": BESIDE_DOCUMENT,
 }
 
 
@@ -57,12 +55,8 @@ class Section:
     """For every row of cells what it rests on, or nothing."""
     checks: Sequence[str] = ()
     """How close the stand-ins came to what they stand for."""
-    results: Sequence[str] = ()
-    """A sentence per variant."""
     tables: Mapping[str, Frame] = field(default_factory=dict)
     """Title -> what else the rows support."""
-    beside_document: Sequence[Sequence[str]] = ()
-    """Rows of `report_words.BESIDE_DOCUMENT`."""
     claims: Sequence[Mapping[str, object]] | None = None
     """Rows of `claims.answers_of`; None: they stand elsewhere."""
     notes: Sequence[str] = ()

@@ -1,23 +1,11 @@
-"""What a report says in words and small tables around a run's chart: all of it from the run folder.
-
-    run.json ─▶ setup(), differences(), hardware(), whole()   what was done, on what, how much of it
-    Summary  ─▶ results(), beside_document()                  what came out, and what was published
-
-Main trap: a report is read far from the lab, by people who see one page of it, so each sentence
-carries its condition, and what was not measured is not mentioned as if it were.
-"""
+"""What a report says of a run before its results: what was done, on what, how much of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from labkit import machine, units
-from labkit.captions import stand_ins
-from labkit.claims import why_unjudged
-from labkit.row_words import document, quote, reason
 from labkit.settings import AS_PUBLISHED
-from labkit.statistics import UNSTABLE
-from labkit.summary import Row, Summary, is_floor
 
 # Settings that a reader asks for first -> how people call them; the others are in the provenance.
 NAMES = {
@@ -35,7 +23,6 @@ NAMES = {
     "step": "step",
     "epochs": "epochs per trial",
 }
-BESIDE_DOCUMENT = ("variant", "document", "measured [95 % interval]", "agreement")
 Facts = list[tuple[str, str]]
 
 
@@ -111,68 +98,6 @@ def whole(info: Mapping[str, object]) -> str:
     return (
         f"This run {words.get(status, f'is {status}')}{because}. Only what it had measured counts."
     )
-
-
-def results(info: Mapping[str, object], summary: Summary) -> list[str]:
-    """Say of each variant in a sentence what was measured, and the verdict if there is one.
-
-    Args:
-        info: what `run.json` holds.
-        summary: what `summary.summarize` returns for it.
-
-    Returns:
-        Nothing for variants in groups: there the table is shorter.
-    """
-    if summary.has_groups:
-        return []
-    base, variants, said = quote(summary.baseline), info["variants"], []
-    measured = [row for row in _others(summary) if row.normalized_time is not None]
-    if measured and (found := stand_ins(summary)):
-        said.append(f"What follows was measured over: {'; '.join(found)}.")
-    for row in measured:
-        if is_floor(variants.get(row.variant, {}), variants.get(summary.baseline, {})):
-            what = "does only part of the work; it took"
-            said.append(f"{quote(row.variant)} {what} {_measured(row)} of the time of {base}.")
-            continue
-        end = f": {row.verdict}" if row.verdict else f"; {why_unjudged(info, row.blocks)}"
-        said.append(f"{quote(row.variant)} took {_measured(row)} of the time of {base}{end}.")
-    return said
-
-
-def beside_document(info: Mapping[str, object], summary: Summary) -> list[list[str]]:
-    """Put the document's figures beside what was measured.
-
-    Returns:
-        A row of `BESIDE_DOCUMENT` per variant with a figure; the baseline's is 1 by definition.
-    """
-    return [
-        [
-            row.variant,
-            units.normalized(row.published),
-            _measured(row),
-            _agreement(info, summary, row),
-        ]
-        for row in _others(summary)
-        if row.published is not None
-    ]
-
-
-def _others(summary: Summary) -> list[Row]:
-    return [row for row in summary.rows if not summary.is_baseline(row)]
-
-
-def _measured(row: Row) -> str:
-    value = units.normalized(row.normalized_time)
-    return value if row.ci_low is None else f"{value} {units.interval(row.ci_low, row.ci_high)}"
-
-
-def _agreement(info: Mapping[str, object], summary: Summary, row: Row) -> str:
-    """Write the word of agreement, or why none is spoken."""
-    if row.agreement:
-        return document(summary, row).partition(", ")[2]
-    if row.verdict == UNSTABLE:
-        return f"{UNSTABLE}, no verdict"
-    return reason(row) or why_unjudged(info, row.blocks)
 
 
 # --- how settings are said ----------------------------------------------------------------

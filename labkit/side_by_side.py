@@ -1,14 +1,7 @@
-"""Runs of one experiment as small multiples: a panel each, one axis for all, rows in line.
+"""Runs of one experiment side by side, each against its own baseline: a figure and a table.
 
-    head: question, what all have in common
-              │ quick mode · 3 blocks  │ full mode · 10 blocks
-              │ 2 cores, no GPU        │ 16 cores, H200
-    original  │ ▨▨▨▨▨▨▨▨▨▨ 1.000       │ ▨▨▨▨▨▨▨▨▨▨ 1.000
-    simplified│ ▇▇▇▇▇▇▇   0.694        │ – not in this run
-    foot: axis, legend, where the numbers come from
-
-Every panel is divided by its own baseline, and names its machine, mode and stand-ins: bars of two
-machines are not to be compared.
+Runs differ in mode, machine and stand-ins, so nothing is ever computed across them, and what
+differs is written with each.
 """
 
 from __future__ import annotations
@@ -17,236 +10,240 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit import captions, units
-from labkit.charts import axis_limit, draw_rows, legend, write_beside
-from labkit.comparison import (
-    ABSENT,
-    APART,
-    Compared,
-    all_variants,
-    compare,
-    describe_compared,
-    in_common,
-)
+from labkit import captions, machine, units
+from labkit.charts import axis_limit, draw_rows, legend, write_numbers
 from labkit.figures import (
     INK,
-    LINE_IN,
     PAD_IN,
-    SMALL_LINE_IN,
     SOFT_INK,
     WARNING_INK,
-    WIDE,
-    Sheet,
+    WIDTH_IN,
+    draw_head,
     fit_head,
+    head_height_in,
     page,
 )
+from labkit.origin import origin
 from labkit.results import Run
-from labkit.row_words import reason
-from labkit.summary import Row
+from labkit.row_figure import fit_rows, overhang_in
+from labkit.row_words import reason, say_noise_floor
+from labkit.settings import CORRECTED
+from labkit.summary import Row, Summary, summarize_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Fit = Callable[..., str]
+    from labkit.frame import Frame
 
-NAME_IN = 1.5  # longest line of a variant's name
-VALUE_IN = 1.25  # ratio, interval and verdict beside a bar
-MOST_IN_LINE = 3
-ROW_IN = 0.6
 TICKS_IN = 0.45
-TICK_IN = 0.35  # at least that much axis for each tick
-GAP_IN = 0.12  # between the words over a panel and the panel
+MOST_RUNS = 6
+ABSENT = "not in this run"
+APART = "each run against its own baseline; no run is divided by another"
 
 
-def side_by_side(runs: Sequence[Run], sheet: Sheet = WIDE) -> Figure:
-    """Draw runs of one experiment side by side, each against its own baseline.
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One of several runs, and the words that stand over it."""
+
+    summary: Summary
+    title: str
+    """Mode, blocks, what is special about the run."""
+    minute: str
+    """When it began; empty where that is not known."""
+    machine: str
+    machine_id: str
+    run: str
+    """Its folder's own name."""
+    origin: str
+    """Versions, labkit and run: machine and minute stand over it already."""
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """Its rows by variant."""
+        return {row.variant: row for row in self.summary.rows}
+
+
+def compare(runs: Sequence[Run]) -> list[Compared]:
+    """Check that runs may stand side by side, and gather what is said of each.
 
     Args:
         runs: one to six of the same experiment, of any machine and mode.
-        sheet: `figures.COLUMN` for a column of a paper, where they stand one below the other.
+
+    Raises:
+        ValueError: there are none or too many, they belong to several experiments, or their
+            variants are in groups.
+    """
+    if isinstance(runs, Run):
+        raise ValueError("runs must be a list of runs, got one run; write [run]")
+    wanted = f"runs must be 1 to {MOST_RUNS} runs of one experiment"
+    if not runs:
+        raise ValueError(f"{wanted}, got none; lab.list_runs(results) lists what there is")
+    if len(runs) > MOST_RUNS:
+        raise ValueError(f"{wanted}, got {len(runs)}; leave some out")
+    names = list(dict.fromkeys(str(run.info["experiment"]) for run in runs))
+    if len(names) > 1:
+        raise ValueError(
+            f"{wanted}, got {', '.join(names)}; show each experiment in a figure of its own"
+        )
+    if any(run.info.get("groups") for run in runs):
+        raise ValueError(
+            f"runs must be of an experiment without groups, got {names[0]}; "
+            "show each of them with lab.chart(run)"
+        )
+    return [_compared(run) for run in runs]
+
+
+def _compared(run: Run) -> Compared:
+    summary = summarize_run(run)
+    provenance, created = run.info.get("provenance") or {}, run.info.get("created_utc")
+    return Compared(
+        summary=summary,
+        title=" · ".join(captions.how_measured(summary)),
+        minute=units.minute(created) if created else "",
+        machine=machine.describe(provenance) if provenance else "",
+        machine_id=str(provenance.get("machine_id") or ""),
+        run=run.folder.name,
+        origin=origin(
+            {
+                **run.info,
+                "run": run.folder.name,
+                "provenance": {**provenance, "machine_id": ""},
+                "created_utc": "",
+            }
+        ),
+    )
+
+
+def _all_variants(compared: Sequence[Compared]) -> list[str]:
+    """List the variants of all runs, each once, in their first order."""
+    return list(dict.fromkeys(name for one in compared for name in one.rows))
+
+
+def side_by_side(runs: Sequence[Run]) -> Figure:
+    """Draw runs of one experiment one below the other, along one axis.
+
+    Args:
+        runs: one to six of the same experiment, of any machine and mode.
 
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
 
     Raises:
-        ValueError: as `comparison.compare` does.
+        ValueError: as `compare` does.
     """
     compared = compare(runs)
-    names = all_variants(compared)
-    most = 1 if sheet.is_narrow else MOST_IN_LINE
-    lines = -(-len(compared) // most)
-    columns = -(-len(compared) // lines)  # four are two and two
-    with page(describe_compared(compared), sheet) as drawn:
-        fit = drawn.fit
-        panel_in = (sheet.width_in - 2 * PAD_IN - NAME_IN) / columns
-        rows = _fit_rows(compared, names, fit, panel_in)
-        titles = [_title(one, compared, fit, panel_in - PAD_IN) for one in compared]
-        titles_in = [
-            max(map(_title_in, titles[i : i + columns])) for i in range(0, len(titles), columns)
-        ]
-        origins = "\n".join(dict.fromkeys(one.origin for one in compared))
-        panels_in = sum(titles_in) + lines * (GAP_IN + rows.height_in + TICKS_IN)
+    summaries = [one.summary for one in compared]
+    limit = axis_limit([row for summary in summaries for row in summary.rows])
+    with page(_describe(compared)) as drawn:
+        figure, panels = drawn.figure, []
+        for axes, one in zip(figure.subplots(len(compared), squeeze=False)[:, 0], compared):
+            rows = fit_rows(one.summary, drawn.fit)
+            axes.set(xlim=(0, limit), ylim=(rows.height_in, 0))
+            axes.set_yticks(rows.middles_in, rows.names)
+            axes.tick_params(axis="y", length=0)
+            draw_rows(axes, one.summary, rows.middles_in, limit)
+            for row, y in zip(one.summary.rows, rows.middles_in):
+                write_numbers(axes, row, y)
+            rows.write_reasons(axes)
+            panels.append((axes, fit_head(_title(one), drawn.fit), rows.height_in))
+        content_in = PAD_IN + sum(
+            head_height_in(title) + height_in + TICKS_IN for _, title, height_in in panels
+        )
+        head = [(compared[0].summary.question, 13, "bold", INK), (APART, 9, "normal", SOFT_INK)]
         bottom_in, height_in = drawn.frame(
-            fit_head(_head(compared), fit, sheet),
-            origins,
-            panels_in + PAD_IN,
-            legend([one.summary for one in compared], sheet),
-            "normalized epoch time, lower is better",
-        )
-        top_in = bottom_in + panels_in
-
-        def at(x_in: float, y_in: float) -> tuple[float, float]:
-            return x_in / sheet.width_in, y_in / height_in
-
-        limit = axis_limit([row for one in compared for row in one.summary.rows])
-        for i, (one, title) in enumerate(zip(compared, titles)):
-            line, column = divmod(i, columns)
-            left_in = PAD_IN + NAME_IN + column * panel_in
-            _write_title(drawn.figure, title, lambda y, x=left_in, t=top_in: at(x, t - y), sheet)
-            bottom_in = top_in - titles_in[line] - GAP_IN - rows.height_in
-            size = at(panel_in - VALUE_IN, rows.height_in)
-            axes = drawn.figure.add_axes((*at(left_in, bottom_in), *size))
-            _draw_panel(axes, one, i, rows, limit, sheet, is_first=column == 0)
-            if column == columns - 1:
-                top_in = bottom_in - TICKS_IN
-    return drawn.figure
+            fit_head(head, drawn.fit), "\n".join(dict.fromkeys(one.origin for one in compared)),
+            content_in, legend(summaries), "normalized epoch time, lower is better",
+        )  # fmt: skip
+        sides = [overhang_in(figure, axes)[:2] for axes, *_ in panels]
+        left_in, right_in = (PAD_IN + max(side) for side in zip(*sides))
+        size = 1 - (left_in + right_in) / WIDTH_IN
+        top_in = bottom_in + content_in
+        for axes, title, rows_in in panels:
+            draw_head(figure, title, top_in)
+            top_in -= head_height_in(title) + rows_in + TICKS_IN
+            at = left_in / WIDTH_IN, (top_in + TICKS_IN) / height_in
+            axes.set_position((*at, size, rows_in / height_in))
+    return figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Where the rows of all panels lie, in inches from the top, and what is written in them."""
-
-    names: Sequence[str]
-    """Broken into lines."""
-    middles_in: dict[str, float]
-    """Variant -> the middle of its bar."""
-    height_in: float
-    values: Sequence[dict[str, list[tuple[str, float, str]]]]
-    """For each run: variant -> lines beside its bar: (text, size, weight)."""
-    gaps: Sequence[dict[str, str]]
-    """For each run: variant -> why there is no bar."""
-
-
-def _fit_rows(
-    compared: Sequence[Compared], names: Sequence[str], fit: Fit, panel_in: float
-) -> _Rows:
-    fitted = [fit(name, NAME_IN - PAD_IN) for name in names]
-    values = [{name: _value(row, fit) for name, row in one.rows.items()} for one in compared]
-    gaps = [
-        {
-            name: fit(_gap(one.rows.get(name)), panel_in - 2 * PAD_IN, 9, slant="italic")
-            for name in names
-            if name not in one.rows or one.rows[name].normalized_time is None
-        }
-        for one in compared
+def _title(one: Compared) -> list[tuple[str, float, str, str]]:
+    """List what is said above a run's bars: (text, size, weight, colour)."""
+    about = [one.minute, one.machine, *captions.plain_labels(one.summary)]
+    lines = [
+        (one.title, 9, "bold", INK),
+        (" · ".join(filter(None, about)), 9, "normal", SOFT_INK),
+        (" · ".join(captions.stand_ins(one.summary)), 9, "bold", WARNING_INK),
     ]
-    middles_in, top_in = {}, 0.0
-    for name, text in zip(names, fitted):
-        most = max(
-            _lines(text) * LINE_IN,
-            *(LINE_IN * len(of_run.get(name, ())) for of_run in values),
-            *(SMALL_LINE_IN * _lines(of_run[name]) for of_run in gaps if name in of_run),
-        )
-        height_in = max(ROW_IN, most + PAD_IN)
-        middles_in[name] = top_in + height_in / 2
-        top_in += height_in
-    return _Rows(names=fitted, middles_in=middles_in, height_in=top_in, values=values, gaps=gaps)
+    return [line for line in lines if line[0]]
 
 
-def _value(row: Row, fit: Fit) -> list[tuple[str, float, str]]:
-    if row.normalized_time is None:
-        return []
-    said = [(units.normalized(row.normalized_time), 10, "bold")]
-    if row.ci_low is not None:
-        said.append((units.interval(row.ci_low, row.ci_high), 9, "normal"))
-    words = fit(row.verdict, VALUE_IN - PAD_IN, 9) if row.verdict else ""
-    return said + [(line, 9, "normal") for line in words.split("\n") if line]
+def _describe(compared: Sequence[Compared]) -> str:
+    """Write all numbers of the figure, for screen readers."""
+    sentences = [compared[0].summary.question, f"Runs side by side, {APART}"]
+    for one in compared:
+        sentences += [f"{one.title}, {one.machine}", *captions.stand_ins(one.summary)]
+        for name, row in one.rows.items():
+            sentences.append(f"{name}: {captions.describe_row(one.summary, row)}")
+    return captions.join_sentences(sentences)
 
 
-def _gap(row: Row | None) -> str:
-    return f"{units.UNKNOWN} {ABSENT}" if row is None else reason(row)
+def compare_table(runs: Sequence[Run]) -> Frame:
+    """Put runs of one experiment side by side, a column each.
+
+    Args:
+        runs: one to six of the same experiment, of any machine and mode.
+
+    Returns:
+        A DataFrame of text with a row per variant; nothing in it is computed across columns.
+
+    Raises:
+        ValueError: as `compare` does.
+    """
+    from labkit.frame import Frame
+
+    compared = compare(runs)
+    names, headers = _all_variants(compared), _headers(compared)
+    cells = {header: [_cell(one, name) for name in names] for header, one in zip(headers, compared)}
+    frame = Frame(cells, index=names)
+    frame.index.name = "variant"
+    frame.caption = (compared[0].summary.question, f"normalized epoch time, {APART}")
+    frame.notes = [_note(header, one) for header, one in zip(headers, compared)]
+    return frame
 
 
-def _head(compared: Sequence[Compared]) -> list[tuple[str, float, str, str]]:
-    lines = [(compared[0].summary.question, 13, "bold", INK)]
-    if common := in_common([captions.stand_ins(one.summary) for one in compared]):
-        lines.append((" · ".join(common), 10, "bold", WARNING_INK))
-    said = [APART, *in_common([[one.machine] for one in compared])]
-    said += in_common([captions.plain_labels(one.summary) for one in compared])
-    if source := compared[0].summary.source:
-        said.append(f"document: {source}")
-    lines.append((" · ".join(filter(None, said)), 9, "normal", SOFT_INK))
-    return lines
-
-
-def _title(
-    one: Compared, compared: Sequence[Compared], fit: Fit, width_in: float
-) -> list[tuple[str, str, str]]:
-    """Write what stands over a panel, each line (text, weight, colour): all that differs."""
-
-    def own(say: Callable[[Compared], Sequence[str]]) -> list[str]:
-        common = in_common([say(other) for other in compared])
-        return [text for text in say(one) if text and text not in common]
-
-    soft = [
-        one.minute,
-        *own(lambda x: [x.machine]),
-        *own(lambda x: captions.plain_labels(x.summary)),
-    ]
-    soft += own(lambda x: [f"baseline: {x.summary.baseline}"])
-    warned = own(lambda x: captions.stand_ins(x.summary))
-    texts = [(one.title, "bold", INK), (" · ".join(filter(None, soft)), "normal", SOFT_INK)]
-    texts.append((" · ".join(warned), "bold", WARNING_INK))
+def _headers(compared: Sequence[Compared]) -> list[str]:
+    """Name the columns: mode and minute, and where that is not enough machine and run."""
+    several = len({one.machine_id for one in compared}) > 1
+    headers = []
+    for one in compared:
+        parts = [f"{one.summary.mode} mode"]
+        if one.summary.protocol != CORRECTED:
+            parts.append(one.summary.protocol)
+        parts.append(one.minute)
+        if several:
+            parts.append(f"machine {one.machine_id[: machine.MACHINE_ID_SHOWN] or 'unknown'}")
+        headers.append(" · ".join(filter(None, parts)))
     return [
-        (line, weight, ink)
-        for text, weight, ink in texts
-        for line in fit(text, width_in, 9, weight).split("\n")
-        if line
+        header if headers.count(header) == 1 else f"{header} · run {number}: {one.run}"
+        for number, (header, one) in enumerate(zip(headers, compared), 1)
     ]
 
 
-def _title_in(title: Sequence[object]) -> float:
-    return SMALL_LINE_IN * len(title)
+def _cell(one: Compared, name: str) -> str:
+    row = one.rows.get(name)
+    if row is None:
+        return f"{units.UNKNOWN} {ABSENT}"
+    if why := reason(row):
+        return why
+    said = units.normalized(row.normalized_time)
+    if row.ci_low is not None:
+        said += f" {units.interval(row.ci_low, row.ci_high)}"
+    word = "baseline" if name == one.summary.baseline else row.verdict
+    return f"{said}, {word}" if word else said
 
 
-def _write_title(
-    figure: Figure, title: Sequence[tuple[str, str, str]],
-    at: Callable[[float], tuple[float, float]], sheet: Sheet,
-) -> None:  # fmt: skip
-    for i, (text, weight, ink) in enumerate(title):
-        figure.text(
-            *at(SMALL_LINE_IN * i), text, size=9 * sheet.scale, weight=weight, color=ink, va="top"
-        )  # fmt: skip
-
-
-def _draw_panel(
-    axes: Axes, one: Compared, i: int, rows: _Rows, limit: float, sheet: Sheet, *, is_first: bool
-) -> None:
-    """Draw the i-th run."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set(xlim=(0, limit), ylim=(rows.height_in, 0))
-    axes.set_yticks(list(rows.middles_in.values()), rows.names if is_first else [])
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8.5 * sheet.scale)
-    width_in = axes.get_position().width * sheet.width_in
-    axes.xaxis.set_major_locator(MaxNLocator(max(3, int(width_in / TICK_IN)), steps=[1, 2, 5, 10]))
-    draw_rows(axes, one.summary, [rows.middles_in[name] for name in one.rows], limit, sheet)
-    for name, lines in rows.values[i].items():
-        first = rows.middles_in[name] - LINE_IN * (len(lines) - 1) / 2
-        for number, (text, size, weight) in enumerate(lines):
-            at = first + LINE_IN * number
-            write_beside(axes, at, (8, 0), text, sheet, size=size, weight=weight)
-    for name, why in rows.gaps[i].items():
-        axes.text(
-            limit * 0.02, rows.middles_in[name], why, va="center", size=9 * sheet.scale,
-            color=SOFT_INK, style="italic",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-        )  # fmt: skip
-
-
-def _lines(text: str) -> int:
-    return 1 + text.count("\n")
+def _note(header: str, one: Compared) -> str:
+    summary = one.summary
+    noise = say_noise_floor(summary.aa_s, summary.aa_ratio, summary.aa_low, summary.aa_high)
+    said = [one.machine, *captions.stand_ins(summary), captions.conditions(summary), noise]
+    return f"{header}: {' · '.join(part for part in said if part and part not in header)}"

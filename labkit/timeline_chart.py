@@ -24,8 +24,7 @@ from labkit.figures import (
     SMALL_LINE_IN,
     SOFT_INK,
     WARNING_INK,
-    WIDE,
-    Sheet,
+    WIDTH_IN,
     fit_head,
     page,
 )
@@ -65,44 +64,43 @@ class _Panel:
     """None: there is nothing to draw, and the title says why."""
 
 
-def timeline_chart(timeline: Timeline, title: str = TITLE, sheet: Sheet = WIDE) -> Figure:
+def timeline_chart(timeline: Timeline, title: str = TITLE) -> Figure:
     """Draw what was seen, row above row along one time axis.
 
     Args:
         timeline: what `Recorder.recorded` gave.
         title: above all.
-        sheet: `figures.COLUMN` for a column of a paper.
 
     Returns:
         A figure that shows itself in a notebook; its label says all rows in words.
     """
-    panels = [panel for panel in _panels(timeline, sheet) if panel is not None]
+    panels = [panel for panel in _panels(timeline) if panel is not None]
     panels.sort(key=lambda panel: panel.draw is not None)  # what is missing is said first
     foot = _foot(timeline)
     alt = captions.join_sentences([title, *(panel.title for panel in panels), foot])
-    with page(alt, sheet) as drawn:
+    with page(alt) as drawn:
         figure, fit = drawn.figure, drawn.fit
         lines = [(title, 13, "bold", INK)]
         if timeline.device is not None:
             lines.append(("Emulated accelerator", 10, "bold", WARNING_INK))
-        titles = [fit(panel.title, sheet.width_in - 2 * PAD_IN, 9) for panel in panels]
+        titles = [fit(panel.title, WIDTH_IN - 2 * PAD_IN, 9) for panel in panels]
         above_in = [SMALL_LINE_IN * (1 + said.count("\n")) + TICK_IN for said in titles]
-        left = (PAD_IN + _left_in(figure, timeline)) / sheet.width_in
+        left = (PAD_IN + _left_in(figure, timeline)) / WIDTH_IN
         rows_in = sum(above_in) + sum(panel.height_in + GAP_IN for panel in panels)
         content_in = AXIS_IN + rows_in + PAD_IN / 2
-        bottom_in, height_in = drawn.frame(fit_head(lines, fit, sheet), foot, content_in)
+        bottom_in, height_in = drawn.frame(fit_head(lines, fit), foot, content_in)
         top_in = bottom_in + AXIS_IN + rows_in
         shown = []
         for panel, said, above in zip(panels, titles, above_in):
             figure.text(
-                PAD_IN / sheet.width_in, top_in / height_in, said, size=9 * sheet.scale, va="top",
+                PAD_IN / WIDTH_IN, top_in / height_in, said, size=9, va="top",
                 linespacing=1.2, color=INK if panel.draw else SOFT_INK,
                 style="normal" if panel.draw else "italic",
             )  # fmt: skip
             top_in -= above + panel.height_in
             if panel.draw:
                 axes = figure.add_axes((
-                    left, top_in / height_in, 1 - left - 2 * PAD_IN / sheet.width_in,
+                    left, top_in / height_in, 1 - left - 2 * PAD_IN / WIDTH_IN,
                     panel.height_in / height_in,
                 ))  # fmt: skip
                 panel.draw(axes)
@@ -127,17 +125,17 @@ def _left_in(figure: Figure, timeline: Timeline) -> float:
     return max(LEFT_IN, max(widths_px, default=0.0) / figure.dpi + TICK_IN)
 
 
-def _panels(timeline: Timeline, sheet: Sheet) -> list[_Panel | None]:
+def _panels(timeline: Timeline) -> list[_Panel | None]:
     return [
-        _device(timeline, sheet),
-        _memory(timeline, sheet),
+        _device(timeline),
+        _memory(timeline),
         _cores(timeline),
-        _disk(timeline, sheet),
+        _disk(timeline),
         _host(timeline),
     ]
 
 
-def _device(timeline: Timeline, sheet: Sheet) -> _Panel:
+def _device(timeline: Timeline) -> _Panel:
     if timeline.device is not None:
         share = _share(timeline.device, timeline.duration_s)
         return _Panel(
@@ -152,11 +150,11 @@ def _device(timeline: Timeline, sheet: Sheet) -> _Panel:
     return _Panel(
         title=f"GPU-Util as NVML reports it, {units.percent(sum(known) / len(known))} on average",
         height_in=CURVE_IN,
-        draw=lambda axes: _draw_curve(axes, timeline, timeline.gpu_util, 100, "%", sheet, top=1.0),
+        draw=lambda axes: _draw_curve(axes, timeline, timeline.gpu_util, 100, "%", top=1.0),
     )
 
 
-def _memory(timeline: Timeline, sheet: Sheet) -> _Panel | None:
+def _memory(timeline: Timeline) -> _Panel | None:
     values = timeline.gpu_memory_bytes
     if values is None:  # which the device's row has said
         return None
@@ -164,7 +162,7 @@ def _memory(timeline: Timeline, sheet: Sheet) -> _Panel | None:
     return _Panel(
         title=f"GPU memory in use by all programs, at most {units.count_bytes(most)}",
         height_in=CURVE_IN,
-        draw=lambda axes: _draw_curve(axes, timeline, values, 1e-9, "GB", sheet),
+        draw=lambda axes: _draw_curve(axes, timeline, values, 1e-9, "GB"),
     )
 
 
@@ -184,7 +182,7 @@ def _cores(timeline: Timeline) -> _Panel:
     )
 
 
-def _disk(timeline: Timeline, sheet: Sheet) -> _Panel:
+def _disk(timeline: Timeline) -> _Panel:
     values = timeline.read_bytes_per_s
     if values is None:
         why = timeline.missing.get("read_bytes_per_s", "not measured")
@@ -194,7 +192,7 @@ def _disk(timeline: Timeline, sheet: Sheet) -> _Panel:
     return _Panel(
         title=f"read from disks by this process and its workers, page cache left out: {said}",
         height_in=CURVE_IN,
-        draw=lambda axes: _draw_curve(axes, timeline, values, 1e-6, "MB/s", sheet),
+        draw=lambda axes: _draw_curve(axes, timeline, values, 1e-6, "MB/s"),
     )
 
 
@@ -219,14 +217,13 @@ def _draw_curve(
     values: Sequence[float | None],
     scale: float,
     unit: str,
-    sheet: Sheet,
     top: float | None = None,
 ) -> None:
     # A value holds from the look before to its own.
     edges_s = [0.0, *timeline.at_s]
     ys = [float("nan") if value is None else scale * value for value in values]
     axes.stairs(ys, edges_s, fill=True, **AREA)
-    axes.stairs(ys, edges_s, baseline=None, **sheet.mark(LINE))
+    axes.stairs(ys, edges_s, baseline=None, **LINE)
     most = max((y for y in ys if y == y), default=0.0)
     axes.set_ylim(0, scale * top if top else 1.05 * most or 1.0)
     axes.set_ylabel(unit)

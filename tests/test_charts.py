@@ -5,7 +5,6 @@ Run: python -m pytest tests/test_charts.py
 """
 
 import pickle
-import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from xml.etree import ElementTree
@@ -74,17 +73,6 @@ def test_every_word_of_an_svg_is_text_and_its_letters_can_be_drawn_instead():
     assert all("'DejaVu Sans', Verdana" in style for style in families)
     outlined = ElementTree.fromstring(figures.to_bytes(figure, "svg", outlines=True))
     assert not list(outlined.iter(f"{SVG}text"))
-
-
-def test_a_column_is_85_mm_wide_in_every_format(tmp_path):
-    from PIL import Image
-
-    figure = charts.chart(make_summary(), figures.COLUMN)
-    png, svg, pdf = figures.save(figure, tmp_path / "chart-column")
-    width_pt = float(re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", pdf.read_bytes())[1])
-    assert width_pt / 72 * 25.4 == pytest.approx(85, abs=0.5)
-    assert ElementTree.parse(svg).getroot().get("width") == f"{width_pt:g}pt"
-    assert Image.open(png).width / 300 * 25.4 == pytest.approx(85, abs=0.5)
 
 
 def test_a_figure_can_be_pickled_and_still_shows_itself():
@@ -167,10 +155,9 @@ ORIGIN = {
 }
 
 
-@pytest.mark.parametrize("sheet", [figures.WIDE, figures.COLUMN], ids=["wide", "column"])
-def test_where_the_numbers_come_from_stands_at_the_foot_in_small_letters(sheet):
+def test_where_the_numbers_come_from_stands_at_the_foot_in_small_letters():
     summary = make_summary(**ORIGIN)
-    figure = charts.chart(summary, sheet)
+    figure = charts.chart(summary)
     foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
     # A line ends between two parts, or inside a long one.
     said = foot.get_text().replace("\n", " ").replace(" · ", " ")
@@ -199,10 +186,9 @@ AWKWARD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("sheet", [figures.WIDE, figures.COLUMN], ids=["wide", "column"])
 @pytest.mark.parametrize("summary", AWKWARD.values(), ids=AWKWARD.keys())
-def test_no_text_is_cut_or_written_over_on_screen_and_in_print(summary, sheet):
-    figure = charts.chart(summary, sheet)
+def test_no_text_is_cut_or_written_over_on_screen_and_in_print(summary):
+    figure = charts.chart(summary)
     check_that_all_texts_are_whole_and_apart(figure)
     check_that_all_texts_are_whole_and_apart(figure, dpi=300)
     assert min(t.get_fontsize() for t in texts(figure)) >= 5  # can be read in print

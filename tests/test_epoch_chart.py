@@ -11,7 +11,6 @@ from figure_checks import check_that_all_texts_are_whole_and_apart, everything_w
 
 from labkit import row_words, units
 from labkit.epoch_chart import epoch_chart
-from labkit.figures import COLUMN, WIDE
 from labkit.summary import summarize
 
 LONG = "on a file system with a very long name and_an_identifier_of_letters_without_any_space"
@@ -92,10 +91,9 @@ AWKWARD = {
 }
 
 
-@pytest.mark.parametrize("sheet", [WIDE, COLUMN], ids=["wide", "column"])
 @pytest.mark.parametrize("summary", AWKWARD.values(), ids=AWKWARD.keys())
-def test_every_number_is_written_whole_and_apart(summary, sheet):
-    figure = epoch_chart(summary, sheet)
+def test_every_number_is_written_whole_and_apart(summary):
+    figure = epoch_chart(summary)
     check_that_all_texts_are_whole_and_apart(figure, dpi=300)
     written = everything_written(figure)
     assert min(t.get_fontsize() for t in texts(figure)) >= 5

@@ -85,7 +85,6 @@ CHECKS = {
     "PNG": is_png,
     "SVG": is_svg,
     "PDF": is_pdf,
-    "PDF for a column": is_pdf,
     "CSV": is_csv,
     "Markdown table": is_markdown,
     "HTML report": is_html,
@@ -113,8 +112,7 @@ def test_rows_of_several_runs_are_never_put_into_one_file(form, runs, results):
     with pytest.raises(ValueError, match=" must be ") as caught:
         export(runs, form, results)
     assert str(caught.value) == (
-        f"runs must be one for {form}, got 2; choose one, or one of PNG, SVG, PDF, "
-        "PDF for a column, HTML report"
+        f"runs must be one for {form}, got 2; choose one, or one of PNG, SVG, PDF, HTML report"
     )
 
 

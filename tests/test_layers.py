@@ -61,7 +61,6 @@ LAYERS = [
     ["recipe"],
     ["savings", "predictions", "findings", "costs", "reproduce", "report_words"],
     ["figures"],
-    ["comparison"],
     ["row_figure"],
     ["charts", "epoch_chart", "dial_chart", "timeline_chart"],
     ["side_by_side"],

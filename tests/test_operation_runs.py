@@ -159,13 +159,6 @@ def test_every_bar_of_the_chart_is_a_ratio_with_its_time_beside_it():
         assert f"{row.variant}: " in figure.get_label()
 
 
-def test_a_column_has_room_for_one_size_and_says_so():
-    figure = lab.chart(fake_grouped_run(), column=True)
-    shown = {axes.get_title(loc="left").rpartition(", ")[2] for axes in figure.axes}
-    assert shown == {"640×480"}
-    assert any("640×480 only" in text.get_text() for text in figure.texts)
-
-
 @pytest.mark.parametrize("show", [notebook.text, notebook.markdown])
 def test_every_form_of_the_table_holds_every_row(show):
     shown = show(fake_grouped_run())

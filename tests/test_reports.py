@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_runs import fake_grouped_run
-from fakes import CHECKED, fake_info, fake_judged_trials, fake_media_info, fake_trials
+from fakes import CHECKED, fake_info, fake_trials
 
 from labkit import machine, render, report_words
 from labkit.cli import main
@@ -20,13 +20,12 @@ from labkit.page import page
 from labkit.reports import write_report
 from labkit.results import append_trial, create_run, load_run
 from labkit.settings import AS_PUBLISHED
-from labkit.summary import summarize
 
 NASTY = '<script>alert(1)</script> "q" \' & | `a` ](http://x) <img src=x onerror=alert(2)>'
 TIMES = {"original": 1.0, "prefetch_generator": 0.9, "data_prefetcher": 0.8}
 ORDER = (
-    "What was done", "Hardware and software", "What the rows support", "Published and measured",
-    "Claims of the documents", "Notes", "Provenance", "Run it again",
+    "What was done", "Hardware and software", "Claims of the documents", "Notes", "Provenance",
+    "Run it again",
 )  # fmt: skip
 
 
@@ -188,26 +187,6 @@ def test_what_differs_between_variants_is_not_said_of_all():
         ("both", "prefetcher = both"),
     ]
     assert report_words.differences({**info, "variants": {}}) == []
-
-
-def test_a_figure_without_a_verdict_says_why_there_is_none():
-    info = fake_info([*TIMES, "dali"], published={"data_prefetcher": 0.891, "dali": 0.5},
-                     skipped={"dali": "not installed"})  # fmt: skip
-    measured, missing = report_words.beside_document(info, summarize(info, fake_trials(TIMES)))
-    assert measured[:2] == ["data_prefetcher", "0.891"]
-    assert re.fullmatch(r"0\.\d{3} \[0\.\d+, 0\.\d+\]", measured[2])
-    assert measured[3] == "quick mode speaks no verdict"
-    assert missing == ["dali", "0.500", "–", "skipped: not installed"]
-
-
-def test_over_a_stand_in_the_word_is_the_tables():
-    info = fake_media_info(mode="full", blocks=10)
-    summary = summarize(info, fake_judged_trials())
-    rows = {row[0]: row[3] for row in report_words.beside_document(info, summary)}
-    assert rows == {"ssd": "inconclusive (emulated)", "tmpfs": "not consistent (emulated)"}
-    first, *said = report_words.results(info, summary)
-    assert first.startswith("What follows was measured over: Emulated accelerator (")
-    assert re.fullmatch(r"tmpfs took 0\.\d+ \[.*\] of the time of hdd: faster\.", said[1])
 
 
 def test_a_cancelled_run_says_so_before_anything_else(tmp_path):

@@ -1,4 +1,4 @@
-"""Runs as small multiples: one axis from 0, rows in line, every panel its own baseline.
+"""Runs below one another: one axis from 0, every panel its own baseline.
 
 Run: python -m pytest tests/test_side_by_side.py
 """
@@ -9,8 +9,7 @@ import pytest
 from fake_runs import THEIRS, fake_machine_run, their_run
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 
-from labkit import figures, units
-from labkit.comparison import compare, describe_compared
+from labkit import units
 from labkit.side_by_side import side_by_side
 from labkit.summary import summarize_run
 
@@ -35,20 +34,6 @@ def test_panels_share_one_axis_from_zero_and_hold_their_own_runs_bars_and_dots()
         assert axes.patches[0].get_hatch() == "////"  # its own baseline
 
 
-def test_the_same_variant_stands_at_the_same_height_in_every_panel():
-    runs = [fake_machine_run(), fake_machine_run({"original": 1.0, "data_prefetcher": 0.7})]
-    figure = side_by_side(runs)
-    heights = [
-        {bar.get_width(): axes.transData.transform((0, bar.get_y()))[1] for bar in axes.patches}
-        for axes in figure.axes
-    ]
-    last = [
-        height[summarize_run(run).rows[-1].normalized_time] for height, run in zip(heights, runs)
-    ]
-    assert last[0] == pytest.approx(last[1])
-    assert "– not in this run" in everything_written(figure)
-
-
 def test_every_panel_says_mode_minute_machine_and_stand_ins_where_they_differ():
     written = everything_written(side_by_side([fake_machine_run(), their_run()]))
     for part in (
@@ -56,7 +41,7 @@ def test_every_panel_says_mode_minute_machine_and_stand_ins_where_they_differ():
         "2025-01-02 03:04 UTC · 2 cores", "(machine 7a93da)",
         "2025-03-04 05:06 UTC · 16 cores", "NVIDIA H200 (machine abcdef)",
         "Emulated accelerator (matched, 11.2 ms/", "accelerator: cuda:H200",
-        "each run against its own baseline; no run is divided by another", "storage: real",
+        "each run against its own baseline; no run is divided by another",
     ):  # fmt: skip
         assert written.count(part) == 1, part
 
@@ -67,7 +52,9 @@ def test_each_runs_origin_stands_at_the_foot_and_its_numbers_in_the_description(
     foot = min(texts(figure), key=lambda t: t.get_window_extent().y0).get_text()
     assert "torch 2.13.0" in foot and "torch 2.12.0" in foot
     assert "run mine" in foot and "run theirs" in foot
-    assert figure.get_label() == describe_compared(compare(runs))
+    for run in runs:
+        for row in summarize_run(run).rows:
+            assert f"{row.variant}: {units.normalized(row.normalized_time)}" in figure.get_label()
     assert "ada" not in everything_written(figure)
 
 
@@ -91,26 +78,3 @@ def test_no_text_is_clipped_and_no_two_texts_overlap(runs):
         for row in summarize_run(run).rows:
             if row.verdict:
                 assert row.verdict in everything_written(figure)
-
-
-@pytest.mark.parametrize("name", ["six runs", "nothing measured", "long names"])
-def test_in_a_column_they_stand_one_below_the_other(name):
-    runs = AWKWARD[name]
-    figure = side_by_side(runs, figures.COLUMN)
-    check_that_all_texts_are_whole_and_apart(figure, dpi=300, axes_share=0.3)
-    assert min(t.get_fontsize() for t in texts(figure)) >= 5
-    tops = [axes.get_position().y1 for axes in figure.axes]
-    assert tops == sorted(tops, reverse=True)
-    assert len(set(tops)) == len(runs)
-    written = everything_written(figure)
-    for run in runs:
-        for row in summarize_run(run).rows:
-            if row.normalized_time is not None:
-                assert units.normalized(row.normalized_time) in written
-
-
-def test_six_runs_make_two_lines_of_three_and_four_two_of_two():
-    for name, per_line in (("six runs", 3), ("four runs", 2)):
-        tops = [axes.get_position().y1 for axes in side_by_side(AWKWARD[name]).axes]
-        assert len(set(tops)) == 2
-        assert tops.count(tops[0]) == per_line

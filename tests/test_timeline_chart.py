@@ -9,7 +9,6 @@ import pytest
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 
 from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Timeline
-from labkit.figures import COLUMN, WIDE
 from labkit.timeline_chart import EMULATED, GPU_UTIL, timeline_chart
 
 N = 40
@@ -52,15 +51,13 @@ MANY = replace(
 ALL = {
     "no GPU": EMPTY, "emulated": EMULATED_ONE, "real": REAL, "nothing": NOTHING, "many": MANY,
 }  # fmt: skip
-SHEETS = pytest.mark.parametrize("sheet", [WIDE, COLUMN], ids=["wide", "column"])
 
 
-@SHEETS
 @pytest.mark.parametrize("title", ["Where does the time go?", f"{LONG} {LONG}"])
 @pytest.mark.parametrize("timeline", ALL.values(), ids=ALL.keys())
-def test_no_text_is_clipped_and_no_two_texts_overlap(timeline, title, sheet):
-    figure = timeline_chart(timeline, title, sheet)
-    check_that_all_texts_are_whole_and_apart(figure, dpi=300 if sheet is COLUMN else None)
+def test_no_text_is_clipped_and_no_two_texts_overlap(timeline, title):
+    figure = timeline_chart(timeline, title)
+    check_that_all_texts_are_whole_and_apart(figure)
     assert min(text.get_fontsize() for text in texts(figure)) >= 5
 
 
