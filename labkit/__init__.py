@@ -1,7 +1,6 @@
 """labkit: why is my GPU at 0 %, and what fixes it?  The public names, nothing else."""
 
 from labkit.catalog import CATALOG, experiment
-from labkit.contracts import Annotation, Sample
 from labkit.costs import costs
 from labkit.diagnosis.call_graph import profile as call_graph
 from labkit.diagnosis.diagnose import diagnose
@@ -28,25 +27,23 @@ from labkit.notebook import (
     side_by_side,
     summarize,
     table,
-    write_page,
 )
 from labkit.panel import panel
 from labkit.parts.decoding import DECODERS
-from labkit.parts.devices import DEVICES, PROFILES
+from labkit.parts.devices import DEVICES
 from labkit.parts.loading import LOADERS, ThreadLoader
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import PREFETCHERS
-from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
-from labkit.parts.storage import STORAGES, Storage
+from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.parts.storage import STORAGES
 from labkit.parts.training import LOSSES, STEPS, Step
 from labkit.predictions import predictions
 from labkit.reports import write_report
 from labkit.results import Run, find_run, list_runs, load_run
 from labkit.savings import savings
-from labkit.settings import MODES, Settings, vary
+from labkit.settings import Settings, vary
 from labkit.share import open_shared, pack
 from labkit.timeline_chart import timeline_chart
-from labkit.trial import Epoch, Trial
 from labkit.tuning import tune
 
 __all__ = [
@@ -55,24 +52,16 @@ __all__ = [
     "DEVICES",
     "LOADERS",
     "LOSSES",
-    "MODES",
     "PACKINGS",
     "PREFETCHERS",
     "PREPROCESSORS",
-    "PROFILES",
     "STEPS",
     "STORAGES",
-    "Annotation",
-    "Epoch",
     "Experiment",
-    "Preprocessor",
     "Run",
-    "Sample",
     "Settings",
     "Step",
-    "Storage",
     "ThreadLoader",
-    "Trial",
     "call_graph",
     "chart",
     "choose",
@@ -113,6 +102,5 @@ __all__ = [
     "tune",
     "vary",
     "watch",
-    "write_page",
     "write_report",
 ]
