@@ -14,7 +14,7 @@ import signal
 import pytest
 
 # What takes long begins first: then no process goes on long after the others.
-LONG = ("test_runner", "test_launcher", "test_remote_data", "test_survival", "test_cli")
+LONG = ("test_runner", "test_launcher", "test_survival", "test_cli")
 
 
 def pytest_configure():

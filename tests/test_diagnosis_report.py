@@ -10,9 +10,7 @@ import pytest
 
 from benchmarks.diagnosis_report import (
     Outcome,
-    confusion,
     judge,
-    row,
     save,
 )
 
@@ -32,21 +30,9 @@ UNTIMED = Outcome(
     said="shared memory",
     timed=False,
 )
-WRONG = replace(RIGHT, name="huge_collate", planted="collate", predicted=0.6)
 FAILED = Outcome(
     name="no_workers", planted="workers", remedy="more workers", failed="exit status 1"
 )
-
-
-def test_a_row_says_what_is_wrong_and_what_is_off():
-    assert row(RIGHT) == (
-        "slow_transform", "transform", "transform", "faster transform",
-        "0.440", "0.400 [0.400, 0.400]", "+10%",
-    )  # fmt: skip
-    assert row(WRONG)[2] == "WRONG transform"
-    assert row(WRONG)[-1] == "OFF +50%"
-    assert row(SKIPPED)[2] == "skipped: no root"
-    assert row(UNTIMED)[-3:] == ("–", "–", "–")
 
 
 def test_what_is_skipped_does_not_count_and_what_failed_does():
@@ -67,12 +53,6 @@ def test_what_is_skipped_does_not_count_and_what_failed_does():
 def test_nine_of_ten_must_be_right(right, met):
     found = [RIGHT] * right + [replace(RIGHT, said="decode")] * (20 - right)
     assert judge(found)[1] == met
-
-
-def test_the_confusion_table_counts_planted_by_said():
-    header, rows = confusion([RIGHT, RIGHT, WRONG, SKIPPED, FAILED])
-    assert header == ("planted \\ said", "transform", "failed")
-    assert rows == [("transform", "2", ""), ("collate", "1", ""), ("workers", "", "1")]
 
 
 def test_a_run_is_kept_with_its_cases_and_machine(tmp_path):

@@ -13,12 +13,8 @@ from benchmarks.loader_report import (
     NO_LOADER,
     UNREAD,
     Rounds,
-    describe_parts,
     judge,
-    lines_of,
     save,
-    table,
-    why_missed,
 )
 
 # Seconds and CPU-seconds of 1,000 images on two cores; every round is a little slower.
@@ -52,23 +48,6 @@ def rounds():
     )
 
 
-def test_each_part_costs_what_the_bound_without_it_saves(rounds):
-    assert rounds.parts_us() == {
-        "decoding": pytest.approx(1600),
-        "resizing": pytest.approx(250),
-        "reading": pytest.approx(50),
-        "the loader itself": 12.0,
-    }
-    _, rows = describe_parts(rounds)
-    assert rows[1] == ("resizing", "250", "13.1 %")
-
-
-def test_a_row_is_rate_cpu_cores_and_ratio(rounds):
-    _, rows = table(rounds)
-    assert rows[0] == ("ThreadLoader", "1000", "1.96", "1.96", "")
-    assert rows[1] == ("DataLoader", "909", "2.10", "1.91", "1.100 [1.100, 1.100]")
-
-
 def test_targets_are_met_missed_or_unknown(rounds):
     lines, met = judge(rounds)
     assert not met
@@ -77,24 +56,6 @@ def test_targets_are_met_missed_or_unknown(rounds):
     assert lines[-1] == "UNKNOWN ThreadLoader / DALI: not measured, target 2"
     only = {("ThreadLoader", "tf.data"): 2.0, ("ThreadLoader", "DALI"): 2.0}
     assert judge(replace(rounds, targets=only))[1]
-
-
-def test_a_missed_target_names_who_could_meet_it(rounds):
-    assert why_missed(rounds, "DataLoader", 1.11) == (
-        "no loader at all is 1.122 [1.122, 1.122] times as fast, so what is missing is the "
-        "loader's; CPU-s per 1,000 images: no loader 1.90, ThreadLoader 1.96, DataLoader 2.10"
-    )
-    assert why_missed(rounds, DECODING, 0.9) == (
-        "no loader at all is 0.816 [0.816, 0.816] times as fast, so no loader can meet it; "
-        "CPU-s per 1,000 images: no loader 1.90, ThreadLoader 1.96, decoding alone 1.60; "
-        "resizing and reading are 15.8 % of no loader's"
-    )
-
-
-def test_a_bound_that_is_not_sure_settles_nothing(rounds):
-    unsteady = [(s, s) for s in (0.8, 1.0, 1.2)]
-    rounds = replace(rounds, taken={**rounds.taken, NO_LOADER: unsteady})
-    assert "so these rounds do not tell" in why_missed(rounds, "DataLoader", 1.11)
 
 
 def test_a_run_is_kept_with_its_rounds_machine_and_chart(rounds, tmp_path):
@@ -107,8 +68,3 @@ def test_a_run_is_kept_with_its_rounds_machine_and_chart(rounds, tmp_path):
     kept = json.loads((tmp_path / "kept" / "rounds.json").read_text())
     assert kept["taken"][DECODING] == [list(times) for times in rounds.taken[DECODING]]
     assert (tmp_path / "kept" / "chart.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_lines_hold_every_arm(rounds):
-    text = "\n".join(lines_of(rounds))
-    assert all(f"  {name} " in text for name in TAKEN)

@@ -10,7 +10,6 @@ import torch
 from benchmarks import planted_steps, planted_workers
 from benchmarks.photo_training import Site
 from benchmarks.planted import NAMES, pipelines
-from labkit.parts.devices import EmulatedDevice
 from labkit.parts.storage import slow_disk
 from labkit.trial import Skip
 
@@ -65,24 +64,6 @@ def test_both_forms_deliver_the_same_samples(site, name):
         np.testing.assert_array_equal(broken[key], fixed[key], err_msg=key)
 
 
-@pytest.mark.parametrize("name", sorted(RESIDENT))
-def test_where_nothing_helps_the_batches_are_there_already(site, name):
-    planted = pipelines(site)[name]
-    assert planted.remedy is None
-    loader, resident = (planted.make(fixed)["loader"] for fixed in (False, True))
-    assert len(resident) == len(loader)
-    assert {frozenset(batch) for batch in resident} == {frozenset({"image", "label"})}
-
-
-@pytest.mark.parametrize("name", ANYWHERE)
-@pytest.mark.parametrize("fixed", [False, True])
-def test_a_step_takes_a_batch_and_says_that_the_gpu_is_emulated(site, name, fixed):
-    case = pipelines(site)[name].make(fixed)
-    case["step"](batch_of(case, [1, 2]))
-    assert isinstance(case["device"], EmulatedDevice)
-    assert case["device"].label.startswith("emulated(planted, ")
-
-
 def test_the_slow_disk_is_throttled_or_modelled_and_says_so(site):
     planted = pipelines(site)["slow_disk"]
     try:
@@ -92,23 +73,3 @@ def test_the_slow_disk_is_throttled_or_modelled_and_says_so(site):
     assert site.notes[0].startswith("modelled" if slow_disk.why_not() else "throttled")
     broken, fixed = (batch_of(case, [0, 3, 5]) for case in (broken, fixed))
     assert torch.equal(broken["image"], fixed["image"])
-
-
-def test_checkpoints_and_reports_are_as_frequent_as_planted(site, monkeypatch):
-    monkeypatch.setattr(planted_steps.Saving, "WEIGHTS", 10)
-    monkeypatch.setattr(planted_steps, "COMPUTE_MS", 0.01)
-    batch = {"image": torch.zeros(1, 2, 2, 3, dtype=torch.uint8)}
-    saved = {}
-    for fixed, every in ((False, 5), (True, 100)):
-        step = pipelines(site)["checkpoint_storm"].make(fixed)["step"]
-        for _ in range(every + 4):
-            step(batch)
-        saved[fixed] = torch.load(step.path)["step"]
-    assert saved == {False: 5, True: 100}
-    sent = []
-    for fixed in (False, True):
-        step = pipelines(site)["slow_reports"].make(fixed)["step"]
-        monkeypatch.setattr(step.server, "write", sent.append)
-        for _ in range(50):
-            step(batch)
-    assert len(sent) == 50 + 1

@@ -6,11 +6,9 @@ Processes and file systems are real.  200 kills instead of ten: python -m benchm
 import contextlib
 import copy
 import json
-import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +26,7 @@ from benchmarks.kills import BEGIN, TARGETS, Siege
 from labkit import machine
 from labkit.results import append_trial, create_run, load_run, write_info
 
-PATIENCE_S = 60.0  # how long to look for something that must happen; not a speed limit
+PATIENCE_S = 300.0  # how long to look for something that must happen; not a speed limit
 
 needs_fork = pytest.mark.skipif(not machine.can_fork(), reason="no server to kill without fork")
 
@@ -97,10 +95,6 @@ def started(command, **options):
         start_new_session=True,
         **options,
     )
-
-
-def resuming(folder):
-    return started(["-m", "labkit.cli", "run", "--resume", folder])
 
 
 def until(condition):
@@ -174,30 +168,6 @@ def test_two_runs_at_once_into_one_results_folder_keep_apart(photos, tmp_path):
     for folder in folders:
         assert len(rows_in(folder).splitlines()) == 3
         assert_complete(load_run(folder), 1)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock here")
-def test_a_run_that_is_under_way_cannot_be_resumed_beside_it(one_block, tmp_path):
-    folder = unfinished(one_block, tmp_path / "run", blocks=3)
-    before = rows_in(folder)
-    first = resuming(folder)
-    try:
-        assert until(lambda: rows_in(folder) != before)
-        os.kill(first.pid, signal.SIGSTOP)  # however long the second takes, the first is there
-        second = resuming(folder)
-        _, errors = second.communicate(timeout=PATIENCE_S)
-        assert (second.returncode, errors) == (
-            1,
-            f"labkit: run must be under way in one process at a time, got another that has "
-            f"{folder}; wait until it has ended, or end it, and resume again\n",
-        )
-        os.kill(first.pid, signal.SIGCONT)
-        _, errors = first.communicate(timeout=PATIENCE_S)
-        assert first.returncode == 0, errors
-    finally:
-        first.kill()
-        first.wait()
-    assert_complete(load_run(folder), 3)
 
 
 @needs_fork

@@ -16,7 +16,7 @@ from labkit import shared_memory
 from labkit.clock import SystemClock
 from labkit.diagnosis import arms, devices
 from labkit.diagnosis.collect import Collected
-from labkit.diagnosis.conclusion import Share, _word, conclude
+from labkit.diagnosis.conclusion import conclude
 from labkit.parts.devices import PROFILES, EmulatedDevice
 
 LEAST_S = 5.0
@@ -195,20 +195,6 @@ def test_bad_arguments_are_refused(arguments, said):
     loader, step, *rest = arguments
     with pytest.raises(ValueError, match=said):
         lab.diagnose(loader, step, progress=False, **(rest[0] if rest else {}))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "word"),
-    [
-        (0.0, 0.04, "not input-bound"),
-        (0.06, 0.19, "moderately input-bound"),
-        (0.21, 0.5, "highly input-bound"),
-        (0.03, 0.08, "between not input-bound and moderately input-bound"),
-        (0.04, 0.5, "between not input-bound and highly input-bound"),
-    ],
-)
-def test_a_word_is_used_only_if_the_whole_interval_is_in_its_band(low, high, word):
-    assert _word(Share(mean=(low + high) / 2, low=low, high=high)) == word
 
 
 def test_a_pipeline_of_the_labs_own_is_diagnosed_and_its_remedies_run(photos, tmp_path):

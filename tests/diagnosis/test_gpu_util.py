@@ -7,19 +7,11 @@ import pytest
 
 from labkit import machine
 from labkit.diagnosis import gpu_util as module
-from labkit.diagnosis.gpu_util import gpu_util, polled, polled_table
+from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.gpu import CudaState
 
 # Ten seconds, in each of which the device waits for 0.2 s.
 STALLS = [(i + 0.2, i + 1.0) for i in range(10)]
-
-
-def test_a_meter_that_reads_once_a_second_hides_stalls_of_a_fifth_of_it():
-    assert polled(STALLS, 10.0, 1.0) == [pytest.approx(0.8)] * 10
-
-
-def test_a_band_over_several_periods_and_one_within_a_period_are_both_counted():
-    assert polled([(0.5, 2.25), (3.25, 3.75)], 4.0, 1.0) == [0.5, 1.0, 0.25, 0.5]
 
 
 def test_the_table_has_a_row_for_each_period_and_no_reading_where_there_is_none():

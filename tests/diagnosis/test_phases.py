@@ -152,19 +152,6 @@ def test_modules_without_parameters_are_no_forward():
     assert per_step(t.phases) == expected
 
 
-def test_all_outermost_models_of_a_step_are_forward():
-    t = training()
-    teacher = SlowModel(t.clock).requires_grad_(False)
-    for batch in t.phases.over(deliver(t.clock)):
-        with torch.no_grad():
-            teacher(batch)
-        train(t, batch)
-    _, transfer, forward, backward, rest = per_step(t.phases)
-    assert (transfer, forward, backward) == (0.0, 2 * FORWARD_S, BACKWARD_S + UPDATE_S)
-    assert rest == MOVE_S + LOG_S  # between the two
-    assert installed(t.model, teacher) == [0] * 7
-
-
 def test_without_a_module_only_wait_and_step_are_known():
     t = training()
     for _ in t.phases.over(deliver(t.clock)):
@@ -298,31 +285,6 @@ def test_a_model_saved_or_copied_in_the_loop_takes_nothing_along():
     assert t.phases.result() == before
 
 
-class OwnParameters(nn.Linear):
-    def parameters(self):
-        return [self.weight]
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(lambda: torch.jit.script(nn.Linear(2, 1)), id="scripted"),
-        pytest.param(lambda: torch.jit.trace(nn.Linear(2, 1), torch.ones(3, 2)), id="traced"),
-        pytest.param(lambda: nn.DataParallel(nn.Linear(2, 1)), id="wrapped"),
-        pytest.param(lambda: OwnParameters(2, 1), id="own parameters()"),
-    ],
-)
-def test_models_of_unusual_kinds_are_found(model):
-    model, clock = model(), FakeClock()
-    phases = Phases(clock)
-    for batch in phases.over(deliver(clock)):
-        clock.sleep(MOVE_S)
-        model(batch)
-    assert per_step(phases)[1:3] == [MOVE_S, 0.0]
-    assert installed(model) == [0] * 5
-
-
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @pytest.mark.parametrize("how", ["wrapped", "in place", "inside"])
 def test_compiled_models_train_as_before_and_are_compiled_no_more_than_twice(how):
@@ -403,13 +365,6 @@ def test_a_devices_own_time_stands_beside_the_hosts(queue):
     true = {"wait": 1.5, "transfer": 0.0, "forward": 6.0, "backward": 12.0, "rest": 0.0}
     assert found.device_s == {**true, "step": 18.0}
     assert (found.device_steps, queue.synchronized) == (3, 1)
-
-
-def test_a_device_that_failed_has_no_times_and_hides_no_error(queue):
-    queue.failed = True
-    found = train_on(queue)
-    assert (found.device_s, found.device_steps) == (None, 0)
-    assert found.host_s["rest"] == 18.0
 
 
 @pytest.mark.needs_cuda

@@ -239,17 +239,3 @@ def test_cudas_clock_stands_beside_the_hosts_and_says_where_that_misleads():
         "the host's, which only queues work there. It waits for that work in rest: 60.0 % of the "
         "host's time, 0.0 % of CUDA's."
     )
-
-
-def test_what_is_unknown_is_left_out_and_explained():
-    nothing = {**dict.fromkeys(epoch().host_s), "wait": 1.0, "step": 3.0}
-    shown = phase_words.text(epoch(host_s=nothing), 1)
-    assert "forward" not in shown
-    assert "\nstep   30.0 ms   75.0 %\n" in shown
-    assert "- Only wait and step are known: no torch module with parameters was called" in shown
-    assert phase_words.line(epoch(host_s=nothing), None) == "101 steps: wait 25 %, step 75 %"
-
-    no_update = {**epoch().host_s, "backward": None, "rest": None}
-    shown = phase_words.text(epoch(host_s=no_update), 1)
-    assert "\nafter the forward   70.0 ms   70.0 %\n" in shown
-    assert "- What follows the forward is one: no torch optimizer made a step." in shown

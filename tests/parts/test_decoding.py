@@ -164,13 +164,6 @@ def test_a_missing_library_names_the_install_line(decoder, module, package, monk
         DECODERS[decoder](jpeg)
 
 
-def test_a_library_built_for_another_torch_is_an_import_error_too(tmp_path, monkeypatch):
-    (tmp_path / "made_for_cuda.py").write_text("raise RuntimeError('operator nms does not exist')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"got RuntimeError: operator nms .*; pip install made, "):
-        decoding.open_library("made_for_cuda", "made")
-
-
 def test_every_decoder_names_its_jpeg_library_without_importing_it(monkeypatch):
     monkeypatch.setitem(DECODERS, "ones_own", DECODERS["pillow"])
     found = jpeg_back_ends()
@@ -187,30 +180,7 @@ def test_every_decoder_names_its_jpeg_library_without_importing_it(monkeypatch):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("build-libjpeg-turbo (ver 3.1.2-70)", "libjpeg-turbo 3.1.2-70"),
-        ("/home/someone/env/lib/libjpeg.so (ver 80)", "libjpeg.so 80"),
-        ("C:\\env\\jpeg.lib (ver 62)", "jpeg.lib 62"),
-        ("NO", "unknown"),
-    ],
-)
-def test_opencvs_jpeg_library_is_named_without_its_folder(line, expected, monkeypatch):
-    import cv2
-
-    build = f"  Media I/O:\n    ZLib: build (ver 1.3.1)\n    JPEG:     {line}\n"
-    monkeypatch.setattr(cv2, "getBuildInformation", lambda: build)
-    assert jpeg_back_ends()["opencv"] == expected
-
-
 # --- the header -------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 300), st.integers(1, 300), st.booleans())
-def test_the_header_tells_the_size(width_px, height_px, progressive):
-    jpeg = encode(Image.new("RGB", (width_px, height_px)), progressive=progressive)
-    assert read_size_px(jpeg) == (width_px, height_px)
 
 
 @given(st.binary(max_size=80), st.integers(0, 700))

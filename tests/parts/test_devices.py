@@ -12,7 +12,6 @@ from labkit.parts.devices import (
     QUEUED_STEPS,
     EmulatedDevice,
     Profile,
-    with_compute,
 )
 from labkit.trial import Skip
 from tests.fake_clock import FakeClock
@@ -42,13 +41,6 @@ def test_a_pageable_copy_blocks_the_host_at_the_pageable_rate():
     assert clock.now() == 4.0
 
 
-def test_a_pageable_copy_waits_for_the_work_queued_on_its_stream():
-    device, clock = make()
-    device.compute(10)
-    device.put(FOUR_BYTES, pinned=False, non_blocking=True, side_stream=False)
-    assert clock.now() == 14.0
-
-
 def test_a_pinned_copy_that_blocks_holds_the_host_until_it_is_done():
     device, clock = make()
     device.put(FOUR_BYTES, pinned=True, non_blocking=False, side_stream=False)
@@ -64,43 +56,6 @@ def test_a_pinned_copy_on_a_side_stream_overlaps_with_compute():
     device.compute(10)
     device.synchronize()
     assert clock.now() == 20.0
-
-
-def test_the_same_copy_on_the_default_stream_queues_behind_compute():
-    device, clock = make()
-    device.compute(10)
-    device.wait(device.put(FOUR_BYTES, **PINNED, side_stream=False))
-    assert clock.now() == 0.0  # the host goes on all the same
-    device.compute(10)
-    device.synchronize()
-    assert clock.now() == 22.0
-
-
-def test_compute_waits_for_a_copy_it_depends_on():
-    device, clock = make()
-    batch = device.put(FOUR_BYTES, **PINNED, side_stream=True)
-    device.wait(batch)
-    device.compute(1)
-    device.synchronize()
-    assert clock.now() == 3.0
-
-
-def test_copies_follow_each_other_on_one_engine():
-    device, clock = make()
-    device.put(FOUR_BYTES, **PINNED, side_stream=True)
-    device.put(FOUR_BYTES, **PINNED, side_stream=True)
-    device.synchronize()
-    assert clock.now() == 4.0
-
-
-def test_idle_time_between_steps_is_not_counted_as_compute():
-    device, clock = make()
-    device.compute(2)
-    device.synchronize()
-    clock.sleep(5)
-    device.compute(3)
-    device.synchronize()
-    assert (clock.now(), device.compute_s) == (10.0, 5.0)
 
 
 def test_launching_keeps_the_host_busy_for_its_share_while_the_device_works():
@@ -151,23 +106,10 @@ def test_a_host_that_was_held_up_does_slow_the_device():
     assert utilization_of_ten_steps(0.004) == pytest.approx(0.1 / (10 * 0.014 - 9 * 0.001))
 
 
-def test_preprocessing_on_the_device_costs_its_bytes():
-    device, clock = make()
-    device.process(8)
-    device.synchronize()
-    assert clock.now() == 2.0
-
-
 def test_a_profile_without_a_speed_must_be_calibrated_first():
     message = "profile must have compute_s_per_image, got 'matched' without; calibrate first"
     with pytest.raises(ValueError, match=re.escape(message)):
         EmulatedDevice(PROFILES["matched"], FakeClock())
-
-
-def test_calibration_fills_only_an_open_profile():
-    assert with_compute(PROFILES["matched"], 0.5).compute_s_per_image == 0.5
-    sourced = PROFILES["resnet50_a100"]
-    assert with_compute(sourced, 0.5) is sourced
 
 
 def test_the_cpu_has_no_side_stream():

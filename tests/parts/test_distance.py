@@ -1,12 +1,12 @@
 """The distance that is stood in for: its timetable by a fake clock, its server by real sockets."""
 
+import contextlib
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,10 @@ from labkit.parts import storage
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import distance, key
 from labkit.parts.storage.distance import ADDRESSES, Distance, Line, fetch, parse, served
-from labkit.parts.storage.distance_server import MAX_CREDIT_S, Link, Way
 from labkit.source import open_loader
 from labkit.staging import check_rates, staged
 from labkit.stored import open_reader, open_source
 from labkit.trial import Skip
-from tests.fake_clock import FakeClock
 
 NEAR = Distance(rtt_ms=0, mbit_per_s=8000)
 
@@ -49,61 +47,6 @@ def test_other_names_say_nothing(name):
 
 
 # --- the timetable --------------------------------------------------------------------------
-
-
-def way(rtt_s=0.02, bytes_per_s=1e6, own_s=0.0):
-    return Way(link=Link(bytes_per_s), clock=FakeClock(), rtt_s=rtt_s, own_s=own_s)
-
-
-def deliver(way, sizes, *, asked_s=0.0, first=False):
-    """When each piece was sent."""
-    sent_s = []
-    due_s = way.due_s(asked_s, first=first)
-    way.deliver([bytes(size) for size in sizes], due_s, lambda _: sent_s.append(way.clock.now()))
-    return sent_s
-
-
-def test_a_request_takes_one_round_trip_and_a_new_connection_one_more():
-    assert deliver(way(), [1000]) == pytest.approx([0.02 + 0.001])
-    assert deliver(way(), [1000], first=True) == pytest.approx([0.04 + 0.001])
-
-
-def test_this_machines_own_time_is_part_of_the_round_trip():
-    assert deliver(way(own_s=0.003), [1000], asked_s=5.0) == pytest.approx([5.018])
-    assert deliver(way(rtt_s=0.0, own_s=0.003), [1000], asked_s=5.0) == pytest.approx([5.001])
-
-
-def test_one_link_serves_all_connections_one_after_the_other():
-    link = Link(1e6)
-    # Two answers that could leave at the same time, and one after the link has been idle.
-    assert [link.book(1.0, 50_000), link.book(1.0, 50_000)] == pytest.approx([1.05, 1.10])
-    assert link.book(3.0, 50_000) == pytest.approx(3.05)
-
-
-def test_a_late_awakening_is_made_up_for():
-    class LateClock(FakeClock):
-        def sleep_until(self, deadline_s):
-            super().sleep_until(deadline_s)
-            self.time_s += 0.004  # each time; a piece takes 0.010
-
-    late = Way(link=Link(1e6), clock=LateClock(), rtt_s=0.0)
-    sent_s = deliver(late, [10_000] * 20)
-    assert sent_s[-1] == pytest.approx(20 * 0.010 + 0.004)
-
-
-def test_who_does_not_take_its_bytes_earns_no_faster_link():
-    slow = way(rtt_s=0.0)
-    sent_s = []
-
-    def send(piece):
-        sent_s.append(slow.clock.now())
-        slow.clock.sleep(1.0 if len(sent_s) == 1 else 0.0)  # a reader that stops for a second
-
-    slow.deliver([bytes(10_000)] * 30, 0.0, send)
-    assert sent_s[1] == pytest.approx(sent_s[0] + 1.0)
-    # What was not taken is given at most MAX_CREDIT_S faster.
-    assert sent_s[-1] == pytest.approx(1.01 + 29 * 0.010 - MAX_CREDIT_S)
-    assert all(a <= b for a, b in pairwise(sent_s))
 
 
 # --- the server -----------------------------------------------------------------------------
@@ -171,14 +114,14 @@ def test_a_server_that_cannot_start_is_skipped(files, monkeypatch):
         served(NEAR, "far_0ms_8000mbit", Path("data"), files).__enter__()
 
 
-def test_it_waits_as_long_as_it_says_and_measures_that(files):
+def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
+    monkeypatch.setattr(distance, "_own_s", lambda address: 0.0)  # a busy machine's is large
     far = Distance(rtt_ms=40, mbit_per_s=80)
     with served(far, "far_40ms_80mbit", Path("data"), files) as address:
         with Line(address) as line:  # only from below: how late a busy machine is, is not asked
-            own_s = 0.02  # what it may have taken off
-            assert line.get("zeros/0") >= 2 * 0.04 - own_s
-            assert line.get("zeros/0") >= 0.04 - own_s
-            assert line.get("zeros/1000000") >= 0.04 + 0.1 - own_s
+            assert line.get("zeros/0") >= 2 * 0.04  # a new connection takes one more
+            assert line.get("zeros/0") >= 0.04
+            assert line.get("zeros/1000000") >= 0.04 + 0.1
         rates = distance.measure(far, address, 0.1)
         found = [(rate.pattern, rate.unit, rate.readers, rate.requested_per_s) for rate in rates]
         assert found == [
@@ -326,9 +269,8 @@ def test_a_runner_that_is_killed_leaves_no_server_and_its_copy_goes_with_the_nex
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ended = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     assert ended.returncode == -9
-    server = int(ended.stdout.split()[-1])
-    if psutil.pid_exists(server):
-        psutil.Process(server).wait(60)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(ended.stdout.split()[-1])).wait(60)
     assert list(var.rglob("*.jpg")) != []  # a killed process cannot clean up
     with stage(settings_for(photos, storage="far_0ms_7000mbit_staged", cache="warm")):
         assert not [path for path in var.iterdir() if "8000mbit" in path.name]

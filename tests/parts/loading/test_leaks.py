@@ -21,7 +21,7 @@ from labkit.source import open_loader
 
 pytestmark = pytest.mark.thorough
 
-PATIENCE_S = 10.0  # how long a thread that has ended may still be there
+PATIENCE_S = 60.0  # how long a thread that has ended may still be there
 TIMES = 100
 RIVALS = [pytest.param(name, marks=pytest.mark.needs_rivals) for name in ("tf_data", "dali")]
 

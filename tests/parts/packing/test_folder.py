@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.contracts import Annotation
-from labkit.parts.packing.coco import coco_json, read_coco
 from labkit.parts.packing.folder import open_folder, synthesize_boxes, write_folder
 
 
@@ -53,25 +51,6 @@ SAMPLES = [
 def written(tmp_path):
     write_folder(SAMPLES, tmp_path / "data")
     return tmp_path / "data"
-
-
-@given(
-    st.lists(
-        st.lists(
-            st.tuples(*[st.floats(0, 640, width=32)] * 2, *[st.floats(0.25, 640, width=32)] * 2)
-        ),
-        max_size=5,
-    )
-)
-def test_boxes_survive_the_json(tmp_path_factory, per_image):
-    annotations = [boxes(*[(x, y, x + w, y + h) for x, y, w, h in rows]) for rows in per_image]
-    file = tmp_path_factory.mktemp("json") / "annotations.json"
-    images = [(f"{i}.jpg", 1, 1, a) for i, a in enumerate(annotations)]
-    file.write_bytes(b"".join(coco_json(images)))
-    names, arrays = read_coco(file)
-    assert names == [f"{i}.jpg" for i in range(len(annotations))]
-    for annotation, (first, end) in zip(annotations, arrays["box_ranges"]):
-        np.testing.assert_array_equal(arrays["boxes_xyxy"][first:end], annotation.boxes_xyxy)
 
 
 @pytest.mark.parametrize("images", ["val2017", "images/val2017", "images"])
@@ -263,38 +242,7 @@ def test_reading_names_the_file_that_is_missing_or_no_jpeg(tmp_path):
         reader.read(2)
 
 
-def test_writing_over_other_data_is_refused(tmp_path):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").touch()
-    with pytest.raises(ValueError, match=r"folder must be new or empty, got .* with other files"):
-        write_folder(SAMPLES, tmp_path / "other")
-
-
 @pytest.mark.parametrize("name", ["b.jpg", "../b.jpg", "/b.jpg"])
 def test_names_given_twice_or_outside_are_refused(tmp_path, name):
     with pytest.raises(ValueError, match=re.escape("name must be a new path inside images/, got")):
         write_folder([SAMPLES[0], (name, jpeg(), boxes())], tmp_path / "data")
-
-
-def test_stopped_writing_is_not_taken_for_data_and_can_be_repeated(tmp_path):
-    def stops():
-        yield SAMPLES[0]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_folder(stops(), tmp_path / "data")
-    with pytest.raises(ValueError, match="data must be a finished folder, got"):
-        open_folder(tmp_path / "data")
-    write_folder(SAMPLES, tmp_path / "data")
-    assert open_folder(tmp_path / "data").verify(range(3)) == []
-
-
-def test_files_with_names_that_are_no_text_are_read(tmp_path):
-    name = os.fsencode(tmp_path) + b"/\xff\xfe.jpg"
-    try:
-        Path(os.fsdecode(name)).write_bytes(jpeg())
-    except OSError:
-        pytest.skip("this file system takes only text as names")
-    content, annotation = open_folder(tmp_path).read(0)
-    assert content == jpeg()
-    assert len(annotation.boxes_xyxy) >= 1

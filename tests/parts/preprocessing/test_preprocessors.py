@@ -6,7 +6,6 @@ contracts'.
 """
 
 import functools
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,6 @@ from labkit.contracts import (
     BATCHES,
     CLASSES,
     MAX_BOXES,
-    STRIDE,
     Annotation,
     Sample,
     check_batch,
@@ -28,7 +26,7 @@ from labkit.contracts import (
     detector_batch,
     difference,
 )
-from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
+from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.preprocessing.draws import config, draw
 
 DETECTORS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "detector"]
@@ -198,24 +196,6 @@ def test_an_unknown_category_is_refused_by_number(name):
         PREPROCESSORS[name].per_sample(sample, 64)
 
 
-def test_on_device_hands_over_nine_times_fewer_bytes_than_loops():
-    sample = random_sample(7)
-    sizes = {
-        name: sum(array.nbytes for array in PREPROCESSORS[name].per_sample(sample, 512).values())
-        for name in ("loops", "on_device")
-    }
-    assert sizes["loops"] >= 9 * sizes["on_device"]
-
-
-def test_device_bytes_are_the_batch_read_and_written():
-    # Read: pixels, 3x4 colours, 7 rows of 7, count, id; written: the detector's batch.
-    read = 64 * 64 * 3 + 48 + 7 * 28 + 8 + 8
-    cells = 64 // STRIDE
-    written = 4 * 3 * 64 * 64 + 4 * CLASSES * cells * cells + MAX_BOXES * (8 + 8 + 8 + 1) + 8
-    assert device_bytes("on_device", 5, 64) == 5 * (read + written)
-    assert device_bytes("vectorized", 5, 64) == 0
-
-
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_the_label_is_the_class_of_the_largest_box(name):
     boxes = [(0, 0, 10, 10), (0, 0, 50, 60), (0, 0, 20, 20)]
@@ -244,33 +224,6 @@ def test_an_averaging_resize_is_not_the_same_work_as_a_linear_one():
     batch = finish("classification", [replace(sample, image_rgb=np.asarray(averaged))], 224)
     reference = finish("classification", [sample], 224)
     assert difference(batch, reference, classifier_batch(1, 224)).startswith("image must differ")
-
-
-@pytest.mark.parametrize("levels", [None, 3.0])
-def test_pixels_that_are_no_numbers_are_not_the_same_work(levels):
-    reference = finish("classification", [random_sample(1), random_sample(2)], 64)
-    batch = {**reference, "image": reference["image"].copy()}
-    batch["image"][1, 0, 0, 0] = np.nan
-    assert difference(batch, reference, classifier_batch(2, 64), levels=levels).endswith("got nan")
-
-
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_a_grey_image_is_classified_with_imagenets_mean_and_std(name):
-    grey = np.full((10, 20, 3), 128, np.uint8)
-    image = finish(name, [make_sample(image=grey)], 32)["image"][0]
-    expected = (128 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
-    assert np.allclose(image, expected[:, None, None], atol=1e-5)
-
-
-def test_configuration_is_parsed_per_sample_only_where_it_should_be(monkeypatch):
-    parses = []
-    original = json.loads
-    monkeypatch.setattr(json, "loads", lambda text: parses.append(1) or original(text))
-    sample = random_sample(3)
-    for _ in range(2):
-        for name in DETECTORS:
-            PREPROCESSORS[name].per_sample(sample, 64)
-    assert len(parses) == 2
 
 
 @pytest.mark.needs_cuda

@@ -92,13 +92,6 @@ def test_the_file_has_the_values_of_the_moment_it_was_saved(saver, path, device)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_a_state_may_grow_and_shrink_between_saves(saver, path):
-    for value, size_bytes in enumerate([4096, 1 << 20, 16]):
-        saver.save(filled(value, size_bytes))
-        saver.finish()
-        assert equal(loaded(path), filled(value, size_bytes))
-
-
 def test_a_second_save_waits_for_the_first(path, monkeypatch):
     may_write, second_done, written = threading.Event(), threading.Event(), []
 
@@ -145,19 +138,6 @@ def test_a_full_disk_is_named_and_the_previous_file_stays(tmp_path):
             assert equal(loaded(path), filled(50, 1 << 20))
 
 
-def test_a_missing_folder_is_named_once_and_the_next_checkpoint_is_saved(saver, path):
-    folder = path.parent / "unplugged"
-    path.parent.rename(path.parent.with_name("elsewhere"))
-    with pytest.raises(CheckpointFailed, match="got No such file or directory; free space"):
-        saver.save(filled(1))
-        saver.finish()
-    path.parent.mkdir()
-    saver.save(filled(2))
-    saver.finish()
-    assert equal(loaded(path), filled(2))
-    assert not folder.exists()
-
-
 def save_for_ever(name, path, started):
     torch.set_num_threads(1)  # torch's other threads were not forked
     saver = SAVERS[name](path)
@@ -192,9 +172,9 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_file(name, path):
 
 
 def test_closing_ends_the_thread(path):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     saver = SAVERS["thread"](path)
     saver.save(filled(1))
     saver.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert equal(loaded(path), filled(1))

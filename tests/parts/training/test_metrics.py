@@ -48,12 +48,6 @@ def test_metrics_are_what_their_names_say(name, waits, device):
     np.testing.assert_array_equal(totals.confusion.cpu().numpy(), confusion)
 
 
-def test_nothing_counted_has_no_result():
-    totals = Totals()
-    METRICS["none"](*batches()[0], totals)
-    assert totals.result() == {}
-
-
 def test_vectorized_reads_no_number():
     # Meta tensors have shapes but no numbers: `.item()` on one raises.
     totals = Totals()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -90,16 +89,14 @@ def test_a_terminal_takes_more_than_it_holds():
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_report_waits_for_the_server_unless_it_is_in_the_background(tmp_path, in_background):
+def test_reports_wait_for_the_server_at_the_latest_when_they_are_finished(tmp_path, in_background):
     with reports("http_100ms", tmp_path, in_background=in_background) as opened:
         start_s = time.perf_counter()
         opened.write("a")
         opened.write("b")
-        written_s = time.perf_counter() - start_s
-        opened.finish()
-        finished_s = time.perf_counter() - start_s
-    assert (written_s >= 0.2) is not in_background
-    assert finished_s >= 0.2
+        if in_background:  # that the loop goes on meanwhile is tested below, without a clock
+            opened.finish()
+        assert time.perf_counter() - start_s >= 0.2
 
 
 def test_in_the_background_the_loop_continues_and_the_order_is_kept(own, tmp_path):
@@ -189,10 +186,10 @@ def test_a_bar_draws_as_often_as_tqdm_does(name, loss, monkeypatch):
 def left():
     this = psutil.Process()
     return {
-        "files": sorted(Path("/proc/self/fd").iterdir()),
-        "threads": threading.enumerate(),
-        "processes": this.children(recursive=True),
-        "helpers": os.environ.get("LABKIT_HELPERS"),
+        *(f"file {number}" for number in os.listdir("/proc/self/fd")),  # noqa: PTH208
+        *threading.enumerate(),
+        *this.children(recursive=True),
+        os.environ.get("LABKIT_HELPERS"),
     }
 
 
@@ -212,16 +209,7 @@ def test_closing_leaves_nothing_even_while_a_loader_worker_lives(name, in_backgr
     os.close(reading)
     os.close(writing)
     os.waitpid(worker, 0)
-    assert left() == before
-
-
-def test_a_bar_leaves_nothing():
-    PROGRESS["tqdm"]().close()  # what tqdm starts once
-    before = left()
-    bar = PROGRESS["tqdm"]()
-    bar.update(0.5)
-    bar.close()
-    assert left() == before
+    assert left() <= before  # what earlier tests left may end meanwhile
 
 
 def test_a_killed_trial_leaves_no_server():

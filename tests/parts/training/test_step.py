@@ -15,7 +15,7 @@ from training_batches import BATCH_SIZE, make_batch
 
 from labkit import contracts
 from labkit.parts.training import STEPS, label, step
-from labkit.parts.training.model import Detector, build_classifier
+from labkit.parts.training.model import build_classifier
 from labkit.settings import Settings
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
@@ -47,17 +47,6 @@ def losses_of(made, batch, steps):
 def test_the_classifier_has_the_published_number_of_parameters():
     parameters = sum(p.numel() for p in build_classifier(classes=1000).parameters())
     assert parameters == 11_689_512  # torchvision's resnet18, "11.69 M"
-
-
-@pytest.mark.parametrize("input_px", [32, 96])
-def test_models_accept_any_multiple_of_32(input_px):
-    image = torch.randn(2, 3, input_px, input_px)
-    cells = input_px // contracts.STRIDE
-    heatmap, size_wh, offset_xy = Detector()(image)
-    assert heatmap.shape == (2, contracts.CLASSES, cells, cells)
-    assert size_wh.shape == offset_xy.shape == (2, 2, cells, cells)
-    assert heatmap.sigmoid().mean().item() == pytest.approx(0.1, abs=0.02)  # nearly background
-    assert build_classifier()(image).shape == (2, contracts.CLASSES)
 
 
 @pytest.mark.parametrize("name", REAL_STEPS)
@@ -113,22 +102,6 @@ def test_float16_scales_its_loss(monkeypatch, device):
     assert said == {"precision": "amp (float16, loss scaled)"}
 
 
-def test_a_row_names_its_precision_unless_it_is_plain():
-    said = label(Settings(step="classifier", device="cpu", precision="amp"), "cpu")
-    assert said == {"precision": "amp (bfloat16)"}
-    assert label(Settings(step="detector", device="cpu"), "cpu") == {}
-
-
-@pytest.mark.parametrize("precision", ["fp32", "amp"])
-def test_a_classifier_keeps_its_last_scores_without_their_graph(precision):
-    made = STEPS["classifier"](Settings(precision=precision), on("cpu"))
-    assert made.logits() is None
-    made.forward(make_batch())
-    scores = made.logits()
-    assert (scores.shape, scores.dtype) == ((2, 80), torch.float32)
-    assert not scores.requires_grad
-
-
 # --- the emulated device --------------------------------------------------------------------
 
 
@@ -139,23 +112,6 @@ def test_timed_gives_the_number_of_images_to_the_emulated_device():
     assert device.computed == [BATCH_SIZE]
     assert (made.backward, made.loss(), made.batch) == (None, None, None)
     assert made.logits().shape == (BATCH_SIZE, 80)
-
-
-def sizes(state):
-    """The shapes and dtypes of a state's tensors, by their path."""
-    if isinstance(state, torch.Tensor):
-        return {(): (tuple(state.shape), state.dtype)}
-    if not isinstance(state, dict):
-        return {}
-    return {(key, *path): one for key, each in state.items() for path, one in sizes(each).items()}
-
-
-def test_what_an_emulated_device_saves_is_as_large_as_what_the_classifier_does():
-    real = STEPS["classifier"](Settings(), on("cpu"))
-    losses_of(real, make_batch(), steps=1)  # makes the momentum
-    saved = STEPS["timed"](Settings(), Emulated()).state()
-    assert sizes(saved) == sizes(real.state())
-    assert len(sizes(saved["optimizer"])) == len(list(build_classifier().parameters()))
 
 
 @pytest.mark.parametrize(
