@@ -30,7 +30,7 @@ def setup(info: Mapping[str, object]) -> Facts:
     """Say what was done that all variants have in common.
 
     Args:
-        info: what `run.json` holds, of either kind of run.
+        info: what `run.json` holds.
 
     Returns:
         (what, how), only what is stored.

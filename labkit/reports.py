@@ -31,7 +31,7 @@ def write_report(
     """Write what chosen runs asked, did and found, as files that need nothing else.
 
     Args:
-        runs: one or several, of either kind; unset: every experiment's newest in `results`.
+        runs: one or several; unset: every experiment's newest in `results`.
         folder: takes the files, and is made if missing; unset: of one run its own folder, of
             several a new one in ``results/reports``.
         results: folder that holds all results.

@@ -6,6 +6,8 @@ Run: python -m pytest tests/test_disputes.py
 import json
 import math
 import re
+import subprocess
+import sys
 from statistics import fmean, stdev
 
 import pytest
@@ -200,3 +202,9 @@ def test_the_command_prints_text_or_json(tmp_path, capsys):
     assert capsys.readouterr().err == (
         "labkit: numbers must be of 1, 2, 3, 4, 6, 7, 9, 10, 11, got 8; leave them out for all\n"
     )
+
+
+def test_showing_disputes_builds_no_loader(tmp_path):
+    code = "import sys, labkit; repr(labkit.disputes(sys.argv[1])); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"

@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -321,6 +323,14 @@ def test_what_is_no_share_file_says_so(tmp_path):
     (tmp_path / "y.zip").write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
     with pytest.raises(ValueError, match="share file must be"):
         open_shared(tmp_path / "y.zip", tmp_path)
+
+
+def test_opening_a_file_draws_no_chart(packed, tmp_path):
+    code = (
+        "import sys, labkit; labkit.open_shared(*sys.argv[1:]); print('matplotlib' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(packed), str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"
 
 
 def test_hostile_texts_stay_texts(tmp_path):
