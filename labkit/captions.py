@@ -35,20 +35,18 @@ PATTERNS = {"random": "at random", "sequential": "in sequence", "round trips": "
 
 
 def describe(summary: Summary) -> str:
-    """Say in one paragraph what the chart shows, for screen readers."""
-    sentences = [summary.question, *stand_ins(summary), conditions(summary)]
-    sentences += [*other_images(summary), *self_checks(summary)]
+    """Write what the chart shows, for screen readers."""
     if summary.has_groups:
-        sentences.append("Bars of normalized time, lower is better; each group has its baseline")
+        sentences = ["Bars of normalized time, lower is better; each group has its baseline"]
     else:
-        sentences.append(f"Bars of normalized epoch time, lower is better; {summary.baseline} is 1")
+        sentences = [f"Bars of normalized epoch time, lower is better; {summary.baseline} is 1"]
     for row in summary.rows:
         if summary.has_groups and row.time_s is not None:
             said = f"{units.seconds(row.time_s)}, {describe_row(summary, row)}"
             sentences.append(f"{row.variant}: {said}")
         elif not summary.is_baseline(row) or not row.normalized_time:
             sentences.append(f"{row.variant}: {describe_row(summary, row)}")
-    return join_sentences([*sentences, *_from(summary)])
+    return describe_run(summary, sentences)
 
 
 def describe_row(summary: Summary, row: Row) -> str:
@@ -65,10 +63,8 @@ def describe_row(summary: Summary, row: Row) -> str:
 
 
 def describe_epochs(summary: Summary) -> str:
-    """Say in one paragraph what the chart of single epochs shows, for screen readers."""
-    sentences = [summary.question, *stand_ins(summary), conditions(summary)]
-    sentences += self_checks(summary)
-    sentences.append("Bars of seconds per epoch, lower is better")
+    """Write what the chart of single epochs shows, for screen readers."""
+    sentences = ["Bars of seconds per epoch, lower is better"]
     for row in summary.rows:
         if why := reason(row):
             sentences.append(f"{row.variant}: {why}")
@@ -79,7 +75,15 @@ def describe_epochs(summary: Summary) -> str:
             f"{row.variant}: {', '.join(times)}; in memory before epoch 1: {memory}; "
             f"bytes read from disk: {disk}; pages swapped: {swap}"
         )
-    return join_sentences([*sentences, *_from(summary)])
+    return describe_run(summary, sentences)
+
+
+def describe_run(summary: Summary, shown: Sequence[str]) -> str:
+    """Put a run's question, conditions and origin around what its chart shows."""
+    about = [summary.question, *stand_ins(summary), conditions(summary), *other_images(summary)]
+    about += self_checks(summary)
+    origin = [f"From: {summary.origin}"] if summary.origin else []
+    return join_sentences([*about, *shown, *origin])
 
 
 def conditions(summary: Summary) -> str:
@@ -198,10 +202,6 @@ def _delivered(rates: Sequence[Mapping[str, object]]) -> str:
 
 def _when(facts: Mapping[str, object], key: str) -> str:
     return f" on {units.minute(facts[key])}" if facts.get(key) else ""
-
-
-def _from(summary: Summary) -> list[str]:
-    return [f"From: {summary.origin}"] if summary.origin else []
 
 
 def join_sentences(sentences: Sequence[str]) -> str:

@@ -193,13 +193,11 @@ def _draw_row(axes: Axes, row: Row, y: float, limit: float, *, is_baseline: bool
         axes.plot([row.published], [above], zorder=6, **PUBLISHED)
 
 
-def draw_whisker(
-    axes: Axes, ends: tuple[float, float], y: float, limit: float, size: float = 8
-) -> None:
+def draw_whisker(axes: Axes, ends: tuple[float, float], y: float, limit: float) -> None:
     """Draw an interval; one that leaves the axis is cut off and ends in an arrow."""
     low, high = ends
     cut = high > limit
-    end, cap = min(high, limit), {"color": INK, "markersize": size, "zorder": 5}
+    end, cap = min(high, limit), {"color": INK, "markersize": 8, "zorder": 5}
     axes.plot([low, end], [y, y], zorder=5, solid_capstyle="butt", **WHISKER)
     axes.plot([low], [y], "|", **cap)
     axes.plot([end], [y], ">" if cut else "|", clip_on=False, **cap)

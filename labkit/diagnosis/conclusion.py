@@ -10,7 +10,7 @@ Source: EVIDENCE 1, "Stalls", for shares and words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -18,13 +18,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import shared_memory, units
-from labkit.diagnosis import knobs
+from labkit.diagnosis import knobs, phase_words
 from labkit.diagnosis.assemble import measured_of
 from labkit.diagnosis.collect import Collected, length
 from labkit.diagnosis.measured import Measured
 from labkit.diagnosis.model import simulate
-from labkit.diagnosis.remedies import bottleneck_of, propose
-from labkit.diagnosis.remedy import Remedy
+from labkit.diagnosis.remedies import Remedy, bottleneck_of, propose
 from labkit.diagnosis.timeline import Timeline, record_timeline
 from labkit.statistics import ALPHA, paired_interval
 
@@ -38,6 +37,13 @@ WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
 FITS = 0.15
 NOTHING_TO_GAIN = "compute"
 FULL_SHARE = 0.1  # of /dev/shm is free: too little for a batch
+
+ARMS = {
+    "resident": "computing alone (batches are kept)",
+    "alone": "loading alone",
+    "warm": "as it is",
+    "cold": "as it is, files evicted before",
+}
 
 
 class Lines(tuple):
@@ -89,9 +95,7 @@ class Diagnosis:
 
     def sentences(self) -> Lines:
         """Say it all on one screen."""
-        from labkit.diagnosis.words import sentences
-
-        return Lines(sentences(self))
+        return Lines(_sentences(self))
 
     def __repr__(self) -> str:
         return str(self.sentences())
@@ -103,9 +107,7 @@ class Diagnosis:
         """Give what each arm took."""
         import pandas as pd
 
-        from labkit.diagnosis.words import rows
-
-        return pd.DataFrame(rows(self))
+        return pd.DataFrame(_rows(self))
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -120,9 +122,7 @@ class Diagnosis:
         """Give what making and sending a batch takes, stage by stage, inside a worker."""
         import pandas as pd
 
-        from labkit.diagnosis.words import stage_rows
-
-        return pd.DataFrame(stage_rows(self))
+        return pd.DataFrame(_stage_rows(self))
 
 
 def conclude(found: Collected) -> Diagnosis:
@@ -237,3 +237,110 @@ def _word(share: Share) -> str:
 
 def _ends(share: Share) -> tuple[float, float]:
     return (share.mean, share.mean) if share.low is None else (share.low, share.high)
+
+
+def _sentences(found: Diagnosis) -> Iterator[str]:
+    """Say verdict, bottleneck, ceiling, remedies, and what it rests on."""
+    if found.broken:
+        yield f"Broke off: {found.broken}. What was measured until then is below."
+    if found.measured is None:
+        if found.bottleneck:
+            yield f"Bottleneck: {found.bottleneck}. {shared_memory.why_full()}"
+        return
+    yield from _verdict(found)
+    for number, remedy in enumerate(found.remedies, 1):
+        bound = "at best " if remedy.at_most else ""
+        line = (
+            f"{number}. {remedy.name}: predicted {bound}{units.normalized(remedy.predicted)} of "
+            f"the time, because {remedy.reason}. Change: {remedy.change}."
+        )
+        if remedy.measured is not None:
+            interval = units.interval(remedy.ci_low, remedy.ci_high)
+            line += f" Tried: measured {units.normalized(remedy.measured)} {interval}."
+        yield line
+    if not found.remedies:
+        yield (
+            "Nothing to gain from loading: no change of it is predicted to save 3 %. What is left "
+            "is the step itself: a smaller model or input, mixed precision, a faster device."
+        )
+    yield from _phases(found)
+    yield _rests_on(found)
+    yield from (f"Note: {note}." for note in found.notes)
+
+
+def _verdict(found: Diagnosis) -> Iterator[str]:
+    stalls = found.stalls
+    parts = f"preparing {stalls['preparation']}"
+    if "fetch" in stalls:
+        parts += f", fetching from the medium {stalls['fetch']}"
+    yield (
+        f"{found.verdict[0].upper()}{found.verdict[1:]}: {parts} of an epoch's time is not "
+        "hidden behind computing."
+    )
+    if found.remedies:
+        yield (
+            f"Bottleneck: {found.bottleneck}; removing it is predicted to save "
+            f"{units.percent(found.share)} of an epoch."
+        )
+    faster = 1 / found.ceiling if found.ceiling else 1.0
+    yield (
+        f"Ceiling: a loader that took no time would leave {units.normalized(found.ceiling)} of the "
+        f"time, so no change of loading gains more than {faster:.2f} times."
+    )
+
+
+def _phases(found: Diagnosis) -> Iterator[str]:
+    """Say what a stopwatch in the loop would have shown."""
+    phases = found.collected.phases
+    if phases is not None and phases.timed_steps:
+        seen = phase_words.line(phases, None)
+        yield f"A stopwatch in the loop shows, by when calls return: {seen}."
+        stopped = phases.ended == "stopped"  # by the diagnosis, which had seen enough
+        yield from phase_words.sentences(phases)[stopped:]
+
+
+def _rests_on(found: Diagnosis) -> str:
+    collected = found.collected
+    blocks = len(collected.of("resident"))
+    device = collected.loop.device.label
+    cold = "" if collected.of("cold") else " Nothing was made cold: give files for that."
+    return (
+        f"{units.count(blocks, 'block')} of every arm in random order, on {device}; "
+        f"{units.count_bytes(collected.loop.batch_bytes)} a batch.{cold}"
+    )
+
+
+def _rows(found: Diagnosis) -> list[dict[str, object]]:
+    """List what each arm took."""
+    listed = []
+    steps = found.measured.parts.steps if found.measured else None
+    for arm, title in ARMS.items():
+        stretches = found.collected.of(arm)
+        if stretches:
+            epochs_s = [stretch.of_epoch(steps) for stretch in stretches]
+            epoch_s = None if None in epochs_s or arm == "resident" else fmean(epochs_s)
+            listed.append(
+                {
+                    "arm": title,
+                    "a step": units.seconds(fmean(s.step_s for s in stretches)),
+                    "an epoch": units.seconds(epoch_s),
+                    "CPU a step": units.seconds(fmean(s.cpu_s for s in stretches)),
+                }
+            )
+    return listed
+
+
+def _stage_rows(found: Diagnosis) -> list[dict[str, object]]:
+    """List what making and sending a batch takes, stage by stage, inside a worker."""
+    stages = found.collected.stages
+    return [
+        {
+            "stage": stage.name,
+            "kind": stage.kind,
+            "a batch": units.seconds(stage.batch_s),
+            "CPU a batch": units.seconds(stage.batch_cpu_s),
+            "share": units.percent(stage.share),
+            "functions": ", ".join(stage.functions[:2]),
+        }
+        for stage in (stages.stages if stages else ())
+    ]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit import progress as bars
 from labkit.diagnosis import arms
@@ -20,9 +19,6 @@ from labkit.diagnosis.collect import collect
 from labkit.diagnosis.conclusion import Diagnosis, conclude
 from labkit.parts.devices import EmulatedDevice
 from labkit.settings import Settings
-
-if TYPE_CHECKING:
-    pass
 
 BUDGET_S = 50.0
 LEAST_BUDGET_S = 5.0

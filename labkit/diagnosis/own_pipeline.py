@@ -19,8 +19,7 @@ from labkit.calibration import calibrate
 from labkit.callbacks import open_callbacks
 from labkit.clock import SystemClock
 from labkit.contracts import Device
-from labkit.diagnosis.remedy import Remedy
-from labkit.diagnosis.remedy_list import LESS_OFTEN
+from labkit.diagnosis.remedies import LESS_OFTEN, Remedy
 from labkit.experiment import Experiment, completed, run
 from labkit.parts.devices import EmulatedDevice
 from labkit.pipeline import Pipeline, build

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from labkit.diagnosis import knobs
 from labkit.diagnosis.arms import Stopped
 from labkit.diagnosis.collect import Plan
-from labkit.diagnosis.remedy import Remedy
+from labkit.diagnosis.remedies import Remedy
 from labkit.statistics import ALPHA, log_ratio, ratio_interval
 
 if TYPE_CHECKING:
