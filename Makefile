@@ -1,4 +1,4 @@
-# Two commands: `make lab` measures, `make test` proves. Each line is one a person could type.
+# Two commands: `make lab` measures, `make test` proves. Each line is one a user could type.
 PYTHON ?= python3
 DATA ?= data/photos
 HDD ?=
