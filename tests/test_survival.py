@@ -22,7 +22,7 @@ import pytest
 from places import memory_mounted
 
 import labkit as lab
-from benchmarks.kills import BEGIN, TARGETS, Siege
+from benchmarks.kills import TARGETS, Siege
 from labkit import machine
 from labkit.results import append_trial, create_run, load_run, write_info
 
@@ -85,18 +85,6 @@ def assert_complete(run, blocks):
     assert [summary.n_blocks, *(row.blocks for row in summary.rows)] == [blocks] * 3
 
 
-def started(command, **options):
-    """Start a program that runs labkit as a person would."""
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
-
-
 def until(condition):
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
@@ -156,18 +144,6 @@ def test_a_half_written_last_line_is_set_aside_and_its_trial_run_again(one_block
     assert rows_in(folder).startswith(half)
     assert_complete(completed, 1)
     assert completed.set_aside == 1
-
-
-def test_two_runs_at_once_into_one_results_folder_keep_apart(photos, tmp_path):
-    begin = ["-c", BEGIN, photos, tmp_path / "results", 1, "no"]
-    for process in [started(begin), started(begin)]:
-        _, errors = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, errors) == (0, "")
-    folders = lab.list_runs(tmp_path / "results")
-    assert len(folders) == 2
-    for folder in folders:
-        assert len(rows_in(folder).splitlines()) == 3
-        assert_complete(load_run(folder), 1)
 
 
 @needs_fork

@@ -145,10 +145,3 @@ def test_a_faster_medium_takes_an_epoch_to_what_it_is_from_memory():
     found = first(measured(warm_s=4.0, cold_s=10.0))
     assert (found.name, found.bottleneck) == ("faster medium", "storage")
     assert found.predicted == pytest.approx(0.4)
-
-
-def test_at_most_five_are_proposed():
-    many = tuple(
-        Stage(name=f"stage {k}", kind="transform", cpu_s=0.014, wait_s=0.0) for k in range(7)
-    )
-    assert len(propose(measured(parts={"works": made(0.098)}, stages=many))) == 5
