@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 from fakes import (
     LABELS,
-    MEDIA,
     RATES,
     fake_info,
     fake_judged_trials,
     fake_media_info,
-    fake_media_trials,
     fake_throttled_hdd,
     fake_trials,
 )
@@ -49,24 +47,6 @@ def test_the_description_says_all_that_the_picture_shows():
     ):
         assert part in said
     assert "\n" not in said
-
-
-def test_the_description_of_single_epochs_says_where_their_bytes_came_from():
-    media = MEDIA | {"tmpfs": replace(MEDIA["tmpfs"], swapped_pages=1_500, read_share=None)}
-    info = fake_media_info(media, skipped={"nvme": "not named"})
-    info["variants"]["nvme"] = {"storage": "nvme", "cache": "cold"}
-    said = captions.describe_epochs(summarize(info, fake_media_trials(media, noise=0)))
-    for part in (
-        "Does a faster disk shorten the epoch? Emulated",
-        "Throttled storage",
-        "quick mode · 3 blocks",
-        "hdd: epoch 1 2.05 s, epoch 2 1.42 s; in memory before epoch 1: 0.0 % (cold); "
-        "bytes read from disk: 50.1 %; pages swapped: 0.",
-        "tmpfs: epoch 1 1.43 s, epoch 2 1.41 s; in memory before epoch 1: 100.0 % (warm); "
-        "bytes read from disk: unknown; pages swapped: 4,500.",
-        "nvme: skipped: not named.",
-    ):
-        assert part in said
 
 
 def judged_summary(**info):

@@ -2,14 +2,13 @@
 
 import os
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from labkit import catalog, tables
-from labkit.catalog import AS_PUBLISHED_TOO, CATALOG, MAIN_ROAD, document_base, experiment
+from labkit import tables
+from labkit.catalog import AS_PUBLISHED_TOO, CATALOG, MAIN_ROAD, experiment
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.settings import AS_PUBLISHED, MODES, complete
 from labkit.trial import Skip
@@ -100,20 +99,6 @@ def test_on_every_machine_modelled_disks_stand_alone_and_nothing_is_cold_that_ca
 # --- which disks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["storage", "combined"])
-def test_without_a_hard_disk_and_without_root_every_medium_is_modelled(on, name):
-    on("nothing")
-    chosen = experiment(name)
-    used = set(storages(chosen).values())
-    memory = {"modelled_memory"} if name == "storage" else set()
-    assert used == {"modelled_hdd", "modelled_ssd"} | memory
-    (note,) = chosen.notes
-    assert note == (
-        "no hard disk is named in labkit.toml (make lab HDD=/a/folder/on/it), and none can be "
-        "throttled here (needs root): every medium is modelled"
-    )
-
-
 @pytest.mark.parametrize("machine", ["hard disk", "hard disk and root"])
 @pytest.mark.parametrize("name", ["storage", "combined"])
 def test_a_named_hard_disk_is_used_and_nothing_stands_in(on, machine, name):
@@ -122,31 +107,6 @@ def test_a_named_hard_disk_is_used_and_nothing_stands_in(on, machine, name):
     used = set(storages(chosen).values())
     assert used == {"hdd", "ssd"} | ({"tmpfs"} if name == "storage" else set())
     assert chosen.notes == ()
-
-
-def test_experiments_about_other_parts_read_from_the_hard_disk_where_there_is_one(on):
-    on("nothing")
-    assert set(storages(experiment("preprocessing")).values()) == {"here"}
-    on("hard disk")
-    for name in ("prefetching", "preprocessing", "opencv_vs_pil"):
-        assert set(storages(experiment(name)).values()) == {"hdd"}
-
-
-def test_storage_compares_every_disk_cold_and_warm_and_nothing_else(on):
-    on("all disks")
-    chosen = experiment("storage")
-    assert {label: (s.storage, s.cache) for label, s in chosen.variants.items()} == {
-        "hdd": ("hdd", "cold"),
-        "ssd": ("ssd", "cold"),
-        "tmpfs": ("tmpfs", "warm"),
-        "nvme": ("nvme", "cold"),
-        "hdd, warm": ("hdd", "warm"),
-        "ssd, warm": ("ssd", "warm"),
-        "nvme, warm": ("nvme", "warm"),
-    }
-    first = chosen.variants["hdd"]
-    for settings in chosen.variants.values():
-        assert replace(settings, storage=first.storage, cache=first.cache) == first
 
 
 # --- as in the document ---------------------------------------------------------------------
@@ -168,23 +128,6 @@ def test_as_in_the_document_only_the_first_starts_cold_and_the_last_repeats_it(o
     assert again == replace(cold, cache=left)
 
 
-def test_as_in_the_document_prefetching_runs_its_loops_on_a_hard_disk(on):
-    on("root")
-    variants = experiment("prefetching", protocol=AS_PUBLISHED).variants
-    assert {label: settings.prefetcher for label, settings in variants.items()} == {
-        "original": "none",
-        "prefetch_generator": "prefetch_generator",
-        "data_prefetcher": "data_prefetcher_as_published",
-        "both": "both_as_published",
-        "original, again": "none",
-    }
-    assert {settings.storage for settings in variants.values()} == {"throttled"}
-    corrected = experiment("prefetching").variants
-    assert {settings.prefetcher for settings in corrected.values()} == {
-        "none", "prefetch_generator", "data_prefetcher", "both"
-    }  # fmt: skip
-
-
 def test_an_unknown_experiment_or_setting_lists_the_choices():
     with pytest.raises(ValueError, match=f"experiment must be one of {', '.join(sorted(CATALOG))}"):
         experiment("speed")
@@ -193,37 +136,6 @@ def test_an_unknown_experiment_or_setting_lists_the_choices():
 
 
 # --- combined -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_combined_holds_all_combinations_and_the_floors(on, machine):
-    on(machine)
-    chosen = experiment("combined")
-    here = catalog.disks()
-    floors = {
-        label: settings
-        for label, settings in chosen.in_full.items()
-        if settings.step == "nothing" or settings.loader == "resident"
-    }
-    whole = {label: s for label, s in everything(chosen).items() if label not in floors}
-    combined = {(s.storage, s.prefetcher, s.preprocessor) for s in whole.values()}
-    assert combined == {
-        (storage, prefetcher, preprocessor)
-        for storage in (here.hdd, here.ssd)
-        for prefetcher in ("none", "prefetch_generator", "data_prefetcher")
-        for preprocessor in ("loops", "on_device")
-    }
-    assert (len(chosen.variants), len(whole), len(chosen.in_full)) == (3, 12, 9 + 6)
-    assert Counter((s.step, s.loader) for s in floors.values()) == {
-        ("nothing", "torch"): 4,
-        (None, "resident"): 2,
-    }
-    assert len(set(everything(chosen).values())) == 12 + 6
-    # Nothing else differs; and a model can be cold where files cannot be evicted.
-    base = replace(document_base(), cache="cold") if here.modelled else document_base()
-    for settings in everything(chosen).values():
-        named = ("storage", "prefetcher", "preprocessor", "step", "loader")
-        assert replace(settings, **{name: getattr(base, name) for name in named}) == base
 
 
 def test_a_persons_settings_count_for_all_variants(on):

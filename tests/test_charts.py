@@ -6,7 +6,6 @@ Run: python -m pytest tests/test_charts.py
 
 import pickle
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from xml.etree import ElementTree
 
 import matplotlib
@@ -50,16 +49,6 @@ def test_the_same_summary_gives_the_same_files(tmp_path):
     assert [path.name for path in first] == ["a.b.png", "a.b.svg", "a.b.pdf"]
     for one, other in zip(first, again):
         assert one.read_bytes() == other.read_bytes()
-
-
-def test_charts_drawn_in_several_threads_are_equal():
-    summary = make_summary(published=PUBLISHED)
-
-    def draw(_):
-        return figures.to_bytes(charts.chart(summary), "png", dpi=60)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert len(set(pool.map(draw, range(8)))) == 1
 
 
 def test_every_word_of_an_svg_is_text_and_its_letters_can_be_drawn_instead():

@@ -157,16 +157,6 @@ def test_broken_images_are_listed_before_anything_is_timed(photos, tmp_path, cap
     assert results.find_run(tmp_path / "r", "preprocessing").trials == ()
 
 
-@pytest.mark.thorough
-def test_broken_images_are_left_out_for_all_variants_alike(photos, tmp_path, capsys):
-    folder = broken_copy(photos, tmp_path)
-    arguments = ["run", "preprocessing", "--data", str(folder), "--results", str(tmp_path / "r")]
-    assert main([*arguments, "--on-bad-image", "skip", "--blocks", "1", *ALL_IMAGES]) == 0
-    run = results.find_run(tmp_path / "r", "preprocessing")
-    assert {trial.images for trial in run.trials} == {24}  # two epochs of the 12 whole ones
-    assert "2 unreadable images are left out for all variants" in capsys.readouterr().out
-
-
 def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, capsys):
     import shutil
 

@@ -1,8 +1,6 @@
 """`labkit diagnose module:function`: what a person named and returned, refused in one line."""
 
 import re
-import sys
-from types import ModuleType
 
 import pytest
 
@@ -99,18 +97,6 @@ def test_files_are_a_pattern_that_must_stand_for_some(train_module, tmp_path, ca
     assert found == (tmp_path / "b.jpg", tmp_path / "deep" / "a.jpg")
     line = refused(capsys, "own_training:pair", "--files", "*.png")
     assert line == "labkit: files must stand for at least one file, got '*.png'"
-
-
-def test_what_was_named_and_asked_reaches_diagnose(train_module, monkeypatch, capsys):
-    def diagnose(loader, step, **options):
-        return len(loader), step, options
-
-    stand_in = ModuleType("labkit.diagnosis.diagnose")
-    stand_in.diagnose = diagnose
-    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
-    assert main(["diagnose", "own_training:named", "--verify", "--budget-s", "9"]) == 0
-    expected = (3, print, {"files": ["a.jpg"], "verify": True, "budget_s": 9.0})
-    assert capsys.readouterr().out == f"{expected}\n"
 
 
 def test_a_chart_of_an_unknown_kind_is_refused_before_anything_is_measured(capsys):

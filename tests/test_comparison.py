@@ -47,24 +47,6 @@ def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():
     assert "faster" in both.iloc[2, 1] and "faster" not in both.iloc[2, 0]  # quick speaks none
 
 
-def test_columns_are_named_by_mode_and_minute_and_by_machine_where_these_differ():
-    mine = fake_machine_run(created_utc="2025-01-02T03:04:05Z")
-    assert list(lab.compare_table([mine, their_run(provenance=mine.info["provenance"])])) == [
-        "quick mode · 2025-01-02 03:04 UTC", "full mode · 2025-03-04 05:06 UTC",
-    ]  # fmt: skip
-    assert list(lab.compare_table([mine, their_run()])) == [
-        "quick mode · 2025-01-02 03:04 UTC · machine 7a93da",
-        "full mode · 2025-03-04 05:06 UTC · machine abcdef",
-    ]
-    assert list(lab.compare_table([mine, mine])) == [
-        "quick mode · 2025-01-02 03:04 UTC · run 1: mine",
-        "quick mode · 2025-01-02 03:04 UTC · run 2: mine",
-    ]
-    faithful = fake_machine_run(protocol="as in the document")
-    (column,) = lab.compare_table([faithful])
-    assert column.startswith("quick mode · as in the document · ")
-
-
 def test_variants_stand_in_line_and_what_a_run_lacks_is_said():
     mine = fake_machine_run({"original": 1.0, "dali": 0.8}, skipped={"ffcv": "not installed"})
     theirs = fake_machine_run({"original": 1.0, "both": 0.9, "dali": 0.5})

@@ -61,34 +61,5 @@ def test_quick_mode_has_numbers_without_a_verdict():
     assert found["verdict"] == ""
 
 
-def test_packing_and_copying_are_added_up():
-    assert costs(TIMES, {"both": made(3.0, copy_s=4.0)}).loc["both", "made_s"] == 7.0
-
-
-@pytest.mark.parametrize("own", [made(None), made(3.0, copy_s=None)])
-def test_without_the_seconds_of_making_there_is_no_break_even(own):
-    found = costs(TIMES, {"both": own}).loc["both"]
-    assert math.isnan(found["made_s"]) and math.isnan(found["earned_back_epochs"])
-
-
-def test_beside_a_packed_baseline_only_the_difference_has_to_be_earned_back():
-    found = costs(TIMES, {"original": made(20.0), "both": made(26.0)}).loc["both"]
-    assert found["earned_back_epochs"] == math.ceil(6.0 / found["saved_s_per_epoch"])
-    cheaper = costs(TIMES, {"original": made(20.0), "both": made(1.0)}).loc["both"]
-    assert cheaper["earned_back_epochs"] == 0
-
-
-def test_a_variant_that_reads_what_the_baseline_reads_has_nothing_to_earn_back():
-    found = costs(TIMES, {"original": made(20.0), "both": made(20.0)}).loc["both"]
-    assert math.isnan(found["earned_back_epochs"])
-
-
-def test_what_was_counted_is_shown():
-    reads = {"original": {"opens": 1.0, "calls": 2.25, "requests": None}}
-    found = costs(TIMES, {"both": made(2.0)}, reads=reads).loc["original"]
-    assert (found["opens_per_image"], found["reads_per_image"]) == (1.0, 2.25)
-    assert math.isnan(found["disk_requests_per_image"])
-
-
 def test_where_all_read_the_data_as_it_is_there_is_no_row():
     assert costs(TIMES, {}).empty

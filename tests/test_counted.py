@@ -3,7 +3,6 @@
 Run: python -m pytest tests/test_counted.py
 """
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.counted import (
-    a_over_a,
     cache_doubt,
     count,
     disturbance,
@@ -79,11 +77,6 @@ def test_what_memory_lost_meanwhile_was_not_warm():
     )
     assert cache_doubt(kept) == ""
     assert cache_doubt(lost) == "not warm: 60.0 % of the files were in memory after the epochs"
-
-
-def test_where_memory_shows_warm_files_what_programs_fetched_is_no_doubt():
-    proof = {"resident": 1.0, "file_bytes": 1000, "rotational": True}
-    assert cache_doubt(fake_proved("warm", device_read_bytes=50 << 20, **proof)) == ""
 
 
 @pytest.mark.parametrize("rotational", [True, None])
@@ -194,11 +187,6 @@ def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
     assert keys(found) == keys(counted(first))
     assert {t.machine_id for runs in found.base_runs[""].values() for t in runs} == {"unknown"}
     assert {t.machine_id for runs in found.runs.values() for t in runs.values()} == {"unknown"}
-
-
-def test_a_over_a_is_the_second_run_over_the_first_whichever_was_earlier():
-    trials = [fake_trial("base", 0, "A2", 4.0), fake_trial("base", 0, "A1", 2.0)]
-    assert a_over_a(counted(trials)) == pytest.approx([math.log(2)])
 
 
 keyed = st.tuples(

@@ -16,7 +16,7 @@ from fakes import LABELS, fake_trial, fake_trials
 
 from labkit import catalog, machine
 from labkit.cli import main
-from labkit.disputes import DISPUTES, answers, dispute_table, disputes_text
+from labkit.disputes import DISPUTES, answers, dispute_table
 
 THREAD = "prefetch_generator"
 ALONE = {"original": 1.0, "no workers": 1.5, f"no workers, {THREAD}": 0.9}
@@ -152,9 +152,6 @@ def test_a_variant_that_was_skipped_or_failed_gives_its_reason(tmp_path):
     )
 
 
-# --- equal work ---------------------------------------------------------------------------
-
-
 # --- forms --------------------------------------------------------------------------------
 
 
@@ -169,27 +166,6 @@ def test_the_table_shows_both_sides_and_this_machine(tmp_path):
     # What is said alike of several comparisons is said once.
     (missing,) = shown.index[shown["says"] == "not run: this run has no such variant"]
     assert "; " in missing
-
-
-def test_a_table_says_what_it_rests_on_where_nothing_was_run(tmp_path):
-    assert "no run on this machine has it" in dispute_table(dispute(tmp_path, 9))._repr_html_()
-    footnote = "Batches of each worker"
-    assert footnote in dispute_table(dispute(tmp_path, 2))._repr_html_()
-    assert footnote in disputes_text([dispute(tmp_path, 2)])
-
-
-def test_the_text_fits_a_terminal_and_shows_everything(tmp_path):
-    in_depth(tmp_path, ALONE, labels=LABELS)
-    rows = answers(tmp_path, HERE)
-    lines = disputes_text(rows).splitlines()
-    assert max(map(len, lines)) <= 100
-    joined = " ".join(" ".join(lines).split())
-    for row in rows:
-        assert f"{row['number']} {row['question']}" in joined
-        for side in row["sides"]:
-            assert f"{side['by']}: {side['says']}" in joined
-        for one in row["found"]:
-            assert one["compared"] in joined and one["answer"] in joined
 
 
 def test_the_command_prints_text_or_json(tmp_path, capsys):

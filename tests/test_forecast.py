@@ -108,10 +108,3 @@ def test_what_is_no_run_of_this_lab_is_no_obstacle(tmp_path):
     strange.mkdir()
     (strange / "run.json").write_text("{half")
     assert expect(tmp_path).noise.s == pytest.approx(0.01)
-
-
-def test_what_does_only_part_of_the_work_is_not_judged(tmp_path):
-    noisy_run(tmp_path)
-    variants = {**VARIANTS, "loading alone": {"epochs": 2, "step": "nothing"}}
-    expected = expect(tmp_path, variants=variants)
-    assert (expected.variants, expected.trials) == (2, 50)

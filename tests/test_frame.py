@@ -7,7 +7,6 @@ import pickle
 import re
 from html import unescape
 
-import pandas as pd
 import pytest
 
 from labkit.frame import Frame
@@ -65,29 +64,6 @@ def test_second_lines_follow_their_rows(change, names):
     assert [row[0] for row in html_rows(table)[1:]] == expected
     shown = [line.split("  ")[0] for line in map(str.strip, repr(table).splitlines())]
     assert [line for line in shown if line in expected] == expected
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda t: t.reset_index(),
-        lambda t: t.T,
-        lambda t: t.rename(index=str.upper),
-        lambda t: t.loc[["skipped"]],
-        lambda t: pd.concat([t, t]),  # two rows of one name: whose line would it be?
-        lambda t: t.loc[["base", "base"]],
-    ],
-)
-def test_rows_that_are_not_the_same_any_more_have_no_second_line(change):
-    table = change(make_frame())
-    assert "10 blocks" not in table._repr_html_()
-    assert "10 blocks" not in repr(table)
-
-
-def test_a_column_that_a_person_adds_is_shown_like_any_other():
-    table = make_frame()
-    table["share"] = [1.0, 0.25, float("nan")]
-    assert html_rows(table)[3:5] == [["fast", "1.00 s", "–", "0.25"], ["10 blocks of fast"]]
 
 
 def test_caption_and_notes_stand_around_the_table_however_it_was_cut():

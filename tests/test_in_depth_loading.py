@@ -60,14 +60,6 @@ def test_all_batch_sizes_fit_the_photographs_there_are(name):
         assert math.lcm(*(settings.batch_size for settings in whole)) <= PHOTOS
 
 
-@pytest.mark.parametrize(("cores", "counts"), [(1, {0, 1, 2}), (2, {0, 1, 2, 3, 4})])
-def test_full_mode_tries_every_number_of_workers_up_to_two_per_core(monkeypatch, cores, counts):
-    monkeypatch.setattr(machine, "cores", lambda: cores)
-    chosen = lab.experiment("workers")
-    assert {settings.num_workers for settings in everything(chosen).values()} == counts
-    assert chosen.variants[chosen.baseline].num_workers == cores
-
-
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
 def test_equal_depth_is_what_a_thread_holds_more(monkeypatch, cores):
     monkeypatch.setattr(machine, "cores", lambda: cores)
@@ -97,6 +89,3 @@ def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
     assert all(np.array_equal(sample[name], steady[name]) for name in steady)
     assert source.label_jitter(settings) == {}
     assert "up to 40 ms late" in source.label_jitter(late.settings)["samples"]
-
-
-# --- the unit of prefetch_factor (DOCUMENTS D2) ------------------------------------------------

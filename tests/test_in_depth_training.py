@@ -78,18 +78,6 @@ def test_what_an_emulated_device_cannot_compute_is_left_out(setting, value, plai
     tables.check(completed(**{setting: value}, device="cpu"))
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
-def test_a_loss_over_boxes_needs_boxes(device):
-    message = (
-        "loss must be vectorized for the preprocessor classification, whose batches have no "
-        "boxes, got 'loops'; choose a detector's preprocessor, such as on_device"
-    )
-    with pytest.raises(ValueError) as caught:
-        tables.check(completed(preprocessor="classification", loss="loops", device=device))
-    assert str(caught.value) == message
-    tables.check(completed(preprocessor="on_device", loss="loops", device=device))
-
-
 @pytest.mark.parametrize("preprocessor", ["vectorized", "on_device"])
 def test_a_loop_on_the_emulated_device_costs_its_host_and_says_so(photos, tmp_path, preprocessor):
     base = lab.Settings(

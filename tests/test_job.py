@@ -53,47 +53,11 @@ def test_progress_says_the_trial_its_rate_and_the_time_left():
     assert told.progress().endswith("2 min 10 s left")
 
 
-def test_a_run_that_plans_more_trials_makes_the_way_longer():
-    told = Job("test", lambda **_: None, now=lambda: 0.0)
-    told.start(total=4, done=0)
-    told.advance()
-    told.start(total=10, done=5)
-    assert told.share() == 0.5
-    assert told.progress().startswith("trial 6 of 10")
-
-
 def run_here(run, now=lambda: 0.0):
     """Run a job in this thread, without ticks."""
     told = Job("test", run, now=now)
     told._go()
     return told
-
-
-def test_watchers_are_told_of_new_rows_before_the_run_goes_on():
-    order, now = [], [0.0]
-
-    def watcher(told, has_new_rows):
-        assert has_new_rows
-        order.append(f"drawn, {told.state} {told.progress().split(' · ')[0]}")
-
-    def run(cancel, progress):
-        progress.start(total=3, done=0)
-        for number, trial_s in ((1, 2.0), (2, 2.0), (3, 0.1)):
-            now[0] += trial_s
-            progress.advance()
-            order.append(f"trial {number} is over")
-        return Ended("finished")
-
-    job.follow(watcher)
-    run_here(run, now=lambda: now[0])
-    assert order == [
-        "drawn, running trial 2 of 3",
-        "trial 1 is over",
-        "drawn, running trial 3 of 3",
-        "trial 2 is over",
-        "trial 3 is over",  # so soon after the second that it is not drawn
-        "drawn, finished trial 3 of 3",
-    ]
 
 
 def test_a_watcher_that_raises_does_not_end_the_run():
@@ -109,13 +73,6 @@ def test_a_watcher_that_raises_does_not_end_the_run():
     told = run_here(run)
     assert (told.state, told.error) == ("finished", None)
     assert told.said[0] == "RuntimeError while the run was shown: no window"
-
-
-def test_whoever_asked_to_stop_is_not_told_that_it_runs():
-    told = Job("test", lambda **_: None)
-    told.cancel()
-    told.start(total=2, done=0)
-    assert told.state == "cancelling"
 
 
 def test_an_error_ends_the_job_and_keeps_its_traceback():

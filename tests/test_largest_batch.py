@@ -63,10 +63,6 @@ def test_the_table_tells_memory_in_use_from_memory_that_is_kept():
     assert table.loc[12].isna().all()
 
 
-def test_it_says_when_the_images_and_not_the_memory_are_the_limit():
-    assert "There are only 25 images" in repr(found((24, GIB, GIB), images=25))
-
-
 def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
     experiment = found((84, GIB, GIB)).experiment()
     variants = experiment.variants

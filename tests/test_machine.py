@@ -83,22 +83,6 @@ def test_the_machine_id_is_stable_and_gives_nothing_away(provenance):
     assert f'"{platform.node()}"' not in text
 
 
-def test_a_machine_is_one_line(provenance):
-    facts = {"cores": 2, "cpu_model": " AMD  EPYC ", "machine_id": "7a93da180d42"}
-    no_gpu = {"works": False, "name": None}
-    assert machine.describe({**facts, "gpu": no_gpu}) == (
-        "2 cores, AMD EPYC, no GPU (machine 7a93da)"
-    )
-    assert machine.describe({**facts, "cores": 1, "gpu": {"works": True, "name": "H200"}}) == (
-        "1 core, AMD EPYC, H200 (machine 7a93da)"
-    )
-    assert machine.describe({**facts, "gpu": {"works": False, "name": "GTX 780"}}) == (
-        "2 cores, AMD EPYC, GTX 780 that cannot be used (machine 7a93da)"
-    )
-    assert machine.describe({}) == "unknown cores, GPU unknown (machine unknown)"
-    assert machine.describe(provenance).startswith(f"{provenance['cores']} core")
-
-
 def test_the_doctor_reports_what_there_is_and_what_is_skipped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = machine.doctor_report()

@@ -102,12 +102,6 @@ def test_a_setting_without_effect_is_refused(photos, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_forecast_counts_every_baseline_twice(photos):
-    experiment = few(photos)
-    expected = lab.forecast(experiment, "quick")
-    assert expected.trials == 3 * (len(experiment.variants) + len(GROUPS))
-
-
 # --- what is shown, without running anything ----------------------------------------------
 
 
@@ -123,14 +117,6 @@ def test_in_full_mode_all_groups_are_judged_together():
     assert {row.level for row in quick.rows if not quick.is_baseline(row)} == {0.05}
 
 
-def test_the_noise_floor_is_that_of_single_pairs_and_stability_that_of_blocks():
-    summary = lab.summarize(fake_grouped_run(blocks=9, noise=0.02, second=1.0))
-    assert 0.015 < summary.aa_s < 0.045  # sqrt(2) times 2 %
-    assert summary.stable
-    unstable = lab.summarize(fake_grouped_run(blocks=9, mode="full", second=1.3))
-    assert (unstable.stable, unstable.rows[1].verdict) == (False, "machine unstable")
-
-
 def test_a_group_whose_baseline_is_missing_has_reasons_and_the_others_numbers():
     run = fake_grouped_run(skipped={"crop, 320×240: pillow": "not installed"})
     trials = tuple(t for t in run.trials if t.variant != "crop, 320×240: pillow")
@@ -141,22 +127,6 @@ def test_a_group_whose_baseline_is_missing_has_reasons_and_the_others_numbers():
     assert rows["crop, 320×240: pillow"].reason == "not installed"
     assert rows["crop, 320×240: opencv"].status == "missing"
     assert rows["decode, 320×240: opencv"].normalized_time == pytest.approx(0.7, rel=0.1)
-
-
-def test_every_bar_of_the_chart_is_a_ratio_with_its_time_beside_it():
-    run = fake_grouped_run()
-    rows = {row.variant: row for row in lab.summarize(run).rows}
-    figure = lab.chart(run)
-    for axes in filter(lambda axes: axes.patches, figure.axes):
-        group = axes.get_title(loc="left")
-        widths = [patch.get_width() for patch in axes.patches]
-        assert widths == [
-            rows[f"{group}: {name}"].normalized_time for name in OPERATION_TIMES[group]
-        ]
-        assert axes.get_xlim()[0] == 0
-        assert all(re.search("[mµ]s$", text.get_text()) for text in axes.texts)
-    for row in rows.values():
-        assert f"{row.variant}: " in figure.get_label()
 
 
 @pytest.mark.parametrize("show", [notebook.text, notebook.markdown])

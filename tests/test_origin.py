@@ -31,12 +31,5 @@ def test_machine_used_versions_labkit_run_and_minute_stand_in_one_line():
     )
 
 
-def test_a_changed_labkit_says_so_and_one_that_is_not_known_is_left_out():
-    changed = {**INFO, "provenance": {**PROVENANCE, "dirty": True}}
-    assert " · labkit d3b547a with changes · " in origin(changed)
-    for nothing in ({"revision": "unknown", "dirty": "unknown"}, {"revision": None}):
-        assert "labkit" not in origin({**INFO, "provenance": {**PROVENANCE, **nothing}})
-
-
 def test_no_folder_of_the_person_is_in_it():
     assert "ada" not in origin(INFO) and "/" not in origin(INFO)

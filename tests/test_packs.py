@@ -198,24 +198,6 @@ def test_where_nothing_can_be_written_the_next_step_is_said(data, tmp_path):
         make(wanted(data), to=tmp_path / "file" / "pack")
 
 
-IMPORTED = """
-import sys
-from labkit.settings import MODES, Settings, complete
-from labkit.source import open_loader
-given = Settings(data=sys.argv[1], packing="hdf5", batch_size=4)
-open_loader(complete(given, MODES["quick"], cores=2, has_cuda=False, can_fork=True))
-print("h5py" in sys.modules)
-"""
-
-
-def test_loader_workers_inherit_the_library_that_reads(data):
-    make(wanted(data, packing="hdf5", stored="jpeg"))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", IMPORTED, data]
-    shown = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert shown.stdout == "True\n", shown.stderr
-
-
 # --- who does the work ----------------------------------------------------------------------
 
 

@@ -101,12 +101,6 @@ def test_another_mode_changes_what_nobody_touched(form):
     assert form.choice().mode == "quick"
 
 
-def test_blocks_that_a_person_chose_outlast_a_change_of_mode(form):
-    labelled(form.box, "blocks").value = 20
-    labelled(form.box, "mode").value = "full"
-    assert form.choice().blocks == 20
-
-
 def test_untouched_settings_follow_the_device(form):
     labelled(form.box, "device").value = "cpu"
     assert labelled(form.box, "step").value == "detector"

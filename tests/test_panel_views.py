@@ -3,8 +3,6 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-
 import labkit as lab
 from labkit import panel_views as views
 from labkit.trial import Epoch, Trial
@@ -43,18 +41,6 @@ def test_the_strip_says_where_the_hosts_time_went():
     )
 
 
-def test_the_strip_names_what_was_busy():
-    said, _ = words(views.strip(trial(gpu_util_mean=0.42, gpu_util_zero_share=0.25)))
-    assert said.endswith("GPU-util 42.0 %, at 0 % for 25.0 % of the samples")
-    said, _ = words(views.strip(trial(emulated_busy_share=0.7)))
-    assert said.endswith("emulated device busy 70.0 %")
-
-
-def test_there_is_no_strip_before_the_first_trial():
-    assert views.strip(None) == ""
-    assert views.strip(trial(status="failed", epochs=())) == ""
-
-
 def test_hostile_text_stays_text_everywhere(tmp_path):
     file = tmp_path / "<b>.txt"
     file.write_text("x")
@@ -83,21 +69,6 @@ def test_a_line_of_the_history_says_when_how_and_what_stood_in():
     )
     said = views.history_line(EXAMPLES / "prefetching_as_in_the_document")
     assert " · as in the document · emulated · throttled storage · " in said
-
-
-@pytest.mark.parametrize(
-    ("problem", "said"),
-    [
-        (
-            ValueError("data must be a folder, got x;\nchoose one"),
-            "data must be a folder, got x; choose one",
-        ),
-        (KeyError("full"), "KeyError: 'full'"),
-        (RuntimeError(), "RuntimeError: "),
-    ],
-)
-def test_an_error_is_one_line(problem, said):
-    assert views.one_line(problem) == said
 
 
 def test_trials_are_listed_the_newest_first_with_what_failed():

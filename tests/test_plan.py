@@ -32,24 +32,6 @@ def test_every_block_runs_each_variant_once_and_the_baseline_twice():
         assert [p.position for p in trials] == [0, 1, 2, 3]
 
 
-def order_of(seed):
-    planned = plan(LABELS, ["original"], shuffled=True, blocks=range(10), seed=seed)
-    return [(p.variant, p.role) for p in planned]
-
-
-def test_a_blocks_order_does_not_depend_on_which_blocks_are_planned_with_it():
-    # Else a run that is resumed, or that replaces blocks, would change what is still to come.
-    few = plan(LABELS, ["original"], shuffled=True, blocks=range(2, 4), seed=7)
-    many = plan(LABELS, ["original"], shuffled=True, blocks=range(9), seed=7)
-    assert few == [p for p in many if p.block in (2, 3)]
-
-
-def test_the_earlier_run_of_the_baseline_is_a1():
-    # A machine that slows down from run to run shows in A2 over A1.
-    roles = [role for _, role in order_of(seed=7) if role]
-    assert roles == ["A1", "A2"] * 10
-
-
 # --- what a run still needs -----------------------------------------------------------------
 
 N = 6
@@ -86,17 +68,6 @@ def keys(trials):
     return {(t.block, t.variant, t.role) for t in trials}
 
 
-def test_what_a_crash_cost_is_what_is_missing():
-    planned = next_trials(full(), [])
-    trials = measured(planned)
-    lost = [trials.pop(17), trials.pop(3)]
-    trials += [
-        fake_trial(t.variant, t.block, t.role, status=status)
-        for t, status in zip(lost, ("failed", "cancelled"))
-    ]
-    assert next_trials(full(), trials) == [planned[3], planned[17]]
-
-
 def test_rejected_blocks_are_run_again_at_the_end():
     first = measured(next_trials(full(), []), disturbed={1, 4})
     more = next_trials(full(), first)
@@ -121,32 +92,6 @@ def test_a_baseline_that_disagrees_with_itself_has_everything_measured_once_more
     # Whatever comes of it, there is no third.
     for second_run in (0.0, 0.2):
         assert next_trials(full(), [*first, *measured(second, second_run=second_run)]) == []
-
-
-def test_a_second_attempt_waits_until_the_first_is_complete():
-    trials = measured(next_trials(full(), []), second_run=0.2, disturbed={2})
-    lost = trials.pop(5)
-    (missing,) = [p for p in next_trials(full(), trials) if p.block < N]
-    assert (missing.block, missing.variant, missing.role) in keys([lost])
-    trials += measured([missing], second_run=0.2)
-    replacement = next_trials(full(), trials)
-    assert blocks_in(replacement) == [N]
-    trials += measured(replacement, second_run=0.2)
-    assert blocks_in(next_trials(full(), trials)) == [*range(12, 18)]
-
-
-def test_a_second_attempt_that_was_killed_is_completed_without_going_back():
-    first = measured(next_trials(full(), []), second_run=0.2)
-    # x could not be measured the first time, and is in the run again: its disk was full, say.
-    first = [t for t in first if t.variant != "x"]
-    second = next_trials(full(), first, dropped={"x"})
-    assert (blocks_in(second), {p.variant for p in second}) == ([*range(12, 18)], {"original", "y"})
-    begun = [*first, *measured(second[:2])]
-    rest = next_trials(full(), begun)
-    assert blocks_in(rest) == [*range(12, 18)]
-    assert keys(rest) == keys(
-        plan(LABELS, ["original"], shuffled=True, blocks=range(12, 18), seed=7)
-    ) - keys(begun)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ Run: python -m pytest tests/test_predictions.py
 
 import itertools
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from fakes import fake_info, fake_trials
 
 import labkit as lab
-from labkit.predictions import DOCUMENT_COMBINED, DOCUMENT_SINGLES, MODELS, has_combinations
+from labkit.predictions import DOCUMENT_COMBINED, DOCUMENT_SINGLES, MODELS
 from labkit.results import Run
 
 # Loading and computing alone, and single changes, as shares of the baseline's time.
@@ -75,54 +74,10 @@ def test_each_model_predicts_as_its_sum_says(variant, expected):
     assert predicted(factorial(), variant) == [x and pytest.approx(x) for x in expected]
 
 
-def test_roles_follow_from_the_settings_not_from_the_labels():
-    arms = factorial()
-    renamed = dict(zip((f"v{i}" for i in range(len(arms))), arms.values()))
-    found, again = (lab.predictions(made(x))[list(MODELS)] for x in (arms, renamed))
-    assert found.to_numpy() == pytest.approx(again.to_numpy(), nan_ok=True)
-
-
 def test_a_variant_that_differs_in_more_than_the_factors_is_no_combination():
     arms = {**factorial(), "more workers": (arm("ssd", num_workers=8), 0.5)}
     assert "more workers" not in lab.predictions(made(arms)).index
     assert predicted(arms, "ssd none on_device")[0] == pytest.approx(1 - 0.1 - 0.3)
-
-
-def test_loading_alone_with_a_prefetcher_is_not_the_floor():
-    slow = arm("hdd", "prefetch_generator", "on_device", step="nothing")
-    arms = {"hdd none loops": (arm(), 1.0), "odd": (slow, 5.0), **factorial()}
-    assert predicted(arms, "hdd none on_device")[-1] == pytest.approx(0.75 + 0.2)
-
-
-def test_a_floor_above_the_baseline_leaves_nothing_unoverlapped():
-    arms = factorial()
-    arms["load hdd loops"] = arms["load hdd loops"][0], 1.04  # noise
-    assert predicted(arms, "ssd none on_device")[-1] == pytest.approx(0.7)
-
-
-def test_the_catalogs_full_mode_has_every_arm_that_the_models_need():
-    experiment = lab.experiment("combined")
-    variants = {**experiment.variants, **experiment.in_full}
-    run = made({name: (asdict(settings), 0.9) for name, settings in variants.items()})
-    ours = lab.predictions(run).iloc[:-2]
-    assert len(ours) == 11
-    assert (ours["remark"] == "").all()
-    assert ours["max_load_compute"].notna().all()
-
-
-@pytest.mark.parametrize(
-    ("lost", "expected"),
-    [
-        ("ssd none loops", (None, 0.9)),
-        ("load ssd on_device", (0.6, None)),
-        ("compute loops", (0.6, None)),  # the baseline's floor
-    ],
-)
-def test_an_arm_without_a_number_leaves_out_what_needs_it(lost, expected):
-    arms = factorial()
-    arms[lost] = arms[lost][0], None
-    additive, *_, max_model = predicted(arms, "ssd none on_device")
-    assert (additive, max_model) == tuple(x and pytest.approx(x) for x in expected)
 
 
 def test_a_combination_without_a_number_keeps_its_predictions_and_its_reason():
@@ -155,11 +110,6 @@ def test_the_measured_interval_tells_which_model_holds():
     inside = shown.loc["ssd prefetch_generator on_device", "inside_interval"].split(", ")
     assert "multiplicative" in inside  # how the run was made
     assert "additive" not in inside
-
-
-def test_only_a_run_that_changes_several_factors_has_combinations():
-    assert has_combinations(made(factorial()))
-    assert not has_combinations(made({"hdd": (arm(), 1.0), "ssd": (arm("ssd"), 0.9)}))
 
 
 def test_the_documents_figures_are_those_of_the_catalog():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from jpegs import encode, exif, photo, with_segment
+from jpegs import encode, photo, with_segment
 
 import labkit as lab
 from labkit import machine, preflight
@@ -136,20 +136,6 @@ def test_a_scaled_decoder_is_let_through_and_wrong_colors_are_not(photos, monkey
     assert "not the same work as whole: image must differ" in reason
 
 
-def test_a_decoder_that_rotates_is_not_the_same_work(tmp_path, monkeypatch):
-    for i in range(8):
-        (tmp_path / f"{i}.jpg").write_bytes(with_segment(encode(photo()), 0xE1, exif(3)))
-
-    def rotates(jpeg):
-        return np.ascontiguousarray(DECODERS["pillow"](jpeg)[::-1, ::-1])
-
-    monkeypatch.setitem(DECODERS, "rotates", rotates)
-    stored = settings(tmp_path)
-    variants = {"stored": stored, "rotated": replace(stored, decoder="rotates")}
-    verdicts = preflight.compare_work(variants, "stored")
-    assert "not the same work as stored: image must differ" in verdicts["rotated"][1]
-
-
 def test_rows_of_a_scaled_decoder_say_that_the_pixels_are_others(photos, tmp_path):
     variants = {"whole": {"decoder": "simplejpeg"}, "scaled": {"decoder": "simplejpeg_scaled"}}
     finished = run(photos, tmp_path, base={"preprocessor": "classification"}, variants=variants)
@@ -174,46 +160,6 @@ def test_a_batch_larger_than_memory_is_refused_before_it_is_made(photos):
         r"memory \(.+B\), got 8 \(1\.\d TB\); use a smaller",
         verdicts["large"][1],
     )
-
-
-class Greedy(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, i):
-        return np.empty(TOO_MANY, np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("allocate", "said"),
-    [
-        (lambda: np.empty(TOO_MANY, np.uint8), "MemoryError: Unable to allocate 128. TiB"),
-        (lambda: torch.empty(TOO_MANY, dtype=torch.uint8), "RuntimeError: .*allocate memory"),
-        (lambda: bytearray(TOO_MANY), "MemoryError: "),
-        (
-            lambda: list(torch.utils.data.DataLoader(Greedy(), num_workers=1)),
-            r"\(numpy\._core\._exceptions\._ArrayMemoryError: Unable to allocate",
-        ),
-        pytest.param(
-            lambda: torch.empty(TOO_MANY, dtype=torch.uint8, device="cuda"),
-            "OutOfMemoryError: CUDA out of memory",
-            marks=pytest.mark.needs_cuda,
-        ),
-    ],
-    ids=["numpy", "torch", "python", "in a loader worker", "CUDA"],
-)
-def test_every_librarys_way_to_run_out_of_memory_names_the_batch(allocate, said, photos):
-    with pytest.raises(Exception) as raised:
-        allocate()
-    line = preflight.out_of_memory(raised.value, settings(photos))
-    assert line.startswith("batch_size must leave room in memory, got 8 (393 KB a batch); use a ")
-    assert re.search(said, line)
-    assert "\n" not in line
-
-
-def test_other_errors_are_not_blamed_on_memory(photos):
-    for error in (ValueError("image must be a JPEG"), OSError(28, "No space left on device")):
-        assert preflight.out_of_memory(error, settings(photos)) == ""
 
 
 def greedy_in_trials(jpeg):

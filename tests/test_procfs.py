@@ -33,46 +33,6 @@ def test_mounts_are_taken_apart():
     assert cgroup.options == ("rw", "cpu", "cpuacct")
 
 
-def test_counters_are_read_with_and_without_a_colon(tmp_path):
-    file = tmp_path / "meminfo"
-    file.write_text("MemAvailable:   24212724 kB\npswpin 7\nActive(anon): 5 kB\n")
-    assert procfs.counters(file) == {"MemAvailable": 24212724, "pswpin": 7}
-
-
-def test_a_file_that_is_not_there_is_empty(tmp_path):
-    assert procfs.text(tmp_path / "no") == ""
-    assert procfs.number(tmp_path / "no") is None
-    assert procfs.counters(tmp_path / "no") == {}
-
-
-def test_governors_and_the_clock_source_are_read_from_the_system(tmp_path, monkeypatch):
-    monkeypatch.setattr(procfs, "SYSTEM", tmp_path)
-    assert (procfs.clock_source(), procfs.cpu_governor()) == ("unknown", "unknown")
-    clock = tmp_path / "clocksource" / "clocksource0"
-    clock.mkdir(parents=True)
-    (clock / "current_clocksource").write_text("kvm-clock\n")
-    for core, governor in enumerate(("powersave", "performance", "powersave")):
-        folder = tmp_path / "cpu" / f"cpu{core}" / "cpufreq"
-        folder.mkdir(parents=True)
-        (folder / "scaling_governor").write_text(f"{governor}\n")
-    assert procfs.clock_source() == "kvm-clock"
-    assert procfs.cpu_governor() == "performance / powersave"
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "expected"),
-    [
-        ("model name\t: X\nflags\t\t: fpu hypervisor lm\n", True),
-        ("model name\t: X\nflags\t\t: fpu hypervisors lm\n", False),
-        ("Features\t: fp asimd\n", None),  # arm64
-        ("", None),
-    ],
-)
-def test_only_x86_says_whether_there_is_a_hypervisor(monkeypatch, cpuinfo, expected):
-    monkeypatch.setattr(procfs, "text", lambda path: cpuinfo)
-    assert procfs.has_hypervisor() is expected
-
-
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="needs schedstat")
 def test_a_thread_that_has_to_share_its_core_waits_for_it():
     free = os.sched_getaffinity(0)

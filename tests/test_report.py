@@ -117,12 +117,6 @@ def test_every_field_of_a_row_survives_json_as_what_it_is():
     assert {"outliers", "left_out", "mde", "agreement", "level"} <= set(detail.columns)
 
 
-def test_the_document_column_says_whether_the_run_agrees():
-    cells = report.table(judged_summary())["document"].to_dict()
-    assert cells["tmpfs"] == "0.864, not consistent (emulated)"
-    assert (cells["hdd"], cells["hdd, warm"]) == ("1.000", "–")
-
-
 def test_the_notebooks_table_says_what_it_stands_on():
     summary = judged_summary(**CHECKED)
     table = report.table(summary)

@@ -13,7 +13,7 @@ import pytest
 from fake_runs import fake_grouped_run
 from fakes import CHECKED, fake_info, fake_trials
 
-from labkit import machine, render, report_words
+from labkit import machine
 from labkit.cli import main
 from labkit.notebook import section
 from labkit.page import page
@@ -173,22 +173,6 @@ def test_both_forms_have_the_same_parts_in_the_same_order(tmp_path):
         assert "2 cores, Some CPU, GPU unknown (machine " in shown
 
 
-def test_what_differs_between_variants_is_not_said_of_all():
-    info = fake_info(["original", "both"], shuffled=True, blocks=4)
-    info["variants"]["original"]["input_px"] = info["variants"]["both"]["input_px"] = 64
-    assert report_words.setup(info) == [
-        ("measured", "quick mode, 4 blocks planned, begun on 2025-01-02 03:04 UTC"),
-        ("order", "at random in each block, the baseline twice"),
-        ("model input", "64×64 px"),
-        ("loader workers", "2"),
-    ]
-    assert report_words.differences(info) == [
-        ("original (baseline)", "prefetcher = none"),
-        ("both", "prefetcher = both"),
-    ]
-    assert report_words.differences({**info, "variants": {}}) == []
-
-
 def test_a_cancelled_run_says_so_before_anything_else(tmp_path):
     run = make_run(tmp_path, status="cancelled", blocks=9)
     (path,) = write_report(run, markdown=False)
@@ -220,14 +204,6 @@ def test_a_run_of_another_machine_is_named_and_answers_nothing(tmp_path, how):
     named = "96 cores, H200 (machine a coll" if how == "copied" else "2 cores, Some CPU"
     assert f"Measured on another machine: {named}" in shown
     assert "None: claims are answered by finished runs of this machine." in shown
-
-
-def test_a_run_as_in_the_document_says_so(tmp_path):
-    run = make_run(tmp_path, protocol=AS_PUBLISHED, shuffled=False)
-    (path,) = write_report(run, markdown=False)
-    shown = words_of(path.read_text(encoding="utf-8"))
-    assert f"{run.info['question']} (as in the document)" in shown
-    assert "order as in the document: in the given order, only the first variant" in shown
 
 
 # --- free text ----------------------------------------------------------------------------
@@ -324,38 +300,6 @@ def test_the_page_is_well_formed_and_needs_nothing_beside_it(tmp_path):
         "throttled checked: 80.0 of 81.0 files/s at random",
     ):
         assert part in words
-
-
-def test_each_row_is_followed_by_its_second_line_in_a_group_of_its_own(tmp_path):
-    shown = section(make_run(tmp_path, skipped={"dali": "not installed"}))
-    table = page([shown]).split("two-epoch time")[1].split("</table>")[0]
-    groups = table.split("<tbody>")[1:]
-    assert len(groups) == len(shown.cells) == len(shown.second_lines)
-    for group, (name, *_), second in zip(groups, shown.cells, shown.second_lines):
-        words = " ".join(re.sub(r"<.*?>", " ", group).split())
-        assert words.startswith(name)
-        assert words.endswith(" ".join(second.split()))
-
-
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("0.894 [0.872, 0.917]", "0.894 [0.872, 0.917]"),
-        ("prefetch_generator", "prefetch_generator"),
-        ("_bold_ *bold* ~no~ `code`", r"\_bold\_ \*bold\* \~no\~ \`code\`"),
-        ("[c](d) ![e][f] [g]: h", r"[c\](d) \![e\][f] [g\]: h"),
-        ("see http://x.org &lt; $x$", r"see http\://x.org \&lt; \$x\$"),
-        ("# no heading", r"\# no heading"),
-        ("-5 %", "-5 %"),
-        ("1. no list", r"1\. no list"),
-        ("two\nlines", "two lines"),
-    ],
-)
-def test_text_is_escaped_in_markdown_where_it_would_be_markup(text, escaped):
-    shown = render.markdown(
-        "table.md.j2", title="t", conditions=[], header=["a", "b"], rows=[], notes=[text]
-    )
-    assert shown.endswith(f"\n- {escaped}\n")
 
 
 def test_no_line_of_a_text_closes_its_fence(tmp_path):

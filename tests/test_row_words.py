@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 from fakes import (
     LABELS,
-    MEDIA,
     THROTTLED,
     fake_info,
     fake_judged_trials,
     fake_media_info,
-    fake_media_trials,
     fake_trials,
 )
 
@@ -65,23 +63,6 @@ def test_a_row_without_a_number_has_no_second_line():
     summary = make_summary(skipped={"dali": "not installed"})
     assert second_lines(summary)["dali"] == ""
     assert all(line for name, line in second_lines(summary).items() if name != "dali")
-
-
-def test_swapping_is_said_beside_the_cache():
-    media = {**MEDIA, "tmpfs": replace(MEDIA["tmpfs"], swapped_pages=500)}
-    summary = summarize(fake_media_info(media), fake_media_trials(media))
-    assert "0.0 % of bytes from disk, 1,500 pages swapped)" in second_lines(summary)["tmpfs"]
-    assert "swapped" not in second_lines(summary)["ssd"]
-
-
-def test_labels_stand_in_a_row_only_where_they_differ_and_in_full_only_where_they_must():
-    assert not any("storage" in line for line in second_lines(make_summary()).values())
-    other = "throttled(5400 rpm: 60 reads/s, 80 MB/s)"
-    media = {**MEDIA, "old hdd": replace(MEDIA["hdd"], label=other)}
-    lines = second_lines(summarize(fake_media_info(media), fake_media_trials(media)))
-    assert lines["old hdd"].endswith(f" · storage: {other}")
-    assert lines["hdd"].endswith(f" · storage: {THROTTLED}")
-    assert lines["ssd"].endswith(" · real storage")
 
 
 # --- agreement ----------------------------------------------------------------------------

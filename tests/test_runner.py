@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -12,10 +10,8 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from labkit.counted import attempt_of, count
 from labkit.pagecache import can_evict
 from labkit.parts.storage import locate
-from labkit.progress import RunProgress
 from labkit.results import load_run, write_info
 from labkit.settings import AS_PUBLISHED
 from labkit.source import shuffled_images
@@ -379,72 +375,6 @@ def test_other_pixels_are_found_out_without_any_loss_and_honest_variants_pass(
         assert re.fullmatch(pattern, reason)
     rows = {row.variant: row for row in lab.summarize(finished).rows}
     assert {name for name, row in rows.items() if row.status == "ok"} == set(honest)
-
-
-# --- a machine that is not the run's own ----------------------------------------------------
-
-
-def sleeps(settings, device):
-    """A step that takes its time and leaves the CPU alone: long enough to be looked at."""
-    import time
-
-    from labkit.parts.training import Step
-
-    return Step(
-        forward=lambda batch: time.sleep(0.05), backward=None, loss=lambda: None, batch=None
-    )
-
-
-@pytest.mark.thorough
-@pytest.mark.alone
-def test_blocks_that_another_program_disturbed_are_run_again(photos, tmp_path, monkeypatch, capfd):
-    monkeypatch.setitem(lab.STEPS, "sleeps", sleeps)
-    base = lab.Settings(data=str(photos), **{**IDLE, "step": "sleeps", "cache": "as found"})
-    experiment = lab.Experiment("test", question="?", variants={"a": base}, baseline="a")
-
-    def rows_done():
-        return sum(path.read_text().count("\n") for path in tmp_path.glob("test/*/trials.jsonl"))
-
-    def is_second_attempt():
-        if rows_done() >= 4:
-            other_program.kill()  # it had the first two blocks
-        return rows_done() > 2 * (6 + 3)
-
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other_program:
-        try:
-            cancel = CancelledWhen(is_second_attempt)
-            ran = lab.run(experiment, "full", blocks=6, results=tmp_path, cancel=cancel)
-        finally:
-            other_program.kill()
-    if ran.trials[0].disturbance["other_cores"] is None:
-        pytest.skip("this machine does not say what other programs take")
-    trials = [t for t in ran.trials if t.status == "ok" and attempt_of(t.block, 6) == 0]
-    counted = count(ran.info, trials)
-    assert {0, 1} <= set(counted.rejected)
-    assert counted.rejected[0].startswith("a: other programs took ")
-    # Still others may be at work here: as many are run again as were rejected, three at most.
-    n_blocks = 6 + min(len(counted.rejected), 3)
-    assert Counter(t.block for t in trials) == dict.fromkeys(range(n_blocks), 2)
-    assert sorted(counted.blocks) == [b for b in range(n_blocks) if b not in counted.rejected]
-    said = "".join(capfd.readouterr())  # to stdout once a notebook's kernel has been imported
-    assert re.search(r"test: \d blocks rejected, run again: a: ", said)
-    notes = lab.summarize(replace(ran, trials=tuple(trials))).notes
-    assert any(note.startswith(f"{len(counted.rejected)} blocks rejected: a: ") for note in notes)
-
-
-def test_a_bar_becomes_longer_when_there_is_more_to_do(capsys):
-    progress = RunProgress("test", shown=True)
-    progress.start(total=4, done=1)
-    progress.advance()
-    progress.next("block 2: a")
-    assert "| trial 2/4 [" in "".join(capsys.readouterr())
-    progress.start(total=7, done=4)
-    progress.next("block 7: a")
-    assert "57%" in (shown := "".join(capsys.readouterr()))
-    assert "| trial 4/7 [" in shown
-    progress.advance()
-    progress.close()
-    assert "| trial 5/7 [" in "".join(capsys.readouterr())
 
 
 # --- as in the document ---------------------------------------------------------------------

@@ -69,31 +69,6 @@ def test_later_epochs_are_the_mean_of_all_that_were_measured(tmp_path):
     assert list(found["later_epoch_s"]) == pytest.approx([50, 20])
 
 
-def test_money_is_hours_times_the_price(tmp_path):
-    run = make_run(tmp_path, {"original": 10.0, "fast": 5.0}, **TIGHT)
-    found = lab.savings(run, gpu_hour=8, **HUNDRED).loc["fast"]
-    assert found["saved_money"] == pytest.approx(8 * 3000 / 3600)
-
-
-def test_the_winner_is_the_recipes(tmp_path):
-    settings = {"other order": {"order": "sequential"}, "subset": {"subset": "first"}}
-    times = {"original": 10.0, "good": 8.0, "other order": 5.0, "subset": 4.0, "alone": 2.0}
-    run = make_run(tmp_path, times, settings={**settings, "alone": {"step": "nothing"}})
-    found = lab.savings(run, **HUNDRED)
-    assert found.notes[0] == "Winner: good; no verdict in quick mode."
-    for name in ("other order", "subset"):
-        assert math.isnan(found.loc[name, "total_h"])
-        assert "other images or in another order" in found.loc[name, "remark"]
-    assert found.loc["alone", "remark"] == "it does only part of the work"
-
-
-def test_no_variant_is_faster(tmp_path):
-    run = make_run(tmp_path, {"original": 10.0, "both": 10.5})
-    found = lab.savings(run, **HUNDRED)
-    assert found.notes[0].startswith("No variant is faster")
-    assert found.loc["both", "saved_h"] < 0
-
-
 def test_data_in_memory_is_out_where_it_does_not_fit(tmp_path):
     times = {"hdd": 10.0, "tmpfs": 5.0}
     more = {"settings": {"tmpfs": {"storage": "tmpfs"}}, "labels": {"tmpfs": WARM}}
@@ -117,24 +92,6 @@ def test_a_warm_run_is_not_extrapolated_to_data_that_memory_cannot_hold(tmp_path
     assert list(roomy["remark"]) == ["without the first, cold epoch"] * 2
 
 
-def test_a_variant_without_numbers_keeps_its_row_and_reason(tmp_path):
-    run = make_run(tmp_path, {"original": 10.0, "fast": 5.0})
-    run.info["variants"]["dali"] = {}
-    run.info["skipped"] = {"dali": "not installed"}
-    found = lab.savings(run, **HUNDRED).loc["dali"]
-    assert found["remark"] == "skipped: not installed"
-    assert math.isnan(found["first_epoch_s"])
-
-
-def test_a_run_of_one_epoch_does_not_tell_later_ones(tmp_path):
-    epochs_s = {"original": (6.0,), "fast": (3.0,)}
-    times = {"original": 6.0, "fast": 3.0}
-    found = lab.savings(make_run(tmp_path, times, epochs_s=epochs_s), **HUNDRED)
-    assert list(found["remark"]) == ["later epochs were not measured; run it with epochs=2"] * 2
-    cold = lab.savings(make_run(tmp_path, times, epochs_s=epochs_s, **TIGHT), **HUNDRED)
-    assert cold.loc["original", "total_h"] == pytest.approx(100 * 60 / 3600)
-
-
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -147,12 +104,6 @@ def test_arguments_out_of_range_are_refused(tmp_path, asked, message):
     run = make_run(tmp_path, {"original": 10.0, "fast": 5.0})
     with pytest.raises(ValueError, match=message):
         lab.savings(run, **{**HUNDRED, **asked})
-
-
-def test_a_run_that_did_not_record_its_data_is_refused(tmp_path):
-    run = make_run(tmp_path, {"original": 10.0, "fast": 5.0}, data={"images": 1000})
-    with pytest.raises(ValueError, match="run must record the size of its data, got none"):
-        lab.savings(run, **HUNDRED)
 
 
 def test_the_command_prints_the_table_with_stand_ins_first(tmp_path, capsys):

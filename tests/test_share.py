@@ -170,12 +170,6 @@ def test_a_shared_run_is_found_by_its_id_but_ours_wins(made, opened, tmp_path):
     assert find_run(results, made.folder.name).folder == ours
 
 
-def test_a_shared_run_can_be_shared_again(opened, tmp_path):
-    again = open_shared(pack(opened, tmp_path), tmp_path)
-    assert again.trials == opened.trials
-    assert again.info["run"] == opened.info["run"]
-
-
 def test_a_run_of_groups_goes_and_comes_too(tmp_path):
     run = load_run(save_run(tmp_path / "ours", fake_grouped_run(provenance=ELSEWHERE)))
     opened = open_shared(pack(run), tmp_path / "theirs")

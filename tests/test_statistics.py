@@ -19,7 +19,6 @@ from labkit.statistics import (
     detectable_share,
     holm,
     is_stable,
-    log_ratio,
     outliers,
     p_value,
     paired_interval,
@@ -139,10 +138,6 @@ def test_agreement_is_the_published_figure_in_the_widened_interval(low, high, pu
 
 
 # --- the estimator, stability and outliers --------------------------------------------------
-
-
-def test_a_log_ratio_is_taken_against_the_geometric_mean_of_the_baseline():
-    assert log_ratio(4.0, [1.0, 4.0]) == pytest.approx(math.log(2))
 
 
 def test_a_machine_is_stable_while_the_interval_of_a_over_a_holds_one():

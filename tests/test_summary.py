@@ -8,8 +8,6 @@ import math
 
 import pytest
 from fakes import LABELS, fake_info, fake_logged, fake_trial, fake_trials
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from labkit.settings import AS_PUBLISHED
@@ -71,17 +69,6 @@ def test_only_blocks_with_the_variant_and_both_baseline_runs_count():
     assert "cancelled: 2 of 3 blocks are complete" in summary.notes
 
 
-def test_of_a_block_repeated_after_a_crash_the_first_finished_trial_counts():
-    trials = [
-        fake_trial("base", 0, "A1", 2.0), fake_trial("base", 0, "A2", 2.0),
-        fake_trial("other", 0, "", status="failed", reason="killed"),
-        fake_trial("other", 0, "", 1.0), fake_trial("other", 0, "", 3.0),
-    ]  # fmt: skip
-    summary = summarize(fake_info(["base", "other"]), trials)
-    assert summary.rows[1].ratios == pytest.approx((0.5,))
-    assert "other: failed 1×, last: killed" in summary.notes
-
-
 def test_variants_without_numbers_say_why():
     names = ["base", "asked", "broke", "lonely", "never"]
     trials = [
@@ -97,13 +84,6 @@ def test_variants_without_numbers_say_why():
         ("missing", "not measured"),
     ]
     assert all(row.normalized_time is row.time_s is row.ci_low is None for row in summary.rows[1:])
-
-
-def test_a_run_file_with_only_the_required_keys_is_enough():
-    info = {"experiment": "x", "mode": "full", "baseline": "a", "variants": {"a": {}}}
-    summary = summarize(info, [])
-    assert (summary.question, summary.source, summary.labels) == ("x", "", {})
-    assert "0 complete blocks: verdicts need at least 6" in summary.notes
 
 
 def test_rates_and_shares_are_sums_over_all_epochs():
@@ -130,14 +110,6 @@ def test_only_labels_that_all_rows_share_are_labels_of_the_summary():
     assert summary.rows[1].labels["storage"] == "modelled"
 
 
-@given(blocks=st.lists(st.tuples(*[st.floats(0.1, 100)] * 3), min_size=1, max_size=5))
-def test_a_machine_that_is_slower_throughout_changes_no_ratio(blocks):
-    before = two_variants(blocks).rows[1]
-    after = two_variants([tuple(7 * t for t in block) for block in blocks]).rows[1]
-    assert after.ratios == pytest.approx(before.ratios)
-    assert after.time_s == pytest.approx(7 * before.time_s)
-
-
 # --- verdicts -----------------------------------------------------------------------------
 
 
@@ -152,15 +124,6 @@ def test_the_variants_of_a_run_share_one_error_rate():
     assert (row.ci_low, row.ci_high) == pytest.approx(
         (math.exp(expected.low), math.exp(expected.high))
     )
-
-
-def test_equal_variants_on_a_drifting_machine_are_seldom_called_different():
-    wrong = 0
-    for seed in range(1000):
-        trials = fake_trials(dict.fromkeys("abcd", 1.0), blocks=8, drift=0.2, seed=seed)
-        rows = summarize(fake_info("abcd", mode="full"), trials).rows
-        wrong += any(row.verdict in ("faster", "slower", "real but small") for row in rows)
-    assert wrong / 1000 <= 0.07
 
 
 @pytest.mark.parametrize(("mode", "blocks"), [("quick", 10), ("full", 5)])

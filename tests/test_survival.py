@@ -4,8 +4,6 @@ Processes and file systems are real.  200 kills instead of ten: python -m benchm
 """
 
 import contextlib
-import copy
-import json
 import random
 import re
 import shutil
@@ -24,7 +22,7 @@ from places import memory_mounted
 import labkit as lab
 from benchmarks.kills import TARGETS, Siege
 from labkit import machine
-from labkit.results import append_trial, create_run, load_run, write_info
+from labkit.results import load_run, write_info
 
 PATIENCE_S = 300.0  # how long to look for something that must happen; not a speed limit
 
@@ -172,63 +170,3 @@ def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_pa
     assert re.search(said, runner.stderr.read(), re.MULTILINE)
     assert load_run(folder).info["skipped"] == {}
     assert_complete(lab.resume(folder, progress=False), 2)
-
-
-# --- an older schema ------------------------------------------------------------------------
-
-# A row as schema 1 had it: no `medium`, no `file_bytes`, no `major_faults`, no GPU's clocks.
-ROW_1 = {
-    "experiment": "preprocessing", "variant": "original", "block": 0, "position": 0, "role": "",
-    "settings": {"data": "data/photos", "storage": "here", "cache": "cold"},
-    "status": "ok", "reason": "",
-    "epochs": [
-        {"epoch_s": 0.6, "startup_s": 0.02, "first_batch_s": 0.06, "wait_s": 0.05,
-         "transfer_s": 0.0007, "forward_s": None, "backward_s": None, "launch_s": 0.11,
-         "sync_s": 0.42, "steps": 22, "images": 176, "batch_bytes": 34637176, "compute_s": 0.53},
-    ] * 2,
-    "cpu_s": 1.28, "cpu_percent": 106.5, "gpu_util_mean": None, "gpu_util_zero_share": None,
-    "gpu_memory_bytes": None, "emulated_busy_share": 0.88, "peak_rss_bytes": 251752448,
-    "cache_proof": {"wanted": "cold", "method": "fadvise", "measured_by": "cachestat",
-                    "resident_share_before": 0.0, "resident_share_after": 1.0,
-                    "logical_read_bytes": 43977049, "device_read_bytes": 21790720},
-    "disturbance": {"duration_s": 1.3, "steal_share": 0.0, "other_cores": 0.02,
-                    "cpu_pressure_share": 0.12, "io_pressure_share": 0.016,
-                    "memory_pressure_share": 0.0, "swapped_in_pages": 0, "swapped_out_pages": 0,
-                    "throttled_count": None, "load_1min": 1.8, "cpu_hz": None,
-                    "memory_available_bytes": 23935852544},
-    "labels": {"storage": "real", "cache": "cold", "accelerator": "emulated(matched, 3 ms/image)"},
-    "loss": None, "machine_id": "7a93da180d42", "started_utc": "2026-11-21T19:12:32Z", "schema": 1,
-}  # fmt: skip
-INFO_1 = {
-    "schema": 1, "experiment": "preprocessing", "question": "How much time is saved?",
-    "mode": "quick", "blocks": 3, "baseline": "original",
-    "variants": {"original": {"cache": "cold"}, "simplified": {"cache": "cold"}},
-    "published": {"original": 1.0, "simplified": 0.661}, "source": "[004] section 3.3",
-    "skipped": {}, "failed": {}, "status": "finished", "reason": "", "notes": [],
-    "order_seed": 1, "created_utc": "2026-11-21T19:12:22Z",
-    "calibration": {"images_per_s": 226.1, "images": 176}, "excluded": [],
-}  # fmt: skip
-
-
-def test_a_run_of_schema_1_loads_summarizes_and_charts(tmp_path):
-    folder = create_run(tmp_path, INFO_1)
-    lines = []
-    for block in range(3):
-        for variant, role in (("original", "A1"), ("simplified", ""), ("original", "A2")):
-            row = copy.deepcopy({**ROW_1, "variant": variant, "block": block, "role": role})
-            for epoch in row["epochs"]:
-                epoch["epoch_s"] = 0.3 if variant == "simplified" else 0.6
-            lines.append(json.dumps(row) + "\n")
-    (folder / "trials.jsonl").write_text("".join(lines))
-    run = load_run(folder)
-    assert len(run.trials) == 9
-    assert {trial.schema for trial in run.trials} == {1}
-    summary = lab.summarize(run)
-    rows = {row.variant: row for row in summary.rows}
-    assert (summary.n_blocks, rows["simplified"].blocks) == (3, 3)
-    assert rows["simplified"].normalized_time == pytest.approx(0.5)
-    assert list(lab.table(run).index) == ["original", "simplified"]
-    assert {file.suffix for file in lab.save(run)} >= {".csv", ".png"}
-    # What is added today stands beside what there was.
-    append_trial(folder, run.trials[0])
-    assert len(load_run(folder).trials) == 10

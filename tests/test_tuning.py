@@ -54,17 +54,6 @@ def test_the_table_shows_what_was_chosen_and_every_number(label, title):
     assert "budget_s was too short" in shown._repr_html_()
 
 
-def test_the_second_round_turns_only_knobs_that_have_an_effect():
-    best = replace(BASE, num_workers=4)
-    around = tuning._around(best, "num_workers=4")
-    both = around["num_workers=4, prefetch_factor=4, persistent_workers=True"]
-    assert both == replace(best, prefetch_factor=4, persistent_workers=True)
-    assert len(around) == 4
-    alone = tuning._around(replace(BASE, num_workers=0), "num_workers=0")
-    assert list(alone) == ["num_workers=0, pin_memory=False"]
-    assert list(tuning._around(replace(BASE, num_workers=0, device="cpu"), DEFAULT)) == []
-
-
 def test_a_person_can_cancel_and_what_was_measured_stays(photos, tmp_path):
     cancel = threading.Event()
     cancel.set()

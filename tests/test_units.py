@@ -83,30 +83,3 @@ def test_unknown_is_a_dash_and_zero_is_a_number(write):
 
 def test_an_interval_with_an_unknown_end_is_a_dash():
     assert units.interval(None, 1.0) == units.interval(0.5, None) == "–"
-
-
-def test_counts_have_separators_and_the_plural():
-    assert [units.count(n, "page") for n in (0, 1, 1234)] == ["0 pages", "1 page", "1,234 pages"]
-    assert [units.count(1234), units.count(None)] == ["1,234", "–"]
-
-
-def test_what_was_delivered_stands_beside_what_was_asked_for_in_one_unit():
-    assert units.delivered(104_857_600, 106_168_320, "bytes") == "104.9 of 106.2 MB/s"
-    assert units.delivered(80.0, 81, "files") == "80.0 of 81.0 files/s"
-    assert units.delivered(998.6, 12_987, "files") == "999 of 12,987 files/s"
-    assert units.delivered(512e6, None, "bytes") == "512.0 MB/s"
-
-
-def test_a_limit_has_no_needless_zero_and_a_moment_no_seconds():
-    assert [units.limit(share) for share in (0.05, 0.99, 0.125)] == ["5 %", "99 %", "12.5 %"]
-    assert units.minute("2026-11-21T14:03:22Z") == "2026-11-21 14:03 UTC"
-
-
-def test_small_print_breaks_between_its_parts_where_it_can():
-    parts = [f"part {i} of a second line" for i in range(6)]
-    lines = units.small_print(" · ".join(parts), width=60)
-    assert " ".join(line.strip() for line in lines) == " · ".join(parts)
-    assert all(line.startswith("    part ") and len(line) <= 60 for line in lines)
-    assert units.small_print("") == []
-    long = units.small_print("one part that is far too long for a line of this width", width=30)
-    assert max(map(len, long)) <= 30

@@ -13,8 +13,6 @@ from labkit.savings import savings
 from labkit.summary import summarize_run
 from labkit.winner import passed_over, winner
 
-LOOP = {"loader": "resident", "preprocessor": "classification"}
-
 
 def fake_run(times, *, mode="quick", blocks=3, **changes):
     """A run of made-up trials in memory; `changes` are settings by variant."""
@@ -62,10 +60,3 @@ def test_what_lies_in_memory_or_begins_cold_may_win():
     tmpfs = {"storage": "tmpfs", "cache": "warm"}
     run = fake_run({"hdd": 1.0, "tmpfs": 0.5}, tmpfs=tmpfs)
     assert winner(run, summarize_run(run)).variant == "tmpfs"
-
-
-def test_computing_alone_as_the_baseline_does_is_no_floor():
-    loops = {**LOOP, "metrics": "loops"}
-    at_once = {**LOOP, "metrics": "vectorized"}
-    run = fake_run({"loops": 1.0, "vectorized": 0.5}, loops=loops, vectorized=at_once)
-    assert winner(run, summarize_run(run)).variant == "vectorized"
