@@ -310,14 +310,17 @@ class TFRecordFile:
         return frame[image - start : -CRC.size]
 
     def _read(self, shard: int, size_bytes: int, at: int) -> bytes:
-        with self._lock:
-            if shard not in self._opened:
-                self._opened[shard] = self._files[shard].open("rb", buffering=0)
-            file = self._opened[shard]
-            if not hasattr(os, "pread"):  # Windows
-                file.seek(at)
-                return file.read(size_bytes)
-        return os.pread(file.fileno(), size_bytes, at)  # forks share the file's own position
+        if shard not in self._opened:
+            # Without a lock: a fork would copy one that another thread holds, and never get it.
+            opened = self._files[shard].open("rb", buffering=0)
+            if self._opened.setdefault(shard, opened) is not opened:
+                opened.close()  # another thread was first
+        file = self._opened[shard]
+        if hasattr(os, "pread"):
+            return os.pread(file.fileno(), size_bytes, at)  # forks share the file's own position
+        with self._lock:  # Windows, which has no forks
+            file.seek(at)
+            return file.read(size_bytes)
 
     def close(self) -> None:
         """Close the shards."""

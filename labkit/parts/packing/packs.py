@@ -237,6 +237,13 @@ class PackReader:
 _TO_CLOSE: weakref.WeakSet[PackReader] = weakref.WeakSet()
 
 
+if hasattr(os, "register_at_fork"):
+    # A fork waits until no file is being opened, or its child would find `FORKING` held for ever.
+    os.register_at_fork(
+        before=FORKING.acquire, after_in_parent=FORKING.release, after_in_child=FORKING.release
+    )
+
+
 def _close_all() -> None:
     FORKING.acquire()
     for reader in list(_TO_CLOSE):

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
 
@@ -67,7 +68,7 @@ def assert_same(found, wanted):
             assert_same(found[name], array)
     elif isinstance(wanted, np.ndarray):
         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-        np.testing.assert_array_equal(found, wanted)
+        assert np.array_equal(found, wanted)
     else:
         assert found == wanted
 
@@ -208,6 +209,7 @@ def in_child(action):
     """Run something in a fork; it must end well."""
     child = os.fork()
     if child == 0:
+        signal.alarm(WAIT_S)  # one that waits for a lock of the parent's ends
         try:
             action()
             os._exit(0)
@@ -231,14 +233,17 @@ def test_forks_read_while_threads_of_the_parent_read(packing, tmp_path):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(10):
-        in_child(lambda: assert_gives(reader, samples))
-    stop.set()
-    for thread in threads:
-        thread.join(WAIT_S)
+    try:
+        for _ in range(10):
+            in_child(lambda: assert_gives(reader, samples))
+            in_child(lambda: assert_gives(other.open(tmp_path / "pack"), samples))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(WAIT_S)
     assert failures == []
     assert seconds
 
