@@ -9,6 +9,18 @@ TALL = {"width": 1280, "height": 4000}
 SERIOUS = {"serious", "critical"}
 KNOWN = "select, [style*=opacity]"
 MOST_TABS = 80
+# JupyterLab lays out after a click or a new size has returned; axe calls what still lies under
+# something else undecided.
+LAID_OUT = """panel => new Promise(done => {
+    let place = "", frames = 0;
+    const look = () => {
+        const now = JSON.stringify(panel.getBoundingClientRect());
+        frames = now === place ? frames + 1 : 0;
+        place = now;
+        frames < 10 ? requestAnimationFrame(look) : done();
+    };
+    look();
+})"""
 
 
 @pytest.fixture(params=["JupyterLab Light", "JupyterLab Dark"])
@@ -26,6 +38,7 @@ def themed(lab, request):
 def axe(lab):
     """What axe-core finds: violations and what it cannot decide, rule -> selectors of elements."""
     lab.panel.evaluate("panel => panel.scrollIntoView({block: 'center'})")
+    lab.panel.evaluate(LAID_OUT)
     kinds = ["violations", "incomplete"]
     found = Axe().run(lab.page, ".labkit-panel", {"resultTypes": kinds}).response
     return [
