@@ -253,12 +253,12 @@ def _word(row: Row, test: Test) -> str:
 
 
 def why_unjudged(info: Mapping[str, object], blocks: int) -> str:
-    """Say why no verdict is spoken over a number that so many complete blocks stand behind."""
+    """Return why a number from so many complete blocks has no verdict."""
     if info.get("protocol") == AS_PUBLISHED:
-        return f"a run {AS_PUBLISHED} speaks no verdict"
+        return f"no verdict for a run {AS_PUBLISHED}"
     mode = MODES.get(info["mode"])
     if mode is None or not mode.judged:
-        return f"{info['mode']} mode speaks no verdict"
+        return f"no verdict in {info['mode']} mode"
     return f"{blocks} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
 
 

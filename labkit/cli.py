@@ -199,7 +199,7 @@ def _choice_options(command: argparse.ArgumentParser, *, mode: str) -> None:
     command.add_argument(
         "--variant", action="append", metavar="LABEL", help="only this one; may be repeated"
     )
-    command.add_argument("--baseline", metavar="LABEL", help="what the others are divided by")
+    command.add_argument("--baseline", metavar="LABEL", help="reference variant (= 1.0)")
     _settings_options(command.add_argument_group("settings, for all variants alike"))
 
 

@@ -96,7 +96,7 @@ class Form:
                 hidden,
                 widgets.HTML('<div class="labkit-help">variants that take part:</div>'),
                 variants,
-                with_help(self._baseline, "what the others are divided by"),
+                with_help(self._baseline, "reference variant (= 1.0)"),
             ]
         )
 

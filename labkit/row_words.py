@@ -107,7 +107,7 @@ def second_line(summary: Summary, row: Row) -> str:
     """Say in small print what a row's number rests on.
 
     Returns:
-        "10 blocks · shows effects from 4.1 % up · cold (0.0 % in memory before, 50.1 % of
+        "10 blocks · smallest detectable effect 4.1 % · cold (0.0 % in memory before, 50.1 % of
         bytes from disk)" and what else is to be said; empty for a row without a number.
     """
     if row.normalized_time is None:
@@ -184,7 +184,7 @@ def say_noise_floor(
 
 def say_visible(share: str) -> str:
     """Say the smallest effect that would show; nothing where it is not known."""
-    return f"shows effects from {share} up" if share else ""
+    return f"smallest detectable effect {share}" if share else ""
 
 
 def _cache(row: Row) -> str:

@@ -99,7 +99,7 @@ def test_quick_mode_gives_numbers_and_no_word(tmp_path):
     make_run(tmp_path, mode="quick", blocks=3)
     said = answer_to(tmp_path, 19)
     assert re.fullmatch(
-        r"0\.\d{3} \[.+\] measured, 0\.894 published; quick mode speaks no verdict", said
+        r"0\.\d{3} \[.+\] measured, 0\.894 published; no verdict in quick mode", said
     )
 
 
@@ -204,7 +204,7 @@ def test_a_full_run_speaks_before_a_newer_quick_one(tmp_path):
 def test_a_run_in_the_documents_own_order_speaks_last_and_without_a_word(tmp_path):
     own = {"protocol": "as in the document", "shuffled": False}
     make_run(tmp_path, name="20250201T000000Z-bbbb", mode="full", **own)
-    assert answer_to(tmp_path, 19).endswith("; a run as in the document speaks no verdict")
+    assert answer_to(tmp_path, 19).endswith("; no verdict for a run as in the document")
     make_run(tmp_path, name="20250101T000000Z-aaaa", mode="quick", blocks=3)
     assert row_of(tmp_path, 19)["run"] == "20250101T000000Z-aaaa"
 

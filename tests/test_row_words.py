@@ -53,7 +53,7 @@ def test_a_variants_second_line_marks_what_is_odd_about_it():
     row = summary.rows[1]
     (place,) = row.outliers
     assert second_lines(summary)["ssd"] == (
-        f"8 of 9 blocks · shows effects from {100 * row.mde:.1f} % up · "
+        f"8 of 9 blocks · smallest detectable effect {100 * row.mde:.1f} % · "
         "cold (0.0 % in memory before, 50.2 % of bytes from disk) · real storage · "
         f"1 outlier, kept: {row.ratios[place]:.3f} · 1 trial left out: not known to be cold"
     )
