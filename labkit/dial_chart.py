@@ -187,8 +187,9 @@ def _draw(
 
 
 def _describe(summary: Summary, found: list[Series]) -> str:
-    said = [f"Normalized epoch time along the dial; {summary.baseline} is 1"]
+    said = [summary.question, *captions.stand_ins(summary), captions.conditions(summary)]
+    said.append(f"Normalized epoch time along the dial; {summary.baseline} is 1")
     for series in found:
         for _, row in series.points:
             said.append(f"{row.variant}: {captions.describe_row(summary, row)}")
-    return captions.describe_run(summary, [*said, *sentences(summary, found)])
+    return captions.join_sentences([*said, *sentences(summary, found)])

@@ -29,11 +29,12 @@ def request_of(info: Mapping[str, object]) -> Request:
     return {"experiment": info["experiment"], "mode": info["mode"]} if is_listed else {}
 
 
-def command_line(request: Request) -> str:
+def command_line(request: Request, results: str | None = None) -> str:
     """Write what the user would type to run it again.
 
     Args:
         request: how it was asked for.
+        results: folder that takes the run folder.
 
     Returns:
         One line for a POSIX shell; empty for an experiment of the user's own.
@@ -48,6 +49,7 @@ def command_line(request: Request) -> str:
         *(("variant", label) for label in request.get("variants") or ()),
         ("baseline", request.get("baseline")),
         *(request.get("settings") or {}).items(),
+        ("results", results),
     ]
     words = ["labkit", "run", str(request["experiment"])]
     for name, value in options:
@@ -59,7 +61,7 @@ def command_line(request: Request) -> str:
     return shlex.join(words)
 
 
-def python_code(request: Request) -> str:
+def python_code(request: Request, results: str | None = None) -> str:
     """Write the same as `command_line` for a notebook; the arguments are the same.
 
     Returns:
@@ -78,7 +80,7 @@ def python_code(request: Request) -> str:
     chosen = {"variants": request.get("variants") or None, "baseline": request.get("baseline")}
     if any(chosen.values()):
         lines.append(f"experiment = lab.choose(experiment, {_arguments(chosen)})")
-    given = {"blocks": request.get("blocks")}
+    given = {"blocks": request.get("blocks"), "results": results}
     lines.append(f"run = lab.run(experiment, {_arguments(given, request.get('mode'))})")
     return "\n".join(["import labkit as lab\n", *lines]) + "\n"
 

@@ -58,11 +58,11 @@ def test_line_and_code_ask_for_what_was_asked(protocol):
     assert changes == CHANGES
     assert (options.names, options.mode, options.blocks) == (["prefetching"], "full", 12)
     assert options.protocol.replace("-", " ") == protocol
-    experiment, mode, rest = executed(python_code(asked))
+    experiment, mode, rest = executed(python_code(asked, results="out"))
     assert (
         experiment.variants == lab.experiment("prefetching", **CHANGES, protocol=protocol).variants
     )
-    assert (mode, rest) == ("full", {"blocks": 12})
+    assert (mode, rest) == ("full", {"blocks": 12, "results": "out"})
 
 
 def test_line_and_code_keep_the_chosen_variants_and_the_baseline():
