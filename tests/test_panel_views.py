@@ -76,7 +76,6 @@ def test_trials_are_listed_the_newest_first_with_what_failed():
         folder=None,
         info={},
         trials=(trial(), trial(block=1, status="failed", reason=HOSTILE, epochs=())),
-        rows=(),
         set_aside=0,
     )
     said, elements = words(views.trials(run, is_open=True))
