@@ -29,7 +29,7 @@ def test_claims_stand_beside_the_notebook_that_runs_their_experiment():
         for number in re.findall(r"\d+", numbers):
             claim = claims[int(number)]
             found[int(number)] = path
-            assert any(f'"{name}"' in code or f"run_{name}" in code for name, _, _ in claim.tests)
+            assert any(f'"{test.experiment}"' in code for test in claim.tests)
             assert set(claim.documents) <= set(re.findall(r"\[\d+\]", documents))
     there = {"prefetching", "storage", "preprocessing", "opencv_vs_pil", "operations"}
     there |= {"packing", "small_files", "offline", "distance"}

@@ -90,7 +90,8 @@ def test_a_step_that_raises_ends_the_profile_and_keeps_it(photos):
 def test_a_worker_that_dies_is_missed_by_name(photos):
     loader = DataLoader(BrokenPhotos(photos, "die"), batch_size=4, num_workers=1)
     graph = profile(loader, train_step, seconds=60)
-    assert "exited unexpectedly" in str(graph.error)
+    # torch says that it exited, or, if it died while a batch was handed over, that nobody answers.
+    assert isinstance(graph.error, RuntimeError | ConnectionError)
     assert graph.notes == ("no profile of 1 of the workers: they ended before they wrote it",)
     assert graph.workers is None
 
