@@ -26,9 +26,10 @@ from benchmarks.diagnosis_report import Outcome
 from benchmarks.photo_training import Site
 from benchmarks.planted import NAMES, Planted, pipelines
 from data_scripts.make_photos import make_photos
-from labkit import machine, pagecache, units
+from labkit import units
+from labkit.contracts import Skip, utc_now
+from labkit.machine import hardware, page_cache
 from labkit.parts.storage import slow_disk
-from labkit.trial import Skip, utc_now
 
 IMAGES = 200
 BUDGET_S = 24
@@ -41,7 +42,7 @@ REPOSITORY = Path(__file__).parents[1]
 def epoch_s(case: dict) -> float:
     """Time an epoch, from creating the iterator until the device has finished."""
     for path in set(case["files"] or ()):
-        pagecache.evict(path)
+        page_cache.evict(path)
     start_s = time.perf_counter()
     for batch in case["loader"]:
         case["step"](batch)
@@ -187,9 +188,9 @@ def main() -> int:
             make_photos(scratch / "photos", IMAGES)
         options.data = str(Path(options.data or scratch / "photos").absolute())
         outcomes = run_cases(options, scratch)
-    provenance = machine.provenance()
+    provenance = hardware.provenance()
     conditions = (
-        f"{units.count(len(outcomes), 'case')} on {machine.describe(provenance)}, emulated GPU "
+        f"{units.count(len(outcomes), 'case')} on {hardware.describe(provenance)}, emulated GPU "
         f"but where the CPU trains, {units.count(options.rounds, 'round')}",
     )
     if options.only_measure:

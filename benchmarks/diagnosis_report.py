@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import markdown
 from benchmarks.columns import columns
 from labkit import units
-from labkit.statistics import ALPHA, ratio_interval
+from labkit.analysis.statistics import ALPHA, ratio_interval
 
 LEAST_RIGHT, LEAST_NEAR = 0.90, 0.80
 MOST_ERROR = 0.15

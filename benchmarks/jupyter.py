@@ -27,7 +27,7 @@ import nbformat
 import psutil
 
 from benchmarks.marked import marked
-from labkit.results import TRIALS_FILE
+from labkit.runs.store import TRIALS_FILE
 
 ROOT = Path(__file__).parents[1]
 MARK = "LABKIT_JUPYTER"  # in the environment of the server and of all that it starts

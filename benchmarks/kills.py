@@ -38,10 +38,10 @@ import labkit as lab
 from benchmarks.marked import marked
 from data_scripts.make_photos import make_photos
 from labkit import units
+from labkit.contracts import Skip
 from labkit.parts.storage import locate
 from labkit.progress import bar
-from labkit.results import TRIALS_FILE, list_runs, load_run
-from labkit.trial import Skip
+from labkit.runs.store import TRIALS_FILE, list_runs, load_run
 
 TARGETS = ("runner", "server", "trial", "loader worker")
 SHARED_MEMORY = Path("/dev/shm")
@@ -259,7 +259,7 @@ class Siege:
             for process in self._runner.children(recursive=True):  # parents come first
                 with contextlib.suppress(psutil.NoSuchProcess):
                     role = below.get(process.ppid())
-                    if role == "server" and "labkit.worker" not in process.cmdline():
+                    if role == "server" and "labkit.runs.server" not in process.cmdline():
                         continue  # git, or a server that is just being started
                     family.setdefault(role, []).append(process)
                     below[process.pid] = roles.get(role)

@@ -19,10 +19,10 @@ from pathlib import Path
 from benchmarks import markdown
 from benchmarks.columns import columns
 from labkit import figures, units
+from labkit.analysis.origin import origin
+from labkit.analysis.statistics import ALPHA, ratio_interval
 from labkit.charts import write_beside
-from labkit.origin import origin
 from labkit.render import escape
-from labkit.statistics import ALPHA, ratio_interval
 
 NO_LOADER = "no loader"
 UNREAD = "decoding and resizing"

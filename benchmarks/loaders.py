@@ -32,10 +32,11 @@ from benchmarks import loader_report
 from benchmarks.loader_report import BOUNDS, DECODING, Rounds
 from benchmarks.rivals import DALI, RIVALS, TF_DATA, check_same_images
 from data_scripts.make_photos import make_photos
-from labkit import ThreadLoader, machine, units
+from labkit import ThreadLoader, units
+from labkit.contracts import Skip, utc_now
+from labkit.machine import hardware
+from labkit.machine.usage import own_cpu_s
 from labkit.parts.decoding import DECODERS, SCALED, why_not
-from labkit.trial import Skip, utc_now
-from labkit.usage import own_cpu_s
 
 IMAGES = 500
 BATCH_SIZE = 64
@@ -261,7 +262,7 @@ def main() -> int:
         rounds = measure(source, options.rounds, options.input_px, scratch=Path(folder))
     print(*loader_report.lines_of(rounds), sep="\n")
     if options.save:
-        loader_report.save(rounds, options.save, machine.provenance(), utc_now())
+        loader_report.save(rounds, options.save, hardware.provenance(), utc_now())
     _, met = loader_report.judge(rounds)
     return 0 if met else 1
 
@@ -269,7 +270,7 @@ def main() -> int:
 def measure(folder: Path, rounds: int, input_px: int, *, scratch: Path) -> Rounds:
     paths = sorted(folder.rglob("*.jpg"))[:IMAGES]
     jpegs = [path.read_bytes() for path in paths]
-    images, cores = Images(paths, input_px), machine.cores()
+    images, cores = Images(paths, input_px), hardware.cores()
     no_opencv_threads()
     torch.set_num_threads(1)
     print("Decoders:")

@@ -10,10 +10,10 @@ Exits with 1 where a rate is more than 5 % off.
 import argparse
 import sys
 
-from labkit import machine
+from labkit.contracts import Skip
+from labkit.machine import hardware
+from labkit.runs.staging import check_rates, staged
 from labkit.settings import MODES, Settings, complete
-from labkit.staging import check_rates, staged
-from labkit.trial import Skip
 
 STORAGES = ("throttled", "modelled_hdd", "modelled_ssd")
 READERS = (1, 2, 4, 8)
@@ -24,9 +24,9 @@ def settings_for(storage: str, data: str, readers: int) -> Settings:
     return complete(
         Settings(data=data, storage=storage, num_workers=readers),
         MODES["quick"],
-        cores=machine.cores(),
+        cores=hardware.cores(),
         has_cuda=False,
-        can_fork=machine.can_fork(),
+        can_fork=hardware.can_fork(),
     )
 
 

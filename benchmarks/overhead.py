@@ -15,12 +15,13 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from labkit import machine, units
-from labkit.launcher import Launcher
+from labkit import units
+from labkit.analysis.statistics import paired_interval
+from labkit.machine import hardware
 from labkit.pipeline import build
+from labkit.runs.process import Launcher
+from labkit.runs.timing import SystemClock, time_epoch
 from labkit.settings import MODES, Settings, complete
-from labkit.statistics import paired_interval
-from labkit.timing import SystemClock, time_epoch
 
 ROUNDS = 40
 IMAGES = 64
@@ -58,7 +59,7 @@ def trial_starts_s(settings: Settings, count: int = 10) -> list[float]:
     nothing = {"settings": asdict(settings), "start": 0, "stop": 0, "decoders": []}
     starts_s = []
     with tempfile.TemporaryDirectory() as folder:
-        with Launcher(Path(folder) / "worker.log", fork=machine.can_fork()) as launcher:
+        with Launcher(Path(folder) / "worker.log", fork=hardware.can_fork()) as launcher:
             for _ in range(count + 1):
                 start_s = time.perf_counter()
                 launcher.run("find_bad_images", nothing)
@@ -73,9 +74,9 @@ def main() -> int:
     settings = complete(
         Settings(data=data, device="emulated", num_workers=0, pin_memory=False, images=IMAGES),
         MODES["quick"],
-        cores=machine.cores(),
+        cores=hardware.cores(),
         has_cuda=False,
-        can_fork=machine.can_fork(),
+        can_fork=hardware.can_fork(),
     )
     first_s, *later_s = trial_starts_s(settings)
     start_s = max(later_s)

@@ -22,10 +22,10 @@ import cv2
 import psutil
 
 from labkit import units
-from labkit.packs import ensure_pack
+from labkit.contracts import Skip
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED
+from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
-from labkit.trial import Skip
 
 # Converting 100,000 images for each format would take most of an hour.
 IMAGES = {

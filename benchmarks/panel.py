@@ -33,9 +33,9 @@ import psutil
 from benchmarks.jupyter import ENDS_WITHIN_S, ROOT, Server, make_workplace, rows_in, serve, until
 from benchmarks.lab_page import LabPage, browse, why_no_browser
 from labkit import units
+from labkit.analysis.statistics import paired_interval
 from labkit.progress import bar
-from labkit.results import load_run
-from labkit.statistics import paired_interval
+from labkit.runs.store import load_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

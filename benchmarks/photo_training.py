@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit import procfs
-from labkit.clock import SystemClock
+from labkit.contracts import SystemClock
+from labkit.machine import procfs
 from labkit.parts.devices import PROFILES, EmulatedDevice
 from labkit.parts.storage import slow_disk
 

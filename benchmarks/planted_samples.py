@@ -28,7 +28,7 @@ from benchmarks.photo_training import (
     loader,
     training,
 )
-from labkit.clock import SystemClock
+from labkit.contracts import SystemClock
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import ModelledReader
 from labkit.parts.storage.disks import HARD_DISK

@@ -30,10 +30,10 @@ from benchmarks.photo_training import (
     loader,
     training,
 )
+from labkit.contracts import Skip
+from labkit.machine.shared_memory import FOLDER as SHARED_MEMORY
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.training.reporting import Reports
-from labkit.shared_memory import FOLDER as SHARED_MEMORY
-from labkit.trial import Skip
 
 IMAGES = 240
 COMPUTE_MS = 4.0

@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from scipy import stats
 
 from labkit import units
-from labkit.plan import next_trials
-from labkit.statistics import ALPHA, DELTA, detectable_share
-from labkit.summary import Row, Summary, summarize
-from labkit.trial import Epoch, Trial
+from labkit.analysis.statistics import ALPHA, DELTA, detectable_share
+from labkit.analysis.summary import Row, Summary, summarize
+from labkit.contracts import Epoch, Trial
+from labkit.runs.schedule import next_trials
 
 BASELINE = "baseline"
 BLOCKS = 10  # the default of full mode

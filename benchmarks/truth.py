@@ -30,12 +30,13 @@ from statistics import fmean
 from scipy.special import chdtri
 
 import labkit as lab
-from labkit import machine, units
+from labkit import units
+from labkit.analysis.summary import Summary
+from labkit.analysis.validity import count
 from labkit.catalog import MAIN_ROAD
-from labkit.counted import count
-from labkit.pagecache import can_evict
-from labkit.results import list_runs, load_run
-from labkit.summary import Summary
+from labkit.machine import hardware
+from labkit.machine.page_cache import can_evict
+from labkit.runs.store import list_runs, load_run
 
 DELAY_SHARE = 0.10
 TARGET = 0.025  # EVIDENCE 1: the noise s with which 10 blocks see 3 %
@@ -79,7 +80,7 @@ class Bench:
         for folder in reversed(list_runs(self._results, experiment.name)):
             info = load_run(folder).info
             images = info["variants"][info["baseline"]]["images"]
-            here = machine.provenance()["machine_id"] == info["provenance"]["machine_id"]
+            here = hardware.provenance()["machine_id"] == info["provenance"]["machine_id"]
             same = (info["mode"], info["blocks"], info["data"]["folder"], images)
             if here and same == (mode, blocks, wanted.data, wanted.images):
                 return load_run(folder)
@@ -354,7 +355,7 @@ def main() -> int:
             lines, errors = describe_planted(run_planted(bench, data, options.designs, blocks))
         lines += run_noise(bench, data, blocks, twice) if noise else []
         taken = units.seconds(time.time() - start_s)
-        lines.append(f"{machine.cores()} cores, {taken}: {'; '.join(errors) or 'as it must be'}")
+        lines.append(f"{hardware.cores()} cores, {taken}: {'; '.join(errors) or 'as it must be'}")
         print("\n".join(lines))
         if options.results:
             (folder / "truth.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import labkit as lab
 from data_scripts.make_photos import make_photos
-from labkit import machine, tuning, units
-from labkit.experiment import completed
+from labkit import tuning, units
+from labkit.analysis.statistics import ALPHA, ratio_interval
+from labkit.machine import hardware
+from labkit.runs.experiment import completed
 from labkit.settings import MODES, Settings
-from labkit.statistics import ALPHA, ratio_interval
 
 IMAGES = 1000
 MOST_RATIO, MOST_S = 1.03, 120.0
@@ -45,7 +46,7 @@ WHAT = {
 
 def sweep(default: Settings) -> dict[str, Settings]:
     """List every combination of the values that tune may try, without the default."""
-    cores = machine.cores()
+    cores = hardware.cores()
     counts = sorted({0, 1, cores, 2 * cores, default.num_workers})
     factors = (default.prefetch_factor, 2 * default.prefetch_factor)
     pinning = (True, False) if default.device != "cpu" else (default.pin_memory,)

@@ -21,9 +21,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from labkit import units
-from labkit.clock import SystemClock
+from labkit.analysis.statistics import ALPHA, paired_interval
+from labkit.contracts import SystemClock
 from labkit.diagnosis.watch import Terminal, Watch
-from labkit.statistics import ALPHA, paired_interval
 
 ROUNDS = 40
 STEPS = 60

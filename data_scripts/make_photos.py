@@ -27,8 +27,9 @@ from pathlib import Path
 import cv2
 
 from data_scripts.photo_scenes import annotate, paint, plan_scene
-from labkit import machine, units
+from labkit import units
 from labkit.jpeg import END, START
+from labkit.machine import hardware
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,
@@ -92,7 +93,7 @@ def make_photos(
             f"out must be a folder that can be written to, got {str(out)!r} ({error.strerror}); "
             "choose another folder"
         ) from error
-    jobs = min(jobs or machine.cores(), images)
+    jobs = min(jobs or hardware.cores(), images)
     known = manifest["files"] if manifest else {}
     numbers = range(1, images + 1)
     entries = (known.get(f"images/{_name(number)}") for number in numbers)

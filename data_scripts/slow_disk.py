@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 from labkit import units
+from labkit.contracts import Skip
 from labkit.parts.storage import slow_disk
 from labkit.parts.storage.disks import TYPICAL_FILE_BYTES
-from labkit.trial import Skip
 
 
 def main(arguments: list[str] | None = None, *, folder: Path = slow_disk.FOLDER) -> int:

@@ -8,7 +8,6 @@ from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.diagnosis.timeline import record_timeline
 from labkit.diagnosis.watch import watch
 from labkit.example import example_loop
-from labkit.experiment import Experiment, choose, resume, run
 from labkit.findings import findings
 from labkit.largest_batch import largest_batch
 from labkit.notebook import (
@@ -39,7 +38,8 @@ from labkit.parts.storage import STORAGES
 from labkit.parts.training import LOSSES, STEPS, Step
 from labkit.predictions import predictions
 from labkit.reports import write_report
-from labkit.results import Run, find_run, list_runs, load_run
+from labkit.runs.experiment import Experiment, choose, resume, run
+from labkit.runs.store import Run, find_run, list_runs, load_run
 from labkit.savings import savings
 from labkit.settings import Settings, vary
 from labkit.share import open_shared, pack

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit import units
+from labkit.analysis.statistics import UNSTABLE
+from labkit.analysis.summary import Row, Summary
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.row_words import (
@@ -26,8 +28,6 @@ from labkit.row_words import (
     split_label,
 )
 from labkit.settings import CORRECTED
-from labkit.statistics import UNSTABLE
-from labkit.summary import Row, Summary
 
 # Labels that are said in bold: stand-ins, and what nobody knows to be the real thing.
 WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}

@@ -22,12 +22,12 @@ from labkit import (
     in_depth_loading,
     in_depth_rivals,
     in_depth_training,
-    media,
 )
-from labkit.experiment import Experiment, requested
+from labkit.machine import media
+from labkit.machine.page_cache import can_evict
 from labkit.operations import operations
-from labkit.pagecache import can_evict
 from labkit.parts.storage import slow_disk
+from labkit.runs.experiment import Experiment, requested
 from labkit.settings import AS_PUBLISHED, CORRECTED, Settings, pick, with_settings
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from labkit import captions, row_words, units
+from labkit.analysis.summary import Row, Summary
 from labkit.figures import (
     DOT,
     EDGE,
@@ -23,7 +24,6 @@ from labkit.figures import (
     page,
 )
 from labkit.row_figure import BAR_IN, ROW_IN, row_figure
-from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

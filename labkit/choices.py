@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from labkit import catalog, media
-from labkit.experiment import Experiment, choose, completed
-from labkit.runner import KINDS
+from labkit import catalog
+from labkit.machine import media
+from labkit.resolve import TABLES
+from labkit.runs.experiment import Experiment, choose, completed
+from labkit.runs.runner import KINDS
 from labkit.settings import (
     CORRECTED,
     INPUT_PX_STEP,
@@ -26,7 +28,6 @@ from labkit.settings import (
     pick,
     with_settings,
 )
-from labkit.tables import TABLES
 
 # What most questions about an experiment turn on, where the catalog does not say.
 USUAL = ("num_workers", "batch_size", "input_px", "device")

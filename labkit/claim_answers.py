@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit import units
+from labkit.analysis.statistics import UNSTABLE
+from labkit.analysis.summary import Row, Summary
 from labkit.in_depth_bottlenecks import COMPUTING, LOADING
 from labkit.row_words import name_in_group
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
-from labkit.statistics import UNSTABLE
-from labkit.summary import Row, Summary
 from labkit.tuning import EQUALLY_FAST
 
 # What GPU-util must differ by, as a share: NVML's periods and a loop's steps do not divide.

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import catalog, machine, units
+from labkit import catalog, units
+from labkit.analysis.statistics import agreement
+from labkit.analysis.summary import Row, summarize
 from labkit.claim_answers import ANSWERS, beside_baselines
-from labkit.results import Run, newest_runs
+from labkit.machine import hardware
 from labkit.row_words import EMULATED_WORDS
 from labkit.row_words import find_stand_ins as stand_ins
+from labkit.runs.store import Run, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
-from labkit.statistics import agreement
-from labkit.summary import Row, summarize
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +84,7 @@ def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str
         of the runs that the answer rests on, or nothing).
     """
     if machine_id is None:
-        machine_id = machine.provenance()["machine_id"]
+        machine_id = hardware.provenance()["machine_id"]
     runs = newest_runs(results, lambda info: weigh_answer(info, machine_id))
     return [_row(claim, runs) for claim in CLAIMS]
 

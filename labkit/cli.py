@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from labkit import commands
+from labkit.resolve import TABLES
 from labkit.settings import MODES, field_kinds, help_texts
-from labkit.tables import TABLES
 
 
 def main(arguments: list[str] | None = None) -> int:

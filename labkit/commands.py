@@ -13,13 +13,15 @@ import sys
 from pathlib import Path
 
 import labkit as lab
-from labkit import catalog, figures, machine, notebook, results, units
+from labkit import catalog, figures, notebook, units
 from labkit.choices import Choice
 from labkit.claims import answers as answer_claims
 from labkit.claims import claims_text
 from labkit.diagnosis import target
 from labkit.disputes import answers as answer_disputes
 from labkit.disputes import disputes_text
+from labkit.machine import hardware
+from labkit.runs import store
 from labkit.settings import field_kinds
 
 
@@ -32,11 +34,11 @@ def show_list(options: argparse.Namespace) -> int:
         groups = set(experiment.groups.values())
         variants = f"{len(groups)} groups" if groups else " · ".join(experiment.variants)
         print(f"  {'':16} {variants}  ({experiment.source})")
-    folders = results.list_runs(options.results)
+    folders = store.list_runs(options.results)
     print(f"\nruns in {options.results}:" if folders else f"\nno runs in {options.results} yet")
     for folder in folders:
         print(f"  {folder.parent.name}/{folder.name}  {_run_line(folder)}")
-    if shared := results.list_shared(options.results):
+    if shared := store.list_shared(options.results):
         print("\nruns of colleagues:")
     for folder in shared:
         print(f"  {folder.parent.name}/{folder.name}  {_run_line(folder)}")
@@ -45,10 +47,10 @@ def show_list(options: argparse.Namespace) -> int:
 
 def _run_line(folder: Path) -> str:
     try:
-        info = results.read_info(folder)
+        info = store.read_info(folder)
     except (ValueError, OSError) as error:  # the others can still be listed
         return f"cannot be read: {error}"
-    shared = info.get(results.SHARED)
+    shared = info.get(store.SHARED)
     said = f"{info.get('mode')}, {info.get('status')}"
     return f"{said}, from {shared['from']}" if shared else said
 
@@ -56,7 +58,7 @@ def _run_line(folder: Path) -> str:
 def run(options: argparse.Namespace) -> int:
     """Run experiments, or complete a run, and show them."""
     if options.resume:
-        return _show(lab.resume(results.find_run(options.results, options.resume).folder))
+        return _show(lab.resume(store.find_run(options.results, options.resume).folder))
     if len(options.names) == 1:
         return _show(_run(options, _choice(options, options.names[0]).experiment()))
     # Build all before running any: a typo in the third name must not cost two runs.
@@ -92,11 +94,11 @@ def _choice(options: argparse.Namespace, name: str) -> Choice:
     )
 
 
-def _run(options: argparse.Namespace, experiment: lab.Experiment) -> results.Run:
+def _run(options: argparse.Namespace, experiment: lab.Experiment) -> store.Run:
     return lab.run(experiment, options.mode, blocks=options.blocks, results=options.results)
 
 
-def _show(run: results.Run) -> int:
+def _show(run: store.Run) -> int:
     files = notebook.save(run)
     print(f"\n{notebook.text(run)}\n")
     for title, found in notebook.more_tables(run).items():
@@ -118,7 +120,7 @@ def show_forecast(options: argparse.Namespace) -> int:
 
 def show_table(options: argparse.Namespace) -> int:
     """Print a run's table."""
-    run = results.find_run(options.results, options.run)
+    run = store.find_run(options.results, options.run)
     if options.json:
         print(_json(notebook.rows(run)))
     elif options.detail:
@@ -130,7 +132,7 @@ def show_table(options: argparse.Namespace) -> int:
 
 def draw_chart(options: argparse.Namespace) -> int:
     """Draw a run's charts into its folder."""
-    run = results.find_run(options.results, options.run)
+    run = store.find_run(options.results, options.run)
     for path in notebook.save(run):
         print(path)
     return 0
@@ -156,7 +158,7 @@ def _json(rows: list[dict[str, object]]) -> str:
 
 def show_savings(options: argparse.Namespace) -> int:
     """Say what a run's winner saves over a whole training."""
-    run = results.find_run(options.results, options.run)
+    run = store.find_run(options.results, options.run)
     asked = {"epochs": options.epochs, "images": options.images, "gpu_hour": options.gpu_hour}
     print(lab.savings(run, **asked))
     return 0
@@ -164,7 +166,7 @@ def show_savings(options: argparse.Namespace) -> int:
 
 def write_recipe(options: argparse.Namespace) -> int:
     """Write a run's winner as code."""
-    written = lab.recipe(results.find_run(options.results, options.run), options.variant)
+    written = lab.recipe(store.find_run(options.results, options.run), options.variant)
     if options.out is None:
         print(written, end="")
         return 0
@@ -178,7 +180,7 @@ def write_report(options: argparse.Namespace) -> int:
     if not options.runs and not options.markdown and options.out is None:
         print(f"wrote {notebook.write_page(options.results)}")
         return 0
-    chosen = [results.find_run(options.results, name) for name in options.runs] or None
+    chosen = [store.find_run(options.results, name) for name in options.runs] or None
     asked = {"results": options.results, "markdown": options.markdown}
     for path in lab.write_report(chosen, options.out, **asked):
         print(f"wrote {path}")
@@ -187,7 +189,7 @@ def write_report(options: argparse.Namespace) -> int:
 
 def pack_run(options: argparse.Namespace) -> int:
     """Pack a run as one file to send."""
-    run = results.find_run(options.results, options.run)
+    run = store.find_run(options.results, options.run)
     path = lab.pack(run, options.out)
     print(f"packed in {path}, {units.count_bytes(path.stat().st_size)}; open it with: labkit open")
     return 0
@@ -195,10 +197,10 @@ def pack_run(options: argparse.Namespace) -> int:
 
 def open_shared(options: argparse.Namespace) -> int:
     """Open a run that a colleague packed."""
-    before = results.list_shared(options.results)
+    before = store.list_shared(options.results)
     run = lab.open_shared(options.file, options.results)
     done = "opened before" if run.folder in before else "opened"
-    print(f"{done}: {run.folder}, from {run.info[results.SHARED]['from']}\n\n{notebook.text(run)}")
+    print(f"{done}: {run.folder}, from {run.info[store.SHARED]['from']}\n\n{notebook.text(run)}")
     return 0
 
 
@@ -227,7 +229,7 @@ def show_doctor(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("data", "hdd", "ssd", "nvme", "tmpfs")}
     given = {name: Path(folder) for name, folder in given.items() if folder}
     if options.write:
-        machine.write_media(Path("labkit.toml"), **given)
+        hardware.write_media(Path("labkit.toml"), **given)
     for topic, value, remark in notebook.doctor_rows(given):
         print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
     return 0

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from labkit.results import Run
+from labkit.analysis.summary import Row, Summary, summarize_run
 from labkit.row_words import reason
-from labkit.summary import Row, Summary, summarize_run
+from labkit.runs.store import Run
 
 if TYPE_CHECKING:
     from labkit.frame import Frame

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
+from labkit.analysis.summary import Row, Summary
 from labkit.figures import INK, PAD_IN, WIDTH_IN, fit_head, head, page
-from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

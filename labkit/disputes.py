@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import machine, units
-from labkit.block_ratios import Ratio, ratios
+from labkit import units
+from labkit.analysis.block_ratios import Ratio, ratios
+from labkit.analysis.statistics import UNSTABLE
+from labkit.analysis.summary import Row, summarize_run
 from labkit.claims import (
     DATA,
     conditions,
@@ -22,11 +24,10 @@ from labkit.claims import (
     why_unjudged,
     wrapped,
 )
-from labkit.results import Run, newest_runs
+from labkit.machine import hardware
 from labkit.row_words import EMULATED_WORDS, quote
+from labkit.runs.store import Run, newest_runs
 from labkit.settings import MODES
-from labkit.statistics import UNSTABLE
-from labkit.summary import Row, summarize_run
 
 if TYPE_CHECKING:
     from labkit.frame import Frame
@@ -102,7 +103,7 @@ def answers(
             f"numbers must be of {', '.join(map(str, known))}, got {unknown[0]}; "
             "leave them out for all"
         )
-    machine_id = machine_id or machine.provenance()["machine_id"]
+    machine_id = machine_id or hardware.provenance()["machine_id"]
     runs = newest_runs(results, lambda info: weigh_answer(info, machine_id))
     compared = {name: _Compared(run) for name, run in runs.items() if _asked_of(name)}
     return [

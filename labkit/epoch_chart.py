@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit import captions, row_words, units
+from labkit.analysis.summary import Row, Summary
 from labkit.charts import write_beside
 from labkit.figures import DOT, EDGE, SOFT_INK
 from labkit.row_figure import row_figure
-from labkit.summary import Row, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

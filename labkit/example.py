@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from labkit.clock import SystemClock
-from labkit.gpu import cuda
+from labkit.contracts import SystemClock
+from labkit.machine.gpu import cuda
 from labkit.parts.devices import PROFILES, EmulatedDevice
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from labkit import figures, notebook
+from labkit.contracts import utc_now
 from labkit.files import unused, write_whole
 from labkit.reports import write_report
-from labkit.results import REPORTS, Run, explain_unwritable
+from labkit.runs.store import REPORTS, Run, explain_unwritable
 from labkit.settings import pick
 from labkit.share import pack
-from labkit.trial import utc_now
 
 PNG_DPI = 300  # what journals ask for
 

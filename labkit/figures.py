@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import captions
-from labkit.summary import Summary
+from labkit.analysis.summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

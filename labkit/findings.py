@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from labkit.block_ratios import ratios
+from labkit.analysis.block_ratios import ratios
+from labkit.analysis.summary import Row, Summary, summarize_run
 from labkit.parts.storage import IN_MEMORY
 from labkit.parts.storage.cache_state import WARM_MIN_SHARE
-from labkit.results import Run
-from labkit.summary import Row, Summary, summarize_run
+from labkit.runs.store import Run
 
 if TYPE_CHECKING:
     from labkit.frame import Frame

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiment import Experiment
+from labkit.runs.experiment import Experiment
 from labkit.settings import Settings
 
 # What the documents name comes first; quick mode has time for these.

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiment import Experiment
 from labkit.in_depth_callbacks import loop_alone
+from labkit.runs.experiment import Experiment
 from labkit.settings import Settings
 
 LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"

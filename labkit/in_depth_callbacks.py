@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiment import Dial, Experiment
+from labkit.runs.experiment import Dial, Experiment
 from labkit.settings import Settings
 
 # Short steps, as on a fast GPU: the shorter the step, the more a stall costs.

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit import machine
-from labkit.experiment import Experiment
+from labkit.machine import hardware
+from labkit.runs.experiment import Experiment
 from labkit.settings import Settings
 
 # [002] writes "usually 8 or 12": so many are tried one by one, more only by doubling.
@@ -34,7 +34,7 @@ def workers(base: Settings) -> Experiment:
     The documents' own rules are the baseline: [004] takes as many as there are cores, and [002]
     no more than the CPU has threads.
     """
-    cores = machine.cores()
+    cores = hardware.cores()
     by_rule = {"as many as cores": cores, "no workers": 0, "twice as many": 2 * cores}
     quick = {label: replace(base, num_workers=count) for label, count in by_rule.items()}
     few, others = _counts(cores)
@@ -119,7 +119,7 @@ def persistent_workers(base: Settings) -> Experiment:
     variants = {"started anew": replace(base, persistent_workers=False), "kept": kept}
     in_full = {}
     # Elsewhere all workers are spawned anyway.
-    if base.start_method is None and machine.can_fork():
+    if base.start_method is None and hardware.can_fork():
         for label, settings in variants.items():
             in_full[f"spawned, {label}"] = replace(settings, start_method="spawn")
             in_full[f"fork server, {label}"] = replace(settings, start_method="forkserver")
@@ -225,7 +225,7 @@ def sampling(base: Settings) -> Experiment:
 def opencv_threads(base: Settings) -> Experiment:
     """OpenCV's threads × torch's × workers: users disagree whether to limit them (DOCUMENTS D7)."""
     base = replace(base, cv2_threads=0, torch_threads=1)
-    cores = machine.cores()
+    cores = hardware.cores()
     in_workers = {"none": base} | {
         f"{n} in each worker": replace(base, cv2_threads=n) for n in (1, 2)
     }
@@ -259,7 +259,7 @@ def prefetching_in_depth(base: Settings) -> Experiment:
     A thread keeps up to two batches more than W workers with f batches each, so (W × f + 2) / W
     each is the same depth without a thread.
     """
-    count = max(2, machine.cores() // 2)  # what an unset num_workers is
+    count = max(2, hardware.cores() // 2)  # what an unset num_workers is
     deep = base.prefetch_factor + -(-THREAD_BATCHES // count)
     pinned = replace(base, num_workers=count, prefetcher="none", pin_memory=True)
     alone = replace(pinned, num_workers=0)

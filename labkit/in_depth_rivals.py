@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit import machine
-from labkit.experiment import Experiment
+from labkit.machine import hardware
+from labkit.runs.experiment import Experiment
 from labkit.settings import Settings
 
 
@@ -84,4 +84,4 @@ def _light(base: Settings) -> Settings:
     """Give work that every loader can do, so light that loading weighs."""
     base = replace(base, packing="folder", stored="jpeg", preprocessor="classification")
     # What lies in shards is read in order: no holes between an epoch's images.
-    return replace(base, subset="first", num_workers=base.num_workers or max(2, machine.cores()))
+    return replace(base, subset="first", num_workers=base.num_workers or max(2, hardware.cores()))

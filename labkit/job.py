@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from labkit import units
-from labkit.results import Run
+from labkit.runs.store import Run
 
 State = Literal["preparing", "running", "cancelling", "finished", "cancelled", "failed"]
 ENDED = ("finished", "cancelled", "failed")

@@ -15,13 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import machine, tables
-from labkit.batch_search import MULTIPLE, Held
-from labkit.experiment import Experiment, completed
-from labkit.launcher import Launcher
+from labkit import resolve
+from labkit.contracts import Skip
+from labkit.machine import hardware
+from labkit.runs.active import alone
+from labkit.runs.batch_search import MULTIPLE, Held
+from labkit.runs.experiment import Experiment, completed
+from labkit.runs.process import Launcher
 from labkit.settings import MODES, Settings, pick
-from labkit.trial import Skip
-from labkit.underway import alone
 
 if TYPE_CHECKING:
     from labkit.frame import Frame
@@ -111,8 +112,8 @@ def largest_batch(
         ValueError: settings that cannot work, or not even the smallest batch fits.
         TrialFailed: training failed for another reason than memory.
     """
-    if not machine.cuda().works:
-        raise Skip(f"largest_batch needs a CUDA device: {machine.cuda().reason}")
+    if not hardware.cuda().works:
+        raise Skip(f"largest_batch needs a CUDA device: {hardware.cuda().reason}")
     given = completed(replace(settings or Settings(), device="cuda"), pick(MODES, mode, "mode"))
     # Nothing is read: the data says how many images there are.
     tried_on = replace(
@@ -122,7 +123,7 @@ def largest_batch(
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "worker.log"
-        with Launcher(log, fork=machine.can_fork(), own=tables.own_parts()) as launcher:
+        with Launcher(log, fork=hardware.can_fork(), own=resolve.own_parts()) as launcher:
             found = launcher.run("search_batch", {"settings": asdict(tried_on)}, cancel)
     return describe(given, found)
 

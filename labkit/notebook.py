@@ -11,13 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import (
-    charts,
-    figures,
-    machine,
-    report,
-    report_words,
-)
+from labkit import charts, figures, report, report_words
+from labkit.analysis.forecast import Forecast
+from labkit.analysis.forecast import forecast as expect
+from labkit.analysis.summary import Summary, summarize_run
 from labkit.captions import self_checks, stand_ins
 from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
@@ -27,24 +24,22 @@ from labkit.dial_chart import find_series
 from labkit.disputes import Disputes
 from labkit.disputes import answers as find_disputed
 from labkit.epoch_chart import epoch_chart as draw_epochs
-from labkit.experiment import Experiment
 from labkit.files import write_whole
 from labkit.findings import findings
-from labkit.forecast import Forecast
-from labkit.forecast import forecast as expect
+from labkit.machine import hardware
 from labkit.page import Section, page
 from labkit.parts import decoding
-from labkit.plan import check_blocks
 from labkit.predictions import has_combinations, predictions
 from labkit.recipe import recipe as write_recipe
 from labkit.reproduce import command_line, python_code, request_of
-from labkit.results import Run, explain_unwritable, newest_runs
-from labkit.runner import KINDS
+from labkit.resolve import open_source
+from labkit.runs.experiment import Experiment
+from labkit.runs.runner import KINDS
+from labkit.runs.schedule import check_blocks
+from labkit.runs.store import Run, explain_unwritable, newest_runs
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
 from labkit.side_by_side import compare_table as draw_table_of_runs
 from labkit.side_by_side import side_by_side as draw_side_by_side
-from labkit.stored import open_source
-from labkit.summary import Summary, summarize_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,7 +164,7 @@ def forecast(
         blocks=check_blocks(chosen, blocks),
         variants={label: asdict(settings) for label, settings in wanted.items()},
         baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
-        machine_id=machine.provenance()["machine_id"],
+        machine_id=hardware.provenance()["machine_id"],
         trial_s=KINDS[experiment.kind].trial_s(mode),
     )
 
@@ -250,7 +245,7 @@ def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
         folders: name -> directory to look at, beside those of labkit.toml.
     """
     chosen = disks()
-    rows = machine.doctor_report(folders)
+    rows = hardware.doctor_report(folders)
     missing = decoding.why_not()
     built = decoding.jpeg_back_ends().items()
     return [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from labkit.experiment import Experiment
-from labkit.operation_trials import OPERATIONS
 from labkit.parts.operations import MEANINGS
+from labkit.runs.experiment import Experiment
+from labkit.runs.operation_trials import OPERATIONS
 from labkit.settings import Settings
 
 # Width and height of the pictures; the larger ones are for full mode, as a process per trial takes

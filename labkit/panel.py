@@ -17,9 +17,9 @@ from labkit import job
 from labkit import panel_views as views
 from labkit.catalog import CATALOG
 from labkit.choices import Choice
-from labkit.experiment import Experiment
 from labkit.panel_parts import html
 from labkit.panel_widget import Panel
+from labkit.runs.experiment import Experiment
 
 if TYPE_CHECKING:
     from ipywidgets import VBox

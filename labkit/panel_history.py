@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from labkit import panel_views as views
 from labkit.exports import EXPORTS, export
 from labkit.panel_parts import button, html, row
-from labkit.results import list_runs, list_shared, load_run
+from labkit.runs.store import list_runs, list_shared, load_run
 from labkit.share import open_shared
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from functools import lru_cache
 from html import escape
 from pathlib import Path
 
-from labkit import figures, machine, notebook, units
+from labkit import figures, notebook, units
+from labkit.contracts import Trial
 from labkit.job import Job
-from labkit.results import SHARED, Run, is_under_way, load_run, read_info
-from labkit.trial import Trial
+from labkit.machine import hardware
+from labkit.runs.store import SHARED, Run, is_under_way, load_run, read_info
 
 STYLE = """<style>
 .labkit-panel { color: var(--jp-ui-font-color1, #1a1a1a); padding: 8px; max-width: 1100px; }
@@ -222,7 +223,7 @@ def history_line(folder: Path) -> str:
     media = (str(facts["label"]).split("(")[0] for facts in (info.get("storages") or {}).values())
     parts += sorted(devices - {"None"}) + sorted({f"{label} storage" for label in media} - REAL)
     if SHARED in info:
-        parts.append(machine.describe(info["provenance"]))
+        parts.append(hardware.describe(info["provenance"]))
     return " · ".join([*parts, folder.name.split("-")[-1]])
 
 

@@ -18,16 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import job, machine, notebook
+from labkit import job, notebook
 from labkit import panel_views as views
 from labkit.choices import Choice
-from labkit.experiment import resume as resume_run
-from labkit.experiment import run as run_experiment
+from labkit.machine import hardware
 from labkit.panel_form import Form
 from labkit.panel_history import History
 from labkit.panel_parts import button, html, row
 from labkit.reproduce import Request, command_line, python_code
-from labkit.results import SHARED, load_run, read_info, why_hopeless
+from labkit.runs.experiment import resume as resume_run
+from labkit.runs.experiment import run as run_experiment
+from labkit.runs.store import SHARED, load_run, read_info, why_hopeless
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -231,7 +232,7 @@ class Panel:
         if len(self._history.shown) != 1:
             return False
         info = read_info(self._history.shown[0])
-        is_ours = info["provenance"]["machine_id"] == machine.provenance()["machine_id"]
+        is_ours = info["provenance"]["machine_id"] == hardware.provenance()["machine_id"]
         is_open = info["status"] != "finished" and SHARED not in info
         return is_ours and is_open and not why_hopeless(info)
 

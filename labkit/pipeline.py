@@ -8,23 +8,29 @@ batch first; the emulated device only charges for it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit import contracts
-from labkit.contracts import Clock, Device, DeviceBatch, Sample
+from labkit.contracts import Clock, Device, DeviceBatch, Sample, Skip, SleepingClock
+from labkit.machine import hardware, shared_memory
 from labkit.parts import devices
+from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES
+from labkit.parts.loading import LOADERS, THREADED, Outside
+from labkit.parts.packing import JPEG, PACKINGS, RESIZED, Reader
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
-from labkit.parts.storage import Storage
+from labkit.parts.storage import FarReader, ModelledReader, Storage, make_warm, prepare, prove
 from labkit.parts.training import STEPS, Step
+from labkit.resolve import check, locate_data, open_source, register
 from labkit.settings import Settings
-from labkit.source import Source, open_loader
-from labkit.tables import check
 
 if TYPE_CHECKING:
     import torch
@@ -115,3 +121,317 @@ def build(
         step=STEPS[settings.step](settings, device),
         storage=source.storage,
     )
+
+
+JITTER = 7  # tells its draws from the preprocessor's, which have the same seed, epoch and image
+
+
+class Order:
+    """The keys (epoch, image) of the current epoch: all images, shuffled by seed and epoch.
+
+    Args:
+        image_ids: (images,) int64.
+        seed: of the shuffling.
+        sequential: as they are stored instead, every epoch.
+    """
+
+    def __init__(self, image_ids: np.ndarray, seed: int, *, sequential: bool = False) -> None:
+        self.epoch = 0
+        self.image_ids = image_ids
+        self._seed = seed
+        self._sequential = sequential
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        if self._sequential:
+            ids = np.sort(self.image_ids)
+        else:
+            ids = np.random.default_rng((self._seed, self.epoch)).permutation(self.image_ids)
+        # The epoch travels with the key: persistent workers never see `self.epoch` change.
+        return iter([(self.epoch, int(image_id)) for image_id in ids])
+
+
+@dataclass(kw_only=True)
+class Source:
+    """Images by key, as the loaders take them; picklable, and opened anew in each worker."""
+
+    reader: Reader
+    storage: Storage
+    settings: Settings
+    order: Order
+    own: bytes = b""
+    """The user's own parts, for workers that are spawned."""
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold an epoch's images, in the order of the images."""
+        return self.reader.files_of(sorted(self.order.image_ids))
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Read, decode and preprocess one image.
+
+        Args:
+            key: (epoch, image index).
+
+        Raises:
+            ValueError: the image cannot be decoded; the message names the file.
+        """
+        epoch, image_id = key
+        if self.settings.jitter_ms:
+            time.sleep(jitter_s(self.settings, epoch, image_id))
+        content, annotation = self.reader.read(image_id)
+        if isinstance(content, dict):  # finished when it was stored
+            return content
+        sample = Sample(
+            image_rgb=self.pixels(image_id, content),
+            annotation=annotation,
+            sample_id=image_id,
+            epoch=epoch,
+            seed=self.settings.seed,
+        )
+        return PREPROCESSORS[self.settings.preprocessor].per_sample(sample, self.settings.input_px)
+
+    def pixels(self, image_id: int, content: bytes | np.ndarray) -> np.ndarray:
+        """Decode an image, unless its pixels are stored.
+
+        Returns:
+            (H, W, 3) uint8 RGB.
+
+        Raises:
+            ValueError: it cannot be decoded; the message names the file.
+        """
+        if isinstance(content, np.ndarray):
+            return content
+        decode = DECODERS[self.settings.decoder]
+        if self.settings.decoder in SCALED:
+            decode = partial(decode, at_least_px=self.settings.input_px)
+        try:
+            return decode(content)
+        except ValueError as error:
+            raise ValueError(f"{self.reader.where(image_id)}: {error}") from error
+
+    def collate(self, samples: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        """Stack equal shapes as torch does; join ragged entries and say how many each had.
+
+        Returns:
+            entry name -> tensor; for every `x_ragged` also `x_ragged_counts`, (B,) int64.
+        """
+        import torch
+
+        batch = {}
+        for name in samples[0]:
+            arrays = [sample[name] for sample in samples]
+            if name.endswith("_ragged"):
+                batch[name] = torch.from_numpy(np.concatenate(arrays))
+                batch[f"{name}_counts"] = torch.tensor([len(array) for array in arrays])
+            else:
+                batch[name] = torch.utils.data.default_collate(arrays)
+        return batch
+
+    def outside(self, *packings: str) -> Outside:
+        """Say what a pipeline has to know that reads, decodes and preprocesses by itself.
+
+        Args:
+            packings: what it reads, keys of `PACKINGS`.
+
+        Raises:
+            Skip: its work cannot be the same, or it would get around what the storage stands for.
+        """
+        settings, reader = self.settings, self.reader
+        who = f"the loader {settings.loader}"
+        in_numbers = PREPROCESSORS[settings.preprocessor].in_numbers
+        if in_numbers is None:
+            able = ", ".join(name for name, part in PREPROCESSORS.items() if part.in_numbers)
+            raise Skip(
+                f"{who} preprocesses by itself, and can do {able}, not {settings.preprocessor}; "
+                f"choose preprocessor {able}"
+            )
+        if settings.packing not in packings or settings.stored not in (JPEG, RESIZED):
+            able = " or ".join(packings)
+            raise Skip(
+                f"{who} reads JPEGs by itself from the packing {able}, got {settings.packing} "
+                f"with {settings.stored}; choose packing {able}"
+            )
+        if isinstance(reader, (ModelledReader, FarReader)):
+            raise Skip(
+                f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
+                "choose a real disk"
+            )
+        ids = np.sort(self.order.image_ids)
+        return Outside(
+            ids=ids,
+            files=tuple(map(str, reader.files_of(ids))),
+            names=tuple(reader.name(i) for i in ids),
+            labels=np.array([in_numbers.label(reader.annotation(i)) for i in ids], np.int64),
+            scale_rgb=in_numbers.scale_rgb,
+            shift_rgb=in_numbers.shift_rgb,
+            input_px=settings.input_px,
+        )
+
+    def prepare_cache(self, cache: str) -> dict[str, object]:
+        """Produce a cache state of the epoch's images and measure it; see `storage.prepare`."""
+        if isinstance(self.reader, FarReader):
+            # Nor may the server's own disk be waited for.
+            near = self.reader.reader
+            make_warm(dict.fromkeys(near.files_of(sorted(self.order.image_ids))))
+            return self.reader.prepare()
+        if not isinstance(self.reader, ModelledReader):
+            return prepare(self.files, cache)
+        prepare(self.files, "warm")  # the model charges for the disk, so nothing else may
+        return self.reader.prepare(cache, self.order.image_ids)
+
+    def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
+        """Complete the proof after the epochs; see `storage.prove`."""
+        if isinstance(self.reader, FarReader):
+            return self.reader.prove(self.order.image_ids, proof)
+        if not isinstance(self.reader, ModelledReader):
+            files = self.files
+            proof = prove(files, proof)
+            if len(files) < len(self.order):  # of a pack's file only these images are read
+                proof["file_bytes"] = int(self.reader.image_bytes[self.order.image_ids].sum())
+            return proof
+        return self.reader.prove(self.order.image_ids, proof)
+
+    def start_worker(self, worker_id: int) -> None:
+        """Limit this process's threads by call: environment variables come too late."""
+        import cv2
+
+        shared_memory.note_worker()
+        cv2.setNumThreads(self.settings.cv2_threads)
+
+    def __setstate__(self, state: dict) -> None:
+        register(state["own"])  # before a spawned worker looks anything up
+        self.__dict__.update(state)
+
+
+def shuffled_images(settings: Settings) -> np.ndarray:
+    """List all images in the order in which runs with this seed take them.
+
+    Returns:
+        (N,) int64 indices.
+    """
+    images = len(open_source(settings))
+    if settings.subset == "first":
+        return np.arange(images)
+    return np.random.default_rng(settings.seed).permutation(images)
+
+
+def label_jitter(settings: Settings) -> dict[str, str]:
+    """Label a row whose samples came late on purpose; nothing where none did."""
+    late = f"each up to {settings.jitter_ms} ms late, which stands for uneven reads"
+    return {"samples": late} if settings.jitter_ms else {}
+
+
+def label_scaled(settings: Settings) -> dict[str, str]:
+    """Label a row whose images were decoded to fewer pixels; nothing where they never are."""
+    less = f"decoded to half a side or less where {settings.input_px} px remain, so other pixels"
+    return {"images": less} if settings.decoder in SCALED else {}
+
+
+def jitter_s(settings: Settings, epoch: int, image_id: int) -> float:
+    """Draw how late a sample comes: the same in every variant, whoever loads it.
+
+    Returns:
+        0 to `jitter_ms`, in seconds, all equally likely.
+    """
+    rng = np.random.default_rng((settings.seed, epoch, image_id, JITTER))
+    return rng.uniform(0, settings.jitter_ms) / 1000
+
+
+def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) -> np.ndarray:
+    """Choose an epoch's images: the same for all variants with the same seed.
+
+    Args:
+        settings: `images` (None: all), `batch_size` and `seed` count.
+        excluded: indices of unreadable images.
+
+    Returns:
+        (images,) int64 indices, a whole number of batches.
+
+    Raises:
+        ValueError: fewer images than one batch, or more wanted than there are.
+    """
+    shuffled = shuffled_images(settings)
+    usable = shuffled[~np.isin(shuffled, list(excluded))]
+    if len(usable) < settings.batch_size:
+        raise ValueError(
+            f"batch_size must be at most the number of readable images ({len(usable)}), "
+            f"got {settings.batch_size}; use a smaller batch or more images"
+        )
+    wanted = settings.images or len(usable)
+    if not settings.batch_size <= wanted <= len(usable):
+        raise ValueError(
+            f"images must be at least one batch ({settings.batch_size}) and at most the number of "
+            f"readable images ({len(usable)}), got {wanted}; leave it unset to use what fits"
+        )
+    return usable[: wanted // settings.batch_size * settings.batch_size]
+
+
+def open_loader(
+    settings: Settings,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    own: bytes = b"",
+) -> tuple[Source, object]:
+    """Open the data and what assembles its batches.
+
+    Args:
+        settings: complete (`settings.complete`).
+        excluded: indices of unreadable images.
+        own: the user's own parts, for spawned loader workers; already registered here.
+
+    Returns:
+        The images by key, and an iterable of CPU batches.
+    """
+    sequential = settings.order == "sequential"
+    order = Order(choose_images(settings, excluded), settings.seed, sequential=sequential)
+    storage, reader = locate_data(settings), open_source(settings)
+    if reader.stored != settings.stored:
+        raise ValueError(
+            f"stored must be {reader.stored!r} for {settings.data}, got {settings.stored!r}"
+        )
+    if storage.disk is not None:
+        reader = ModelledReader(
+            reader,
+            storage.disk,
+            clock=SleepingClock(),  # it makes up for waking late
+            start_method=settings.start_method,
+            cache_bytes=hardware.memory_bytes(),
+        )
+    if storage.is_remote:
+        if not storage.address:
+            raise Skip(f"{storage.name} is there for as long as a run takes; start one")
+        reader = FarReader(reader, storage.address)
+    PACKINGS[settings.packing].ready()  # every forked worker would do it in its own epoch's time
+    source = Source(reader=reader, storage=storage, settings=settings, order=order, own=own)
+    return source, LOADERS[settings.loader](source, settings)
+
+
+def first_batch(settings: Settings, excluded: frozenset[int]) -> dict[str, np.ndarray]:
+    """Build the first batch of epoch 0 on the CPU, as the step would see it, in shuffled order.
+
+    Returns:
+        The finished batch's arrays; see `contracts.BATCHES`.
+
+    Raises:
+        ValueError: the decoder does not keep its contract.
+    """
+    one_batch = {"images": settings.batch_size, "order": "shuffled"}
+    # What threads do to each other shows only with threads; processes would only take time.
+    workers = settings.num_workers if settings.loader in THREADED else 0
+    alone = replace(settings, device="cpu", num_workers=workers, **one_batch)
+    source, loader = open_loader(alone, excluded=excluded)
+    first = int(source.order.image_ids[0])
+    content, _ = source.reader.read(first)
+    if not isinstance(content, dict):
+        contracts.check_image(source.pixels(first, content))
+    batch = next(iter(loader))
+    on_device = PREPROCESSORS[settings.preprocessor].on_device
+    if on_device is not None:
+        batch = on_device(batch, settings.input_px)
+    return {name: tensor.numpy() for name, tensor in batch.items()}

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from labkit import row_words
-from labkit.results import Run
-from labkit.summary import Row, Summary, summarize_run
+from labkit.analysis.summary import Row, Summary, summarize_run
+from labkit.runs.store import Run
 
 if TYPE_CHECKING:
     from labkit.frame import Frame

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.summary import Row, Summary, is_floor, summarize_run
+from labkit.analysis.winner import passed_over, winner
 from labkit.captions import how_measured, plain_labels, stand_ins
 from labkit.parts.loading import OUTSIDE
 from labkit.parts.packing import PACKINGS
@@ -21,11 +23,9 @@ from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.training.metrics import METRICS
 from labkit.parts.training.reporting import HTTP
-from labkit.results import Run, how_to_complete
 from labkit.row_words import document, reason
+from labkit.runs.store import Run, how_to_complete
 from labkit.settings import Settings, pick, read_settings
-from labkit.summary import Row, Summary, is_floor, summarize_run
-from labkit.winner import passed_over, winner
 
 if TYPE_CHECKING:
     import jinja2

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from labkit import captions, render, row_words, units
-from labkit.summary import Row, Summary
+from labkit.analysis.summary import Row, Summary
 
 if TYPE_CHECKING:
     from labkit.frame import Frame

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from labkit import machine, units
+from labkit import units
+from labkit.machine import hardware as machine
 from labkit.settings import AS_PUBLISHED
 
 # Settings that a reader asks for first -> how people call them; the others are in the provenance.

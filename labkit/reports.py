@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from labkit import figures, machine
+from labkit import figures
 from labkit.claims import CLAIMS, answers_of
 from labkit.files import unused, write_whole
+from labkit.machine import hardware
 from labkit.notebook import newest_to_show, section
 from labkit.page import Section, markdown_report, page
-from labkit.results import REPORTS, SHARED, Run, explain_unwritable
+from labkit.runs.store import REPORTS, SHARED, Run, explain_unwritable
 
 HTML, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
 
@@ -52,7 +53,7 @@ def write_report(
             f"runs must be at least one, got none in {results}; "
             "make one with: labkit run prefetching"
         )
-    here = machine.provenance()["machine_id"]
+    here = hardware.provenance()["machine_id"]
     sections = [_section(run, here) for run in chosen]
     if folder is not None:
         to = Path(folder)
@@ -82,7 +83,7 @@ def _section(run: Run, here: str) -> Section:
     is_own = not run.info.get(SHARED) and measured_on.get("machine_id") == here
     warnings = list(shown.warnings)
     if not is_own:
-        warnings.insert(0, f"Measured on another machine: {machine.describe(measured_on)}.")
+        warnings.insert(0, f"Measured on another machine: {hardware.describe(measured_on)}.")
     tested = {test.experiment for claim in CLAIMS for test in claim.tests}
     claims = answers_of(run, here) if is_own else []
     return replace(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit import row_words
+from labkit.analysis.summary import Summary
 from labkit.figures import (
     LINE_IN,
     PAD_IN,
@@ -23,7 +24,6 @@ from labkit.figures import (
     head,
     page,
 )
-from labkit.summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
 from labkit import units
-from labkit.summary import Row, Summary
+from labkit.analysis.summary import Row, Summary
 
 # How labels begin that are not the real thing.
 STAND_INS = {

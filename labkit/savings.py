@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from labkit import captions, machine, units
+from labkit import captions, units
+from labkit.analysis.summary import Row, Summary, summarize_run
+from labkit.analysis.winner import why_not, winner
+from labkit.machine import hardware
 from labkit.parts.storage import IN_MEMORY
-from labkit.results import Run, how_to_complete
 from labkit.row_words import epoch_bars, reason
-from labkit.summary import Row, Summary, summarize_run
-from labkit.winner import why_not, winner
+from labkit.runs.store import Run, how_to_complete
 
 if TYPE_CHECKING:
     from labkit.frame import Frame
@@ -65,7 +66,7 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
         )
     data_bytes = data["bytes"] / data["images"] * images
     recorded_bytes = (run.info.get("provenance") or {}).get("memory_bytes")
-    cache_bytes = CACHE_SHARE * (recorded_bytes or machine.memory_bytes())
+    cache_bytes = CACHE_SHARE * (recorded_bytes or hardware.memory_bytes())
     fits = data_bytes <= cache_bytes
     # All trials of a run have equally many images.
     scale = images / next(trial.epochs[0].images for trial in run.trials if trial.epochs)

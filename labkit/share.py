@@ -22,10 +22,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
-from labkit import local, machine, notebook, report_words
-from labkit.experiment import Dial
+from labkit import notebook, report_words
+from labkit.contracts import SCHEMA as ROW_SCHEMA
+from labkit.contracts import Trial, utc_now
 from labkit.files import write_whole
-from labkit.results import (
+from labkit.machine import hardware
+from labkit.runs import local
+from labkit.runs.experiment import Dial
+from labkit.runs.store import (
     RESERVED,
     RUN_FILE,
     SCHEMA,
@@ -37,8 +41,6 @@ from labkit.results import (
     load_run,
     write_info,
 )
-from labkit.trial import SCHEMA as ROW_SCHEMA
-from labkit.trial import Trial, utc_now
 
 SUFFIX = ".labkit.zip"
 MEMBERS = (RUN_FILE, TRIALS_FILE)
@@ -144,7 +146,7 @@ def open_shared(file: Path | str, results: Path | str = "results") -> Run:
     final = shared / name / f"{info['run']}-{digest[:6]}"
     if final.exists():
         return load_run(final)
-    info[SHARED] = {"opened_utc": utc_now(), "from": machine.describe(info["provenance"])}
+    info[SHARED] = {"opened_utc": utc_now(), "from": hardware.describe(info["provenance"])}
     with explain_unwritable(results):
         shared.mkdir(parents=True, exist_ok=True)
         # Two folders deeper than runs are looked for: a half-made one is never listed.

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit import captions, machine, units
+from labkit import captions, units
+from labkit.analysis.origin import origin
+from labkit.analysis.summary import Row, Summary, summarize_run
 from labkit.charts import axis_limit, draw_rows, legend, write_numbers
 from labkit.figures import (
     INK,
@@ -23,12 +25,11 @@ from labkit.figures import (
     head_height_in,
     page,
 )
-from labkit.origin import origin
-from labkit.results import Run
+from labkit.machine import hardware
 from labkit.row_figure import fit_rows, overhang_in
 from labkit.row_words import reason, say_noise_floor
+from labkit.runs.store import Run
 from labkit.settings import CORRECTED
-from labkit.summary import Row, Summary, summarize_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,7 +101,7 @@ def _compared(run: Run) -> Compared:
         summary=summary,
         title=" · ".join(captions.how_measured(summary)),
         minute=units.minute(created) if created else "",
-        machine=machine.describe(provenance) if provenance else "",
+        machine=hardware.describe(provenance) if provenance else "",
         machine_id=str(provenance.get("machine_id") or ""),
         run=run.folder.name,
         origin=origin(
@@ -221,7 +222,7 @@ def _headers(compared: Sequence[Compared]) -> list[str]:
             parts.append(one.summary.protocol)
         parts.append(one.minute)
         if several:
-            parts.append(f"machine {one.machine_id[: machine.MACHINE_ID_SHOWN] or 'unknown'}")
+            parts.append(f"machine {one.machine_id[: hardware.MACHINE_ID_SHOWN] or 'unknown'}")
         headers.append(" · ".join(filter(None, parts)))
     return [
         header if headers.count(header) == 1 else f"{header} · run {number}: {one.run}"

@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import machine, units
+from labkit import units
+from labkit.analysis.summary import summarize_run
 from labkit.captions import stand_ins
-from labkit.experiment import Experiment, completed, run
+from labkit.contracts import Cancelled
+from labkit.machine import hardware
 from labkit.progress import Progress
-from labkit.results import Run
+from labkit.runs.experiment import Experiment, completed, run
+from labkit.runs.store import Run
 from labkit.settings import MODES, Settings, read_settings
-from labkit.summary import summarize_run
-from labkit.trial import Cancelled
 
 if TYPE_CHECKING:
     from labkit.frame import Frame
@@ -185,7 +186,7 @@ def _close_to_fastest(measured: Mapping[str, Measured], share: float) -> dict[st
 
 def worker_counts(default: Settings) -> dict[str, Settings]:
     """Return the first round's rivals of the default: other numbers of workers."""
-    cores = machine.cores()
+    cores = hardware.cores()
     counts = dict.fromkeys((0, 1, cores, 2 * cores))
     return {
         f"num_workers={n}": replace(default, num_workers=n)

@@ -33,9 +33,9 @@ def pytest_collection_modifyitems(items):
     cuda_items = [item for item in items if item.get_closest_marker("needs_cuda")]
     # A machine that has it must not go green by skipping.
     if cuda_items and os.environ.get("FAIL_WITHOUT_CUDA") != "1":
-        from labkit import machine
+        from labkit.machine import hardware
 
-        _skip(cuda_items, machine.cuda().reason)
+        _skip(cuda_items, hardware.cuda().reason)
     if os.environ.get("FAIL_WITHOUT_RIVALS") != "1":
         _skip(list(filter(_needs_rivals, items)), _missing_rivals())
 
@@ -69,9 +69,9 @@ def beside_others():
     """
     with pytest.MonkeyPatch.context() as patch:
         if "PYTEST_XDIST_WORKER" in os.environ:
-            from labkit import self_checks
+            from labkit.runs import stand_ins
 
-            patch.setattr(self_checks, "FREE_LOADER_MIN_AU", 0.0)
+            patch.setattr(stand_ins, "FREE_LOADER_MIN_AU", 0.0)
         yield
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from fakes import LABELS, fake_info, fake_trials
 
+from labkit.analysis.summary import Summary, summarize
 from labkit.catalog import CATALOG
 from labkit.settings import Settings
-from labkit.summary import Summary, summarize
 
 
 def fake_dial(

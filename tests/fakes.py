@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from labkit.trial import Epoch, Trial
+from labkit.contracts import Epoch, Trial
 
 LABELS = {"storage": "real", "accelerator": "emulated(matched, 11.2 ms/image)"}
 

@@ -9,7 +9,7 @@ import struct
 import numpy as np
 from PIL import Image
 
-from labkit.machine import OPTIONAL
+from labkit.machine.hardware import OPTIONAL
 from labkit.parts.decoding import DECODERS
 
 WIDTH_PX, HEIGHT_PX = 53, 37  # odd: halved chroma has a rest in both directions

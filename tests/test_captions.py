@@ -17,7 +17,7 @@ from fakes import (
 )
 
 from labkit import captions, row_words
-from labkit.summary import summarize
+from labkit.analysis.summary import summarize
 
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
 

@@ -21,7 +21,7 @@ from figure_checks import check_that_all_texts_are_whole_and_apart, everything_w
 from matplotlib.font_manager import fontManager
 
 from labkit import charts, figures, units
-from labkit.summary import summarize
+from labkit.analysis.summary import summarize
 
 SVG = "{http://www.w3.org/2000/svg}"
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}

@@ -8,7 +8,7 @@ import pytest
 import labkit as lab
 from labkit.catalog import KNOBS
 from labkit.choices import Choice, fields
-from labkit.runner import KINDS
+from labkit.runs.runner import KINDS
 
 BASE = lab.Settings(data="photos", num_workers=2)
 OWN = lab.Experiment(

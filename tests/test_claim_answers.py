@@ -12,8 +12,8 @@ from fakes import LABELS, fake_trials
 
 import labkit as lab
 from labkit.claims import answers
+from labkit.resolve import check
 from labkit.settings import MODES, complete
-from labkit.tables import check
 
 # Shares of an epoch: waiting for batches, transfer, forward and backward, waiting for the device.
 KNOWN = {

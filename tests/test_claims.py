@@ -10,8 +10,9 @@ import pytest
 from fake_runs import COLD, HERE, OPERATION_TIMES, fake_grouped_run, make_run, save_run
 from fakes import LABELS, fake_trial, fake_trials
 
-from labkit import catalog, machine
+from labkit import catalog
 from labkit.claims import CLAIMS, answers, claims_text
+from labkit.machine import hardware
 
 FIGURES = {0.894, 0.891, 0.897, 0.860, 0.864, 0.661}  # the bar labels of the charts in [004]
 
@@ -183,7 +184,7 @@ def test_a_full_run_of_groups_without_verdicts_says_why(tmp_path, how, said):
 
 
 def test_runs_are_by_default_those_of_the_machine_that_asks(tmp_path):
-    make_run(tmp_path, machine_id=machine.provenance()["machine_id"])
+    make_run(tmp_path, machine_id=hardware.provenance()["machine_id"])
     assert answers(tmp_path)[18]["answer"].startswith("agrees: ")
 
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from labkit import results
 from labkit.cli import main
+from labkit.runs import store
 from labkit.settings import field_kinds
 
 ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "1"]
@@ -36,10 +36,10 @@ def refused(capsys, *arguments):
 
 
 def test_a_run_leaves_its_rows_its_table_and_its_charts(finished):
-    (folder,) = results.list_runs(finished)
+    (folder,) = store.list_runs(finished)
     names = {path.name for path in folder.iterdir()}
     assert {"run.json", "trials.jsonl", "table.csv", "chart.png", "chart.svg", "chart.pdf"} <= names
-    run = results.load_run(folder)
+    run = store.load_run(folder)
     assert run.info["status"] == "finished"
     assert len(run.trials) == 3 * 4
     assert {trial.status for trial in run.trials} == {"ok"}
@@ -154,7 +154,7 @@ def test_broken_images_are_listed_before_anything_is_timed(photos, tmp_path, cap
     assert "truncated.jpg" in line
     assert "zero.jpg" in line
     assert "on_bad_image=skip" in line
-    assert results.find_run(tmp_path / "r", "preprocessing").trials == ()
+    assert store.find_run(tmp_path / "r", "preprocessing").trials == ()
 
 
 def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, capsys):
@@ -191,13 +191,13 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(photos, tmp_path,
     assert shell.returncode == 130
     assert "cancelled; complete it with: labkit run --resume" in errors
 
-    run = results.find_run(folder, "preprocessing")
+    run = store.find_run(folder, "preprocessing")
     assert run.info["status"] == "cancelled"
     before = [trial for trial in run.trials if trial.status == "ok"]
     assert 2 <= len(before) < 12
 
     assert main(["run", "--resume", run.folder.name, "--results", str(folder)]) == 0
-    after = results.load_run(run.folder)
+    after = store.load_run(run.folder)
     done = [(t.block, t.variant, t.role) for t in after.trials if t.status == "ok"]
     assert len(done) == len(set(done)) == 12
     assert [t for t in after.trials if t.status == "ok"][: len(before)] == before

@@ -10,7 +10,7 @@ from fake_runs import fake_grouped_run, fake_machine_run, their_run
 
 import labkit as lab
 from labkit import units
-from labkit.summary import summarize_run
+from labkit.analysis.summary import summarize_run
 
 WANTED = "runs must be 1 to 6 runs of one experiment, got "
 

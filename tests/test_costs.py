@@ -7,7 +7,7 @@ import pytest
 from fakes import fake_info, fake_trials
 
 import labkit as lab
-from labkit.results import Run
+from labkit.runs.store import Run
 
 DATA = {"images": 1000, "bytes": 100_000_000, "folder": "data/photos"}
 TIMES = {"original": 1.0, "both": 0.5}

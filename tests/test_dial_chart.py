@@ -14,7 +14,7 @@ from figure_checks import check_that_all_texts_are_whole_and_apart, everything_w
 import labkit as lab
 from labkit.catalog import CATALOG
 from labkit.dial_chart import dial_chart
-from labkit.results import Run
+from labkit.runs.store import Run
 from labkit.settings import Settings
 
 LOGS = {"every step": 1.05, "every 10 steps": 1.004, "every 100 steps": 1.0}

@@ -14,9 +14,10 @@ import pytest
 from fake_runs import COLD, HERE, make_run
 from fakes import LABELS, fake_trial, fake_trials
 
-from labkit import catalog, machine
+from labkit import catalog
 from labkit.cli import main
 from labkit.disputes import DISPUTES, answers, dispute_table
+from labkit.machine import hardware
 
 THREAD = "prefetch_generator"
 ALONE = {"original": 1.0, "no workers": 1.5, f"no workers, {THREAD}": 0.9}
@@ -55,7 +56,7 @@ def test_each_dispute_is_there_once_with_two_sides_and_what_settles_it():
 
 
 def test_every_comparison_is_of_variants_that_the_experiments_have(monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: 16)
+    monkeypatch.setattr(hardware, "cores", lambda: 16)
     for d in DISPUTES:
         for contrast in d.contrasts:
             experiment = catalog.experiment(contrast.experiment)

@@ -10,8 +10,8 @@ from fakes import MEDIA, fake_media_info, fake_media_trials
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 
 from labkit import row_words, units
+from labkit.analysis.summary import summarize
 from labkit.epoch_chart import epoch_chart
-from labkit.summary import summarize
 
 LONG = "on a file system with a very long name and_an_identifier_of_letters_without_any_space"
 SKIPPED = {"nvme": "nvme is not named on this machine; name a folder on it with: labkit doctor"}

@@ -10,7 +10,7 @@ import torch
 
 from labkit import example
 from labkit.example import example_loop
-from labkit.gpu import CudaState
+from labkit.machine.gpu import CudaState
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from fakes import MEDIA, fake_media_info, fake_media_trials
 
 import labkit as lab
-from labkit.results import Run
+from labkit.runs.store import Run
 
 FULL = {"mode": "full", "blocks": 10}
 

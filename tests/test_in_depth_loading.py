@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import labkit as lab
-from labkit import machine, source
+from labkit import pipeline
+from labkit.machine import hardware
 from labkit.settings import MODES, complete
 
 KNOBS = {
@@ -37,7 +38,7 @@ def everything(experiment):
 @pytest.mark.parametrize("cores", [1, 2, 3, 16, 192])
 @pytest.mark.parametrize("name", KNOBS)
 def test_an_experiment_turns_its_own_knobs_and_repeats_no_variant(monkeypatch, name, cores):
-    monkeypatch.setattr(machine, "cores", lambda: cores)
+    monkeypatch.setattr(hardware, "cores", lambda: cores)
     chosen = lab.experiment(name)
     assert 2 <= len(chosen.variants) <= 5
     assert not set(chosen.variants) & set(chosen.in_full)
@@ -62,7 +63,7 @@ def test_all_batch_sizes_fit_the_photographs_there_are(name):
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
 def test_equal_depth_is_what_a_thread_holds_more(monkeypatch, cores):
-    monkeypatch.setattr(machine, "cores", lambda: cores)
+    monkeypatch.setattr(hardware, "cores", lambda: cores)
     variants = lab.experiment("prefetching_in_depth").variants
     plain, deep = variants["original"], variants["equal depth"]
     more = plain.num_workers * (deep.prefetch_factor - plain.prefetch_factor)
@@ -74,18 +75,18 @@ def test_equal_depth_is_what_a_thread_holds_more(monkeypatch, cores):
 
 def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
     slept_s = []
-    monkeypatch.setattr(source.time, "sleep", slept_s.append)
+    monkeypatch.setattr(pipeline.time, "sleep", slept_s.append)
     settings = complete(
         lab.Settings(data=str(photos), images=8, batch_size=4, input_px=64, num_workers=0),
         MODES["quick"], cores=2, has_cuda=False, can_fork=True,
     )  # fmt: skip
-    prompt, _ = source.open_loader(settings)
+    prompt, _ = pipeline.open_loader(settings)
     key = (0, int(prompt.order.image_ids[0]))
     steady = prompt[key]
     assert slept_s == []
-    late, _ = source.open_loader(replace(settings, jitter_ms=40))
+    late, _ = pipeline.open_loader(replace(settings, jitter_ms=40))
     sample = late[key]
-    assert slept_s == [source.jitter_s(late.settings, *key)]
+    assert slept_s == [pipeline.jitter_s(late.settings, *key)]
     assert all(np.array_equal(sample[name], steady[name]) for name in steady)
-    assert source.label_jitter(settings) == {}
-    assert "up to 40 ms late" in source.label_jitter(late.settings)["samples"]
+    assert pipeline.label_jitter(settings) == {}
+    assert "up to 40 ms late" in pipeline.label_jitter(late.settings)["samples"]

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from labkit import machine, tables
-from labkit.gpu import CudaState
+from labkit import resolve
+from labkit.contracts import Skip
+from labkit.machine import hardware
+from labkit.machine.gpu import CudaState
 from labkit.parts.training import LOSSES
 from labkit.settings import MODES, complete
-from labkit.trial import Skip
 
 pytestmark = pytest.mark.thorough
 
@@ -31,14 +32,14 @@ def completed(**settings):
         cores=2,
         has_cuda=False,
         can_fork=True,
-        real_step=tables.real_step(wanted),
+        real_step=resolve.real_step(wanted),
     )
 
 
 @pytest.mark.parametrize("works", [False, True])
 @pytest.mark.parametrize("name", KNOBS)
 def test_an_experiment_turns_its_own_knobs_and_repeats_no_variant(monkeypatch, name, works):
-    monkeypatch.setattr(machine, "cuda", lambda: machine_with(works))
+    monkeypatch.setattr(hardware, "cuda", lambda: machine_with(works))
     chosen = lab.experiment(name)
     every = {**chosen.variants, **chosen.in_full}
     assert len(chosen.variants) == 4
@@ -55,11 +56,11 @@ def machine_with(works):
 
 
 def test_without_a_gpu_precision_is_compared_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(machine, "cuda", lambda: machine_with(False))
+    monkeypatch.setattr(hardware, "cuda", lambda: machine_with(False))
     small = lab.experiment("precision").variants["amp"]
     assert (small.device, small.preprocessor, small.input_px) == ("cpu", "classification", 64)
     assert lab.experiment("precision", device="emulated").variants["amp"].device == "emulated"
-    monkeypatch.setattr(machine, "cuda", lambda: machine_with(True))
+    monkeypatch.setattr(hardware, "cuda", lambda: machine_with(True))
     assert lab.experiment("precision").variants["amp"].device is None
 
 
@@ -73,9 +74,9 @@ def test_what_an_emulated_device_cannot_compute_is_left_out(setting, value, plai
         f"got '{value}'; choose device cpu or cuda"
     )
     with pytest.raises(Skip) as caught:
-        tables.check(completed(**{setting: value}))
+        resolve.check(completed(**{setting: value}))
     assert str(caught.value) == message
-    tables.check(completed(**{setting: value}, device="cpu"))
+    resolve.check(completed(**{setting: value}, device="cpu"))
 
 
 @pytest.mark.parametrize("preprocessor", ["vectorized", "on_device"])

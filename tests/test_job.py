@@ -9,7 +9,7 @@ import pytest
 import labkit as lab
 from labkit import job
 from labkit.job import Job
-from labkit.underway import alone
+from labkit.runs.active import alone
 
 PATIENCE_S = 30.0  # how long to wait for what must happen; not a speed limit
 
@@ -141,7 +141,7 @@ def test_a_real_run_is_alone_and_cancelled_with_all_its_processes_keeps_its_rows
     told = job.start("test", partial(lab.run, slow, "full", blocks=40, results=tmp_path))
     assert seen.wait(PATIENCE_S)
     children = psutil.Process().children()
-    (server,) = (process for process in children if "labkit.worker" in process.cmdline())
+    (server,) = (process for process in children if "labkit.runs.server" in process.cmdline())
     below = [server, *server.children(recursive=True)]
     # A cell of the same notebook must not measure beside it.
     message = (

@@ -8,13 +8,13 @@ import math
 import pytest
 
 import labkit as lab
-from labkit import machine
-from labkit.batch_search import search
 from labkit.claims import CLAIMS
-from labkit.gpu import CudaState
+from labkit.contracts import Skip
 from labkit.largest_batch import describe
+from labkit.machine import hardware
+from labkit.machine.gpu import CudaState
+from labkit.runs.batch_search import search
 from labkit.settings import MODES, complete
-from labkit.trial import Skip
 
 GIB = 1 << 30
 BASE = complete(lab.Settings(device="cuda"), MODES["full"], cores=4, has_cuda=True, can_fork=True)
@@ -80,7 +80,7 @@ def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
 
 
 def test_without_cuda_it_is_skipped_with_the_reason(monkeypatch):
-    monkeypatch.setattr(machine, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
+    monkeypatch.setattr(hardware, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
     with pytest.raises(Skip, match="largest_batch needs a CUDA device: no NVIDIA driver"):
         lab.largest_batch(lab.Settings())
 

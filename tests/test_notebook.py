@@ -8,7 +8,7 @@ from fakes import fake_info, fake_media_info, fake_media_trials, fake_trials
 
 from labkit import notebook
 from labkit.reports import write_report
-from labkit.results import append_trial, create_run, find_run, load_run, write_info
+from labkit.runs.store import append_trial, create_run, find_run, load_run, write_info
 from labkit.settings import AS_PUBLISHED
 
 

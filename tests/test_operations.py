@@ -12,16 +12,16 @@ from fake_clock import FakeClock
 from jpegs import why_missing
 
 import labkit as lab
-from labkit.operation_trials import (
+from labkit.operations import SIZES_PX
+from labkit.parts.decoding import DECODERS
+from labkit.parts.operations import Operation, make_picture
+from labkit.runs.operation_trials import (
     AGREEMENTS,
     OPERATIONS,
     compare_operations,
     difference,
     time_calls,
 )
-from labkit.operations import SIZES_PX
-from labkit.parts.decoding import DECODERS
-from labkit.parts.operations import Operation, make_picture
 
 KEYS = [key for key in OPERATIONS if not why_missing(key[1])]
 

@@ -14,7 +14,7 @@ from labkit import job
 from labkit.choices import Choice
 from labkit.panel_form import Form
 from labkit.panel_widget import Panel
-from labkit.results import write_info
+from labkit.runs.store import write_info
 from labkit.settings import help_texts
 
 PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit

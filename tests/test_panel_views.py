@@ -5,7 +5,7 @@ from pathlib import Path
 
 import labkit as lab
 from labkit import panel_views as views
-from labkit.trial import Epoch, Trial
+from labkit.contracts import Epoch, Trial
 
 EXAMPLES = Path(__file__).parents[1] / "results/examples/2-cores-emulated"
 HOSTILE = '<script>alert("1")</script>'

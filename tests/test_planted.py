@@ -10,8 +10,8 @@ import torch
 from benchmarks import planted_steps, planted_workers
 from benchmarks.photo_training import Site
 from benchmarks.planted import NAMES, pipelines
+from labkit.contracts import Skip
 from labkit.parts.storage import slow_disk
-from labkit.trial import Skip
 
 # What only some machines can put up is tried by the benchmark itself.
 NEEDS = {"slow_disk", "small_shared_memory"}

@@ -12,7 +12,7 @@ from fakes import fake_info, fake_trials
 
 import labkit as lab
 from labkit.predictions import DOCUMENT_COMBINED, DOCUMENT_SINGLES, MODELS
-from labkit.results import Run
+from labkit.runs.store import Run
 
 # Loading and computing alone, and single changes, as shares of the baseline's time.
 LOADS = {("hdd", "loops"): 0.6, ("ssd", "loops"): 0.5, ("hdd", "on_device"): 0.75,

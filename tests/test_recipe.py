@@ -20,13 +20,13 @@ from jpegs import why_missing
 
 import labkit as lab
 from data_scripts.pack_dataset import main as pack_dataset
-from labkit import cli, contracts, pipeline, tables
-from labkit.clock import SleepingClock
+from labkit import cli, contracts, pipeline, resolve
+from labkit.contracts import SleepingClock
 from labkit.parts.loading import OUTSIDE
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.recipe import KNOWN, program
-from labkit.results import Run, append_trial, create_run
+from labkit.runs.store import Run, append_trial, create_run
 from labkit.settings import AS_PUBLISHED, CORRECTED, MODES, Settings, complete
 
 SMALL = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
@@ -165,7 +165,7 @@ def test_every_layout_of_a_folder_is_read_in_the_same_order(photos, tmp_path):
 @pytest.mark.parametrize("name", ["decoder", "preprocessor", "loader", "prefetcher"])
 def test_everything_that_labkit_offers_can_be_written(name):
     # A new part needs a line in recipe.py; rivals are pipelines of their own.
-    assert set(tables.TABLES[name]) - OUTSIDE == set(KNOWN[name])
+    assert set(resolve.TABLES[name]) - OUTSIDE == set(KNOWN[name])
 
 
 # --- programs -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fakes import (
 )
 
 from labkit import report
-from labkit.summary import summarize
+from labkit.analysis.summary import summarize
 
 NASTY = '<script>alert("x")</script> & | `a` *b* [c](d)'
 

@@ -13,12 +13,12 @@ import pytest
 from fake_runs import fake_grouped_run
 from fakes import CHECKED, fake_info, fake_trials
 
-from labkit import machine
 from labkit.cli import main
+from labkit.machine import hardware
 from labkit.notebook import section
 from labkit.page import page
 from labkit.reports import write_report
-from labkit.results import append_trial, create_run, load_run
+from labkit.runs.store import append_trial, create_run, load_run
 from labkit.settings import AS_PUBLISHED
 
 NASTY = '<script>alert(1)</script> "q" \' & | `a` ](http://x) <img src=x onerror=alert(2)>'
@@ -31,7 +31,7 @@ ORDER = (
 
 def here():
     """What run.json says of the machine that the tests run on."""
-    return {"machine_id": machine.provenance()["machine_id"], "cores": 2, "cpu_model": "Some CPU"}
+    return {"machine_id": hardware.provenance()["machine_id"], "cores": 2, "cpu_model": "Some CPU"}
 
 
 def make_run(results, times=TIMES, **info):

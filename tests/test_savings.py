@@ -10,8 +10,8 @@ from fakes import fake_epoch, fake_info, fake_trial
 
 import labkit as lab
 from labkit.cli import main
-from labkit.results import append_trial, create_run, load_run
-from labkit.trial import Trial
+from labkit.contracts import Trial
+from labkit.runs.store import append_trial, create_run, load_run
 
 GB = 10**9
 COLD = {"storage": "real", "cache": "cold", "accelerator": "cuda:H200"}

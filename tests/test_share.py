@@ -18,7 +18,7 @@ from fakes import fake_info, fake_trials
 
 import labkit as lab
 from labkit import notebook, share
-from labkit.results import (
+from labkit.runs.store import (
     append_trial,
     create_run,
     find_run,
@@ -139,7 +139,7 @@ def test_an_opened_run_has_the_same_numbers_of_another_machine(made, packed, ope
     assert [row.status for row in theirs] == ["ok", "ok", "skipped"]
     assert theirs[2].reason == "not shared"
     assert opened.info["variants"]["opencv"]["data"].startswith("manifest ")
-    assert opened.info["shared"]["from"] == lab.machine.describe(made.info["provenance"])
+    assert opened.info["shared"]["from"] == lab.machine.hardware.describe(made.info["provenance"])
     assert {path.name for path in opened.folder.iterdir()} == {"run.json", "trials.jsonl"}
     assert [path.name for path in opened.folder.parents[1].iterdir()] == ["decoders"]
     results = opened.folder.parents[2]

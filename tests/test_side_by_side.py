@@ -10,8 +10,8 @@ from fake_runs import THEIRS, fake_machine_run, their_run
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 
 from labkit import units
+from labkit.analysis.summary import summarize_run
 from labkit.side_by_side import side_by_side
-from labkit.summary import summarize_run
 
 LONG = "a variant with a very long name and_an_identifier_of_many_letters_without_any_space"
 REASON = "no directory for this medium is configured: write one into labkit.toml and try again!"

@@ -11,8 +11,8 @@ import pytest
 
 import labkit as lab
 from labkit import tuning
+from labkit.contracts import Cancelled
 from labkit.settings import MODES, complete
-from labkit.trial import Cancelled
 from labkit.tuning import DEFAULT, Measured, Tuned, choose
 
 BASE = complete(lab.Settings(), MODES["quick"], cores=4, has_cuda=False, can_fork=True)

@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 
-from labkit import procfs
 from labkit.diagnosis import batches, knobs
 from labkit.diagnosis.devices import Host, Readings
-from labkit.usage import own_cpu_s
+from labkit.machine import procfs
+from labkit.machine.usage import own_cpu_s
 
 SILENT_S = 30.0  # a loader that gives nothing for so long has stalled
 KEPT_BATCHES, KEPT_BYTES = 8, 1 << 29

@@ -11,13 +11,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from labkit import machine
 from labkit.diagnosis import batches, knobs
 from labkit.diagnosis.arms import Stretch
 from labkit.diagnosis.collect import Collected, length, worker_threads
 from labkit.diagnosis.measured import Knobs, Measured, Stage
 from labkit.diagnosis.model import HostStep, Parts, Work, simulate
 from labkit.diagnosis.stage_summary import SERIALIZATION
+from labkit.machine import hardware
 
 
 def mean(values: Iterable[float]) -> float:
@@ -60,7 +60,7 @@ def parts_of(found: Collected) -> Parts:
         after_sync=later,
         device_s=device_s,
         steps=length(loader) or max(len(stretch.steps) for stretch in warm),
-        cores=float(machine.cores()),
+        cores=float(hardware.cores()),
     )
     parts = _calibrated(parts, found)
     # Workers that are kept are not started; what they had in hand when an arm broke off takes

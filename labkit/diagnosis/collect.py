@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from labkit import machine, pagecache, units
-from labkit.clock import SystemClock
+from labkit import units
+from labkit.contracts import SystemClock
 from labkit.diagnosis import devices, knobs, stages, step_work
 from labkit.diagnosis.arms import Loop, Steps, Stopped, Stretch, skip_of
 from labkit.diagnosis.phases import EpochPhases, Phases
+from labkit.machine import hardware, page_cache
 from labkit.parts.devices import EmulatedDevice
 
 LOOK_S, LOOK_STEPS = 3.0, 12
@@ -238,12 +239,12 @@ def length(loader: object) -> int | None:
 
 def _evict(files: Sequence[Path], found: Collected) -> bool:
     """Make files cold, and look whether they are; say so once where they are not."""
-    if not pagecache.can_evict():
+    if not page_cache.can_evict():
         found.notes.append("cold was not measured: this platform cannot evict files from memory")
         return False
     for path in files:
-        pagecache.evict(path)
-    share, how = pagecache.residency(files)
+        page_cache.evict(path)
+    share, how = page_cache.residency(files)
     if share is None or share > COLD_SHARE:
         held = "an unknown share" if share is None else units.percent(share)
         found.notes.append(f"cold was not measured: {held} of the files stayed in memory ({how})")
@@ -254,7 +255,7 @@ def _evict(files: Sequence[Path], found: Collected) -> bool:
 def _warm(files: Sequence[Path], found: Collected) -> bool:
     """Read files into memory, where they fit."""
     total_bytes = sum(path.stat().st_size for path in files)
-    if total_bytes > MOST_WARMED * machine.memory_bytes():
+    if total_bytes > MOST_WARMED * hardware.memory_bytes():
         found.notes.append(
             f"warm is as found: {units.count_bytes(total_bytes)} of files do not fit into memory"
         )
@@ -266,7 +267,7 @@ def _warm(files: Sequence[Path], found: Collected) -> bool:
 
 def _try_knobs(found: Collected, loader: object, plan: Plan) -> None:
     """Measure the loader alone where the simulation needs a number that it cannot know."""
-    loop, cores = found.loop, machine.cores()
+    loop, cores = found.loop, hardware.cores()
     if loader.num_workers < cores and cores > 1:
         twin = knobs.with_knobs(loader, num_workers=cores)
         found.alone_full = loop.alone(twin, replace(plan.steps, skipped=cores))

@@ -17,7 +17,8 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from labkit import shared_memory, units
+from labkit import units
+from labkit.analysis.statistics import ALPHA, paired_interval
 from labkit.diagnosis import knobs, phase_words
 from labkit.diagnosis.assemble import measured_of
 from labkit.diagnosis.collect import Collected, length
@@ -25,7 +26,7 @@ from labkit.diagnosis.measured import Measured
 from labkit.diagnosis.model import simulate
 from labkit.diagnosis.remedies import Remedy, bottleneck_of, propose
 from labkit.diagnosis.timeline import Timeline, record_timeline
-from labkit.statistics import ALPHA, paired_interval
+from labkit.machine import shared_memory
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.gpu import cuda
-from labkit.gpu_watch import GpuWatch
-from labkit.trial import Skip
+from labkit.contracts import Skip
+from labkit.machine.gpu import cuda
+from labkit.machine.gpu_watch import GpuWatch
 
 if TYPE_CHECKING:
     from labkit.diagnosis.timeline import Band

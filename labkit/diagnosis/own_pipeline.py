@@ -15,19 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.calibration import calibrate
-from labkit.callbacks import open_callbacks
-from labkit.clock import SystemClock
-from labkit.contracts import Device
+from labkit.analysis.summary import Row, summarize_run
+from labkit.contracts import Device, SystemClock
 from labkit.diagnosis.remedies import LESS_OFTEN, Remedy
-from labkit.experiment import Experiment, completed, run
 from labkit.parts.devices import EmulatedDevice
 from labkit.pipeline import Pipeline, build
+from labkit.runs.calibration import calibrate
+from labkit.runs.callbacks import open_callbacks
+from labkit.runs.experiment import Experiment, completed, run
 from labkit.settings import MODES, Settings
-from labkit.summary import Row, summarize_run
 
 if TYPE_CHECKING:
-    from labkit.results import Run
+    from labkit.runs.store import Run
 
 IMAGES = 400  # of an epoch, unless set
 CALIBRATED_ON = 96

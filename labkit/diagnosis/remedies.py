@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from labkit import units
+from labkit.analysis.statistics import DELTA
 from labkit.diagnosis.measured import Measured
 from labkit.diagnosis.model import HostStep, Work
-from labkit.statistics import DELTA
 
 MOST_WORKERS = 16
 MOST_PREFETCHED_BYTES = 2 << 30

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
-from labkit import procfs
 from labkit.diagnosis.stage_tracer import Totals, Tracer, clocks, event_cost
+from labkit.machine import procfs
 
 
 class BatchTimes(NamedTuple):

@@ -23,12 +23,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from labkit import helper, procfs
-from labkit.clock import SystemClock
-from labkit.contracts import Clock
-from labkit.gpu_watch import Reading, open_gpu
+from labkit.contracts import Clock, Skip, SystemClock
+from labkit.machine import helper, procfs
+from labkit.machine.gpu_watch import Reading, open_gpu
 from labkit.parts.devices import EmulatedDevice
-from labkit.trial import Skip
 
 PERIOD_S = 0.1
 SECONDS = 4.0  # of a loop that is recorded: several of NVML's periods

@@ -17,11 +17,11 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from labkit.analysis.statistics import ALPHA, log_ratio, ratio_interval
 from labkit.diagnosis import knobs
 from labkit.diagnosis.arms import Stopped
 from labkit.diagnosis.collect import Plan
 from labkit.diagnosis.remedies import Remedy
-from labkit.statistics import ALPHA, log_ratio, ratio_interval
 
 if TYPE_CHECKING:
     from labkit.diagnosis.conclusion import Diagnosis

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TextIO
 
 from labkit import progress
-from labkit.clock import SystemClock
-from labkit.contracts import Clock
+from labkit.contracts import Clock, SystemClock
 from labkit.diagnosis import phase_words
 from labkit.diagnosis.phases import EpochPhases, Phases
 

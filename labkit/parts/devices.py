@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from labkit.contracts import Clock, Device, DeviceBatch
-from labkit.trial import Skip
+from labkit.contracts import Clock, Device, DeviceBatch, Skip
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from labkit.results import load_run
+from labkit.runs.store import load_run
 
 DPI = 300
 POINTS_PER_INCH = 72

@@ -15,7 +15,7 @@ from browser.runs import (
     status_of,
     wait_until_nothing_is_left,
 )
-from labkit.results import load_run
+from labkit.runs.store import load_run
 
 IN_BLOCK = 3  # the baseline twice and prefetch_generator: a CPU has no streams for the others
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.jupyter import make_workplace, rows_in, serve
 from benchmarks.lab_page import LabPage
 from browser.runs import ACKNOWLEDGED_S, ENDED_S, GRACE, cancel, start, status_of
-from labkit.results import load_run
+from labkit.runs.store import load_run
 
 DISABLED = {"kernels-settings": {"commsOverSubshells": "disabled"}}
 

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
-from labkit import shared_memory
-from labkit.clock import SystemClock
+from labkit.contracts import SystemClock
 from labkit.diagnosis import arms, devices
 from labkit.diagnosis.collect import Collected
 from labkit.diagnosis.conclusion import conclude
+from labkit.machine import shared_memory
 from labkit.parts.devices import PROFILES, EmulatedDevice
 
 LEAST_S = 5.0

@@ -5,10 +5,10 @@ Run: python -m pytest tests/diagnosis/test_gpu_util.py
 
 import pytest
 
-from labkit import machine
 from labkit.diagnosis import gpu_util as module
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
-from labkit.gpu import CudaState
+from labkit.machine import hardware
+from labkit.machine.gpu import CudaState
 
 # Ten seconds, in each of which the device waits for 0.2 s.
 STALLS = [(i + 0.2, i + 1.0) for i in range(10)]
@@ -34,7 +34,7 @@ def test_without_a_gpu_it_is_skipped_with_its_reason(monkeypatch):
 
 @pytest.mark.needs_cuda
 def test_a_kernel_of_one_thread_reads_as_busy_as_the_whole_gpu():
-    assert machine.cuda().works
+    assert hardware.cuda().works
     shown = gpu_util(seconds=1.5)
     percents = [float(text.removesuffix(" %")) for text in shown["GPU-Util (NVML)"]]
     assert min(percents) > 90

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from labkit.clock import SystemClock
+from labkit.contracts import SystemClock
 from labkit.diagnosis.phases import PHASES, Phases
 from tests.fake_clock import FakeClock
 

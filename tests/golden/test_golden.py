@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 import labkit as lab
+from labkit.contracts import Skip
 from labkit.settings import MODES, complete
-from labkit.trial import Skip
 
 FOLDER = Path(__file__).parent
 EXAMPLES = FOLDER.parents[1] / "results" / "examples" / "2-cores-emulated"
@@ -90,7 +90,7 @@ def read_catalog_entry(name):
 
 
 def read_trial_order(seed):
-    from labkit.plan import plan
+    from labkit.runs.schedule import plan
 
     planned = plan(["a", "b", "c"], ["a"], shuffled=True, blocks=range(3), seed=seed)
     return [f"{trial.block} {trial.variant} {trial.role}".strip() for trial in planned]
@@ -98,7 +98,7 @@ def read_trial_order(seed):
 
 def read_image_order(photos, **changes):
     """The images of two epochs."""
-    from labkit.source import open_loader
+    from labkit.pipeline import open_loader
 
     source, _ = open_loader(settings(photos, **changes))
     epochs = []
@@ -109,8 +109,8 @@ def read_image_order(photos, **changes):
 
 
 def read_first_batch(photos, **changes):
-    from labkit.packs import ensure_pack
-    from labkit.source import first_batch
+    from labkit.pipeline import first_batch
+    from labkit.runs.packs import ensure_pack
 
     chosen = settings(photos, **changes)
     ensure_pack(chosen, jobs=1)

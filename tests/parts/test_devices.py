@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from labkit.contracts import Skip
 from labkit.parts.devices import (
     DEVICES,
     PROFILES,
@@ -13,7 +14,6 @@ from labkit.parts.devices import (
     EmulatedDevice,
     Profile,
 )
-from labkit.trial import Skip
 from tests.fake_clock import FakeClock
 
 # 1 s per image, 1 byte/s pageable, 2 bytes/s pinned: seconds can be read off.

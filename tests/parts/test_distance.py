@@ -14,16 +14,16 @@ import psutil
 import pytest
 
 import labkit as lab
-from labkit import tables
-from labkit.helper import HELPERS
+from labkit import resolve
+from labkit.contracts import Skip
+from labkit.machine.helper import HELPERS
 from labkit.parts import storage
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import distance, key
 from labkit.parts.storage.distance import ADDRESSES, Distance, Line, fetch, parse, served
-from labkit.source import open_loader
-from labkit.staging import check_rates, staged
-from labkit.stored import open_reader, open_source
-from labkit.trial import Skip
+from labkit.pipeline import open_loader
+from labkit.resolve import open_reader, open_source
+from labkit.runs.staging import check_rates, staged
 
 NEAR = Distance(rtt_ms=0, mbit_per_s=8000)
 
@@ -172,12 +172,12 @@ def batches(settings):
 def test_what_cannot_be_far_away_is_refused_with_the_next_step(photos, var):
     for cache in ("cold", "warm"):
         with pytest.raises(Skip, match=f"cache must be 'as found' for .* got '{cache}': none"):
-            tables.check(settings_for(photos, cache=cache))
-        tables.check(settings_for(photos, storage=f"{FAR}_staged", cache=cache))
+            resolve.check(settings_for(photos, cache=cache))
+        resolve.check(settings_for(photos, storage=f"{FAR}_staged", cache=cache))
     with pytest.raises(Skip, match="packing must be 'folder' for images that come over a network"):
-        tables.check(settings_for(photos, packing="raw", stored="pixels"))
+        resolve.check(settings_for(photos, packing="raw", stored="pixels"))
     with pytest.raises(ValueError, match=r"storage must be one of .*far_<round trip>ms_<b"):
-        tables.check(settings_for(photos, storage="far_20ms"))
+        resolve.check(settings_for(photos, storage="far_20ms"))
     with pytest.raises(Skip, match="is there for as long as a run takes"):
         open_loader(settings_for(photos))
 
@@ -255,7 +255,7 @@ def test_data_at_a_distance_is_copied_by_its_server_and_the_copy_goes(
 STAGED_THEN_KILLED = """
 import os, pathlib, sys, labkit as lab
 from labkit.parts import storage
-from labkit.staging import staged
+from labkit.runs.staging import staged
 storage.STAGED = pathlib.Path(sys.argv[2])
 with staged(lab.Settings(data=sys.argv[1], storage="far_0ms_8000mbit_staged"), say=print):
     print(os.environ["LABKIT_HELPERS"], flush=True)

@@ -14,13 +14,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit.clock import SystemClock
+from labkit.contracts import Skip, SystemClock
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import modelled as module
 from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD, Rate
 from labkit.parts.storage.modelled import ModelledReader, check
 from labkit.parts.storage.shared_disk import PageCache
-from labkit.trial import Skip
 from tests.fake_clock import FakeClock
 
 FILE_BYTES = 114_660

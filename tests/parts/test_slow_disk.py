@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from data_scripts.slow_disk import main
-from labkit import procfs
-from labkit.media import describe_medium
-from labkit.pagecache import evict
+from labkit.contracts import Skip
+from labkit.machine import procfs
+from labkit.machine.media import describe_medium
+from labkit.machine.page_cache import evict
 from labkit.parts.storage import slow_disk
-from labkit.trial import Skip
 
 needs_disk = pytest.mark.skipif(
     bool(slow_disk.why_not()), reason=f"a throttled disk {slow_disk.why_not()}"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit import pagecache
-from labkit.media import describe_medium
+from labkit.contracts import Skip
+from labkit.machine import page_cache
+from labkit.machine.media import describe_medium
 from labkit.parts import storage
 from labkit.parts.storage import STORAGES, make_cold, make_warm, prepare, prove, resident_share
-from labkit.trial import Skip
 
 FILE_BYTES = 300_000  # 74 pages, the last one partial
 PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
@@ -65,7 +65,7 @@ def test_a_proof_says_how_the_state_was_made_and_measured(files, cache, method, 
     make_warm(files) if cache == "cold" else make_cold(files)
     proof = prepare(files, cache)
     assert (proof["wanted"], proof["method"]) == (cache, method)
-    assert proof["measured_by"] in pagecache.COUNTERS
+    assert proof["measured_by"] in page_cache.COUNTERS
     assert proof["resident_share_before"] == share
     read_all(files)
     proof = prove(files, proof)
@@ -148,7 +148,7 @@ def test_files_that_do_not_stay_in_memory_skip_warm_with_numbers(shared_memory):
 
 def _as_nobody(paths, answer):
     os.setuid(65534)
-    answer.send(pagecache.residency(paths))
+    answer.send(page_cache.residency(paths))
 
 
 def test_what_the_kernel_hides_from_a_stranger_is_unknown_not_warm():

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from labkit.contracts import Skip
 from labkit.settings import Settings
-from labkit.trial import Skip
 
 if TYPE_CHECKING:
     import torch

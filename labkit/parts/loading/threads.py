@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.machine import cores
+from labkit.machine.hardware import cores
 from labkit.parts.loading.source import Source
 from labkit.settings import Settings
 

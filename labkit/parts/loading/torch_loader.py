@@ -13,10 +13,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from labkit.contracts import Skip
 from labkit.parts.loading.pinning import PinningLoader
 from labkit.parts.loading.source import Source
 from labkit.settings import Settings
-from labkit.trial import Skip
 
 if TYPE_CHECKING:
     import torch

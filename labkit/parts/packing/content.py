@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from labkit.contracts import Skip
 from labkit.jpeg import START
-from labkit.trial import Skip
 
 # What is stored of an image -> what a reader returns for it.
 JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"

@@ -23,13 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.contracts import Annotation
+from labkit.contracts import Annotation, Skip
 from labkit.files import write_whole
 from labkit.parts.packing.content import FORMATS_EXTRA, Content, decode, encode
 from labkit.parts.packing.formats import FORKING, Format, Opened
 from labkit.parts.packing.listing import Listing, ListingBuilder
 from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, sha256
-from labkit.trial import Skip
 
 # Format history of a pack's manifest.json
 #   1  shards with an index each

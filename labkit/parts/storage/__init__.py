@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from labkit import media, shared_memory
+from labkit.contracts import Skip
+from labkit.machine import media, shared_memory
 from labkit.parts.storage import distance, slow_disk
 from labkit.parts.storage.cache_state import (
     KEEPS_FILES,
@@ -32,7 +33,6 @@ from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD, Di
 from labkit.parts.storage.distance import Distance, FarReader
 from labkit.parts.storage.modelled import ModelledReader
 from labkit.settings import pick
-from labkit.trial import Skip
 
 __all__ = [
     "IN_MEMORY", "KEEPS_FILES", "STORAGES", "Disk", "Distance", "FarReader",

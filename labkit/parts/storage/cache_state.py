@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from labkit import pagecache, units
-from labkit.media import describe_medium
+from labkit import units
+from labkit.contracts import Skip
+from labkit.machine import page_cache
+from labkit.machine.media import describe_medium
 from labkit.settings import pick
-from labkit.trial import Skip
 
 TRIES = 3
 RETRY_PAUSE_S = 0.1  # pages under write-back or read-ahead are free again after milliseconds
@@ -111,7 +112,7 @@ def make_cold(paths: Iterable[Path]) -> None:
         Skip: the platform or the filesystem cannot do that.
         OSError: a file cannot be read.
     """
-    if not pagecache.can_evict():
+    if not page_cache.can_evict():
         raise Skip(f"cold data needs posix_fadvise, which this platform does not have; {USE_WARM}")
     paths = list(paths)
     for filesystem in sorted(_filesystems(paths)):
@@ -120,7 +121,7 @@ def make_cold(paths: Iterable[Path]) -> None:
                 f"cold data needs files that can be evicted; {KEEPS_FILES[filesystem]}; {USE_WARM}"
             )
     for path in paths:
-        pagecache.evict(path)
+        page_cache.evict(path)
 
 
 def make_warm(paths: Iterable[Path]) -> None:
@@ -161,7 +162,7 @@ def _residency(paths: list[Path]) -> tuple[float | None, str]:
     # zfs reads past the page cache: that would count as cold, whatever its own cache holds.
     if "zfs" in _filesystems(paths):
         return None, "unknown"
-    return pagecache.residency(paths)
+    return page_cache.residency(paths)
 
 
 def _filesystems(paths: list[Path]) -> set[str]:

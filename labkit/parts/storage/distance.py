@@ -28,10 +28,9 @@ from typing import Protocol
 
 import numpy as np
 
-from labkit.contracts import Annotation
-from labkit.helper import Helper
+from labkit.contracts import Annotation, Skip
+from labkit.machine.helper import Helper
 from labkit.parts.storage.disks import Rate
-from labkit.trial import Skip
 
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
 _NAME = re.compile(r"far_(\d{1,5})ms_(\d{1,7})mbit(_staged)?")

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from labkit.clock import SleepingClock
-from labkit.contracts import Clock
+from labkit.contracts import Clock, SleepingClock
 from labkit.parts.storage.distance import FILES, SOON, SOON_S, ZEROS
 
 PIECE_BYTES = 256 << 10

@@ -27,11 +27,10 @@ from typing import Protocol
 import numpy as np
 
 from labkit import units
-from labkit.contracts import Annotation, Clock
+from labkit.contracts import Annotation, Clock, Skip
 from labkit.parts.storage.disks import Disk, Rate
 from labkit.parts.storage.shared_disk import PageCache, Timetable
 from labkit.settings import pick
-from labkit.trial import Skip
 
 PAY_FROM_S = 0.002
 """A sleep wakes 0.13 ms late in the median and up to 5.8 ms: make sleeps few."""

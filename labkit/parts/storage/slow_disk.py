@@ -30,10 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from labkit import pagecache, procfs, units
+from labkit import units
+from labkit.contracts import Skip
 from labkit.files import part_of, write_whole
+from labkit.machine import page_cache, procfs
 from labkit.parts.storage.disks import HARD_DISK, TYPICAL_FILE_BYTES, Rate
-from labkit.trial import Skip
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
 POINT, IMAGE, STATE, CHECKS = "mount", "disk.img", "state.json", ".check"
@@ -553,7 +554,7 @@ def measure(disk: SlowDisk | None = None, readers: int = 1, seconds: float = 1.0
     with _skipped():
         sequential, *files = sorted((disk.mount / CHECKS).iterdir())
         for path in (sequential, *files):
-            pagecache.evict(path)
+            page_cache.evict(path)
         shares = [files[number::readers] for number in range(readers)]
         files_per_s = _read_cold(shares, disk.cgroup, seconds)
         bytes_per_s = _read_cold([[sequential]], disk.cgroup, seconds, disk.request_bytes)

@@ -17,10 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from labkit import media, shared_memory, units
+from labkit import units
+from labkit.contracts import Skip
 from labkit.files import whole
+from labkit.machine import media, shared_memory
 from labkit.settings import pick
-from labkit.trial import Skip
 
 
 class CheckpointFailed(OSError):  # noqa: N818 - training may continue without the checkpoint

@@ -23,10 +23,10 @@ from http.client import HTTPConnection, HTTPException
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 
-from labkit.helper import Helper
+from labkit.contracts import Skip
+from labkit.machine.helper import Helper
 from labkit.parts.training import metric_server
 from labkit.settings import pick
-from labkit.trial import Skip
 
 HTTP = re.compile(r"http_(\d{1,5})ms")
 ROWS, COLUMNS = 24, 80

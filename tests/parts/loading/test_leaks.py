@@ -15,9 +15,9 @@ import psutil
 import pytest
 from jpegs import encode, photo
 
-from labkit import machine
+from labkit.machine import hardware
+from labkit.pipeline import open_loader
 from labkit.settings import MODES, Settings, complete
-from labkit.source import open_loader
 
 pytestmark = pytest.mark.thorough
 
@@ -32,7 +32,7 @@ def settings(data, loader, **changes):
         "preprocessor": "classification",
     }  # fmt: skip
     filled = Settings(data=str(data), loader=loader, **{**small, **changes})
-    return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=machine.can_fork())
+    return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=hardware.can_fork())
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_pa
 FORKS = """
 import sys
 from labkit.settings import Settings
-from labkit.source import open_loader
+from labkit.pipeline import open_loader
 def ids(batches):
     return [int(i) for batch in batches for i in batch["sample_id"]]
 _, forking = open_loader(Settings(**{forking}))
@@ -114,7 +114,7 @@ print("all there")
 
 
 # Not for the rivals: labkit opens none where something is still to be forked.
-@pytest.mark.skipif(not machine.can_fork(), reason="needs fork")
+@pytest.mark.skipif(not hardware.can_fork(), reason="needs fork")
 def test_workers_that_are_forked_beside_threads_deliver_and_so_do_the_threads(photos):
     program = FORKS.format(
         forking=asdict(settings(photos, "torch", num_workers=2)),

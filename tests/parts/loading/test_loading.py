@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 
+from labkit.contracts import Skip
 from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader
+from labkit.pipeline import open_loader
 from labkit.settings import MODES, Settings, complete
-from labkit.source import open_loader
-from labkit.trial import Skip
 
 OURS = [name for name in LOADERS if name not in OUTSIDE]  # the others: test_rivals
 ALL = pytest.mark.parametrize("name", OURS)

@@ -11,14 +11,14 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from labkit import machine, preflight
-from labkit.contracts import classifier_batch, difference
-from labkit.launcher import Launcher
-from labkit.packs import ensure_pack
+from labkit.contracts import Skip, classifier_batch, difference
+from labkit.machine import hardware
 from labkit.parts.loading import OUTSIDE, OWN_ORDER
+from labkit.pipeline import open_loader
+from labkit.runs import checks
+from labkit.runs.packs import ensure_pack
+from labkit.runs.process import Launcher
 from labkit.settings import MODES, Settings, complete
-from labkit.source import open_loader
-from labkit.trial import Skip
 
 IN_ORDER = sorted(OUTSIDE - OWN_ORDER)
 ONE_OF_EACH = ["tf_data", "dali"]
@@ -115,7 +115,7 @@ class TestTheSameWork:
 
     def test_the_gate_lets_them_pass(self, packed):
         variants = {name: settings(packed, name, batch_size=24) for name in ("torch", *OUTSIDE)}
-        assert preflight.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
+        assert checks.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
 
 
 @pytest.mark.needs_rivals
@@ -131,7 +131,7 @@ class TestEnding:
             list(loader)
 
     def test_forked_trials_load_and_what_they_read_is_counted(self, photos, tmp_path):
-        if not machine.can_fork():
+        if not hardware.can_fork():
             pytest.skip("needs fork")
         read_bytes = 2 * sum(file.stat().st_size for file in photos.rglob("*.jpg"))
         crcs = set()
@@ -194,8 +194,8 @@ import sys
 from pathlib import Path
 sys.path[:0] = {sys.path!r}
 from labkit.settings import Settings
-from labkit.source import open_loader
-from labkit.trial import Skip
+from labkit.pipeline import open_loader
+from labkit.contracts import Skip
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == package and not Path(folder).exists():
@@ -219,8 +219,8 @@ for values, package, folder in {told!r}:
     def test_nothing_of_them_is_imported_before_a_loader_is_opened(self):
         program = """
 import sys
-from labkit import worker
-worker._preload()
+from labkit.runs import server
+server._preload()
 print([name for name in sys.modules if name.startswith(("tensorflow", "nvidia.dali"))])
 """
         shown = subprocess.run(

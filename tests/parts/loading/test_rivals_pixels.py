@@ -5,7 +5,7 @@ import pytest
 from jpegs import encode, exif, photo, with_segment
 from PIL import Image
 
-from labkit import preflight
+from labkit.runs import checks
 from labkit.settings import MODES, Settings, complete
 
 INPUT_PX = 64
@@ -51,5 +51,5 @@ def test_all_loaders_give_the_same_pixels(kind, tmp_path):
             num_workers=2, device="cpu", step="classifier", preprocessor="classification",
         )  # fmt: skip
         variants[loader] = complete(own, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
-    verdicts = preflight.compare_work(variants, "torch")
+    verdicts = checks.compare_work(variants, "torch")
     assert verdicts == dict.fromkeys(variants, ("ok", ""))

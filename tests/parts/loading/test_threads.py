@@ -17,12 +17,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
-from labkit import ThreadLoader, preflight
+from labkit import ThreadLoader
 from labkit.parts.loading import threads as module
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.preprocessing.classification import classification
+from labkit.pipeline import open_loader
+from labkit.runs import checks
 from labkit.settings import MODES, Settings, complete
-from labkit.source import open_loader
 
 Pair = collections.namedtuple("Pair", "image label")
 THREADS = pytest.mark.parametrize("threads", [0, 1, 4])
@@ -149,7 +150,7 @@ class TestLabkitsLoader:
         careless = Preprocessor(in_one_buffer, batch="classifier")
         monkeypatch.setitem(lab.PREPROCESSORS, "careless", careless)
         base = self.settings(photos, preprocessor="careless", step="classifier", batch_size=8)
-        verdicts = preflight.compare_work(
+        verdicts = checks.compare_work(
             {"torch": base, "threads": replace(base, loader="threads")}, "torch"
         )
         assert verdicts["torch"] == ("ok", "")

@@ -11,10 +11,9 @@ import cv2
 import numpy as np
 import pytest
 
-from labkit.contracts import Annotation
+from labkit.contracts import Annotation, Skip
 from labkit.files import whole_folder
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
-from labkit.trial import Skip
 
 FORMATS = [name for name in PACKINGS if name != "folder"]
 NAMES = ["b.jpg", "a.b/c d.tar.jpg", "straße/写真.jpeg", "not utf-8 \udcff.jpg", "a.jpg", "ż.JPG"]

@@ -14,6 +14,8 @@ import time
 import psutil
 import pytest
 
+from labkit.contracts import Skip
+from labkit.machine.usage import own_cpu_s
 from labkit.parts.training.reporting import (
     PROGRESS,
     SINKS,
@@ -22,8 +24,6 @@ from labkit.parts.training.reporting import (
     Terminal,
     check_sink,
 )
-from labkit.trial import Skip
-from labkit.usage import own_cpu_s
 from tests.processes import newest_child
 
 LINES = [f"step {step} loss {1 / step:.4f} ü" for step in range(1, 201)]
@@ -216,7 +216,7 @@ def test_a_killed_trial_leaves_no_server():
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from labkit.helper import pids\n"
+        "from labkit.machine.helper import pids\n"
         "from labkit.parts.training.reporting import Reports\n"
         "kept = Reports('http_50ms', Path())\n"
         "print(*pids(), flush=True)\n"

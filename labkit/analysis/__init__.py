@@ -1,0 +1,1 @@
+"""What a run's rows mean: pure functions of plain rows."""

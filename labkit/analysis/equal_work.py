@@ -1,0 +1,150 @@
+"""Equal work: whether the variants still did the same work when the timing was over.
+
+    every epoch's last batch: its images, the means of its entries ─┐
+    the last loss of a real training, or the first in other numbers ┴─▶ variant -> what is wrong
+
+Preflight compares one batch before anything is timed; this looks at what rows recorded of the
+last ones.  Main trap: a loss hardly moves for black images (1 %, measured), so the batches
+themselves are compared, and losses to the last digit where nothing may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from labkit.contracts import RESIZED_TOLERANCE, Trial
+from labkit.parts.decoding import SCALED
+from labkit.parts.loading import OUTSIDE, OWN_ORDER
+from labkit.parts.prefetching import STEPS_SHORT
+
+# What one decoder and preprocessor make is the same number for number, whoever delivers it
+# (measured); this is room for sums in another order.
+SAME_NUMBERS = 1e-4
+NEXT_TO_NOTHING = 1e-6  # shares of it mean nothing
+# GPUs add in any order, and other decoders' pixels move a loss of 20 steps by 2 % (measured).
+MAX_LOSS_DIFFERENCE = 0.05
+MAX_LOSS_DIFFERENCE_OTHER_PIXELS = 0.10
+# From the same weights, bfloat16 moves a loss by 0.2 % and channels_last by nothing (measured); 40
+# steps later the classifier's losses are anywhere, as training magnifies what was rounded.
+MAX_FIRST_LOSS_DIFFERENCE = 0.02
+LEARNT_LOSS = 0.001  # likewise next to nothing, where losses are not the same number for number
+# A plane's mean moves by 0.008 from OpenCV's to Pillow's resizing, which drops fractions of a grey
+# level (measured); noise moves it by 0.1 and more, red in place of blue mostly by 0.05 and more.
+MAX_MEAN_DIFFERENCE_OTHER_PIXELS = RESIZED_TOLERANCE
+# A scaled decode moves that of a single image of 64 px by up to 0.022, of a batch of 8 by 0.006
+# (1,000 photographs, measured).
+MAX_MEAN_DIFFERENCE_SCALED_DECODING = 0.04
+# Entries of a finished batch that come from the boxes alone.
+NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
+SAME_DATA = ("batch_size", "images", "input_px", "epochs", "seed", "order")
+SAME_PIXELS = ("decoder", "preprocessor", "stored")
+SAME_ROUNDING = ("precision", "memory_format")
+SAME_SUMS = ("device", "torch_threads", "loss")
+
+
+def unequal_work(info: Mapping[str, object], trials: Sequence[Trial]) -> dict[str, str]:
+    """Find variants that did not do the baseline's work to the end, by what they recorded of it.
+
+    Args:
+        info: what `run.json` holds; needs baseline and variants.
+        trials: the run's rows, of any status.
+
+    Returns:
+        Variant -> what is wrong; those that work on other data or leave out steps by design are
+        not compared, nor is what either row does not say.
+    """
+    done = [t for t in trials if t.status == "ok"]
+    base = next((t for t in done if t.variant == info["baseline"]), None)
+    if base is None:
+        return {}
+    if base.loss is not None and not math.isfinite(base.loss):
+        return {base.variant: f"its last loss must be a number, got {base.loss}"}
+    found: dict[str, str] = {}
+    for trial in done:
+        if trial.variant != base.variant and _is_same_data(trial, base):
+            if apart := _other_batches(trial, base) or _other_loss(trial, base):
+                found[trial.variant] = f"not the same work as {base.variant}: {apart}"
+    return found
+
+
+def _other_batches(trial: Trial, base: Trial) -> str:
+    """Compare the last batch of every epoch: its images, and the means of its entries."""
+    same_pixels = _have_same_pixels(trial, base)
+    decoders = {trial.settings.get("decoder"), base.settings.get("decoder")}
+    floor = NEXT_TO_NOTHING if same_pixels else MAX_MEAN_DIFFERENCE_OTHER_PIXELS
+    if len(decoders) > 1 and decoders & SCALED:
+        floor = MAX_MEAN_DIFFERENCE_SCALED_DECODING
+    for number, (epoch, wanted) in enumerate(zip(trial.epochs, base.epochs), 1):
+        batch = f"the last batch of epoch {number}"
+        if None in (epoch.last_ids_crc, wanted.last_ids_crc):
+            continue
+        if epoch.last_ids_crc != wanted.last_ids_crc:
+            return f"{batch} must hold the same images, got others"
+        means, wanted_means = epoch.last_means or {}, wanted.last_means or {}
+        for name in wanted_means:  # unfinished batches have other entries
+            of_pixels = name not in NOT_OF_PIXELS
+            if name not in means or (of_pixels and not same_pixels and name != "image"):
+                continue
+            pairs = list(zip(_planes(name, means[name]), _planes(name, wanted_means[name])))
+            for (what, mean), (_, wanted_mean) in pairs:
+                most = max(SAME_NUMBERS * abs(wanted_mean), floor if of_pixels else NEXT_TO_NOTHING)
+                if not abs(mean - wanted_mean) <= most:  # nor where one is no number
+                    return (
+                        f"the mean of {what} in {batch} must be within {most:.2g} of "
+                        f"{wanted_mean:.6g}, got {mean:.6g}"
+                    )
+    return ""
+
+
+def _planes(name: str, mean: float | list[float]) -> list[tuple[str, float]]:
+    """Name what was averaged by itself."""
+    if isinstance(mean, list):
+        return [(f"{name}'s {color}", one) for color, one in zip(("red", "green", "blue"), mean)]
+    return [(name, mean)]
+
+
+def _other_loss(trial: Trial, base: Trial) -> str:
+    """Compare the last losses of the same training."""
+    if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step",)):
+        return ""
+    if not _are_same(trial, base, SAME_ROUNDING):
+        return _other_first_loss(trial, base)
+    most, floor = MAX_LOSS_DIFFERENCE, LEARNT_LOSS
+    if not _have_same_pixels(trial, base):
+        most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
+    elif base.settings.get("device") == "cpu" and _are_same(trial, base, SAME_SUMS):
+        most, floor = SAME_NUMBERS, NEXT_TO_NOTHING
+    if math.isclose(trial.loss, base.loss, rel_tol=most, abs_tol=floor):
+        return ""
+    return f"the last loss must be within {100 * most:g} % of {base.loss:.6g}, got {trial.loss:.6g}"
+
+
+def _other_first_loss(trial: Trial, base: Trial) -> str:
+    """Compare the first losses, before training magnified what one of them rounds away."""
+    if not math.isfinite(trial.loss):
+        return f"the last loss must be a number, got {trial.loss}"
+    first, wanted, most = trial.first_loss, base.first_loss, MAX_FIRST_LOSS_DIFFERENCE
+    if None in (first, wanted) or math.isclose(first, wanted, rel_tol=most, abs_tol=LEARNT_LOSS):
+        return ""
+    return f"the first loss must be within {100 * most:g} % of {wanted:.6g}, got {first:.6g}"
+
+
+def _is_same_data(trial: Trial, other: Trial) -> bool:
+    a, b = trial.settings, other.settings
+    short = STEPS_SHORT.get(a.get("prefetcher")) == STEPS_SHORT.get(b.get("prefetcher"))
+    loaders = {a.get("loader"), b.get("loader")}
+    # One batch over and over, or another image last; preflight has compared an epoch of those.
+    not_the_last = "resident" in loaders or (len(loaders) > 1 and loaders & OWN_ORDER)
+    return short and not not_the_last and _are_same(trial, other, SAME_DATA)
+
+
+def _have_same_pixels(trial: Trial, other: Trial) -> bool:
+    """Say whether every pixel must be the same; rivals round in ways of their own."""
+    loaders = {trial.settings.get("loader"), other.settings.get("loader")}
+    as_one = len(loaders) == 1 or not loaders & OUTSIDE
+    return as_one and _are_same(trial, other, SAME_PIXELS)
+
+
+def _are_same(trial: Trial, other: Trial, names: Sequence[str]) -> bool:
+    return all(trial.settings.get(name) == other.settings.get(name) for name in names)

@@ -1,0 +1,617 @@
+"""From raw trials to rows: one summary per run, ready for tables and charts.
+
+    trials -> blocks that count -> paired log-ratios -> one Row per variant -> Summary
+
+The formulas are in `statistics`, what counts in `counted`.  A block is one repetition; images and
+steps are not.  A variant without numbers keeps its row, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, geometric_mean, stdev
+
+from labkit import units
+from labkit.analysis.origin import origin
+from labkit.analysis.statistics import (
+    ALPHA,
+    DELTA,
+    UNSTABLE,
+    agreement,
+    blocks_needed,
+    detectable_share,
+    holm,
+    is_stable,
+    log_ratio,
+    outliers,
+    p_value,
+    ratio_interval,
+    verdict,
+)
+from labkit.analysis.validity import (
+    Counted,
+    a_over_a,
+    baselines_of,
+    count,
+    group_of,
+    is_baseline_run_twice,
+    noise,
+    say_rejected,
+    unwatched,
+)
+from labkit.contracts import Epoch, Trial
+from labkit.runs.store import Run
+from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
+
+# Setting -> the choice that does only part of the work: no step, nothing to load.
+LEAVES_OUT = {"step": "nothing", "loader": "resident"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One variant's numbers; None is unknown."""
+
+    variant: str
+    group: str = ""
+    """What it is compared within; empty where all variants compare."""
+    status: str
+    """ok, skipped, failed, cancelled, or missing (no complete block)."""
+    reason: str = ""
+    normalized_time: float | None = None
+    """Geometric mean over blocks of the variant's time over the baseline's; lower is better."""
+    ci_low: float | None = None
+    """Lower end of the 95 % interval, Holm-adjusted; None below two blocks."""
+    ci_high: float | None = None
+    ratios: tuple[float, ...] = ()
+    """One per complete block; the baseline has its two runs of each block against their mean."""
+    outliers: tuple[int, ...] = ()
+    """Places in `ratios` of values far from the others; shown, never dropped."""
+    blocks: int = 0
+    """Complete blocks that count."""
+    left_out: int = 0
+    """Trials that do not count, as their cache state is not what their label says."""
+    s: float | None = None
+    """Standard deviation of the log-ratios; None below two blocks."""
+    level: float | None = None
+    """Of the interval: 0.05 alone, less by Holm's procedure among others."""
+    mde: float | None = None
+    """Smallest effect that these blocks would show with 80 % power, as a share."""
+    time_s: float | None = None
+    """Geometric mean of a trial's epochs added up."""
+    images_per_s: float | None = None
+    """All images over all epoch seconds, start-up included."""
+    published: float | None = None
+    """The normalized time that the document reported."""
+    agreement: str = ""
+    """agrees, differs or inconclusive; empty where nothing is judged or was published."""
+    verdict: str = ""
+    """Empty where nothing is judged."""
+    epochs_s: tuple[tuple[float, ...], ...] = ()
+    """The epochs of every counted trial, in the order of `ratios`."""
+    in_blocks: tuple[int, ...] = ()
+    """The block of each of them: what one variant is paired with another by."""
+    epoch1_s: float | None = None
+    epoch2_s: float | None = None
+    startup_s: float | None = None
+    """Mean per epoch."""
+    steady_images_per_s: float | None = None
+    """Images per second after the first batch."""
+    wait_share: float | None = None
+    """Share of the epochs in which the host waited for data."""
+    transfer_share: float | None = None
+    step_share: float | None = None
+    """Share of the epochs in which the host ran, or launched, forward and backward pass."""
+    sync_share: float | None = None
+    """Share of the epochs in which the host waited for the device, as `sync_every` asks for."""
+    compute_share: float | None = None
+    """Share of the epochs in which the device computed, where the device tells."""
+    stall_share: float | None = None
+    """Share of the epochs in which the device did not compute."""
+    cpu_percent: float | None = None
+    gpu_util: float | None = None
+    """Share of NVML's periods in which some kernel ran."""
+    emulated_busy_share: float | None = None
+    cpu_s_per_1000_images: float | None = None
+    """CPU-seconds of the training process and its workers; the cheapest of equals is [002]'s."""
+    wait_p50_s: float | None = None
+    """Median over all steps of the host's wait for a batch."""
+    wait_p99_s: float | None = None
+    """What one step in a hundred waits longer than."""
+    peak_rss_bytes: int | None = None
+    peak_pss_bytes: int | None = None
+    """Proportional memory of the training process and its workers, the largest seen."""
+    peak_shm_bytes: int | None = None
+    """Of /dev/shm, the most seen."""
+    gpu_memory_bytes: int | None = None
+    """Of the whole GPU, by whatever program; the most seen."""
+    gpu_allocated_bytes: int | None = None
+    """What torch's tensors held of it at most."""
+    gpu_reserved_bytes: int | None = None
+    """What torch's allocator had taken of it at most: the rest of it is cache."""
+    resident_share_before: float | None = None
+    """Share of the files' pages that memory held before epoch 1; measured."""
+    device_read_share: float | None = None
+    """Bytes fetched from a device, of those asked for, over all epochs."""
+    swapped_pages: int | None = None
+    """Pages that the machine swapped in or out during this variant's trials."""
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One run of one experiment, ready for tables and charts."""
+
+    experiment: str
+    question: str
+    mode: str
+    baseline: str
+    source: str
+    rows: tuple[Row, ...]
+    """Group by group: its baseline first, then the variants in their given order."""
+    epochs: int
+    """Epochs per trial: what `time_s` adds up."""
+    n_blocks: int
+    """Blocks that count and in which the baseline is complete."""
+    rejected: Mapping[int, str]
+    """Block -> why the machine was not the run's own meanwhile."""
+    are_rejected_left_out: bool
+    """Where verdicts are spoken; elsewhere they count, and it is only said."""
+    aa_ratio: float | None
+    """Geometric mean of A2 over A1: 1 on a steady machine."""
+    aa_low: float | None
+    aa_high: float | None
+    aa_s: float | None
+    """Standard deviation of ln(A2/A1): the machine's noise floor."""
+    stable: bool
+    """Whether the baseline's two runs agree; without verdicts nothing depends on it."""
+    calibration: Mapping[str, object]
+    """What `run.json` holds of it: free_loader_au among others."""
+    storages: Mapping[str, Mapping[str, object]]
+    """What `run.json` holds of each medium: rates among others."""
+    labels: dict[str, str]
+    """What all measured rows have in common."""
+    protocol: str
+    """Corrected, or as in the document."""
+    notes: tuple[str, ...]
+    judged: bool
+    """Whether the verdicts are filled."""
+    origin: str = ""
+    """Machine, versions, labkit, run and minute in one line."""
+    baselines: Mapping[str, str] = field(default_factory=dict)
+    """Group -> its baseline, where a run has groups."""
+    kind: str = "epochs"
+    """What was timed."""
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the variants are compared in groups."""
+        return any(self.baselines)
+
+    def is_baseline(self, row: Row) -> bool:
+        """Whether the others of a row's group are divided by it."""
+        return row.variant == self.baselines.get(row.group, self.baseline)
+
+    def groups(self) -> dict[str, tuple[Row, ...]]:
+        """Return the rows of each group, in their order."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.group, []).append(row)
+        return {group: tuple(rows) for group, rows in found.items()}
+
+
+def summarize_run(run: Run) -> Summary:
+    """Derive the rows of a run, with what only its folder tells."""
+    more = {"set_aside": run.set_aside, "run": run.folder.name}
+    return summarize({**run.info, **more}, run.trials)
+
+
+def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
+    """Derive one row per variant from a run's raw trials.
+
+    Args:
+        info: what `run.json` holds; needs experiment, mode, baseline and variants.
+        trials: the run's rows in the order they were written, of any status.
+
+    Returns:
+        The rows, the noise floor and sentences about what is missing.
+    """
+    mode, counted = MODES.get(info["mode"]), count(info, trials)
+    twice, baselines = is_baseline_run_twice(info), baselines_of(info)
+    log_ratios = {
+        name: _log_ratios(runs, counted.base_runs[group_of(info, name)])
+        for name, runs in counted.runs.items()
+    }
+    base = info["variants"][info["baseline"]]
+    floors = {name for name in log_ratios if is_floor(info["variants"][name], base)}
+    aa = a_over_a(counted)
+    aa_low, aa_high = ratio_interval(aa, ALPHA)
+    stable = is_stable(aa)
+    n_blocks = len(counted.blocks)
+    # A fixed order confounds a variant with its place in it: nothing to judge.
+    judged = mode is not None and mode.judged and twice and n_blocks >= MIN_JUDGED_BLOCKS
+    testable = [name for name, d in log_ratios.items() if len(d) >= 2]
+    levels = dict.fromkeys(testable, ALPHA)
+    if judged or len(baselines) == 1:  # the rows of many groups are judged together, or not at all
+        together = [name for name in testable if name not in floors]
+        levels |= zip(together, holm([p_value(log_ratios[name]) for name in together]))
+
+    rows = []
+    for group, baseline in baselines.items():
+        rows.append(_baseline_row(group, baseline, info, counted, trials, judged=judged))
+        for name in (name for name in log_ratios if group_of(info, name) == group):
+            d = log_ratios[name]
+            words = judged and len(d) >= MIN_JUDGED_BLOCKS and name not in floors
+            said = verdict(d, levels[name], stable=stable) if words else ""
+            outcome = _outcome(name, info, trials, counted, measured=bool(d))
+            rows.append(
+                _variant_row(outcome, d, levels.get(name), said, list(counted.runs[name].values()))
+            )
+    return Summary(
+        experiment=info["experiment"],
+        question=info.get("question") or info["experiment"],
+        mode=info["mode"],
+        baseline=info["baseline"],
+        source=info.get("source") or "",
+        rows=tuple(rows),
+        epochs=max((len(trial.epochs) for trial in trials if trial.status == "ok"), default=2),
+        n_blocks=n_blocks,
+        rejected=counted.rejected,
+        are_rejected_left_out=counted.are_rejected_left_out,
+        aa_ratio=math.exp(fmean(aa)) if aa else None,
+        aa_low=aa_low,
+        aa_high=aa_high,
+        aa_s=noise(counted),
+        stable=stable,
+        calibration=info.get("calibration") or {},
+        storages=info.get("storages") or {},
+        labels=_common_labels(info, rows),
+        protocol=info.get("protocol") or CORRECTED,
+        notes=(
+            *(info.get("notes") or ()),
+            *(info.get("local_notes") or ()),
+            *_run_notes(info, counted, judged=judged, stable=stable),
+            *_row_notes(info, counted, trials),
+            *(
+                _inconclusive_note(row.variant, row.s, row.blocks, row.level)
+                for row in rows
+                if row.verdict == "inconclusive"
+            ),
+        ),
+        judged=judged,
+        origin=origin(info),
+        baselines=baselines,
+        kind=info.get("kind", "epochs"),
+    )
+
+
+def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> bool:
+    """Say whether a variant does only part of its baseline's work: it is no remedy to be judged.
+
+    Args:
+        settings: by name; step and loader count.
+        baseline: those of what it is divided by; where it leaves out the same, that is the
+            question, as of what a loop does beside its steps.
+    """
+    return any(settings.get(k) == v != baseline.get(k) for k, v in LEAVES_OUT.items())
+
+
+def _log_ratios(runs: Mapping[int, Trial], base_runs: Mapping[int, list[Trial]]) -> list[float]:
+    return [
+        log_ratio(trial.time_s, [run.time_s for run in base_runs[block]])
+        for block, trial in runs.items()
+    ]
+
+
+def _baseline_row(
+    group: str, name: str, info: Mapping, counted: Counted, trials: Sequence[Trial], *, judged: bool
+) -> Row:
+    blocks = list(counted.base_runs[group].values())
+    runs = [trial for block in blocks for trial in block]
+    ratios = tuple(
+        trial.time_s / geometric_mean(run.time_s for run in block)
+        for block in blocks
+        for trial in block
+    )
+    return Row(
+        **_outcome(name, info, trials, counted, measured=bool(runs)),
+        normalized_time=1.0 if runs else None,  # by definition, so it has no interval
+        ratios=ratios,
+        outliers=outliers([math.log(ratio) for ratio in ratios]),
+        blocks=len(blocks),
+        verdict="baseline" if judged else "",
+        **_average(runs),
+    )
+
+
+def _variant_row(
+    outcome: dict, d: Sequence[float], level: float | None, said: str, runs: Sequence[Trial]
+) -> Row:
+    low, high = ratio_interval(d, level)
+    published = outcome["published"]
+    s = stdev(d) if len(d) >= 2 else None
+    return Row(
+        **outcome,
+        normalized_time=math.exp(fmean(d)) if d else None,
+        ci_low=low,
+        ci_high=high,
+        ratios=tuple(math.exp(x) for x in d),
+        outliers=outliers(d),
+        blocks=len(d),
+        s=s,
+        level=level,
+        mde=None if s is None else detectable_share(s, len(d), level),
+        agreement=agreement(low, high, published)
+        if said not in ("", UNSTABLE) and published is not None
+        else "",
+        verdict=said,
+        **_average(runs),
+    )
+
+
+def _outcome(
+    name: str, info: Mapping, trials: Sequence[Trial], counted: Counted, *, measured: bool
+) -> dict:
+    """Say whether a variant has numbers, and if not, why."""
+    published = (info.get("published") or {}).get(name)
+    doubts = counted.doubts.get(name, ())
+    status, reason = "ok", ""
+    yet = " yet" if info.get("status") == "running" else ""
+    if not measured:
+        rows = [trial for trial in trials if trial.variant == name]
+        for status in ("skipped", "failed"):
+            if name in (info.get(status) or {}):
+                reason = info[status][name]
+                break
+        else:
+            # What went wrong once and well thereafter is not why there are no numbers.
+            if rows and rows[-1].status != "ok":
+                status, reason = rows[-1].status, rows[-1].reason
+            elif doubts:
+                status, reason = "failed", doubts[-1]
+            elif rows and counted.are_rejected_left_out and not counted.blocks:
+                status, reason = "missing", say_rejected(counted.rejected, left_out=True)
+            elif rows:
+                said = "no block in which this and the baseline are complete"
+                status, reason = "missing", said + yet
+            else:
+                status, reason = "missing", "not measured" + yet
+    return {
+        "variant": name,
+        "group": group_of(info, name),
+        "published": published,
+        "status": status,
+        "reason": reason,
+        "left_out": len(doubts),
+    }
+
+
+def _common_labels(info: Mapping, rows: Sequence[Row]) -> dict[str, str]:
+    labelled = [row.labels for row in rows if row.labels]
+    if not labelled:
+        return {"accelerator": info["accelerator"]} if info.get("accelerator") else {}
+    first, *others = labelled
+    return {k: v for k, v in first.items() if all(labels.get(k) == v for labels in others)}
+
+
+# --- averages of a variant's trials --------------------------------------------------
+
+
+def _average(runs: Sequence[Trial]) -> dict[str, object]:
+    """Average everything but the normalized time over a variant's counted trials.
+
+    Rates and shares are sums over sums, so a long epoch counts more; times are geometric means.
+    A share that one epoch does not know is unknown for the row.
+    """
+    if not runs:
+        return {}
+    epochs = [epoch for trial in runs for epoch in trial.epochs]
+    total_s = sum(epoch.epoch_s for epoch in epochs)
+
+    def share(part_s: Callable[[Epoch], float | None]) -> float | None:
+        parts_s = [part_s(epoch) for epoch in epochs]
+        return None if None in parts_s else sum(parts_s) / total_s
+
+    compute_share = share(lambda epoch: epoch.compute_s)
+    first_s = [trial.epochs[0].epoch_s for trial in runs]
+    second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
+    wait_p50_s, wait_p99_s = _wait_percentiles(epochs)
+    return {
+        "time_s": geometric_mean(trial.time_s for trial in runs),
+        "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
+        "in_blocks": tuple(trial.block for trial in runs),
+        "epochs_s": tuple(tuple(epoch.epoch_s for epoch in trial.epochs) for trial in runs),
+        "epoch1_s": geometric_mean(first_s),
+        "epoch2_s": geometric_mean(second_s) if second_s else None,
+        "startup_s": fmean(epoch.startup_s for epoch in epochs),
+        "steady_images_per_s": _steady_images_per_s(epochs),
+        "wait_share": share(lambda epoch: epoch.wait_s),
+        "transfer_share": share(lambda epoch: epoch.transfer_s),
+        "step_share": share(_step_s),
+        "sync_share": share(lambda epoch: epoch.sync_s),
+        "compute_share": compute_share,
+        "stall_share": None if compute_share is None else 1 - compute_share,
+        "cpu_percent": _mean_known(trial.cpu_percent for trial in runs),
+        "gpu_util": _mean_known(trial.gpu_util_mean for trial in runs),
+        "emulated_busy_share": _mean_known(trial.emulated_busy_share for trial in runs),
+        "cpu_s_per_1000_images": _cpu_s_per_1000_images(runs),
+        "wait_p50_s": wait_p50_s,
+        "wait_p99_s": wait_p99_s,
+        "peak_rss_bytes": _largest_known(trial.peak_rss_bytes for trial in runs),
+        "peak_pss_bytes": _largest_known(trial.peak_pss_bytes for trial in runs),
+        "peak_shm_bytes": _largest_known(trial.peak_shm_bytes for trial in runs),
+        "gpu_memory_bytes": _largest_known(trial.gpu_memory_bytes for trial in runs),
+        "gpu_allocated_bytes": _largest_known(trial.gpu_allocated_bytes for trial in runs),
+        "gpu_reserved_bytes": _largest_known(trial.gpu_reserved_bytes for trial in runs),
+        "resident_share_before": _resident_share_before(runs),
+        "device_read_share": _device_read_share(runs),
+        "swapped_pages": _swapped_pages(runs),
+        "labels": _merge_labels(runs),
+    }
+
+
+def _step_s(epoch: Epoch) -> float | None:
+    if epoch.launch_s is not None:
+        return epoch.launch_s
+    parts_s = (epoch.forward_s, epoch.backward_s)
+    return None if None in parts_s else sum(parts_s)
+
+
+def _cpu_s_per_1000_images(runs: Sequence[Trial]) -> float | None:
+    images = sum(trial.images for trial in runs)
+    if not images or any(trial.cpu_s is None for trial in runs):
+        return None
+    return 1000 * sum(trial.cpu_s for trial in runs) / images
+
+
+def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | None]:
+    """Give the median wait of a step and the one that a step in a hundred exceeds."""
+    if any(epoch.waits_s is None for epoch in epochs):  # rows of schema 2 have only their sum
+        return None, None
+    waits_s = sorted(wait_s for epoch in epochs for wait_s in epoch.waits_s)
+    if not waits_s:
+        return None, None
+    p50, p99 = (waits_s[math.ceil(share * len(waits_s)) - 1] for share in (0.50, 0.99))
+    return p50, p99
+
+
+def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
+    images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs if epoch.steps)
+    left_s = sum(epoch.epoch_s - epoch.first_batch_s for epoch in epochs)
+    return images / left_s if images and left_s > 0 else None
+
+
+def _resident_share_before(runs: Sequence[Trial]) -> float | None:
+    """Give the share of the trial that is furthest from what its label says."""
+    shares = [trial.cache_proof.get("resident_share_before") for trial in runs]
+    if None in shares:
+        return None
+    cold = any(trial.labels.get("cache") == "cold" for trial in runs)
+    return max(shares) if cold else min(shares)
+
+
+def _device_read_share(runs: Sequence[Trial]) -> float | None:
+    proofs = [trial.cache_proof for trial in runs]
+    fetched = [proof.get("device_read_bytes") for proof in proofs]
+    # Spawned workers also ask for their libraries: what the files hold is the steadier measure,
+    # and rows of schema 1 do not say it.
+    asked = [
+        trial.cache_proof["file_bytes"] * len(trial.epochs)
+        if "file_bytes" in trial.cache_proof
+        else trial.cache_proof.get("logical_read_bytes")
+        for trial in runs
+    ]
+    if None in asked or None in fetched or not sum(asked):
+        return None
+    return sum(fetched) / sum(asked)
+
+
+def _swapped_pages(runs: Sequence[Trial]) -> int | None:
+    names = ("swapped_in_pages", "swapped_out_pages")
+    counts = [trial.disturbance.get(name) for trial in runs for name in names]
+    return None if None in counts else sum(counts)
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _largest_known(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:
+    names = dict.fromkeys(name for trial in runs for name in trial.labels)
+    return {
+        name: " / ".join(dict.fromkeys(t.labels[name] for t in runs if name in t.labels))
+        for name in names
+    }
+
+
+# --- notes beside the numbers --------------------------------------------------------
+
+
+def _run_notes(
+    info: Mapping[str, object], counted: Counted, *, judged: bool, stable: bool
+) -> list[str]:
+    """Return why there are no verdicts, what is not finished, and what is unstable."""
+    notes, mode, planned = [], info["mode"], info.get("blocks") or 0
+    n_blocks = len(counted.blocks)
+    if info.get("protocol") == AS_PUBLISHED:
+        notes.append(
+            "as in the document: variants in its order, only the first of a block starts cold, "
+            "the others find what it left in memory; a difference may be the order's, so no "
+            "verdicts"
+        )
+    elif mode in MODES and not MODES[mode].judged:
+        notes.append(f"{mode} mode: numbers, no verdicts")
+    elif not judged:
+        notes.append(f"{n_blocks} complete blocks: verdicts need at least {MIN_JUDGED_BLOCKS}")
+    if n_blocks < planned and info.get("status") == "finished":
+        notes.append(f"{n_blocks} of {planned} blocks count")
+    elif n_blocks < planned:
+        state = {"running": "not finished", "cancelled": "cancelled"}.get(info.get("status"), "")
+        notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
+    if counted.rejected:
+        notes.append(say_rejected(counted.rejected, left_out=counted.are_rejected_left_out))
+    base = (
+        run for blocks in counted.base_runs.values() for runs in blocks.values() for run in runs
+    )
+    if judged and (unseen := unwatched(base)):
+        notes.append(f"no block could be rejected for {', '.join(unseen)}: not watched here")
+    if torn := info.get("set_aside"):
+        notes.append(
+            f"{units.count(torn, 'half-written line')} set aside: a process was killed or the "
+            "disk was full; its trial does not count, and a resumed run measures it again"
+        )
+    if judged and not stable:
+        notes.append(
+            "machine unstable: the baseline's own two runs differ systematically; "
+            "close other programs and run again"
+        )
+    return notes
+
+
+def second_attempt_note(aa: Sequence[float]) -> str:
+    """Say why everything was measured once more.
+
+    Args:
+        aa: the first attempt's ln(A2/A1), one per block.
+    """
+    ratio = units.normalized(math.exp(fmean(aa)))
+    interval = units.interval(*ratio_interval(aa, ALPHA))
+    return (
+        f"the baseline's own two runs differed at first (A/A ratio {ratio} {interval}): "
+        "everything is measured once more, and then that is what counts"
+    )
+
+
+def _row_notes(info: Mapping[str, object], counted: Counted, trials: Sequence[Trial]) -> list[str]:
+    """Return which variants have fewer blocks than the run, and why."""
+    notes, n_blocks, baselines = [], len(counted.blocks), baselines_of(info)
+    for name in info["variants"]:
+        broken = [t for t in trials if t.variant == name and t.status in ("failed", "skipped")]
+        group = group_of(info, name)
+        is_baseline = name == baselines.get(group)
+        blocks = len(counted.base_runs[group] if is_baseline else counted.runs[name])
+        if doubts := counted.doubts.get(name, ()):
+            notes.append(
+                f"{name}: {units.count(len(doubts), 'trial')} left out, last: {doubts[-1]}"
+            )
+        if 0 < blocks < n_blocks:
+            notes.append(f"{name}: {blocks} of {n_blocks} blocks")
+        if blocks and broken:
+            last = broken[-1]
+            notes.append(f"{name}: {last.status} {len(broken)}×, last: {last.reason}")
+    return notes
+
+
+def _inconclusive_note(name: str, s: float, blocks: int, alpha: float) -> str:
+    """Return what these blocks would have detected, and how many would detect more."""
+    seen, needed = detectable_share(s, blocks, alpha), blocks_needed(s, alpha)
+    note = f"{name}: inconclusive; these blocks show effects from {units.percent(seen)} up"
+    if needed > blocks:
+        note += f", about {needed} blocks would show {units.percent(DELTA)}"
+    return note

@@ -1,0 +1,261 @@
+"""Counted: which trials and blocks count, for reasons that were fixed before any run.
+
+    trials ─ last attempt ─ cache state proved ─ machine its own ─ baseline complete ─▶ Counted
+
+A trial whose cache state is not what its label says is left out.  A whole block is rejected
+where the machine was disturbed (EVIDENCE 1: steal, other programs, swapping).  Nothing here looks
+at a time: dropping rows after seeing the times could make any result.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from labkit import units
+from labkit.contracts import Trial
+from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
+from labkit.settings import MIN_JUDGED_BLOCKS, MODES
+
+# EVIDENCE 1, "Estimator": the only reasons for which a block is rejected.
+MAX_STEAL_SHARE = 0.02
+SWAPPED = "swapped"
+MAX_OTHER_CORES = 0.2
+# The kernel counts in hundredths of a second, so of a shorter trial that says nothing.
+OTHER_CORES_MIN_S = 0.2
+# Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
+# pages, directories and programs blur it.
+COLD_MIN_DEVICE_SHARE = 0.8
+WARM_MAX_DEVICE_SHARE = 0.1
+# A page of a library that is faulted in brings its neighbours along (300 KB were measured).
+PROGRAM_BYTES = 1 << 20
+# A second attempt's blocks are numbered from twice the planned ones: between lie replacements.
+ATTEMPT_BLOCKS = 2
+
+Runs = dict[int, Trial]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What of a run's trials counts."""
+
+    base_runs: dict[str, dict[int, list[Trial]]]
+    """Group -> block -> its baseline's runs (A1, A2); only blocks in which these are complete."""
+    runs: dict[str, Runs]
+    """Variant -> block -> its run; baselines left out."""
+    rejected: dict[int, str]
+    """Block -> why the machine was not the run's own meanwhile."""
+    are_rejected_left_out: bool
+    """Whether rejected blocks are missing above: where verdicts are spoken."""
+    doubts: dict[str, tuple[str, ...]]
+    """Variant -> for each trial left out why its cache state is not what its label says."""
+    attempt: int
+    """0, or 1 after everything was measured once more."""
+
+    @property
+    def blocks(self) -> set[int]:
+        """Blocks in which the baselines of all measured groups are complete."""
+        complete = [set(blocks) for blocks in self.base_runs.values() if blocks]
+        return set.intersection(*complete) if complete else set()
+
+
+def count(
+    info: Mapping[str, object], trials: Sequence[Trial], attempt: int | None = None
+) -> Counted:
+    """Return the trials that count.
+
+    Args:
+        info: what `run.json` holds; needs mode, baseline and variants.
+        trials: the run's rows in the order they were written, of any status.
+        attempt: 0 or 1; unset: the last one with blocks enough for verdicts, else the first.
+    """
+    mode, failed = MODES.get(info["mode"]), info.get("failed") or {}
+    planned = info.get("blocks") or 0
+    # A block repeated after a crash counts once, the first time.
+    measured: dict[tuple[str, int, str], Trial] = {}
+    for trial in trials:
+        if trial.status == "ok" and trial.epochs and trial.variant not in failed:
+            measured.setdefault((trial.variant, trial.block, trial.role), trial)
+    if attempt is None:
+        attempt = max((attempt_of(block, planned) for _, block, _ in measured), default=0)
+        again = count(info, trials, attempt) if attempt else None
+        if again is not None and len(again.blocks) < MIN_JUDGED_BLOCKS:
+            attempt = 0  # too little to judge by: what was there before still stands
+    measured = {
+        key: trial for key, trial in measured.items() if attempt_of(key[1], planned) == attempt
+    }
+    doubts: dict[str, list[str]] = {}
+    for trial in measured.values():
+        if doubt := cache_doubt(trial):
+            doubts.setdefault(trial.variant, []).append(doubt)
+    rejected: dict[int, str] = {}
+    for (_, block, _), trial in measured.items():
+        if disturbed := disturbance(trial):
+            rejected.setdefault(block, f"{trial.variant}: {disturbed}")
+    leaves_out = mode is not None and mode.judged and is_baseline_run_twice(info)
+    counting = {
+        key: trial
+        for key, trial in measured.items()
+        if not cache_doubt(trial) and not (leaves_out and key[1] in rejected)
+    }
+    blocks = sorted({block for _, block, _ in counting})
+    base_runs = {}
+    for group, baseline in baselines_of(info).items():
+        roles = ("A1", "A2") if is_baseline_run_twice(info, group) else ("A1",)
+        runs_of = {b: [counting.get((baseline, b, role)) for role in roles] for b in blocks}
+        base_runs[group] = {b: runs for b, runs in runs_of.items() if None not in runs}
+    runs = {
+        name: {
+            b: counting[name, b, ""]
+            for b in base_runs[group_of(info, name)]
+            if (name, b, "") in counting
+        }
+        for name in info["variants"]
+        if name not in baselines_of(info).values()
+    }
+    return Counted(
+        base_runs=base_runs,
+        runs=runs,
+        rejected=dict(sorted(rejected.items())),
+        are_rejected_left_out=leaves_out,
+        doubts={name: tuple(reasons) for name, reasons in doubts.items()},
+        attempt=attempt,
+    )
+
+
+def baselines_of(info: Mapping[str, object]) -> dict[str, str]:
+    """Return group -> its baseline; a run without groups has one, "".
+
+    Args:
+        info: what `run.json` holds.
+    """
+    return info.get("baselines") or {"": info["baseline"]}
+
+
+def group_of(info: Mapping[str, object], variant: str) -> str:
+    """Return what a variant is compared within; empty where a run has no groups."""
+    return (info.get("groups") or {}).get(variant, "")
+
+
+def is_baseline_run_twice(info: Mapping[str, object], group: str | None = None) -> bool:
+    """Whether a run's blocks hold A1 and A2; before that was recorded, the mode told.
+
+    Args:
+        info: what `run.json` holds.
+        group: of this group's baseline; unset: of any.
+    """
+    mode = MODES.get(info["mode"])
+    is_twice = info.get("shuffled", mode is None or mode.shuffled)
+    # Runs of operations by earlier versions repeated one baseline only.
+    return is_twice and (group is None or group in info.get("twice", [group]))
+
+
+def attempt_of(block: int, planned: int) -> int:
+    """Return the attempt that a block belongs to: 0, or 1 after an unstable first."""
+    return block // (ATTEMPT_BLOCKS * planned) if planned else 0
+
+
+def cache_doubt(trial: Trial) -> str:
+    """Return why a trial's cache state is not what its label says; empty where it is proved.
+
+    Residency is looked at before the epochs, and the device's bytes over all of them.  One of the
+    two suffices as proof; where neither is known, a trial is not known to be cold.
+    """
+    proof = trial.cache_proof
+    wanted, before = trial.labels.get("cache"), proof.get("resident_share_before")
+    fetched, files = proof.get("device_read_bytes"), proof.get("file_bytes")
+    # Only of a disk that the kernel knows are the bytes counted: not of a network's.  A resident
+    # batch was read before the epochs: no byte of them shows.
+    on_disk = trial.medium.get("rotational") is not None
+    on_disk = on_disk and trial.settings.get("loader") != "resident"
+    from_device = fetched / files if fetched is not None and files and on_disk else None
+    if wanted == "cold":
+        if before is not None and before > COLD_MAX_SHARE:
+            return f"not cold: {units.percent(before)} of the files were in memory"
+        if from_device is not None and from_device < COLD_MIN_DEVICE_SHARE:
+            return f"not cold: only {units.percent(from_device)} of the files' bytes came from disk"
+        if before is None and from_device is None:
+            return "not known to be cold: neither memory nor the disk's bytes could be looked at"
+    if wanted == "warm":
+        after = proof.get("resident_share_after")
+        for share, when in ((before, "before"), (after, "after the epochs")):
+            if share is not None and share < WARM_MIN_SHARE:
+                return f"not warm: {units.percent(share)} of the files were in memory {when}"
+        # Where memory can be looked at, that is the better proof: programs are read, too.
+        most_bytes = WARM_MAX_DEVICE_SHARE * (files or 0) + PROGRAM_BYTES
+        if before is None and from_device is not None and fetched > most_bytes:
+            return f"not warm: {units.percent(from_device)} of the files' bytes came from disk"
+    return ""
+
+
+def disturbance(trial: Trial) -> str:
+    """Return what kept the machine from being a trial's own; empty where nothing did.
+
+    What could not be watched is no reason, see `unwatched`.
+    """
+    log = trial.disturbance
+    steal, others = log.get("steal_share") or 0.0, log.get("other_cores") or 0.0
+    swapped = (log.get("swapped_in_pages") or 0) + (log.get("swapped_out_pages") or 0)
+    if steal > MAX_STEAL_SHARE:
+        return f"{units.percent(steal)} of the CPU time was stolen by other machines"
+    if others > MAX_OTHER_CORES and log.get("duration_s", math.inf) >= OTHER_CORES_MIN_S:
+        return f"other programs took {units.percent(others)} of a core"
+    if swapped:
+        return f"{units.count(swapped, 'page')} {SWAPPED}"
+    return ""
+
+
+# What a log may hold as None -> what could not be watched then.
+WATCHED = {
+    "steal_share": "CPU time stolen by other machines",
+    "other_cores": "other programs",
+    "swapped_in_pages": "swapping",
+}
+
+
+def unwatched(trials: Iterable[Trial]) -> list[str]:
+    """List what no block could be rejected for, as it could not be watched."""
+    logs = [trial.disturbance for trial in trials if trial.status == "ok"]
+    return [
+        words for name, words in WATCHED.items() if any(log.get(name, 0) is None for log in logs)
+    ]
+
+
+def say_rejected(rejected: Mapping[int, str], *, left_out: bool) -> str:
+    """Return how many blocks were disturbed, and one reason of each kind.
+
+    Args:
+        rejected: block -> reason.
+        left_out: whether they do not count.
+    """
+    done = "rejected" if left_out else "disturbed (full mode rejects them)"
+    # The same reason with another figure is the same reason.
+    kinds = {re.sub(r"^.*?: |[\d.,]+", "", why): why for why in reversed(rejected.values())}
+    return f"{units.count(len(rejected), 'block')} {done}: {'; '.join(reversed(kinds.values()))}"
+
+
+def a_over_a(counted: Counted) -> list[float]:
+    """Return ln(A2/A1) of every block, the mean of its groups; nothing where it ran once.
+
+    A block counts once, whatever its groups: they share what disturbs them.
+    """
+    found: dict[int, list[float]] = {}
+    for block, log_ratio in _pairs(counted):
+        found.setdefault(block, []).append(log_ratio)
+    return [fmean(found[block]) for block in sorted(found)]
+
+
+def noise(counted: Counted) -> float | None:
+    """Return the standard deviation of ln(A2/A1) of single pairs; None below two blocks."""
+    pairs = list(_pairs(counted))
+    return stdev(x for _, x in pairs) if len({block for block, _ in pairs}) >= 2 else None
+
+
+def _pairs(counted: Counted) -> Iterator[tuple[int, float]]:
+    for blocks in counted.base_runs.values():
+        for block, runs in blocks.items():
+            if len(runs) == 2:
+                yield block, math.log(runs[1].time_s / runs[0].time_s)

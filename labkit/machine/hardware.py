@@ -1,0 +1,328 @@
+"""What this machine is: its cores, its GPU, its versions, and what it cannot do.
+
+    machine  ←  gpu, media (disks, labkit.toml), disturbance (what else goes on)
+
+Every run records `provenance`; `labkit doctor` prints `doctor_report`.  Unknown is
+the word "unknown", unmeasured is None, measured zero is 0.  Nothing personal is
+recorded: no host or user name, no path, no raw machine id.  Main trap: a container
+sees all cores and all memory of its host; what it may use, its control groups say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+from labkit.contracts import Skip
+from labkit.machine import procfs, shared_memory
+from labkit.machine.disturbance import disturbance, since
+from labkit.machine.gpu import cuda
+from labkit.machine.media import (
+    describe_medium,
+    is_hard_disk,
+    media,
+    probe_random_reads,
+    write_media,
+)
+from labkit.machine.page_cache import can_evict
+
+# For callers there is one module: what its neighbours find out is offered here too.
+__all__ = [
+    "can_fork", "cores", "cuda", "describe", "describe_medium", "disturbance", "doctor_report",
+    "is_hard_disk", "media", "memory_bytes", "probe_random_reads", "provenance", "since",
+    "versions", "write_media",
+]  # fmt: skip
+
+CHECKOUT = Path(__file__).parents[2]
+# Batches travel from loader workers through shared memory; containers often have 64 MB of it.
+SHARED_MEMORY_MIN_BYTES = 1 << 30
+MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
+
+# Variants that need them are skipped without.
+OPTIONAL = ("kornia_rs", "torchvision", "tensorflow", "dali")
+# What the lab measures with -> the distributions that may bring it.
+DISTRIBUTIONS = {
+    "torch": ("torch",),
+    "numpy": ("numpy",),
+    "opencv": (
+        "opencv-python",
+        "opencv-python-headless",
+        "opencv-contrib-python",
+        "opencv-contrib-python-headless",
+    ),
+    "pillow": ("pillow",),
+    "simplejpeg": ("simplejpeg",),
+    "kornia_rs": ("kornia-rs",),
+    "torchvision": ("torchvision",),
+    "prefetch_generator": ("prefetch_generator",),
+    "tqdm": ("tqdm",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "dali": ("nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-dali-cuda110"),
+    "pandas": ("pandas",),
+    "matplotlib": ("matplotlib",),
+}
+
+
+def cores() -> int:
+    """Count the CPU cores this process may use, at least 1.
+
+    A control group's quota of one and a half cores counts as two.
+    """
+    # Containers limit cores by a quota that neither call sees.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quotas = [_cpu_quota(folder) for folder in procfs.cgroup_folders("cpu")]
+    return min([usable or 1, *(max(1, math.ceil(quota)) for quota in quotas if quota)])
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Cores that a control group grants; None without a limit."""
+    quota, _, period = procfs.text(folder / "cpu.max").strip().partition(" ")  # version 2
+    if not quota:
+        quota = procfs.number(folder / "cpu.cfs_quota_us")  # version 1; -1: no limit
+        period = procfs.number(folder / "cpu.cfs_period_us")
+    if quota in (None, "max", -1) or not period:
+        return None
+    return int(quota) / int(period)
+
+
+def memory_bytes() -> int:
+    """Count the memory this process may use, the page cache of its files included."""
+    import psutil
+
+    limits = [psutil.virtual_memory().total]
+    for folder in procfs.cgroup_folders("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # versions 2 and 1
+            limits.append(procfs.number(folder / name) or limits[0])
+    return min(limits)
+
+
+def can_fork() -> bool:
+    """Say whether trials and loader workers can start by fork: on Linux."""
+    # macOS has fork, but its own libraries crash in forked processes.
+    return sys.platform == "linux" and hasattr(os, "fork")
+
+
+def provenance() -> dict[str, object]:
+    """Describe the machine and the software for a run's record.
+
+    Returns:
+        JSON-able; `machine_id` is the same on every run here, and says nothing else.
+        Of `cpu_count` logical cores this process may use `cores`; `virtual`
+        says whether a hypervisor can steal time.
+    """
+    import psutil
+
+    constraints = CHECKOUT / "constraints.txt"
+    revision, dirty = _revision()
+    has_shm = shared_memory.FOLDER.is_dir()
+    return {
+        "machine_id": _machine_id(psutil.virtual_memory().total),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "kernel": platform.release() or "unknown",
+        "python": platform.python_version(),
+        "hardware": procfs.product_name(),
+        "virtual": "unknown" if (virtual := procfs.has_hypervisor()) is None else virtual,
+        "cpu_model": _cpu_model(),
+        "cpu_count": os.cpu_count() or "unknown",
+        "cores": cores(),
+        "cpu_governor": procfs.cpu_governor(),
+        "clock_source": procfs.clock_source(),
+        "timer_resolution_s": time.get_clock_info("perf_counter").resolution,
+        "memory_bytes": memory_bytes(),
+        "shm_bytes": shutil.disk_usage(shared_memory.FOLDER).total if has_shm else None,
+        "swap_bytes": psutil.swap_memory().total,
+        "versions": versions(),
+        "constraints_hash": _short_hash(constraints.read_bytes())
+        if constraints.is_file()
+        else "unknown",
+        "revision": revision,
+        "dirty": dirty,
+        # What is not there was not measured.
+        "gpu": {name: None if value == "" else value for name, value in asdict(cuda()).items()},
+    }
+
+
+def describe(provenance: Mapping[str, object]) -> str:
+    """Say in one short line what machine a run was made on.
+
+    Args:
+        provenance: what `provenance` recorded there; what an older lab left out is left out.
+
+    Returns:
+        Plain text, as "2 cores, AMD EPYC, no GPU (machine 7a93da)".
+    """
+    from labkit import units
+
+    count, gpu = provenance.get("cores"), provenance.get("gpu")
+    parts = [units.count(count, "core") if isinstance(count, int) else "unknown cores"]
+    if (model := provenance.get("cpu_model") or "unknown") != "unknown":
+        parts.append(" ".join(str(model).split()))  # firmware pads names with spaces
+    if not isinstance(gpu, Mapping):
+        parts.append("GPU unknown")
+    elif gpu.get("works"):
+        parts.append(str(gpu.get("name") or "a GPU"))
+    else:
+        parts.append(f"{gpu['name']} that cannot be used" if gpu.get("name") else "no GPU")
+    machine_id = str(provenance.get("machine_id") or "unknown")
+    if machine_id != "unknown":
+        machine_id = machine_id[:MACHINE_ID_SHOWN]
+    return f"{', '.join(parts)} (machine {machine_id})"
+
+
+def versions() -> dict[str, str]:
+    """Look up what is installed, importing nothing; "unknown" for what is missing.
+
+    What is optional and missing is left out.
+    """
+    installed = {}
+    for name, distributions in DISTRIBUTIONS.items():
+        if name not in OPTIONAL:
+            installed[name] = "unknown"
+        for distribution in distributions:
+            try:
+                installed[name] = metadata.version(distribution)
+                break
+            except metadata.PackageNotFoundError:
+                continue
+    return installed
+
+
+def _machine_id(total_bytes: int) -> str:
+    # Free memory that firmware and kernel leave differs a little from start to start.
+    facts = (platform.system(), platform.machine(), _cpu_model(), os.cpu_count(), total_bytes >> 30)
+    raw = procfs.text("/etc/machine-id").strip()
+    return _short_hash(f"labkit {raw} {facts}".encode())
+
+
+def _short_hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def _cpu_model() -> str:
+    for line in procfs.text("/proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.processor() or "unknown"  # arm64 Linux names no model
+
+
+def _revision() -> tuple[str, bool | str]:
+    """Give the commit of labkit's checkout, and whether the package differs from it."""
+    # An installed copy may lie inside another project's repository.
+    if not (CHECKOUT / ".git").exists():
+        return "unknown", "unknown"
+    try:
+        done = subprocess.run(
+            ["git", "status", "--porcelain=v2", "--branch", "--", "labkit"],
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # only looks
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown", "unknown"
+    lines = done.stdout.splitlines()
+    revision = lines[0].removeprefix("# branch.oid ") if lines else "unknown"
+    return revision, any(not line.startswith("#") for line in lines)
+
+
+def doctor_report(folders: Mapping[str, Path] | None = None) -> list[tuple[str, str, str]]:
+    """Say what this machine has, and what will be skipped on it.
+
+    Args:
+        folders: name -> directory to look at, beside those of labkit.toml.
+
+    Returns:
+        (topic, value, remark) rows; an empty remark means that all is well.
+
+    Raises:
+        ValueError: labkit.toml is broken.
+    """
+    from labkit import units
+
+    installed = versions()
+    missing = ", ".join(name for name, version in installed.items() if version == "unknown")
+    gpu, usable = cuda(), cores()
+    everything = os.cpu_count() or usable
+    rows = [
+        ("system", f"{platform.system()} {platform.release()} {platform.machine()}", ""),
+        ("python", platform.python_version(), ""),
+        (
+            "packages",
+            ", ".join(f"{name} {version}" for name, version in installed.items()),
+            f"missing: {missing}; install the lab's requirements again" if missing else "",
+        ),
+        (
+            "cores",
+            f"{usable} × {_cpu_model()}",
+            f"of {everything}: this process is limited to them" if usable < everything else "",
+        ),
+        ("memory", units.count_bytes(memory_bytes()), ""),
+    ]
+    if shared_memory.FOLDER.is_dir():
+        room_bytes = shutil.disk_usage(shared_memory.FOLDER).total
+        remark = ""
+        if room_bytes < SHARED_MEMORY_MIN_BYTES:
+            remark = (
+                "loader workers hand over batches through it, and big ones kill them; "
+                "give a container more with: docker run --shm-size=2g"
+            )
+        rows.append((str(shared_memory.FOLDER), units.count_bytes(room_bytes), remark))
+    value = gpu.name or "none"
+    if gpu.works:
+        value += f", {units.count_bytes(gpu.memory_bytes)}, driver {gpu.driver}"
+        value += f", compute capability {gpu.capability}"
+    rows.append(("gpu", value, gpu.reason))
+    for name, directory in {**media(), **(folders or {})}.items():
+        rows.append((name, *_describe_folder(name, Path(directory))))
+    if not gpu.works:
+        rows.append(("device cuda", "skipped", "an emulated accelerator stands in, labelled so"))
+    if not can_evict():
+        remark = "no posix_fadvise here: files cannot be evicted from memory"
+        rows.append(("cache cold", "skipped", remark))
+    if not can_fork():
+        rows.append(("start_method fork", "skipped", "this platform starts processes by spawn"))
+    return rows
+
+
+def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
+    """Say what a folder lies on: (value, remark)."""
+    from labkit import units
+
+    if not directory.is_dir():
+        return str(directory), "not there; create it, mount the disk or correct labkit.toml"
+    medium = describe_medium(directory)
+    claim = {True: "rotational", False: "not rotational", None: "kind unknown"}[medium.rotational]
+    if medium.in_memory:
+        claim = "in memory"
+    value = f"{directory}: {medium.filesystem} on {medium.device}, {claim}, "
+    value += f"{units.count_bytes(medium.free_bytes)} free"
+    probe, reason = None, ""
+    try:
+        probe = probe_random_reads(directory)
+        value += f", {probe.reads_per_s:.0f} cold reads/s"
+    except Skip as skip:
+        reason = f"not probed: {skip}"
+    except OSError as error:
+        reason = f"not probed: {error}"
+    believed = is_hard_disk(medium, probe)
+    if medium.rotational and probe is not None and believed is None:
+        reason = "claims to be rotational, but reads too fast for a hard disk: its kind is unknown"
+    if name == "hdd" and believed is not True:
+        reason = reason or "it does not claim to be rotational"
+        return value, f"not believed to be a hard disk: {reason}"
+    if name in ("ssd", "nvme") and believed is not False:
+        return value, f"not known to be an {name}: {reason or 'the device does not say so'}"
+    return value, reason

@@ -1,0 +1,1 @@
+"""A run: from an experiment to rows on the disk."""

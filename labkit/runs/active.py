@@ -1,0 +1,170 @@
+"""Under way: what is known of a run, where it is written, and who does its jobs.
+
+    Runner, preparation ──ask──▶ launcher;  ──save, note, drop, append──▶ run folder
+
+A variant that is dropped stays dropped when the run is resumed; its reason is a row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from labkit.analysis.validity import baselines_of, group_of
+from labkit.contracts import Trial, utc_now
+from labkit.machine import hardware
+from labkit.progress import Progress, RunProgress
+from labkit.runs.process import Launcher, TrialKilled
+from labkit.runs.schedule import Planned
+from labkit.runs.store import append_trial, explain_unwritable, write_info
+from labkit.settings import MODES, Settings, read_settings
+
+_ALONE = threading.RLock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one thread of this process measure at a time: two runs would slow each other down.
+
+    Raises:
+        RuntimeError: another thread measures.
+    """
+    if not _ALONE.acquire(blocking=False):
+        raise RuntimeError(
+            "run must be the only one under way in this notebook or program, got a second; "
+            "wait until the first has ended, or cancel it"
+        )
+    try:
+        yield
+    finally:
+        _ALONE.release()
+
+
+class UnderWay:
+    """One run under way.
+
+    Args:
+        folder: the run folder.
+        info: what its `run.json` holds; kept up to date there.
+        own: a person's own parts, from `tables.own_parts`.
+        cancel: set by another thread to stop.
+        progress: show a bar with ETA; or who is told instead.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        info: dict,
+        *,
+        own: bytes,
+        cancel: threading.Event | None,
+        progress: Progress | bool,
+    ) -> None:
+        self.folder, self.info = folder, info
+        self.mode = MODES[info["mode"]]
+        self.variants = {name: read_settings(values) for name, values in info["variants"].items()}
+        # What is not the same work or cannot run here stays out, also when the run is resumed.
+        self.dropped = {**info["skipped"], **info["failed"]}
+        self.cancel = cancel
+        if isinstance(progress, bool):
+            progress = RunProgress(info["experiment"], shown=progress)
+        self.progress = progress
+        progress.begin(folder)
+        with explain_unwritable(folder):
+            self.launcher = Launcher(folder / "worker.log", fork=hardware.can_fork(), own=own)
+
+    @property
+    def baseline(self) -> Settings:
+        """The settings that all others are compared with."""
+        return self.variants[self.info["baseline"]]
+
+    def waiting(self, storage: str) -> dict[str, Settings]:
+        """Give the variants that read from a storage and are still in the run."""
+        return {
+            label: settings
+            for label, settings in self.variants.items()
+            if settings.storage == storage and label not in self.dropped
+        }
+
+    def ask(self, job: str, **arguments: object) -> object:
+        """Have a fresh process do a job, once more if it is killed; see `Launcher.run`."""
+        try:
+            return self.launcher.run(job, arguments, self.cancel)
+        except TrialKilled as killed:
+            if job == "measure":  # a trial that fails is a row, and comes again later
+                raise
+            self.progress.say(f"once more: {killed}")
+            return self.launcher.run(job, arguments, self.cancel)
+
+    def save(self, **changes: object) -> None:
+        """Change what `run.json` holds."""
+        self.info.update(changes)
+        write_info(self.folder, self.info)
+
+    def note(self, line: str, *, is_local: bool = False) -> None:
+        """Keep a sentence with the run, and say it now.
+
+        Args:
+            line: the sentence.
+            is_local: whether it names files, and so must not leave this machine.
+        """
+        notes = self.info.setdefault("local_notes" if is_local else "notes", [])
+        if line not in notes:
+            notes.append(line)
+            self.progress.say(line)
+
+    def drop(self, planned: Planned | str, status: str, reason: str) -> None:
+        """Take a variant out of this run; its reason stays in the table.
+
+        Raises:
+            RuntimeError: it is the last baseline.
+        """
+        if isinstance(planned, str):  # before any trial
+            self.info[status][planned] = reason
+            self.save()  # a kill must not bring it back
+            planned = Planned(block=0, position=0, variant=planned, role="")
+        self.dropped[planned.variant] = reason
+        self.append(planned, status, reason)
+        self.progress.say(f"{planned.variant} is {status}: {reason}")
+        self.check_baselines()
+
+    def check_baselines(self) -> None:
+        """Leave out the groups whose baseline is out: nothing could be divided by it.
+
+        Raises:
+            RuntimeError: no group is left.
+        """
+        out = {g: name for g, name in baselines_of(self.info).items() if name in self.dropped}
+        if len(out) == len(baselines_of(self.info)):
+            raise self.no_baseline(self.dropped[self.info["baseline"]])
+        for name in self.variants:
+            base = out.get(group_of(self.info, name))
+            if base is not None and name not in self.dropped:
+                self.drop(name, "skipped", f"its baseline is out: {self.dropped[base]}")
+
+    def no_baseline(self, reason: object) -> RuntimeError:
+        """Make the error that ends a run whose baseline cannot be had."""
+        return RuntimeError(
+            f"baseline {self.info['baseline']!r} must be able to run here, got: {reason}"
+        )
+
+    def append(self, planned: Planned, status: str, reason: str) -> None:
+        """Add the row of a trial that has no times."""
+        settings = asdict(self.variants[planned.variant])
+        row = self.row(planned, status=status, settings=settings, started_utc=utc_now())
+        append_trial(self.folder, Trial.from_row({**row, "reason": reason}))
+
+    def row(self, planned: Planned, **values: object) -> dict:
+        """Begin a trial's row."""
+        return {
+            "experiment": self.info["experiment"],
+            "run": self.folder.name,
+            "group": group_of(self.info, planned.variant),
+            **asdict(planned),
+            "epochs": (),
+            "machine_id": self.info["provenance"]["machine_id"],
+            **values,
+        }

@@ -1,0 +1,83 @@
+"""Batch search: how large a batch the GPU's memory holds, and what a training takes of it.
+
+    4, 8, 16 … until one does not fit ─▶ halve the gap, in multiples of 4 ─▶ the largest
+
+Each size trains a few steps on a batch made of nothing, as a trial warms up, with the allocator's
+cache emptied before.  Main trap: what the allocator has *reserved* it keeps for later and hands
+out again, so a GPU that is "90 % full" in nvidia-smi may be half empty; what is *allocated* is in
+use (DOCUMENTS D11).
+
+Source: torch.cuda.max_memory_allocated, max_memory_reserved.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+from labkit.contracts import SystemClock
+from labkit.pipeline import build, shuffled_images
+from labkit.runs.timing import warm_up
+from labkit.settings import Settings
+
+MULTIPLE = 4  # [002]: a multiple of 2, better of 4
+# Peak of what was in use, and of what was kept for later.
+Held = tuple[int, int]
+
+
+def search(fits: Callable[[int], Held | None], most: int) -> dict[int, Held | None]:
+    """Find the largest size that fits, by doubling and then halving the gap.
+
+    Args:
+        fits: gives what a size takes, allocated and reserved bytes; None: it does not fit.
+        most: the largest size worth trying.
+
+    Returns:
+        Every size that was tried, ascending; all of them multiples of `MULTIPLE`.
+    """
+    tried: dict[int, Held | None] = {}
+    low, high = 0, most // MULTIPLE + 1  # in multiples: low fits, high does not
+    step = 1
+    while high - low > 1:
+        middle = min(step, high - 1) if step else (low + high) // 2
+        tried[middle * MULTIPLE] = held = fits(middle * MULTIPLE)
+        if held is None:
+            high, step = middle, 0
+        else:
+            low, step = middle, 2 * step
+    return dict(sorted(tried.items()))
+
+
+def search_on_cuda(settings: Settings, *, own: bytes = b"") -> dict[str, object]:
+    """Find the largest batch that trains on this process's GPU.
+
+    Args:
+        settings: complete, on device cuda; `batch_size` must be a small one.
+        own: a person's own parts; already registered here.
+
+    Returns:
+        total_bytes of the GPU, most (images there are), and tried: size, allocated and reserved
+        bytes, the last two None where it did not fit.
+    """
+    import torch
+
+    pipeline = build(settings, SystemClock(), own=own)
+    images = len(shuffled_images(settings))
+
+    def fits(batch_size: int) -> Held | None:
+        gc.collect()  # what the last size left behind
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            warm_up(replace(pipeline, settings=replace(settings, batch_size=batch_size)))
+        except torch.OutOfMemoryError:
+            return None
+        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+    tried = search(fits, images)
+    return {
+        "total_bytes": torch.cuda.get_device_properties(0).total_memory,
+        "images": images,
+        "tried": [[size, *(held or (None, None))] for size, held in tried.items()],
+    }

@@ -1,0 +1,156 @@
+"""Calibration: how fast the baseline is here, before anything counts.
+
+    the baseline's rate → how many images an epoch has, the same for all variants
+                        → how fast the matched device computes, so that it stalls 30 %
+    a free loader       → whether the emulated device itself is in the way
+
+Main trap: right after the start the loader's queues fill or drain, and batches
+come slower or faster than they will; those steps are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.contracts import Clock, Device, SystemClock
+from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, EmulatedDevice, with_compute
+from labkit.parts.training import VECTORIZED
+from labkit.pipeline import Pipeline, build
+from labkit.runs.timing import time_epoch, warm_up
+from labkit.settings import Settings
+
+CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
+# Of very short epochs most is left out, and each starts its workers anew: no use in going on.
+LONGEST = 2  # times CALIBRATION_S, all in all
+FREE_LOADER_S = 0.3
+UNSETTLED_STEPS_PER_WORKER = 1
+MATCHING_TRIES = 4
+MATCHED_WITHIN = 0.03  # of stall share; the documents' own figure is no sharper than 0.1
+
+
+def calibrate(
+    settings: Settings,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    own: bytes = b"",
+) -> dict[str, float | None]:
+    """Find how fast the baseline is here, and the speed that matches the emulated device to it.
+
+    Args:
+        settings: the baseline's, complete; `images` is how many to try it on.
+        excluded: indices of unreadable images.
+        own: a person's own parts.
+
+    Returns:
+        images_per_s and, for the matched profile, compute_s_per_image and the stall_share that
+        it gave.
+    """
+    import torch
+
+    torch.set_num_threads(settings.torch_threads)
+    clock = SystemClock()
+    given = {"excluded": excluded, "own": own}
+    matched = (
+        settings.device == "emulated" and PROFILES[settings.profile].compute_s_per_image is None
+    )
+    pipeline = build(settings, clock, compute_s_per_image=0.0 if matched else None, **given)
+    pipeline.source.start_worker(0)
+    warm_up(pipeline)
+    pipeline.source.prepare_cache(settings.cache)
+    pipeline.storage.enter()
+    images_per_s, stall_share = steady_rate(pipeline, clock)
+    compute_s_per_image = None
+    if matched and settings.step == "nothing":  # there is nothing to match
+        compute_s_per_image = 0.0
+    elif matched:
+        # First guess: the loader alone sets the pace.  Then correct by what launching and
+        # copying took away from the loader's workers, until it holds.
+        compute_s_per_image = (1 - MATCHED_STALL_SHARE) / images_per_s
+        # Epochs that end before their queues have settled get no closer by trying again.
+        settles = _steps(pipeline) > _unsettled(settings)
+        for _ in range(MATCHING_TRIES if settles else 1):
+            pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image, **given)
+            pipeline.source.prepare_cache(settings.cache)
+            images_per_s, stall_share = steady_rate(pipeline, clock)
+            if abs(stall_share - MATCHED_STALL_SHARE) <= MATCHED_WITHIN:
+                break
+            compute_s_per_image *= (1 - MATCHED_STALL_SHARE) / (1 - stall_share)
+    return {
+        "images_per_s": images_per_s,
+        "compute_s_per_image": compute_s_per_image,
+        "stall_share": stall_share,
+    }
+
+
+def steady_rate(
+    pipeline: Pipeline, clock: Clock, seconds: float = CALIBRATION_S
+) -> tuple[float, float | None]:
+    """Measure the rate once the queues have settled, over some epochs if they are short.
+
+    Every step is waited for, whatever `sync_every` says: the rate is the loader's.
+
+    Returns:
+        Images per second, and the share of time in which the emulated device was idle.
+    """
+    device = pipeline.device
+    # A very short epoch has nothing to spare.
+    skipped = min(_unsettled(pipeline.settings), _steps(pipeline) - 1)
+    images, elapsed_s, computed_s = 0, 0.0, 0.0
+    began_s = clock.now()
+    while elapsed_s < seconds and (not images or clock.now() - began_s < LONGEST * seconds):
+        start_s, before_s = clock.now(), _computed_s(device)
+        batches = pipeline.batches(pipeline.loader, device)
+        for step, batch in enumerate(batches, 1):
+            loss = pipeline.forward(batch)
+            if pipeline.step.backward is not None:
+                pipeline.step.backward(loss)
+            device.synchronize()
+            if step <= skipped:
+                start_s, before_s = clock.now(), _computed_s(device)
+                continue
+            images += pipeline.settings.batch_size
+            if elapsed_s + clock.now() - start_s >= seconds:
+                break
+        elapsed_s += clock.now() - start_s
+        computed_s += _computed_s(device) - before_s
+        del batches  # stops the workers before the next measurement
+        pipeline.source.order.epoch += 1
+    emulated = isinstance(device, EmulatedDevice)
+    return images / elapsed_s, 1 - computed_s / elapsed_s if emulated else None
+
+
+def _steps(pipeline: Pipeline) -> int:
+    return len(pipeline.source) // pipeline.settings.batch_size
+
+
+def _unsettled(settings: Settings) -> int:
+    """Count the steps until the loader's queues have settled."""
+    return 1 + UNSETTLED_STEPS_PER_WORKER * settings.num_workers
+
+
+def _computed_s(device: Device) -> float:
+    return getattr(device, "compute_s", 0.0)  # only the emulated one knows
+
+
+def free_loader_utilization(settings: Settings, compute_s_per_image: float | None) -> float:
+    """Measure the emulated device with a loader that costs nothing (EVIDENCE 2, Accelerator).
+
+    Returns:
+        Accelerator utilization, compute time over running time; below 0.99 the emulation
+        itself is in the way and no figure may be printed.
+    """
+    import torch
+
+    clock = SystemClock()
+    # No cost of the emulation: a loop over boxes, and a host that waits for the device before it
+    # launches the next step, as it does for copies from ordinary memory, too.
+    settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True)
+    pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image)
+    profile = with_compute(PROFILES[settings.profile], compute_s_per_image)
+    step_s = profile.compute_s_per_image * settings.batch_size
+    steps = max(5, round(FREE_LOADER_S / step_s))
+    # Nothing to load and next to nothing to copy: what is missing from 1 is the emulator's own.
+    empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
+    time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
+    epoch = time_epoch(replace(pipeline, loader=[empty] * steps), clock)
+    return epoch.compute_s / epoch.epoch_s

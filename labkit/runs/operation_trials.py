@@ -1,0 +1,250 @@
+"""Trials of single image operations: one library, one operation, one picture size each.
+
+    compare_operations: every library's output beside its operation's first
+    time_operation: 4 photographs ─ pictures of one size ─ calls repeated ─▶ seconds per image
+
+A trial's epoch is one image, the mean over the pictures, so that epochs compare whatever the
+number of calls.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import repeat
+
+import numpy as np
+
+from labkit import units
+from labkit.contracts import DECODED_TOLERANCE_LEVELS, Clock, Epoch, SystemClock
+from labkit.machine import hardware
+from labkit.parts import operations
+from labkit.parts.decoding import DECODERS
+from labkit.parts.operations import Operation, Picture, make_picture
+from labkit.pipeline import shuffled_images
+from labkit.resolve import open_source
+from labkit.settings import Settings
+
+PHOTOS = 4  # different ones, so that no library is judged by one image
+# Seconds that the timed calls of a trial take together, at least.
+TRIAL_S = {"quick": 0.02, "document": 0.02, "full": 0.1}
+TRIAL_OVERHEAD_S = 0.1  # to fork the process, decode the pictures and try the first call
+MAX_CALLS = 100_000  # in a row, should a call take no time at all
+LABELS = {"input": "in memory", "threads": "1"}
+MODULES = {"pillow": "PIL.Image", "opencv": "cv2"}  # libraries that are imported by another name
+
+DECODE = "decode"
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    **{
+        (DECODE, library): Operation(lambda picture: picture.jpeg, DECODERS[library])
+        for library in ("pillow", "opencv", "simplejpeg", "kornia_rs", "torchvision")
+    },
+    **operations.OPERATIONS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How closely two libraries must agree to have done the same work."""
+
+    at_most: float
+    """Largest difference of one value."""
+    share: float = 1.0
+    """Share of the values that must be that close."""
+
+
+# Grey levels down to rotate; values of 0..1, or of -2 to 3, after it.
+AGREEMENTS: dict[str, Agreement] = {
+    # JPEG leaves open how chroma is interpolated; swapped channels are far off everywhere.
+    "decode": Agreement(at_most=DECODED_TOLERANCE_LEVELS, share=0.9),
+    # OpenCV and torch round where Pillow's affine transform drops the fraction.
+    "resize": Agreement(at_most=1),
+    "resize, antialiased": Agreement(at_most=1),
+    "crop": Agreement(at_most=0),
+    "flip": Agreement(at_most=0),
+    # As in resize; and along the frame's edge Pillow cuts where OpenCV blends with the black.
+    "rotate": Agreement(at_most=1, share=0.99),
+    # float32: a division against a multiplication by the reciprocal.
+    "to-tensor": Agreement(at_most=1e-6),
+    "normalize": Agreement(at_most=1e-5),
+}
+
+
+def trial_s(mode: str) -> float:
+    """Return how long a trial takes, roughly."""
+    return TRIAL_S[mode] + TRIAL_OVERHEAD_S
+
+
+def load(settings: Settings, task: Mapping[str, object]) -> None:
+    """Make the pictures and import the library, for all processes that are forked from here."""
+    pictures(settings, task["width_px"], task["height_px"])
+    library = str(task["library"])
+    with suppress(ImportError):  # preflight gives the reason
+        importlib.import_module(MODULES.get(library, library))
+
+
+@lru_cache
+def pictures(settings: Settings, width_px: int, height_px: int) -> list[Picture]:
+    """Make pictures of one size from the first photographs in the order of the seed.
+
+    Raises:
+        ValueError: a photograph cannot be read; the message names the file.
+    """
+    return [make_picture(photo, width_px, height_px) for photo in _photos(settings)]
+
+
+@lru_cache(maxsize=1)
+def _photos(settings: Settings) -> list[np.ndarray]:
+    _use_one_thread()
+    reader, photos = open_source(settings), []
+    for index in shuffled_images(settings)[:PHOTOS]:
+        jpeg, _ = reader.read(int(index))
+        try:
+            photos.append(DECODERS["opencv"](jpeg))
+        except ValueError as error:
+            raise ValueError(f"{reader.where(index)}: {error}") from error
+    return photos
+
+
+def compare_operations(
+    settings: Settings,
+    tasks: Mapping[str, Mapping[str, object]],
+    table: Mapping[tuple[str, str], Operation] = OPERATIONS,
+) -> dict[str, tuple[str, str]]:
+    """Let every library do its work once and compare the outputs.
+
+    Args:
+        settings: whose data are taken.
+        tasks: label -> operation, library, width_px and height_px.
+        table: what may be timed; the first library of an operation that works is the reference.
+
+    Returns:
+        label -> (status, reason): "ok", "skipped" or "failed".
+    """
+    verdicts: dict[str, tuple[str, str]] = {}
+    references: dict[tuple, tuple[str, np.ndarray]] = {}
+    for label, task in tasks.items():
+        name, library, *size = task.values()
+        operation = table[name, library]
+        picture = pictures(settings, *size)[0]
+        try:
+            found = np.asarray(operation.run(operation.prepare(picture)))
+            other, reference = references.setdefault((name, *size), (library, found))
+            if apart := difference(found, reference, AGREEMENTS[name]):
+                raise ValueError(f"not the same work as {other}: {apart}")
+        except ImportError as error:
+            verdicts[label] = ("skipped", str(error))
+        except Exception as error:  # whatever a library raises is shown as its row
+            verdicts[label] = ("failed", f"{type(error).__name__}: {error}")
+        else:
+            verdicts[label] = ("ok", "")
+    return verdicts
+
+
+def difference(found: np.ndarray, reference: np.ndarray, agreement: Agreement) -> str:
+    """Describe in one line how an output differs from the reference's; empty if it does not.
+
+    Args:
+        found: an array of any shape.
+        reference: what it is compared with.
+        agreement: how close it must be.
+    """
+    if (found.shape, found.dtype) != (reference.shape, reference.dtype):
+        wanted, got = (f"{array.shape} {array.dtype}" for array in (reference, found))
+        return f"output must be {wanted}, got {got}"
+    if not found.flags.c_contiguous:
+        return "output must be contiguous, got a strided view, whose copy is left to others"
+    apart = np.subtract(found, reference, dtype=np.float32)  # uint8 alone would wrap around
+    np.abs(apart, out=apart)
+    close = float((apart <= agreement.at_most).mean())
+    if close < agreement.share:
+        return (
+            f"{units.percent(agreement.share)} of the values must be at most "
+            f"{agreement.at_most:g} apart, got {units.percent(close)}, "
+            f"the farthest {apart.max():g} apart"
+        )
+    return ""
+
+
+def time_operation(
+    settings: Settings, task: Mapping[str, object], seconds: float
+) -> dict[str, object]:
+    """Measure one trial in this process, with one thread.
+
+    Args:
+        settings: whose data are taken.
+        task: operation, library, width_px and height_px.
+        seconds: the calls should take together, at least.
+
+    Returns:
+        The measured fields of `Trial`.
+
+    Raises:
+        ValueError: a photograph cannot be read; the message names the file.
+    """
+    name, library, *size = task.values()
+    operation = OPERATIONS[name, library]
+    inputs = [operation.prepare(picture) for picture in pictures(settings, *size)]
+    operation.run(inputs[0])  # imports what it needs
+    _use_one_thread()
+    before = hardware.disturbance()
+    image_s, calls = time_calls(operation.run, inputs, seconds, SystemClock())
+    epoch = Epoch(
+        epoch_s=image_s, startup_s=0.0, first_batch_s=0.0, wait_s=0.0, transfer_s=0.0,
+        forward_s=None, backward_s=None, launch_s=None, sync_s=0.0, steps=calls, images=1,
+        batch_bytes=0, compute_s=None,
+    )  # fmt: skip
+    disturbed = hardware.since(before)
+    return {"epochs": [asdict(epoch)], "disturbance": disturbed, "labels": LABELS}
+
+
+def time_calls(
+    run: Callable[[object], object], inputs: Sequence[object], seconds: float, clock: Clock
+) -> tuple[float, int]:
+    """Time a function on several inputs, the same number of calls on each.
+
+    Args:
+        run: the function.
+        inputs: what it is called with.
+        seconds: all calls should take together, at least.
+        clock: tells the time; a fake one in tests.
+
+    Returns:
+        Mean seconds of a call, and the number of calls.
+    """
+    wanted_s = seconds / len(inputs)
+    collecting = gc.isenabled()
+    gc.freeze()  # what was there before the fork stays shared: a collection would copy it
+    gc.disable()  # a collection would land in one trial and not in the other
+    try:
+        # The faster of two: a hiccup in the first would leave too few calls.
+        call_s = min(_time_calls(run, inputs[0], 1, clock) for _ in range(2))
+        n = min(max(math.ceil(wanted_s / max(call_s, 1e-9)), 1), MAX_CALLS)
+        total_s = sum(_time_calls(run, given, n, clock) for given in inputs)
+    finally:
+        gc.unfreeze()
+        if collecting:
+            gc.enable()
+    return total_s / (n * len(inputs)), n * len(inputs)
+
+
+def _time_calls(run: Callable[[object], object], given: object, n: int, clock: Clock) -> float:
+    start_s = clock.now()
+    for _ in repeat(None, n):
+        run(given)
+    return clock.now() - start_s
+
+
+def _use_one_thread() -> None:
+    """Give no library more than one thread; torch only where it has been imported."""
+    import cv2
+
+    cv2.setNumThreads(0)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)

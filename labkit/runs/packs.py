@@ -1,0 +1,438 @@
+"""Packs: makes the packed, scaled or preprocessed copy of a data set that settings ask for.
+
+    data ─ reader ─ Converter (decode, scale, preprocess) mapped over all images ─ write
+
+The work on an image is one function, whoever runs it: joblib's processes here, Spark on a cluster.
+A pack outlives what it was made from, so it keeps the hash of that data and what was done to it,
+and one that says something else is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from labkit import units
+from labkit.contracts import Annotation, Cancelled, Sample, Skip
+from labkit.files import whole_folder, write_whole
+from labkit.machine import hardware
+from labkit.parts.decoding import DECODERS
+from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, Content, Reader
+from labkit.parts.packing.content import encode
+from labkit.parts.packing.manifest import read_manifest
+from labkit.parts.packing.remote import local_folder
+from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.progress import bar
+from labkit.resolve import (
+    is_original,
+    open_original,
+    open_reader,
+    own_parts,
+    register,
+    stored_folder,
+)
+from labkit.settings import Settings, pick
+
+Stored = tuple[str, Content, Annotation]
+"""Name, content and boxes of an image, as they are to be stored."""
+
+COST = "cost.json"  # in a pack: what making it took
+TRIED = 8  # records from which the size of a pack is estimated
+SPARE_SHARE = 0.05
+WAIT_S = 0.2  # between two looks whether another process has ended
+ROUND_BYTES = 128 << 20  # of results that may wait to be written: what bounds the memory
+ROUND_IMAGES = 64  # per process
+JPEG_QUALITY = 95  # nearly as good as it was; ImageNet's own files have about this
+SPARK_NEEDS = (
+    "spark must have pyspark and Java 17 or newer, got {}; pip install 'labkit[spark]', and "
+    "on Debian or Ubuntu apt-get install openjdk-17-jre-headless"
+)
+
+
+# --- what is done to an image ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converter:
+    """What is done to each image before it is stored; picklable, for other processes.
+
+    It names the data, by an absolute path, instead of holding it.
+    """
+
+    settings: Settings
+    own: bytes = b""
+    """The user's own parts, for processes that do not have them."""
+
+    @property
+    def reader(self) -> Reader:
+        """The data, opened once per process."""
+        return open_original(self.settings)
+
+    def __setstate__(self, state: dict) -> None:
+        import cv2
+
+        cv2.setNumThreads(0)  # this is one of as many processes as there are cores
+        register(state["own"])
+        self.__dict__.update(state)
+
+    def __call__(self, i: int) -> Stored:
+        """Return image `i` as it is to be stored.
+
+        Raises:
+            ValueError: it cannot be read; the message names it.
+        """
+        settings, reader = self.settings, self.reader
+        try:
+            content, annotation = reader.read(i)
+        except OSError as error:  # not the pack's: that one may be full
+            raise ValueError(
+                f"data must be images that can be read, got {error.strerror or error} for "
+                f"{reader.where(i)}; make or download the data again"
+            ) from error
+        if settings.stored == JPEG:
+            return reader.name(i), content, annotation
+        try:
+            image_rgb = DECODERS[settings.decoder](content)
+        except ValueError as error:
+            raise ValueError(f"{reader.where(i)}: {error}") from error
+        if settings.stored == SAMPLE:
+            sample = Sample(
+                image_rgb=image_rgb,
+                annotation=annotation,
+                sample_id=i,
+                epoch=0,  # every epoch will have this one's random draws
+                seed=settings.seed,
+            )
+            per_sample = PREPROCESSORS[settings.preprocessor].per_sample
+            return reader.name(i), per_sample(sample, settings.input_px), annotation
+        smaller, annotation = scale(image_rgb, annotation, settings.input_px)
+        content = smaller if settings.stored == PIXELS else encode_jpeg(smaller)
+        return reader.name(i), content, annotation
+
+
+def scale(image_rgb: np.ndarray, annotation: Annotation, px: int) -> tuple[np.ndarray, Annotation]:
+    """Shrink an image until its shorter side has `px` pixels; a smaller one stays as it is.
+
+    Returns:
+        The image, (H, W, 3) uint8, and its boxes in the new pixels.
+    """
+    import cv2
+
+    height, width = image_rgb.shape[:2]
+    factor = px / min(height, width)
+    if factor >= 1:
+        return image_rgb, annotation
+    size = (max(px, round(width * factor)), max(px, round(height * factor)))
+    # INTER_AREA averages what it drops, as everyone does who shrinks a data set for good.
+    smaller = cv2.resize(image_rgb, size, interpolation=cv2.INTER_AREA)
+    factors = np.array([size[0] / width, size[1] / height] * 2, np.float32)
+    return smaller, replace(annotation, boxes_xyxy=annotation.boxes_xyxy * factors)
+
+
+def encode_jpeg(image_rgb: np.ndarray) -> bytes:
+    """Compress (H, W, 3) uint8 RGB as a JPEG of quality `JPEG_QUALITY`."""
+    import cv2
+
+    bgr = cv2.cvtColor(image_rgb, cv2.COLOR_RGB2BGR)
+    _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    return jpeg.tobytes()
+
+
+def about(settings: Settings, reader: Reader) -> dict[str, object]:
+    """Return what a pack is made from and how: what has to be the same for it to be used."""
+    facts: dict[str, object] = {
+        "stored": settings.stored,
+        "source_hash": fingerprint(reader),
+        "boxes": reader.boxes,
+    }
+    if settings.stored != JPEG:
+        facts |= {"px": settings.input_px, "decoder": settings.decoder}
+    if settings.stored == SAMPLE:
+        facts |= {"preprocessor": settings.preprocessor, "seed": settings.seed}
+    return facts
+
+
+def fingerprint(reader: Reader) -> str:
+    """Name the data: its manifest's hash, or where there is none its files' names and sizes."""
+    if reader.source_hash != "unknown":
+        return reader.source_hash
+    digest = hashlib.sha256()
+    for i, size_bytes in enumerate(reader.image_bytes.tolist()):
+        digest.update(f"{reader.name(i)}\0{size_bytes}\n".encode(errors="surrogateescape"))
+    return f"sizes:{digest.hexdigest()}"
+
+
+# --- who maps it over the images ------------------------------------------------------------
+
+Map = Callable[[Callable[[int], Stored], range], list[Stored]]
+"""(function, indices) -> its results, in order."""
+
+
+@contextlib.contextmanager
+def local(jobs: int, master: str) -> Iterator[Map]:
+    """Run in processes of this machine, or in this one if one is enough."""
+    if jobs == 1:
+        yield lambda function, indices: [function(i) for i in indices]
+        return
+    import joblib
+    from joblib.externals import loky
+
+    # The timeout also ends them where this process is killed.
+    try:
+        with joblib.Parallel(jobs, max_nbytes=None, idle_worker_timeout=10) as parallel:
+            yield lambda function, indices: parallel(joblib.delayed(function)(i) for i in indices)
+    finally:  # they would wait for more work, with all that they have imported
+        loky.get_reusable_executor().shutdown(wait=True)
+
+
+@contextlib.contextmanager
+def spark(jobs: int, master: str) -> Iterator[Map]:
+    """Run in a Spark session, which ends with this.
+
+    A cluster's machines must have labkit, the same Python and the data under the same path.
+
+    Args:
+        jobs: how many processes, where `master` is empty.
+        master: Spark's URL of the cluster, such as spark://host:7077; empty: this machine.
+
+    Raises:
+        Skip: Spark or Java is not installed, or the session does not start.
+    """
+    try:
+        from pyspark import SparkConf, SparkContext
+
+        conf = SparkConf().setMaster(master or f"local[{jobs}]").setAppName("labkit")
+        conf.set("spark.ui.enabled", "false").set("spark.ui.showConsoleProgress", "false")
+        if not master:  # nothing may depend on this machine's name, networks and other Pythons
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            conf.set("spark.driver.host", "127.0.0.1").set("spark.driver.bindAddress", "127.0.0.1")
+        context = SparkContext(conf=conf)
+    except Exception as error:
+        raise Skip(SPARK_NEEDS.format(str(error).splitlines()[0])) from error
+
+    def run(function: Callable[[int], Stored], indices: range) -> list[Stored]:
+        # A task costs 0.03 s, so there are few.
+        pieces = context.parallelize(indices, min(len(indices), 2 * context.defaultParallelism))
+        results = pieces.map(partial(_caught, function)).collect()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
+
+    try:
+        yield run
+    finally:
+        context.stop()
+
+
+def _caught(function: Callable[[int], Stored], i: int) -> Stored | Exception:
+    try:
+        return function(i)
+    except Exception as error:  # raised, Spark would turn it into pages of Java
+        return error
+
+
+ENGINES: dict[str, Callable[[int, str], contextlib.AbstractContextManager[Map]]] = {
+    "local": local,
+    "spark": spark,
+}
+
+
+# --- making a pack --------------------------------------------------------------------------
+
+
+def ensure_pack(
+    settings: Settings,
+    *,
+    to: Path | None = None,
+    engine: str = "local",
+    jobs: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    cancel: threading.Event | None = None,
+    progress: bool = False,
+) -> dict[str, object] | None:
+    """Make the pack that settings read, unless it is there already; whole or not at all.
+
+    Args:
+        settings: complete; data, packing, stored, input_px, decoder, preprocessor and seed count.
+        to: the pack's folder; unset: beside the data, where runs look for it.
+        engine: a key of `ENGINES`, with its master after a colon: who does the work.
+        jobs: processes; unset: as many as there are cores.
+        say: takes one line for the user.
+        cancel: set by another thread to stop.
+        progress: show a bar.
+
+    Returns:
+        What it costs: folder, images, bytes, source_bytes, pack_s (what making it took), jobs and
+        engine; None where settings read the data as it is.
+
+    Raises:
+        Skip: it cannot be made here; the text says why.
+        ValueError: settings that cannot work, or an image that cannot be read.
+        Cancelled: `cancel` was set.
+    """
+    if to is None and is_original(settings):
+        return None
+    packing = pick(PACKINGS, settings.packing, "packing")
+    # Absolute: other processes may run in another directory.
+    settings = replace(settings, data=str(local_folder(settings.data).absolute()))
+    open_reader.cache_clear()  # the data may have changed since this process opened it
+    converter = Converter(settings=settings, own=own_parts())
+    wanted, folder = about(settings, converter.reader), to or stored_folder(settings)
+    engine, _, master = engine.partition(":")
+    jobs = jobs or (1 if (engine, settings.stored) == ("local", JPEG) else hardware.cores())
+
+    def check() -> None:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder, say, check):
+            if _is_there(folder, settings, wanted, to is None, say):
+                return read_cost(folder)
+            packing.ready()
+            mean_bytes = _check_room(folder, converter)
+            with pick(ENGINES, engine, "engine")(jobs, master) as run:
+                stored = _stored(converter, run, jobs, mean_bytes, check, folder, progress)
+                cost = _write(converter, stored, folder, wanted, {"jobs": jobs, "engine": engine})
+    except OSError as error:
+        raise Skip(
+            f"{folder} must be a folder that can be written, got {error.strerror or error} "
+            f"({error.filename or folder}); free some space, or choose another folder for the data"
+        ) from error
+    took = units.seconds(cost["pack_s"])
+    say(f"packed {units.count_bytes(cost['bytes'])} as {folder.name} in {took}")
+    return read_cost(folder)
+
+
+def read_cost(folder: Path) -> dict[str, object]:
+    """Read what making a pack took; unknown where it came from elsewhere."""
+    unknown = {"pack_s": None, "jobs": None, "engine": None, "source_bytes": None}
+    try:
+        known = json.loads((folder / COST).read_bytes())
+    except (OSError, ValueError):
+        manifest = read_manifest(folder) or {}
+        known = {"images": manifest.get("images"), "bytes": manifest.get("bytes")}
+    return {"folder": str(folder), **unknown, **known}
+
+
+def _stored(
+    converter: Converter,
+    run: Map,
+    jobs: int,
+    mean_bytes: float,
+    check: Callable[[], None],
+    folder: Path,
+    progress: bool,
+) -> Iterator[Stored]:
+    """Convert all images, round by round."""
+    images = len(converter.reader)
+    at_once = max(jobs, min(jobs * ROUND_IMAGES, int(ROUND_BYTES / max(1, mean_bytes))))
+    shown = bar(desc=f"packing {folder.name}", total=images, unit="image", disable=not progress)
+    with shown:
+        for first in range(0, images, at_once):
+            check()
+            for sample in run(converter, range(first, min(first + at_once, images))):
+                check()
+                yield sample
+                shown.update()
+
+
+def _write(
+    converter: Converter,
+    stored: Iterator[Stored],
+    folder: Path,
+    wanted: dict[str, object],
+    how: dict[str, object],
+) -> dict[str, object]:
+    """Write a pack and what it cost."""
+    reader, start_s = converter.reader, time.perf_counter()
+    with whole_folder(folder) as part:
+        write = PACKINGS[converter.settings.packing].write
+        size_bytes = write(stored, part, images=len(reader), about=wanted)
+        cost = {
+            "images": len(reader),
+            "bytes": size_bytes,
+            "source_bytes": int(reader.image_bytes.sum()),
+            "pack_s": time.perf_counter() - start_s,
+            **how,
+        }
+        write_whole(part / COST, json.dumps(cost))
+        if hasattr(os, "sync"):
+            os.sync()  # or it would still be written while the first trials run
+    return cost
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> Iterator[None]:
+    """Wait until no other process makes the same pack."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another run is making {folder}: waiting until it has ended")
+        while not lock.is_locked:
+            check()
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=WAIT_S)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no open file
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def _is_there(
+    folder: Path, settings: Settings, wanted: dict, ours: bool, say: Callable[[str], None]
+) -> bool:
+    """Say whether a pack is there, whole and of this data; remove one of ours that is not."""
+    if not folder.exists():
+        return False
+    wrong = "of other data, or made otherwise"
+    try:
+        found = read_manifest(folder) or {}
+        if wanted.items() <= found.items():
+            PACKINGS[settings.packing].open(folder)
+            return True
+    except ValueError as error:
+        wrong = f"damaged: {error}"
+    if not ours:
+        raise ValueError(
+            f"to must be a new folder, got {str(folder)!r}, which is {wrong}; "
+            "remove it or choose another folder"
+        )
+    say(f"{folder} is {wrong}: it is made again")
+    shutil.rmtree(folder)
+    return False
+
+
+def _check_room(folder: Path, converter: Converter) -> float:
+    """Refuse before the work what would not fit after it; return the bytes of an image."""
+    images = len(converter.reader)
+    tried = np.linspace(0, images - 1, min(TRIED, images)).astype(int)
+    mean_bytes = float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))
+    if converter.settings.stored == JPEG:
+        mean_bytes = float(converter.reader.image_bytes.mean())
+    needed_bytes = mean_bytes * images * (1 + SPARE_SHARE)
+    free_bytes = shutil.disk_usage(folder.parent).free
+    if needed_bytes > free_bytes:
+        raise Skip(
+            f"{folder.parent} must have {units.count_bytes(needed_bytes)} free for "
+            f"{folder.name}, got {units.count_bytes(free_bytes)}; free some space or use less data"
+        )
+    return mean_bytes

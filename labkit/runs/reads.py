@@ -1,0 +1,109 @@
+"""Reads: how many file openings, read calls and disk requests an image takes as it is stored.
+
+    cold files ─ read each image once, in the epoch's order, alone ─▶ counts per image
+
+Counted, not timed, in a process of its own without loader workers, whose pipes would count too.  A
+mapped file is read by page faults, so LMDB and raw packs show few calls; disk requests count them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from labkit.contracts import Skip
+from labkit.machine import procfs
+from labkit.parts.packing import PACKINGS
+from labkit.pipeline import open_loader
+from labkit.settings import Settings
+
+COUNTED_IMAGES = 64
+
+
+def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> dict[str, object]:
+    """Read an epoch's first images once, and count.
+
+    Args:
+        settings: complete, with `images`; how they are stored and ordered counts.
+        excluded: indices of unreadable images.
+
+    Returns:
+        images, cold (whether no page was in memory before), and per image opens (by Python code;
+        a library in C opens a pack once), calls (read calls of this process) and requests (of
+        the device below, by all processes); None is unknown.
+    """
+    source, _ = open_loader(settings, excluded=excluded)
+    reader, ids = source.reader, [i for _, i in itertools.islice(source.order, COUNTED_IMAGES)]
+    # What is imported once is not the images' doing.  Another reader does it, which is then closed:
+    # pages of a mapped file cannot be evicted.
+    PACKINGS[settings.packing].open(source.storage.directory).read(ids[-1])
+    paths = reader.files_of(ids)
+    cold = _make_cold(source, settings)
+    requests = _requests(paths)
+    asked, calls = _calls(), _calls()  # between the two lies what asking takes
+    opened = _watch_opens()
+    for i in ids:
+        reader.read(i)
+    images, calls_after, wanted = len(ids), _calls(), {os.fspath(path) for path in paths}
+    opens = sum(path in wanted for path in opened)
+    if calls is not None:
+        calls += calls - asked
+    return {
+        "images": images,
+        "cold": cold,
+        "opens": _per_image(0, opens if paths else None, images),
+        # What comes through a socket is received, not read.
+        "calls": _per_image(calls, calls_after, images) if paths else None,
+        # A model's disk is asked for nothing.
+        "requests": _per_image(requests, _requests(paths), images)
+        if cold and source.storage.disk is None
+        else None,
+    }
+
+
+def _make_cold(source: object, settings: Settings) -> bool:
+    if settings.cache != "cold":
+        return False
+    try:
+        proof = source.prepare_cache("cold")
+    except (Skip, OSError):
+        return False
+    return proof["resident_share_before"] is not None
+
+
+def _watch_opens() -> list[str]:
+    """Return a list to which each path that Python opens in this process is added from now on."""
+    opened = []
+
+    def note(event: str, args: tuple) -> None:
+        if event == "open" and isinstance(args[0], str):
+            opened.append(args[0])
+
+    sys.addaudithook(note)
+    return opened
+
+
+def _calls() -> int | None:
+    return procfs.counters("/proc/self/io").get("syscr")
+
+
+def _requests(paths: Iterable[Path]) -> int | None:
+    """Count the reads that the device under some files has completed since it is there."""
+    numbers = {path.stat().st_dev for path in paths}
+    if len(numbers) != 1:
+        return None
+    (number,) = numbers
+    found = re.search(
+        rf"^\s*{os.major(number)}\s+{os.minor(number)}\s+\S+\s+(\d+)",
+        procfs.text("/proc/diskstats"),
+        re.MULTILINE,
+    )
+    return int(found[1]) if found else None
+
+
+def _per_image(before: int | None, after: int | None, images: int) -> float | None:
+    return None if before is None or after is None or not images else (after - before) / images

@@ -1,0 +1,294 @@
+"""Timing: runs the epochs and measures; nothing else in the lab measures.
+
+    start ─ iter(loader) ─┬─ next: wait + transfer ─ forward ─ backward ─ (callbacks) ─ (sync) ─┬─
+                          └────────────────────── every step ───────────────────────────────────┘
+    ─ what goes on in the background ends ─ sync ─ end
+
+An epoch lasts from creating the iterator to the final synchronize, as the
+documents timed it.  Main trap: phases are *host* time.  On a device that works
+on its own, `wait_s` is the host waiting for data, not the device being idle.
+"""
+
+from __future__ import annotations
+
+import gc
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from labkit import resolve
+from labkit.contracts import Clock, DeviceBatch, Epoch, SystemClock
+from labkit.machine import hardware
+from labkit.machine.usage import Usage
+from labkit.parts import training
+from labkit.parts.devices import EmulatedDevice
+from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.pipeline import Pipeline, build, label_jitter, label_scaled
+from labkit.runs.callbacks import NONE, Callbacks, open_callbacks
+from labkit.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+# How times are taken, for a run's record.
+HOW = {
+    "clock": "time.perf_counter",
+    "garbage_collection": "before the epochs, off during them",
+    "synchronize": "every sync_every steps and at the end of an epoch",
+}
+WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
+
+
+class _TimedLoader:
+    """A loader whose start-up is measured."""
+
+    def __init__(self, loader: object, clock: Clock) -> None:
+        self._loader, self._clock = loader, clock
+        self.startup_s = 0.0
+
+    def __iter__(self) -> Iterator:
+        start_s = self._clock.now()
+        iterator = iter(self._loader)
+        self.startup_s += self._clock.now() - start_s
+        return iterator
+
+
+class _TimedDevice:
+    """A device whose hand-overs are measured."""
+
+    def __init__(self, device: object, clock: Clock) -> None:
+        self._device, self._clock = device, clock
+        self.transfer_s = 0.0
+        self.batch_bytes = 0
+
+    def put(self, batch: dict, **how: bool) -> DeviceBatch:
+        start_s = self._clock.now()
+        on_device = self._device.put(batch, **how)
+        self.transfer_s += self._clock.now() - start_s
+        self.batch_bytes += sum(tensor.nbytes for tensor in batch.values())
+        return on_device
+
+    def wait(self, batch: DeviceBatch) -> None:
+        start_s = self._clock.now()
+        self._device.wait(batch)
+        self.transfer_s += self._clock.now() - start_s
+
+
+def time_epoch(
+    pipeline: Pipeline,
+    clock: Clock,
+    callbacks: Callbacks = NONE,
+    *,
+    fingerprint: bool = False,
+) -> Epoch:
+    """Run one epoch and take its times.
+
+    Args:
+        pipeline: what delivers batches and works on them.
+        clock: tells the time; a fake one in tests.
+        callbacks: what is done beside the steps.
+        fingerprint: record what the last batch held, after the time is taken.
+
+    Returns:
+        Raw seconds, steps, images and bytes.
+    """
+    now = clock.now
+    sync_every = pipeline.settings.sync_every
+    forward, backward, device = pipeline.forward, pipeline.step.backward, pipeline.device
+    computed_s = getattr(device, "compute_s", None)
+    loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
+    next_s = forward_s = backward_s = callbacks_s = sync_s = first_batch_s = 0.0
+    steps = images = 0
+    waits_s, handed_s = [], 0.0
+    batch = None
+    start_s = ready_s = now()
+    for batch in pipeline.batches(loader, timed):
+        arrived_s = now()
+        if steps == 0:
+            first_batch_s = arrived_s - start_s
+        next_s += arrived_s - ready_s
+        waits_s.append(arrived_s - ready_s - (timed.transfer_s - handed_s))
+        handed_s = timed.transfer_s
+        images += len(batch["sample_id"])
+        steps += 1
+        loss = forward(batch)
+        stepped_s = now()
+        forward_s += stepped_s - arrived_s
+        if backward is not None:
+            backward(loss)
+        ready_s = now()
+        backward_s += ready_s - stepped_s
+        if callbacks:
+            callbacks.after_step(batch)
+            called_s = now()
+            callbacks_s += called_s - ready_s
+            ready_s = called_s
+        if sync_every and steps % sync_every == 0:
+            device.synchronize()
+            synced_s = now()
+            sync_s += synced_s - ready_s
+            ready_s = synced_s
+    if callbacks:
+        stopped_s = now()
+        callbacks.finish()
+        callbacks_s += now() - stopped_s
+    ended_s = now()  # the loader has also stopped its workers by now
+    device.synchronize()  # queued work belongs to this epoch
+    end_s = now()
+    emulated = computed_s is not None
+    if waits_s:
+        waits_s[0] -= loader.startup_s
+    epoch = Epoch(
+        epoch_s=end_s - start_s,
+        startup_s=loader.startup_s,
+        first_batch_s=first_batch_s,
+        wait_s=max(next_s - timed.transfer_s - loader.startup_s, 0.0),
+        transfer_s=timed.transfer_s,
+        forward_s=None if emulated else forward_s,
+        backward_s=None if emulated else backward_s,
+        launch_s=forward_s if emulated else None,
+        sync_s=sync_s + end_s - ended_s,
+        steps=steps,
+        images=images,
+        batch_bytes=timed.batch_bytes,
+        compute_s=device.compute_s - computed_s if emulated else None,
+        callbacks_s=callbacks_s if callbacks else None,
+        waits_s=tuple(round(max(wait_s, 0.0), 6) for wait_s in waits_s),
+    )
+    if not fingerprint or batch is None:
+        return epoch
+    return replace(epoch, **fingerprint_of(_as_worked_on(pipeline, batch)))
+
+
+def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, object]:
+    """Say what a batch held, so that another variant's can be compared with it.
+
+    Args:
+        batch: entry name -> tensor, on any device that has been waited for.
+
+    Returns:
+        `last_ids_crc` and `last_means`, as in `Epoch`.
+    """
+    import torch
+
+    ids = batch["sample_id"].to("cpu", torch.int64).contiguous()
+    return {
+        "last_ids_crc": zlib.crc32(ids.numpy().tobytes()),
+        "last_means": {
+            name: _mean(tensor)
+            for name, tensor in batch.items()
+            if name != "sample_id" and tensor.ndim and tensor.numel() and not tensor.is_complex()
+        },
+    }
+
+
+def _as_worked_on(pipeline: Pipeline, batch: DeviceBatch) -> Mapping[str, torch.Tensor]:
+    """Finish a batch where the step had it finished; elsewhere that would only take memory."""
+    settings = pipeline.settings
+    finish = PREPROCESSORS[settings.preprocessor].on_device
+    if finish is None or settings.step in ("timed", "nothing"):
+        return batch
+    return finish(batch, settings.input_px)
+
+
+def _mean(tensor: torch.Tensor) -> float | list[float]:
+    """Average each image, then all of them in float64: a batch as float64 is large.
+
+    Planes (B, 3, H, W) are averaged each by itself, so that BGR is not RGB.
+    """
+    import torch
+
+    each_plane = tensor.ndim == 4 and tensor.shape[1] == 3
+    axes = tuple(range(2 if each_plane else 1, tensor.ndim))
+    kind = torch.float32 if tensor.element_size() < 4 else tensor.dtype
+    of_images = tensor.sum(axes, dtype=kind) if axes else tensor
+    total = of_images.double().sum(0)
+    return (total * (total.numel() / tensor.numel())).tolist()
+
+
+def warm_up(pipeline: Pipeline) -> None:
+    """Run a few steps on a batch made of nothing, so that the data stays cold."""
+    if isinstance(pipeline.device, EmulatedDevice):
+        return
+    batch = pipeline.resident_batch()
+    for _ in range(WARM_UP_STEPS):
+        on_device = pipeline.device.put(batch, pinned=False, non_blocking=False, side_stream=False)
+        loss = pipeline.forward(on_device)
+        if pipeline.step.backward is not None:
+            pipeline.step.backward(loss)
+    pipeline.device.synchronize()
+
+
+def measure(
+    settings: Settings,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    compute_s_per_image: float | None = None,
+    own: bytes = b"",
+) -> dict[str, object]:
+    """Measure one trial in this process.
+
+    Args:
+        settings: complete, with `images` set.
+        excluded: indices of unreadable images.
+        compute_s_per_image: for the matched profile, from `calibrate`.
+        own: a person's own parts, for spawned loader workers.
+
+    Returns:
+        The measured fields of `Trial`.
+
+    Raises:
+        ValueError: settings that cannot work, or an image that cannot be decoded.
+        Skip: the variant cannot run here, or its cache state cannot be produced.
+    """
+    import torch
+
+    torch.set_num_threads(settings.torch_threads)
+    clock = SystemClock()
+    pipeline = build(
+        settings,
+        clock,
+        excluded=excluded,
+        compute_s_per_image=compute_s_per_image,
+        own=own,
+    )
+    pipeline.source.start_worker(0)
+    warm_up(pipeline)
+    cache_proof = pipeline.source.prepare_cache(settings.cache)
+    pipeline.storage.enter()  # after the files were made warm: that may be as fast as it can
+    epochs = []
+    with ExitStack() as stack:
+        callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)
+        gc.collect()
+        gc.disable()  # a collection would land in one arm and not in the other
+        before = hardware.disturbance()  # making files cold or warm disturbs no epoch
+        with Usage(gpu=settings.device == "cuda") as usage:
+            for number in range(settings.epochs):
+                pipeline.source.order.epoch = number
+                epochs.append(time_epoch(pipeline, clock, callbacks, fingerprint=True))
+        disturbed = hardware.since(before)
+    gc.enable()
+    wall_s = sum(epoch.epoch_s for epoch in epochs)
+    measured = {
+        **usage.totals(wall_s),
+        "epochs": tuple(epochs),
+        "cache_proof": pipeline.source.prove_cache(cache_proof),
+        "disturbance": {**disturbed, **usage.gpu_clocks()},
+        "labels": {
+            "storage": pipeline.storage.label,
+            "cache": settings.cache,  # as produced and verified, or prepare() had skipped
+            "accelerator": pipeline.device.label,
+            **resolve.label_stored(settings),
+            **label_scaled(settings),
+            **label_jitter(settings),
+            **training.label(settings, pipeline.device.label),
+            **callbacks.label(),
+        },
+        "first_loss": pipeline.step.first_loss(),
+        "loss": pipeline.step.loss(),
+    }
+    if epochs[0].compute_s is not None:
+        measured["emulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
+    return measured

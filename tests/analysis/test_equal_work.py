@@ -1,0 +1,151 @@
+"""Whoever did other work than the baseline is found by what the rows recorded of it.
+
+Run: python -m pytest tests/test_equal_work.py
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+from fakes import MEANS, fake_loss, fake_work
+
+from labkit.analysis.equal_work import unequal_work
+
+INFO = {"baseline": "base", "variants": {"base": {}, "v": {}}}
+
+
+def unequal(base_loss, loss, **settings):
+    return unequal_work(INFO, [fake_loss("base", base_loss), fake_loss("v", loss, **settings)])
+
+
+TO_5 = "not the same work as base: the last loss must be within 5 % of 2, got {:g}"
+TO_10 = "not the same work as base: the last loss must be within 10 % of 2, got {:g}"
+EXACT = "not the same work as base: the last loss must be within 0.01 % of 2, got {:g}"
+PILLOW, ON_CPU = {"decoder": "pillow"}, {"device": "cpu", "torch_threads": 1}
+ANOTHER_TRAINING = [
+    {"batch_size": 16}, {"images": 16}, {"step": "detector"}, {"input_px": 512}, {"epochs": 1},
+    {"seed": 1}, {"loader": "resident"}, {"prefetcher": "both_as_published"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "message"),
+    [
+        (2.09, {}, ""),  # rounding, or sums in another order
+        (2.2, {}, TO_5),
+        (1.8, {}, TO_5),
+        (math.nan, {}, TO_5),
+        (2.19, PILLOW, ""),  # other pixels
+        (2.5, PILLOW, TO_10),
+        (2.5, {"preprocessor": "classification_pillow"}, TO_10),
+        *((9.0, other, "") for other in ANOTHER_TRAINING),
+        (9.0, {"prefetcher": "data_prefetcher"}, TO_5),  # only delivers the batches otherwise
+        (9.0, {"loader": "mine"}, TO_5),
+        (None, {}, ""),  # the emulated device has no losses
+    ],
+)
+def test_last_losses_of_the_same_training_are_compared(loss, settings, message):
+    expected = {"v": message.format(loss)} if message else {}
+    assert unequal(2.0, loss, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "message"),
+    [
+        (2.0001, {}, ""),
+        (2.001, {}, EXACT),
+        (2.01, {"torch_threads": 2}, ""),
+        (2.01, {"device": "cuda"}, ""),
+        (2.01, PILLOW, ""),
+        (2.01, {"loss": "loops"}, ""),
+    ],
+)
+def test_on_the_cpu_the_same_pixels_give_the_same_loss(loss, settings, message):
+    base, other = fake_loss("base", 2.0, **ON_CPU), fake_loss("v", loss, **ON_CPU)
+    other = replace(other, settings={**other.settings, **settings})
+    expected = {"v": message.format(loss)} if message else {}
+    assert unequal_work(INFO, [base, other]) == expected
+
+
+def test_one_unequal_trial_of_many_is_enough_and_the_baseline_may_come_last():
+    trials = [fake_loss("v", 2.0), fake_loss("v", 9.0), fake_loss("v", 2.0), fake_loss("base", 2.0)]
+    assert set(unequal_work(INFO, trials)) == {"v"}
+
+
+# --- other numbers --------------------------------------------------------------------------
+
+
+def unequal_in_other_numbers(first_loss, loss=9.0, base_first=4.0, **settings):
+    base = replace(fake_loss("base", 2.0), first_loss=base_first)
+    other = replace(fake_loss("v", loss, **settings), first_loss=first_loss)
+    return unequal_work(INFO, [base, other])
+
+
+@pytest.mark.parametrize("other", [{"precision": "amp"}, {"memory_format": "channels_last"}])
+def test_in_other_numbers_the_first_losses_are_compared(other):
+    # Training magnifies what was rounded: the last losses say nothing.
+    assert unequal_in_other_numbers(4.07, **other) == {}
+    message = "not the same work as base: the first loss must be within 2 % of 4, got 4.1"
+    assert unequal_in_other_numbers(4.1, **other) == {"v": message}
+    message = "not the same work as base: the last loss must be a number, got nan"
+    assert unequal_in_other_numbers(4.0, math.nan, **other) == {"v": message}
+    assert unequal_in_other_numbers(None, **other) == {}
+    assert unequal_in_other_numbers(4.1, base_first=None, **other) == {}
+
+
+def other_work(**what):
+    return unequal_work(INFO, [fake_work("base"), fake_work("v", **what)])
+
+
+def test_the_last_batches_must_hold_the_same_images_whatever_made_them():
+    reason = "the last batch of epoch 2 must hold the same images, got others"
+    assert other_work() == {}
+    for settings in ({}, {"decoder": "pillow"}, {"prefetcher": "prefetch_generator"}):
+        found = other_work(ids_crc=8, **settings)
+        assert found == {"v": f"not the same work as base: {reason}"}
+
+
+def test_the_same_pixels_have_the_same_means():
+    means = {**MEANS, "image": [-0.5, 0.25, 0.001]}
+    reason = (
+        "the mean of image's blue in the last batch of epoch 2 must be within 1e-06 of 0, got 0.001"
+    )
+    assert other_work(means=means) == {"v": f"not the same work as base: {reason}"}
+    assert other_work(means={**MEANS, "image": [-0.50004, 0.25, 0.0000009]}) == {}
+
+
+@pytest.mark.parametrize(
+    "other", [{"decoder": "pillow"}, {"preprocessor": "classification_pillow"}]
+)
+def test_other_pixels_may_move_a_mean_by_a_grey_level(other):
+    assert other_work(means={**MEANS, "image": [-0.49, 0.26, -0.018]}, **other) == {}
+    assert set(other_work(means={**MEANS, "image": [-0.5, 0.25, 0.02]}, **other)) == {"v"}
+    assert set(other_work(means={**MEANS, "image": [0.0, 0.25, -0.5]}, **other)) == {"v"}
+    # What comes from the boxes is as it was.
+    assert set(other_work(means={**MEANS, "label": 12.6}, **other)) == {"v"}
+
+
+def test_a_mean_that_is_no_number_is_other_work():
+    assert "got nan" in other_work(means={**MEANS, "label": math.nan})["v"]
+
+
+def test_only_what_both_rows_say_is_compared():
+    assert other_work(means={"pixels": 128.0}) == other_work(means=None) == {}
+    assert other_work(means={"label": 1.0}, ids_crc=None) == {}  # schema 1 has neither
+    # Pixels before they are finished, by another decoder.
+    unfinished = [
+        fake_work("base", means={"pixels": 128.0}),
+        fake_work("v", means={"pixels": 128.3}, decoder="pillow"),
+    ]
+    assert unequal_work(INFO, unfinished) == {}
+
+
+@pytest.mark.parametrize("other", [x for x in ANOTHER_TRAINING if "step" not in x])
+def test_other_data_has_another_last_batch_and_is_not_compared(other):
+    assert other_work(ids_crc=8, means={**MEANS, "label": 1.0}, **other) == {}
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_baseline_that_learnt_no_number_is_what_failed(loss):
+    text = "nan" if math.isnan(loss) else "inf"
+    assert unequal(loss, 2.0) == {"base": f"its last loss must be a number, got {text}"}

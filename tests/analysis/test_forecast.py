@@ -1,0 +1,110 @@
+"""What a run will take and see, from what an earlier one on this machine showed.
+
+Run: python -m pytest tests/test_forecast.py
+"""
+
+import json
+import math
+
+import pytest
+from fakes import fake_info, fake_trial, fake_trials
+
+from labkit.analysis.forecast import forecast, noise_of
+from labkit.analysis.statistics import detectable_share
+from labkit.runs.store import append_trial, create_run, load_run
+
+VARIANTS = {name: {"epochs": 2, "step": "timed"} for name in ("base", "other", "third")}
+HERE = {"provenance": {"machine_id": "here"}, "shuffled": True}
+
+
+def leave_run(results, trials, mode="full", **info):
+    """A run as it would lie in a folder of results."""
+    names = sorted({trial.variant for trial in trials}, key=lambda name: name != "base")
+    folder = create_run(results, fake_info(names, mode=mode, **{**HERE, **info}))
+    for trial in trials:
+        append_trial(folder, trial)
+    return load_run(folder)
+
+
+def expect(results, mode="full", blocks=10, variants=VARIANTS, **more):
+    return forecast(
+        results,
+        experiment="prefetching",
+        mode=mode,
+        blocks=blocks,
+        variants=variants,
+        baselines=["base"],
+        machine_id="here",
+        **more,
+    )
+
+
+def noisy_run(results, s=0.02, **info):
+    """Two blocks whose one variant has log-ratios with exactly this standard deviation."""
+    trials = []
+    for block, sign in enumerate((1, -1)):
+        trials += [fake_trial("base", block, role, 2.0) for role in ("A1", "A2")]
+        trials.append(fake_trial("other", block, "", 2.0 * math.exp(sign * s / math.sqrt(2))))
+    return leave_run(results, trials, **info)
+
+
+def test_noise_is_pooled_over_the_variants(tmp_path):
+    trials = fake_trials({"base": 1.0, "other": 0.9, "third": 1.1}, blocks=6, seed=3)
+    run = leave_run(tmp_path, trials)
+    noise = noise_of(run)
+    assert noise.epoch_s == pytest.approx(1.0, rel=0.1)
+    assert noise.run == run.folder.name
+    from labkit.analysis.summary import summarize
+
+    _, other, third = summarize(run.info, run.trials).rows
+    assert noise.s == pytest.approx(math.sqrt((other.s**2 + third.s**2) / 2))
+
+
+def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(tmp_path):
+    run = noisy_run(tmp_path)
+    expected = expect(tmp_path)
+    assert expected.mde(10) == pytest.approx(detectable_share(0.02, 10, 0.05 / 2))
+    seen, more = (f"{100 * expected.mde(n):.1f} %" for n in (10, 20))
+    assert str(expected) == (
+        f"full mode: about 1 min 40 s. Detects differences of {seen} or more; 20 blocks would "
+        f"detect {more} (noise 2.0 %, from {run.folder.name})."
+    )
+
+
+def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):
+    noisy_run(tmp_path, provenance={"machine_id": "elsewhere"})
+    noisy_run(tmp_path, status="cancelled")
+    noisy_run(tmp_path, shuffled=False)
+    expected = expect(tmp_path)
+    assert (expected.noise, expected.mde(10)) == (None, None)
+    assert str(expected) == (
+        "full mode: about 7 min 0 s. What it can detect is known after a first run on this machine."
+    )
+
+
+def test_a_run_in_the_same_mode_tells_more_than_a_newer_one_in_another(tmp_path):
+    noisy_run(tmp_path, s=0.01)
+    noisy_run(tmp_path, s=0.05, mode="quick")
+    assert expect(tmp_path).noise.s == pytest.approx(0.01)
+    assert expect(tmp_path, mode="quick", blocks=3).noise.s == pytest.approx(0.05)
+
+
+def test_the_time_is_calibrated_else_the_last_runs_else_the_modes(tmp_path):
+    # Three variants and the baseline twice: 40 trials of two epochs, and what comes beside them.
+    assert expect(tmp_path, epoch_s=7.0).total_s == pytest.approx(40 * 14.5)
+    assert expect(tmp_path).total_s == pytest.approx(40 * 10.5)
+    leave_run(tmp_path, [fake_trial("base", 0, role, 20.0) for role in ("A1", "A2")])
+    assert expect(tmp_path).total_s == pytest.approx(40 * 20.5)
+    document = expect(tmp_path, mode="document", blocks=1)
+    assert str(document).startswith("document mode: reads all images, however many there are.")
+
+
+def test_what_is_no_run_of_this_lab_is_no_obstacle(tmp_path):
+    noisy_run(tmp_path, s=0.01)
+    newer = noisy_run(tmp_path, s=0.05).folder
+    row = json.loads((newer / "trials.jsonl").read_text().splitlines()[0])
+    (newer / "trials.jsonl").write_text(json.dumps({**row, "schema": 99}) + "\n")
+    strange = tmp_path / "prefetching" / "strange"
+    strange.mkdir()
+    (strange / "run.json").write_text("{half")
+    assert expect(tmp_path).noise.s == pytest.approx(0.01)

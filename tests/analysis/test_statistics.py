@@ -1,0 +1,156 @@
+"""Formulas against scipy.stats, the textbook's form of Holm and small seeded simulations.
+
+They use `scipy.special` directly, so `scipy.stats.ttest_1samp` is an independent reference.
+Run: python -m pytest tests/test_statistics.py
+"""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from labkit.analysis.statistics import (
+    agreement,
+    blocks_needed,
+    detectable_share,
+    holm,
+    is_stable,
+    outliers,
+    p_value,
+    paired_interval,
+    verdict,
+)
+
+log_ratios = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_size=12)
+
+
+# --- tests and intervals ------------------------------------------------------------------
+
+
+@given(d=log_ratios, alpha=st.sampled_from([0.1, 0.05, 0.0125]))
+def test_interval_and_p_value_agree_with_scipys_one_sample_t_test(d, alpha):
+    if len(set(d)) == 1:
+        return  # scipy gives nan for constant data; see the test below
+    expected = stats.ttest_1samp(d, 0)
+    assert p_value(d) == pytest.approx(expected.pvalue, abs=1e-9)
+    assert paired_interval(d, alpha) == pytest.approx(
+        tuple(expected.confidence_interval(1 - alpha)), abs=1e-9
+    )
+
+
+def test_identical_blocks_are_certain():
+    assert paired_interval([0.5, 0.5, 0.5], 0.05) == (0.5, 0.5)
+    assert p_value([0.5, 0.5, 0.5]) == 0
+    assert p_value([0.0, 0.0]) == 1
+
+
+def test_after_the_first_that_fails_holm_is_no_more_lenient():
+    # 0.001 <= 0.05/3 passes; 0.04 > 0.05/2 fails; 0.045 would pass at 0.05, but must not.
+    assert holm([0.045, 0.001, 0.04]) == pytest.approx([0.025, 0.05 / 3, 0.025])
+
+
+@given(p_values=st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_a_p_value_below_its_level_is_one_that_holm_rejects(p_values):
+    m, adjusted, largest = len(p_values), {}, 0.0
+    for rank, i in enumerate(sorted(range(m), key=p_values.__getitem__)):
+        largest = max(largest, (m - rank) * p_values[i])
+        adjusted[i] = largest  # the textbook form: adjusted p-values against 0.05
+    for i, level in enumerate(holm(p_values)):
+        if abs(adjusted[i] - 0.05) > 1e-12:
+            assert (p_values[i] <= level) == (adjusted[i] <= 0.05)
+
+
+@pytest.mark.parametrize("n", [5, 10])
+def test_a_95_percent_interval_holds_the_truth_95_times_in_100(n):
+    rng, hits, runs = random.Random(1), 0, 2000
+    for _ in range(runs):
+        low, high = paired_interval([rng.gauss(0.1, 0.05) for _ in range(n)], 0.05)
+        hits += low <= 0.1 <= high
+    assert hits / runs == pytest.approx(0.95, abs=0.015)  # 3 standard errors
+
+
+# --- what can be seen ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "factor"), [(5, 1.66), (8, 1.15), (10, 1.00), (20, 0.66)])
+def test_the_detectable_effect_is_the_factor_of_the_evidence_times_the_spread(n, factor):
+    s = 0.001
+    assert detectable_share(s, n, 0.05) == pytest.approx(factor * s, rel=0.01)
+
+
+def test_blocks_needed_follow_the_evidence():
+    assert blocks_needed(0.06, 0.05) == math.ceil((2.8 * 0.06 / 0.03) ** 2 + 2)
+    assert blocks_needed(0.0, 0.05) == 2
+
+
+# --- verdicts -----------------------------------------------------------------------------
+
+
+def around(center, spread, n=10):
+    """Log-ratios with exactly this mean."""
+    return [center + spread * (-1) ** i for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("d", "words"),
+    [
+        (around(math.log(0.90), 0.01), "faster"),
+        (around(math.log(1.10), 0.01), "slower"),
+        (around(0.0, 0.01), "no practical difference"),
+        (around(0.01, 0.001), "no practical difference"),  # sure, but nobody would notice
+        (around(0.028, 0.01), "real but small"),
+        (around(-0.028, 0.01), "real but small"),
+        (around(0.0, 0.10), "inconclusive"),
+        (around(math.log(0.9), 0.30), "inconclusive"),
+    ],
+)
+def test_a_verdict_needs_certainty_and_size(d, words):
+    assert verdict(d, 0.05, stable=True) == words
+
+
+def test_an_unstable_machine_silences_every_other_verdict():
+    assert verdict(around(-1.0, 0.01), 0.05, stable=False) == "machine unstable"
+
+
+# --- agreement ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "published", "word"),
+    [
+        (0.85, 0.90, 0.86, "agrees"),  # inside
+        (0.80, 0.84, 0.86, "agrees"),  # 0.84 * 1.03 = 0.865
+        (0.80, 0.83, 0.86, "differs"),  # 0.83 * 1.03 = 0.855
+        (0.88, 0.92, 0.86, "agrees"),  # 0.88 / 1.03 = 0.854
+        (0.89, 0.95, 0.86, "differs"),  # 0.89 / 1.03 = 0.864
+        (0.80, 0.95, 0.86, "inconclusive"),  # 0.15 wide, for an effect of 0.14
+        (0.50, 0.70, 0.86, "inconclusive"),  # wide comes before far away
+        (0.75, 0.875, 0.875, "agrees"),  # as wide as the effect is not wider
+        (1.19, 1.21, 1.20, "agrees"),  # slower is an effect too
+    ],
+)
+def test_agreement_is_the_published_figure_in_the_widened_interval(low, high, published, word):
+    assert agreement(low, high, published) == word
+
+
+# --- the estimator, stability and outliers --------------------------------------------------
+
+
+def test_a_machine_is_stable_while_the_interval_of_a_over_a_holds_one():
+    assert is_stable([0.05, -0.04, 0.01])
+    assert not is_stable([0.05, 0.06, 0.04])
+    assert is_stable([0.7])  # one block says nothing
+    assert is_stable([])
+
+
+@given(d=st.lists(st.floats(-1, 1), min_size=4, max_size=20))
+def test_outliers_agree_with_numpys_quartiles(d):
+    q1, q3 = np.percentile(d, [25, 75])
+    reach = 3 * (q3 - q1)
+    clearly = {i for i, x in enumerate(d) if x < q1 - reach - 1e-9 or x > q3 + reach + 1e-9}
+    perhaps = {i for i, x in enumerate(d) if x < q1 - reach + 1e-9 or x > q3 + reach - 1e-9}
+    assert clearly <= set(outliers(d)) <= perhaps

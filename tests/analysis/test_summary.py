@@ -1,0 +1,362 @@
+"""Rows, notes and verdicts of whole runs, against sums done by hand and scipy.stats.
+
+Run: python -m pytest tests/test_summary.py
+"""
+
+import dataclasses
+import math
+
+import pytest
+from fakes import LABELS, fake_info, fake_logged, fake_trial, fake_trials
+from scipy import stats
+
+from labkit.analysis.statistics import blocks_needed
+from labkit.analysis.summary import summarize
+from labkit.settings import AS_PUBLISHED
+
+
+def two_variants(times_s, mode="full", **info):
+    """Blocks of (A1, A2, other) seconds as a summary of `base` and `other`."""
+    trials = []
+    for block, (a1, a2, other) in enumerate(times_s):
+        trials += [fake_trial("base", block, "A1", a1), fake_trial("base", block, "A2", a2)]
+        trials.append(fake_trial("other", block, "", other))
+    return summarize(fake_info(["base", "other"], mode=mode, **info), trials)
+
+
+# --- rows ---------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_taken_against_the_geometric_mean_of_the_two_baseline_runs():
+    base, other = two_variants([(1.0, 4.0, 1.0), (2.0, 2.0, 4.0)]).rows
+    assert other.ratios == pytest.approx((0.5, 2.0))
+    assert other.normalized_time == pytest.approx(1.0)
+    assert other.time_s == pytest.approx(2.0)
+    assert base.ratios == pytest.approx((0.5, 2.0, 1.0, 1.0))
+    assert (base.normalized_time, base.ci_low, base.ci_high) == (1.0, None, None)
+
+
+def test_the_noise_floor_is_the_second_baseline_run_over_the_first():
+    # ln(A2/A1) = ln 2 and ln 8: mean ln 4, standard deviation ln 4 / sqrt 2.
+    summary = two_variants([(1.0, 2.0, 1.0), (1.0, 8.0, 1.0)])
+    assert summary.aa_ratio == pytest.approx(4.0)
+    assert summary.aa_s == pytest.approx(math.log(4) / math.sqrt(2))
+
+
+def test_the_interval_of_a_row_is_the_t_interval_of_its_log_ratios():
+    blocks = [(2.0, 2.0, 1.8), (2.1, 2.0, 1.7), (2.2, 2.3, 2.0), (2.0, 1.9, 1.9)]
+    row = two_variants(blocks).rows[1]
+    d = [math.log(v / math.sqrt(a1 * a2)) for a1, a2, v in blocks]
+    expected = stats.ttest_1samp(d, 0).confidence_interval(0.95)
+    assert row.ci_low == pytest.approx(math.exp(expected.low))
+    assert row.ci_high == pytest.approx(math.exp(expected.high))
+
+
+def test_only_blocks_with_the_variant_and_both_baseline_runs_count():
+    trials = [
+        fake_trial("base", 0, "A1", 2.0), fake_trial("base", 0, "A2", 2.0),
+        fake_trial("other", 0, "", 1.0),
+        fake_trial("base", 1, "A1", 2.0), fake_trial("other", 1, "", 50.0),
+        fake_trial("base", 2, "A1", 2.0), fake_trial("base", 2, "A2", 2.0),
+        fake_trial("other", 2, "", status="cancelled"),
+    ]  # fmt: skip
+    summary = summarize(fake_info(["base", "other"], blocks=3, status="cancelled"), trials)
+    base, other = summary.rows
+    assert (summary.n_blocks, base.blocks, other.blocks) == (2, 2, 1)
+    assert other.ratios == pytest.approx((0.5,))
+    assert (other.ci_low, other.ci_high, other.mde) == (None, None, None)
+    assert "other: 1 of 2 blocks" in summary.notes
+    assert "cancelled: 2 of 3 blocks are complete" in summary.notes
+
+
+def test_variants_without_numbers_say_why():
+    names = ["base", "asked", "broke", "lonely", "never"]
+    trials = [
+        fake_trial("base", 0, "A1", 2.0), fake_trial("base", 0, "A2", 2.0),
+        fake_trial("broke", 0, "", status="failed", reason="out of memory"),
+        fake_trial("lonely", 7, "", 2.0),
+    ]  # fmt: skip
+    summary = summarize(fake_info(names, skipped={"asked": "not installed"}), trials)
+    assert [(row.status, row.reason) for row in summary.rows[1:]] == [
+        ("skipped", "not installed"),
+        ("failed", "out of memory"),
+        ("missing", "no block in which this and the baseline are complete"),
+        ("missing", "not measured"),
+    ]
+    assert all(row.normalized_time is row.time_s is row.ci_low is None for row in summary.rows[1:])
+
+
+def test_rates_and_shares_are_sums_over_all_epochs():
+    # fake_epoch: 160 images in 20 steps, 25 % waiting, 4 % transfer, 70 % compute, first
+    # batch after 5 %; a trial has two.
+    row = two_variants([(2.0, 2.0, 4.0), (2.0, 2.0, 6.0)]).rows[1]
+    assert row.images_per_s == pytest.approx(640 / 10)
+    assert row.steady_images_per_s == pytest.approx(640 * 19 / 20 / (10 * 0.95))
+    assert row.epoch1_s == pytest.approx(0.6 * math.sqrt(4 * 6))
+    assert row.epoch2_s == pytest.approx(0.4 * math.sqrt(4 * 6))
+    shares = (row.wait_share, row.transfer_share, row.compute_share, row.stall_share)
+    assert shares == pytest.approx((0.25, 0.04, 0.7, 0.3))
+    assert (row.step_share, row.sync_share) == pytest.approx((0.0, 0.6))
+    assert (row.startup_s, row.cpu_percent, row.gpu_util) == (pytest.approx(0.01), 150.0, None)
+
+
+def test_only_labels_that_all_rows_share_are_labels_of_the_summary():
+    trials = fake_trials({"base": 1.0})
+    trials += [
+        fake_trial("other", block, labels={**LABELS, "storage": "modelled"}) for block in range(3)
+    ]
+    summary = summarize(fake_info(["base", "other"]), trials)
+    assert summary.labels == {"accelerator": LABELS["accelerator"]}
+    assert summary.rows[1].labels["storage"] == "modelled"
+
+
+# --- verdicts -----------------------------------------------------------------------------
+
+
+def test_the_variants_of_a_run_share_one_error_rate():
+    d = [math.log(x) for x in (0.9, 0.95, 0.85, 0.92)]
+    trials = []
+    for block, x in enumerate(d):
+        trials += [fake_trial("base", block, "A1", 1.0), fake_trial("base", block, "A2", 1.0)]
+        trials += [fake_trial(name, block, "", math.exp(x)) for name in ("v", "w")]
+    row = summarize(fake_info(["base", "v", "w"]), trials).rows[1]
+    expected = stats.ttest_1samp(d, 0).confidence_interval(1 - 0.05 / 2)
+    assert (row.ci_low, row.ci_high) == pytest.approx(
+        (math.exp(expected.low), math.exp(expected.high))
+    )
+
+
+@pytest.mark.parametrize(("mode", "blocks"), [("quick", 10), ("full", 5)])
+def test_quick_runs_and_few_blocks_are_never_judged(mode, blocks):
+    trials = fake_trials({"base": 1.0, "other": 0.5}, blocks=blocks)
+    summary = summarize(fake_info(["base", "other"], mode=mode), trials)
+    assert not summary.judged
+    assert [row.verdict for row in summary.rows] == ["", ""]
+    assert summary.rows[1].ci_high < 1  # the numbers are there all the same
+
+
+def test_an_inconclusive_row_says_what_it_would_take():
+    trials = fake_trials({"base": 1.0, "other": 1.0}, blocks=8, noise=0.15)
+    summary = summarize(fake_info(["base", "other"], mode="full"), trials)
+    assert summary.rows[1].verdict == "inconclusive"
+    (note,) = [note for note in summary.notes if note.startswith("other: inconclusive")]
+    d = [math.log(ratio) for ratio in summary.rows[1].ratios]
+    assert f"about {blocks_needed(stats.tstd(d), 0.05)} blocks would show 3.0 %" in note
+
+
+def test_a_verdict_of_a_machine_that_was_unstable_once_is_that_of_the_second_attempt():
+    info = fake_info(["base", "other"], mode="full", blocks=6)
+    unstable = [(1.0, 1.2 + 0.01 * i, 0.5) for i in range(6)]
+    steady = [(1.0, 1.0 + 0.01 * (-1) ** i, 0.5 + 0.001 * i) for i in range(6)]
+
+    def rows_of(first, second=()):
+        trials = []
+        for start, times_s in ((0, first), (12, second)):
+            for block, (a1, a2, other) in enumerate(times_s, start):
+                trials += [fake_trial("base", block, r, s) for r, s in (("A1", a1), ("A2", a2))]
+                trials.append(fake_trial("other", block, "", other))
+        summary = summarize(info, trials)
+        stamped = any(note.startswith("machine unstable: ") for note in summary.notes)
+        return summary.rows[1].verdict, summary.stable, stamped
+
+    assert rows_of(unstable) == ("machine unstable", False, True)
+    assert rows_of(unstable, unstable) == ("machine unstable", False, True)
+    assert rows_of(unstable, steady) == ("faster", True, False)
+    # Half of a second attempt says nothing yet.
+    assert rows_of(unstable, steady[:3]) == ("machine unstable", False, True)
+
+
+def test_only_a_judged_figure_agrees_with_the_document_or_differs():
+    times = {"base": 1.0, "right": 0.5, "wrong": 0.5, "unpublished": 0.5}
+    info = {"mode": "full", "published": {"base": 1.0, "right": 0.51, "wrong": 0.8}}
+    given = fake_trials(times, blocks=8)
+    rows = summarize(fake_info([*times], **info), given).rows
+    assert [row.agreement for row in rows] == ["", "agrees", "differs", ""]
+    assert [row.published for row in rows] == [1.0, 0.51, 0.8, None]
+    for less in ({"mode": "quick"}, {"shuffled": False, "protocol": AS_PUBLISHED}):
+        rows = summarize(fake_info([*times], **{**info, **less}), given).rows
+        assert {row.agreement for row in rows} == {""}
+
+
+def test_an_outlier_is_marked_and_counts():
+    blocks = [(2.0, 2.0, 1.0 + 0.01 * i) for i in range(7)]
+    row = two_variants([*blocks, (2.0, 2.0, 8.0)]).rows[1]
+    assert row.outliers == (7,)
+    ratios = [0.5 + 0.005 * i for i in range(7)] + [4.0]
+    assert row.ratios == pytest.approx(ratios)
+    assert row.normalized_time == pytest.approx(stats.gmean(ratios))
+    assert (row.blocks, row.left_out) == (8, 0)
+    assert row.ci_high > 1  # and it costs what it must: certainty
+    assert two_variants(blocks).rows[1].outliers == ()
+
+
+# --- what is left out -----------------------------------------------------------------------
+
+COLD = {**LABELS, "cache": "cold"}
+
+
+def cold_trials(blocks=8, not_cold=(), disturbed=()):
+    """A run from cold caches; some trials (variant, block) were not, some blocks disturbed."""
+    trials = []
+    for trial in fake_trials({"base": 1.0, "other": 0.5}, blocks=blocks, labels=COLD):
+        if (trial.variant, trial.block) in not_cold:
+            trial = dataclasses.replace(trial, cache_proof={"resident_share_before": 0.5})
+        trials.append(fake_logged(trial, other_cores=1.0) if trial.block in disturbed else trial)
+    return trials
+
+
+@pytest.mark.parametrize("mode", ["quick", "full"])
+def test_a_variant_that_was_never_cold_has_a_reason_and_no_number(mode):
+    trials = cold_trials(not_cold=[("other", block) for block in range(8)])
+    # What went wrong once and was measured again is not the reason.
+    killed = fake_trial("other", 0, status="failed", reason="killed")
+    summary = summarize(fake_info(["base", "other"], mode=mode), [killed, *trials])
+    base, other = summary.rows
+    assert (other.status, other.reason) == (
+        "failed", "not cold: 50.0 % of the files were in memory"
+    )  # fmt: skip
+    assert other.normalized_time is other.time_s is other.ci_low is other.mde is None
+    assert (other.ratios, other.blocks, other.left_out, other.verdict) == ((), 0, 8, "")
+    assert (base.status, base.blocks, base.left_out) == ("ok", 8, 0)
+    assert (
+        "other: 8 trials left out, last: not cold: 50.0 % of the files were in memory"
+        in summary.notes
+    )
+
+
+def test_some_trials_that_were_not_cold_are_counted_and_told():
+    trials = cold_trials(not_cold=[("other", 3), ("other", 5)])
+    summary = summarize(fake_info(["base", "other"], mode="full", blocks=8), trials)
+    other = summary.rows[1]
+    assert (other.status, other.blocks, other.left_out, other.verdict) == ("ok", 6, 2, "faster")
+    expected = [
+        "other: 2 trials left out, last: not cold: 50.0 % of the files were in memory",
+        "other: 6 of 8 blocks",
+    ]
+    assert list(summary.notes) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocks", "note"),
+    [
+        ("full", 6, "2 blocks rejected: base: other programs took 100.0 % of a core"),
+        ("quick", 8, "2 blocks disturbed (full mode rejects them): base: other programs took "
+         "100.0 % of a core"),
+    ],
+)  # fmt: skip
+def test_disturbed_blocks_are_told_whether_they_count_or_not(mode, blocks, note):
+    trials = sorted(cold_trials(disturbed={1, 6}), key=lambda t: (t.block, t.variant))
+    summary = summarize(fake_info(["base", "other"], mode=mode, blocks=8), trials)
+    assert [summary.n_blocks, *(row.blocks for row in summary.rows)] == [blocks] * 3
+    assert list(summary.rejected) == [1, 6]
+    assert summary.are_rejected_left_out is (mode == "full")
+    assert note in summary.notes
+    assert ("6 of 8 blocks count" in summary.notes) is (mode == "full")
+    assert summary.rows[1].left_out == 0  # that is said of the cache alone
+
+
+# --- as in the document -------------------------------------------------------------------
+
+
+def in_order(times_s, **info):
+    """Blocks of (base, other) seconds, each run once and always in this order."""
+    trials = []
+    for block, (base, other) in enumerate(times_s):
+        trials += [fake_trial("base", block, "A1", base), fake_trial("other", block, "", other)]
+    given = {"protocol": AS_PUBLISHED, "shuffled": False, **info}
+    return summarize(fake_info(["base", "other"], **given), trials)
+
+
+def test_as_in_the_document_one_run_of_the_baseline_makes_a_block():
+    summary = in_order([(4.0, 2.0), (2.0, 2.0), (2.0, 4.0)], blocks=3)
+    assert summary.n_blocks == 3
+    assert summary.rows[1].ratios == pytest.approx((0.5, 1.0, 2.0))
+    assert summary.rows[1].normalized_time == pytest.approx(1.0)
+    assert summary.rows[0].ratios == pytest.approx((1.0, 1.0, 1.0))
+    # Without a second run of the baseline nothing says what noise alone does.
+    assert (summary.aa_ratio, summary.aa_low, summary.aa_high, summary.aa_s) == (None,) * 4
+
+
+def test_as_in_the_document_nothing_is_judged_even_in_full_mode_with_all_blocks():
+    summary = in_order([(2.0, 1.0 + 0.001 * i) for i in range(10)], mode="full", blocks=10)
+    assert not summary.judged
+    assert [row.verdict for row in summary.rows] == ["", ""]
+    assert summary.rows[1].ci_high < 1  # the numbers are there all the same
+    (note,) = summary.notes
+    assert note.startswith("as in the document: variants in its order, only the first of a block")
+    assert "no verdicts" in note
+
+
+def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_intervals():
+    times = {"original": 1.0, "fast": 0.8}
+    floors = {f"floor {i}": 0.3 for i in range(6)}
+
+    def interval(variants):
+        info = fake_info([*variants], mode="full")
+        for name in floors:
+            if name in variants:
+                info["variants"][name]["step"] = "nothing"
+        summary = summarize(info, fake_trials(variants, blocks=8))
+        rows = {row.variant: row for row in summary.rows}
+        assert rows["fast"].verdict == "faster"
+        assert {rows[name].verdict for name in floors if name in rows} <= {""}
+        return rows
+
+    alone, beside = interval(times), interval({**times, **floors})
+    assert beside["floor 0"].normalized_time == pytest.approx(0.3, rel=0.05)
+    width = [math.log(rows["fast"].ci_high / rows["fast"].ci_low) for rows in (alone, beside)]
+    # The noise differs, the level must not: eight blocks at 5 % against 5 % / 7 would be 1.6 times.
+    assert width[1] < 1.5 * width[0]
+
+
+def test_where_the_baseline_loads_nothing_either_its_variants_are_judged():
+    times = {"nothing beside the step": 1.0, "checkpoint": 1.2, "no step": 0.5}
+    info = fake_info([*times], mode="full")
+    for settings in info["variants"].values():
+        settings["loader"] = "resident"
+    info["variants"]["no step"]["step"] = "nothing"
+    rows = summarize(info, fake_trials(times, blocks=8)).rows
+    assert [row.verdict for row in rows] == ["baseline", "slower", ""]
+
+
+# --- beside time ------------------------------------------------------------------------------
+
+
+def with_waits(trial, *epochs_waits_s):
+    epochs = [dataclasses.replace(e, waits_s=w) for e, w in zip(trial.epochs, epochs_waits_s)]
+    return dataclasses.replace(trial, epochs=tuple(epochs))
+
+
+def test_waits_of_all_epochs_are_pooled_and_those_of_older_rows_are_unknown():
+    short, long = [0.001] * 99, [0.003] * 99 + [0.5, 0.5]
+    runs = [with_waits(fake_trial("base", 0, role), short, long) for role in ("A1", "A2")]
+    other = fake_trial("other", 0)  # as rows of schema 2 are read
+    base, unknown = summarize(fake_info(["base", "other"]), [*runs, other]).rows
+    assert (base.wait_p50_s, base.wait_p99_s) == (0.003, 0.003)
+    longest = [with_waits(run, short, [0.003] * 98 + [0.5, 0.5, 0.5]) for run in runs]
+    row = summarize(fake_info(["base"]), longest).rows[0]
+    assert row.wait_p99_s == 0.5  # three of two hundred
+    assert (unknown.wait_p50_s, unknown.wait_p99_s) == (None, None)
+
+
+def test_cpu_seconds_are_those_of_a_thousand_images():
+    runs = [fake_trial("base", 0, "A1", 2.0), fake_trial("base", 0, "A2", 4.0)]
+    (row,) = summarize(fake_info(["base"]), runs).rows
+    # 1.5 CPU-seconds per second; 2 trials of 2 epochs of 160 images
+    assert row.cpu_s_per_1000_images == pytest.approx(1.5 * 6 / 640 * 1000)
+    runs[1] = dataclasses.replace(runs[1], cpu_s=None)
+    assert summarize(fake_info(["base"]), runs).rows[0].cpu_s_per_1000_images is None
+
+
+def test_memory_is_the_most_that_any_trial_held():
+    held = [(5, None), (7, 0)]
+    runs = [
+        dataclasses.replace(fake_trial("base", 0, role), peak_pss_bytes=pss, peak_shm_bytes=shm)
+        for role, (pss, shm) in zip(("A1", "A2"), held)
+    ]
+    (row,) = summarize(fake_info(["base"]), runs).rows
+    assert (row.peak_pss_bytes, row.peak_shm_bytes) == (7, 0)
+    assert row.gpu_allocated_bytes is None
+    runs[0] = dataclasses.replace(runs[0], gpu_allocated_bytes=3, gpu_reserved_bytes=5)
+    (row,) = summarize(fake_info(["base"]), runs).rows
+    assert (row.gpu_allocated_bytes, row.gpu_reserved_bytes) == (3, 5)

@@ -1,0 +1,227 @@
+"""What counts is decided by the cache's proof, the machine's log and the plan: never by a time.
+
+Run: python -m pytest tests/test_counted.py
+"""
+
+from dataclasses import replace
+
+import pytest
+from fakes import fake_info, fake_logged, fake_proved, fake_trial
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.analysis.validity import (
+    cache_doubt,
+    count,
+    disturbance,
+)
+
+MB = 1_000_000
+NOT_COLD = {"resident_share_before": 0.5}  # of a trial that is labelled cold
+BUSY = {"other_cores": 0.75}
+
+
+# --- the cache's proof ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cache", "resident", "doubt"),
+    [
+        ("cold", 0.0, ""),
+        ("cold", 0.02, ""),
+        ("cold", 0.021, "not cold: 2.1 % of the files were in memory"),
+        ("cold", 1.0, "not cold: 100.0 % of the files were in memory"),
+        ("warm", 1.0, ""),
+        ("warm", 0.98, ""),
+        ("warm", 0.979, "not warm: 97.9 % of the files were in memory before"),
+        ("warm", 0.0, "not warm: 0.0 % of the files were in memory before"),
+        ("as found", 0.0, ""),
+        ("as found", 0.5, ""),
+        ("as found", 1.0, ""),
+    ],
+)
+def test_a_label_is_believed_as_far_as_what_memory_held(cache, resident, doubt):
+    assert cache_doubt(fake_proved(cache, resident=resident)) == doubt
+
+
+@pytest.mark.parametrize("rotational", [True, False])
+@pytest.mark.parametrize(
+    ("cache", "fetched", "doubt"),
+    [
+        ("cold", 101 * MB, ""),
+        ("cold", 80 * MB, ""),
+        ("cold", 79_900_000, "not cold: only 79.9 % of the files' bytes came from disk"),
+        ("cold", 0, "not cold: only 0.0 % of the files' bytes came from disk"),
+        ("warm", 0, ""),
+        # A tenth of the files, and a MiB for programs.
+        ("warm", 10 * MB + (1 << 20), ""),
+        ("warm", 10 * MB + (1 << 20) + 1, "not warm: 11.0 % of the files' bytes came from disk"),
+        ("as found", 0, ""),
+        ("as found", 100 * MB, ""),
+    ],
+)
+def test_on_a_disk_that_the_kernel_knows_its_bytes_must_agree(cache, fetched, doubt, rotational):
+    # Of warm files only where memory could not be looked at: programs are read, too.
+    resident = None if cache == "warm" else 0.0
+    proof = {"resident": resident, "file_bytes": 100 * MB, "device_read_bytes": fetched}
+    assert cache_doubt(fake_proved(cache, rotational=rotational, **proof)) == doubt
+    # Elsewhere, as on a network, nobody counts them.
+    assert cache_doubt(fake_proved(cache, rotational=None, **proof)) == ""
+
+
+def test_what_memory_lost_meanwhile_was_not_warm():
+    trial = fake_proved("warm", resident=1.0)
+    kept, lost = (
+        replace(trial, cache_proof={**trial.cache_proof, "resident_share_after": share})
+        for share in (0.98, 0.6)
+    )
+    assert cache_doubt(kept) == ""
+    assert cache_doubt(lost) == "not warm: 60.0 % of the files were in memory after the epochs"
+
+
+@pytest.mark.parametrize("rotational", [True, None])
+def test_nothing_known_is_no_proof_of_cold_and_speaks_against_nothing_else(rotational):
+    unknown = "not known to be cold: neither memory nor the disk's bytes could be looked at"
+    assert cache_doubt(fake_proved("cold", resident=None, rotational=rotational)) == unknown
+    assert cache_doubt(fake_proved("warm", resident=None, rotational=rotational)) == ""
+    assert cache_doubt(fake_proved("as found", resident=None, rotational=rotational)) == ""
+
+
+def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are():
+    proof = {"resident": 0.0, "file_bytes": 100 * MB, "device_read_bytes": 0, "rotational": True}
+    trial = replace(fake_proved("cold", **proof), settings={"loader": "resident"})
+    assert cache_doubt(trial) == ""
+    assert cache_doubt(replace(trial, settings={"loader": "torch"})).startswith("not cold: only")
+    assert cache_doubt(replace(trial, cache_proof=NOT_COLD)).startswith("not cold: 50.0 %")
+
+
+# --- the machine's log ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ({}, ""),
+        ({"steal_share": 0.02, "other_cores": 0.2}, ""),
+        ({"steal_share": 0.021}, "2.1 % of the CPU time was stolen by other machines"),
+        ({"other_cores": 0.21}, "other programs took 21.0 % of a core"),
+        ({"other_cores": 3.5}, "other programs took 350.0 % of a core"),
+        ({"swapped_in_pages": 1, "swapped_out_pages": 0}, "1 page swapped"),
+        ({"swapped_in_pages": 4, "swapped_out_pages": 3}, "7 pages swapped"),
+        ({"swapped_in_pages": None, "swapped_out_pages": 2}, "2 pages swapped"),
+        ({"steal_share": 0.5, "other_cores": 1.0}, "50.0 % of the CPU time was stolen by other "
+         "machines"),
+        (dict.fromkeys(("steal_share", "other_cores", "swapped_in_pages", "swapped_out_pages")),
+         ""),
+        # Pre-declared are only the three above (EVIDENCE 1).
+        ({"load_1min": 50.0, "throttled_count": 9, "cpu_pressure_share": 1.0,
+          "major_faults": 10_000}, ""),
+    ],
+)  # fmt: skip
+def test_a_machine_is_disturbed_for_three_reasons_and_no_other(log, reason):
+    assert disturbance(fake_logged(fake_trial("v", 0), **log)) == reason
+
+
+# --- what counts ----------------------------------------------------------------------------
+
+
+def blocks_of(blocks, variants=("base", "v", "w"), changed=None):
+    """All trials of some blocks; `changed` maps (variant, block, role) to what a trial becomes."""
+    trials = []
+    for block in blocks:
+        arms = [(variants[0], "A1"), (variants[0], "A2"), *((name, "") for name in variants[1:])]
+        for name, role in arms:
+            trial = fake_trial(name, block, role, labels={"cache": "cold"})
+            trials.append((changed or {}).get((name, block, role), lambda t: t)(trial))
+    return trials
+
+
+def not_cold(trial):
+    return replace(trial, cache_proof=NOT_COLD)
+
+
+def busy(trial):
+    return fake_logged(trial, **BUSY)
+
+
+def counted(trials, *, mode="full", blocks=None, **more):
+    info = fake_info(["base", "v", "w"], mode=mode, **({"blocks": blocks} if blocks else {}))
+    return count({**info, **more}, trials)
+
+
+def keys(found):
+    """Which trials count, as a set of (variant, block, role, place in the run)."""
+    base = {(t.variant, b, t.role) for b, runs in found.base_runs[""].items() for t in runs}
+    return base | {(name, b, "") for name, runs in found.runs.items() for b in runs}
+
+
+def test_a_doubtful_trial_of_a_variant_costs_only_itself():
+    found = counted(blocks_of(range(3), changed={("v", 1, ""): not_cold}))
+    assert sorted(found.blocks) == [0, 1, 2]
+    assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 1, 2]}
+    assert found.doubts == {"v": ("not cold: 50.0 % of the files were in memory",)}
+    assert found.rejected == {}
+
+
+@pytest.mark.parametrize("role", ["A1", "A2"])
+def test_a_doubtful_trial_of_the_baseline_costs_its_block(role):
+    found = counted(blocks_of(range(3), changed={("base", 1, role): not_cold}))
+    assert sorted(found.blocks) == [0, 2]
+    assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 2]}
+    assert found.doubts == {"base": ("not cold: 50.0 % of the files were in memory",)}
+
+
+@pytest.mark.parametrize(("mode", "left"), [("full", [0, 2]), ("quick", [0, 1, 2])])
+@pytest.mark.parametrize("key", [("base", 1, "A2"), ("w", 1, "")])
+def test_a_disturbed_block_is_left_out_where_verdicts_are_spoken(mode, left, key):
+    found = counted(blocks_of(range(3), changed={key: busy}), mode=mode)
+    assert found.rejected == {1: f"{key[0]}: other programs took 75.0 % of a core"}
+    assert found.are_rejected_left_out is (mode == "full")
+    assert sorted(found.blocks) == list(found.runs["v"]) == list(found.runs["w"]) == left
+
+
+def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
+    first = blocks_of(range(2))
+    again = [replace(trial, machine_id="again") for trial in blocks_of(range(2))]
+    found = counted([*first, *again, fake_trial("v", 0, status="failed")])
+    assert keys(found) == keys(counted(first))
+    assert {t.machine_id for runs in found.base_runs[""].values() for t in runs} == {"unknown"}
+    assert {t.machine_id for runs in found.runs.values() for t in runs.values()} == {"unknown"}
+
+
+keyed = st.tuples(
+    st.sampled_from([("base", "A1"), ("base", "A2"), ("v", ""), ("w", "")]),
+    st.integers(0, 14),
+    st.sampled_from(["ok", "ok", "ok", "failed", "cancelled"]),
+    st.sampled_from([lambda t: t, lambda t: t, not_cold, busy]),
+)
+times = st.floats(0.001, 1000)
+
+
+@given(
+    rows=st.lists(st.tuples(keyed, times, times), max_size=40),
+    mode=st.sampled_from(["full", "quick", "document"]),
+)
+def test_what_counts_does_not_depend_on_any_time(rows, mode):
+    def run(which):
+        trials = []
+        for number, ((variant, role), block, status, change), *both in rows_numbered:
+            labels = {"cache": "cold"}
+            trial = fake_trial(variant, block, role, both[which], status=status, labels=labels)
+            trials.append(replace(change(trial), machine_id=str(number)))
+        found = counted(trials, mode=mode, blocks=6)
+        base = {b: [t.machine_id for t in runs] for b, runs in found.base_runs[""].items()}
+        others = {
+            name: {b: t.machine_id for b, t in runs.items()} for name, runs in found.runs.items()
+        }
+        return base, others, found.rejected, found.doubts, found.attempt
+
+    rows_numbered = [(number, *row) for number, row in enumerate(rows)]
+    assert run(0) == run(1)
+
+
+def test_of_a_very_short_trial_the_kernels_ticks_say_nothing_of_others():
+    short = {"other_cores": 1.35, "duration_s": 0.007}
+    assert disturbance(fake_logged(fake_trial("base", 0, "A1"), **short)) == ""
+    long = {**short, "duration_s": 2.0}
+    assert disturbance(fake_logged(fake_trial("base", 0, "A1"), **long)) != ""

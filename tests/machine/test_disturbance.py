@@ -1,0 +1,53 @@
+"""The disturbance log: real load on this machine has to show up in it."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from labkit.machine.disturbance import disturbance, since
+
+SPIN_S = 0.6
+SPIN = f"import time\nwhile time.process_time() < {SPIN_S}: pass"
+
+
+def test_a_quiet_moment_is_json_and_none_is_negative():
+    after = since(json.loads(json.dumps(disturbance())))
+    json.dumps(after)
+    assert all(value is None or value >= 0 for value in after.values())
+    assert after["duration_s"] < 5
+
+
+def test_own_work_and_that_of_children_is_nobody_elses():
+    before = disturbance()
+    subprocess.run([sys.executable, "-c", SPIN], check=True)
+    after = since(before)
+    if after["other_cores"] is None:
+        pytest.skip("this platform does not count the time of its cores")
+    total = disturbance()["busy_s"] - before["busy_s"]
+    assert total >= 0.8 * SPIN_S
+    assert after["other_cores"] * after["duration_s"] <= total - 0.8 * SPIN_S
+
+
+def test_another_programs_work_shows():
+    # Started by a process that ends at once, so that it is no child of this one.
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SPIN!r}])"
+    before = disturbance()
+    subprocess.run([sys.executable, "-c", start], check=True)
+    time.sleep(SPIN_S + 0.2)
+    after = since(before)
+    if after["other_cores"] is None:
+        pytest.skip("this platform does not count the time of its cores")
+    assert after["other_cores"] >= 0.3
+
+
+def test_what_was_unknown_stays_unknown():
+    before = dict.fromkeys(disturbance()) | {"clock_s": time.monotonic()}
+    after = since(before)
+    assert after["steal_share"] is None
+    assert after["other_cores"] is None
+    assert after["swapped_in_pages"] is None
+    assert after["major_faults"] is None
+    assert after["machine_major_faults"] is None

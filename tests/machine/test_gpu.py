@@ -1,0 +1,82 @@
+"""The GPU question: really asked of this machine; the wording checked on answers torch gives."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from labkit.machine import gpu
+from labkit.machine.gpu import cuda, explain_cuda
+
+GTX = {
+    "torch": "2.13.0",
+    "cuda": "13.0",
+    "name": "NVIDIA GeForce GTX 1080 Ti",
+    "capability": "6.1",
+    "kernels": ["sm_75", "sm_80", "sm_90a", "sm_120", "compute_120"],
+    "error": "CUDA error: no kernel image is available for execution on the device\nmore",
+}
+
+
+def test_cuda_either_works_or_says_why_not():
+    state = cuda()
+    assert state.works == (state.reason == "")
+    if state.works:
+        assert state.name and state.driver and state.capability
+        assert state.memory_bytes > 0
+
+
+def test_asking_neither_imports_torch_here_nor_stops_a_later_fork():
+    asks = (
+        "import sys; from labkit.machine import hardware; hardware.cuda(); "
+        "print('torch' in sys.modules, 'pandas' in sys.modules, 'cv2' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False"]
+
+
+def test_the_installed_torch_answers_in_a_process_of_its_own():
+    done = subprocess.run(
+        [sys.executable, "-c", gpu._TRY_A_KERNEL], capture_output=True, text=True, check=True
+    )
+    answer = json.loads(done.stdout)
+    reason = explain_cuda(answer)
+    if answer["cuda"] is None:
+        assert reason == (
+            f"torch {answer['torch']} is built without CUDA; "
+            "install a CUDA build of torch to use the GPU"
+        )
+    else:
+        assert bool(reason) == bool(answer["error"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (
+            {},
+            "NVIDIA GeForce GTX 1080 Ti has compute capability 6.1, but torch 2.13.0 has kernels "
+            "for 7.5, 8.0, 9.0, 12.0 only; install an older torch build, such as one for CUDA 12.6",
+        ),
+        (
+            {"capability": "12.0", "kernels": ["sm_50", "sm_90"]},
+            "NVIDIA GeForce GTX 1080 Ti has compute capability 12.0, but torch 2.13.0 has kernels "
+            "for 5.0, 9.0 only; install a newer torch build",
+        ),
+        (
+            {"capability": "8.7", "kernels": ["sm_75", "sm_90"]},
+            "NVIDIA GeForce GTX 1080 Ti has compute capability 8.7, but torch 2.13.0 has kernels "
+            "for 7.5, 9.0 only; install a torch build with kernels for 8.7",
+        ),
+        (
+            {"error": "The NVIDIA driver on your system is too old (found version 11040)."},
+            "the NVIDIA driver is too old for torch 2.13.0, built for CUDA 13.0; "
+            "update the driver, or install a torch build for an older CUDA",
+        ),
+        ({"error": ""}, ""),
+        ({"error": "No CUDA GPUs are available\nmore"}, "No CUDA GPUs are available"),
+    ],
+)
+def test_what_keeps_cuda_from_working_is_one_line(answer, reason):
+    assert explain_cuda({**GTX, **answer}) == reason

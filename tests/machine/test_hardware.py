@@ -1,0 +1,125 @@
+"""What this machine says about itself: asked for real, in processes with real limits."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from labkit.machine import hardware, procfs
+
+ASK_CORES = "from labkit.machine import hardware; print(hardware.cores())"
+
+
+def ask_cores(before: str = "") -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{before}\n{ASK_CORES}"], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def test_cores_follow_the_affinity_of_the_process():
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this platform has no affinity")
+    one = min(os.sched_getaffinity(0))
+    assert ask_cores(f"import os; os.sched_setaffinity(0, {{{one}}})") == 1
+
+
+@pytest.mark.parametrize(("quota_us", "expected"), [(50_000, 1), (100_000, 1), (150_000, 2)])
+def test_cores_follow_a_containers_quota(quota_us, expected):
+    """A control group like a container's; 1.5 cores count as two."""
+    folders = list(procfs.cgroup_folders("cpu"))
+    usable = [f for f in folders if (f / "cpu.cfs_quota_us").exists() or (f / "cpu.max").exists()]
+    if not usable or not os.access(usable[0], os.W_OK) or os.geteuid() != 0:
+        pytest.skip("needs root and a cpu control group that may be written")
+    group = usable[0] / f"labkit-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        if (group / "cpu.cfs_quota_us").exists():
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        elif (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{quota_us} 100000")
+        else:
+            pytest.skip("the cpu controller is not handed down")
+    except OSError as error:
+        pytest.skip(f"cannot make a control group: {error}")
+    else:
+        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')"
+        assert ask_cores(join) == min(expected, hardware.cores())
+    finally:
+        if group.is_dir():
+            group.rmdir()
+
+
+@pytest.fixture(scope="module")
+def provenance():
+    return hardware.provenance()
+
+
+def test_provenance_is_json_and_complete(provenance):
+    assert json.loads(json.dumps(provenance)) == provenance
+    for name in ("machine_id", "platform", "kernel", "python", "cpu_model", "revision", "dirty"):
+        assert provenance[name] not in (None, "")
+    assert provenance["python"] == platform.python_version()
+    known = set(hardware.DISTRIBUTIONS)
+    assert known - set(hardware.OPTIONAL) <= set(provenance["versions"]) <= known
+    assert provenance["gpu"]["works"] in (True, False)
+    for name in ("hardware", "cpu_governor", "clock_source"):
+        assert provenance[name]
+    assert provenance["virtual"] in (True, False, "unknown")
+    assert provenance["cpu_count"] == os.cpu_count() >= provenance["cores"]
+    assert 0 < provenance["timer_resolution_s"] < 1e-3
+
+
+def test_the_machine_id_is_stable_and_gives_nothing_away(provenance):
+    again = "from labkit.machine import hardware; print(hardware.provenance()['machine_id'])"
+    done = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == provenance["machine_id"]
+    text = json.dumps(provenance)
+    raw = procfs.text("/etc/machine-id").strip()
+    assert not raw or raw not in text
+    assert f'"{platform.node()}"' not in text
+
+
+def test_the_doctor_reports_what_there_is_and_what_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = hardware.doctor_report()
+    assert all(isinstance(text, str) for row in rows for text in row)
+    topics = {topic: (value, remark) for topic, value, remark in rows}
+    assert {"python", "packages", "cores", "memory", "gpu"} <= set(topics)
+    works = hardware.cuda().works
+    assert (topics["gpu"][1] == "") == works
+    assert ("device cuda" in topics) != works
+
+
+def test_the_doctor_looks_at_the_media_of_labkit_toml_and_those_it_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number in range(30):
+        (tmp_path / "photos" / f"{number}.jpg").write_bytes(os.urandom(8192))
+    hardware.write_media(tmp_path / "labkit.toml", hdd="photos")
+    rows = hardware.doctor_report({"data": tmp_path / "photos", "ssd": tmp_path / "gone"})
+    topics = {topic: (value, remark) for topic, value, remark in rows}
+    medium = hardware.describe_medium(tmp_path)
+    assert f": {medium.filesystem} on {medium.device}, " in topics["data"][0]
+    if not medium.in_memory and hasattr(os, "posix_fadvise"):
+        assert topics["data"][0].endswith(" cold reads/s")
+        probe = hardware.probe_random_reads(tmp_path / "photos")
+        believed = hardware.is_hard_disk(medium, probe)
+        assert topics["hdd"][1].startswith("not believed to be a hard disk: ") == (not believed)
+        assert ("its kind is unknown" in topics["data"][1]) == bool(
+            medium.rotational and not believed
+        )
+    assert topics["ssd"][1] == "not there; create it, mount the disk or correct labkit.toml"
+
+
+def test_the_doctor_says_what_a_platform_without_fadvise_and_fork_skips(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    rows = {topic: (value, remark) for topic, value, remark in hardware.doctor_report()}
+    assert rows["cache cold"][0] == "skipped"
+    assert "no posix_fadvise" in rows["cache cold"][1]
+    assert rows["start_method fork"] == ("skipped", "this platform starts processes by spawn")

@@ -1,0 +1,157 @@
+"""labkit.toml and the media it names: real files, and the disks that this machine has."""
+
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit.contracts import Skip
+from labkit.machine import media as module
+from labkit.machine.media import (
+    Medium,
+    Probe,
+    describe_medium,
+    is_hard_disk,
+    media,
+    probe_random_reads,
+    write_media,
+)
+
+DISK = Medium(
+    filesystem="ext4",
+    device="/dev/sda1",
+    rotational=True,
+    scheduler="none",
+    readahead_kb=128,
+    free_bytes=1,
+)
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("disk", "data"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def test_what_is_written_is_read_back_also_from_a_folder_below(lab, monkeypatch):
+    assert media() == {}
+    odd = lab / 'my "disk" é'
+    odd.mkdir()
+    write_media(lab / "labkit.toml", hdd=lab / "disk", data="data", ssd=odd)
+    text = (lab / "labkit.toml").read_text()
+    assert 'data = "data"' in text  # beside the file: relative
+    (lab / "notebooks").mkdir()
+    monkeypatch.chdir(lab / "notebooks")
+    assert media() == {"hdd": lab / "disk", "data": lab / "data", "ssd": odd}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            '# mine\n[media]\n# spins\nhdd = "old"  # gone\nssd = "s"\n\n[other]\nhdd = "kept"\n',
+            '# mine\n[media]\n# spins\nhdd = "disk"\nssd = "s"\ndata = "data"\n\n'
+            '[other]\nhdd = "kept"\n',
+        ),
+        ("[other]\nx = 1\n", "[other]\nx = 1\n"),
+    ],
+)
+def test_writing_keeps_comments_and_other_keys(lab, before, after):
+    (lab / "labkit.toml").write_text(before)
+    write_media("labkit.toml", hdd="disk", data="data")
+    assert after in (lab / "labkit.toml").read_text()
+    assert {**media(), "ssd": None} == {"hdd": lab / "disk", "data": lab / "data", "ssd": None}
+
+
+@pytest.mark.parametrize(
+    ("dirs", "message"),
+    [
+        ({}, "dirs must be one or more of hdd, ssd, nvme, tmpfs, data, got none"),
+        ({"floppy": "disk"}, "medium must be one of hdd, ssd, nvme, tmpfs, data, got 'floppy'"),
+        ({"hdd": "nowhere"}, "hdd must be an existing directory, got "),
+    ],
+)
+def test_wrong_media_are_refused_and_nothing_is_written(lab, dirs, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        write_media("labkit.toml", **dirs)
+    assert not (lab / "labkit.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[media\n", "must be a TOML file, got an error"),
+        (
+            '[media]\n"My tape" = "x"\n',
+            "medium must be lower-case letters, digits and _, got 'My t",
+        ),
+        ("[media]\nhdd = 3\n", "must be a directory in quotes, got 3"),
+        ("media = 3\n", "must have a table [media], got 3"),
+    ],
+)
+def test_a_wrong_file_is_refused_and_left_alone(lab, text, message):
+    (lab / "labkit.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        media()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        write_media("labkit.toml", hdd="disk")
+    assert (lab / "labkit.toml").read_text() == text
+
+
+def test_a_medium_is_described_with_its_room(tmp_path):
+    medium = describe_medium(tmp_path)
+    assert medium.filesystem
+    assert 0 < medium.free_bytes <= shutil.disk_usage(tmp_path).total
+    assert medium.rotational in (True, False, None)
+    if medium.rotational is not None:
+        assert medium.readahead_kb >= 0
+        assert "[" not in medium.scheduler
+
+
+def test_tmpfs_is_known_to_be_memory_and_is_not_probed():
+    if describe_medium("/").filesystem == "unknown" or not Path("/dev/shm").is_dir():
+        pytest.skip("this platform has no /dev/shm")
+    medium = describe_medium("/dev/shm")
+    assert medium.in_memory
+    assert is_hard_disk(medium, None) is False
+    with pytest.raises(Skip, match="kept in memory"):
+        probe_random_reads("/dev/shm")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    if not hasattr(os, "posix_fadvise"):
+        pytest.skip("this platform has no posix_fadvise")
+    if describe_medium(tmp_path).in_memory:
+        pytest.skip("the temporary directory is not on a disk")
+    for number in range(300):
+        (tmp_path / f"{number}.jpg").write_bytes(os.urandom(10_000))
+    return tmp_path
+
+
+def test_a_probe_reads_whole_files_and_stops_in_time(photos):
+    probe = probe_random_reads(photos)
+    assert 0 < probe.files <= module.PROBE_FILES
+    assert probe.reads_per_s > 1
+    assert probe_random_reads(photos, seconds=0.0).files == 1
+
+
+@pytest.mark.parametrize(
+    ("rotational", "reads_per_s", "believed"),
+    [
+        (True, 81.0, True),
+        (True, 250.0, True),
+        (True, 3000.0, None),  # a virtual disk: it says so and does not behave so
+        (True, None, None),
+        (False, 81.0, False),
+        (None, 81.0, None),
+    ],
+)
+def test_a_hard_disk_must_claim_it_and_behave_so(rotational, reads_per_s, believed):
+    probe = reads_per_s and Probe(files=200, reads_per_s=reads_per_s)
+    assert is_hard_disk(replace(DISK, rotational=rotational), probe) is believed

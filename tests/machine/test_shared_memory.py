@@ -1,0 +1,60 @@
+"""What a killed loader worker left in shared memory goes; what others have there stays."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from labkit.machine import shared_memory
+
+pytestmark = pytest.mark.skipif(
+    not os.access(shared_memory.FOLDER, os.W_OK), reason="no shared memory here"
+)
+
+# A worker that is killed between making a file and removing its name.
+LEAVES = """
+import os
+from labkit.machine import shared_memory
+shared_memory.note_worker()
+with open(shared_memory.FOLDER / f"torch_{os.getpid()}_1_0", "wb") as file:
+    file.write(bytes(1024))
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def roll(tmp_path, monkeypatch):
+    monkeypatch.setenv(shared_memory.ROLL, "")  # is restored, whatever a test sets
+    shared_memory.open_roll(str(tmp_path))
+    return tmp_path
+
+
+def killed_worker():
+    process = subprocess.Popen([sys.executable, "-c", LEAVES])
+    process.wait()
+    return shared_memory.FOLDER / f"torch_{process.pid}_1_0"
+
+
+def test_what_a_killed_worker_left_is_removed_and_it_is_struck_off_the_roll(roll):
+    left = killed_worker()
+    assert left.exists()
+    shared_memory.remove_left(str(roll))
+    assert not left.exists()
+    assert list(roll.iterdir()) == []
+
+
+def test_files_of_processes_that_are_not_on_the_roll_stay(roll):
+    mine = shared_memory.FOLDER / f"torch_{os.getpid()}_1_0"
+    mine.touch()
+    try:
+        shared_memory.remove_left(str(roll))
+        assert mine.exists()
+    finally:
+        mine.unlink()
+
+
+def test_without_a_roll_nothing_is_written_down(roll, monkeypatch):
+    monkeypatch.delenv(shared_memory.ROLL)
+    shared_memory.note_worker()
+    assert list(roll.iterdir()) == []

@@ -1,0 +1,176 @@
+"""CPU-seconds and page faults of every process below this one count, ended or still alive.
+
+The GPU's readings are checked against a hand-made NVML, where each may be missing, and against
+the real one where there is a GPU.
+
+Run: python -m pytest tests/test_usage.py
+"""
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.machine import page_cache
+from labkit.machine.gpu_watch import GpuWatch, read_gpu
+from labkit.machine.media import IN_MEMORY, describe_medium
+from labkit.machine.usage import Usage, own_cpu_s, own_major_faults
+
+SPIN_S = 0.3
+SPIN = f"import time\nwhile time.process_time() < {SPIN_S}: pass"
+# A child that stays alive after its own child has ended.
+WAIT = f"""import subprocess, sys
+subprocess.run([sys.executable, "-c", {SPIN!r}])
+print(flush=True)
+input()"""
+
+
+def test_ended_children_of_a_living_child_count():
+    before_s = own_cpu_s()
+    child = subprocess.Popen(
+        [sys.executable, "-c", WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        child.stdout.readline()
+        assert own_cpu_s() - before_s >= 0.9 * SPIN_S
+        child.communicate(b"\n")
+
+
+# Maps a file, touches every page of it, and says how often it had to wait for the device.
+TOUCH = """import mmap, resource, sys
+with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+    pages.madvise(mmap.MADV_RANDOM)  # else one wait brings many pages
+    sum(pages[::mmap.PAGESIZE])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_majflt, flush=True)
+input()"""
+TOUCHED_PAGES = 64
+
+
+@pytest.fixture
+def cold_file(tmp_path):
+    if own_major_faults() is None:
+        pytest.skip("this platform does not count major faults")
+    if not page_cache.can_evict() or describe_medium(tmp_path).filesystem in IN_MEMORY:
+        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
+    path = tmp_path / "pages"
+    path.write_bytes(os.urandom(TOUCHED_PAGES * mmap.PAGESIZE))
+    page_cache.evict(path)
+    if page_cache.residency([path])[0] != 0.0:
+        pytest.skip("this platform does not evict the file")
+    return path
+
+
+def test_major_faults_of_a_child_count_while_it_lives_and_after_it_ended(cold_file):
+    before = own_major_faults()
+    program = [sys.executable, "-c", TOUCH, str(cold_file)]
+    child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        waited = int(child.stdout.readline())
+        assert waited >= TOUCHED_PAGES
+        assert own_major_faults() - before >= waited
+        child.communicate(b"\n")
+    assert own_major_faults() - before >= waited
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(**calls):
+    """An NVML that offers the calls given; whichever value is an error is raised."""
+
+    def answering(answer):
+        def call(*_):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+    offered = {name: answering(answer) for name, answer in calls.items()}
+    return SimpleNamespace(NVMLError=NvmlError, NVML_CLOCK_SM=1, **offered)
+
+
+ALL_CALLS = {
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000),
+    "nvmlDeviceGetClockInfo": 1_500,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x20,
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "reading"),
+    [
+        ("nvmlDeviceGetUtilizationRates", "busy_percent"),
+        ("nvmlDeviceGetMemoryInfo", "used_bytes"),
+        ("nvmlDeviceGetClockInfo", "clock_mhz"),
+        ("nvmlDeviceGetCurrentClocksEventReasons", "slowed_by"),
+    ],
+)
+def test_what_nvml_does_not_offer_is_none_and_the_rest_is_read(call, reading):
+    others = {name: answer for name, answer in ALL_CALLS.items() if name != call}
+    for offered in (others, {**others, call: NvmlError("Not Supported")}):
+        found = read_gpu(nvml(**offered), gpu=None)
+        values = {"busy_percent": 40, "used_bytes": 5_000, "clock_mhz": 1_500, "slowed_by": 0x20}
+        assert found == {**values, reading: None}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "slowed_by"),
+    [(0x0, 0), (0x1, 0), (0x2 | 0x100, 0), (0x4, 0x4), (0x1 | 0x8, 0x8), (0x10 | 0x80, 0x90)],
+)
+def test_idle_and_chosen_clocks_are_no_throttling(reasons, slowed_by):
+    found = read_gpu(nvml(nvmlDeviceGetCurrentClocksEventReasons=reasons), gpu=None)
+    assert found["slowed_by"] == slowed_by
+
+
+def test_samples_are_summed_up_and_unknown_ones_left_out():
+    watch = GpuWatch(wanted=False)
+    for busy, used, clock, slowed in (
+        (0, 10, 1_000, 0x4),
+        (50, 30, None, 0),
+        (100, 20, 2_000, 0),
+        (50, None, None, None),
+    ):
+        watch._samples.append(
+            {"busy_percent": busy, "used_bytes": used, "clock_mhz": clock, "slowed_by": slowed}
+        )
+    assert watch.totals() == {
+        "gpu_util_mean": 0.5,
+        "gpu_util_zero_share": 0.25,
+        "gpu_memory_bytes": 30,
+    }
+    assert watch.clocks() == {"gpu_clock_hz": 1.5e9, "gpu_throttled_share": 1 / 3}
+
+
+@pytest.mark.needs_cuda
+def test_allocated_memory_is_in_use_and_reserved_memory_also_what_is_kept():
+    import torch
+
+    before = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    del before  # no peak of what is measured, and kept by the allocator
+    with Usage(gpu=True) as usage:
+        torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    totals = usage.totals(wall_s=1.0)
+    assert 8 << 20 <= totals["gpu_allocated_bytes"] < 64 << 20 <= totals["gpu_reserved_bytes"]
+
+
+@pytest.mark.needs_cuda
+def test_a_busy_gpu_has_a_clock():
+    import torch
+
+    matrix = torch.ones(2048, 2048, device="cuda")
+    with Usage(gpu=True) as usage:
+        until_s = time.perf_counter() + 1.0
+        while time.perf_counter() < until_s:
+            matrix = (matrix @ matrix).clamp_(max=1.0)
+            torch.cuda.synchronize()
+    clocks = usage.gpu_clocks()
+    assert 1e8 < clocks["gpu_clock_hz"] < 1e10
+    assert 0 <= clocks["gpu_throttled_share"] <= 1
+    assert usage.totals(wall_s=1.0)["gpu_memory_bytes"] > matrix.nbytes

@@ -1,0 +1,109 @@
+"""Data at a URL is copied once, file by file, and goes on where it was stopped."""
+
+import pytest
+from web import web
+
+from labkit.parts.packing.folder import open_folder
+from labkit.parts.packing.remote import download, is_url, place
+from labkit.resolve import open_original, open_reader
+from labkit.settings import Settings
+
+IMAGE = "images/000000000003.jpg"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield tmp_path / "cache" / "labkit"
+    open_reader.cache_clear()
+
+
+def assert_same_data(one, two):
+    one, two = open_folder(one), open_folder(two)
+    assert (one.boxes, len(one)) == (two.boxes, len(two))
+    for i in range(len(one)):
+        assert one.name(i) == two.name(i)
+        assert one.read(i)[0] == two.read(i)[0]
+
+
+@pytest.mark.parametrize("data", ["data/photos", "C:/photos", "file:///srv/photos", "~/photos"])
+def test_a_folder_is_no_url(data):
+    assert not is_url(data)
+
+
+def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
+    assert place(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+
+
+def test_data_at_a_url_is_copied_once_and_then_like_any_folder(photos, cache, capfd):
+    with web(photos) as server:
+        reader = open_original(Settings(data=server.url))
+        assert reader.root == place(server.url)
+        assert reader.root.parent == cache
+        assert_same_data(photos, reader.root)
+        assert "copying to " in capfd.readouterr().err
+        asked = dict(server.asked)
+        assert asked[IMAGE] == 1
+        open_reader.cache_clear()
+        open_original(Settings(data=server.url))
+        assert server.asked == asked
+    assert not list(cache.rglob("*.part"))
+
+
+@pytest.mark.parametrize("fault", ["500", "half", "reset", "404"])
+def test_a_copy_that_stops_says_why_and_goes_on_where_it_stopped(photos, cache, fault):
+    with web(photos, {IMAGE: [fault] * 2 + ["ok"]}) as server:
+        with pytest.raises(
+            OSError, match=f"^data must be readable at {server.url}, got .*; run ag"
+        ):
+            download(server.url, progress=False)
+        there = set(cache.rglob("*.jpg"))
+        assert place(server.url) / IMAGE not in there
+        for _ in range(2):  # aiohttp itself may have asked once more
+            try:
+                download(server.url, progress=False)
+                break
+            except OSError:
+                continue
+        assert_same_data(photos, place(server.url))
+        assert all(server.asked[str(path.relative_to(place(server.url)))] == 1 for path in there)
+
+
+def test_a_file_of_another_size_is_copied_again(photos):
+    with web(photos) as server:
+        folder = place(server.url)
+        (folder / "images").mkdir(parents=True)
+        (folder / IMAGE).write_bytes(b"half a file")
+        assert download(server.url, progress=False) == folder
+        assert_same_data(photos, folder)
+
+
+def test_without_a_manifest_the_file_system_lists_the_files(photos, tmp_path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for i, path in enumerate(sorted((photos / "images").iterdir())[:3]):
+        memory.pipe_file(f"/labkit-test/straße {i}/{path.name}", path.read_bytes())
+    try:
+        reader = open_original(Settings(data="memory://labkit-test"))
+        assert [reader.name(i) for i in range(3)] == [
+            f"straße {i}/{path.name}"
+            for i, path in enumerate(sorted((photos / "images").iterdir())[:3])
+        ]
+        with pytest.raises(ValueError, match=r"must be a folder with files or a manifest\.json"):
+            download("memory://labkit-empty")
+    finally:
+        memory.rm("/labkit-test", recursive=True)
+
+
+def test_a_manifest_cannot_write_outside_the_copy(tmp_path, cache):
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "manifest.json").write_text('{"files": {"../../evil.jpg": {}}}')
+    with web(tmp_path / "bad") as server:
+        with pytest.raises(ValueError, match=r"data must be files below .*, got '../../evil.jpg'"):
+            download(server.url)
+
+
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(ValueError, match="must be a folder or a URL that fsspec knows, got 'no://"):
+        download("no://where")

@@ -1,0 +1,63 @@
+"""The rate is the settled one, and matching finds the stall it is asked for."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from labkit.parts.devices import EmulatedDevice
+from labkit.parts.prefetching import PREFETCHERS
+from labkit.parts.training import Step
+from labkit.pipeline import Order
+from labkit.runs.calibration import steady_rate
+from tests.fake_clock import FakeClock
+from tests.parts.test_devices import PROFILE
+
+
+class Source:
+    """As many images as the steps need."""
+
+    def __init__(self, images):
+        self.images, self.order = images, SimpleNamespace(epoch=0)
+
+    def __len__(self):
+        return self.images
+
+
+def pipeline(clock, *, steps, workers):
+    """Four images a batch in half a second; the first batches take ten times as long."""
+    batch = {"sample_id": torch.zeros(4, dtype=torch.uint8)}
+    device = EmulatedDevice(PROFILE, clock)
+
+    def load():
+        for step in range(steps):
+            clock.sleep(5.0 if step < 1 + workers else 0.5)
+            yield batch
+
+    return SimpleNamespace(
+        device=device,
+        loader=None,
+        source=Source(4 * steps),
+        settings=SimpleNamespace(batch_size=4, num_workers=workers),
+        step=Step(forward=None, backward=None, loss=None, batch=None),
+        forward=lambda batch: device.run(1.5),
+        batches=lambda loader, device: PREFETCHERS["none"](load(), device, pinned=True),
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_batches_do_not_count(workers):
+    clock = FakeClock()
+    rate, idle = steady_rate(pipeline(clock, steps=10, workers=workers), clock, seconds=30.0)
+    # Load 0.5 s, copy 4 bytes at 2 bytes/s, compute 1.5 s: four images in 4 s, 1.5 s of it busy.
+    assert rate == 1.0
+    assert idle == 1 - 1.5 / 4
+
+
+def test_an_epoch_has_a_seeded_order_of_its_own():
+    order = Order(torch.arange(10).numpy(), seed=3)
+    first = list(order)
+    order.epoch = 1
+    assert sorted(i for _, i in first) == sorted(i for _, i in order) == list(range(10))
+    assert [i for _, i in first] != [i for _, i in order]
+    assert {epoch for epoch, _ in order} == {1}

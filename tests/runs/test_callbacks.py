@@ -1,0 +1,208 @@
+"""What is done beside the steps: when, on whose time, and what becomes of failures.
+
+Steps are launched on the emulated device under a fake clock; checkpoints and reports are real.
+"""
+
+import contextlib
+import logging
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from labkit.contracts import Skip
+from labkit.parts.devices import CpuDevice, EmulatedDevice
+from labkit.parts.training import STEPS
+from labkit.parts.training.checkpoint import CheckpointFailed
+from labkit.parts.training.reporting import SINKS, ReportFailed
+from labkit.runs.callbacks import CHECKPOINT, HOST_ONLY, Callback, Callbacks, open_callbacks
+from labkit.runs.process import Launcher
+from labkit.runs.timing import time_epoch
+from labkit.settings import Settings
+from tests.fake_clock import FakeClock
+from tests.parts.test_devices import PROFILE
+from tests.runs.test_process import measure
+from tests.runs.test_timing import pipeline
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory):
+    with Launcher(tmp_path_factory.mktemp("launcher") / "worker.log", fork=True) as running:
+        yield running
+
+
+BATCH = {"sample_id": torch.arange(8), "label": torch.arange(8) % 3}
+
+
+def test_their_time_and_what_is_waited_for_at_the_end_belong_to_the_epoch():
+    clock = FakeClock()
+    callbacks = Callbacks(
+        Callback(
+            name="save",
+            every=2,
+            call=lambda step, batch: clock.sleep(0.25),
+            finish=lambda: clock.sleep(2),
+        )
+    )
+    bare = pipeline(clock, CpuDevice(), forward=lambda batch: clock.sleep(0.125))
+    without, with_them = time_epoch(bare, clock), time_epoch(bare, clock, callbacks)
+    assert with_them.callbacks_s == 2 * 0.25 + 2
+    assert with_them.epoch_s == without.epoch_s + with_them.callbacks_s
+    assert with_them.forward_s == without.forward_s
+    assert with_them.sync_s == without.sync_s
+    assert without.callbacks_s is None  # not asked for, so not measured
+
+
+def opened(stack, tmp_path, device=None, step=None, **settings):
+    settings = Settings(
+        preprocessor="classification",
+        batch_size=8,
+        checkpoint_to=f"{tmp_path}/",
+        step="timed",
+        **settings,
+    )
+    clock = FakeClock()
+    device = device or EmulatedDevice(PROFILE, clock)
+    step = step or STEPS["timed"](settings, device)
+    return clock, open_callbacks(settings, device, step, stack)
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        ({"report_every": 1}, True),
+        ({"report_every": 1, "report_loss": False}, False),
+        ({"checkpoint_every": 1}, True),
+        ({"metrics": "loops"}, True),
+        ({"metrics": "vectorized"}, False),
+        ({"progress_bar": "tqdm"}, False),
+        ({"progress_bar": "tqdm", "progress_loss": True}, True),
+    ],
+)
+def test_who_needs_a_steps_result_waits_for_the_emulated_device(tmp_path, settings, waits):
+    with contextlib.ExitStack() as stack:
+        clock = FakeClock()
+        device = EmulatedDevice(PROFILE, clock)  # a second per image
+        _, callbacks = opened(stack, tmp_path, device, **settings)
+        device.compute(2)
+        launched_s = clock.now()
+        callbacks.after_step(BATCH)
+        assert clock.now() == (2.0 if waits else launched_s)
+    assert callbacks.label() == {"training loop": HOST_ONLY}
+
+
+@pytest.mark.parametrize("saver", ["sync", "thread"])
+def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, saver):
+    before = set(threading.enumerate())
+    with contextlib.ExitStack() as stack:
+        _, callbacks = opened(stack, tmp_path, checkpoint_every=2, saver=saver)
+        for _ in range(5):
+            callbacks.after_step(BATCH)
+        callbacks.finish()
+        saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+        assert saved["step"] == 4
+        momenta = saved["optimizer"]["state"]
+        weights = [weight for name, weight in saved["model"].items() if "running" not in name]
+        assert len(momenta) > 50
+        assert sum(weight.numel() for weight in weights) > 11e6  # a ResNet-18
+    assert list(tmp_path.iterdir()) == []
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_report_names_the_step_and_the_loss_of_a_real_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    losses = iter([0.5, 0.25])
+    step = STEPS["timed"](Settings(batch_size=8), EmulatedDevice(PROFILE, FakeClock()))
+    step = SimpleNamespace(**{**vars(step), "loss": lambda: next(losses)})
+    with contextlib.ExitStack() as stack:
+        _, callbacks = opened(stack, tmp_path, CpuDevice(), step, report_every=2)
+        for _ in range(5):
+            callbacks.after_step(BATCH)
+        (log,) = tmp_path.rglob("*.log")
+        written = [line.split(" ", 2)[2] for line in log.read_text().splitlines()]
+    assert written == ["step 2 loss 0.5000", "step 4 loss 0.2500"]
+    assert list(tmp_path.iterdir()) == []
+
+
+class Failing(logging.Handler):
+    """A sink that takes all reports but the second."""
+
+    def emit(self, record):
+        if "step 2 " in record.getMessage():
+            try:
+                raise OSError(111, "Connection refused")
+            except OSError:
+                self.handleError(record)
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_sink_that_fails_ends_the_training_or_is_counted(tmp_path, monkeypatch, in_background):
+    monkeypatch.setitem(SINKS, "mine", lambda folder: Failing())
+    settings = {"report_every": 1, "report_to": "mine", "report_in_background": in_background}
+    words = "report must reach mine, got Connection refused"
+    with contextlib.ExitStack() as stack, pytest.raises(ReportFailed, match=words):
+        _, callbacks = opened(stack, tmp_path, **settings)
+        for _ in range(3):
+            callbacks.after_step(BATCH)
+        callbacks.finish()
+    with contextlib.ExitStack() as stack:
+        _, callbacks = opened(stack, tmp_path, if_not_written="go on", **settings)
+        for _ in range(4):
+            callbacks.after_step(BATCH)
+        callbacks.finish()
+        said = callbacks.label()["training loop"]
+    assert said.startswith(f"{HOST_ONLY}; 1 of 4 reports not written: {words}")
+
+
+@pytest.mark.parametrize("saver", ["sync", "thread"])
+def test_a_checkpoint_that_fails_ends_the_training_or_is_counted(tmp_path, saver):
+    blocked = tmp_path / "gone"
+    blocked.mkdir()
+    settings = {"checkpoint_every": 1, "saver": saver}
+    with contextlib.ExitStack() as stack:
+        _, callbacks = opened(stack, blocked, **settings, if_not_written="go on")
+        _, strict = opened(stack, blocked, **settings)
+        callbacks.after_step(BATCH)
+        callbacks.finish()
+        (blocked / CHECKPOINT).unlink()
+        blocked.rename(tmp_path / "elsewhere")  # as a disk that is unplugged
+        callbacks.after_step(BATCH)
+        callbacks.finish()
+        with pytest.raises(CheckpointFailed, match="checkpoint must be written to"):
+            strict.after_step(BATCH)
+            strict.finish()
+        (tmp_path / "elsewhere").rename(blocked)
+        callbacks.after_step(BATCH)
+        callbacks.finish()
+        assert torch.load(blocked / CHECKPOINT, weights_only=True)["step"] == 3
+        said = callbacks.label()["training loop"]
+    assert f"1 of 3 checkpoints not written: checkpoint must be written to {blocked}" in said
+
+
+def test_a_real_training_saves_reports_evaluates_and_says_so_in_its_row(launcher, photos, tmp_path):
+    trial = measure(
+        launcher,
+        photos,
+        device="cpu",
+        step="classifier",
+        preprocessor="classification",
+        checkpoint_every=2,
+        checkpoint_to=f"{tmp_path}/",
+        saver="thread",
+        report_every=1,
+        report_to="terminal",
+        metrics="vectorized",
+        progress_bar="tqdm",
+        progress_loss=True,
+    )
+    for epoch in trial["epochs"]:
+        assert 0 < epoch["callbacks_s"] < epoch["epoch_s"]
+    assert "training loop" not in trial["labels"]  # on a real device all of it is real
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_a_reason_to_skip(launcher, photos, tmp_path):
+    gone = tmp_path / "gone"
+    with pytest.raises(Skip, match=f"checkpoint_to must be an existing folder, got {gone}"):
+        measure(launcher, photos, checkpoint_every=1, checkpoint_to=f"{gone}/")

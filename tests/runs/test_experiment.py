@@ -1,0 +1,139 @@
+"""What cannot work is refused before anything is timed."""
+
+import os
+import re
+
+import pytest
+
+import labkit as lab
+from labkit.machine import hardware
+from labkit.runs.experiment import Experiment, run
+from labkit.settings import Settings, vary
+
+BASE = Settings()
+SCALED = {"decoder": "simplejpeg_scaled", "preprocessor": "classification"}
+
+
+def experiment(**changes):
+    given = {"question": "Which?", "variants": {"a": BASE}, "baseline": "a", **changes}
+    return Experiment("test", **given)
+
+
+@pytest.mark.thorough
+def test_a_platform_without_fork_and_fadvise_runs_warm_and_spawned(tmp_path, photos, monkeypatch):
+    # What macOS and Windows lack; everything else of the run is real.
+    monkeypatch.setattr(hardware, "can_fork", lambda: False)
+    monkeypatch.delattr(os, "posix_fadvise")
+    small = {"input_px": 64, "batch_size": 4, "images": 8, "num_workers": 0}
+    chosen = lab.experiment("preprocessing", data=str(photos), device="emulated", **small)
+    finished = run(chosen, blocks=1, results=tmp_path, progress=False)
+    assert [trial.status for trial in finished.trials] == ["ok"] * 4
+    for trial in finished.trials:
+        assert trial.settings["start_method"] == "spawn"
+        assert trial.labels["cache"] == "warm"
+
+
+def test_a_cuda_device_that_is_not_there_is_said_before_anything_runs(tmp_path, photos):
+    if hardware.cuda().works:
+        pytest.skip("there is one here")
+    chosen = lab.experiment("prefetching", data=str(photos), device="cuda")
+    with pytest.raises(RuntimeError, match="baseline 'original' must be able to run here, got: "):
+        run(chosen, results=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": "b"}, "baseline must be one of a, got 'b'"),
+        ({"variants": {}}, "variants must be at least one, got none"),
+        ({"published": {"z": 0.9}}, "published label must be one of a, got 'z'"),
+    ],
+)
+def test_an_experiment_that_does_not_fit_together_is_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment(**changes)
+
+
+@pytest.mark.parametrize("name", ["shared", "reports"])
+def test_a_name_whose_folder_of_results_is_another_things_is_refused(name):
+    message = (
+        f"name must be none of shared, reports, got '{name}'; "
+        "those folders of results hold something else"
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Experiment(name, question="?", variants={"a": BASE}, baseline="a")
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocks", "message"),
+    [
+        ("fast", None, "mode must be one of document, full, quick, got 'fast'"),
+        ("full", 5, "blocks must be at least 6 in mode full, got 5"),
+        ("quick", 0, "blocks must be at least 1 in mode quick, got 0"),
+        ("document", 2, "blocks must be 1 in mode document, got 2"),
+    ],
+)
+def test_wrong_modes_and_blocks_are_refused(tmp_path, mode, blocks, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(experiment(), mode, blocks=blocks, results=tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_variants_that_would_do_different_work_are_refused(tmp_path, photos):
+    base = Settings(data=str(photos), device="emulated")
+    wrong = experiment(variants=vary(base, images=[8, 16]), baseline="8")
+    message = "images must be the same for all variants, got 16, 8; make them experiments of their"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(wrong, results=tmp_path / "results")
+
+
+def test_batch_sizes_without_a_common_multiple_in_the_data_are_refused(tmp_path, photos):
+    base = Settings(data=str(photos), device="emulated")
+    wrong = experiment(variants=vary(base, batch_size=[5, 7]), baseline="5")
+    message = (
+        "batch_size must have a common multiple of at most 24 images in all variants, got 5, 7"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(wrong, results=tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"decoder": "opencvv"},
+            "decoder must be one of kornia_rs, opencv, pillow, simplejpeg, simplejpeg_scaled, ",
+        ),
+        (
+            {"decoder": "simplejpeg_scaled"},
+            "preprocessor must be one of classification, classification_on_device, "
+            "classification_pillow for the decoder simplejpeg_scaled, whose images no longer fit "
+            "their boxes, got 'loops'",
+        ),
+        (
+            {**SCALED, "packing": "raw", "stored": "pixels"},
+            "stored must be 'jpeg' for the decoder simplejpeg_scaled, got 'pixels': that is",
+        ),
+        (
+            {**SCALED, "loader": "dali"},
+            "decoder must be another one for the loader dali, which decodes by itself and in full",
+        ),
+        ({"device": "gpu"}, "device must be one of cpu, cuda, emulated, got 'gpu'"),
+        (
+            {"device": "cpu", "step": "timed"},
+            "step must be detector or classifier on device cpu, got 'timed'",
+        ),
+        ({"device": "emulated", "step": "detector"}, "step must be timed on the emulated device"),
+        (
+            {"device": "cpu", "step": "classifier"},
+            "preprocessor must be one of classification, classification_on_device, classification_",
+        ),
+        ({"data": "nowhere"}, "nowhere"),
+    ],
+)
+def test_settings_that_cannot_work_cost_nothing(tmp_path, settings, message):
+    wrong = experiment(variants={"a": Settings(**settings)})
+    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+        run(wrong, results=tmp_path / "results")
+    assert not (tmp_path / "results").exists()

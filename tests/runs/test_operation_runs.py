@@ -1,0 +1,194 @@
+"""Operations go through the ordinary runner: rows, resume, table, chart, and runs from before."""
+
+import json
+import pickle
+import re
+import threading
+
+import pytest
+from fake_runs import OPERATION_TIMES, fake_grouped_run, save_run
+from jpegs import why_missing
+
+import labkit as lab
+from labkit import notebook
+from labkit.cli import main
+from labkit.runs.store import load_run
+
+GROUPS = ("decode, 320×240", "crop, 320×240")
+
+
+def few(photos, **changes):
+    """The operations of two groups."""
+    whole = lab.experiment("operations", data=str(photos), **changes)
+    return lab.choose(whole, [label for label in whole.variants if whole.groups[label] in GROUPS])
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    results = tmp_path_factory.mktemp("results")
+    return lab.run(few(photos), blocks=2, results=results, progress=False)
+
+
+def test_a_row_has_its_group_and_says_what_it_timed(run):
+    assert run.info["status"] == "finished"
+    measured = [trial for trial in run.trials if trial.status == "ok"]
+    assert {trial.group for trial in measured} == set(GROUPS)
+    twice = {(t.block, t.variant, t.role) for t in measured if t.role}
+    assert len(twice) == 2 * 2 * len(GROUPS)
+    for trial in measured:
+        assert 0 < trial.time_s < 0.1
+        assert trial.variant == f"{trial.group}: {trial.settings['library']}"
+        assert (trial.images, trial.labels) == (1, {"input": "in memory", "threads": "1"})
+        assert "steal_share" in trial.disturbance
+
+
+def test_each_group_is_divided_by_its_own_baseline(run):
+    summary = lab.summarize(run)
+    for group, rows in summary.groups().items():
+        assert rows[0].variant == f"{group}: pillow"
+        assert rows[0].normalized_time == 1
+        for row in rows:
+            missing = why_missing(row.variant.rpartition(": ")[2])
+            assert row.status == ("skipped" if missing else "ok"), row.reason
+            assert (row.normalized_time is None) == bool(missing)
+
+
+def test_table_and_chart_show_groups(run):
+    table = lab.table(run)
+    assert table.index.names == ["group", "variant"]
+    assert ("crop, 320×240", "numpy") in table.index
+    assert next(iter(table.columns)) == "time per image"
+    chart = pickle.loads(pickle.dumps(lab.chart(run)))  # as processes and notebooks send it
+    titles = [axes.get_title(loc="left") for axes in chart.axes]
+    assert titles == [*GROUPS]
+    assert {path.name for path in notebook.save(run)} >= {"table.csv", "chart.png"}
+
+
+def test_a_cancelled_run_is_completed_row_by_row(photos, tmp_path):
+    cancel = threading.Event()
+
+    class Cancels:
+        shown = False
+
+        def rate(self, rate):
+            cancel.set()
+
+        def __getattr__(self, name):
+            return lambda *given, **named: None
+
+    cancelled = lab.run(few(photos), blocks=1, results=tmp_path, cancel=cancel, progress=Cancels())
+    assert cancelled.info["status"] == "cancelled"
+    assert [trial.status for trial in cancelled.trials].count("ok") == 1
+    finished = lab.resume(cancelled.folder, progress=False)
+    assert finished.info["status"] == "finished"
+    assert finished.trials[: len(cancelled.trials)] == cancelled.trials
+    done = [(t.variant, t.role) for t in finished.trials if t.status == "ok"]
+    assert len(done) == len(set(done))
+    assert {group for group, _ in lab.table(finished).index} == set(GROUPS)
+
+
+def test_a_broken_photograph_ends_the_run_and_is_named(photos, tmp_path):
+    (tmp_path / "own").mkdir()
+    for path in sorted((photos / "images").iterdir())[:8]:
+        (tmp_path / "own" / path.name).write_bytes(b"\xff\xd8 broken")
+    with pytest.raises(RuntimeError, match=r"\.jpg: "):
+        lab.run(few(tmp_path / "own"), results=tmp_path / "results", progress=False)
+
+
+def test_a_setting_without_effect_is_refused(photos, tmp_path, capsys):
+    words = ["run", "operations", "--data", str(photos), "--num-workers", "4"]
+    assert main([*words, "--results", str(tmp_path)]) == 1
+    assert "num_workers must be left out for operations" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# --- what is shown, without running anything ----------------------------------------------
+
+
+def test_in_full_mode_all_groups_are_judged_together():
+    # Three blocks more than verdicts need; the noise is small beside every difference.
+    summary = lab.summarize(fake_grouped_run(blocks=9, mode="full"))
+    verdicts = {row.variant: row.verdict for row in summary.rows if row.verdict != "baseline"}
+    assert set(verdicts.values()) == {"faster", "slower"}
+    assert verdicts["normalize, 320×240: torch"] == "slower"
+    compared = [row for row in summary.rows if not summary.is_baseline(row)]
+    assert min(row.level for row in compared) == pytest.approx(0.05 / len(compared))
+    quick = lab.summarize(fake_grouped_run(blocks=9))
+    assert {row.level for row in quick.rows if not quick.is_baseline(row)} == {0.05}
+
+
+def test_a_group_whose_baseline_is_missing_has_reasons_and_the_others_numbers():
+    run = fake_grouped_run(skipped={"crop, 320×240: pillow": "not installed"})
+    trials = tuple(t for t in run.trials if t.variant != "crop, 320×240: pillow")
+    rows = {
+        row.variant: row
+        for row in lab.summarize(lab.Run(folder=run.folder, info=run.info, trials=trials)).rows
+    }
+    assert rows["crop, 320×240: pillow"].reason == "not installed"
+    assert rows["crop, 320×240: opencv"].status == "missing"
+    assert rows["decode, 320×240: opencv"].normalized_time == pytest.approx(0.7, rel=0.1)
+
+
+@pytest.mark.parametrize("show", [notebook.text, notebook.markdown])
+def test_every_form_of_the_table_holds_every_row(show):
+    shown = show(fake_grouped_run())
+    for group, variants in OPERATION_TIMES.items():
+        for name in variants:
+            assert re.search(rf"{group}.*[ |]+{name}", shown)
+    assert "noise floor" in shown
+
+
+# --- runs by earlier versions -------------------------------------------------------------
+
+
+def old_run(results, *, blocks=2):
+    info = {
+        "schema": 2, "kind": "operations", "experiment": "operations", "question": "Which?",
+        "mode": "quick", "blocks": blocks, "sizes_px": [[320, 240]], "photos": 4, "cell_s": 0.01,
+        "order_seed": 0, "source": "[000]", "status": "finished", "reason": "", "notes": [],
+        "created_utc": "2026-11-21T19:14:15Z", "provenance": {},
+        "data": {"folder": "data/photos", "images": 10, "manifest_hash": "0"},
+    }  # fmt: skip
+    folder = results / "operations" / "20261121T191415Z-0000"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(info))
+    cells = [
+        ("decode", "pillow", "A1", 4.0), ("decode", "pillow", "A2", 1.0),
+        ("decode", "opencv", "", 1.0), ("flip", "pillow", "", 2.0), ("flip", "numpy", "", 3.0),
+        ("decode", "torchvision", "", None),
+    ]  # fmt: skip
+    with (folder / "trials.jsonl").open("w") as file:
+        for block in range(blocks):
+            for operation, library, role, seconds in cells:
+                row = {
+                    "kind": "operation", "schema": 1, "block": block, "operation": operation,
+                    "library": library, "role": role, "size": "320x240", "width_px": 320,
+                    "height_px": 240, "jpeg_bytes": 9, "image_s": seconds, "repeats": 20,
+                    "status": "ok" if seconds else "skipped", "reason": "" if seconds else "gone",
+                }  # fmt: skip
+                file.write(json.dumps(row) + "\n")
+    return load_run(folder)
+
+
+def test_a_run_of_an_earlier_version_opens_with_table_and_chart(tmp_path):
+    run = old_run(tmp_path)
+    rows = {row.variant: row for row in lab.summarize(run).rows}
+    # Over the geometric mean of the baseline's two runs, where it has two.
+    assert rows["decode, 320×240: opencv"].normalized_time == pytest.approx(0.5)
+    assert rows["flip, 320×240: numpy"].normalized_time == pytest.approx(1.5)
+    assert rows["decode, 320×240: torchvision"].reason == "gone"
+    assert lab.summarize(run).aa_ratio == pytest.approx(0.25)
+    assert ("flip, 320×240", "numpy") in lab.table(run).index
+    assert len(lab.chart(run).axes) == 2
+
+
+def test_a_run_of_an_earlier_version_is_not_resumed(tmp_path):
+    run = old_run(tmp_path)
+    with pytest.raises(ValueError, match="got one of an earlier version; start a new one"):
+        lab.resume(run.folder)
+
+
+def test_a_run_of_groups_is_listed_and_shown_by_the_command_line(tmp_path, capsys):
+    folder = save_run(tmp_path, fake_grouped_run())
+    assert main(["table", folder.name, "--results", str(tmp_path)]) == 0
+    assert "decode, 320×240" in capsys.readouterr().out

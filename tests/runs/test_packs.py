@@ -1,0 +1,300 @@
+"""Packs are made once, again when they are of something else, and whole or not at all."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import labkit as lab
+from data_scripts.pack_dataset import main
+from labkit.contracts import Cancelled, Skip
+from labkit.parts.packing import PACKINGS, pack_format
+from labkit.parts.preprocessing import Preprocessor
+from labkit.resolve import open_source, stored_folder
+from labkit.runs import packs
+from labkit.runs.packs import ensure_pack
+from labkit.settings import Settings
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def data(photos, tmp_path):
+    """A data set of one's own, with a manifest."""
+    return shutil.copytree(photos, tmp_path / "data")
+
+
+def wanted(data, **more):
+    return Settings(
+        **{"data": str(data), "packing": "raw", "stored": "pixels", "input_px": 64, **more}
+    )
+
+
+def make(settings, **how):
+    return ensure_pack(settings, **{"jobs": 1, **how})
+
+
+def contents(folder):
+    """What is in a pack, but for what it cost."""
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return {name: content for name, content in files.items() if name != packs.COST}
+
+
+class AfterImages(threading.Event):
+    """Cancels after so many looks at it."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.left = images
+
+    def is_set(self):
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_pack_is_made_once(data):
+    said = []
+    cost = make(wanted(data), say=said.append)
+    folder = stored_folder(wanted(data))
+    assert folder == data.with_name("data.packs") / "raw-pixels-64"
+    assert (cost["folder"], cost["images"], cost["jobs"]) == (str(folder), 24, 1)
+    assert cost["bytes"] > 24 * 64 * 64 * 3
+    assert cost["pack_s"] > 0
+    before = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    assert make(wanted(data), say=said.append) == cost
+    assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == before
+    assert len(said) == 1
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_settings_that_read_the_data_as_it_is_need_no_pack(data):
+    assert make(wanted(data, packing="folder", stored="jpeg")) is None
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_cancelled_pack_is_none_and_the_next_call_makes_it(packing, data, tmp_path):
+    settings = wanted(data, packing=packing, stored="resized")
+    make(settings, to=tmp_path / "whole")
+    with pytest.raises(Cancelled):
+        make(settings, to=tmp_path / "pack", cancel=AfterImages(17))
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "whole"}
+    make(settings, to=tmp_path / "pack")
+    if packing != "hdf5":  # HDF5 writes the time into its files
+        assert contents(tmp_path / "pack") == contents(tmp_path / "whole")
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from labkit.runs.packs import ensure_pack
+from labkit.settings import Settings
+
+class Kills:
+    images = 0
+    def is_set(self):
+        self.images += 1
+        if self.images > 12:
+            os.kill(os.getpid(), 9)
+
+settings = Settings(data=sys.argv[1], packing=sys.argv[2], stored="resized", input_px=64)
+ensure_pack(settings, to=Path(sys.argv[3]), jobs=1, cancel=Kills())
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_killed_packer_leaves_nothing_that_opens_and_the_next_call_makes_it(
+    packing, data, tmp_path
+):
+    command = [sys.executable, "-c", KILLED, data, packing, tmp_path / "pack"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, env=env).returncode == -signal.SIGKILL
+    assert not (tmp_path / "pack").exists()
+    make(wanted(data, packing=packing, stored="resized"), to=tmp_path / "pack")
+    assert len(PACKINGS[packing].open(tmp_path / "pack")) == 24
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_of_two_processes_that_want_the_same_pack_one_makes_it(data):
+    program = (
+        "import sys; from labkit.runs.packs import ensure_pack; from labkit.settings import *\n"
+        "own = Settings(data=sys.argv[1], packing='raw', stored='resized', input_px=64)\n"
+        "ensure_pack(own, jobs=1, say=print)\n"
+    )
+    command = [sys.executable, "-c", program, data]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("packed" in text for text in said) == 1
+
+
+def test_a_pack_of_data_that_changed_or_by_another_decoder_is_made_again(photos, tmp_path):
+    tree = shutil.copytree(photos / "images", tmp_path / "tree")
+    said = []
+    make(wanted(tree))
+    make(wanted(tree, decoder="pillow"), say=said.append)
+    next(iter(sorted(tree.iterdir()))).unlink()
+    assert make(wanted(tree, decoder="pillow"), say=said.append)["images"] == 23
+    again = [line for line in said if "of other data, or made otherwise: it is made again" in line]
+    assert len(again) == 2
+
+
+@pytest.mark.parametrize("name", ["images.raw", "index.npz", "manifest.json"])
+def test_a_pack_that_is_damaged_is_made_again(data, name):
+    settings, said = wanted(data), []
+    make(settings)
+    before = contents(stored_folder(settings))
+    (stored_folder(settings) / name).write_bytes(b"{")
+    make(settings, say=said.append)
+    assert "is damaged: " in said[0]
+    assert contents(stored_folder(settings)) == before
+
+
+def test_a_folder_that_a_user_named_is_never_removed(data, tmp_path):
+    make(wanted(data), to=tmp_path / "pack")
+    with pytest.raises(ValueError, match=r"^to must be a new folder, .* remove it or choose"):
+        make(wanted(data, input_px=32), to=tmp_path / "pack")
+    (tmp_path / "thesis").mkdir()
+    with pytest.raises(ValueError, match=r"^to must be a new folder, got '.*thesis'"):
+        make(wanted(data), to=tmp_path / "thesis")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_image_that_cannot_be_decoded_is_named(jobs, data, tmp_path):
+    path = sorted((data / "images").iterdir())[9]
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=f"^{path}: image must be a complete JPEG, got 5000"):
+        make(wanted(data), to=tmp_path / "pack", jobs=jobs)
+    assert pack_format(tmp_path / "pack") is None
+
+
+def test_an_image_that_is_missing_is_not_taken_for_a_full_disk(data, tmp_path):
+    path = sorted((data / "images").iterdir())[9]
+    path.unlink()
+    with pytest.raises(ValueError, match=rf"^data must be images that can be read, .* {path}; "):
+        make(wanted(data), to=tmp_path / "pack")
+
+
+def test_too_little_room_is_said_with_numbers_before_anything_is_written(
+    data, tmp_path, monkeypatch
+):
+    free = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: free)
+    with pytest.raises(Skip, match=r"must have \d+ KB free for pack, got 1.0 KB; free some space"):
+        make(wanted(data), to=tmp_path / "pack")
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+
+
+def test_where_nothing_can_be_written_the_next_step_is_said(data, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(Skip, match=r"folder that can be written, got .*; free some space, or choo"):
+        make(wanted(data), to=tmp_path / "file" / "pack")
+
+
+# --- who does the work ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_every_engine_makes_the_pack_that_one_process_makes(engine, data, tmp_path, monkeypatch):
+    if engine == "spark":
+        pytest.importorskip("pyspark")
+        if shutil.which("java") is None:
+            pytest.skip("no Java here")
+    # One of the user's own, which other processes do not know.
+    mine = Preprocessor(lambda sample, px: {"mine": sample.image_rgb[:px, :px] // 2})
+    monkeypatch.setitem(lab.PREPROCESSORS, "mine", mine)
+    for stored in ("pixels", "sample"):
+        settings = wanted(data, stored=stored, preprocessor="mine")
+        make(settings, to=tmp_path / f"one-{stored}")
+        make(settings, to=tmp_path / f"two-{stored}", engine=engine, jobs=2)
+        assert contents(tmp_path / f"one-{stored}") == contents(tmp_path / f"two-{stored}")
+    path = sorted((data / "images").iterdir())[9]
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=f"^{path}: image must be a complete JPEG, got 5000"):
+        make(wanted(data), to=tmp_path / "pack", engine=engine, jobs=2)
+
+
+def test_without_pyspark_or_java_spark_says_what_to_install(data, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    message = r"^spark must have pyspark and Java 17 or newer, got .*install 'labkit\[spark\]'"
+    with pytest.raises(Skip, match=message):
+        make(wanted(data), engine="spark")
+
+
+# --- the script -----------------------------------------------------------------------------
+
+PIXELS = ["--to", "raw", "--stored", "pixels", "--px", "256", "--jobs", "1"]
+
+
+@pytest.mark.parametrize("out", [[], ["--out", "elsewhere"]])
+def test_the_script_packs_and_says_how_to_read_it(data, out, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main([str(data), *PIXELS, *out]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r": 24 images, .* MB as raw\nit took \S+ m?s with .* local and 1 job: ", shown)
+    words = re.search(r"Settings\((.*)\)", shown)[1]
+    reader = open_source(eval(f"Settings({words})", {"Settings": Settings}))
+    assert (reader.stored, len(reader)) == ("pixels", 24)
+    assert main([str(data), *PIXELS, *out, "--verify"]) == 0
+    assert "is whole: 24 images" in capsys.readouterr().out
+
+
+def test_verify_names_a_record_that_differs_and_data_that_changed(data, tmp_path, capsys):
+    out = str(tmp_path / "pack")
+    assert main([str(data), *PIXELS, "--out", out]) == 0
+    file = tmp_path / "pack" / "images.raw"
+    content = bytearray(file.read_bytes())
+    content[1000] ^= 1
+    file.write_bytes(content)
+    assert main([str(data), *PIXELS, "--out", out, "--decoder", "pillow", "--verify"]) == 1
+    shown = capsys.readouterr()
+    assert re.search(r"decoder must be 'pillow', got 'opencv' in .*pack", shown.out)
+    assert re.search(r"images.raw, record 0 \(.*\) must have CRC-32 \w+, got \w+", shown.out)
+    assert re.search(r"error: .* must be what was packed, got 2 differences; remove", shown.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (
+            ["--to", "folder", "--stored", "pixels"],
+            2,
+            "stored must be one of jpeg, resized for fol",
+        ),
+        (["--to", "raw", "--jobs", "0"], 2, "jobs must be at least 1, got 0"),
+        (["--to", "folder"], 1, "to must be another packing, got 'folder', in which the data is"),
+        (["--to", "lmdb", "--verify"], 1, "data must be an existing folder, got .*lmdb"),
+    ],
+)
+def test_wrong_use_is_said_in_one_line(data, words, status, message, capsys):
+    try:
+        found = main([str(data), *words])
+    except SystemExit as ended:
+        found = ended.code
+    assert found == status
+    assert re.search(f"error: {message}", capsys.readouterr().err)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows ends processes otherwise")
+def test_a_script_that_is_told_to_end_leaves_no_pack_and_no_process(data, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    process = subprocess.Popen(
+        [sys.executable, "data_scripts/pack_dataset.py", data, "--to", "raw", "--stored", "pixels",
+         "--jobs", "2", "--out", tmp_path / "pack"],
+        cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    while not (tmp_path / ".pack.part").is_dir() and process.poll() is None:
+        time.sleep(0.001)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    assert process.wait(60) == 130
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}

@@ -1,0 +1,56 @@
+"""What reading takes is counted by the kernel, for every way of storing."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.machine import page_cache
+from labkit.resolve import open_reader
+from labkit.runs.packs import ensure_pack
+from labkit.runs.reads import count_reads
+from labkit.settings import MODES, Settings, complete
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts are Linux's")
+
+
+@pytest.fixture(autouse=True)
+def nothing_open():
+    """A run counts in a fresh process; what is mapped in this one could not be evicted."""
+    open_reader.cache_clear()
+
+
+def settings(photos, **changes):
+    own = Settings(
+        data=str(photos), images=24, preprocessor="classification", subset="first", **changes
+    )
+    return complete(own, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+
+
+def test_a_folder_opens_a_file_per_image_and_a_pack_none(photos):
+    for packing in ("raw", "tfrecord"):
+        ensure_pack(settings(photos, packing=packing))
+    folder, raw = count_reads(settings(photos)), count_reads(settings(photos, packing="raw"))
+    assert (folder["images"], folder["opens"]) == (24, 1.0)
+    assert folder["calls"] >= 1
+    # A mapped file is opened once for all, and read without a call.
+    assert (raw["opens"], raw["images"]) == (1 / 24, 24)
+    assert raw["calls"] == 0
+    assert count_reads(settings(photos, packing="tfrecord"))["calls"] == 1
+
+
+def test_sequential_reading_of_a_cold_pack_asks_the_disk_less_often(photos):
+    packed = settings(photos, packing="raw")
+    ensure_pack(packed)
+    file = next(Path(f"{photos}.packs").glob("raw/*.raw"))
+    in_order = count_reads(settings(photos, packing="raw", order="sequential"))
+    if not page_cache.can_evict() or in_order["requests"] is None:
+        pytest.skip(f"no device counts the reads of {file}")
+    assert in_order["cold"]
+    assert 0 < in_order["requests"] < 1  # read ahead: several images in one request
+
+
+def test_what_is_not_cold_has_no_disk_requests(photos):
+    found = count_reads(settings(photos, cache="warm"))
+    assert (found["cold"], found["requests"]) == (False, None)
+    assert found["opens"] == 1.0

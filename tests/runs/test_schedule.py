@@ -1,0 +1,169 @@
+"""Plans are fair, and what a run still needs follows from its rows alone, however often it ends.
+
+Run: python -m pytest tests/test_plan.py
+"""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from fakes import fake_info, fake_logged, fake_trial
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.analysis.statistics import is_stable
+from labkit.analysis.summary import summarize
+from labkit.analysis.validity import a_over_a, count
+from labkit.runs.schedule import next_trials, plan
+from labkit.settings import AS_PUBLISHED
+
+LABELS = ["original", "x", "y"]
+
+# --- one block ------------------------------------------------------------------------------
+
+
+def test_every_block_runs_each_variant_once_and_the_baseline_twice():
+    planned = plan(LABELS, ["original"], shuffled=True, blocks=range(3), seed=7)
+    for block in range(3):
+        trials = [p for p in planned if p.block == block]
+        assert Counter(p.variant for p in trials) == {"original": 2, "x": 1, "y": 1}
+        assert sorted(p.role for p in trials if p.variant == "original") == ["A1", "A2"]
+        assert [p.position for p in trials] == [0, 1, 2, 3]
+
+
+# --- what a run still needs -----------------------------------------------------------------
+
+N = 6
+
+
+def full(**more):
+    return fake_info(LABELS, **{"mode": "full", "blocks": N, "order_seed": 7, **more})
+
+
+def measured(planned, *, disturbed=(), second_run=0.0):
+    """Run what is planned: some blocks disturbed, A2 slower than A1 by a share that varies."""
+    trials = []
+    for p in planned:
+        jitter = 1 + 0.01 * ((p.block * 7 + len(p.variant)) % 5)
+        slower = 1 + second_run if p.role == "A2" else 1
+        trial = fake_trial(p.variant, p.block, p.role, 2.0 * jitter * slower)
+        trials.append(fake_logged(trial, other_cores=1.0) if p.block in disturbed else trial)
+    return trials
+
+
+def to_the_end(info, trials=(), **machine):
+    """Run all that is asked for, as the runner does."""
+    trials = list(trials)
+    while planned := next_trials(info, trials):
+        trials += measured(planned, **machine)
+    return trials
+
+
+def blocks_in(trials):
+    return sorted({t.block for t in trials})
+
+
+def keys(trials):
+    return {(t.block, t.variant, t.role) for t in trials}
+
+
+def test_rejected_blocks_are_run_again_at_the_end():
+    first = measured(next_trials(full(), []), disturbed={1, 4})
+    more = next_trials(full(), first)
+    assert more == plan(LABELS, ["original"], shuffled=True, blocks=range(N, N + 2), seed=7)
+    assert next_trials(full(), [*first, *measured(more)]) == []
+    # One of those is rejected, too.
+    third = next_trials(full(), [*first, *measured(more, disturbed={N})])
+    assert blocks_in(third) == [N + 2]
+
+
+@pytest.mark.parametrize(("n", "most"), [(6, 3), (7, 3), (10, 5)])
+def test_on_a_machine_that_is_never_quiet_half_as_many_are_run_again(n, most):
+    trials = to_the_end(full(blocks=n), disturbed=range(100))
+    assert blocks_in(trials) == [*range(n + most)]
+
+
+def test_a_baseline_that_disagrees_with_itself_has_everything_measured_once_more():
+    first = measured(next_trials(full(), []), second_run=0.2)
+    assert not is_stable(a_over_a(count(full(), first)))
+    second = next_trials(full(), first)
+    assert second == plan(LABELS, ["original"], shuffled=True, blocks=range(12, 18), seed=7)
+    # Whatever comes of it, there is no third.
+    for second_run in (0.0, 0.2):
+        assert next_trials(full(), [*first, *measured(second, second_run=second_run)]) == []
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        full(mode="quick", blocks=8),
+        full(mode="document", blocks=8),
+        full(shuffled=False, protocol=AS_PUBLISHED),
+    ],
+)
+def test_without_verdicts_nothing_is_ever_run_again(info):
+    disturbed = {0, 1} if info["mode"] != "quick" else set()
+    trials = measured(next_trials(info, []), second_run=0.2, disturbed=disturbed)
+    assert blocks_in(trials) == [*range(info["blocks"])]
+    assert next_trials(info, trials) == []
+    disturbed = measured(next_trials(info, []), disturbed=range(100))
+    assert next_trials(info, disturbed) == []
+
+
+def test_what_is_out_is_not_planned_and_its_rows_stay_what_they_are():
+    planned = next_trials(full(), [], dropped={"x"})
+    assert {p.variant for p in planned} == {"original", "y"}
+    # The order of the others is that of the whole plan: nothing moves when something drops out.
+    assert planned == [p for p in next_trials(full(), []) if p.variant != "x"]
+    some = measured(next_trials(full(), [])[:8])
+    rest = next_trials(full(), some, dropped={"x"})
+    assert next_trials(full(), [*some, *measured(rest)], dropped={"x"}) == []
+
+
+# --- resuming -------------------------------------------------------------------------------
+
+
+class Fate:
+    """A machine whose every trial was decided beforehand: its time, and what disturbed it."""
+
+    def __init__(self, seed, disturbed_share, second_run):
+        self.seed, self.disturbed_share, self.second_run = seed, disturbed_share, second_run
+
+    def measure(self, planned):
+        rng = random.Random(f"{self.seed}/{planned.block}/{planned.variant}/{planned.role}")
+        slower = self.second_run if planned.role == "A2" else 0.0
+        time_s = 2.0 * math.exp(rng.gauss(slower, 0.02))
+        trial = fake_trial(planned.variant, planned.block, planned.role, time_s)
+        is_disturbed = rng.random() < self.disturbed_share
+        return fake_logged(trial, other_cores=1.0) if is_disturbed else trial
+
+
+def numbers(info, trials):
+    return [(row.ratios, row.ci_low, row.verdict) for row in summarize(info, trials).rows]
+
+
+@settings(max_examples=40)  # each plans a run a hundred times
+@given(
+    fate=st.builds(
+        Fate,
+        st.integers(0, 10**6),
+        st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+        st.sampled_from([0.0, 0.0, 0.05]),
+    ),
+    killed=st.randoms(use_true_random=False),
+)
+def test_however_often_it_is_killed_a_run_has_the_same_trials_in_the_end(fate, killed):
+    info, at_a_stretch = full(), []
+    while planned := next_trials(info, at_a_stretch):
+        at_a_stretch += [fate.measure(p) for p in planned]
+    in_pieces = []
+    while planned := next_trials(info, in_pieces):
+        for p in planned[: killed.choice([1, 1, 2, 7, 100])]:
+            in_pieces.append(fate.measure(p))
+        lost = killed.choice(planned)  # its row says so
+        in_pieces.append(fake_trial(lost.variant, lost.block, lost.role, status="cancelled"))
+    done = [t for t in in_pieces if t.status == "ok"]
+    assert len(done) == len(keys(done))  # nothing was measured twice
+    assert keys(done) == keys(at_a_stretch)
+    assert numbers(info, in_pieces) == numbers(info, at_a_stretch)

@@ -1,0 +1,442 @@
+"""The data is where settings say, whole, and what the medium is called there was looked at."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from places import folder_in_memory, memory_mounted, tree
+
+from labkit import units
+from labkit.contracts import Skip
+from labkit.machine.media import describe_medium, write_media
+from labkit.machine.page_cache import can_evict
+from labkit.parts.packing.folder import open_folder
+from labkit.parts.storage import STORAGES, slow_disk
+from labkit.parts.storage.distance import FORM
+from labkit.resolve import locate_data, open_reader, open_source
+from labkit.runs.packs import ensure_pack
+from labkit.runs.staging import staged
+from labkit.settings import Settings
+
+FACTS = {
+    "label", "filesystem", "device", "rotational", "scheduler", "readahead_kb",
+    "cold_reads_per_s", "remark", "copied_bytes", "copied_s",
+    "whole_copy_bytes", "whole_copy_s",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_open():
+    open_reader.cache_clear()
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """An empty folder to work in; whatever labkit.toml is written there counts."""
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def data(photos, tmp_path):
+    """Photographs on a disk, as far as the temporary directory is on one."""
+    return shutil.copytree(photos, tmp_path / "photos")
+
+
+def settings_for(data, storage):
+    return Settings(data=str(data), storage=storage, num_workers=1)
+
+
+def stage(settings, said=None):
+    """Have the data staged; `said` takes the lines for the user."""
+    return staged(settings, say=(said if said is not None else []).append)
+
+
+def data_bytes(data):
+    return sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
+
+
+def make_coco(photos, root):
+    """COCO's layout: the boxes' file lies outside the images' folder."""
+    shutil.copytree(photos / "images", root / "val2017")
+    (root / "annotations").mkdir()
+    shutil.copy(photos / "annotations.json", root / "annotations" / "instances_val2017.json")
+    return root / "val2017"
+
+
+def make_tree(photos, root):
+    """Folders in folders, and names that are not plain ASCII; the boxes are synthesized."""
+    names = ["b.jpg", "2019 summer/a 1.JPG", "日本/写真.jpg", "a/b/c/d.jpg"]
+    if sys.platform == "linux":
+        names.append(os.fsdecode(b"caf\xe9/not utf-8 \xff.jpg"))
+    for name, path in zip(names, sorted((photos / "images").iterdir())):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, root / name)
+    (root / "notes.txt").write_text("no image")
+    return root
+
+
+LAYOUTS = {
+    "labkit": lambda photos, root: shutil.copytree(photos, root),
+    "coco": make_coco,
+    "tree": make_tree,
+}
+
+
+def assert_same_data(data, other):
+    one, two = open_folder(data), open_folder(other)
+    names = [[reader.name(i) for i in range(len(reader))] for reader in (one, two)]
+    assert names[0] == names[1]
+    assert (one.boxes, one.manifest_hash) == (two.boxes, two.manifest_hash)
+    assert two.verify(range(len(two))) == []
+    for i in range(len(one)):
+        (jpeg, boxes), (other_jpeg, other_boxes) = one.read(i), two.read(i)
+        assert jpeg == other_jpeg
+        assert boxes.boxes_xyxy.tolist() == other_boxes.boxes_xyxy.tolist()
+
+
+# --- nothing to copy ------------------------------------------------------------------------
+
+
+def test_here_nothing_is_copied_and_the_medium_is_described(lab, data):
+    said, before = [], tree(data)
+    with stage(settings_for(data, "here"), said) as facts:
+        assert set(facts) == FACTS
+        assert (facts["label"], facts["remark"]) == ("real", "")
+        assert (facts["copied_bytes"], facts["copied_s"]) == (None, None)
+        assert facts["cold_reads_per_s"] is None
+        assert facts["filesystem"] == describe_medium(data).filesystem
+        assert locate_data(settings_for(data, "here")).directory == data
+    assert said == []
+    assert tree(data) == before
+
+
+def assert_believed_only_if_it_is_one(facts, name, is_hard_disk):
+    """What a disk claims and how it reads decide; the name does not."""
+    if facts["filesystem"] in ("tmpfs", "ramfs"):
+        assert (facts["label"], facts["cold_reads_per_s"]) == ("unknown(in memory)", None)
+        return
+    slow = facts["cold_reads_per_s"] is not None and facts["cold_reads_per_s"] <= 250
+    known = {True: True if slow else None, False: False, None: None}[facts["rotational"]]
+    if known is is_hard_disk:
+        assert (facts["label"], facts["remark"]) == ("real", "")
+        return
+    doubt = re.fullmatch(r"unknown\((.+)\)", facts["label"])[1]
+    assert facts["remark"] == f"{name} is not known to be one: {doubt}"
+    if facts["rotational"]:
+        assert ("claims to be rotational" in doubt) is (known is None)
+    if facts["cold_reads_per_s"] is not None:
+        assert f"{facts['cold_reads_per_s']:,.0f} cold reads/s" in doubt
+
+
+def test_without_a_named_ssd_the_datas_own_disk_is_probed(lab, data):
+    with stage(settings_for(data, "ssd")) as facts:
+        assert facts["copied_bytes"] is None
+        assert locate_data(settings_for(data, "ssd")).directory == data
+        assert_believed_only_if_it_is_one(facts, "ssd", False)
+
+
+# --- copying --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory():
+    """A folder in memory: another file system than the data's."""
+    with folder_in_memory() as folder:
+        yield folder
+
+
+@pytest.fixture
+def plain(photos, tmp_path):
+    """A tree of a few images, without a manifest, that is to be copied into memory."""
+    return make_tree(photos, tmp_path / "data")
+
+
+def kept(before, after):
+    """Names of the files that were not written again."""
+    return {
+        name for name in before if after.get(name) == before[name] and name[-3:].lower() == "jpg"
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_copy_is_whole_and_is_made_once(layout, lab, photos, tmp_path, memory):
+    data = LAYOUTS[layout](photos, tmp_path / "data")
+    settings = settings_for(data, str(memory))
+    with stage(settings) as facts:
+        assert facts["copied_bytes"] == facts["whole_copy_bytes"] > 0
+        assert open_source(settings).root.is_relative_to(memory)
+        assert_same_data(data, open_source(settings).root)
+    before = tree(memory)
+    with stage(settings) as again:
+        assert (again["copied_bytes"], again["whole_copy_s"]) == (0, facts["whole_copy_s"])
+    assert len(kept(before, tree(memory))) == len(open_folder(data))
+
+
+def test_what_changes_in_the_data_changes_in_the_copy_and_the_rest_stays(lab, plain, memory):
+    settings = settings_for(plain, str(memory))
+    with stage(settings):
+        before = tree(memory)
+    (plain / "b.jpg").write_bytes((plain / "b.jpg").read_bytes() + b"more")
+    (plain / "a/b/c/d.jpg").unlink()
+    (plain / "a/b/c/d.jpg").mkdir()
+    shutil.copy2(plain / "b.jpg", plain / "a/b/c/d.jpg/new.jpg")
+    open_reader.cache_clear()
+    with stage(settings):
+        assert_same_data(plain, open_source(settings).root)
+        same = {Path(name).name for name in kept(before, tree(memory))}
+    assert len(same) == len(list(plain.rglob("*.[jJ]*"))) - 3  # the folder d.jpg is one of them
+    assert same.isdisjoint({"b.jpg", "d.jpg", "new.jpg"})
+
+
+@pytest.mark.parametrize("spoil", [lambda f: f.unlink(), lambda f: f.write_bytes(b"\xff\xd8 cut")])
+def test_a_file_that_is_spoilt_in_the_copy_is_copied_again(spoil, lab, plain, memory):
+    settings = settings_for(plain, str(memory))
+    with stage(settings):
+        spoil(next(memory.rglob("b.jpg")))
+    with stage(settings) as facts:
+        assert facts["copied_bytes"] == (plain / "b.jpg").stat().st_size
+        assert_same_data(plain, open_source(settings).root)
+
+
+KILLED = """
+import os, sys
+from labkit.settings import Settings
+from labkit.runs.staging import staged
+
+class Kills:
+    pieces = 0
+    def is_set(self):
+        self.pieces += 1
+        if self.pieces == int(sys.argv[3]):
+            os.kill(os.getpid(), 9)
+
+with staged(Settings(data=sys.argv[1], storage=sys.argv[2]), say=print, cancel=Kills()):
+    os.kill(os.getpid(), 9)
+"""
+
+
+def kill_while_staging(data, storage, moment):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, data, storage, str(moment)]
+    assert subprocess.run(command, env=env, stdout=subprocess.DEVNULL).returncode == -9
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+@pytest.mark.parametrize("moment", [1, 3])
+def test_a_killed_copy_has_only_whole_files_and_goes_on(moment, lab, plain, memory):
+    kill_while_staging(plain, str(memory), moment)
+    originals = {path.name: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
+    copied = [path for path in memory.rglob("*.[jJ][pP]*") if path.is_file()]
+    assert len([path for path in copied if path.suffix != ".part"]) == moment - 1
+    assert all(
+        path.read_bytes() == originals[path.name] for path in copied if path.suffix != ".part"
+    )
+    settings = settings_for(plain, str(memory))
+    with stage(settings):
+        assert_same_data(plain, open_source(settings).root)
+    assert list(memory.rglob("*.part")) == []
+
+
+def test_data_that_is_not_what_its_manifest_says_is_refused(lab, data, memory):
+    (data / "images" / "000000000003.jpg").write_bytes(b"\xff\xd8 spoilt")
+    with pytest.raises(ValueError, match=r"data must be what its manifest says, .*003\.jpg"):
+        stage(settings_for(data, str(memory))).__enter__()
+
+
+def test_a_file_that_is_gone_is_the_datas_fault_not_the_mediums(lab, data, memory):
+    (data / "images" / "000000000003.jpg").unlink()
+    with pytest.raises(ValueError, match=r"data must be files that can be read, .*003\.jpg"):
+        stage(settings_for(data, str(memory))).__enter__()
+
+
+def test_without_room_nothing_is_copied_and_the_numbers_are_told(lab, data):
+    with memory_mounted(lab / "small", size="1m") as small:
+        message = (
+            r"small/labkit-data must have \d+(\.\d)? MB .*free for the data, got \S+ \SB; free"
+        )
+        with pytest.raises(Skip, match=message):
+            stage(settings_for(data, str(small))).__enter__()
+        assert list(small.rglob("*.jpg")) == []
+
+
+def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(lab, plain, memory):
+    settings = settings_for(plain, str(memory))
+    copy = locate_data(settings).copy
+    copy.mkdir(parents=True)
+    (copy / "thesis.txt").write_text("mine")
+    with pytest.raises(Skip, match="must be empty or the lab's own copy, got other files in it"):
+        stage(settings).__enter__()
+    assert list(copy.iterdir()) == [copy / "thesis.txt"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_with_the_next_step(lab, plain, memory):
+    (memory / "labkit-data").write_text("no folder")
+    with pytest.raises(
+        Skip, match=r"labkit-data must be a folder that can be written, got .*; choo"
+    ):
+        stage(settings_for(plain, str(memory))).__enter__()
+
+
+# --- copies that go again -------------------------------------------------------------------
+
+
+@pytest.fixture
+def tmpfs(lab, data):
+    """Settings that copy the data to /dev/shm for as long as a run takes."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("this platform has no /dev/shm")
+    return settings_for(data, "tmpfs")
+
+
+def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
+    said, copy = [], locate_data(tmpfs).copy
+    with stage(tmpfs, said) as facts:
+        assert (facts["label"], facts["filesystem"]) == ("real", "tmpfs")
+        assert facts["copied_bytes"] == data_bytes(data)
+        assert_same_data(data, open_source(tmpfs).root)
+        assert open_source(tmpfs).root.is_relative_to(copy)
+        assert copy.stat().st_mode & 0o077 == 0
+        # Another run would take it away from this one, or find it gone.
+        with pytest.raises(Skip, match="must be used by one run at a time, got another one that"):
+            stage(tmpfs).__enter__()
+        assert_same_data(data, open_source(tmpfs).root)
+    assert list(copy.parent.glob(f"{copy.name}*")) == []
+    (line,) = said  # not how to remove it: that is done
+    size = units.count_bytes(data_bytes(data))
+    assert re.fullmatch(rf"copied {size} to tmpfs in [\d.,]+ m?s", line)
+    with pytest.raises(ZeroDivisionError), stage(tmpfs):
+        raise ZeroDivisionError
+    assert list(copy.parent.glob(f"{copy.name}*")) == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data, tmp_path):
+    left, thesis = locate_data(tmpfs).copy, Path("/dev/shm/labkit-thesis-of-a-test")
+    kill_while_staging(data, "tmpfs", -1)
+    assert len(list(left.rglob("*.jpg"))) == 24
+    other = settings_for(shutil.copytree(data, tmp_path / "other"), "tmpfs")
+    thesis.mkdir()
+    Path(f"{thesis}.lock").touch()
+    try:
+        with stage(other):
+            assert not left.exists()
+            assert thesis.is_dir()
+    finally:
+        thesis.rmdir()
+        Path(f"{thesis}.lock").unlink(missing_ok=True)
+
+
+# --- media ----------------------------------------------------------------------------------
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(bool(slow_disk.why_not()), reason="a throttled disk cannot be put up here")
+def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
+    if slow_disk.find() is not None:
+        pytest.skip("one is up already")
+    packed = replace(settings_for(data, "throttled"), packing="raw")
+    ensure_pack(packed)
+    plain, places = settings_for(data, "throttled"), ExitStack()
+    with places:
+        for settings, other in ((plain, packed), (packed, plain)):
+            places.enter_context(staged(settings, say=lambda line: None, beside=[other]))
+        readers = [open_source(settings) for settings in (plain, packed)]
+        assert all(r.root.is_relative_to(slow_disk.find().mount) for r in readers)
+        assert bytes(readers[0].read(3)[0]) == bytes(readers[1].read(3)[0])
+    assert slow_disk.find() is None
+
+
+def test_a_tmpfs_of_ones_own_is_used_and_a_disk_of_that_name_is_not_believed(lab, photos, data):
+    (lab / "disk").mkdir()
+    if describe_medium(lab).in_memory:
+        pytest.skip("the temporary directory is in memory")
+    write_media("labkit.toml", tmpfs="disk")
+    with stage(settings_for(data, "tmpfs")) as facts:
+        assert facts["label"] == f"unknown(on {facts['filesystem']}, not in memory)"
+        assert facts["remark"].startswith("tmpfs is not known to be one: on ")
+    with folder_in_memory() as memory:
+        write_media("labkit.toml", tmpfs=memory)
+        with stage(settings_for(data, "tmpfs")) as facts:
+            assert (facts["label"], facts["remark"]) == ("real", "")
+            assert_same_data(data, open_source(settings_for(data, "tmpfs")).root)
+            assert open_source(settings_for(data, "tmpfs")).root.is_relative_to(memory)
+        assert list(memory.iterdir()) == [memory / "labkit-data"]  # the user's: it stays
+
+
+def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
+    (lab / "disk").mkdir()
+    if describe_medium(lab).in_memory:
+        pytest.skip("the temporary directory is in memory")
+    write_media("labkit.toml", hdd="disk")
+    with folder_in_memory() as memory:
+        data = shutil.copytree(photos, memory / "my photos")
+        settings, said = settings_for(data, "hdd"), []
+        with stage(settings, said) as facts:
+            assert facts["copied_bytes"] == data_bytes(data)
+            assert_believed_only_if_it_is_one(facts, "hdd", True)
+            if can_evict():
+                assert facts["cold_reads_per_s"] > 0
+        copy = locate_data(settings).copy
+        assert copy.is_relative_to(lab / "disk")
+        assert_same_data(data, open_source(settings).root)
+        # A user can type it as it stands, blanks and all.
+        assert said[1] == f"the copy stays for other runs; remove it with: rm -r '{copy}'"
+        with stage(settings, said) as facts:
+            assert facts["copied_bytes"] == 0
+        assert len(said) == 2
+
+
+@pytest.mark.parametrize("name", ["hdd", "ssd", "nvme"])
+def test_a_disk_that_is_in_memory_is_called_unknown(lab, data, name):
+    with memory_mounted(lab / "mounted") as mounted:
+        (lab / "labkit.toml").write_text(f'[media]\n{name} = "mounted"\n')
+        with stage(settings_for(data, name)) as facts:
+            assert facts["copied_bytes"] == data_bytes(data)
+            assert facts["filesystem"] == "tmpfs"
+            assert facts["cold_reads_per_s"] is None
+            assert facts["label"] == "unknown(in memory)"
+            assert facts["remark"] == f"{name} is not known to be one: in memory"
+            assert_same_data(data, open_source(settings_for(data, name)).root)
+        assert list(mounted.iterdir()) == [mounted / "labkit-data"]
+
+
+# --- what cannot be -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["hdd", "ssd", "tmpfs", "scratch"])
+def test_a_folder_that_is_not_there_says_what_to_do(lab, data, name):
+    (lab / "labkit.toml").write_text(f'[media]\n{name} = "gone"\n')
+    message = (
+        f"{name} must be an existing directory, got {lab / 'gone'}; "
+        "create it, mount the disk or correct labkit.toml"
+    )
+    with pytest.raises(Skip, match=re.escape(message)):
+        stage(settings_for(data, name)).__enter__()
+
+
+def test_a_folder_inside_the_data_is_refused(lab, data):
+    with memory_mounted(data / "images" / "mounted") as inside:
+        message = f"must lie outside the data, or the copy would be part of it, got {inside}"
+        with pytest.raises(Skip, match=re.escape(message)):
+            stage(settings_for(data, str(inside))).__enter__()
+        assert list(inside.iterdir()) == []
+
+
+def test_an_unknown_storage_lists_the_choices_labkit_tomls_among_them(lab, data):
+    (lab / "labkit.toml").write_text('[media]\nscratch = "."\ndata = "photos"\n')
+    choices = ", ".join(sorted(["a folder's path", FORM, "scratch", *STORAGES]))
+    message = f"storage must be one of {choices}, got 'floppy'"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        stage(settings_for(data, "floppy")).__enter__()
+    with pytest.raises(ValueError, match=r"storage must be one of .*, got 'data'"):
+        stage(settings_for(data, "data")).__enter__()

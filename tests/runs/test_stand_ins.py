@@ -1,0 +1,130 @@
+"""What passed a check is remembered for a day, for the same machine, program and question only."""
+
+import json
+import time
+
+import pytest
+
+from labkit.contracts import UTC, utc_now
+from labkit.parts.devices import FREE_LOADER_MIN_AU
+from labkit.runs.process import TrialKilled
+from labkit.runs.stand_ins import FILE, REMEMBERED_S, check_emulator, check_stand_ins
+from labkit.settings import Settings
+
+pytestmark = pytest.mark.alone  # elsewhere an emulated device passes whatever it reaches
+PROVENANCE = {"machine_id": "m", "kernel": "6.1", "revision": "abc", "dirty": False}
+RATE = {
+    "pattern": "random", "unit": "files", "readers": 2, "requested_per_s": 81.0,
+    "delivered_per_s": 80.0, "error_share": 0.012, "refused": False,
+}  # fmt: skip
+SLOW = {**RATE, "delivered_per_s": 40.0, "refused": True}
+
+
+class Asked:
+    """A run under way whose fresh processes answer from a list; says how often they were asked."""
+
+    def __init__(self, results, answers, **provenance):
+        self.folder = results / "experiment" / "run"
+        self.answers, self.asked, self.dropped = list(answers), 0, {}
+        self.settings = Settings(storage="throttled", num_workers=2, batch_size=8)
+        self.info = {
+            "provenance": {**PROVENANCE, **provenance},
+            "storages": {"throttled": {"label": "throttled(81 reads/s)"}},
+            "data": {"manifest_hash": "h"},
+        }
+
+    def ask(self, job, **arguments):
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def waiting(self, storage):
+        return {"hdd": self.settings}
+
+    def drop(self, label, status, reason):
+        self.dropped[label] = status, reason
+
+    def save(self):
+        pass
+
+
+def emulator(results, answers, s_per_image=0.01, **provenance):
+    run = Asked(results, answers, **provenance)
+    return check_emulator(run, run.settings, s_per_image), run.asked
+
+
+def test_an_emulator_that_passed_is_not_asked_again_for_steps_as_long(tmp_path):
+    first, asked = emulator(tmp_path, [0.97, 0.995])
+    assert (first["free_loader_au"], first["free_loader_tries"], asked) == (0.995, 2, 2)
+    assert emulator(tmp_path, []) == (first, 0)
+    assert emulator(tmp_path, [], s_per_image=0.02) == (first, 0)
+    shorter, asked = emulator(tmp_path, [0.992], s_per_image=0.005)
+    assert (shorter["free_loader_au"], asked) == (0.992, 1)
+
+
+@pytest.mark.parametrize("changed", [{"machine_id": "other"}, {"revision": "def"}])
+def test_another_machine_or_program_is_checked_anew(tmp_path, changed):
+    emulator(tmp_path, [0.995])
+    assert emulator(tmp_path, [0.991], **changed)[1] == 1
+
+
+def test_what_passed_long_ago_is_checked_anew(tmp_path):
+    emulator(tmp_path, [0.995])
+    passed = json.loads((tmp_path / FILE).read_text())
+    long_ago = time.strftime(UTC, time.gmtime(time.time() - REMEMBERED_S - 60))
+    (tmp_path / FILE).write_text(json.dumps({k: [v[0], long_ago] for k, v in passed.items()}))
+    found, asked = emulator(tmp_path, [0.991])
+    assert (found["free_loader_au"], asked) == (0.991, 1)
+    assert found["free_loader_checked_utc"][:13] == utc_now()[:13]
+
+
+def test_an_emulator_that_never_passes_gives_no_figure(tmp_path):
+    with pytest.raises(RuntimeError) as error:
+        emulator(tmp_path, [0.5, 0.97, *[0.6] * 38])
+    assert str(error.value) == (
+        "the emulated device must reach 99.0 % utilization with a free loader, got 97.0 % at best "
+        "in steps of 80.0 ms; stop other programs, or make the steps longer by a larger "
+        "batch_size, and run again"
+    )
+    assert not (tmp_path / FILE).exists()
+    assert FREE_LOADER_MIN_AU == pytest.approx(0.99)
+
+
+def test_a_disk_that_delivers_its_rates_is_remembered_with_when(tmp_path):
+    first = Asked(tmp_path, [[SLOW], [RATE]])  # a moment of another program is no condemnation
+    check_stand_ins(first, [])
+    again = Asked(tmp_path, [])
+    check_stand_ins(again, [])
+    assert (first.asked, again.asked) == (2, 0)
+    assert again.info["storages"] == first.info["storages"]
+    facts = again.info["storages"]["throttled"]
+    assert facts["rates"] == [RATE]
+    assert facts["rates_checked_utc"][:13] == utc_now()[:13]
+
+
+def test_a_disk_that_is_too_slow_drops_its_variants_and_is_not_remembered(tmp_path):
+    run = Asked(tmp_path, [[SLOW]] * 3)
+    check_stand_ins(run, [])
+    assert run.dropped["hdd"] == (
+        "skipped",
+        "throttled must deliver the rates it stands for within 5.0 %, got 40 instead of 81 "
+        "files/s random with 2 readers; close other programs and run again",
+    )
+    assert not (tmp_path / FILE).exists()
+
+
+def test_of_real_media_nothing_is_asked(tmp_path):
+    run = Asked(tmp_path, [])
+    run.info["storages"] = {"ssd": {"label": "real"}}
+    check_stand_ins(run, [])
+    assert run.info["storages"] == {"ssd": {"label": "real", "rates": []}}
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_check_that_was_killed_says_nothing_of_the_medium(tmp_path):
+    run = Asked(tmp_path, [TrialKilled("killed by SIGKILL")])
+    with pytest.raises(TrialKilled, match="killed by SIGKILL"):
+        check_stand_ins(run, [])
+    assert run.dropped == {}

@@ -1,0 +1,187 @@
+"""Rows are safe on disk as they come, and what a crash leaves is read without harm."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+from places import memory_mounted
+
+from labkit.cli import main
+from labkit.contracts import SCHEMA, Epoch, Trial
+from labkit.runs import store
+from labkit.runs.store import (
+    append_trial,
+    create_run,
+    find_run,
+    hold,
+    list_runs,
+    load_run,
+    write_info,
+)
+
+INFO = {"experiment": "prefetching", "mode": "quick", "baseline": "a", "variants": {"a": {}}}
+EPOCH = Epoch(
+    epoch_s=1.5, startup_s=0.1, first_batch_s=0.2, wait_s=0.3, transfer_s=0.1, forward_s=None,
+    backward_s=None, launch_s=0.1, sync_s=0.0, steps=2, images=16, batch_bytes=100, compute_s=1.0,
+)  # fmt: skip
+
+
+def trial(block=0):
+    return Trial(
+        experiment="prefetching", variant="a", block=block, position=0, role="A1", settings={},
+        status="ok", epochs=(EPOCH, EPOCH), labels={"storage": "real"},
+    )  # fmt: skip
+
+
+def test_a_trial_comes_back_as_it_was(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    append_trial(folder, trial())
+    (back,) = load_run(folder).trials
+    assert back == trial()
+    assert (back.time_s, back.images) == (3.0, 32)
+
+
+def test_a_half_written_last_line_is_set_aside_and_the_next_row_is_kept_apart(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    append_trial(folder, trial(0))
+    with (folder / "trials.jsonl").open("ab") as file:
+        file.write(b'{"experiment": "prefet')
+    append_trial(folder, trial(1))
+    run = load_run(folder)
+    assert [t.block for t in run.trials] == [0, 1]
+    assert run.set_aside == 1
+
+
+def test_a_row_of_a_newer_labkit_says_so(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    row = {**trial().to_row(), "schema": SCHEMA + 1}
+    (folder / "trials.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=f"schema must be at most {SCHEMA}.*update labkit"):
+        load_run(folder)
+
+
+def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys):
+    create_run(tmp_path, {**INFO, "schema": store.SCHEMA, "status": "finished"})
+    newer, broken = (create_run(tmp_path, INFO) for _ in range(2))
+    newer = newer.rename(newer.with_name("99990101T000000Z-ffff"))
+    (newer / "run.json").write_text(json.dumps({**INFO, "schema": 99}))
+    (broken / "run.json").write_text("{half")
+    message = "schema must be at most 2, got 99 in 99990101T000000Z-ffff; update labkit to read"
+    with pytest.raises(ValueError, match=message):
+        load_run(newer)
+    assert main(["list", "--results", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert "  quick, finished\n" in listed
+    assert f"{broken.name}  cannot be read: run.json must be a JSON object, got " in listed
+    assert f"{newer.name}  cannot be read: {message}" in listed
+    assert find_run(tmp_path, "prefetching").info["status"] == "finished"
+
+
+def test_two_runs_started_in_the_same_second_get_their_own_folders(tmp_path):
+    assert len({create_run(tmp_path, INFO) for _ in range(20)}) == 20
+    assert len(list_runs(tmp_path)) == 20
+
+
+def test_a_run_is_found_by_experiment_id_and_folder(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    for name in ("prefetching", folder.name, folder.name[-4:], str(folder)):
+        assert find_run(tmp_path, name).folder == folder
+
+
+def test_an_experiment_name_means_its_newest_run(tmp_path):
+    older = create_run(tmp_path, INFO)
+    newer = older.with_name("99990101T000000Z-ffff")
+    newer.mkdir()
+    write_info(newer, INFO)
+    assert find_run(tmp_path, "prefetching").folder == newer
+
+
+def test_an_unknown_run_lists_the_newest(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    message = f"got 'nope'; newest runs: prefetching/{folder.name}"
+    with pytest.raises(FileNotFoundError, match=re.escape(message)):
+        find_run(tmp_path, "nope")
+
+
+def test_an_ambiguous_id_lists_what_it_matches(tmp_path):
+    create_run(tmp_path, INFO)
+    create_run(tmp_path, INFO)
+    with pytest.raises(ValueError, match=r"run must match one run, got '2', which matches"):
+        find_run(tmp_path, "2")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no POSIX permissions here")
+def test_results_that_cannot_be_written_say_so(tmp_path):
+    if os.geteuid() == 0:
+        blocked = tmp_path / "file"  # root may write anywhere but below a file
+        blocked.write_text("")
+    else:
+        blocked = tmp_path / "locked"
+        blocked.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(PermissionError, match="results must be a folder that can be written"):
+        create_run(blocked, INFO)
+
+
+def test_results_on_a_full_disk_say_so(tmp_path):
+    with memory_mounted(tmp_path / "small", size="16k") as small:
+        with pytest.raises(OSError, match="No space left"):
+            (small / "filler").write_bytes(bytes(32 << 10))
+        message = (
+            rf"^results must have room for more, got 0 B free in {small}\S* "
+            r"\(No space left on device\); free some space or choose another folder with --results$"
+        )
+        with pytest.raises(OSError, match=message):
+            create_run(small, INFO)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from labkit.runs.store import hold
+
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock here")
+
+
+@needs_flock
+def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "held\n"
+    message = (
+        f"run must be under way in one process at a time, got another that has {folder}; "
+        "wait until it has ended, or end it, and resume again"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+        with hold(folder):
+            pass
+    append_trial(folder, trial())  # rows are added beneath the lock, and reading needs none
+    assert len(load_run(folder).trials) == 1
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with hold(folder):
+        pass
+
+
+@needs_flock
+def test_a_run_can_be_held_again_after_it_was_let_go(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    for _ in range(2):
+        with hold(folder):
+            append_trial(folder, trial())
+            with pytest.raises(RuntimeError, match="one process at a time"), hold(folder):
+                pass
+    assert len(load_run(folder).trials) == 2

@@ -1,0 +1,186 @@
+"""Time is told apart into wait, transfer, compute and sync, on a clock that never lies.
+
+What a whole trial records beside time is looked at in real ones, with real loader workers.
+"""
+
+import zlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from labkit.contracts import Epoch
+from labkit.machine import hardware
+from labkit.machine.media import describe_medium
+from labkit.parts import storage
+from labkit.parts.devices import CpuDevice, EmulatedDevice
+from labkit.parts.prefetching import PREFETCHERS
+from labkit.parts.training import Step
+from labkit.runs.process import Launcher
+from labkit.runs.timing import fingerprint_of, time_epoch
+from tests.fake_clock import FakeClock
+from tests.parts.test_devices import PROFILE
+from tests.runs.test_process import measure
+
+# A page of a library that nothing had touched before comes with its neighbors, some 100 KiB.
+PROGRAM_BYTES = 1 << 20
+BATCH = {"sample_id": torch.zeros(8, dtype=torch.uint8)}  # 8 images, 8 bytes
+
+
+class Loader:
+    """Takes 3 s to start and half a second per batch."""
+
+    def __init__(self, clock, steps=4):
+        self.clock, self.steps = clock, steps
+
+    def __iter__(self):
+        self.clock.sleep(3)
+        return self.deliver()
+
+    def deliver(self):
+        for _ in range(self.steps):
+            self.clock.sleep(0.5)
+            yield BATCH
+
+
+def pipeline(clock, device, *, forward, backward=None, prefetcher="none", sync_every=1, **settings):
+    return SimpleNamespace(
+        loader=Loader(clock),
+        device=device,
+        settings=SimpleNamespace(sync_every=sync_every, **settings),
+        step=Step(forward=forward, backward=backward, loss=lambda: None, batch=None),
+        forward=forward,
+        batches=lambda loader, device: PREFETCHERS[prefetcher](loader, device, pinned=True),
+    )
+
+
+def test_start_up_wait_forward_and_backward_are_told_apart():
+    clock = FakeClock()
+    epoch = time_epoch(
+        pipeline(
+            clock,
+            CpuDevice(),
+            forward=lambda batch: clock.sleep(0.25),
+            backward=lambda loss: clock.sleep(0.125),
+        ),
+        clock,
+    )
+    assert epoch.epoch_s == 3 + 4 * (0.5 + 0.25 + 0.125)
+    assert (epoch.startup_s, epoch.first_batch_s, epoch.wait_s) == (3.0, 3.5, 2.0)
+    assert (epoch.forward_s, epoch.backward_s) == (1.0, 0.5)
+    assert (epoch.transfer_s, epoch.sync_s) == (0.0, 0.0)
+    assert (epoch.steps, epoch.images, epoch.batch_bytes) == (4, 32, 32)
+    assert epoch.compute_s is None
+
+
+@pytest.mark.parametrize("prefetcher", ["none", "data_prefetcher"])
+def test_every_steps_wait_is_told_without_start_up_and_transfer(prefetcher):
+    clock = FakeClock()
+    device = EmulatedDevice(PROFILE, clock)
+    steps = {"forward": lambda batch: device.compute(8), "prefetcher": prefetcher}
+    epoch = time_epoch(pipeline(clock, device, **steps), clock)
+    # The side stream's batch is asked for one step early: twice in the first step, and not in
+    # the last.
+    expected = {"none": (0.5, 0.5, 0.5, 0.5), "data_prefetcher": (1.0, 0.5, 0.5, 0.0)}
+    assert epoch.waits_s == expected[prefetcher]
+    assert sum(epoch.waits_s) == epoch.wait_s
+
+
+def test_an_emulated_epoch_ends_when_the_device_is_done():
+    clock = FakeClock()
+    device = EmulatedDevice(PROFILE, clock)  # 1 s per image, 2 bytes/s
+    emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=0)
+    epoch = time_epoch(emulated, clock)
+    # The first batch arrives at 3.5 s; then every copy (4 s) and step (8 s) queue on one stream.
+    assert epoch.epoch_s == 3.5 + 4 * (4 + 8)
+    assert epoch.compute_s == 32.0
+    assert epoch.forward_s is None
+
+
+def test_a_synchronizing_loop_spends_the_rest_of_its_time_waiting_for_the_device():
+    clock = FakeClock()
+    device = EmulatedDevice(PROFILE, clock)
+    emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=1)
+    epoch = time_epoch(emulated, clock)
+    # Every step: half a second for the batch, then its copy (4 s) and its compute (8 s).
+    assert epoch.epoch_s == 3 + 4 * (0.5 + 4 + 8)
+    assert (epoch.startup_s, epoch.wait_s, epoch.sync_s) == (3.0, 2.0, 4 * (4 + 8))
+
+
+def test_the_last_batch_is_looked_at_after_the_time_was_taken(monkeypatch):
+    clock = FakeClock()
+
+    def slowly(batch):
+        clock.sleep(100)
+        return fingerprint_of(batch)
+
+    def timed(**how):
+        chosen = pipeline(
+            clock, CpuDevice(), forward=lambda batch: None, preprocessor="loops", step="detector"
+        )
+        return time_epoch(chosen, clock, **how)
+
+    monkeypatch.setattr("labkit.runs.timing.fingerprint_of", slowly)
+    plain, looked_at = timed(), timed(fingerprint=True)
+    assert (plain.last_ids_crc, plain.last_means) == (None, None)
+    assert (looked_at.last_ids_crc, looked_at.last_means) == (zlib.crc32(bytes(8 * 8)), {})
+    left = {"last_ids_crc": None, "last_means": None}
+    assert Epoch(**{**vars(looked_at), **left}) == plain
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "step", "entries"),
+    [
+        ("on_device", "detector", {"image", "heatmap", "size_wh", "offset_xy", "cell", "mask"}),
+        ("on_device", "timed", {"pixels", "colours", "boxes_ragged", "boxes_ragged_counts"}),
+        ("vectorized", "timed", {"image", "heatmap", "size_wh", "offset_xy", "cell", "mask"}),
+    ],
+)
+def test_a_trial_says_what_the_last_batch_of_each_epoch_held(
+    photos, launcher, preprocessor, step, entries
+):
+    device = "emulated" if step == "timed" else "cpu"
+    measured = measure(
+        launcher,
+        photos,
+        preprocessor=preprocessor,
+        step=step,
+        device=device,
+        images=8,
+        cache="as found",
+        num_workers=0,
+    )
+    first, second = measured["epochs"]
+    assert set(first["last_means"]) == set(second["last_means"]) == entries
+    assert first["last_ids_crc"] != second["last_ids_crc"]  # shuffled anew
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory):
+    """Trials as a run starts them; on a platform without fork each is a process of its own."""
+    log = tmp_path_factory.mktemp("launcher") / "log"
+    with Launcher(log, fork=hardware.can_fork()) as launcher:
+        yield launcher
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["ending", "persistent"])
+@pytest.mark.parametrize("cache", ["cold", "warm"])
+def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cache, persistent):
+    """Workers of the first epoch have ended by the end, persistent ones are still alive."""
+    if not hardware.can_fork():
+        pytest.skip("what spawned workers read of their libraries counts too")
+    if cache == "cold" and describe_medium(photos).filesystem in ("unknown", *storage.KEEPS_FILES):
+        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
+    how = {"num_workers": 2, "persistent_workers": persistent, "start_method": "fork"}
+    measure(launcher, photos, cache="warm", **how)  # from now on memory holds the libraries
+    proof = measure(launcher, photos, cache=cache, **how)["cache_proof"]
+    files_bytes = sum(path.stat().st_size for path in photos.rglob("*.jpg"))
+    assert proof["file_bytes"] == files_bytes
+    if proof["device_read_bytes"] is None:
+        pytest.skip("this platform does not count the bytes that a process reads")
+    assert proof["logical_read_bytes"] >= 2 * files_bytes  # two epochs
+    if cache == "cold":
+        most_bytes = 1.05 * files_bytes + PROGRAM_BYTES
+        assert 0.98 * files_bytes <= proof["device_read_bytes"] <= most_bytes
+    else:
+        assert proof["device_read_bytes"] <= PROGRAM_BYTES
