@@ -32,10 +32,10 @@ from labkit.runs.experiment import Dial
 from labkit.runs.store import (
     RESERVED,
     RUN_FILE,
-    SCHEMA,
     SHARED,
     TRIALS_FILE,
     Run,
+    check_version,
     explain_unwritable,
     is_under_way,
     load_run,
@@ -63,25 +63,14 @@ NEEDED = {
 INFO: dict[str, object] = {
     **NEEDED,
     **dict.fromkeys(("kind", "source", "protocol", "accelerator", "baseline"), str),
-    **dict.fromkeys(("blocks", "order_seed", "photos"), int),
-    **{"shuffled": bool, "cell_s": float},
-    **{"notes": list[str], "excluded": list[int], "sizes_px": list[list[int]]},
+    **{"blocks": int, "order_seed": int, "shuffled": bool},
+    **{"notes": list[str], "excluded": list[int], "twice": list[str]},
     **{"published": dict[str, float], "skipped": dict[str, str], "failed": dict[str, str]},
     **dict.fromkeys(("variants", "reads", "costs", "tasks"), dict[str, dict[str, Plain]]),
     **dict.fromkeys(("groups", "baselines"), dict[str, str]),
     **{"data": dict[str, Plain], "storages": dict[str, Facts], "dial": Dial | None},
     **dict.fromkeys(("request", "calibration", "timing", "forecast"), Facts),
 }
-# Rows of single operations, written by earlier versions.
-OPERATION_ROW: dict[str, object] = {
-    **dict.fromkeys(("kind", "operation", "library", "role", "size", "status", "reason"), str),
-    **dict.fromkeys(("machine_id", "started_utc"), str),
-    **dict.fromkeys(("schema", "block", "width_px", "height_px", "repeats"), int | None),
-    **dict.fromkeys(("jpeg_bytes", "image_s"), float | None),
-    "disturbance": Facts,
-}
-
-
 TRIAL_ROW: dict[str, object] = typing.get_type_hints(Trial)
 
 
@@ -178,7 +167,7 @@ def _shared_parts(run: Run) -> tuple[dict[str, object], list[dict[str, object]]]
             row = local.shared_row(json.loads(line), manifest)
         except ValueError:
             continue  # half written
-        rows.append({name: value for name, value in row.items() if name in _fields_of(row)})
+        rows.append({name: value for name, value in row.items() if name in TRIAL_ROW})
     return info, rows
 
 
@@ -239,13 +228,13 @@ def _check(info: Mapping[str, object], rows: list[dict[str, object]]) -> None:
     Raises:
         ValueError: the message says what.
     """
-    for name, of, known in ((RUN_FILE, [info], SCHEMA), (TRIALS_FILE, rows, ROW_SCHEMA)):
-        for value in of:
-            if not isinstance(schema := value.get("schema", 0), int) or schema > known:
-                raise ValueError(
-                    f"schema must be at most {known} in {name}, got {schema!r}; "
-                    "update labkit to open this file"
-                )
+    check_version(info, RUN_FILE)
+    for row in rows:
+        if not isinstance(schema := row.get("schema", 0), int) or schema > ROW_SCHEMA:
+            raise ValueError(
+                f"schema must be at most {ROW_SCHEMA}, got {schema!r} in {TRIALS_FILE}; "
+                "update labkit to open this file"
+            )
     _check_fields(RUN_FILE, info, INFO, needed=NEEDED)
     if not EXPERIMENT.fullmatch(info["experiment"]) or info["experiment"] in RESERVED:
         raise _refused("one with a plain name as its experiment", repr(info["experiment"]))
@@ -255,18 +244,13 @@ def _check(info: Mapping[str, object], rows: list[dict[str, object]]) -> None:
         raise _refused(f"one of at most {MAX_ROWS:,} rows", f"{len(rows):,}")
     labels = set(info.get("variants") or ())
     for row in rows:
-        needed = ("operation", "library", "size") if "kind" in row else ("variant", "epochs")
-        _check_fields(TRIALS_FILE, row, _fields_of(row), needed=needed)
-        labels.add(row.get("variant", ""))
+        _check_fields(TRIALS_FILE, row, TRIAL_ROW, needed=("variant", "epochs"))
+        labels.add(row["variant"])
     if len(labels) > MAX_LABELS or any(len(label) > MAX_LABEL for label in labels):
         raise _refused(
             f"one of at most {MAX_LABELS} labels of at most {MAX_LABEL} letters",
             f"{len(labels)}, the longest of {len(max(labels, key=len))}",
         )
-
-
-def _fields_of(row: Mapping[str, object]) -> Mapping[str, object]:
-    return OPERATION_ROW if "kind" in row else TRIAL_ROW
 
 
 def _check_fields(

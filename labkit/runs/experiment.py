@@ -302,11 +302,6 @@ def resume(
             f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
             f"start one here: labkit run {old.info['experiment']}"
         )
-    if old.info.get("kind", EPOCHS) not in KINDS:
-        raise ValueError(
-            "run must be one of this version's to be resumed, got one of an earlier version; "
-            f"start a new one: labkit run {old.info['experiment']}"
-        )
     for values in old.info["variants"].values():
         resolve.check_names(read_settings(values))
     _check_unchanged(old)

@@ -25,7 +25,7 @@ from pathlib import Path
 from labkit import units
 from labkit.contracts import Trial
 from labkit.files import locked, write_whole
-from labkit.runs import local, old_operations
+from labkit.runs import local
 from labkit.settings import AS_PUBLISHED
 
 # Format history of run.json
@@ -142,7 +142,7 @@ def read_info(folder: Path) -> dict[str, object]:
     """Read `run.json` alone.
 
     Raises:
-        ValueError: it is not a run's, or was written by a newer labkit.
+        ValueError: it is not a run's, or one that this version cannot read.
     """
     text = (folder / RUN_FILE).read_text(encoding="utf-8")
     try:
@@ -151,12 +151,30 @@ def read_info(folder: Path) -> dict[str, object]:
         stored = None
     if not isinstance(stored, dict):
         raise ValueError(f"{RUN_FILE} must be a JSON object, got another file in {folder.name}")
-    if not isinstance(schema := stored.get("schema", 0), int) or schema > SCHEMA:
+    check_version(stored, folder.name)
+    return local.join(stored)
+
+
+def check_version(info: Mapping[str, object], name: str) -> None:
+    """Refuse a run that this version cannot read.
+
+    Args:
+        info: what `run.json` holds.
+        name: of its folder or file.
+
+    Raises:
+        ValueError: it was written by a newer labkit, or by one that timed operations otherwise.
+    """
+    if not isinstance(schema := info.get("schema", 0), int) or schema > SCHEMA:
         raise ValueError(
-            f"schema must be at most {SCHEMA}, got {schema!r} in {folder.name}; "
+            f"schema must be at most {SCHEMA}, got {schema!r} in {name}; "
             "update labkit to read this run"
         )
-    return local.join(stored)
+    if info.get("kind") == "operations":
+        raise ValueError(
+            f"run must be one that this version can read, got operations in {name}, made by an "
+            "earlier version; run them again: labkit run operations"
+        )
 
 
 def append_trial(folder: Path, trial: Trial) -> None:
@@ -185,7 +203,7 @@ def load_run(folder: Path | str) -> Run:
 
     Raises:
         FileNotFoundError: there is no run in this folder.
-        ValueError: the run was written by a newer labkit.
+        ValueError: the run was written by a newer labkit, or an earlier one that timed operations.
     """
     folder = Path(folder)
     if not (folder / RUN_FILE).is_file():
@@ -193,7 +211,7 @@ def load_run(folder: Path | str) -> Run:
             f"run must be a run folder with {RUN_FILE}, got {folder}; `labkit list` shows the runs"
         )
     info = read_info(folder)
-    trials, rows, set_aside = [], [], 0
+    trials, set_aside = [], 0
     if (folder / TRIALS_FILE).exists():
         for line in (folder / TRIALS_FILE).read_bytes().splitlines():
             try:
@@ -201,12 +219,7 @@ def load_run(folder: Path | str) -> Run:
             except ValueError:
                 set_aside += bool(line.strip())
                 continue
-            if info.get("kind") == old_operations.KIND:
-                rows.append(row)
-            else:
-                trials.append(Trial.from_row(row))
-    if info.get("kind") == old_operations.KIND:
-        info, trials = old_operations.convert(info, rows)
+            trials.append(Trial.from_row(row))
     return Run(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
 
 

@@ -1,6 +1,5 @@
-"""Operations go through the ordinary runner: rows, resume, table, chart, and runs from before."""
+"""Operations go through the ordinary runner: rows, resume, table, chart."""
 
-import json
 import pickle
 import re
 import threading
@@ -12,7 +11,6 @@ from jpegs import why_missing
 import labkit as lab
 from labkit import notebook
 from labkit.cli import main
-from labkit.runs.store import load_run
 
 GROUPS = ("decode, 320×240", "crop, 320×240")
 
@@ -138,54 +136,21 @@ def test_every_form_of_the_table_holds_every_row(show):
     assert "noise floor" in shown
 
 
-# --- runs by earlier versions -------------------------------------------------------------
+# --- stored runs ---
 
 
-def old_run(results, *, blocks=2):
-    info = {
-        "schema": 2, "kind": "operations", "experiment": "operations", "question": "Which?",
-        "mode": "quick", "blocks": blocks, "sizes_px": [[320, 240]], "photos": 4, "cell_s": 0.01,
-        "order_seed": 0, "source": "[000]", "status": "finished", "reason": "", "notes": [],
-        "created_utc": "2026-11-21T19:14:15Z", "provenance": {},
-        "data": {"folder": "data/photos", "images": 10, "manifest_hash": "0"},
-    }  # fmt: skip
-    folder = results / "operations" / "20261121T191415Z-0000"
+def test_operations_of_an_earlier_version_are_one_clear_line(tmp_path, capsys):
+    folder = tmp_path / "operations" / "20261121T191415Z-0000"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(info))
-    cells = [
-        ("decode", "pillow", "A1", 4.0), ("decode", "pillow", "A2", 1.0),
-        ("decode", "opencv", "", 1.0), ("flip", "pillow", "", 2.0), ("flip", "numpy", "", 3.0),
-        ("decode", "torchvision", "", None),
-    ]  # fmt: skip
-    with (folder / "trials.jsonl").open("w") as file:
-        for block in range(blocks):
-            for operation, library, role, seconds in cells:
-                row = {
-                    "kind": "operation", "schema": 1, "block": block, "operation": operation,
-                    "library": library, "role": role, "size": "320x240", "width_px": 320,
-                    "height_px": 240, "jpeg_bytes": 9, "image_s": seconds, "repeats": 20,
-                    "status": "ok" if seconds else "skipped", "reason": "" if seconds else "gone",
-                }  # fmt: skip
-                file.write(json.dumps(row) + "\n")
-    return load_run(folder)
-
-
-def test_a_run_of_an_earlier_version_opens_with_table_and_chart(tmp_path):
-    run = old_run(tmp_path)
-    rows = {row.variant: row for row in lab.summarize(run).rows}
-    # Over the geometric mean of the baseline's two runs, where it has two.
-    assert rows["decode, 320×240: opencv"].normalized_time == pytest.approx(0.5)
-    assert rows["flip, 320×240: numpy"].normalized_time == pytest.approx(1.5)
-    assert rows["decode, 320×240: torchvision"].reason == "gone"
-    assert lab.summarize(run).aa_ratio == pytest.approx(0.25)
-    assert ("flip, 320×240", "numpy") in lab.table(run).index
-    assert len(lab.chart(run).axes) == 2
-
-
-def test_a_run_of_an_earlier_version_is_not_resumed(tmp_path):
-    run = old_run(tmp_path)
-    with pytest.raises(ValueError, match="got one of an earlier version; start a new one"):
-        lab.resume(run.folder)
+    (folder / "run.json").write_text('{"schema": 2, "kind": "operations"}')
+    (folder / "trials.jsonl").write_text('{"kind": "operation", "operation": "decode"}\n')
+    for read in (lab.load_run, lab.resume):
+        with pytest.raises(ValueError, match="made by an earlier version; run them again: labkit"):
+            read(folder)
+    other = save_run(tmp_path, fake_grouped_run())
+    assert main(["list", "--results", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert other.name in listed and "cannot be read: run must be one that this version" in listed
 
 
 def test_a_run_of_groups_is_listed_and_shown_by_the_command_line(tmp_path, capsys):
