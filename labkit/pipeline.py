@@ -8,6 +8,7 @@ batch first; the emulated device only charges for it.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -298,9 +299,10 @@ class Source:
         return self.reader.prove(self.order.image_ids, proof)
 
     def start_worker(self, worker_id: int) -> None:
-        """Limit this process's threads by call: environment variables come too late."""
+        """Set this process's thread limits and its garbage collector, as after a fresh start."""
         import cv2
 
+        gc.enable()  # a forked worker inherits what the training process has chosen for itself
         shared_memory.note_worker()
         cv2.setNumThreads(self.settings.cv2_threads)
 

@@ -44,12 +44,10 @@ class Usage:
             import torch
 
             torch.cuda.reset_peak_memory_stats()
-        self._cpu_before_s = own_cpu_s()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop counting."""
-        self._cpu_s = own_cpu_s() - self._cpu_before_s
         self._allocated = _allocated()
         self._memory.__exit__()
         self._gpu.stop()
@@ -63,15 +61,9 @@ class Usage:
         """
         return self._gpu.clocks()
 
-    def totals(self, wall_s: float) -> dict[str, object]:
-        """Give the counts as fields of `Trial`.
-
-        Args:
-            wall_s: what the CPU percentage is taken of.
-        """
+    def totals(self) -> dict[str, object]:
+        """Return the counts as fields of `Trial`."""
         return {
-            "cpu_s": self._cpu_s,
-            "cpu_percent": 100 * self._cpu_s / wall_s,
             "peak_rss_bytes": _peak_rss_bytes(),
             **self._memory.totals(),
             **self._gpu.totals(),

@@ -152,5 +152,5 @@ def free_loader_utilization(settings: Settings, compute_s_per_image: float | Non
     # Nothing to load and next to nothing to copy: what is missing from 1 is the emulator's own.
     empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
     time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
-    epoch = time_epoch(replace(pipeline, loader=[empty] * steps), clock)
+    epoch, _ = time_epoch(replace(pipeline, loader=[empty] * steps), clock)
     return epoch.compute_s / epoch.epoch_s

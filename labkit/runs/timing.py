@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from labkit import resolve
 from labkit.contracts import Clock, DeviceBatch, Epoch, SystemClock
 from labkit.machine import hardware
-from labkit.machine.usage import Usage
+from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.preprocessing import PREPROCESSORS
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # How times are taken, for a run's record.
 HOW = {
     "clock": "time.perf_counter",
-    "garbage_collection": "before the epochs, off during them",
+    "garbage_collection": "off in the training process during epochs, on in loader workers",
     "synchronize": "every sync_every steps and at the end of an epoch",
 }
 WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
@@ -77,22 +77,17 @@ class _TimedDevice:
 
 
 def time_epoch(
-    pipeline: Pipeline,
-    clock: Clock,
-    callbacks: Callbacks = NONE,
-    *,
-    fingerprint: bool = False,
-) -> Epoch:
-    """Run one epoch and take its times.
+    pipeline: Pipeline, clock: Clock, callbacks: Callbacks = NONE
+) -> tuple[Epoch, DeviceBatch | None]:
+    """Run one epoch and measure its times.
 
     Args:
         pipeline: what delivers batches and works on them.
         clock: tells the time; a fake one in tests.
         callbacks: what is done beside the steps.
-        fingerprint: record what the last batch held, after the time is taken.
 
     Returns:
-        Raw seconds, steps, images and bytes.
+        Raw seconds, steps, images and bytes; the last batch, None in an epoch without steps.
     """
     now = clock.now
     sync_every = pipeline.settings.sync_every
@@ -157,9 +152,7 @@ def time_epoch(
         callbacks_s=callbacks_s if callbacks else None,
         waits_s=tuple(round(max(wait_s, 0.0), 6) for wait_s in waits_s),
     )
-    if not fingerprint or batch is None:
-        return epoch
-    return replace(epoch, **fingerprint_of(_as_worked_on(pipeline, batch)))
+    return epoch, batch
 
 
 def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, object]:
@@ -258,7 +251,7 @@ def measure(
     warm_up(pipeline)
     cache_proof = pipeline.source.prepare_cache(settings.cache)
     pipeline.storage.enter()  # after the files were made warm: that may be as fast as it can
-    epochs = []
+    epochs, cpu_s = [], 0.0
     with ExitStack() as stack:
         callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)
         gc.collect()
@@ -267,12 +260,19 @@ def measure(
         with Usage(gpu=settings.device == "cuda") as usage:
             for number in range(settings.epochs):
                 pipeline.source.order.epoch = number
-                epochs.append(time_epoch(pipeline, clock, callbacks, fingerprint=True))
+                cpu_before_s = own_cpu_s()
+                epoch, batch = time_epoch(pipeline, clock, callbacks)
+                cpu_s += own_cpu_s() - cpu_before_s
+                if batch is not None:
+                    epoch = replace(epoch, **fingerprint_of(_as_worked_on(pipeline, batch)))
+                epochs.append(epoch)
         disturbed = hardware.since(before)
     gc.enable()
     wall_s = sum(epoch.epoch_s for epoch in epochs)
     measured = {
-        **usage.totals(wall_s),
+        **usage.totals(),
+        "cpu_s": cpu_s,
+        "cpu_percent": 100 * cpu_s / wall_s,
         "epochs": tuple(epochs),
         "cache_proof": pipeline.source.prove_cache(cache_proof),
         "disturbance": {**disturbed, **usage.gpu_clocks()},

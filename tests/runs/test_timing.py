@@ -3,24 +3,28 @@
 What a whole trial records beside time is looked at in real ones, with real loader workers.
 """
 
-import zlib
+import gc
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from labkit.contracts import Epoch
 from labkit.machine import hardware
 from labkit.machine.media import describe_medium
 from labkit.parts import storage
 from labkit.parts.devices import CpuDevice, EmulatedDevice
+from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.prefetching import PREFETCHERS
-from labkit.parts.training import Step
+from labkit.parts.training import STEPS, Step
+from labkit.runs import timing
 from labkit.runs.process import Launcher
-from labkit.runs.timing import fingerprint_of, time_epoch
+from labkit.runs.timing import time_epoch
+from labkit.settings import Settings
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
-from tests.runs.test_process import measure
+from tests.runs.test_process import measure, settings
 
 # A page of a library that nothing had touched before comes with its neighbors, some 100 KiB.
 PROGRAM_BYTES = 1 << 20
@@ -56,7 +60,7 @@ def pipeline(clock, device, *, forward, backward=None, prefetcher="none", sync_e
 
 def test_start_up_wait_forward_and_backward_are_told_apart():
     clock = FakeClock()
-    epoch = time_epoch(
+    epoch, _ = time_epoch(
         pipeline(
             clock,
             CpuDevice(),
@@ -78,7 +82,7 @@ def test_every_steps_wait_is_told_without_start_up_and_transfer(prefetcher):
     clock = FakeClock()
     device = EmulatedDevice(PROFILE, clock)
     steps = {"forward": lambda batch: device.compute(8), "prefetcher": prefetcher}
-    epoch = time_epoch(pipeline(clock, device, **steps), clock)
+    epoch, _ = time_epoch(pipeline(clock, device, **steps), clock)
     # The side stream's batch is asked for one step early: twice in the first step, and not in
     # the last.
     expected = {"none": (0.5, 0.5, 0.5, 0.5), "data_prefetcher": (1.0, 0.5, 0.5, 0.0)}
@@ -90,7 +94,7 @@ def test_an_emulated_epoch_ends_when_the_device_is_done():
     clock = FakeClock()
     device = EmulatedDevice(PROFILE, clock)  # 1 s per image, 2 bytes/s
     emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=0)
-    epoch = time_epoch(emulated, clock)
+    epoch, _ = time_epoch(emulated, clock)
     # The first batch arrives at 3.5 s; then every copy (4 s) and step (8 s) queue on one stream.
     assert epoch.epoch_s == 3.5 + 4 * (4 + 8)
     assert epoch.compute_s == 32.0
@@ -101,31 +105,70 @@ def test_a_synchronizing_loop_spends_the_rest_of_its_time_waiting_for_the_device
     clock = FakeClock()
     device = EmulatedDevice(PROFILE, clock)
     emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=1)
-    epoch = time_epoch(emulated, clock)
+    epoch, _ = time_epoch(emulated, clock)
     # Every step: half a second for the batch, then its copy (4 s) and its compute (8 s).
     assert epoch.epoch_s == 3 + 4 * (0.5 + 4 + 8)
     assert (epoch.startup_s, epoch.wait_s, epoch.sync_s) == (3.0, 2.0, 4 * (4 + 8))
 
 
-def test_the_last_batch_is_looked_at_after_the_time_was_taken(monkeypatch):
-    clock = FakeClock()
+def test_cpu_seconds_are_those_of_the_epochs_alone(photos, monkeypatch):
+    def busily(batch):
+        end_s = time.process_time() + 0.5
+        while time.process_time() < end_s:
+            pass
+        return {}
 
-    def slowly(batch):
-        clock.sleep(100)
-        return fingerprint_of(batch)
+    monkeypatch.setattr("labkit.runs.timing.fingerprint_of", busily)
+    chosen = Settings(**settings(photos, num_workers=0, images=8, cache="as found"))
+    measured = timing.measure(chosen, compute_s_per_image=0.001)
+    # Two epochs of 8 small images, and two fingerprints of half a second each.
+    assert 0 < measured["cpu_s"] < 0.5
+    wall_s = sum(epoch.epoch_s for epoch in measured["epochs"])
+    assert measured["cpu_percent"] == pytest.approx(100 * measured["cpu_s"] / wall_s)
 
-    def timed(**how):
-        chosen = pipeline(
-            clock, CpuDevice(), forward=lambda batch: None, preprocessor="loops", step="detector"
-        )
-        return time_epoch(chosen, clock, **how)
 
-    monkeypatch.setattr("labkit.runs.timing.fingerprint_of", slowly)
-    plain, looked_at = timed(), timed(fingerprint=True)
-    assert (plain.last_ids_crc, plain.last_means) == (None, None)
-    assert (looked_at.last_ids_crc, looked_at.last_means) == (zlib.crc32(bytes(8 * 8)), {})
-    left = {"last_ids_crc": None, "last_means": None}
-    assert Epoch(**{**vars(looked_at), **left}) == plain
+class ReportsCollector:
+    """A data set whose samples say whether the garbage collector is on where they are made."""
+
+    def __init__(self, source):
+        self.order, self.collate = source.order, source.collate
+        self.start_worker = source.start_worker
+
+    def __getitem__(self, key):
+        return {"sample_id": key[1], "collects": gc.isenabled()}
+
+
+@pytest.mark.parametrize(
+    "start_method",
+    [
+        pytest.param(
+            "fork", marks=pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
+        ),
+        "spawn",
+    ],
+)
+def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(
+    photos, monkeypatch, start_method
+):
+    in_workers, in_loop = [], []
+    chosen = Settings(**settings(photos, images=8, cache="as found", start_method=start_method))
+
+    def load(source, settings):
+        return load_with_torch(ReportsCollector(source), settings)
+
+    def look(batch):
+        in_workers.extend(batch["collects"].tolist())
+        in_loop.append(gc.isenabled())
+
+    def nothing(settings, device):
+        return Step(forward=look, backward=None, loss=lambda: None, batch=None)
+
+    monkeypatch.setitem(LOADERS, "torch", load)
+    monkeypatch.setitem(STEPS, "nothing", nothing)
+    timing.measure(replace(chosen, step="nothing"), compute_s_per_image=0.0)
+    assert in_workers == [True] * 16
+    assert in_loop == [False] * 4
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Skip
-from labkit.parts.loading.pinning import PinningLoader
+from labkit.parts.loading.pinning import PinningLoader, pin
 from labkit.parts.loading.source import Source
 from labkit.settings import Settings
 
@@ -70,7 +70,8 @@ class ResidentLoader:
     def __init__(self, source: Source, settings: Settings) -> None:
         keys = list(source.order)
         self._steps = len(keys) // settings.batch_size
-        self._batch = source.collate([source[key] for key in keys[: settings.batch_size]])
+        batch = source.collate([source[key] for key in keys[: settings.batch_size]])
+        (self._batch,) = pin([batch], settings, threaded=False)  # once, not in every step
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Deliver as many batches as the epoch has."""
