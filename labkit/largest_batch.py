@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from labkit import resolve
 from labkit.contracts import Skip
 from labkit.machine import hardware
-from labkit.runs.active import alone
+from labkit.runs.active import single_run_lock
 from labkit.runs.batch_search import MULTIPLE, Held
 from labkit.runs.experiment import Experiment, completed
 from labkit.runs.process import Launcher
@@ -93,7 +93,7 @@ class Largest:
         return self.table()._repr_html_()
 
 
-@alone()
+@single_run_lock()
 def largest_batch(
     settings: Settings | None = None,
     mode: str = "full",

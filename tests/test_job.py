@@ -9,7 +9,7 @@ import pytest
 import labkit as lab
 from labkit import job
 from labkit.job import Job
-from labkit.runs.active import alone
+from labkit.runs.active import single_run_lock
 
 PATIENCE_S = 30.0  # how long to wait for what must happen; not a speed limit
 
@@ -144,15 +144,12 @@ def test_a_real_run_is_alone_and_cancelled_with_all_its_processes_keeps_its_rows
     (server,) = (process for process in children if "labkit.runs.server" in process.cmdline())
     below = [server, *server.children(recursive=True)]
     # A cell of the same notebook must not measure beside it.
-    message = (
-        "run must be the only one under way in this notebook or program, got a second; "
-        "wait until the first has ended, or cancel it"
-    )
+    message = "a run is already in progress in this process; wait until it ends, or cancel it"
     with pytest.raises(RuntimeError, match=f"^{message}$"):
         lab.run(slow, results=tmp_path, progress=False)
     told.cancel()
     assert told.wait(PATIENCE_S)
-    with alone():
+    with single_run_lock():
         pass  # it may again
     _, alive = psutil.wait_procs(below, timeout=PATIENCE_S)
     assert alive == []

@@ -36,7 +36,6 @@ POINTING_UP = {
     "analysis/forecast.py": {"runs"},
     "analysis/summary.py": {"runs"},
     "analysis/winner.py": {"runs"},
-    "runs/preparation.py": {"row_words"},
 }
 PARTS = {"storage", "packing", "decoding", "preprocessing", "loading", "prefetching", "devices"}
 PARTS |= {"training", "operations"}

@@ -1,6 +1,6 @@
-"""Under way: what is known of a run, where it is written, and who does its jobs.
+"""The run in progress: its settings, its folder and the processes that do its jobs.
 
-    Runner, preparation ──ask──▶ launcher;  ──save, note, drop, append──▶ run folder
+    checks, calibration, runner ──ask──▶ launcher;  ──save, note, drop, append──▶ run folder
 
 A variant that is dropped stays dropped when the run is resumed; its reason is a row.
 """
@@ -22,36 +22,35 @@ from labkit.runs.schedule import Planned
 from labkit.runs.store import append_trial, explain_unwritable, write_info
 from labkit.settings import MODES, Settings, read_settings
 
-_ALONE = threading.RLock()
+_LOCK = threading.RLock()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Let one thread of this process measure at a time: two runs would slow each other down.
+def single_run_lock() -> Iterator[None]:
+    """Let only one thread of this process measure at a time: two runs would disturb each other.
 
     Raises:
         RuntimeError: another thread measures.
     """
-    if not _ALONE.acquire(blocking=False):
+    if not _LOCK.acquire(blocking=False):
         raise RuntimeError(
-            "run must be the only one under way in this notebook or program, got a second; "
-            "wait until the first has ended, or cancel it"
+            "a run is already in progress in this process; wait until it ends, or cancel it"
         )
     try:
         yield
     finally:
-        _ALONE.release()
+        _LOCK.release()
 
 
-class UnderWay:
-    """One run under way.
+class ActiveRun:
+    """A run in progress.
 
     Args:
         folder: the run folder.
         info: what its `run.json` holds; kept up to date there.
-        own: a person's own parts, from `tables.own_parts`.
+        own: the user's own parts, from `resolve.own_parts`.
         cancel: set by another thread to stop.
-        progress: show a bar with ETA; or who is told instead.
+        progress: whether to print a bar with ETA, or an object to report to instead.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from labkit.contracts import Skip, utc_now
 from labkit.machine import hardware
 from labkit.progress import Progress
 from labkit.runs import timing
-from labkit.runs.active import UnderWay, alone
+from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.runner import EPOCHS, KINDS, run_to_the_end
 from labkit.runs.schedule import check_blocks
 from labkit.runs.staging import why_not_throttled
@@ -193,7 +193,7 @@ def completed(settings: Settings, mode: Mode) -> Settings:
     )
 
 
-@alone()
+@single_run_lock()
 def run(
     experiment: Experiment,
     mode: str = "quick",
@@ -273,10 +273,10 @@ def run(
     }
     folder = create_run(Path(results), info)
     with hold(folder):
-        return run_to_the_end(UnderWay(folder, info, own=own, cancel=cancel, progress=progress))
+        return run_to_the_end(ActiveRun(folder, info, own=own, cancel=cancel, progress=progress))
 
 
-@alone()
+@single_run_lock()
 def resume(
     folder: Path | str,
     *,
@@ -308,7 +308,9 @@ def resume(
     own = resolve.own_parts()
     with hold(old.folder):
         info = load_run(folder).info  # as whoever had it last left it
-        return run_to_the_end(UnderWay(old.folder, info, own=own, cancel=cancel, progress=progress))
+        return run_to_the_end(
+            ActiveRun(old.folder, info, own=own, cancel=cancel, progress=progress)
+        )
 
 
 def _describe_data(settings: Settings) -> dict[str, object]:

@@ -17,8 +17,7 @@ from dataclasses import asdict, replace
 from labkit import units
 from labkit.contracts import Skip
 from labkit.resolve import original, stored_folder
-from labkit.row_words import join
-from labkit.runs.active import UnderWay
+from labkit.runs.active import ActiveRun
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.staging import comes_from_afar, staged
@@ -32,7 +31,7 @@ MANY_REQUESTS = 4  # per image: of one file of a photograph's size it takes one 
 SHORT_SHARE = 0.9  # epochs shorter than this share of what the mode wants are worth a note
 
 
-def stage(run: UnderWay, places: ExitStack) -> None:
+def stage(run: ActiveRun, places: ExitStack) -> None:
     """Have the data packed and on every medium; drop the variants where it cannot be."""
     how = {"say": run.progress.say, "cancel": run.cancel, "progress": run.progress.shown}
     media, costs = {}, dict(run.info.get("costs", {}))
@@ -66,7 +65,7 @@ def stage(run: UnderWay, places: ExitStack) -> None:
     run.save(storages=media, costs=costs)
 
 
-def _by_place(run: UnderWay, place: Callable[[Settings], Hashable]) -> list[dict[str, Settings]]:
+def _by_place(run: ActiveRun, place: Callable[[Settings], Hashable]) -> list[dict[str, Settings]]:
     """Group the variants that are still in the run by the place of their data."""
     found: dict[Hashable, dict[str, Settings]] = {}
     for label, settings in run.variants.items():
@@ -75,12 +74,12 @@ def _by_place(run: UnderWay, place: Callable[[Settings], Hashable]) -> list[dict
     return list(found.values())
 
 
-def _drop_all(run: UnderWay, labels: Iterable[str], reason: Skip) -> None:
+def _drop_all(run: ActiveRun, labels: Iterable[str], reason: Skip) -> None:
     for label in labels:
         run.drop(label, "skipped", str(reason))
 
 
-def prepare(run: UnderWay) -> None:
+def prepare(run: ActiveRun) -> None:
     """Preflight and calibration: everything that comes before the first timed trial."""
     baseline = run.baseline
     looked_at = FIRST_LOOK_IMAGES
@@ -123,7 +122,7 @@ def prepare(run: UnderWay) -> None:
     )
 
 
-def _compare_work(run: UnderWay, excluded: list[int]) -> None:
+def _compare_work(run: ActiveRun, excluded: list[int]) -> None:
     """Drop what cannot run here and what is not the same work as the baseline's."""
     run.progress.say("preflight: one batch of every variant, compared with the baseline's")
     compared = {
@@ -140,13 +139,13 @@ def _compare_work(run: UnderWay, excluded: list[int]) -> None:
             run.drop(label, status, reason)
 
 
-def _ask_verdicts(run: UnderWay, compared: dict[str, dict], excluded: list[int]) -> dict:
+def _ask_verdicts(run: ActiveRun, compared: dict[str, dict], excluded: list[int]) -> dict:
     return run.ask(
         "compare_work", variants=compared, baseline=run.info["baseline"], excluded=excluded
     )
 
 
-def _ask_one_by_one(run: UnderWay, compared: dict[str, dict], excluded: list[int]) -> dict:
+def _ask_one_by_one(run: ActiveRun, compared: dict[str, dict], excluded: list[int]) -> dict:
     """Compare each variant in a process of its own, so that what kills one is no other's end."""
     baseline, verdicts = run.info["baseline"], {}
     for label in sorted(compared, key=lambda label: label != baseline):
@@ -160,7 +159,7 @@ def _ask_one_by_one(run: UnderWay, compared: dict[str, dict], excluded: list[int
     return verdicts
 
 
-def _count_reads(run: UnderWay) -> None:
+def _count_reads(run: ActiveRun) -> None:
     """Where variants store the images in different ways, count what reading each way takes."""
     if not run.info["costs"]:
         return
@@ -180,14 +179,14 @@ def _count_reads(run: UnderWay) -> None:
     pieces = [label for label in pieces if run.variants[label].storage == "throttled"]
     if pieces:
         run.note(
-            f"{join(pieces)}: an image takes many requests, and the throttled disk charges each as "
-            "one at random, where a real disk has the next piece in its own memory; so this "
-            "looks slower here than there"
+            f"{', '.join(pieces)}: an image takes many requests, and the throttled disk charges "
+            "each as a random one, where a real disk has the next piece in its own memory; so "
+            "this looks slower here than there"
         )
     run.save(reads=reads)
 
 
-def _epoch_images(run: UnderWay, images_per_s: float) -> int:
+def _epoch_images(run: ActiveRun, images_per_s: float) -> int:
     """Choose how many images an epoch takes, from the baseline's rate."""
     baseline, available = run.baseline, run.info["data"]["images"]
     if baseline.images or not run.mode.epoch_s:
@@ -196,12 +195,12 @@ def _epoch_images(run: UnderWay, images_per_s: float) -> int:
     return min(max(least, round(images_per_s * run.mode.epoch_s)), available)
 
 
-def _look_at_images(run: UnderWay, start: int, stop: int, excluded: list[int]) -> list[int]:
+def _look_at_images(run: ActiveRun, start: int, stop: int, excluded: list[int]) -> list[int]:
     """Find unreadable images among those the run will take; stop, or leave them out."""
     settings = original(run.baseline)  # as the user gave it
     used = [chosen.decoder for label, chosen in run.variants.items() if label not in run.dropped]
     decoders = sorted(set(used))
-    run.progress.say(f"reading images, and decoding each with {join(decoders)}")
+    run.progress.say(f"reading images, and decoding each with {', '.join(decoders)}")
     try:
         found = run.ask(
             "find_bad_images",
@@ -231,7 +230,7 @@ def _look_at_images(run: UnderWay, start: int, stop: int, excluded: list[int]) -
     return [*excluded, *(index for index, _ in found["bad"])]
 
 
-def _whole_batches(run: UnderWay, images: int) -> int:
+def _whole_batches(run: ActiveRun, images: int) -> int:
     """Round to what every variant's batch size divides, so that all do equal work."""
     together = math.lcm(*(settings.batch_size for settings in run.variants.values()))
     return max(images // together, 1) * together

@@ -23,7 +23,7 @@ from labkit.analysis.validity import a_over_a, attempt_of, baselines_of, count, 
 from labkit.contracts import Cancelled, Skip, Trial, utc_now
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.runs import operation_trials
-from labkit.runs.active import UnderWay
+from labkit.runs.active import ActiveRun
 from labkit.runs.preparation import prepare, stage
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.schedule import Planned, next_trials
@@ -44,9 +44,9 @@ class UnequalWork(RuntimeError):  # noqa: N818 - no error of the lab's: the vari
 class Kind:
     """What the trials of an experiment time."""
 
-    prepare: Callable[[UnderWay, ExitStack], None]
+    prepare: Callable[[ActiveRun, ExitStack], None]
     """Does what comes before the first trial; also called when a run is resumed."""
-    measure: Callable[[UnderWay, Planned], Trial]
+    measure: Callable[[ActiveRun, Planned], Trial]
     """Runs one trial."""
     knobs: frozenset[str]
     """The settings that matter to them."""
@@ -54,7 +54,7 @@ class Kind:
     """Mode -> how long one takes, where that is known before a run."""
 
 
-def run_to_the_end(run: UnderWay) -> Run:
+def run_to_the_end(run: ActiveRun) -> Run:
     """Do everything that is missing; what is finished stays whatever happens."""
     for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
         run.progress.say(note)
@@ -82,7 +82,7 @@ def run_to_the_end(run: UnderWay) -> Run:
     return load_run(run.folder)
 
 
-def _prepare_epochs(run: UnderWay, places: ExitStack) -> None:
+def _prepare_epochs(run: ActiveRun, places: ExitStack) -> None:
     stage(run, places)
     if "calibration" not in run.info:
         prepare(run)
@@ -92,7 +92,7 @@ def _prepare_epochs(run: UnderWay, places: ExitStack) -> None:
         check_stand_ins(run, run.info["excluded"])
 
 
-def _prepare_operations(run: UnderWay, places: ExitStack) -> None:
+def _prepare_operations(run: ActiveRun, places: ExitStack) -> None:
     """Drop the libraries that are missing here or do other work than the baseline."""
     if "calibration" in run.info:  # resumed
         return
@@ -106,7 +106,7 @@ def _prepare_operations(run: UnderWay, places: ExitStack) -> None:
     _say_forecast(run, trial_s=operation_trials.trial_s(run.mode.name))
 
 
-def _say_forecast(run: UnderWay, **known: float) -> None:
+def _say_forecast(run: ActiveRun, **known: float) -> None:
     """Print how long a judged run takes and what it can detect."""
     if not run.mode.judged:
         return
@@ -126,7 +126,7 @@ def _say_forecast(run: UnderWay, **known: float) -> None:
     run.save(forecast={**asdict(expected), "mde": expected.mde(expected.blocks)})
 
 
-def _run_blocks(run: UnderWay, measure: Callable[[UnderWay, Planned], Trial]) -> None:
+def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) -> None:
     """Run what is planned and not yet there, and what the rows then ask for."""
     trials = list(load_run(run.folder).trials)
     failures, victims = dict.fromkeys(run.variants, 0), set()
@@ -168,7 +168,7 @@ def _run_blocks(run: UnderWay, measure: Callable[[UnderWay, Planned], Trial]) ->
             _drop_unequal(run, trials)
 
 
-def _say_rejected(run: UnderWay, trials: Sequence[Trial]) -> None:
+def _say_rejected(run: ActiveRun, trials: Sequence[Trial]) -> None:
     """Print that a block will not count, while the user can do something about it."""
     *before, last = trials
     why = disturbance(last) if run.mode.judged else ""
@@ -182,14 +182,14 @@ def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
     waiting.insert(rest[-1] + 1 if rest else 0, trial)
 
 
-def _drop_unequal(run: UnderWay, trials: Sequence[Trial]) -> None:
+def _drop_unequal(run: ActiveRun, trials: Sequence[Trial]) -> None:
     """Take out what trained on something else than the baseline."""
     for variant, reason in unequal_work(run.info, trials).items():
         if variant not in run.dropped:
             run.drop(variant, "failed", reason)
 
 
-def _say_why_more(run: UnderWay, trials: Sequence[Trial], block: int) -> None:
+def _say_why_more(run: ActiveRun, trials: Sequence[Trial], block: int) -> None:
     """Print why there are blocks beyond the planned ones."""
     n = run.info["blocks"]
     if attempt_of(block, n):
@@ -203,7 +203,7 @@ def _say_why_more(run: UnderWay, trials: Sequence[Trial], block: int) -> None:
         )
 
 
-def _measure_epochs(run: UnderWay, planned: Planned) -> Trial:
+def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     calibration = run.info["calibration"]
     settings = replace(run.variants[planned.variant], images=calibration["images"])
     started_utc = utc_now()
@@ -229,7 +229,7 @@ def _measure_epochs(run: UnderWay, planned: Planned) -> Trial:
     return trial
 
 
-def _measure_operation(run: UnderWay, planned: Planned) -> Trial:
+def _measure_operation(run: ActiveRun, planned: Planned) -> Trial:
     task, started_utc = run.info["tasks"][planned.variant], utc_now()
     measured = run.ask(
         "time_operation",

@@ -24,7 +24,7 @@ from labkit import units
 from labkit.contracts import Skip, seconds_of, utc_now
 from labkit.parts.devices import FREE_LOADER_MIN_AU, PROFILES, with_compute
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
-from labkit.runs.active import UnderWay
+from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.settings import Settings
 
@@ -40,7 +40,7 @@ RATE_TRIES = 3  # another program's moment must not condemn a stand-in
 EMULATOR_TRIES = 40
 
 
-def check_stand_ins(run: UnderWay, excluded: list[int]) -> None:
+def check_stand_ins(run: ActiveRun, excluded: list[int]) -> None:
     """Let what stands in for a disk prove its rates; drop the variants of one that does not."""
     for storage, facts in run.info["storages"].items():
         waiting = run.waiting(storage)
@@ -68,7 +68,7 @@ def check_stand_ins(run: UnderWay, excluded: list[int]) -> None:
 
 
 def _check_rates(
-    run: UnderWay, storage: str, settings: Settings, excluded: list[int]
+    run: ActiveRun, storage: str, settings: Settings, excluded: list[int]
 ) -> list[dict[str, object]]:
     for _ in range(RATE_TRIES):
         rates = run.ask("check_rates", settings=asdict(settings), excluded=excluded)
@@ -87,7 +87,7 @@ def _check_rates(
 
 
 def check_emulator(
-    run: UnderWay, settings: Settings, compute_s_per_image: float | None
+    run: ActiveRun, settings: Settings, compute_s_per_image: float | None
 ) -> dict[str, object]:
     """Let the emulated device prove that it is not in the way.
 
@@ -133,7 +133,7 @@ def check_emulator(
 
 
 def _remembered(
-    run: UnderWay,
+    run: ActiveRun,
     what: dict[str, object],
     check: Callable[[], T],
     holds: Callable[[T], bool] = lambda found: True,
