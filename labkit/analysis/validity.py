@@ -23,7 +23,9 @@ from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 # EVIDENCE 1, "Estimator": the only reasons for which a block is rejected.
 MAX_STEAL_SHARE = 0.02
 SWAPPED = "swapped"
-MAX_OTHER_CORES = 0.2
+# Of the cores that the trial left free, other programs may take a tenth: with more, they compete
+# for cores, caches and memory.  A fifth of a core is what a quiet desktop takes.
+MAX_OTHER_SHARE, MIN_OTHER_CORES = 0.1, 0.2
 # The kernel counts in hundredths of a second, so of a shorter trial that says nothing.
 OTHER_CORES_MIN_S = 0.2
 # Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
@@ -194,15 +196,20 @@ def cache_doubt(trial: Trial) -> str:
 def disturbance(trial: Trial) -> str:
     """Return what kept the machine from being a trial's own; empty where nothing did.
 
-    What could not be watched is no reason, see `unwatched`.
+    What could not be watched is no reason, see `unwatched`.  Earlier versions recorded
+    neither free_cores nor busiest_program.
     """
     log = trial.disturbance
     steal, others = log.get("steal_share") or 0.0, log.get("other_cores") or 0.0
+    allowed = max(MIN_OTHER_CORES, MAX_OTHER_SHARE * (log.get("free_cores") or 0.0))
     swapped = (log.get("swapped_in_pages") or 0) + (log.get("swapped_out_pages") or 0)
     if steal > MAX_STEAL_SHARE:
         return f"{units.percent(steal)} of the CPU time was stolen by other machines"
-    if others > MAX_OTHER_CORES and log.get("duration_s", math.inf) >= OTHER_CORES_MIN_S:
-        return f"other programs took {units.percent(others)} of a core"
+    if others > allowed and log.get("duration_s", math.inf) >= OTHER_CORES_MIN_S:
+        reason = f"other programs took {units.percent(others)} of a core"
+        if name := log.get("busiest_program"):
+            reason += f", {name} {units.percent(log.get('busiest_program_cores'))}"
+        return reason
     if swapped:
         return f"{units.count(swapped, 'page')} {SWAPPED}"
     return ""
