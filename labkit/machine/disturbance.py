@@ -10,7 +10,6 @@ container the counters are those of the whole host, because its other programs d
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -72,10 +71,11 @@ def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
         duration_s; steal_share (of all CPU time); other_cores (cores kept busy by programs
         that are not this process, its children or the run's own helpers); free_cores (cores that
         these did not use); busiest_program and busiest_program_cores (the name of the other
-        program that took most, and how much; None where it took little); cpu, io and memory pressure_share (of the time, in which some
-        program waited for it); swapped pages; major_faults (pages that this process and its
-        children had to wait for, memory-mapped files included) and those of the whole machine;
-        throttled_count; and as of now load_1min, cpu_hz, memory_available_bytes.
+        program that took most, and how much; None where it took little); cpu, io and memory
+        pressure_share (of the time, in which some program waited for it); swapped pages;
+        major_faults (pages that this process and its children had to wait for, memory-mapped
+        files included) and those of the whole machine; throttled_count; and as of now
+        load_1min, cpu_hz, memory_available_bytes.
     """
     now = disturbance()
     spent = {
