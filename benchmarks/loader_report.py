@@ -19,8 +19,8 @@ from pathlib import Path
 from benchmarks import markdown
 from benchmarks.columns import columns
 from labkit import figures, units
-from labkit.analysis.origin import origin
 from labkit.analysis.statistics import ALPHA, ratio_interval
+from labkit.captions import origin
 from labkit.charts import write_beside
 from labkit.render import escape
 

@@ -32,7 +32,7 @@ from scipy.special import chdtri
 import labkit as lab
 from labkit import units
 from labkit.analysis.summary import Summary
-from labkit.analysis.validity import count
+from labkit.analysis.validity import valid_trials
 from labkit.catalog import MAIN_ROAD
 from labkit.machine import hardware
 from labkit.machine.page_cache import can_evict
@@ -93,14 +93,14 @@ def trials_of(experiment: lab.Experiment, blocks: int) -> int:
 
 def describe_repeats(run: lab.Run) -> str:
     """Say what was run again and what does not count; empty where there is nothing."""
-    last = count(run.info, run.trials)
-    attempts = [count(run.info, run.trials, attempt) for attempt in range(last.attempt + 1)]
+    last = valid_trials(run.info, run.trials)
+    attempts = [valid_trials(run.info, run.trials, attempt) for attempt in range(last.attempt + 1)]
     rejected = sum(len(each.rejected) for each in attempts)
-    doubts = sum(len(reasons) for each in attempts for reasons in each.doubts.values())
+    violations = sum(len(each) for valid in attempts for each in valid.cache_violations.values())
     return (
         (", everything run twice" if last.attempt else "")
         + (f", {units.count(rejected, 'block')} rejected" if rejected else "")
-        + (f", {units.count(doubts, 'trial')} in the wrong cache state" if doubts else "")
+        + (f", {units.count(violations, 'trial')} in the wrong cache state" if violations else "")
     )
 
 

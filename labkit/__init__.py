@@ -24,7 +24,6 @@ from labkit.notebook import (
     recipe,
     save,
     side_by_side,
-    summarize,
     table,
 )
 from labkit.panel import panel
@@ -96,7 +95,6 @@ __all__ = [
     "save",
     "savings",
     "side_by_side",
-    "summarize",
     "table",
     "timeline_chart",
     "tune",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from labkit import units
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary
+from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.row_words import (
@@ -31,6 +32,7 @@ from labkit.settings import CORRECTED
 
 # Labels that are said in bold: stand-ins, and what nobody knows to be the real thing.
 WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}
+REVISION_SHOWN = 7  # letters of a commit's name, as git shows it
 PATTERNS = {"random": "at random", "sequential": "in sequence", "round trips": "one by one"}
 
 
@@ -82,8 +84,8 @@ def describe_run(summary: Summary, shown: Sequence[str]) -> str:
     """Put a run's question, conditions and origin around what its chart shows."""
     about = [summary.question, *stand_ins(summary), conditions(summary), *other_images(summary)]
     about += self_checks(summary)
-    origin = [f"From: {summary.origin}"] if summary.origin else []
-    return join_sentences([*about, *shown, *origin])
+    source = [f"From: {where}"] if (where := origin(summary.info)) else []
+    return join_sentences([*about, *shown, *source])
 
 
 def conditions(summary: Summary) -> str:
@@ -211,3 +213,42 @@ def join_sentences(sentences: Sequence[str]) -> str:
 
 def _is_stand_in(kind: str, label: str) -> bool:
     return kind in WARNED_OF and any(x.startswith(WARNED_OF[kind]) for x in label.split(" / "))
+
+
+def origin(info: Mapping[str, object]) -> str:
+    """Say in one line where a run's numbers come from.
+
+    Args:
+        info: what `run.json` holds, and `run`: its folder's own name; what is not there is
+            left out.
+
+    Returns:
+        Parts joined by " · "; empty where nothing is known.
+    """
+    provenance, parts = info.get("provenance") or {}, []
+    if provenance.get("machine_id"):
+        parts.append(hardware.describe(provenance))
+    parts.append(", ".join(_versions(info)))
+    if (revision := provenance.get("revision") or "unknown") != "unknown":
+        changed = " with changes" if provenance.get("dirty") is True else ""
+        parts.append(f"labkit {revision[:REVISION_SHOWN]}{changed}")
+    if run := info.get("run"):
+        parts.append(f"run {run}")
+    if created := info.get("created_utc"):
+        parts.append(units.minute(created))
+    return " · ".join(part for part in parts if part)
+
+
+def _versions(info: Mapping[str, object]) -> list[str]:
+    """List torch, and the libraries that a variant's settings name."""
+    versions = (info.get("provenance") or {}).get("versions") or {}
+    settings = [x for key in ("variants", "tasks") for x in (info.get(key) or {}).values()]
+    named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
+    # A library's scaled decoder, DALI on the CPU, and tf.data in all its ways.
+    named |= {value.removesuffix("_scaled").removesuffix("_cpu") for value in named}
+    named |= {"tensorflow" for value in named if value.startswith("tf_data")}
+    return [
+        f"{name} {version}"
+        for name, version in versions.items()
+        if name in {"torch", *named} and version != "unknown"
+    ]

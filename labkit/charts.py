@@ -94,7 +94,9 @@ def _chart_groups(summary: Summary) -> Figure:
         bars_in = PANEL_ROW_IN * sum(bars.values())
         content_in = bars_in + PANEL_IN * len(bars)
         handles = legend([summary])
-        bottom_in, height_in = drawn.frame(lines, summary.origin, content_in, handles)
+        bottom_in, height_in = drawn.frame(
+            lines, captions.origin(summary.info), content_in, handles
+        )
         top_in = bottom_in + content_in
         width_in = (WIDTH_IN - 2 * PAD_IN - PANEL_NAME_IN) / len(columns) - PANEL_VALUE_IN
         panels = drawn.figure.subplots(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from labkit import catalog, units
 from labkit.analysis.statistics import agreement
-from labkit.analysis.summary import Row, summarize
+from labkit.analysis.summary import Row
 from labkit.claim_answers import ANSWERS, beside_baselines
 from labkit.machine import hardware
 from labkit.row_words import EMULATED_WORDS
@@ -180,7 +180,7 @@ def _answer(claim: Claim, test: Test, run: Run | None) -> str:
         return "not run"
     if claim.number in ANSWERS:
         return _answer_otherwise(claim.number, variant, run)
-    summary = summarize(run.info, run.trials)
+    summary = run.summary
     if summary.has_groups:
         return beside_baselines(run.info, summary, variant)
     rows = {row.variant: row for row in summary.rows}
@@ -193,7 +193,7 @@ def _answer(claim: Claim, test: Test, run: Run | None) -> str:
 
 def _answer_otherwise(number: int, variant: str, run: Run) -> str:
     """Answer by what is no normalized time; see `claim_answers`."""
-    summary = summarize(run.info, run.trials)
+    summary = run.summary
     rows = {row.variant: row for row in summary.rows}
     if variant and variant not in rows:
         return "not run: this run has no such variant"

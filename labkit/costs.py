@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from labkit.analysis.summary import Row, Summary, summarize_run
+from labkit.analysis.summary import Row, Summary
 from labkit.row_words import reason
 from labkit.runs.store import Run
 
@@ -36,7 +36,7 @@ def costs(run: Run) -> Frame:
     """
     from labkit.frame import frame_of
 
-    summary, made = summarize_run(run), run.info.get("costs") or {}
+    summary, made = run.summary, run.info.get("costs") or {}
     rows = summary.rows if made else ()
     frame = frame_of(COLUMNS, [_cells(row, run.info, made, summary) for row in rows])
     frame.notes = NOTES

@@ -135,7 +135,9 @@ def dial_chart(info: Mapping[str, object], summary: Summary) -> Figure:
         axes = drawn.figure.add_subplot()
         handles = _draw(axes, summary, found, dial)
         content_in = AXIS_IN + PANEL_IN + 2 * PAD_IN
-        bottom_in, height_in = drawn.frame(lines, summary.origin, content_in, handles)
+        bottom_in, height_in = drawn.frame(
+            lines, captions.origin(summary.info), content_in, handles
+        )
         left, bottom = (PAD_IN + LEFT_IN) / WIDTH_IN, (bottom_in + AXIS_IN) / height_in
         axes.set_position((left, bottom, 1 - left - PAD_IN / WIDTH_IN, PANEL_IN / height_in))
     return drawn.figure

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.block_ratios import Ratio, ratios
 from labkit.analysis.statistics import UNSTABLE
-from labkit.analysis.summary import Row, summarize_run
+from labkit.analysis.summary import Ratio, Row, ratios
 from labkit.claims import (
     DATA,
     conditions,
@@ -126,7 +125,7 @@ class _Compared:
     """A run, and the ratios of all that is asked of it."""
 
     def __init__(self, run: Run) -> None:
-        summary = summarize_run(run)
+        summary = run.summary
         self.run = run
         self.rows = {row.variant: row for row in summary.rows}
         asked = [(c.variant, c.against) for c in _asked_of(run.info["experiment"])]

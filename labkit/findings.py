@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from labkit.analysis.block_ratios import ratios
-from labkit.analysis.summary import Row, Summary, summarize_run
+from labkit.analysis.summary import Row, Summary, ratios
 from labkit.parts.storage import IN_MEMORY
 from labkit.parts.storage.cache_state import WARM_MIN_SHARE
 from labkit.runs.store import Run
@@ -42,7 +41,7 @@ def findings(run: Run) -> Frame:
     """
     from labkit.frame import frame_of
 
-    summary = summarize_run(run)
+    summary = run.summary
     pairs = list(_pairs(run.info["variants"], summary))
     found = ratios(summary, pairs)
     cells = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from labkit import charts, figures, report, report_words
 from labkit.analysis.forecast import Forecast
 from labkit.analysis.forecast import forecast as expect
-from labkit.analysis.summary import Summary, summarize_run
+from labkit.analysis.summary import Summary
 from labkit.captions import self_checks, stand_ins
 from labkit.catalog import CATALOG, disks
 from labkit.claims import answers, claims_table
@@ -36,7 +36,7 @@ from labkit.resolve import open_source
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import KINDS
 from labkit.runs.schedule import check_blocks
-from labkit.runs.store import Run, explain_unwritable, newest_runs
+from labkit.runs.store import Run, earlier_runs, explain_unwritable, newest_runs
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick
 from labkit.side_by_side import compare_table as draw_table_of_runs
 from labkit.side_by_side import side_by_side as draw_side_by_side
@@ -52,34 +52,29 @@ PAGE = "index.html"
 EPOCHS_APART = ("storage",)
 
 
-def summarize(run: Run) -> Summary:
-    """Derive a run's rows of statistics from its trials."""
-    return summarize_run(run)
-
-
 def table(run: Run, detail: bool = False) -> pd.DataFrame:
     """Show a run's table: its few main columns, or with `detail` everything that was measured."""
-    return report.table(summarize(run), detail)
+    return report.table(run.summary, detail)
 
 
 def text(run: Run) -> str:
     """Write a run's table for a terminal."""
-    return report.text(summarize(run))
+    return report.text(run.summary)
 
 
 def markdown(run: Run) -> str:
     """Write a run's table as GitHub's Markdown, with its conditions and notes."""
-    return report.markdown(summarize(run))
+    return report.markdown(run.summary)
 
 
 def rows(run: Run) -> list[dict[str, object]]:
     """List a run's rows as JSON can hold them."""
-    return report.rows(summarize(run))
+    return report.rows(run.summary)
 
 
 def chart(run: Run) -> Figure:
     """Show a run's chart."""
-    return charts.chart(summarize(run))
+    return charts.chart(run.summary)
 
 
 def epoch_chart(run: Run) -> Figure:
@@ -88,7 +83,7 @@ def epoch_chart(run: Run) -> Figure:
     Args:
         run: of an experiment.
     """
-    return draw_epochs(summarize(run))
+    return draw_epochs(run.summary)
 
 
 def dial_chart(run: Run) -> Figure:
@@ -105,7 +100,7 @@ def dial_chart(run: Run) -> Figure:
             f"run must be of an experiment with a dial, got {run.info['experiment']}; "
             "run checkpoints, logs, metric_reports or evaluation"
         )
-    return draw_dial(run.info, summarize(run))
+    return draw_dial(run.info, run.summary)
 
 
 def side_by_side(runs: Sequence[Run]) -> Figure:
@@ -157,14 +152,14 @@ def forecast(
     """
     chosen = pick(MODES, mode, "mode")
     wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
+    machine_id = hardware.provenance()["machine_id"]
+    earlier = earlier_runs(results, experiment.name, machine_id=machine_id, mode=mode)
     return expect(
-        results,
-        experiment=experiment.name,
+        (run.summary for run in earlier),
         mode=mode,
         blocks=check_blocks(chosen, blocks),
         variants={label: asdict(settings) for label, settings in wanted.items()},
         baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
-        machine_id=hardware.provenance()["machine_id"],
         trial_s=KINDS[experiment.kind].trial_s(mode),
     )
 
@@ -201,7 +196,7 @@ def save(run: Run) -> list[Path]:
     csv = run.folder / "table.csv"
     with explain_unwritable(run.folder):
         write_whole(csv, table(run, detail=True).to_csv())
-        drawn = _draw(run.info, summarize(run))
+        drawn = _draw(run.info, run.summary)
         files = [figures.save(figure, run.folder / name) for name, figure in drawn.items()]
     return [csv, *itertools.chain(*files)]
 
@@ -322,7 +317,7 @@ def section(run: Run) -> Section:
     request = request_of(run.info)
     command, code = command_line(request), python_code(request)
     unfinished = list(filter(None, [report_words.whole(run.info)]))
-    summary = summarize(run)
+    summary = run.summary
     warnings = stand_ins(summary)
     title = summary.question
     if _is_as_published(run.info):

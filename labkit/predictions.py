@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from labkit import row_words
-from labkit.analysis.summary import Row, Summary, summarize_run
+from labkit.analysis.summary import Row, Summary
 from labkit.runs.store import Run
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def predictions(run: Run) -> Frame:
     """
     from labkit.frame import frame_of
 
-    arms = _Arms(run.info, summarize_run(run))
+    arms = _Arms(run.info, run.summary)
     cells = [_cells(key, arms) for key in arms.combinations if key != arms.base]
     for prefetcher in ("prefetch_generator", "data_prefetcher"):  # it does not say which
         singles = [DOCUMENT_SINGLES[name] for name in ("ssd", prefetcher, "simplified")]
@@ -61,7 +61,7 @@ def predictions(run: Run) -> Frame:
 
 def has_combinations(run: Run) -> bool:
     """Return whether a run changes several factors at once."""
-    arms = _Arms(run.info, summarize_run(run))
+    arms = _Arms(run.info, run.summary)
     return any(len(_changed(key, arms.base)) > 1 for key in arms.combinations)
 
 

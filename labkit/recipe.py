@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.summary import Row, Summary, is_floor, summarize_run
+from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.analysis.winner import passed_over, winner
 from labkit.captions import how_measured, plain_labels, stand_ins
 from labkit.parts.loading import OUTSIDE
@@ -115,7 +115,7 @@ def recipe(run: Run, variant: str | None = None) -> str:
     """
     if run.info.get("groups"):
         raise ValueError("run must measure epochs, got one of operations; take a run of combined")
-    summary = summarize_run(run)
+    summary = run.summary
     if variant is not None:
         row = pick({row.variant: row for row in summary.rows}, variant, "variant")
     elif summary.rows[0].normalized_time is None:
@@ -124,7 +124,7 @@ def recipe(run: Run, variant: str | None = None) -> str:
             f"{how_to_complete(run)}"
         )
     else:
-        row = winner(run, summary)
+        row = winner(summary)
     if row.normalized_time is None:
         raise ValueError(f"variant must have been measured, got {variant!r}, {reason(row)}")
     settings = _settings(run, row.variant)
@@ -264,7 +264,7 @@ def _result(run: Run, summary: Summary, row: Row, *, is_chosen: bool) -> Iterato
     if is_baseline and is_chosen:
         yield "No variant beat the baseline, so this is the baseline."
     if is_chosen:
-        for name, why in passed_over(run, summary).items():
+        for name, why in passed_over(summary).items():
             yield f"Not {name!r}: {why}."
     if not is_baseline:
         changes = [

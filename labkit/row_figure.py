@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit import row_words
+from labkit import captions, row_words
 from labkit.analysis.summary import Summary
 from labkit.figures import (
     LINE_IN,
@@ -65,7 +65,9 @@ def row_figure(
         left_in, right_in, over_in = overhang_in(drawn.figure, axes)
         content_in = AXIS_IN + rows.height_in + over_in + PAD_IN / 2
         lines = head(summary, drawn.fit)
-        bottom_in, height_in = drawn.frame(lines, summary.origin, content_in, handles)
+        bottom_in, height_in = drawn.frame(
+            lines, captions.origin(summary.info), content_in, handles
+        )
         left, bottom = (PAD_IN + left_in) / WIDTH_IN, (bottom_in + AXIS_IN) / height_in
         width = 1 - left - (PAD_IN + right_in) / WIDTH_IN
         axes.set_position((left, bottom, width, rows.height_in / height_in))

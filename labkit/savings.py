@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
-from labkit.analysis.summary import Row, Summary, summarize_run
+from labkit.analysis.summary import Row, Summary
 from labkit.analysis.winner import why_not, winner
 from labkit.machine import hardware
 from labkit.parts.storage import IN_MEMORY
@@ -59,7 +59,7 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
     data = run.info.get("data") or {}
     if not data.get("bytes"):  # older runs
         raise ValueError("run must record the size of its data, got none; run it again")
-    summary = summarize_run(run)
+    summary = run.summary
     if summary.rows[0].normalized_time is None:
         raise ValueError(
             f"run must hold a complete block of its baseline, got none; {how_to_complete(run)}"
@@ -98,7 +98,7 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
     if gpu_hour is None:
         frame = frame.drop(columns="saved_money")
     frame.caption = (f"{epochs} epochs of {images:,} images", *captions.stand_ins(summary))
-    best = winner(run, summary, among=extrapolated)
+    best = winner(summary, among=extrapolated)
     frame.notes = _notes(best, summary, data_bytes, cache_bytes)
     return frame
 
@@ -108,7 +108,7 @@ def _why_left_out(row: Row, run: Run, summary: Summary, *, fits: bool) -> str:
     if why := reason(row):
         return why
     settings = run.info["variants"][row.variant]
-    if row.normalized_time < 1 and (why := why_not(run, summary, row)):
+    if row.normalized_time < 1 and (why := why_not(summary, row)):
         return why
     if fits:
         return ""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit import captions, units
-from labkit.analysis.origin import origin
-from labkit.analysis.summary import Row, Summary, summarize_run
+from labkit.analysis.summary import Row, Summary
 from labkit.charts import axis_limit, draw_rows, legend, write_numbers
 from labkit.figures import (
     INK,
@@ -95,7 +94,7 @@ def compare(runs: Sequence[Run]) -> list[Compared]:
 
 
 def _compared(run: Run) -> Compared:
-    summary = summarize_run(run)
+    summary = run.summary
     provenance, created = run.info.get("provenance") or {}, run.info.get("created_utc")
     return Compared(
         summary=summary,
@@ -104,7 +103,7 @@ def _compared(run: Run) -> Compared:
         machine=hardware.describe(provenance) if provenance else "",
         machine_id=str(provenance.get("machine_id") or ""),
         run=run.folder.name,
-        origin=origin(
+        origin=captions.origin(
             {
                 **run.info,
                 "run": run.folder.name,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.summary import summarize_run
 from labkit.captions import stand_ins
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
@@ -78,7 +77,7 @@ class Tuned:
         chosen = self.measured[self.label].settings
         knobs = ", ".join(f"{name}={value}" for name, value in _knobs(chosen).items())
         verb = "Keep the default" if self.label == DEFAULT else f"Take {self.label}"
-        measured_on = [line for run in self.runs[:1] for line in stand_ins(summarize_run(run))]
+        measured_on = [line for run in self.runs[:1] for line in stand_ins(run.summary)]
         frame.caption = (f"{verb}: {knobs}", *measured_on)
         frame.notes = (
             f"The cheapest of those within {units.limit(EQUALLY_FAST)} of the fastest; numbers of "
@@ -245,7 +244,7 @@ def _round(
 def _measured(found: Run, before: Mapping[str, Measured]) -> dict[str, Measured]:
     """Add a run's numbers to those there are; of two for one setting the later."""
     measured = dict(before)
-    for row in summarize_run(found).rows:
+    for row in found.summary.rows:
         if row.normalized_time is not None and row.cpu_s_per_1000_images is not None:
             measured[row.variant] = Measured(
                 settings=read_settings(found.info["variants"][row.variant]),

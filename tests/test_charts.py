@@ -20,7 +20,7 @@ from fakes import (
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 from matplotlib.font_manager import fontManager
 
-from labkit import charts, figures, units
+from labkit import captions, charts, figures, units
 from labkit.analysis.summary import summarize
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -150,8 +150,8 @@ def test_where_the_numbers_come_from_stands_at_the_foot_in_small_letters():
     foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
     # A line ends between two parts, or inside a long one.
     said = foot.get_text().replace("\n", " ").replace(" · ", " ")
-    assert said == summary.origin.replace(" · ", " ")
-    assert figure.get_label().endswith(f" From: {summary.origin}.")
+    assert said == captions.origin(summary.info).replace(" · ", " ")
+    assert figure.get_label().endswith(f" From: {captions.origin(summary.info)}.")
     assert foot.get_fontsize() == min(t.get_fontsize() for t in texts(figure))
     check_that_all_texts_are_whole_and_apart(figure)
 

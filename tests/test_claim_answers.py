@@ -152,7 +152,7 @@ def test_a_real_run_finds_what_was_put_in(photos, tmp_path):
     assert {trial.status for trial in run.trials} == {"ok"}
     said = answers(tmp_path)
     shares = {row["number"]: row["answer"] for row in said}
-    rows = {row.variant: row for row in lab.summarize(run).rows}
+    rows = {row.variant: row for row in run.summary.rows}
     for name, row in rows.items():
         parts = (row.wait_share, row.transfer_share, row.step_share, row.sync_share)
         known = sum(parts) + row.startup_s / row.time_s

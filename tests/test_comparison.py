@@ -10,7 +10,6 @@ from fake_runs import fake_grouped_run, fake_machine_run, their_run
 
 import labkit as lab
 from labkit import units
-from labkit.analysis.summary import summarize_run
 
 WANTED = "runs must be 1 to 6 runs of one experiment, got "
 
@@ -36,7 +35,7 @@ def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():
     mine, theirs = fake_machine_run(), their_run()
     both = lab.compare_table([mine, theirs])
     for run, column in zip((mine, theirs), both.columns):
-        base, *others = summarize_run(run).rows
+        base, *others = run.summary.rows
         assert both.loc[base.variant, column] == "1.000, baseline"
         for row in others:
             said = units.normalized(row.normalized_time)

@@ -34,7 +34,7 @@ def test_the_saved_table_has_a_row_per_variant_with_unrounded_numbers(tmp_path):
     rows = list(csv.DictReader(csv_file.open()))
     assert [row["variant"] for row in rows] == ["original", "both"]
     assert float(rows[1]["normalized_time"]) == pytest.approx(
-        notebook.summarize(run).rows[1].normalized_time, abs=1e-12
+        run.summary.rows[1].normalized_time, abs=1e-12
     )
 
 

@@ -10,7 +10,6 @@ from fake_runs import THEIRS, fake_machine_run, their_run
 from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
 
 from labkit import units
-from labkit.analysis.summary import summarize_run
 from labkit.side_by_side import side_by_side
 
 LONG = "a variant with a very long name and_an_identifier_of_many_letters_without_any_space"
@@ -25,7 +24,7 @@ def test_panels_share_one_axis_from_zero_and_hold_their_own_runs_bars_and_dots()
     low, high = figure.axes[0].get_xlim()
     assert low == 0
     for axes, run in zip(figure.axes, runs):
-        rows = summarize_run(run).rows
+        rows = run.summary.rows
         assert [bar.get_width() for bar in axes.patches] == [row.normalized_time for row in rows]
         dots = [x for line in axes.lines if line.get_marker() == "o" for x in line.get_xdata()]
         assert sorted(dots) == sorted(x for row in rows for x in row.ratios)
@@ -53,7 +52,7 @@ def test_each_runs_origin_stands_at_the_foot_and_its_numbers_in_the_description(
     assert "torch 2.13.0" in foot and "torch 2.12.0" in foot
     assert "run mine" in foot and "run theirs" in foot
     for run in runs:
-        for row in summarize_run(run).rows:
+        for row in run.summary.rows:
             assert f"{row.variant}: {units.normalized(row.normalized_time)}" in figure.get_label()
     assert "ada" not in everything_written(figure)
 
@@ -75,6 +74,6 @@ def test_no_text_is_clipped_and_no_two_texts_overlap(runs):
     figure = side_by_side(runs)
     check_that_all_texts_are_whole_and_apart(figure, dpi=200, axes_share=0.1)
     for run in runs:
-        for row in summarize_run(run).rows:
+        for row in run.summary.rows:
             if row.verdict:
                 assert row.verdict in everything_written(figure)

@@ -1,9 +1,6 @@
-"""Forecast: how long a run will take, and the smallest effect that it can detect.
+"""Forecast how long a run takes, and the smallest effect it can detect.
 
-    last run of the experiment here ─ its noise ──┐
-    variants, blocks, seconds of an epoch ────────┴─▶ Forecast ─▶ two sentences before the run
-
-Noise is never guessed: without an earlier run on this machine the effect is unknown.
+The noise is that of an earlier run on the same machine; without one, the effect is unknown.
 
 Source: EVIDENCE 1, "Minimum detectable effect".
 """
@@ -11,15 +8,13 @@ Source: EVIDENCE 1, "Minimum detectable effect".
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from labkit import units
 from labkit.analysis.statistics import ALPHA, detectable_share
-from labkit.analysis.summary import is_floor, summarize
-from labkit.runs.store import Run, list_runs, load_run, read_info
+from labkit.analysis.summary import Summary, is_floor
 from labkit.settings import MODES, Mode
 
 # Starting the process and its workers, bringing about the cache state and measuring it.
@@ -28,13 +23,10 @@ TRIAL_OVERHEAD_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What was seen of a machine's noise in an earlier run."""
+    """The noise of an earlier run."""
 
     s: float
     """Standard deviation of the paired log-ratios, pooled over the variants."""
-    epoch_s: float
-    """Mean length of the baseline's epochs."""
-    mode: str
     run: str
     """Its id."""
 
@@ -45,16 +37,13 @@ class Forecast:
 
     mode: str
     blocks: int
-    trials: int
     total_s: float | None
     variants: int
     """Those that are judged together."""
-    epoch_s: float | None
-    """Expected length of the baseline's epochs."""
     noise: Noise | None
 
     def mde(self, blocks: int) -> float | None:
-        """Give the smallest effect that so many blocks see with 80 % power, as a share."""
+        """Return the smallest effect detected with 80 % power in so many blocks, as a share."""
         if self.noise is None or blocks < 2 or not self.variants:
             return None
         # Holm's procedure may hold any variant to the strictest level.
@@ -79,36 +68,32 @@ class Forecast:
 
 
 def forecast(
-    results: Path | str,
+    earlier: Iterable[Summary],
     *,
-    experiment: str,
     mode: str,
     blocks: int,
     variants: Mapping[str, Mapping[str, object]],
     baselines: Collection[str],
-    machine_id: str,
     epoch_s: float | None = None,
     trial_s: float | None = None,
 ) -> Forecast:
-    """Say what is known of a run before it starts.
+    """Forecast a run from earlier ones.
 
     Args:
-        results: folder that holds earlier runs.
-        experiment: its name.
+        earlier: runs of the experiment on this machine, the most similar first; read only as
+            far as needed.
         mode: quick, document or full.
         blocks: repetitions.
         variants: label -> settings by name.
         baselines: the labels that run twice per block where the order is shuffled.
-        machine_id: whose runs count.
-        epoch_s: seconds of the baseline's epoch, from calibration; unset: as in the last run in
+        epoch_s: seconds of the baseline's epoch, from calibration; None: as in the last run in
             this mode, else as long as the mode wants it.
         trial_s: seconds of a trial, where they are the same for all.
     """
-    chosen = MODES[mode]
-    noise, last = None, None
-    for run in _earlier_runs(results, experiment, mode, machine_id):
-        last = last or run
-        if noise := noise_of(run):
+    chosen, noise, last = MODES[mode], None, None
+    for summary in earlier:
+        last = last or summary
+        if noise := noise_of(summary):
             break
     trials = blocks * (len(variants) + chosen.shuffled * len(baselines))
     base = variants[next(iter(baselines))]
@@ -122,18 +107,15 @@ def forecast(
     return Forecast(
         mode=mode,
         blocks=blocks,
-        trials=trials,
         total_s=None if trial_s is None else trials * trial_s,
         variants=len(judged),
-        epoch_s=epoch_s,
         noise=noise,
     )
 
 
-def noise_of(run: Run) -> Noise | None:
-    """Measure the noise that a run shows; None where it has fewer than two blocks."""
-    summary = summarize(run.info, run.trials)
-    variants = run.info["variants"]
+def noise_of(summary: Summary) -> Noise | None:
+    """Return the noise of a run; None where it has fewer than two blocks."""
+    variants = summary.info["variants"]
     base = variants[summary.baseline]
     known = [
         row.s
@@ -142,44 +124,14 @@ def noise_of(run: Run) -> Noise | None:
     ]
     if not known:
         return None
-    epochs_s = [s for epochs in summary.rows[0].epochs_s for s in epochs]
-    return Noise(
-        s=math.sqrt(fmean(s * s for s in known)),
-        epoch_s=fmean(epochs_s),
-        mode=run.info["mode"],
-        run=run.folder.name,
-    )
-
-
-def _earlier_runs(
-    results: Path | str, experiment: str, mode: str, machine_id: str
-) -> Iterator[Run]:
-    """Yield this machine's finished runs, those in the same mode first, the newest first."""
-    weighed = []
-    for folder in list_runs(results, experiment):
-        try:
-            info = read_info(folder)
-            measured_on = (info.get("provenance") or {}).get("machine_id")
-            if (
-                measured_on == machine_id
-                and info["status"] == "finished"
-                and info.get("shuffled", True)
-            ):
-                weighed.append((info["mode"] == mode, folder.name, folder))
-        except (ValueError, KeyError):
-            continue  # not a run of this lab's
-    for _, _, folder in sorted(weighed, reverse=True):
-        try:
-            yield load_run(folder)
-        except ValueError:
-            continue  # of a newer labkit
+    return Noise(s=math.sqrt(fmean(s * s for s in known)), run=summary.info["run"])
 
 
 def _trial_s(
-    last: Run | None, mode: Mode, settings: Mapping[str, object], epoch_s: float | None
+    last: Summary | None, mode: Mode, settings: Mapping[str, object], epoch_s: float | None
 ) -> float | None:
-    if epoch_s is None and last is not None and last.info["mode"] == mode.name:
-        times_s = [trial.time_s for trial in last.trials if trial.status == "ok"]
+    if epoch_s is None and last is not None and last.mode == mode.name:
+        times_s = [sum(epochs_s) for row in last.rows for epochs_s in row.epochs_s]
         return fmean(times_s) + TRIAL_OVERHEAD_S if times_s else None
     epoch_s = epoch_s or mode.epoch_s
     return settings["epochs"] * epoch_s + TRIAL_OVERHEAD_S if epoch_s else None

@@ -2,7 +2,7 @@
 
     trials -> blocks that count -> paired log-ratios -> one Row per variant -> Summary
 
-The formulas are in `statistics`, what counts in `counted`.  A block is one repetition; images and
+The formulas are in `statistics`, what counts in `validity`.  A block is one repetition; images and
 steps are not.  A variant without numbers keeps its row, with the reason.
 """
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean, stdev
 
 from labkit import units
-from labkit.analysis.origin import origin
 from labkit.analysis.statistics import (
     ALPHA,
     DELTA,
@@ -31,18 +30,17 @@ from labkit.analysis.statistics import (
     verdict,
 )
 from labkit.analysis.validity import (
-    Counted,
+    ValidTrials,
     a_over_a,
     baselines_of,
-    count,
     group_of,
     is_baseline_run_twice,
     noise,
-    say_rejected,
+    rejected_note,
     unwatched,
+    valid_trials,
 )
 from labkit.contracts import Epoch, Trial
-from labkit.runs.store import Run
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
 
 # Setting -> the choice that does only part of the work: no step, nothing to load.
@@ -89,7 +87,7 @@ class Row:
     verdict: str = ""
     """Empty where nothing is judged."""
     epochs_s: tuple[tuple[float, ...], ...] = ()
-    """The epochs of every counted trial, in the order of `ratios`."""
+    """The epochs of every valid trial, in the order of `ratios`."""
     in_blocks: tuple[int, ...] = ()
     """The block of each of them: what one variant is paired with another by."""
     epoch1_s: float | None = None
@@ -143,6 +141,8 @@ class Row:
 class Summary:
     """One run of one experiment, ready for tables and charts."""
 
+    info: Mapping[str, object]
+    """What `run.json` holds."""
     experiment: str
     question: str
     mode: str
@@ -177,8 +177,6 @@ class Summary:
     notes: tuple[str, ...]
     judged: bool
     """Whether the verdicts are filled."""
-    origin: str = ""
-    """Machine, versions, labkit, run and minute in one line."""
     baselines: Mapping[str, str] = field(default_factory=dict)
     """Group -> its baseline, where a run has groups."""
     kind: str = "epochs"
@@ -201,12 +199,6 @@ class Summary:
         return {group: tuple(rows) for group, rows in found.items()}
 
 
-def summarize_run(run: Run) -> Summary:
-    """Derive the rows of a run, with what only its folder tells."""
-    more = {"set_aside": run.set_aside, "run": run.folder.name}
-    return summarize({**run.info, **more}, run.trials)
-
-
 def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     """Derive one row per variant from a run's raw trials.
 
@@ -217,18 +209,18 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     Returns:
         The rows, the noise floor and sentences about what is missing.
     """
-    mode, counted = MODES.get(info["mode"]), count(info, trials)
+    mode, valid = MODES.get(info["mode"]), valid_trials(info, trials)
     twice, baselines = is_baseline_run_twice(info), baselines_of(info)
     log_ratios = {
-        name: _log_ratios(runs, counted.base_runs[group_of(info, name)])
-        for name, runs in counted.runs.items()
+        name: _log_ratios(runs, valid.base_runs[group_of(info, name)])
+        for name, runs in valid.runs.items()
     }
     base = info["variants"][info["baseline"]]
     floors = {name for name in log_ratios if is_floor(info["variants"][name], base)}
-    aa = a_over_a(counted)
+    aa = a_over_a(valid)
     aa_low, aa_high = ratio_interval(aa, ALPHA)
     stable = is_stable(aa)
-    n_blocks = len(counted.blocks)
+    n_blocks = len(valid.blocks)
     # A fixed order confounds a variant with its place in it: nothing to judge.
     judged = mode is not None and mode.judged and twice and n_blocks >= MIN_JUDGED_BLOCKS
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
@@ -239,16 +231,17 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
 
     rows = []
     for group, baseline in baselines.items():
-        rows.append(_baseline_row(group, baseline, info, counted, trials, judged=judged))
+        rows.append(_baseline_row(group, baseline, info, valid, trials, judged=judged))
         for name in (name for name in log_ratios if group_of(info, name) == group):
             d = log_ratios[name]
             words = judged and len(d) >= MIN_JUDGED_BLOCKS and name not in floors
             said = verdict(d, levels[name], stable=stable) if words else ""
-            outcome = _outcome(name, info, trials, counted, measured=bool(d))
+            outcome = _outcome(name, info, trials, valid, measured=bool(d))
             rows.append(
-                _variant_row(outcome, d, levels.get(name), said, list(counted.runs[name].values()))
+                _variant_row(outcome, d, levels.get(name), said, list(valid.runs[name].values()))
             )
     return Summary(
+        info=info,
         experiment=info["experiment"],
         question=info.get("question") or info["experiment"],
         mode=info["mode"],
@@ -257,12 +250,12 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         rows=tuple(rows),
         epochs=max((len(trial.epochs) for trial in trials if trial.status == "ok"), default=2),
         n_blocks=n_blocks,
-        rejected=counted.rejected,
-        are_rejected_left_out=counted.are_rejected_left_out,
+        rejected=valid.rejected,
+        are_rejected_left_out=valid.are_rejected_left_out,
         aa_ratio=math.exp(fmean(aa)) if aa else None,
         aa_low=aa_low,
         aa_high=aa_high,
-        aa_s=noise(counted),
+        aa_s=noise(valid),
         stable=stable,
         calibration=info.get("calibration") or {},
         storages=info.get("storages") or {},
@@ -271,8 +264,8 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         notes=(
             *(info.get("notes") or ()),
             *(info.get("local_notes") or ()),
-            *_run_notes(info, counted, judged=judged, stable=stable),
-            *_row_notes(info, counted, trials),
+            *_run_notes(info, valid, judged=judged, stable=stable),
+            *_row_notes(info, valid, trials),
             *(
                 _inconclusive_note(row.variant, row.s, row.blocks, row.level)
                 for row in rows
@@ -280,7 +273,6 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
             ),
         ),
         judged=judged,
-        origin=origin(info),
         baselines=baselines,
         kind=info.get("kind", "epochs"),
     )
@@ -305,9 +297,15 @@ def _log_ratios(runs: Mapping[int, Trial], base_runs: Mapping[int, list[Trial]])
 
 
 def _baseline_row(
-    group: str, name: str, info: Mapping, counted: Counted, trials: Sequence[Trial], *, judged: bool
+    group: str,
+    name: str,
+    info: Mapping,
+    valid: ValidTrials,
+    trials: Sequence[Trial],
+    *,
+    judged: bool,
 ) -> Row:
-    blocks = list(counted.base_runs[group].values())
+    blocks = list(valid.base_runs[group].values())
     runs = [trial for block in blocks for trial in block]
     ratios = tuple(
         trial.time_s / geometric_mean(run.time_s for run in block)
@@ -315,7 +313,7 @@ def _baseline_row(
         for trial in block
     )
     return Row(
-        **_outcome(name, info, trials, counted, measured=bool(runs)),
+        **_outcome(name, info, trials, valid, measured=bool(runs)),
         normalized_time=1.0 if runs else None,  # by definition, so it has no interval
         ratios=ratios,
         outliers=outliers([math.log(ratio) for ratio in ratios]),
@@ -351,11 +349,11 @@ def _variant_row(
 
 
 def _outcome(
-    name: str, info: Mapping, trials: Sequence[Trial], counted: Counted, *, measured: bool
+    name: str, info: Mapping, trials: Sequence[Trial], valid: ValidTrials, *, measured: bool
 ) -> dict:
     """Say whether a variant has numbers, and if not, why."""
     published = (info.get("published") or {}).get(name)
-    doubts = counted.doubts.get(name, ())
+    violations = valid.cache_violations.get(name, ())
     status, reason = "ok", ""
     yet = " yet" if info.get("status") == "running" else ""
     if not measured:
@@ -368,10 +366,10 @@ def _outcome(
             # What went wrong once and well thereafter is not why there are no numbers.
             if rows and rows[-1].status != "ok":
                 status, reason = rows[-1].status, rows[-1].reason
-            elif doubts:
-                status, reason = "failed", doubts[-1]
-            elif rows and counted.are_rejected_left_out and not counted.blocks:
-                status, reason = "missing", say_rejected(counted.rejected, left_out=True)
+            elif violations:
+                status, reason = "failed", violations[-1]
+            elif rows and valid.are_rejected_left_out and not valid.blocks:
+                status, reason = "missing", rejected_note(valid.rejected, left_out=True)
             elif rows:
                 said = "no block in which this and the baseline are complete"
                 status, reason = "missing", said + yet
@@ -383,7 +381,7 @@ def _outcome(
         "published": published,
         "status": status,
         "reason": reason,
-        "left_out": len(doubts),
+        "left_out": len(violations),
     }
 
 
@@ -395,11 +393,76 @@ def _common_labels(info: Mapping, rows: Sequence[Row]) -> dict[str, str]:
     return {k: v for k, v in first.items() if all(labels.get(k) == v for labels in others)}
 
 
+# --- any two variants of a run -----------------------------------------------------
+
+# Which of a trial's epochs are compared.
+EPOCHS: dict[str, Callable[[Sequence[float]], float]] = {
+    "epoch 1": lambda epochs_s: epochs_s[0],
+    "later": lambda epochs_s: fmean(epochs_s[1:]),
+    "total": sum,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """How one variant's time compares with another's."""
+
+    ratio: float
+    low: float | None
+    """Lower end of the 95 % interval, Holm-adjusted; None below two blocks."""
+    high: float | None
+    blocks: int
+    """That have both."""
+    verdict: str
+    """Empty where nothing is judged."""
+
+
+def ratios(
+    summary: Summary, wanted: Sequence[tuple[Row, Row, str]]
+) -> dict[tuple[str, str, str], Ratio]:
+    """Compare variants with each other, in any mode.
+
+    Args:
+        summary: what `summarize` returns.
+        wanted: one row, the row it is divided by, one of `EPOCHS`.
+
+    Returns:
+        (variant, the one it is divided by, which epochs) -> ratio, for those with a block in
+        common; with a verdict where the run is judged and they have enough blocks.
+    """
+    log_ratios = {}
+    for one, other, which in wanted:
+        a, b = _log_times(one, which), _log_times(other, which)
+        if shared := [block for block in a if block in b]:
+            log_ratios[one.variant, other.variant, which] = [a[x] - b[x] for x in shared]
+    testable = [key for key, d in log_ratios.items() if len(d) >= 2]
+    levels = dict(zip(testable, holm([p_value(log_ratios[key]) for key in testable])))
+    compared = {}
+    for key, d in log_ratios.items():
+        level = levels.get(key)
+        low, high = ratio_interval(d, level)
+        judged = summary.judged and len(d) >= MIN_JUDGED_BLOCKS
+        said = verdict(d, level, stable=summary.stable) if judged else ""
+        compared[key] = Ratio(
+            ratio=math.exp(fmean(d)), low=low, high=high, blocks=len(d), verdict=said
+        )
+    return compared
+
+
+def _log_times(row: Row, which: str) -> dict[int, float]:
+    """Give one log time per block; of the baseline's two runs the geometric mean, as everywhere."""
+    logs: dict[int, list[float]] = {}
+    for block, epochs_s in zip(row.in_blocks, row.epochs_s, strict=True):
+        if which != "later" or len(epochs_s) > 1:
+            logs.setdefault(block, []).append(math.log(EPOCHS[which](epochs_s)))
+    return {block: fmean(both) for block, both in logs.items()}
+
+
 # --- averages of a variant's trials --------------------------------------------------
 
 
 def _average(runs: Sequence[Trial]) -> dict[str, object]:
-    """Average everything but the normalized time over a variant's counted trials.
+    """Average everything but the normalized time over a variant's valid trials.
 
     Rates and shares are sums over sums, so a long epoch counts more; times are geometric means.
     A share that one epoch does not know is unknown for the row.
@@ -534,11 +597,11 @@ def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:
 
 
 def _run_notes(
-    info: Mapping[str, object], counted: Counted, *, judged: bool, stable: bool
+    info: Mapping[str, object], valid: ValidTrials, *, judged: bool, stable: bool
 ) -> list[str]:
     """Return why there are no verdicts, what is not finished, and what is unstable."""
     notes, mode, planned = [], info["mode"], info.get("blocks") or 0
-    n_blocks = len(counted.blocks)
+    n_blocks = len(valid.blocks)
     if info.get("protocol") == AS_PUBLISHED:
         notes.append(
             "as in the document: variants in its order, only the first of a block starts cold, "
@@ -554,11 +617,9 @@ def _run_notes(
     elif n_blocks < planned:
         state = {"running": "not finished", "cancelled": "cancelled"}.get(info.get("status"), "")
         notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
-    if counted.rejected:
-        notes.append(say_rejected(counted.rejected, left_out=counted.are_rejected_left_out))
-    base = (
-        run for blocks in counted.base_runs.values() for runs in blocks.values() for run in runs
-    )
+    if valid.rejected:
+        notes.append(rejected_note(valid.rejected, left_out=valid.are_rejected_left_out))
+    base = (run for blocks in valid.base_runs.values() for runs in blocks.values() for run in runs)
     if judged and (unseen := unwatched(base)):
         notes.append(f"no block could be rejected for {', '.join(unseen)}: not watched here")
     if torn := info.get("set_aside"):
@@ -588,17 +649,19 @@ def second_attempt_note(aa: Sequence[float]) -> str:
     )
 
 
-def _row_notes(info: Mapping[str, object], counted: Counted, trials: Sequence[Trial]) -> list[str]:
+def _row_notes(
+    info: Mapping[str, object], valid: ValidTrials, trials: Sequence[Trial]
+) -> list[str]:
     """Return which variants have fewer blocks than the run, and why."""
-    notes, n_blocks, baselines = [], len(counted.blocks), baselines_of(info)
+    notes, n_blocks, baselines = [], len(valid.blocks), baselines_of(info)
     for name in info["variants"]:
         broken = [t for t in trials if t.variant == name and t.status in ("failed", "skipped")]
         group = group_of(info, name)
         is_baseline = name == baselines.get(group)
-        blocks = len(counted.base_runs[group] if is_baseline else counted.runs[name])
-        if doubts := counted.doubts.get(name, ()):
+        blocks = len(valid.base_runs[group] if is_baseline else valid.runs[name])
+        if violations := valid.cache_violations.get(name, ()):
             notes.append(
-                f"{name}: {units.count(len(doubts), 'trial')} left out, last: {doubts[-1]}"
+                f"{name}: {units.count(len(violations), 'trial')} left out, last: {violations[-1]}"
             )
         if 0 < blocks < n_blocks:
             notes.append(f"{name}: {blocks} of {n_blocks} blocks")

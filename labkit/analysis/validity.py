@@ -1,6 +1,6 @@
-"""Counted: which trials and blocks count, for reasons that were fixed before any run.
+"""Which trials and blocks count, for reasons that were fixed before any run.
 
-    trials ─ last attempt ─ cache state proved ─ machine its own ─ baseline complete ─▶ Counted
+    trials ─ last attempt ─ cache state proved ─ machine its own ─ baseline complete ─▶ valid
 
 A trial whose cache state is not what its label says is left out.  A whole block is rejected
 where the machine was disturbed (EVIDENCE 1: steal, other programs, swapping).  Nothing here looks
@@ -41,7 +41,7 @@ Runs = dict[int, Trial]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
+class ValidTrials:
     """What of a run's trials counts."""
 
     base_runs: dict[str, dict[int, list[Trial]]]
@@ -52,7 +52,7 @@ class Counted:
     """Block -> why the machine was not the run's own meanwhile."""
     are_rejected_left_out: bool
     """Whether rejected blocks are missing above: where verdicts are spoken."""
-    doubts: dict[str, tuple[str, ...]]
+    cache_violations: dict[str, tuple[str, ...]]
     """Variant -> for each trial left out why its cache state is not what its label says."""
     attempt: int
     """0, or 1 after everything was measured once more."""
@@ -64,9 +64,9 @@ class Counted:
         return set.intersection(*complete) if complete else set()
 
 
-def count(
+def valid_trials(
     info: Mapping[str, object], trials: Sequence[Trial], attempt: int | None = None
-) -> Counted:
+) -> ValidTrials:
     """Return the trials that count.
 
     Args:
@@ -83,16 +83,16 @@ def count(
             measured.setdefault((trial.variant, trial.block, trial.role), trial)
     if attempt is None:
         attempt = max((attempt_of(block, planned) for _, block, _ in measured), default=0)
-        again = count(info, trials, attempt) if attempt else None
+        again = valid_trials(info, trials, attempt) if attempt else None
         if again is not None and len(again.blocks) < MIN_JUDGED_BLOCKS:
             attempt = 0  # too little to judge by: what was there before still stands
     measured = {
         key: trial for key, trial in measured.items() if attempt_of(key[1], planned) == attempt
     }
-    doubts: dict[str, list[str]] = {}
+    cache_violations: dict[str, list[str]] = {}
     for trial in measured.values():
-        if doubt := cache_doubt(trial):
-            doubts.setdefault(trial.variant, []).append(doubt)
+        if violation := cache_violation(trial):
+            cache_violations.setdefault(trial.variant, []).append(violation)
     rejected: dict[int, str] = {}
     for (_, block, _), trial in measured.items():
         if disturbed := disturbance(trial):
@@ -101,7 +101,7 @@ def count(
     counting = {
         key: trial
         for key, trial in measured.items()
-        if not cache_doubt(trial) and not (leaves_out and key[1] in rejected)
+        if not cache_violation(trial) and not (leaves_out and key[1] in rejected)
     }
     blocks = sorted({block for _, block, _ in counting})
     base_runs = {}
@@ -118,12 +118,12 @@ def count(
         for name in info["variants"]
         if name not in baselines_of(info).values()
     }
-    return Counted(
+    return ValidTrials(
         base_runs=base_runs,
         runs=runs,
         rejected=dict(sorted(rejected.items())),
         are_rejected_left_out=leaves_out,
-        doubts={name: tuple(reasons) for name, reasons in doubts.items()},
+        cache_violations={name: tuple(reasons) for name, reasons in cache_violations.items()},
         attempt=attempt,
     )
 
@@ -160,7 +160,7 @@ def attempt_of(block: int, planned: int) -> int:
     return block // (ATTEMPT_BLOCKS * planned) if planned else 0
 
 
-def cache_doubt(trial: Trial) -> str:
+def cache_violation(trial: Trial) -> str:
     """Return why a trial's cache state is not what its label says; empty where it is proved.
 
     Residency is looked at before the epochs, and the device's bytes over all of them.  One of the
@@ -231,7 +231,7 @@ def unwatched(trials: Iterable[Trial]) -> list[str]:
     ]
 
 
-def say_rejected(rejected: Mapping[int, str], *, left_out: bool) -> str:
+def rejected_note(rejected: Mapping[int, str], *, left_out: bool) -> str:
     """Return how many blocks were disturbed, and one reason of each kind.
 
     Args:
@@ -244,25 +244,25 @@ def say_rejected(rejected: Mapping[int, str], *, left_out: bool) -> str:
     return f"{units.count(len(rejected), 'block')} {done}: {'; '.join(reversed(kinds.values()))}"
 
 
-def a_over_a(counted: Counted) -> list[float]:
+def a_over_a(valid: ValidTrials) -> list[float]:
     """Return ln(A2/A1) of every block, the mean of its groups; nothing where it ran once.
 
     A block counts once, whatever its groups: they share what disturbs them.
     """
     found: dict[int, list[float]] = {}
-    for block, log_ratio in _pairs(counted):
+    for block, log_ratio in _pairs(valid):
         found.setdefault(block, []).append(log_ratio)
     return [fmean(found[block]) for block in sorted(found)]
 
 
-def noise(counted: Counted) -> float | None:
+def noise(valid: ValidTrials) -> float | None:
     """Return the standard deviation of ln(A2/A1) of single pairs; None below two blocks."""
-    pairs = list(_pairs(counted))
+    pairs = list(_pairs(valid))
     return stdev(x for _, x in pairs) if len({block for block, _ in pairs}) >= 2 else None
 
 
-def _pairs(counted: Counted) -> Iterator[tuple[int, float]]:
-    for blocks in counted.base_runs.values():
+def _pairs(valid: ValidTrials) -> Iterator[tuple[int, float]]:
+    for blocks in valid.base_runs.values():
         for block, runs in blocks.items():
             if len(runs) == 2:
                 yield block, math.log(runs[1].time_s / runs[0].time_s)

@@ -11,44 +11,42 @@ from collections.abc import Collection
 from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.storage import IN_MEMORY
-from labkit.runs.store import Run
 
 # What a training loop does beside its steps: setting -> its value where it does nothing.
 BESIDE = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
 
 
-def winner(run: Run, summary: Summary, among: Collection[str] | None = None) -> Row:
+def winner(summary: Summary, among: Collection[str] | None = None) -> Row:
     """Return the fastest variant that may win, or the baseline where there is none.
 
     Args:
-        run: for the variants' settings.
-        summary: of the same run; its baseline has numbers.
+        summary: its baseline has numbers.
         among: the variants to choose from; None: all.
     """
     faster = [
         row
         for row in _below_1(summary)
-        if (among is None or row.variant in among) and not why_not(run, summary, row)
+        if (among is None or row.variant in among) and not why_not(summary, row)
     ]
     return min(faster, key=lambda row: row.normalized_time, default=summary.rows[0])
 
 
-def passed_over(run: Run, summary: Summary) -> dict[str, str]:
+def passed_over(summary: Summary) -> dict[str, str]:
     """Return the variants that took less time than the winner, each with why it is not the winner.
 
     Floors are left out: nobody expects them to win.
     """
-    best = winner(run, summary).normalized_time
+    best = winner(summary).normalized_time
     return {
-        row.variant: why_not(run, summary, row)
+        row.variant: why_not(summary, row)
         for row in _below_1(summary)
-        if row.normalized_time < best and not is_floor(*_settings(run, summary, row))
+        if row.normalized_time < best and not is_floor(*_settings(summary, row))
     }
 
 
-def why_not(run: Run, summary: Summary, row: Row) -> str:
+def why_not(summary: Summary, row: Row) -> str:
     """Return why a variant with a normalized time below 1 cannot win, or ''."""
-    settings, baseline = _settings(run, summary, row)
+    settings, baseline = _settings(summary, row)
     cache, baseline_cache = settings.get("cache"), baseline.get("cache")
     if is_floor(settings, baseline):
         return "it does only part of the work"
@@ -77,5 +75,5 @@ def _does_more(settings: dict, baseline: dict) -> bool:
     )
 
 
-def _settings(run: Run, summary: Summary, row: Row) -> list[dict]:
-    return [run.info["variants"][name] for name in (row.variant, summary.baseline)]
+def _settings(summary: Summary, row: Row) -> list[dict]:
+    return [summary.info["variants"][name] for name in (row.variant, summary.baseline)]

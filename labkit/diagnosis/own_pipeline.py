@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.analysis.summary import Row, summarize_run
+from labkit.analysis.summary import Row
 from labkit.contracts import Device, SystemClock
 from labkit.diagnosis.remedies import LESS_OFTEN, Remedy
 from labkit.parts.devices import EmulatedDevice
@@ -157,7 +157,7 @@ def verified(
         baseline=AS_IS,
     )
     done = run(experiment, results=results, blocks=BLOCKS, progress=progress)
-    rows = {row.variant: row for row in summarize_run(done).rows}
+    rows = {row.variant: row for row in done.summary.rows}
     return tuple(_with_row(remedy, rows.get(remedy.name)) for remedy in remedies), done
 
 

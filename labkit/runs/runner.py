@@ -19,7 +19,7 @@ from labkit import units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.forecast import forecast
 from labkit.analysis.summary import second_attempt_note
-from labkit.analysis.validity import a_over_a, attempt_of, baselines_of, count, disturbance
+from labkit.analysis.validity import a_over_a, attempt_of, baselines_of, disturbance, valid_trials
 from labkit.contracts import Cancelled, Skip, Trial, utc_now
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.runs import operation_trials
@@ -28,7 +28,7 @@ from labkit.runs.preparation import prepare, stage
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.schedule import Planned, next_trials
 from labkit.runs.stand_ins import check_stand_ins
-from labkit.runs.store import Run, append_trial, load_run
+from labkit.runs.store import Run, append_trial, earlier_runs, load_run
 from labkit.settings import field_kinds
 
 FAILURES_BEFORE_DROPPED = 2
@@ -110,16 +110,17 @@ def _say_forecast(run: ActiveRun, **known: float) -> None:
     """Print how long a judged run takes and what it can detect."""
     if not run.mode.judged:
         return
+    mode, machine_id = run.mode.name, run.info["provenance"]["machine_id"]
+    name = run.info["experiment"]
+    earlier = earlier_runs(run.folder.parents[1], name, machine_id=machine_id, mode=mode)
     expected = forecast(
-        run.folder.parents[1],
-        experiment=run.info["experiment"],
-        mode=run.mode.name,
+        (before.summary for before in earlier),
+        mode=mode,
         blocks=run.info["blocks"],
         variants={
             name: asdict(run.variants[name]) for name in run.variants if name not in run.dropped
         },
         baselines=baselines_of(run.info).values(),
-        machine_id=run.info["provenance"]["machine_id"],
         **known,
     )
     run.progress.say(str(expected))
@@ -193,10 +194,10 @@ def _say_why_more(run: ActiveRun, trials: Sequence[Trial], block: int) -> None:
     """Print why there are blocks beyond the planned ones."""
     n = run.info["blocks"]
     if attempt_of(block, n):
-        run.note(second_attempt_note(a_over_a(count(run.info, trials, attempt=0))))
+        run.note(second_attempt_note(a_over_a(valid_trials(run.info, trials, attempt=0))))
         run.save()
     elif block >= n:
-        rejected = count(run.info, trials, attempt=0).rejected
+        rejected = valid_trials(run.info, trials, attempt=0).rejected
         run.progress.say(
             f"{units.count(len(rejected), 'block')} rejected, run again: "
             f"{next(reversed(rejected.values()))}"

@@ -20,8 +20,8 @@ from labkit.analysis.validity import (
     a_over_a,
     attempt_of,
     baselines_of,
-    count,
     is_baseline_run_twice,
+    valid_trials,
 )
 from labkit.contracts import Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode
@@ -93,8 +93,8 @@ def next_trials(
     # Nothing of the first attempt is wanted once there is a second: also when a run is resumed.
     begun = max((attempt_of(block, n) for block, _, _ in done), default=0)
     for attempt in range(begun, ATTEMPTS if judged else 1):
-        counted, start = count(info, trials, attempt), attempt * ATTEMPT_BLOCKS * n
-        replaced = min(len(counted.rejected), int(n * MAX_REPLACED_SHARE)) if judged else 0
+        valid, start = valid_trials(info, trials, attempt), attempt * ATTEMPT_BLOCKS * n
+        replaced = min(len(valid.rejected), int(n * MAX_REPLACED_SHARE)) if judged else 0
         planned = plan(
             list(info["variants"]),
             list(baselines_of(info).values()),
@@ -107,7 +107,7 @@ def next_trials(
             for p in planned
             if p.variant not in dropped and (p.block, p.variant, p.role) not in done
         ]
-        if missing or is_stable(a_over_a(counted)):
+        if missing or is_stable(a_over_a(valid)):
             return missing
     return []
 

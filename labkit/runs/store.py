@@ -20,9 +20,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from labkit import units
+from labkit.analysis.summary import Summary, summarize
 from labkit.contracts import Trial
 from labkit.files import locked, write_whole
 from labkit.runs import local
@@ -49,6 +51,12 @@ class Run:
     trials: tuple[Trial, ...]
     set_aside: int = 0
     """Lines of `trials.jsonl` that were only half written."""
+
+    @cached_property
+    def summary(self) -> Summary:
+        """What the trials mean: a row per variant."""
+        more = {"set_aside": self.set_aside, "run": self.folder.name}
+        return summarize({**self.info, **more}, self.trials)
 
 
 def create_run(results: Path, info: dict[str, object]) -> Path:
@@ -335,3 +343,31 @@ def _is_corrected(folder: Path) -> bool:
 def _ends_with_newline(file: object) -> bool:
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"
+
+
+def earlier_runs(
+    results: Path | str, experiment: str, *, machine_id: str, mode: str
+) -> Iterator[Run]:
+    """Yield a machine's finished runs, those in the same mode first, the newest first.
+
+    Args:
+        results: folder that holds all results.
+        experiment: its name.
+        machine_id: whose runs.
+        mode: quick, document or full.
+    """
+    found = []
+    for folder in list_runs(results, experiment):
+        try:
+            info = read_info(folder)
+            measured_on = (info.get("provenance") or {}).get("machine_id")
+            is_finished = info["status"] == "finished" and info.get("shuffled", True)
+            if measured_on == machine_id and is_finished:
+                found.append((info["mode"] == mode, folder.name, folder))
+        except (ValueError, KeyError):
+            continue  # not a run of this lab's
+    for _, _, folder in sorted(found, reverse=True):
+        try:
+            yield load_run(folder)
+        except ValueError:
+            continue  # of a newer labkit

@@ -1,6 +1,6 @@
 """Whoever did other work than the baseline is found by what the rows recorded of it.
 
-Run: python -m pytest tests/test_equal_work.py
+Run: python -m pytest tests/analysis/test_equal_work.py
 """
 
 import math

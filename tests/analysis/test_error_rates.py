@@ -2,7 +2,7 @@
 
 Few simulations, so each limit is widened by 2 standard errors; the seeds are fixed.  The last
 tests take a safeguard away, to show that the simulation would notice.
-Run: python -m pytest tests/test_error_rates.py
+Run: python -m pytest tests/analysis/test_error_rates.py
 """
 
 import math

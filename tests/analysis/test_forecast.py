@@ -1,6 +1,6 @@
 """What a run will take and see, from what an earlier one on this machine showed.
 
-Run: python -m pytest tests/test_forecast.py
+Run: python -m pytest tests/analysis/test_forecast.py
 """
 
 import json
@@ -11,7 +11,7 @@ from fakes import fake_info, fake_trial, fake_trials
 
 from labkit.analysis.forecast import forecast, noise_of
 from labkit.analysis.statistics import detectable_share
-from labkit.runs.store import append_trial, create_run, load_run
+from labkit.runs.store import append_trial, create_run, earlier_runs, load_run
 
 VARIANTS = {name: {"epochs": 2, "step": "timed"} for name in ("base", "other", "third")}
 HERE = {"provenance": {"machine_id": "here"}, "shuffled": True}
@@ -27,14 +27,13 @@ def leave_run(results, trials, mode="full", **info):
 
 
 def expect(results, mode="full", blocks=10, variants=VARIANTS, **more):
+    earlier = earlier_runs(results, "prefetching", machine_id="here", mode=mode)
     return forecast(
-        results,
-        experiment="prefetching",
+        (run.summary for run in earlier),
         mode=mode,
         blocks=blocks,
         variants=variants,
         baselines=["base"],
-        machine_id="here",
         **more,
     )
 
@@ -51,12 +50,9 @@ def noisy_run(results, s=0.02, **info):
 def test_noise_is_pooled_over_the_variants(tmp_path):
     trials = fake_trials({"base": 1.0, "other": 0.9, "third": 1.1}, blocks=6, seed=3)
     run = leave_run(tmp_path, trials)
-    noise = noise_of(run)
-    assert noise.epoch_s == pytest.approx(1.0, rel=0.1)
+    noise = noise_of(run.summary)
     assert noise.run == run.folder.name
-    from labkit.analysis.summary import summarize
-
-    _, other, third = summarize(run.info, run.trials).rows
+    _, other, third = run.summary.rows
     assert noise.s == pytest.approx(math.sqrt((other.s**2 + third.s**2) / 2))
 
 

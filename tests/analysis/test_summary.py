@@ -1,6 +1,6 @@
 """Rows, notes and verdicts of whole runs, against sums done by hand and scipy.stats.
 
-Run: python -m pytest tests/test_summary.py
+Run: python -m pytest tests/analysis/test_summary.py
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """What counts is decided by the cache's proof, the machine's log and the plan: never by a time.
 
-Run: python -m pytest tests/test_counted.py
+Run: python -m pytest tests/analysis/test_validity.py
 """
 
 from dataclasses import replace
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.analysis.validity import (
-    cache_doubt,
-    count,
+    cache_violation,
     disturbance,
+    valid_trials,
 )
 
 MB = 1_000_000
@@ -25,7 +25,7 @@ BUSY = {"other_cores": 0.75}
 
 
 @pytest.mark.parametrize(
-    ("cache", "resident", "doubt"),
+    ("cache", "resident", "violation"),
     [
         ("cold", 0.0, ""),
         ("cold", 0.02, ""),
@@ -40,13 +40,13 @@ BUSY = {"other_cores": 0.75}
         ("as found", 1.0, ""),
     ],
 )
-def test_a_label_is_believed_as_far_as_what_memory_held(cache, resident, doubt):
-    assert cache_doubt(fake_proved(cache, resident=resident)) == doubt
+def test_a_label_is_believed_as_far_as_what_memory_held(cache, resident, violation):
+    assert cache_violation(fake_proved(cache, resident=resident)) == violation
 
 
 @pytest.mark.parametrize("rotational", [True, False])
 @pytest.mark.parametrize(
-    ("cache", "fetched", "doubt"),
+    ("cache", "fetched", "violation"),
     [
         ("cold", 101 * MB, ""),
         ("cold", 80 * MB, ""),
@@ -60,13 +60,15 @@ def test_a_label_is_believed_as_far_as_what_memory_held(cache, resident, doubt):
         ("as found", 100 * MB, ""),
     ],
 )
-def test_on_a_disk_that_the_kernel_knows_its_bytes_must_agree(cache, fetched, doubt, rotational):
+def test_on_a_disk_that_the_kernel_knows_its_bytes_must_agree(
+    cache, fetched, violation, rotational
+):
     # Of warm files only where memory could not be looked at: programs are read, too.
     resident = None if cache == "warm" else 0.0
     proof = {"resident": resident, "file_bytes": 100 * MB, "device_read_bytes": fetched}
-    assert cache_doubt(fake_proved(cache, rotational=rotational, **proof)) == doubt
+    assert cache_violation(fake_proved(cache, rotational=rotational, **proof)) == violation
     # Elsewhere, as on a network, nobody counts them.
-    assert cache_doubt(fake_proved(cache, rotational=None, **proof)) == ""
+    assert cache_violation(fake_proved(cache, rotational=None, **proof)) == ""
 
 
 def test_what_memory_lost_meanwhile_was_not_warm():
@@ -75,24 +77,26 @@ def test_what_memory_lost_meanwhile_was_not_warm():
         replace(trial, cache_proof={**trial.cache_proof, "resident_share_after": share})
         for share in (0.98, 0.6)
     )
-    assert cache_doubt(kept) == ""
-    assert cache_doubt(lost) == "not warm: 60.0 % of the files were in memory after the epochs"
+    assert cache_violation(kept) == ""
+    assert cache_violation(lost) == "not warm: 60.0 % of the files were in memory after the epochs"
 
 
 @pytest.mark.parametrize("rotational", [True, None])
 def test_nothing_known_is_no_proof_of_cold_and_speaks_against_nothing_else(rotational):
     unknown = "not known to be cold: neither memory nor the disk's bytes could be looked at"
-    assert cache_doubt(fake_proved("cold", resident=None, rotational=rotational)) == unknown
-    assert cache_doubt(fake_proved("warm", resident=None, rotational=rotational)) == ""
-    assert cache_doubt(fake_proved("as found", resident=None, rotational=rotational)) == ""
+    assert cache_violation(fake_proved("cold", resident=None, rotational=rotational)) == unknown
+    assert cache_violation(fake_proved("warm", resident=None, rotational=rotational)) == ""
+    assert cache_violation(fake_proved("as found", resident=None, rotational=rotational)) == ""
 
 
 def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are():
     proof = {"resident": 0.0, "file_bytes": 100 * MB, "device_read_bytes": 0, "rotational": True}
     trial = replace(fake_proved("cold", **proof), settings={"loader": "resident"})
-    assert cache_doubt(trial) == ""
-    assert cache_doubt(replace(trial, settings={"loader": "torch"})).startswith("not cold: only")
-    assert cache_doubt(replace(trial, cache_proof=NOT_COLD)).startswith("not cold: 50.0 %")
+    assert cache_violation(trial) == ""
+    assert cache_violation(replace(trial, settings={"loader": "torch"})).startswith(
+        "not cold: only"
+    )
+    assert cache_violation(replace(trial, cache_proof=NOT_COLD)).startswith("not cold: 50.0 %")
 
 
 # --- the machine's log ----------------------------------------------------------------------
@@ -153,9 +157,9 @@ def busy(trial):
     return fake_logged(trial, **BUSY)
 
 
-def counted(trials, *, mode="full", blocks=None, **more):
+def found_in(trials, *, mode="full", blocks=None, **more):
     info = fake_info(["base", "v", "w"], mode=mode, **({"blocks": blocks} if blocks else {}))
-    return count({**info, **more}, trials)
+    return valid_trials({**info, **more}, trials)
 
 
 def keys(found):
@@ -165,25 +169,25 @@ def keys(found):
 
 
 def test_a_doubtful_trial_of_a_variant_costs_only_itself():
-    found = counted(blocks_of(range(3), changed={("v", 1, ""): not_cold}))
+    found = found_in(blocks_of(range(3), changed={("v", 1, ""): not_cold}))
     assert sorted(found.blocks) == [0, 1, 2]
     assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 1, 2]}
-    assert found.doubts == {"v": ("not cold: 50.0 % of the files were in memory",)}
+    assert found.cache_violations == {"v": ("not cold: 50.0 % of the files were in memory",)}
     assert found.rejected == {}
 
 
 @pytest.mark.parametrize("role", ["A1", "A2"])
 def test_a_doubtful_trial_of_the_baseline_costs_its_block(role):
-    found = counted(blocks_of(range(3), changed={("base", 1, role): not_cold}))
+    found = found_in(blocks_of(range(3), changed={("base", 1, role): not_cold}))
     assert sorted(found.blocks) == [0, 2]
     assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 2]}
-    assert found.doubts == {"base": ("not cold: 50.0 % of the files were in memory",)}
+    assert found.cache_violations == {"base": ("not cold: 50.0 % of the files were in memory",)}
 
 
 @pytest.mark.parametrize(("mode", "left"), [("full", [0, 2]), ("quick", [0, 1, 2])])
 @pytest.mark.parametrize("key", [("base", 1, "A2"), ("w", 1, "")])
 def test_a_disturbed_block_is_left_out_where_verdicts_are_spoken(mode, left, key):
-    found = counted(blocks_of(range(3), changed={key: busy}), mode=mode)
+    found = found_in(blocks_of(range(3), changed={key: busy}), mode=mode)
     assert found.rejected == {1: f"{key[0]}: other programs took 75.0 % of a core"}
     assert found.are_rejected_left_out is (mode == "full")
     assert sorted(found.blocks) == list(found.runs["v"]) == list(found.runs["w"]) == left
@@ -192,8 +196,8 @@ def test_a_disturbed_block_is_left_out_where_verdicts_are_spoken(mode, left, key
 def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
     first = blocks_of(range(2))
     again = [replace(trial, machine_id="again") for trial in blocks_of(range(2))]
-    found = counted([*first, *again, fake_trial("v", 0, status="failed")])
-    assert keys(found) == keys(counted(first))
+    found = found_in([*first, *again, fake_trial("v", 0, status="failed")])
+    assert keys(found) == keys(found_in(first))
     assert {t.machine_id for runs in found.base_runs[""].values() for t in runs} == {"unknown"}
     assert {t.machine_id for runs in found.runs.values() for t in runs.values()} == {"unknown"}
 
@@ -218,12 +222,12 @@ def test_what_counts_does_not_depend_on_any_time(rows, mode):
             labels = {"cache": "cold"}
             trial = fake_trial(variant, block, role, both[which], status=status, labels=labels)
             trials.append(replace(change(trial), machine_id=str(number)))
-        found = counted(trials, mode=mode, blocks=6)
+        found = found_in(trials, mode=mode, blocks=6)
         base = {b: [t.machine_id for t in runs] for b, runs in found.base_runs[""].items()}
         others = {
             name: {b: t.machine_id for b, t in runs.items()} for name, runs in found.runs.items()
         }
-        return base, others, found.rejected, found.doubts, found.attempt
+        return base, others, found.rejected, found.cache_violations, found.attempt
 
     rows_numbered = [(number, *row) for number, row in enumerate(rows)]
     assert run(0) == run(1)

@@ -1,6 +1,6 @@
 """One rule says which variant of a run won, whoever asks.
 
-Run: python -m pytest tests/test_winner.py
+Run: python -m pytest tests/analysis/test_winner.py
 """
 
 from pathlib import Path
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from fakes import fake_info, fake_trials
 
-from labkit.analysis.summary import summarize_run
 from labkit.analysis.winner import passed_over, winner
 from labkit.runs.store import Run
 from labkit.savings import savings
@@ -37,26 +36,24 @@ def fake_run(times, *, mode="quick", blocks=3, **changes):
 )
 def test_what_does_other_work_never_wins(less, why):
     run = fake_run({"original": 1.0, "honest": 0.9, "less": 0.5}, less=less)
-    summary = summarize_run(run)
-    assert winner(run, summary).variant == "honest"
-    assert passed_over(run, summary).get("less") == why
+    summary = run.summary
+    assert winner(summary).variant == "honest"
+    assert passed_over(summary).get("less") == why
     assert savings(run, epochs=10, images=160).notes[0].startswith("Winner: honest")
 
 
 def test_the_fastest_wins_where_nothing_is_judged_and_only_what_is_judged_faster_elsewhere():
     times = {"original": 1.0, "both": 0.995}
     quick, full = fake_run(times), fake_run(times, mode="full", blocks=10)
-    assert winner(quick, summarize_run(quick)).variant == "both"
-    assert winner(full, summarize_run(full)).variant == "original"
-    assert passed_over(full, summarize_run(full)) == {
-        "both": "its verdict is no practical difference"
-    }
+    assert winner(quick.summary).variant == "both"
+    assert winner(full.summary).variant == "original"
+    assert passed_over(full.summary) == {"both": "its verdict is no practical difference"}
 
 
 def test_what_lies_in_memory_or_begins_cold_may_win():
     far = {"storage": "far_20ms_1000mbit", "cache": "as found"}
     run = fake_run({"far": 1.0, "copied": 0.5}, far=far)
-    assert winner(run, summarize_run(run)).variant == "copied"
+    assert winner(run.summary).variant == "copied"
     tmpfs = {"storage": "tmpfs", "cache": "warm"}
     run = fake_run({"hdd": 1.0, "tmpfs": 0.5}, tmpfs=tmpfs)
-    assert winner(run, summarize_run(run)).variant == "tmpfs"
+    assert winner(run.summary).variant == "tmpfs"

@@ -56,7 +56,7 @@ def read_table(name):
 @functools.cache
 def read_operations():
     """Operation, library and size -> seconds per image, those of each block, ratio, interval."""
-    summary, found = lab.summarize(open_run("operations")), {}
+    summary, found = open_run("operations").summary, {}
     for row in summary.rows:
         operation, _, size = row.group.rpartition(", ")
         library = row.variant.removeprefix(f"{row.group}: ")

@@ -13,7 +13,6 @@ import torch
 from jpegs import encode, photo, with_segment
 
 import labkit as lab
-from labkit.analysis.summary import summarize_run
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS
 from labkit.runs import checks
@@ -102,7 +101,7 @@ def test_a_decoder_that_reads_nothing_is_a_row_and_no_fault_of_the_images(
     variants = {"opencv": {}, "broken": {"decoder": "broken"}}
     finished = run(own_images, tmp_path / "results", base={}, variants=variants)
     assert finished.info["excluded"] == []
-    rows = {row.variant: row for row in lab.summarize(finished).rows}
+    rows = {row.variant: row for row in finished.summary.rows}
     assert (rows["opencv"].status, rows["broken"].status) == ("ok", "failed")
 
 
@@ -115,7 +114,7 @@ def test_an_image_that_breaks_in_a_trial_is_one_line(own_images, tmp_path, monke
     monkeypatch.setitem(DECODERS, "breaks", breaks_in_workers)
     variants = {"opencv": {}, "breaks": {"decoder": "breaks"}}
     finished = run(own_images, tmp_path / "results", base={}, variants=variants)
-    reason = next(row for row in lab.summarize(finished).rows if row.variant == "breaks").reason
+    reason = next(row for row in finished.summary.rows if row.variant == "breaks").reason
     assert re.fullmatch(r"ValueError: \S+\d\d.jpg: image must be what it was", reason)
 
 
@@ -141,7 +140,7 @@ def test_rows_of_a_scaled_decoder_say_that_the_pixels_are_others(photos, tmp_pat
     variants = {"whole": {"decoder": "simplejpeg"}, "scaled": {"decoder": "simplejpeg_scaled"}}
     finished = run(photos, tmp_path, base={"preprocessor": "classification"}, variants=variants)
     words = "decoded to half a side or less where 64 px remain, so other pixels"
-    labels = {row.variant: row.labels.get("images", "") for row in summarize_run(finished).rows}
+    labels = {row.variant: row.labels.get("images", "") for row in finished.summary.rows}
     assert labels == {"whole": "", "scaled": words}
     assert words in lab.table(finished).second_lines["scaled"]
     assert f"scaled: {words}." in lab.chart(finished).get_label()
@@ -188,7 +187,7 @@ def test_whoever_finds_no_memory_or_is_killed_is_a_row_and_the_others_are_measur
     }
     finished = run(photos, tmp_path, base={}, variants=changes)
     assert finished.info["status"] == "finished"
-    rows = {row.variant: row for row in lab.summarize(finished).rows}
+    rows = {row.variant: row for row in finished.summary.rows}
     assert {name for name, row in rows.items() if row.status == "ok"} == {"good", "good too"}
     assert "batch_size must leave room in memory, got 4 (" in rows["greedy"].reason
     assert rows["illegal"].reason == "the trial's process was killed by SIGILL; see worker.log"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from labkit.analysis.statistics import is_stable
 from labkit.analysis.summary import summarize
-from labkit.analysis.validity import a_over_a, count
+from labkit.analysis.validity import a_over_a, valid_trials
 from labkit.runs.schedule import next_trials, plan
 from labkit.settings import AS_PUBLISHED
 
@@ -86,7 +86,7 @@ def test_on_a_machine_that_is_never_quiet_half_as_many_are_run_again(n, most):
 
 def test_a_baseline_that_disagrees_with_itself_has_everything_measured_once_more():
     first = measured(next_trials(full(), []), second_run=0.2)
-    assert not is_stable(a_over_a(count(full(), first)))
+    assert not is_stable(a_over_a(valid_trials(full(), first)))
     second = next_trials(full(), first)
     assert second == plan(LABELS, ["original"], shuffled=True, blocks=range(12, 18), seed=7)
     # Whatever comes of it, there is no third.

@@ -79,7 +79,7 @@ def assert_complete(run, blocks):
     done = Counter((t.variant, t.block, t.role) for t in run.trials if t.status == "ok")
     arms = [("opencv", "A1"), ("opencv", "A2"), ("pillow", "")]
     assert done == {(name, block, role): 1 for name, role in arms for block in range(blocks)}
-    summary = lab.summarize(run)
+    summary = run.summary
     assert [summary.n_blocks, *(row.blocks for row in summary.rows)] == [blocks] * 3
 
 
