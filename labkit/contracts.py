@@ -53,6 +53,8 @@ class Device(Protocol):
     label: str
     """What the rows call it: cuda:<name>, cpu or emulated(<profile>)."""
     torch_device: torch.device
+    emulated: bool
+    """It computes nothing, and only takes the time: see `parts.devices.EmulatedDevice`."""
 
     def put(
         self,

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 from labkit.analysis.summary import Row
 from labkit.contracts import Device, SystemClock
 from labkit.diagnosis.remedies import LESS_OFTEN, Remedy
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.training.callbacks import open_callbacks
 from labkit.pipeline import Pipeline, build
 from labkit.runs.calibration import calibrate
-from labkit.runs.callbacks import open_callbacks
 from labkit.runs.experiment import Experiment, completed, run
 from labkit.settings import MODES, Settings
 
@@ -87,7 +86,7 @@ def opened(settings: Settings, stack: ExitStack) -> Opened:
         loader=pipeline.loader if plain else _Prefetched(pipeline),
         step=put_and_step if plain else step,
         files=pipeline.source.files if settings.cache == "cold" else (),
-        device=pipeline.device if isinstance(pipeline.device, EmulatedDevice) else None,
+        device=pipeline.device if pipeline.device.emulated else None,
     )
 
 

@@ -27,6 +27,7 @@ class CpuDevice:
     """The host itself: nothing is copied, nothing runs beside it."""
 
     label = "cpu"
+    emulated = False
 
     def __init__(self) -> None:
         import torch
@@ -55,6 +56,8 @@ class CpuDevice:
 
 class CudaDevice:
     """A real CUDA device: the default stream computes, a side stream may copy."""
+
+    emulated = False
 
     def __init__(self) -> None:
         import torch
@@ -153,6 +156,8 @@ class EmulatedDevice:
         profile: speeds; `compute_s_per_image` must be set.
         clock: tells the time and sleeps; a fake one in tests.
     """
+
+    emulated = True
 
     def __init__(self, profile: Profile, clock: Clock) -> None:
         import torch

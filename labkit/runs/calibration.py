@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.contracts import Clock, Device, SystemClock
-from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, EmulatedDevice, with_compute
+from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, with_compute
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
 from labkit.runs.timing import time_epoch, warm_up
@@ -115,8 +115,7 @@ def steady_rate(
         computed_s += _computed_s(device) - before_s
         del batches  # stops the workers before the next measurement
         pipeline.source.order.epoch += 1
-    emulated = isinstance(device, EmulatedDevice)
-    return images / elapsed_s, 1 - computed_s / elapsed_s if emulated else None
+    return images / elapsed_s, 1 - computed_s / elapsed_s if device.emulated else None
 
 
 def _steps(pipeline: Pipeline) -> int:
@@ -129,7 +128,7 @@ def _unsettled(settings: Settings) -> int:
 
 
 def _computed_s(device: Device) -> float:
-    return getattr(device, "compute_s", 0.0)  # only the emulated one knows
+    return device.compute_s if device.emulated else 0.0
 
 
 def free_loader_utilization(settings: Settings, compute_s_per_image: float | None) -> float:

@@ -23,10 +23,9 @@ from labkit.contracts import Clock, DeviceBatch, Epoch, SystemClock
 from labkit.machine import hardware
 from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
-from labkit.parts.devices import EmulatedDevice
 from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
 from labkit.pipeline import Pipeline, build, label_jitter, label_scaled
-from labkit.runs.callbacks import NONE, Callbacks, open_callbacks
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def time_epoch(
     now = clock.now
     sync_every = pipeline.settings.sync_every
     forward, backward, device = pipeline.forward, pipeline.step.backward, pipeline.device
-    computed_s = getattr(device, "compute_s", None)
+    computed_s = device.compute_s if device.emulated else None
     loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
     next_s = forward_s = backward_s = callbacks_s = sync_s = first_batch_s = 0.0
     steps = images = 0
@@ -132,7 +131,6 @@ def time_epoch(
     ended_s = now()  # the loader has also stopped its workers by now
     device.synchronize()  # queued work belongs to this epoch
     end_s = now()
-    emulated = computed_s is not None
     if waits_s:
         waits_s[0] -= loader.startup_s
     epoch = Epoch(
@@ -141,14 +139,14 @@ def time_epoch(
         first_batch_s=first_batch_s,
         wait_s=max(next_s - timed.transfer_s - loader.startup_s, 0.0),
         transfer_s=timed.transfer_s,
-        forward_s=None if emulated else forward_s,
-        backward_s=None if emulated else backward_s,
-        launch_s=forward_s if emulated else None,
+        forward_s=None if device.emulated else forward_s,
+        backward_s=None if device.emulated else backward_s,
+        launch_s=forward_s if device.emulated else None,
         sync_s=sync_s + end_s - ended_s,
         steps=steps,
         images=images,
         batch_bytes=timed.batch_bytes,
-        compute_s=device.compute_s - computed_s if emulated else None,
+        compute_s=device.compute_s - computed_s if device.emulated else None,
         callbacks_s=callbacks_s if callbacks else None,
         waits_s=tuple(round(max(wait_s, 0.0), 6) for wait_s in waits_s),
     )
@@ -203,7 +201,7 @@ def _mean(tensor: torch.Tensor) -> float | list[float]:
 
 def warm_up(pipeline: Pipeline) -> None:
     """Run a few steps on a batch made of nothing, so that the data stays cold."""
-    if isinstance(pipeline.device, EmulatedDevice):
+    if pipeline.device.emulated:
         return
     batch = pipeline.resident_batch()
     for _ in range(WARM_UP_STEPS):
@@ -283,12 +281,12 @@ def measure(
             **resolve.label_stored(settings),
             **label_scaled(settings),
             **label_jitter(settings),
-            **training.label(settings, pipeline.device.label),
+            **training.label(settings),
             **callbacks.label(),
         },
         "first_loss": pipeline.step.first_loss(),
         "loss": pipeline.step.loss(),
     }
-    if epochs[0].compute_s is not None:
+    if pipeline.device.emulated:
         measured["emulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
     return measured

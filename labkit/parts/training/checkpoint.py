@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 from labkit import units
 from labkit.contracts import Skip
@@ -28,15 +27,19 @@ class CheckpointFailed(OSError):  # noqa: N818 - training may continue without t
     """A checkpoint could not be written; the previous file is unchanged."""
 
 
-class Saver(Protocol):
-    """Keeps the newest state in one file."""
+class Saver:
+    """Keeps the newest state in one file; writes it in the training loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def save(self, state: dict) -> None:
-        """Save nested dicts and lists of tensors and numbers; they may change once this returns.
+        """Save nested dicts and lists of tensors and numbers, which may change afterwards.
 
         Raises:
             CheckpointFailed: this checkpoint, or in a thread the one before, was not written.
         """
+        write(self._path, state)
 
     def finish(self) -> None:
         """Wait until the last state is on the disk.
@@ -49,28 +52,11 @@ class Saver(Protocol):
         """Stop the thread after what it is writing."""
 
 
-class SyncSaver:
-    """Writes in the training loop."""
+class ThreadSaver(Saver):
+    """Copies a state to host memory; a thread writes the copy."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def save(self, state: dict) -> None:
-        """Write a state."""
-        write(self._path, state)
-
-    def finish(self) -> None:
-        """Return: `save` has already written everything."""
-
-    def close(self) -> None:
-        """Return: nothing was started."""
-
-
-class ThreadSaver:
-    """Copies a state to host memory, which a thread then writes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._buffers: dict = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
@@ -91,7 +77,7 @@ class ThreadSaver:
         self._thread.shutdown()
 
 
-SAVERS: dict[str, Callable[[Path], Saver]] = {"sync": SyncSaver, "thread": ThreadSaver}
+SAVERS: dict[str, Callable[[Path], Saver]] = {"sync": Saver, "thread": ThreadSaver}
 
 
 def write(path: Path, state: dict) -> None:
@@ -167,16 +153,15 @@ def snapshot(state: dict, buffers: dict) -> dict:
 
 
 def checkpoint_folder(name: str) -> Path:
-    """Find the folder for checkpoints.
+    """Return the folder for checkpoints.
 
     Args:
-        name: here (the working directory), tmpfs, a name in labkit.toml, or a folder's path.
+        name: here (the working directory), tmpfs, a name in labkit.toml, or a folder's path; see
+            `check_folder_name`.
 
     Raises:
-        ValueError: it is none of these; the message lists the choices.
         Skip: the folder does not exist.
     """
-    check_folder_name(name)
     folder = _media().get(name) or Path(name).expanduser()
     if not folder.is_dir():
         raise Skip(

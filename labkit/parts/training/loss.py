@@ -66,6 +66,8 @@ def loop_loss(
     batch: Mapping[str, torch.Tensor],
     *,
     wait: Callable[[], None] = _nothing,
+    in_threads: bool = False,
+    reads_each: bool = False,
 ) -> torch.Tensor:
     """Compute `detector_loss` image by image, plane by plane and box by box.
 
@@ -75,55 +77,43 @@ def loop_loss(
         offset_xy: (B, 2, h, w) float32, in cells.
         batch: the targets, as `contracts.detector_batch` names them.
         wait: called before a number is read; the emulated device waits there.
+        in_threads: a thread for each image; Python runs one of them at a time ([001] 4.1, "use
+            threads").
+        reads_each: read the number of centers of each plane and the mask of each slot, as
+            `if num_pos == 0` in CenterNet's focal loss and `int(radius)` in MMDetection's targets
+            do.  Otherwise the masks are read once per batch.
 
     Returns:
         () float32.
-    """
-    images = _images(heatmap_logits, size_wh, offset_xy, batch)
-    return _total(map(_image_sums, images, _slots(batch, wait)))
-
-
-def threaded_loop_loss(
-    heatmap_logits: torch.Tensor,
-    size_wh: torch.Tensor,
-    offset_xy: torch.Tensor,
-    batch: Mapping[str, torch.Tensor],
-    *,
-    wait: Callable[[], None] = _nothing,
-) -> torch.Tensor:
-    """Compute `loop_loss` with a thread for each image; Python runs one of them at a time.
-
-    Source: [001] 4.1, "use threads".
-    """
-    images = _images(heatmap_logits, size_wh, offset_xy, batch)
-    return _total(_pool().map(_image_sums, images, _slots(batch, wait)))
-
-
-def reading_loop_loss(
-    heatmap_logits: torch.Tensor,
-    size_wh: torch.Tensor,
-    offset_xy: torch.Tensor,
-    batch: Mapping[str, torch.Tensor],
-    *,
-    wait: Callable[[], None] = _nothing,
-) -> torch.Tensor:
-    """Compute `loop_loss`, reading the number of centers of each plane and the mask of each slot.
-
-    Source: `if num_pos == 0` in CenterNet's focal loss, `int(radius)` per box in MMDetection's
-    targets.
     """
 
     def read(number: torch.Tensor) -> int:
         wait()
         return number.item()
 
-    images = _images(heatmap_logits, size_wh, offset_xy, batch)
-    slots = ((slot for slot, there in enumerate(mask) if read(there)) for mask in batch["mask"])
-    return _total(map(partial(_image_sums, read=read), images, slots))
+    mask = batch["mask"]
+    if not reads_each:
+        wait()
+        mask = mask.tolist()
+    there = read if reads_each else bool
+    slots = ((slot for slot, box in enumerate(row) if there(box)) for row in mask)
+    # Iterating a tensor unbinds it once.  With `size_wh[i]` every gradient would first be zeros
+    # for the whole batch.
+    targets = (batch[name] for name in ("heatmap", "size_wh", "offset_xy", "cell"))
+    images = zip(heatmap_logits, size_wh.flatten(2), offset_xy.flatten(2), *targets)
+    each = _pool().map if in_threads else map
+    of_image = partial(_image_sums, read=read) if reads_each else _image_sums
+    focal, centers, size, offset, boxes = map(sum, zip(*each(of_image, images, slots)))
+    at_boxes = (SIZE_WEIGHT * size + OFFSET_WEIGHT * offset) / max(2 * boxes, 1)
+    return focal / (centers + (centers == 0)) + at_boxes
 
 
 # These take time of the host, and take `wait`.
-LOOPS = {"loops": loop_loss, "loops_sync": reading_loop_loss, "threads": threaded_loop_loss}
+LOOPS: dict[str, Callable] = {
+    "loops": loop_loss,
+    "loops_sync": partial(loop_loss, reads_each=True),
+    "threads": partial(loop_loss, in_threads=True),
+}
 # (heat map logits, sizes, offsets, targets) -> loss
 LOSSES: dict[str, Callable] = {VECTORIZED: detector_loss, **LOOPS}
 
@@ -246,25 +236,6 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="loss")
 
 
-def _images(
-    heatmap_logits: torch.Tensor,
-    size_wh: torch.Tensor,
-    offset_xy: torch.Tensor,
-    batch: Mapping[str, torch.Tensor],
-) -> Iterable[tuple[torch.Tensor, ...]]:
-    """Iterate over each image's predictions and targets."""
-    # Iterating a tensor unbinds it once.  With `size_wh[i]` every gradient would first be zeros
-    # for the whole batch.
-    targets = (batch[name] for name in ("heatmap", "size_wh", "offset_xy", "cell"))
-    return zip(heatmap_logits, size_wh.flatten(2), offset_xy.flatten(2), *targets)
-
-
-def _slots(batch: Mapping[str, torch.Tensor], wait: Callable[[], None]) -> list[list[int]]:
-    """Read once which slots of each image hold a box."""
-    wait()
-    return [[slot for slot, there in enumerate(mask) if there] for mask in batch["mask"].tolist()]
-
-
 def _image_sums(
     image: tuple[torch.Tensor, ...],
     slots: Iterable[int],
@@ -273,7 +244,7 @@ def _image_sums(
     """Add up one image's losses.
 
     Args:
-        image: from `_images`, without the batch axis.
+        image: heat map logits, sizes, offsets, their targets and cells, without the batch axis.
         slots: those that hold a box.
         read: applied to the number of centers in a plane.
 
@@ -299,13 +270,6 @@ def _image_sums(
 def _l1(prediction: torch.Tensor, cell: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     # prediction (2, h * w), cell (1,), target (2,)
     return (prediction.index_select(1, cell).squeeze(1) - target).abs().sum()
-
-
-def _total(images: Iterable[tuple]) -> torch.Tensor:
-    """Combine the images' sums: per center and per box, or per batch where there is none."""
-    focal, centers, size, offset, boxes = map(sum, zip(*images))
-    at_boxes = (SIZE_WEIGHT * size + OFFSET_WEIGHT * offset) / max(2 * boxes, 1)
-    return focal / (centers + (centers == 0)) + at_boxes
 
 
 def _first_slots(counts: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The training step: the work done on a batch once it is on the device.
 
-`detector` and `classifier` are real, `timed` occupies the emulated device for its profile's
-seconds per image, `nothing` leaves loading alone.  Importing this module does not import torch.
+`detector` and `classifier` train; `timed` occupies the emulated device; `nothing` does no work, so
+that loading can be measured alone.  Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
-from labkit.contracts import CLASSES
+from labkit.contracts import CLASSES, Device
 from labkit.parts.training.loss import (
     LOOPS,
     LOSSES,
@@ -21,7 +22,10 @@ from labkit.parts.training.loss import (
     host_loss,
     mask_of,
 )
-from labkit.settings import Settings, pick
+from labkit.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
 
 # CenterNet trains with Adam at 1.25e-4 from its first epoch on.
 DETECTOR_LEARNING_RATE = 1.25e-4
@@ -53,52 +57,38 @@ class Step:
     """The first loss, from untrained weights, as a number."""
 
 
-def detector(settings: Settings, device: object) -> Step:
-    """Train CenterNet's res_18 from scratch: heat maps, box sizes and center offsets.
+def detector(settings: Settings, device: Device) -> Step:
+    """Train CenterNet's res_18 from scratch on `contracts.detector_batch`, with Adam.
 
     Args:
         settings: uses seed, loss, precision and memory_format.
-        device: a part of `DEVICES` with a `torch_device`.
+        device: where the model is; a real one.
 
-    Returns:
-        A step on `contracts.detector_batch`.
-
-    Raises:
-        ValueError: the device is emulated.
-
-    Source: CenterNet (Zhou et al. 2019), trained by Adam.
+    Source: CenterNet (Zhou et al. 2019): heat maps, box sizes and center offsets.
     """
-    _check_real("detector", device)
     import torch
 
     from labkit.parts.training.model import Detector
 
     model = _seeded(Detector, settings, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=DETECTOR_LEARNING_RATE)
-    of_maps = pick(LOSSES, settings.loss, "loss")
+    of_maps = LOSSES[settings.loss]
 
-    def loss_of(maps: tuple, batch: dict) -> object:
+    def loss_of(maps: tuple, batch: dict) -> torch.Tensor:
         return of_maps(*(one.float() for one in maps), batch)
 
     return _train(settings, device, model, optimizer, loss_of, "detector")
 
 
-def classifier(settings: Settings, device: object) -> Step:
-    """Train a ResNet-18 classifier from scratch, the light arm.
+def classifier(settings: Settings, device: Device) -> Step:
+    """Train a ResNet-18 classifier from scratch on `contracts.classifier_batch`.
 
     Args:
         settings: uses seed, precision and memory_format.
-        device: a part of `DEVICES` with a `torch_device`.
-
-    Returns:
-        A step on `contracts.classifier_batch`.
-
-    Raises:
-        ValueError: the device is emulated.
+        device: where the model is; a real one.
 
     Source: He et al. 2016, trained by SGD with momentum and cross entropy.
     """
-    _check_real("classifier", device)
     import torch
 
     from labkit.parts.training.model import build_classifier
@@ -108,68 +98,56 @@ def classifier(settings: Settings, device: object) -> Step:
         model.parameters(), lr=CLASSIFIER_LEARNING_RATE, momentum=CLASSIFIER_MOMENTUM
     )
 
-    def loss_of(logits: object, batch: dict) -> object:
+    def loss_of(logits: torch.Tensor, batch: dict) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(logits.float(), batch["label"])
 
     return _train(settings, device, model, optimizer, loss_of, "classifier")
 
 
-def timed(settings: Settings, device: object) -> Step:
-    """Occupy the emulated device for as long as its profile says, without training.
+def timed(settings: Settings, device: Device) -> Step:
+    """Occupy the emulated device for its profile's time per image, without training.
 
-    A loss in loops is real work of the host.  It comes between the forward pass, beside which the
-    host may run it, and the backward pass, which cannot start before.
+    A loss in loops is real work of the host.  It runs after the forward pass is queued, beside
+    which the host may run it, and before the backward pass, which cannot start earlier.
 
     Args:
         settings: uses loss, batch_size and seed.
-        device: a part of `DEVICES` with `compute(images)`.
+        device: the emulated one, which has `compute(images)`.
 
     Returns:
         A step on any batch with `sample_id`, and with boxes if the loss loops over them.  It has
-        no backward and no loss; its class scores are drawn once.
-
-    Raises:
-        ValueError: the device is a real one.
+        no backward and no loss; its class scores are random, drawn once.
     """
-    if not _is_emulated(device):
-        raise ValueError(
-            f"step must be detector or classifier on {device.torch_device}, got 'timed'; "
-            'set step="detector", or device="emulated"'
-        )
-    forward = partial(_compute, device)
+
+    def compute(batch: dict, share: float = 1) -> None:
+        device.compute(share * len(batch["sample_id"]))
+
+    forward = compute
     if settings.loss != VECTORIZED:
-        loss_of = partial(pick(LOOPS, settings.loss, "loss"), wait=device.synchronize)
+        loss_of = partial(LOOPS[settings.loss], wait=device.synchronize)
         work = host_loss(loss_of, settings.batch_size, settings.seed)
 
         def forward(batch: dict) -> None:
-            _compute(device, batch, FORWARD_SHARE)
+            compute(batch, FORWARD_SHARE)
             work(mask_of(batch))
-            _compute(device, batch, 1 - FORWARD_SHARE)
+            compute(batch, 1 - FORWARD_SHARE)
 
     return Step(
         forward=forward,
         backward=None,
         loss=lambda: None,
         batch=None,
-        logits=partial(_drawn_logits, settings.batch_size, settings.seed),
+        logits=partial(_random_logits, settings.batch_size, settings.seed),
         state=_classifier_at_rest,
     )
 
 
-def nothing(settings: Settings, device: object) -> Step:
-    """Do no work: the epoch takes as long as loading alone.
-
-    Args:
-        settings: not used; every step is called alike.
-        device: not used.
-
-    Returns:
-        A step on any batch.
-    """
+def nothing(settings: Settings, device: Device) -> Step:
+    """Do no work on any batch: the epoch takes as long as loading alone."""
     return Step(forward=lambda batch: None, backward=None, loss=lambda: None, batch=None)
 
 
-STEPS: dict[str, Callable[[Settings, object], Step]] = {
+STEPS: dict[str, Callable[[Settings, Device], Step]] = {
     "detector": detector,
     "classifier": classifier,
     "timed": timed,
@@ -177,12 +155,8 @@ STEPS: dict[str, Callable[[Settings, object], Step]] = {
 }
 
 
-def label(settings: Settings, accelerator: str) -> dict[str, str]:
-    """Label a row whose loss or precision is not the default.
-
-    Args:
-        settings: complete.
-        accelerator: the device's label.
+def label(settings: Settings) -> dict[str, str]:
+    """Return the row's labels of a loss or precision that is not the default.
 
     Returns:
         loss: how many operators it calls in a step; precision: the number format.
@@ -193,12 +167,11 @@ def label(settings: Settings, accelerator: str) -> dict[str, str]:
         counted = "loops" if settings.loss == "threads" else settings.loss
         calls = count_operators(LOSSES[counted], settings.batch_size)
         fewest = count_operators(LOSSES[VECTORIZED], settings.batch_size)
+        host_only = ", the host's cost only" if settings.device == "emulated" else ""
         labels["loss"] = (
             f"{calls:,} operator calls a step at {TYPICAL_BOXES} boxes an image "
-            f"({VECTORIZED}: {fewest:,})"
+            f"({VECTORIZED}: {fewest:,}){host_only}"
         )
-        if accelerator.startswith("emulated"):
-            labels["loss"] += ", the host's cost only"
     if settings.precision == "amp":
         dtype = str(_amp_dtype(settings.device)).removeprefix("torch.")
         scaled = ", loss scaled" if dtype == "float16" else ""
@@ -208,22 +181,13 @@ def label(settings: Settings, accelerator: str) -> dict[str, str]:
 
 def _train(
     settings: Settings,
-    device: object,
-    model: object,
-    optimizer: object,
-    loss_of: Callable[[object, dict], object],
+    device: Device,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[..., torch.Tensor],
     batch: str,
 ) -> Step:
-    """Make a step of a model, an optimizer and a loss.
-
-    Args:
-        settings: uses precision and memory_format.
-        device: a part of `DEVICES` with a `torch_device`, where the model is.
-        model: from `_seeded`.
-        optimizer: of the model's parameters.
-        loss_of: (what the model returned, batch) -> loss, a 0-dim float32 tensor.
-        batch: what the step needs, a name in `contracts.BATCHES`.
-    """
+    """Make a step of a model, an optimizer and a loss of (the model's outputs, batch)."""
     import torch
 
     first = last = last_logits = None
@@ -236,7 +200,7 @@ def _train(
             # Unscaled gradients would vanish; finding out whether one overflowed waits each step.
             scaler = torch.amp.GradScaler(kind)
 
-    def forward(batch: dict) -> object:
+    def forward(batch: dict) -> torch.Tensor:
         nonlocal first, last, last_logits
         image = batch["image"].contiguous(memory_format=layout)
         with in_precision():
@@ -248,7 +212,7 @@ def _train(
             last_logits = outputs.detach()
         return loss
 
-    def backward(loss: object) -> None:
+    def backward(loss: torch.Tensor) -> None:
         if scaler is None:
             loss.backward()
             optimizer.step()
@@ -269,7 +233,9 @@ def _train(
     )
 
 
-def _seeded(build: Callable[[], object], settings: Settings, device: object) -> object:
+def _seeded(
+    build: Callable[[], torch.nn.Module], settings: Settings, device: Device
+) -> torch.nn.Module:
     """Build a model on the CPU, so that every device and variant starts from the same weights."""
     import torch
 
@@ -280,36 +246,20 @@ def _seeded(build: Callable[[], object], settings: Settings, device: object) -> 
     return model.to(device.torch_device, memory_format=_layout(settings))
 
 
-def _layout(settings: Settings) -> object:
+def _layout(settings: Settings) -> torch.memory_format:
     import torch
 
     layouts = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
     return layouts[settings.memory_format]
 
 
-def _amp_dtype(device_type: str) -> object:
+def _amp_dtype(device_type: str) -> torch.dtype:
     """Return bfloat16, or float16 for GPUs that do not compute in it: that needs loss scaling."""
     import torch
 
     if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.float16
     return torch.bfloat16
-
-
-def _is_emulated(device: object) -> bool:
-    return hasattr(device, "compute")
-
-
-def _check_real(name: str, device: object) -> None:
-    if _is_emulated(device):
-        raise ValueError(
-            f"step must be timed on the emulated device, got {name!r}; "
-            'set step="timed", or device="cuda" or "cpu"'
-        )
-
-
-def _compute(device: object, batch: dict, share: float = 1) -> None:
-    device.compute(share * len(batch["sample_id"]))
 
 
 @cache
@@ -330,7 +280,7 @@ def _classifier_at_rest() -> dict:
 
 
 @cache
-def _drawn_logits(batch_size: int, seed: int) -> object:
+def _random_logits(batch_size: int, seed: int) -> torch.Tensor:
     import torch
 
     draw = torch.Generator().manual_seed(seed)

@@ -105,7 +105,7 @@ def test_float16_scales_its_loss(monkeypatch):
 def test_a_row_names_its_precision(monkeypatch, dtype, said):
     monkeypatch.setattr(step, "_amp_dtype", lambda kind: dtype)
     settings = Settings(step="classifier", device="cpu", precision="amp")
-    assert label(settings, "cpu") == {"precision": said}
+    assert label(settings) == {"precision": said}
 
 
 # --- the emulated device --------------------------------------------------------------------
@@ -118,21 +118,6 @@ def test_timed_gives_the_number_of_images_to_the_emulated_device():
     assert device.computed == [BATCH_SIZE]
     assert (made.backward, made.loss(), made.batch) == (None, None, None)
     assert made.logits().shape == (BATCH_SIZE, 80)
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "message"),
-    [
-        ("timed", on("cpu"), "step must be detector or classifier on cpu, got 'timed'; set step="),
-        *(
-            (name, Emulated(), f"step must be timed on the emulated device, got {name!r}; set step")
-            for name in REAL_STEPS
-        ),
-    ],
-)
-def test_a_step_for_another_device_says_what_to_set(name, device, message):
-    with pytest.raises(ValueError, match=message):
-        STEPS[name](Settings(), device)
 
 
 def test_importing_the_package_does_not_import_torch():

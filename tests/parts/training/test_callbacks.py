@@ -14,9 +14,15 @@ import torch
 from labkit.contracts import Skip
 from labkit.parts.devices import CpuDevice, EmulatedDevice
 from labkit.parts.training import STEPS
+from labkit.parts.training.callbacks import (
+    CHECKPOINT,
+    HOST_ONLY,
+    Callback,
+    Callbacks,
+    open_callbacks,
+)
 from labkit.parts.training.checkpoint import CheckpointFailed
 from labkit.parts.training.reporting import SINKS, ReportFailed
-from labkit.runs.callbacks import CHECKPOINT, HOST_ONLY, Callback, Callbacks, open_callbacks
 from labkit.runs.process import Launcher
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings

@@ -1,4 +1,4 @@
-"""Callbacks: what a training loop does beside its steps, while the device may be idle.
+"""Callbacks: what a training loop does between its steps, while the device may be idle.
 
     step n ─▶ every N steps: metrics ─ report ─ checkpoint ─ progress bar ─▶ step n + 1
                                                   last of the epoch ─▶ finish ─▶ end
@@ -19,11 +19,10 @@ from functools import partial
 from pathlib import Path
 
 from labkit.contracts import Device
-from labkit.parts.devices import EmulatedDevice
-from labkit.parts.training import Step
-from labkit.parts.training.checkpoint import SAVERS, CheckpointFailed, Saver, checkpoint_folder
+from labkit.parts.training.checkpoint import SAVERS, CheckpointFailed, checkpoint_folder
 from labkit.parts.training.metrics import METRICS, Totals
 from labkit.parts.training.reporting import PROGRESS, ReportFailed, Reports
+from labkit.parts.training.step import Step
 from labkit.settings import Settings
 
 CHECKPOINT = ".labkit-checkpoint.pth"
@@ -114,8 +113,7 @@ def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitSt
         Skip: this machine lacks what they need, such as the folder for checkpoints.
     """
     # A real device makes the host wait where a result is read; the emulated one has to be told.
-    emulated = isinstance(device, EmulatedDevice)
-    wait = device.synchronize if emulated else _nothing
+    wait = device.synchronize if device.emulated else _nothing
 
     def loss() -> float | None:
         wait()
@@ -136,7 +134,7 @@ def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitSt
             bar.update(loss() if settings.progress_loss else None)
 
         opened.append(Callback(name="progress bar", every=1, call=update))
-    return Callbacks(*opened, go_on=settings.if_not_written == "go on", emulated=emulated)
+    return Callbacks(*opened, go_on=settings.if_not_written == "go on", emulated=device.emulated)
 
 
 def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Callback:
@@ -167,7 +165,7 @@ def _checkpoints(
 ) -> Callback:
     path = checkpoint_folder(settings.checkpoint_to) / CHECKPOINT
     stack.callback(path.unlink, missing_ok=True)
-    saver: Saver = SAVERS[settings.saver](path)
+    saver = SAVERS[settings.saver](path)
     stack.callback(saver.close)
 
     def save(number: int, batch: Mapping) -> None:
