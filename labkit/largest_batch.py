@@ -124,7 +124,7 @@ def largest_batch(
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "worker.log"
         with Launcher(log, fork=hardware.can_fork(), own=resolve.own_parts()) as launcher:
-            found = launcher.run("search_batch", {"settings": asdict(tried_on)}, cancel)
+            found = launcher.run("search_on_cuda", {"settings": asdict(tried_on)}, cancel)
     return describe(given, found)
 
 

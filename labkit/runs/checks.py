@@ -32,7 +32,7 @@ from labkit.parts.decoding import DECODERS, SCALED, sample_jpeg
 from labkit.parts.loading import OWN_ORDER
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.pipeline import first_batch
+from labkit.pipeline import first_batch, shuffled_images
 from labkit.resolve import check, open_source
 from labkit.settings import Settings
 
@@ -45,22 +45,24 @@ LONGEST_MESSAGE = 160  # characters of a library's own message: it has to stay o
 
 
 def find_bad_images(
-    settings: Settings, indices: list[int], decoders: list[str]
-) -> tuple[dict[int, str], list[str]]:
+    settings: Settings, start: int, stop: int, decoders: list[str]
+) -> tuple[list[tuple[int, str]], list[str]]:
     """Find images that cannot be read, or that a decoder refuses, and files that changed.
 
     Each image is read once and decoded once with each decoder, on all cores.
 
     Args:
         settings: complete; only the data's place and packing count.
-        indices: which images to look at.
+        start: first image to look at, counted in the order of the seed.
+        stop: the image after the last.
         decoders: names of the decoders that the variants use.
 
     Returns:
-        index -> one line naming the file and what is wrong with it; and a line for each
-        other file that is no longer what the data's manifest says.
+        (index, one line naming the file and what is wrong with it) of each bad image; and a line
+        for each other file that is no longer what the data's manifest says.
     """
     reader = open_source(settings)
+    indices = [int(index) for index in shuffled_images(settings)[start:stop]]
     usable = [name for name in decoders if _decodes(name, sample_jpeg())]
 
     def fault(index: int) -> str:
@@ -84,8 +86,8 @@ def find_bad_images(
 
     with ThreadPoolExecutor(hardware.cores()) as pool:
         faults = dict(zip(indices, pool.map(fault, indices)))
-    bad = {index: line for index, line in faults.items() if line}
-    return bad, reader.verify([index for index in indices if index not in bad])
+    bad = sorted((index, line) for index, line in faults.items() if line)
+    return bad, reader.verify([index for index, line in faults.items() if not line])
 
 
 def _decodes(name: str, jpeg: bytes) -> bool:

@@ -84,7 +84,7 @@ def prepare(run: ActiveRun) -> None:
     baseline = run.baseline
     looked_at = FIRST_LOOK_IMAGES
     excluded = _look_at_images(run, 0, looked_at, [])
-    run.info["provenance"]["jpeg_back_ends"] = run.ask("describe_back_ends")
+    run.info["provenance"]["jpeg_back_ends"] = run.ask("jpeg_back_ends")
     check_stand_ins(run, excluded)
     try:
         _compare_work(run, excluded)
@@ -202,7 +202,7 @@ def _look_at_images(run: ActiveRun, start: int, stop: int, excluded: list[int]) 
     decoders = sorted(set(used))
     run.progress.say(f"reading images, and decoding each with {', '.join(decoders)}")
     try:
-        found = run.ask(
+        bad, changed = run.ask(
             "find_bad_images",
             settings=asdict(settings),
             start=start,
@@ -211,23 +211,23 @@ def _look_at_images(run: ActiveRun, start: int, stop: int, excluded: list[int]) 
         )
     except TrialFailed as failure:
         raise ValueError(str(failure)) from failure
-    if found["changed"]:
+    if changed:
         raise ValueError(
-            f"data must be what its manifest says, got {len(found['changed'])} changed files "
-            f"({'; '.join(found['changed'][:3])}); make the data again, or remove "
+            f"data must be what its manifest says, got {len(changed)} changed files "
+            f"({'; '.join(changed[:3])}); make the data again, or remove "
             "manifest.json to take it as it is"
         )
-    if not found["bad"]:
+    if not bad:
         return excluded
-    lines = "; ".join(line for _, line in found["bad"][:5])
+    lines = "; ".join(line for _, line in bad[:5])
     if settings.on_bad_image == "stop":
         raise ValueError(
-            f"images must all be readable, got {len(found['bad'])} that are not ({lines}); "
+            f"images must all be readable, got {len(bad)} that are not ({lines}); "
             "replace them, or leave them out for all variants with on_bad_image=skip"
         )
-    run.note(f"{len(found['bad'])} unreadable images are left out for all variants")
+    run.note(f"{len(bad)} unreadable images are left out for all variants")
     run.note(lines, is_local=True)
-    return [*excluded, *(index for index, _ in found["bad"])]
+    return [*excluded, *(index for index, _ in bad)]
 
 
 def _whole_batches(run: ActiveRun, images: int) -> int:

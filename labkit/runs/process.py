@@ -1,10 +1,10 @@
-"""Launcher: asks `labkit.runs.server` for one fresh process per job, and leaves none behind.
+"""Run jobs in fresh processes, started by `labkit.runs.server`, and leave none of them behind.
 
     with Launcher(log, fork=True) as launcher:
         measured = launcher.run("measure", arguments)
 
-Main trap: the kernel that runs a notebook is full of threads and must never be
-forked itself; so the server is started as a program of its own and forks there.
+A notebook's kernel has many threads, so it cannot be forked safely: the server is a program of
+its own and forks there.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ GRACE_S = 5.0  # how long a server may take to end by itself
 
 
 class TrialFailed(RuntimeError):  # noqa: N818 - what failed is the trial, not the launcher
-    """A request failed; the text is the reason, `traceback` the rest."""
-
-    def __init__(self, reason: str, traceback_text: str = "") -> None:
-        super().__init__(reason)
-        self.traceback = traceback_text
+    """A job raised an error; the text is its reason, the traceback is in the log."""
 
 
 class TrialKilled(TrialFailed):
-    """A process was killed or ended without an answer: it says nothing of what it was asked."""
+    """A process was killed or ended without an answer: the job may succeed when it is run again."""
+
+
+ERRORS = {"skipped": Skip, "failed": TrialFailed, "killed": TrialKilled}
 
 
 class Launcher:
-    """The runner's end: sends requests, waits for results, ends everything.
+    """Starts the server, sends it requests, waits for answers and ends it.
 
     Args:
-        log: file that takes what the processes print to stderr.
-        fork: fork trials from a server; False spawns one process per request.
-        own: a person's own parts, from `tables.own_parts`.
+        log: file that takes what the processes print.
+        fork: fork jobs from a server; False starts a program for each request.
+        own: the user's own parts, from `resolve.own_parts`.
     """
 
     def __init__(self, log: Path, *, fork: bool, own: bytes = b"") -> None:
@@ -72,24 +71,24 @@ class Launcher:
         """Run one job in a fresh process and wait for its result.
 
         Args:
-            job: a key of `worker.JOBS`.
-            arguments: what JSON can hold.
+            job: a key of `server.JOBS`.
+            arguments: of that function, as JSON can hold them; settings as `asdict` gives them.
             cancel: set by another thread to stop.
 
         Returns:
-            What the job returned, through JSON.
+            What the function returned, through JSON.
 
         Raises:
             Skip: the job cannot run on this machine.
-            TrialFailed: it raised.
+            TrialFailed: it raised an error.
             TrialKilled: its process, a loader worker or the server was killed; the next request
                 is answered again.
             Cancelled: `cancel` was set; nothing of it is left running.
         """
-        process = self._started()
+        process = self._start()
         self._requests += 1
         request = {
-            "request": self._requests,
+            "number": self._requests,
             "job": job,
             "arguments": arguments,
             "own": self._own,
@@ -97,16 +96,24 @@ class Launcher:
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            return self._result(process, cancel)
+            answer = self._next_answer(process, cancel)
         except BrokenPipeError:
             self.close()
             raise TrialKilled("the trial server ended unexpectedly; run again") from None
         except (KeyboardInterrupt, Cancelled):
-            self.close()  # closing its input ends the server and the trial's whole group
+            self.close()  # closing its input ends the server and the job's whole group
             raise
+        if answer is None:
+            self.close()
+            raise TrialKilled("the trial's process ended without a result; see worker.log")
+        if not self._fork:
+            self.close()
+        if answer["outcome"] == "done":
+            return answer["value"]
+        raise ERRORS[answer["outcome"]](answer["value"])
 
     def close(self) -> None:
-        """End the server; it ends the trial it may be running."""
+        """End the server; it ends the job it may be running."""
         process, self._process = self._process, None
         self._pending = b""
         if process is None:
@@ -123,7 +130,7 @@ class Launcher:
             shared_memory.remove_left(self._temporary)
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _started(self) -> subprocess.Popen:
+    def _start(self) -> subprocess.Popen:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
@@ -132,32 +139,27 @@ class Launcher:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the runner alone
-                # A person's own parts may come from any module that is importable here.
+                # The user's own parts may come from any module that can be imported here.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         return self._process
 
-    def _result(self, process: subprocess.Popen, cancel: threading.Event | None) -> object:
-        while True:
-            event = self._next_event(process, cancel)
-            if event is None:
-                self.close()
-                raise TrialKilled("the trial's process ended without a result; see worker.log")
-            if event.get("event") == "started":
-                self._temporary = event["temporary"]
-            if event.get("request") != self._requests:
-                continue  # the end of a trial whose answer has been taken
-            if not self._fork:
-                self.close()
-            if event["event"] == "done":
-                return event["result"]
-            if event["event"] == "skipped":
-                raise Skip(event["reason"])
-            if event["event"] == "ended":
-                raise TrialKilled(event["reason"], event["traceback"])
-            raise TrialFailed(event["reason"], event["traceback"])
+    def _next_answer(
+        self, process: subprocess.Popen, cancel: threading.Event | None
+    ) -> dict | None:
+        """Wait for the answer to the latest request; None where the server ends without one."""
+        while (line := self._next_line(process, cancel)) is not None:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue  # of a job killed while it wrote; the server's own answer follows
+            self._temporary = message.get("temporary", self._temporary)
+            # The server also reports the end of a job whose answer has been taken.
+            if message.get("request") == self._requests:
+                return message
+        return None
 
-    def _next_event(self, process: subprocess.Popen, cancel: threading.Event | None) -> dict | None:
+    def _next_line(self, process: subprocess.Popen, cancel: threading.Event | None) -> bytes | None:
         while b"\n" not in self._pending:
             if cancel is not None and cancel.is_set():
                 raise Cancelled
@@ -172,7 +174,4 @@ class Launcher:
                 return None
             self._pending += data
         line, self._pending = self._pending.split(b"\n", 1)
-        try:
-            return json.loads(line)
-        except ValueError:
-            return {}  # what a trial was writing when it was killed; why it was follows
+        return line

@@ -110,7 +110,9 @@ def check_emulator(
         best = 0.0
         for tries in range(1, EMULATOR_TRIES + 1):
             found = run.ask(
-                "check_emulator", settings=asdict(settings), compute_s_per_image=compute_s_per_image
+                "free_loader_utilization",
+                settings=asdict(settings),
+                compute_s_per_image=compute_s_per_image,
             )
             best = max(best, found)
             if best >= FREE_LOADER_MIN_AU:

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 from labkit import resolve
 from labkit.contracts import Skip
 from labkit.machine import hardware
-from labkit.runs.process import Cancelled, Launcher, TrialKilled
+from labkit.runs.process import Cancelled, Launcher, TrialFailed, TrialKilled
 from labkit.settings import MODES, Settings, complete
 
 FORKS = pytest.mark.parametrize(
@@ -243,6 +244,21 @@ def test_whenever_a_trial_ends_the_next_has_its_own_answer(
             assert measure(launcher, photos, images=images)["epochs"][0]["images"] == images
 
 
+def fails(jpeg):
+    raise RuntimeError("no such colour\nand more")
+
+
+def test_a_failed_trial_is_one_line_and_its_traceback_is_in_the_log(tmp_path, photos, monkeypatch):
+    from labkit.parts.decoding import DECODERS
+
+    monkeypatch.setitem(DECODERS, "mine", fails)
+    log, fork = tmp_path / "log", hardware.can_fork()
+    with Launcher(log, fork=fork, own=resolve.own_parts()) as launcher:
+        with pytest.raises(TrialFailed, match=r"^RuntimeError: no such colour$"):
+            measure(launcher, photos, decoder="mine", num_workers=0)
+    assert re.search(r"Traceback.*in fails", log.read_text(), re.DOTALL)
+
+
 @FORKS
 def test_a_trial_leaves_no_temporary_file(tmp_path, temporary, photos, fork, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -261,7 +277,7 @@ def test_a_variant_that_cannot_run_here_is_a_skip_with_its_reason(tmp_path, phot
 @pytest.mark.thorough
 @FORKS
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_persons_own_decoder_reaches_the_loader_workers(
+def test_the_users_own_decoder_reaches_the_loader_workers(
     tmp_path, photos, fork, start_method, monkeypatch
 ):
     if start_method == "fork" and not hardware.can_fork():
