@@ -1,23 +1,25 @@
-"""The disks that stand in, beside each other: requested against delivered rates.
+"""The disks that stand in, beside each other: delivered over requested rates.
 
-The throttled disk (the kernel limits real reads, needs root on Linux) and the modelled one
-(our reader waits) are read at random by 1, 2, 4 and 8 processes and in sequence by one.
-Exits with 1 where a rate is more than 5 % off.
+    python -m benchmarks.media [--data FOLDER] [--seconds 2]
 
-    python -m benchmarks.media [DATA] [--seconds S]
+The throttled disk (the kernel limits real reads, needs root on Linux) and the modelled ones (the
+reader waits) are read at random by 1, 2, 4 and 8 processes and in sequence by one.  Every rate must
+be within 5 %.
 """
 
-import argparse
 import sys
+from collections.abc import Iterator
 
+from benchmarks import frame
+from labkit import units
 from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.runs.staging import check_rates, staged
 from labkit.settings import MODES, Settings, complete
 
+IMAGES = 200
 STORAGES = ("throttled", "modelled_hdd", "modelled_ssd")
 READERS = (1, 2, 4, 8)
-MEGA = 1e6
 
 
 def settings_for(storage: str, data: str, readers: int) -> Settings:
@@ -30,39 +32,33 @@ def settings_for(storage: str, data: str, readers: int) -> Settings:
     )
 
 
-def print_rates(storage: str, data: str, seconds: float) -> bool:
-    """Measure one storage and print a line per pattern; say whether all are within 5 %."""
-    whole = True
-    with staged(settings_for(storage, data, 1), say=print) as facts:
-        print(f"\n{storage}: {facts['label']}")
-        for readers in READERS:
-            for rate in check_rates(settings_for(storage, data, readers), seconds=seconds):
-                if rate["pattern"] == "sequential" and readers > 1:
-                    continue  # one reader only, and measured already
-                scale, unit = (MEGA, "MB/s") if rate["unit"] == "bytes" else (1, "files/s")
-                ratio = rate["delivered_per_s"] / rate["requested_per_s"]
-                print(
-                    f"  {rate['pattern']:10} {rate['readers']} readers"
-                    f"  requested {rate['requested_per_s'] / scale:8.1f} {unit:7}"
-                    f"  delivered {rate['delivered_per_s'] / scale:8.1f}  ratio {ratio:.3f}"
-                    + ("  MORE THAN 5 % OFF" if rate["refused"] else "")
-                )
-                whole = whole and not rate["refused"]
-    return whole
+def rates_of(storage: str, data: str, seconds: float) -> Iterator[dict[str, object]]:
+    for readers in READERS:
+        for rate in check_rates(settings_for(storage, data, readers), seconds=seconds):
+            if rate["pattern"] == "random" or readers == 1:
+                yield rate
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", nargs="?", default="data/photos")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    options = parser.parse_args()
-    whole = True
-    for storage in STORAGES:
-        try:
-            whole = print_rates(storage, options.data, options.seconds) and whole
-        except Skip as reason:
-            print(f"\n{storage}: skipped: {reason}")
-    return 0 if whole else 1
+    options = frame.parser(__doc__, data=True, seconds=2.0).parse_args()
+    report = frame.Report("Delivered over requested rates of the disks that stand in", options)
+    measured = []
+    with frame.photographs(options.data, IMAGES) as (data, _):
+        for storage in STORAGES:
+            try:
+                with staged(settings_for(storage, str(data), 1), say=print) as facts:
+                    report.line(f"{storage}: {facts['label']}")
+                    for rate in rates_of(storage, str(data), options.seconds):
+                        got, wanted = rate["delivered_per_s"], rate["requested_per_s"]
+                        report.limit(
+                            not rate["refused"],
+                            f"{storage}, {rate['pattern']}, {rate['readers']} readers: "
+                            f"{got / wanted:.3f}, {units.delivered(got, wanted, rate['unit'])}",
+                        )
+                        measured.append({"storage": storage, **rate})
+            except Skip as reason:
+                report.line(f"{storage}: skipped: {reason}")
+    return report.finish(measured)
 
 
 if __name__ == "__main__":

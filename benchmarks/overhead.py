@@ -1,113 +1,159 @@
-"""What the measuring costs: a bare loop against `timing.time_epoch`, and a trial's start.
+"""What measuring costs: loops with and without labkit, and the start of a trial's process.
 
-Both loops run the same loader in one process, turn about, so that drift hits
-them alike; the ratio is the result.  Exits with 1 where a limit is missed.
+    python -m benchmarks.overhead [--data FOLDER] [--rounds 40]
 
-    python -m benchmarks.overhead [DATA]
+Two loops are compared: a bare one with `timing.time_epoch`, and an ordinary training with the same
+under `lab.watch`.  Their ratio includes the machine's noise, so the same calls are also timed on
+batches that are already there, where the difference shows to a fraction of a microsecond.
 """
 
-import argparse
-import math
+import io
 import statistics
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
+import torch
+from torch import nn
+
+from benchmarks import frame
+from benchmarks.photo_training import Photos, Resize, TrainHere, decode_quarter, loader
 from labkit import units
-from labkit.analysis.statistics import paired_interval
+from labkit.contracts import SystemClock
+from labkit.diagnosis.watch import Terminal, Watch
 from labkit.machine import hardware
-from labkit.pipeline import build
+from labkit.pipeline import Pipeline, build
 from labkit.runs.process import Launcher
-from labkit.runs.timing import SystemClock, time_epoch
+from labkit.runs.timing import time_epoch
 from labkit.settings import MODES, Settings, complete
 
-ROUNDS = 40
 IMAGES = 64
-FREE_STEPS = 100
-OVERHEAD_LIMIT = 0.01
-TRIAL_START_LIMIT_S = 0.100
+FREE_STEPS = 500
+OVERHEAD_LIMIT = 0.01  # of a step
+TRIAL_START_LIMIT_S = 0.040
+TRIALS = 10
+
+Arms = tuple[Callable[[], object], Callable[[], object]]  # bare, with labkit
 
 
-def run_bare_epoch(pipeline) -> None:
-    """The loop anyone would write."""
-    for batch in pipeline.batches(pipeline.loader, pipeline.device):
-        pipeline.forward(batch)
-        pipeline.device.synchronize()
-    pipeline.device.synchronize()
+def measured_loops(pipeline: Pipeline) -> Arms:
+    """Return a bare loop over a pipeline and labkit's own."""
+
+    def run_bare() -> None:
+        for batch in pipeline.batches(pipeline.loader, pipeline.device):
+            pipeline.forward(batch)
+            pipeline.device.synchronize()
+
+    return run_bare, partial(time_epoch, pipeline, SystemClock())
 
 
-def compare_loops(pipeline, rounds: int) -> tuple[list[float], list[float]]:
-    """Run both loops turn about; return their seconds, bare and measured, round by round."""
-    clock = SystemClock()
-    runs = {"bare": [], "measured": []}
-    run_bare_epoch(pipeline)
-    for number in range(rounds):
-        for kind in sorted(runs, reverse=bool(number % 2)):
-            start_s = clock.now()
-            if kind == "bare":
-                run_bare_epoch(pipeline)
-            else:
-                time_epoch(pipeline, clock)
-            runs[kind].append(clock.now() - start_s)
-    return runs["bare"], runs["measured"]
+class UnseenTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def trial_starts_s(settings: Settings, count: int = 10) -> list[float]:
-    """Seconds from asking for a process to its answer, the server already running."""
+def watched_loops(batches: object, step: Callable[[object], None]) -> Arms:
+    """Return a training loop and the same under a watch that draws where nobody sees it."""
+
+    def run(batches: object) -> None:
+        for batch in batches:
+            step(batch)
+
+    watch = Watch(batches, Terminal(UnseenTerminal()), SystemClock())
+    return partial(run, batches), partial(run, watch)
+
+
+class TrainNothing:
+    """The calls of a training step with next to no work in them."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+
+    def __call__(self, batch: torch.Tensor) -> None:
+        self.model(batch)
+        self.optimizer.step()
+
+
+def compare(
+    report: frame.Report, name: str, real: Arms, real_steps: int, free: Arms, rounds: int
+) -> dict[str, list[float]]:
+    """Compare bare loops with labkit's: the ratio, and the cost of a step."""
+    free_bare, free_measured = free
+    bare, measured = real
+    taken_s = frame.in_turn(
+        {
+            "bare": partial(frame.timed, bare),
+            "measured": partial(frame.timed, measured),
+            # Nothing waits here, so CPU seconds are all of it, and other programs are left out.
+            "free bare": partial(frame.timed, free_bare, time.process_time),
+            "free measured": partial(frame.timed, free_measured, time.process_time),
+        },
+        rounds,
+    )
+    ratio = frame.ratio(taken_s["measured"], taken_s["bare"])
+    report.limit(
+        ratio.low < 1 + OVERHEAD_LIMIT,
+        f"{name} / bare loop: {ratio}, {rounds} rounds of {real_steps} steps "
+        f"(lower bound: at most {1 + OVERHEAD_LIMIT:g})",
+    )
+    differences_s = [b - a for a, b in zip(taken_s["free bare"], taken_s["free measured"])]
+    extra_s = statistics.median(differences_s) / FREE_STEPS
+    share = extra_s / (statistics.median(taken_s["bare"]) / real_steps)
+    report.limit(
+        share < OVERHEAD_LIMIT,
+        f"{name} costs {units.seconds(extra_s)} a step, {100 * share:.3f} % of that step "
+        f"(at most {units.limit(OVERHEAD_LIMIT)})",
+    )
+    return taken_s
+
+
+def trial_starts_s(settings: Settings, scratch: Path) -> list[float]:
+    """Time requests from asking for a process to its answer; the first also starts the server."""
     nothing = {"settings": asdict(settings), "start": 0, "stop": 0, "decoders": []}
-    starts_s = []
-    with tempfile.TemporaryDirectory() as folder:
-        with Launcher(Path(folder) / "worker.log", fork=hardware.can_fork()) as launcher:
-            for _ in range(count + 1):
-                start_s = time.perf_counter()
-                launcher.run("find_bad_images", nothing)
-                starts_s.append(time.perf_counter() - start_s)
-    return starts_s
+    with Launcher(scratch / "worker.log", fork=hardware.can_fork()) as launcher:
+        ask = partial(launcher.run, "find_bad_images", nothing)
+        return [frame.timed(ask) for _ in range(TRIALS + 1)]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", nargs="?", default="data/photos")
-    data = parser.parse_args().data
-    settings = complete(
-        Settings(data=data, device="emulated", num_workers=0, pin_memory=False, images=IMAGES),
-        MODES["quick"],
-        cores=hardware.cores(),
-        has_cuda=False,
-        can_fork=hardware.can_fork(),
+    options = frame.parser(__doc__, data=True, rounds=40).parse_args()
+    report = frame.Report("What measuring costs", options)
+    with frame.photographs(options.data, IMAGES) as (data, scratch):
+        settings = complete(
+            Settings(
+                data=str(data), device="emulated", num_workers=0, pin_memory=False, images=IMAGES
+            ),
+            MODES["quick"],
+            cores=hardware.cores(),
+            has_cuda=False,
+            can_fork=hardware.can_fork(),
+        )
+        first_s, *later_s = trial_starts_s(settings, scratch)
+        report.line(f"the first trial's start, with the server's: {units.seconds(first_s)}")
+        report.limit(
+            statistics.median(later_s) <= TRIAL_START_LIMIT_S,
+            f"later trials' starts: median {units.seconds(statistics.median(later_s))}, up to "
+            f"{units.seconds(max(later_s))} (median: at most {units.seconds(TRIAL_START_LIMIT_S)})",
+        )
+        # Compute costs nothing here, so that the loop's own work is as large a share as it can be.
+        pipeline = build(settings, SystemClock(), compute_s_per_image=0.0)
+        resident = replace(pipeline, loader=[pipeline.resident_batch()] * FREE_STEPS)
+        loops = measured_loops(pipeline), IMAGES // settings.batch_size, measured_loops(resident)
+        measured = compare(report, "time_epoch", *loops, options.rounds)
+        torch.set_num_threads(1)
+        # A light step, so that the watch's own work is a large share of it.
+        photos = Photos(sorted(data.rglob("*.jpg"))[:IMAGES], [Resize(32)], decode_quarter)
+        batches = loader(photos, num_workers=1)
+        free = watched_loops([torch.ones(1, 1)] * FREE_STEPS, TrainNothing())
+        loops = watched_loops(batches, TrainHere()), len(batches), free
+        watched = compare(report, "lab.watch", *loops, options.rounds)
+    return report.finish(
+        {"trial_starts_s": later_s, "time_epoch_s": measured, "lab.watch_s": watched}
     )
-    first_s, *later_s = trial_starts_s(settings)
-    start_s = max(later_s)
-    print(f"first trial's start, with the server's: {units.seconds(first_s)}")
-    print(
-        f"later trials' starts: {units.seconds(min(later_s))} to {units.seconds(start_s)} "
-        f"(limit {units.seconds(TRIAL_START_LIMIT_S)})"
-    )
-    # Compute costs nothing here, so that the loop's own work is as large a share as it can be.
-    pipeline = build(settings, SystemClock(), compute_s_per_image=0.0)
-    bare_s, measured_s = compare_loops(pipeline, ROUNDS)
-    log_ratios = [math.log(measured / bare) for measured, bare in zip(measured_s, bare_s)]
-    low, high = map(math.exp, paired_interval(log_ratios, alpha=0.05))
-    print(
-        "measured loop / bare loop on the real loader: "
-        f"{math.exp(statistics.fmean(log_ratios)):.4f} [{low:.4f}, {high:.4f}], "
-        f"{ROUNDS} rounds of {IMAGES} images"
-    )
-    # That interval is the machine's noise.  With batches that are already there, nothing else is
-    # left to be noisy, and the same difference shows to a fraction of a microsecond.
-    steps = IMAGES // settings.batch_size
-    resident = replace(pipeline, loader=[pipeline.resident_batch()] * FREE_STEPS)
-    free_bare_s, free_measured_s = compare_loops(resident, ROUNDS)
-    extra_s = (statistics.median(free_measured_s) - statistics.median(free_bare_s)) / FREE_STEPS
-    share = extra_s / (statistics.median(bare_s) / steps)
-    print(
-        f"measuring costs {units.seconds(extra_s)} a step, {100 * share:.3f} % of a step on the "
-        f"real loader (limit {units.percent(OVERHEAD_LIMIT)})"
-    )
-    good = share < OVERHEAD_LIMIT and low < 1 + OVERHEAD_LIMIT and start_s < TRIAL_START_LIMIT_S
-    return 0 if good else 1
 
 
 if __name__ == "__main__":

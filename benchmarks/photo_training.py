@@ -21,6 +21,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from labkit.contracts import SystemClock
@@ -233,6 +234,29 @@ class Train:
 
     def after(self, batch: dict[str, object]) -> None:
         """What the host does in a step beside launching it."""
+
+
+class TrainHere:
+    """A small network trained on this machine's CPU."""
+
+    device = None
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Conv2d(3, 64, 5, stride=2), nn.ReLU(),
+            nn.Conv2d(64, 128, 5, stride=2), nn.ReLU(),
+            nn.Conv2d(128, 128, 3), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
+        )  # fmt: skip
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+
+    def __call__(self, batch: dict[str, torch.Tensor]) -> None:
+        images = batch["image"].permute(0, 3, 1, 2).float() / 255
+        loss = nn.functional.cross_entropy(self.model(images), batch["label"] % 10)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
 
 
 def training(loader: object, step: Train, files: Sequence[Path] | None = None) -> dict[str, object]:

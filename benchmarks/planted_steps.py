@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks.photo_training import (
     BATCH_SIZE,
@@ -25,6 +24,7 @@ from benchmarks.photo_training import (
     Resize,
     Site,
     Train,
+    TrainHere,
     decode_half,
     emulated,
     loader,
@@ -265,29 +265,6 @@ def small_steps(site: Site, fixed: bool) -> dict[str, object]:
     """Steps are small, and loading keeps up with them; there is nothing to gain."""
     batches = loader(light_photos(site), batch_size=2)
     return training(list(batches) if fixed else batches, Train(emulated(4.0)))
-
-
-class TrainHere:
-    """A small network trained on this machine's CPU."""
-
-    device = None
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(
-            nn.Conv2d(3, 64, 5, stride=2), nn.ReLU(),
-            nn.Conv2d(64, 128, 5, stride=2), nn.ReLU(),
-            nn.Conv2d(128, 128, 3), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
-        )  # fmt: skip
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-
-    def __call__(self, batch: dict[str, torch.Tensor]) -> None:
-        images = batch["image"].permute(0, 3, 1, 2).float() / 255
-        loss = nn.functional.cross_entropy(self.model(images), batch["label"] % 10)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
 
 
 def training_here(site: Site, fixed: bool) -> dict[str, object]:
