@@ -70,7 +70,7 @@ class Bench:
         taken_s = time.perf_counter() - start_s
         self._done, self._taken_s = self._done + trials, self._taken_s + taken_s
         left = units.seconds(self._left * self._taken_s / self._done)
-        found = ", ".join(row.verdict for row in lab.summarize(run).rows[1:]) or "done"
+        found = ", ".join(row.verdict for row in run.summary.rows[1:]) or "done"
         line = f"{experiment.name}: {found}; {units.seconds(taken_s)}, about {left} left"
         print(line, file=sys.stderr, flush=True)
         return run
@@ -173,14 +173,14 @@ def run_planted(bench: Bench, data: str, designs: int, blocks: int) -> list[Plan
         prepared = bench.run(alone, PREPARING_BLOCKS, "quick")
         images = prepared.info["calibration"]["images"]
         steps = base.epochs * images // QUICK["batch_size"]
-        delay_us = round(DELAY_SHARE * lab.summarize(prepared).rows[0].time_s / steps * 1e6)
+        delay_us = round(DELAY_SHARE * prepared.summary.rows[0].time_s / steps * 1e6)
         delays_us = {f"truth_delayed_{device}": delay_us}
         if device == "cpu":
             delays_us |= {f"truth_equal_{number:02}": 0 for number in range(designs)}
         for name, us in delays_us.items():
             design = serial(name, replace(base, images=images), {BASELINE: 0, ARM: us})
             run = bench.run(design, blocks)
-            summary = lab.summarize(run)
+            summary = run.summary
             truth = 1 + steps * us / 1e6 / (summary.rows[0].time_s or math.nan)
             repeats = describe_repeats(run)
             planted = Planted(name=name, delay_us=us, summary=summary, truth=truth, repeats=repeats)
@@ -298,7 +298,7 @@ def measure_noise(bench: Bench, data: str, name: str, blocks: int, times: int = 
     except (RuntimeError, ValueError) as reason:  # it cannot run here
         return Noise(name=label, reason=str(reason))
     found = {"images": images, "available": available, "repeats": describe_repeats(run)}
-    return Noise(name=label, summary=lab.summarize(run), **found)
+    return Noise(name=label, summary=run.summary, **found)
 
 
 def compare_lengths(short: Noise, long: Noise) -> list[str]:

@@ -41,7 +41,7 @@ def test_a_row_has_its_group_and_says_what_it_timed(run):
 
 
 def test_each_group_is_divided_by_its_own_baseline(run):
-    summary = lab.summarize(run)
+    summary = run.summary
     for group, rows in summary.groups().items():
         assert rows[0].variant == f"{group}: pillow"
         assert rows[0].normalized_time == 1
@@ -105,13 +105,13 @@ def test_a_setting_without_effect_is_refused(photos, tmp_path, capsys):
 
 def test_in_full_mode_all_groups_are_judged_together():
     # Three blocks more than verdicts need; the noise is small beside every difference.
-    summary = lab.summarize(fake_grouped_run(blocks=9, mode="full"))
+    summary = fake_grouped_run(blocks=9, mode="full").summary
     verdicts = {row.variant: row.verdict for row in summary.rows if row.verdict != "baseline"}
     assert set(verdicts.values()) == {"faster", "slower"}
     assert verdicts["normalize, 320×240: torch"] == "slower"
     compared = [row for row in summary.rows if not summary.is_baseline(row)]
     assert min(row.level for row in compared) == pytest.approx(0.05 / len(compared))
-    quick = lab.summarize(fake_grouped_run(blocks=9))
+    quick = fake_grouped_run(blocks=9).summary
     assert {row.level for row in quick.rows if not quick.is_baseline(row)} == {0.05}
 
 
@@ -120,7 +120,7 @@ def test_a_group_whose_baseline_is_missing_has_reasons_and_the_others_numbers():
     trials = tuple(t for t in run.trials if t.variant != "crop, 320×240: pillow")
     rows = {
         row.variant: row
-        for row in lab.summarize(lab.Run(folder=run.folder, info=run.info, trials=trials)).rows
+        for row in lab.Run(folder=run.folder, info=run.info, trials=trials).summary.rows
     }
     assert rows["crop, 320×240: pillow"].reason == "not installed"
     assert rows["crop, 320×240: opencv"].status == "missing"

@@ -81,7 +81,7 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(photos, tmp_path
         good_too={"decoder": "pillow"},
     )
     assert finished.info["status"] == "finished"
-    rows = {row.variant: row for row in lab.summarize(finished).rows}
+    rows = {row.variant: row for row in finished.summary.rows}
     assert (rows["good"].status, rows["good_too"].status) == ("ok", "ok")
     assert rows["good_too"].blocks == 2
     assert "MemoryError" in rows["breaks"].reason  # after it was tried once more
@@ -148,7 +148,7 @@ def changed(run, folder, **changes):
 
 def test_resuming_never_measures_what_was_refused_as_other_work(one_block, tmp_path):
     resumed = lab.resume(changed(one_block, tmp_path / "run", blocks=2), progress=False)
-    rows = {row.variant: row for row in lab.summarize(resumed).rows}
+    rows = {row.variant: row for row in resumed.summary.rows}
     assert rows["opencv"].status == "ok"
     assert rows["turns_colors_round"].status == "failed"
     assert "not the same work" in rows["turns_colors_round"].reason
@@ -253,7 +253,7 @@ def test_a_copy_in_memory_beside_the_disk_and_a_disk_that_is_not_there(
     assert (facts["tmpfs"]["copied_bytes"], facts["tmpfs"]["filesystem"]) == (size_bytes, "tmpfs")
     assert [facts[name]["rates"] for name in facts] == [[], []]
     assert_gone(copy_in_memory)
-    rows = {row.variant: row for row in lab.summarize(finished).rows}
+    rows = {row.variant: row for row in finished.summary.rows}
     assert (rows["spinning"].status, rows["spinning"].normalized_time) == ("skipped", None)
     assert rows["spinning"].reason == (
         "hdd is not named on this machine; name a folder on it with: "
@@ -373,7 +373,7 @@ def test_other_pixels_are_found_out_without_any_loss_and_honest_variants_pass(
     )
     for reason in finished.info["failed"].values():
         assert re.fullmatch(pattern, reason)
-    rows = {row.variant: row for row in lab.summarize(finished).rows}
+    rows = {row.variant: row for row in finished.summary.rows}
     assert {name for name, row in rows.items() if row.status == "ok"} == set(honest)
 
 
@@ -431,7 +431,7 @@ def test_as_in_the_document_each_runs_once_in_order_and_its_loop_is_a_step_short
         if share is not None and can_evict():  # the first starts cold and leaves all in memory
             assert (share <= 0.02) is (trial.variant == "original")
             assert (share >= 0.98) is (trial.variant != "original")
-    summary = lab.summarize(finished)
+    summary = finished.summary
     assert [row.variant for row in summary.rows] == order
     assert {row.status for row in summary.rows} == {"ok"}
     assert {row.verdict for row in summary.rows} == {""}
