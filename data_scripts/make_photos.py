@@ -2,15 +2,15 @@
 
     python data_scripts/make_photos.py data/photos --images 1000
 
-The same seed gives the same bytes, however many processes share the work.  A
-stopped run goes on where it stopped, and more images extend a finished one.
-Main trap: an image's place in the work must not matter, so every random draw
-comes from (seed, image id) alone.
+The same seed gives the same bytes, however many processes share the work, because every random
+draw depends only on (seed, image id). A stopped run continues where it stopped, and more images
+extend a finished one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import shutil
@@ -28,20 +28,17 @@ import cv2
 
 from data_scripts.photo_scenes import annotate, paint, plan_scene
 from labkit import units
+from labkit.files import write_whole
 from labkit.jpeg import END, START
 from labkit.machine import hardware
-from labkit.parts.packing.folder import open_folder
-from labkit.parts.packing.manifest import (
-    ANNOTATIONS,
+from labkit.parts.packing.folder import (
+    UNFINISHED,
     WrittenImage,
     describe_image,
-    difference,
     finish_folder,
-    read_manifest,
-    sha256,
-    start_folder,
-    write_whole,
+    open_folder,
 )
+from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest, sha256
 from labkit.progress import bar
 
 KIND = "synthetic photographs"
@@ -81,27 +78,28 @@ def make_photos(
             raise ValueError(f"{name} must be at least {least}, got {value}")
     root = Path(out).expanduser().absolute()
     manifest = read_manifest(root)
-    if manifest is not None:
+    if manifest:
         images = max(images, manifest["images"])
         if _is_complete(root, manifest, images, seed):
             return manifest
     _check_space(root, images)
     try:
-        start_folder(root, kind=KIND, seed=seed)
+        _start_folder(root, manifest, seed)
     except OSError as error:
         raise OSError(
             f"out must be a folder that can be written to, got {str(out)!r} ({error.strerror}); "
             "choose another folder"
         ) from error
     jobs = min(jobs or hardware.cores(), images)
-    known = manifest["files"] if manifest else {}
+    known = manifest.get("files", {})
     numbers = range(1, images + 1)
     entries = (known.get(f"images/{_name(number)}") for number in numbers)
     with _workers(jobs) as parallel_map:
         made = parallel_map(_make_image, repeat(root), repeat(seed), numbers, entries)
         shown = bar(made, total=images, unit="image", desc=root.name, disable=not progress)
         written = list(shown)
-    finish_folder(root, written, kind=KIND, seed=seed)
+    finish_folder(root, written, about={"kind": KIND, "seed": seed})
+    (root / UNFINISHED).unlink()
     return read_manifest(root)
 
 
@@ -178,6 +176,32 @@ def _is_complete(root: Path, manifest: dict, images: int, seed: int) -> bool:
             for name, entry in manifest["files"].items()
         )
     )
+
+
+def _start_folder(root: Path, manifest: dict, seed: int) -> None:
+    """Make root/images/, and mark the folder as unfinished.
+
+    Raises:
+        ValueError: the folder holds something else, or photographs of another seed.
+    """
+    before = manifest or read_manifest(root, UNFINISHED)
+    if not before and root.is_dir() and any(root.iterdir()):
+        raise ValueError(
+            f"folder must be new or empty, got {str(root)!r} with other files in it; "
+            "choose another folder"
+        )
+    if before and before.get("kind") != KIND:
+        raise ValueError(
+            f"folder must hold {KIND}, got {before.get('kind')} in {str(root)!r}; "
+            "choose another folder"
+        )
+    if before and before["seed"] != seed:
+        raise ValueError(
+            f"seed must be {before['seed']}, with which {str(root)!r} was made, got {seed}; "
+            "choose another folder for another seed"
+        )
+    (root / "images").mkdir(parents=True, exist_ok=True)
+    write_whole(root / UNFINISHED, json.dumps({"kind": KIND, "seed": seed}))
 
 
 def _check_space(root: Path, images: int) -> None:

@@ -104,7 +104,7 @@ def verify(settings: Settings, out: Path | None) -> int:
     reader = open_reader(settings.packing, folder)
     wrong = []
     if not is_original(settings):  # else the pack itself was given, and there is no other data
-        found = read_manifest(folder) or {}
+        found = read_manifest(folder)
         wanted = about(settings, open_original(settings))
         wrong = [
             f"{name} must be {value!r}, got {found.get(name)!r} in {folder}"

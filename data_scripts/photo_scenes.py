@@ -26,7 +26,7 @@ from data_scripts.photo_textures import (
     sensor_noise,
 )
 from labkit.contracts import Annotation
-from labkit.parts.packing.coco import CATEGORIES
+from labkit.parts.packing.boxes import CATEGORIES
 
 # (width, height) -> share of images; COCO's long side is 640 and most sides come from 4:3 and 3:2.
 SIZES_PX = {

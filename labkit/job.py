@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from labkit import units
+from labkit.contracts import Cancelled
 from labkit.runs.store import Run
 
 State = Literal["preparing", "running", "cancelling", "finished", "cancelled", "failed"]
@@ -148,6 +149,8 @@ class Job:
         try:
             run = self._run(cancel=self._asked_to_stop, progress=self)
             self._change(run.info["status"])
+        except Cancelled:  # before there was a run, as while data was copied from a URL
+            self._change("cancelled")
         except Exception as error:  # whatever it is, the person must see it
             self.error, self.traceback = error, traceback.format_exc()
             self._change("failed")

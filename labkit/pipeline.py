@@ -25,7 +25,7 @@ from labkit.parts import devices
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES
 from labkit.parts.loading import LOADERS, THREADED, Outside
-from labkit.parts.packing import JPEG, PACKINGS, RESIZED, Reader
+from labkit.parts.packing import JPEG, RESIZED, Reader
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
 from labkit.parts.storage import FarReader, ModelledReader, Storage, make_warm, prepare, prove
@@ -409,7 +409,6 @@ def open_loader(
         if not storage.address:
             raise Skip(f"{storage.name} is there for as long as a run takes; start one")
         reader = FarReader(reader, storage.address)
-    PACKINGS[settings.packing].ready()  # every forked worker would do it in its own epoch's time
     source = Source(reader=reader, storage=storage, settings=settings, order=order, own=own)
     return source, LOADERS[settings.loader](source, settings)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from labkit import pipeline, resolve
 from labkit.contracts import Skip, utc_now
 from labkit.machine import hardware
+from labkit.parts.packing.remote import local_folder
 from labkit.progress import Progress
 from labkit.runs import timing
 from labkit.runs.active import ActiveRun, single_run_lock
@@ -220,6 +221,7 @@ def run(
         ValueError: settings, data or parts that cannot work, before anything is timed.
         RuntimeError: the baseline cannot be measured here (what was finished stays), or another
             thread has a run under way.
+        Cancelled: `cancel` was set while data at a URL was copied to this machine.
     """
     chosen = pick(MODES, mode, "mode")
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
@@ -239,6 +241,7 @@ def run(
         except Skip as reason:
             skipped[label] = str(reason)
     own = resolve.own_parts()
+    local_folder(variants[experiment.baseline].data, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
     _check_together(variants, data["images"])
     knobs = KINDS[experiment.kind].knobs

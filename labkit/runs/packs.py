@@ -31,8 +31,8 @@ from labkit.files import whole_folder, write_whole
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, Content, Reader
-from labkit.parts.packing.content import encode
 from labkit.parts.packing.manifest import read_manifest
+from labkit.parts.packing.packs import encode
 from labkit.parts.packing.remote import local_folder
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.progress import bar
@@ -286,9 +286,9 @@ def ensure_pack(
     """
     if to is None and is_original(settings):
         return None
-    packing = pick(PACKINGS, settings.packing, "packing")
     # Absolute: other processes may run in another directory.
-    settings = replace(settings, data=str(local_folder(settings.data).absolute()))
+    data = local_folder(settings.data, cancel=cancel, progress=progress).absolute()
+    settings = replace(settings, data=str(data))
     open_reader.cache_clear()  # the data may have changed since this process opened it
     converter = Converter(settings=settings, own=own_parts())
     wanted, folder = about(settings, converter.reader), to or stored_folder(settings)
@@ -304,7 +304,6 @@ def ensure_pack(
         with _alone(folder, say, check):
             if _is_there(folder, settings, wanted, to is None, say):
                 return read_cost(folder)
-            packing.ready()
             mean_bytes = _check_room(folder, converter)
             with pick(ENGINES, engine, "engine")(jobs, master) as run:
                 stored = _stored(converter, run, jobs, mean_bytes, check, folder, progress)
@@ -325,7 +324,7 @@ def read_cost(folder: Path) -> dict[str, object]:
     try:
         known = json.loads((folder / COST).read_bytes())
     except (OSError, ValueError):
-        manifest = read_manifest(folder) or {}
+        manifest = read_manifest(folder)
         known = {"images": manifest.get("images"), "bytes": manifest.get("bytes")}
     return {"folder": str(folder), **unknown, **known}
 
@@ -385,10 +384,7 @@ def _alone(folder: Path, say: Callable[[str], None], check: Callable[[], None]) 
         lock.acquire(timeout=0)
     except Timeout:
         say(f"another run is making {folder}: waiting until it has ended")
-        while not lock.is_locked:
-            check()
-            with contextlib.suppress(Timeout):
-                lock.acquire(timeout=WAIT_S)
+        lock.acquire(poll_interval=WAIT_S, cancel_check=check)
     try:
         yield
     finally:
@@ -405,7 +401,7 @@ def _is_there(
         return False
     wrong = "of other data, or made otherwise"
     try:
-        found = read_manifest(folder) or {}
+        found = read_manifest(folder)
         if wanted.items() <= found.items():
             PACKINGS[settings.packing].open(folder)
             return True
@@ -424,10 +420,11 @@ def _is_there(
 def _check_room(folder: Path, converter: Converter) -> float:
     """Refuse before the work what would not fit after it; return the bytes of an image."""
     images = len(converter.reader)
-    tried = np.linspace(0, images - 1, min(TRIED, images)).astype(int)
-    mean_bytes = float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))
     if converter.settings.stored == JPEG:
         mean_bytes = float(converter.reader.image_bytes.mean())
+    else:
+        tried = np.linspace(0, images - 1, min(TRIED, images)).astype(int)
+        mean_bytes = float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))
     needed_bytes = mean_bytes * images * (1 + SPARE_SHARE)
     free_bytes = shutil.disk_usage(folder.parent).free
     if needed_bytes > free_bytes:

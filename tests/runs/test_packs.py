@@ -234,15 +234,19 @@ PIXELS = ["--to", "raw", "--stored", "pixels", "--px", "256", "--jobs", "1"]
 
 
 @pytest.mark.parametrize("out", [[], ["--out", "elsewhere"]])
-def test_the_script_packs_and_says_how_to_read_it(data, out, capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("packing", "stored"), [("raw", "pixels"), ("folder", "resized")])
+def test_the_script_packs_and_says_how_to_read_it(
+    packing, stored, data, out, capsys, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
-    assert main([str(data), *PIXELS, *out]) == 0
+    how = [str(data), "--to", packing, "--stored", stored, "--px", "256", "--jobs", "1", *out]
+    assert main(how) == 0
     shown = capsys.readouterr().out
-    assert re.search(r": 24 images, .* MB as raw\nit took \S+ m?s with .* local and 1 job: ", shown)
+    assert re.search(rf": 24 images, .*B as {packing}\nit took \S+ m?s with .* and 1 job: ", shown)
     words = re.search(r"Settings\((.*)\)", shown)[1]
     reader = open_source(eval(f"Settings({words})", {"Settings": Settings}))
-    assert (reader.stored, len(reader)) == ("pixels", 24)
-    assert main([str(data), *PIXELS, *out, "--verify"]) == 0
+    assert (reader.stored, len(reader)) == (stored, 24)
+    assert main([*how, "--verify"]) == 0
     assert "is whole: 24 images" in capsys.readouterr().out
 
 

@@ -2,13 +2,13 @@
 
     samples → write → files on a medium → open(path) → reader → (content, boxes)
 
-A packing is a folder of files or a `Format` of a pack, and one line in `PACKINGS`.  Readers travel
-into loader workers, so they hold no open file and no Python object per image.
+A packing is a folder of files or a `Format` of a pack, and one line in `PACKINGS`. Readers are
+pickled for loader workers, so they hold no open file and no Python object per image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,18 @@ from typing import Protocol
 import numpy as np
 
 from labkit.contracts import Annotation
-from labkit.parts.packing.content import JPEG, PIXELS, RESIZED, SAMPLE, Content
 from labkit.parts.packing.folder import FolderReader, open_folder, write_folder
 from labkit.parts.packing.formats import HDF5, LMDB, PTH, RAW, TFRECORD, Format
-from labkit.parts.packing.packs import load_library, open_pack, pack_format, write_pack
+from labkit.parts.packing.packs import (
+    JPEG,
+    PIXELS,
+    RESIZED,
+    SAMPLE,
+    Content,
+    open_pack,
+    pack_format,
+    write_pack,
+)
 
 __all__ = [
     "JPEG", "PACKINGS", "PIXELS", "RESIZED", "SAMPLE", "Content", "FolderReader", "Packing",
@@ -29,7 +37,7 @@ __all__ = [
 
 
 class Reader(Protocol):
-    """An opened dataset; picklable, and cheap to fork."""
+    """An opened dataset; picklable, and forked without copies."""
 
     root: Path
     """The folder that was opened, absolute."""
@@ -54,7 +62,7 @@ class Reader(Protocol):
         """Return the image's path in its folder, or in the folder it was packed from."""
 
     def where(self, i: int) -> str:
-        """Say where image `i` lies, for messages."""
+        """Return the file of image `i`, and the record in a pack, for messages."""
 
     def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
         """List the files that hold these images."""
@@ -87,38 +95,24 @@ class Packing:
     """One way to store a dataset."""
 
     open: Callable[[Path], Reader]
-    """Opens a dataset for reading."""
+    """Opens a dataset for reading, and imports the library that this takes; raises Skip where it is
+    not installed."""
     write: Callable[..., int]
     """(samples, folder, *, images, about) writes (name, content, boxes) triples into an empty
     folder, and returns their bytes; see `packs.write_pack` for the arguments."""
     stores: tuple[str, ...] = (JPEG, RESIZED, PIXELS, SAMPLE)
-    """What it can store of an image."""
-    ready: Callable[[], None] = lambda: None
-    """Imports the library that it reads and writes with, so that no clock and no loader worker
-    waits for that; raises Skip where it is not installed."""
-
-
-def _write_folder(
-    samples: Iterable[tuple[str, bytes, Annotation]],
-    folder: Path,
-    *,
-    images: int,
-    about: Mapping[str, object],
-) -> int:
-    inside = ((name.removeprefix("images/"), *rest) for name, *rest in samples)
-    return write_folder(inside, folder, about=about)
+    """What it can store of an image; see `packs`."""
 
 
 def _pack(format: Format) -> Packing:
     return Packing(
         open=partial(open_pack, format),
         write=partial(write_pack, format),
-        ready=partial(load_library, format),
     )
 
 
 PACKINGS: dict[str, Packing] = {
-    "folder": Packing(open=open_folder, write=_write_folder, stores=(JPEG, RESIZED)),
+    "folder": Packing(open=open_folder, write=write_folder, stores=(JPEG, RESIZED)),
     "raw": _pack(RAW),
     "pth": _pack(PTH),
     "hdf5": _pack(HDF5),

@@ -10,28 +10,27 @@ The manifest is written last, so a folder that has one is whole.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
 from labkit.contracts import Annotation
+from labkit.files import write_whole
 from labkit.jpeg import read_size_px
-from labkit.parts.packing.coco import CATEGORIES, read_coco
-from labkit.parts.packing.listing import Listing
+from labkit.parts.packing.boxes import Listing, coco_json, read_coco, synthesize_boxes
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,
     MANIFEST,
-    UNFINISHED,
-    describe_image,
+    SCHEMA,
     difference,
-    finish_folder,
     read_manifest,
     sha256,
-    start_folder,
 )
 
 LAYOUTS = (
@@ -40,7 +39,7 @@ LAYOUTS = (
 )
 
 
-WRITTEN = "written samples"
+UNFINISHED = ".unfinished.json"  # in a folder whose manifest is still to be written
 MADE_AGAIN = ("paths", "image_bytes")  # bulky to pickle, and found again at once
 
 
@@ -161,15 +160,14 @@ def open_folder(path: Path | str) -> FolderReader:
     root = Path(path).expanduser().absolute()
     if not root.is_dir():
         raise FileNotFoundError(f"data must be an existing folder, got {str(path)!r}; {LAYOUTS}")
-    manifest_hash, manifest = "unknown", {}
-    if (root / MANIFEST).is_file():
-        manifest_hash, manifest = sha256((root / MANIFEST).read_bytes()), read_manifest(root)
-        if "packing" in manifest:
-            raise ValueError(
-                f"packing must be {manifest['packing']!r} for {str(path)!r}, which is packed so, "
-                "got 'folder'; choose that packing, or the folder that it was made from"
-            )
-    elif (root / UNFINISHED).is_file():
+    manifest = read_manifest(root)
+    manifest_hash = sha256((root / MANIFEST).read_bytes()) if manifest else "unknown"
+    if "packing" in manifest:
+        raise ValueError(
+            f"packing must be {manifest['packing']!r} for {str(path)!r}, which is packed so, "
+            "got 'folder'; choose that packing, or the folder that it was made from"
+        )
+    if not manifest and (root / UNFINISHED).is_file():
         raise ValueError(
             f"data must be a finished folder, got {str(path)!r}; "
             "run the command that makes it again, and it goes on where it stopped"
@@ -203,24 +201,20 @@ def write_folder(
     samples: Iterable[tuple[str, bytes, Annotation]],
     folder: Path,
     *,
-    about: Mapping[str, object] | None = None,
+    images: int,
+    about: Mapping[str, object],
 ) -> int:
-    """Write images and boxes in labkit's own layout, in the given order.
-
-    Args:
-        samples: (path inside images/, JPEG bytes, boxes) of each image.
-        folder: a new or empty one.
-        about: what else the manifest says, as stored and source_hash.
+    """Write images and boxes in labkit's own layout; the arguments are those of `write_pack`.
 
     Returns:
         The images' bytes.
 
     Raises:
-        ValueError: `folder` holds other files, or a name is given twice or leaves the folder.
+        ValueError: a name is given twice or leaves the folder.
     """
-    start_folder(folder, kind=WRITTEN, seed=None)
     written, names = [], set()
-    for name, jpeg, annotation in samples:
+    for path, jpeg, annotation in samples:
+        name = path.removeprefix("images/")
         pure = PurePosixPath(name)
         if name in names or pure.is_absolute() or ".." in pure.parts:
             raise ValueError(f"name must be a new path inside images/, got {name!r}")
@@ -228,25 +222,65 @@ def write_folder(
         written.append(describe_image(name, jpeg, annotation))
         (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "images" / name).write_bytes(jpeg)
-    return finish_folder(folder, written, kind=WRITTEN, seed=None, about=about)["bytes"]
+    return finish_folder(folder, written, about={**about, "kind": "written samples", "seed": None})
 
 
-def synthesize_boxes(name: str, width_px: int, height_px: int) -> Annotation:
-    """Invent one to seven boxes that depend on nothing but the image's name and size.
+class WrittenImage(NamedTuple):
+    """What the manifest and the annotations record about an image in images/."""
 
-    They lie within the square of the shorter side.
+    name: str
+    """Path inside images/, with forward slashes."""
+    width_px: int
+    height_px: int
+    annotation: Annotation
+    size_bytes: int
+    sha256: str
+
+
+def describe_image(name: str, jpeg: bytes, annotation: Annotation) -> WrittenImage:
+    """Gather what `finish_folder` records about an image.
+
+    Raises:
+        ValueError: not a JPEG.
     """
-    digest = hashlib.blake2b(os.fsencode(name)).digest()  # 64 bytes: a count and seven boxes
-    drawn = np.frombuffer(digest[1:], dtype=[("xywh", "<u2", 4), ("category", "u1")])
-    drawn = drawn[: 1 + digest[0] % len(drawn)]
-    share = drawn["xywh"] / 65535  # (N, 4) in 0 to 1
-    wh = 0.05 + 0.75 * share[:, 2:] ** 2  # small boxes are more frequent, as in COCO
-    xy = share[:, :2] * (1 - wh)
-    ids = np.array(list(CATEGORIES))
-    return Annotation(
-        boxes_xyxy=np.float32(np.hstack([xy, xy + wh]) * min(width_px, height_px)),
-        category_ids=ids[drawn["category"] % len(ids)],
-    )
+    return WrittenImage(name, *read_size_px(jpeg), annotation, len(jpeg), sha256(jpeg))
+
+
+def finish_folder(
+    root: Path, images: Collection[WrittenImage], *, about: Mapping[str, object]
+) -> int:
+    """Write annotations.json and, last, manifest.json; each replaces an older one in one step.
+
+    Args:
+        root: the folder.
+        images: all that lie in its images/, in the order of their ids.
+        about: what the manifest says of the data.
+
+    Returns:
+        The images' bytes.
+    """
+    digest = hashlib.sha256()
+    write_whole(root / ANNOTATIONS, _hashed(coco_json(images), digest.update))
+    size_bytes = sum(image.size_bytes for image in images)
+    manifest = {
+        "schema": SCHEMA,
+        **about,
+        "images": len(images),
+        "bytes": size_bytes,
+        "annotations_sha256": digest.hexdigest(),
+        "files": {
+            f"images/{image.name}": {"bytes": image.size_bytes, "sha256": image.sha256}
+            for image in images
+        },
+    }
+    write_whole(root / MANIFEST, json.dumps(manifest, indent=1))
+    return size_bytes
+
+
+def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
+    for piece in pieces:
+        update(piece)
+        yield piece
 
 
 def _find_annotations(root: Path) -> tuple[Path, Path] | None:

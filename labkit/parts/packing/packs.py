@@ -1,16 +1,15 @@
-"""Packs: a folder with an index and one or more files of many records.
+"""Packs: a folder with an index and one or more files that hold many records.
 
     <name>/  images.lmdb   index.npz (names, boxes, sizes, checksums)   manifest.json
 
-Opening checks what is cheap: that all files are there, their sizes, and the index's hash; `verify`
-reads all.  The manifest keeps the hash of the data that was packed.
+Opening checks that all files are there, their sizes and the index's hash; `verify` reads every
+record. The manifest keeps the hash of the data that was packed.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import json
 import os
 import weakref
@@ -20,14 +19,15 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 from labkit.contracts import Annotation, Skip
 from labkit.files import write_whole
-from labkit.parts.packing.content import FORMATS_EXTRA, Content, decode, encode
+from labkit.jpeg import START
+from labkit.parts.packing.boxes import Listing
 from labkit.parts.packing.formats import FORKING, Format, Opened
-from labkit.parts.packing.listing import Listing, ListingBuilder
 from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, sha256
 
 # Format history of a pack's manifest.json
@@ -36,6 +36,68 @@ from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, s
 PACK_SCHEMA = 2
 INDEX = "index.npz"
 AGAIN = "pack the data again"
+
+# What is stored of an image -> what a reader returns for it.
+#   jpeg, resized   a JPEG file                       bytes
+#   pixels          (H, W, 3) uint8 RGB               array
+#   sample          a preprocessor's arrays by name   dict, in a record as safetensors
+# Nothing is unpickled, as a pack may come from anyone.
+JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
+Content = bytes | np.ndarray | dict[str, np.ndarray]
+
+
+def load_library(name: str, user: str) -> ModuleType:
+    """Import a library that a pack is written and read with.
+
+    Raises:
+        Skip: `user` needs it, and it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise Skip(
+            f"{user} needs {name}, which is not installed; pip install 'labkit[formats]'"
+        ) from None
+
+
+# --- records --------------------------------------------------------------------------------
+
+
+def encode(content: Content) -> tuple[bytes, tuple[int, int]]:
+    """Return content as a record, and (height, width) of pixels, else (0, 0)."""
+    if isinstance(content, dict):
+        save = load_library("safetensors.numpy", "a stored sample").save
+        # Not ascontiguousarray, which gives a single number an axis.
+        return save({name: np.asarray(a, order="C") for name, a in content.items()}), (0, 0)
+    if isinstance(content, np.ndarray):
+        return content.tobytes(), content.shape[:2]
+    return bytes(content), (0, 0)
+
+
+def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
+    """Return a record as content.
+
+    Args:
+        record: from `encode`.
+        stored: jpeg, resized, pixels or sample.
+        height_width: (2,) of pixels.
+
+    Raises:
+        ValueError: it is not such a record.
+    """
+    if stored == PIXELS:
+        height, width = map(int, height_width)
+        return np.frombuffer(record, np.uint8).reshape(height, width, 3)
+    if stored == SAMPLE:
+        load = load_library("safetensors.numpy", "a stored sample").load
+        try:
+            return load(record)
+        except Exception as error:  # the library has errors of its own
+            raise ValueError(f"sample must be in safetensors' format, got {error}") from error
+    if not record.startswith(START):
+        found = f"{record[:8]!r}..." if record else "0 bytes"
+        raise ValueError(f"image must be a JPEG, got {found}")
+    return record
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -52,9 +114,9 @@ def write_pack(
     """Write a pack.
 
     Args:
-        format: how.
+        format: of the files.
         samples: (name, content, boxes) of each image.
-        folder: an empty one; whoever calls this names it when the pack is whole.
+        folder: an empty one, which the caller renames when the pack is whole.
         images: how many samples there are.
         about: what the manifest says of the data: stored, source_hash, boxes and more.
 
@@ -65,24 +127,34 @@ def write_pack(
         Skip: the library that writes it is not installed.
         OSError: it cannot be written.
     """
-    require(format)
-    builder, sizes, checksums = ListingBuilder(), array("q"), array("q")
-    heights_widths = array("q")
+    _load_libraries(format)
+    names: list[str] = []
+    sizes, checksums, heights_widths, boxes = array("q"), array("q"), array("q"), array("q", [0])
+    boxes_xyxy, category_ids = bytearray(), bytearray()
 
     def records() -> Iterator[tuple[str, bytes]]:
         for name, content, annotation in samples:
             record, height_width = encode(content)
-            builder.add(name, annotation)
+            names.append(name)
             sizes.append(len(record))
             checksums.append(zlib.crc32(record))
             heights_widths.extend(height_width)
+            boxes.append(boxes[-1] + len(annotation.category_ids))
+            boxes_xyxy.extend(np.asarray(annotation.boxes_xyxy, np.float32).tobytes())
+            category_ids.extend(np.asarray(annotation.category_ids, np.int64).tobytes())
             yield name, record
 
     spans = format.write(folder, images, records())
     files = {file.name: {"bytes": file.stat().st_size} for file in sorted(folder.iterdir())}
+    listing = Listing.of_names(
+        names,
+        box_ranges=np.stack([boxes[:-1], boxes[1:]], axis=1),
+        boxes_xyxy=np.frombuffer(boxes_xyxy, np.float32).reshape(-1, 4),
+        category_ids=np.frombuffer(category_ids, np.int64),
+    )
     np.savez(
         folder / INDEX,
-        **builder.listing().arrays(),
+        **vars(listing),
         record_bytes=np.array(sizes, np.int64),
         checksums=np.array(checksums, np.uint32),
         heights_widths=np.array(heights_widths, np.int32).reshape(-1, 2),
@@ -107,7 +179,7 @@ def write_pack(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Index(Listing):
-    """What a pack's records are called, and how they are read."""
+    """Names, boxes, sizes and checksums of a pack's records."""
 
     record_bytes: np.ndarray
     """(N,) int64, each record's size."""
@@ -120,9 +192,9 @@ class Index(Listing):
 
 
 class PackReader:
-    """A pack, opened; see `labkit.parts.packing.Reader`.
+    """An opened pack; see `labkit.parts.packing.Reader`.
 
-    Its files are opened by the first read of a process, and travel closed to other processes.
+    The first read in a process opens its files; they are pickled closed.
     """
 
     def __init__(
@@ -157,7 +229,7 @@ class PackReader:
         return self.index.name(i)
 
     def where(self, i: int) -> str:
-        """Say where image `i` lies, for messages."""
+        """Return the file and the record of image `i`, for messages."""
         return f"{self.files_of([i])[0]}, record {i} ({self.name(i)})"
 
     def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
@@ -198,7 +270,7 @@ class PackReader:
     def _record(self, i: int) -> bytes:
         try:
             if self.format.closed_before_fork:
-                with FORKING:  # nobody may fork while it is open
+                with FORKING:  # no fork while it is open
                     record = self._files().read(i)
             else:
                 record = self._files().read(i)
@@ -218,10 +290,10 @@ class PackReader:
 
     def _files(self) -> Opened:
         if self._opened is None:
+            _close_before_forks(self.format)
             with FORKING:  # two threads would open the same file twice
                 if self._opened is None:
                     if self.format.closed_before_fork:
-                        _close_before_forks(self.format)
                         _TO_CLOSE.add(self)
                     self._opened = self.format.open(self.paths, self.index.spans)
         return self._opened
@@ -236,14 +308,8 @@ class PackReader:
 _TO_CLOSE: weakref.WeakSet[PackReader] = weakref.WeakSet()
 
 
-if hasattr(os, "register_at_fork"):
-    # A fork waits until no file is being opened, or its child would find `FORKING` held for ever.
-    os.register_at_fork(
-        before=FORKING.acquire, after_in_parent=FORKING.release, after_in_child=FORKING.release
-    )
-
-
 def _close_all() -> None:
+    # A fork waits until no file is being opened: its child would find `FORKING` held for ever.
     FORKING.acquire()
     for reader in list(_TO_CLOSE):
         reader.close()
@@ -251,21 +317,27 @@ def _close_all() -> None:
 
 @functools.cache
 def _close_before_forks(format: Format) -> None:
-    # Before a fork, who registered last is asked first.  h5py then takes a lock that its reads
-    # need; were it asked before us, we would wait for a read that waits for this lock.
-    load_library(format)
+    # Before a fork, what registered last is called first. h5py then takes a lock that its reads
+    # need; were it called before us, we would wait for a read that waits for this lock.
+    _load_libraries(format)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=_close_all, after_in_parent=FORKING.release, after_in_child=FORKING.release
         )
 
 
+def _load_libraries(format: Format) -> None:
+    for name in format.needs:
+        load_library(name, format.name)
+
+
 def pack_format(path: Path) -> str | None:
-    """Name the format that a folder is packed in; None where it is no pack."""
+    """Return the packing of a pack's folder; None for a folder that is no pack."""
     try:
-        return json.loads((path / MANIFEST).read_bytes()).get("packing")
-    except (OSError, ValueError, AttributeError):
+        manifest = read_manifest(path)
+    except ValueError:
         return None
+    return manifest.get("packing", "folder" if "stored" in manifest else None)
 
 
 def open_pack(format: Format, path: Path | str) -> PackReader:
@@ -280,9 +352,8 @@ def open_pack(format: Format, path: Path | str) -> PackReader:
     how = f"pack it with: python data_scripts/pack_dataset.py DATA --to {format.name}"
     if not root.is_dir():
         raise FileNotFoundError(f"data must be an existing folder, got {str(path)!r}; {how}")
-    manifest = read_manifest(root) or {"packing": "another folder"}
-    if manifest.get("packing") != format.name:
-        found = manifest.get("packing", "folder")
+    manifest = read_manifest(root)
+    if (found := manifest.get("packing", "a folder of images")) != format.name:
         raise ValueError(
             f"data must be packed as {format.name}, got {found} in {str(path)!r}; {how}"
         )
@@ -291,7 +362,7 @@ def open_pack(format: Format, path: Path | str) -> PackReader:
             f"pack_schema must be {PACK_SCHEMA}, got {manifest.get('pack_schema')} in "
             f"{root / MANIFEST}; {AGAIN}"
         )
-    require(format)
+    _load_libraries(format)  # here, so that no loader worker waits for it in a timed epoch
     for name, entry in manifest["files"].items():
         if changed := difference(root / name, entry):
             raise ValueError(f"pack must be whole, but {changed}; {AGAIN}")
@@ -303,21 +374,3 @@ def open_pack(format: Format, path: Path | str) -> PackReader:
             f"index must be readable, got {root / INDEX} ({error}); {AGAIN}"
         ) from error
     return PackReader(format, root, manifest, sha256((root / MANIFEST).read_bytes()), index)
-
-
-def require(format: Format) -> None:
-    """Skip where a library of a format is not installed.
-
-    Raises:
-        Skip: naming the line that installs it.
-    """
-    for module in format.needs:
-        if importlib.util.find_spec(module) is None:
-            raise Skip(f"{format.name} needs {module}, which is not installed; {FORMATS_EXTRA}")
-
-
-def load_library(format: Format) -> None:
-    """Import the libraries of a format; errors as `require`'s."""
-    require(format)
-    for module in format.needs:
-        importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Places: where data lies: in a folder of this machine; data at a URL is copied to one, once.
+"""Data at a URL, which is copied to a folder of this machine once.
 
 "data/photos"                                ─▶ data/photos
 "https://host/photos", "s3://bucket/photos"  ─▶ ~/.cache/labkit/photos-1f2e3d4c
@@ -10,11 +10,13 @@ import hashlib
 import json
 import os
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import url2pathname
 
+from labkit.contracts import Cancelled
 from labkit.files import whole
 from labkit.progress import bar
 
@@ -23,97 +25,91 @@ WHOLE = ".copied-from-url"  # in a copy that is whole
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")  # one letter is a drive of Windows
 
 
-def is_url(data: str) -> bool:
-    """Say whether data is named by a URL, other than that of a folder of this machine."""
-    return _URL.match(data) is not None and not data.lower().startswith("file://")
-
-
 def place(data: str) -> Path:
     """Return the folder that holds the data, or will hold the copy of data at a URL."""
     if data.lower().startswith("file://"):
         return Path(url2pathname(urlsplit(data).path))
-    if not is_url(data):
+    if not _URL.match(data):
         return Path(data).expanduser()
+    parts = urlsplit(data)
+    name = unquote(parts.path.rstrip("/").rpartition("/")[2]) or parts.netloc.replace(":", "-")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(data.rstrip("/").encode()).hexdigest()[:8]
-    return cache / "labkit" / f"{_last_name(data)}-{digest}"
+    return cache / "labkit" / f"{name}-{digest}"
 
 
-def _last_name(url: str) -> str:
-    """Return the last part of a URL: what the data set is called."""
-    parts = urlsplit(url)
-    return unquote(parts.path.rstrip("/").rpartition("/")[2]) or parts.netloc.replace(":", "-")
+def local_folder(
+    data: str, *, cancel: threading.Event | None = None, progress: bool = True
+) -> Path:
+    """Return the folder that holds the data; copy data at a URL there first, once.
 
-
-def local_folder(data: str) -> Path:
-    """Return the folder that holds the data, after copying it there from a URL; see `download`."""
-    return download(data) if is_url(data) else place(data)
-
-
-def download(url: str, *, progress: bool = True) -> Path:
-    """Copy a data set from any URL that fsspec knows, unless that was done before.
-
-    What a stopped call has copied is kept.  To copy data that has changed, remove the folder.
+    What a stopped call has copied is kept, file by file. To copy data that has changed, remove the
+    folder.
 
     Args:
-        url: of the folder.
+        data: a folder, or the URL of one that fsspec can read.
+        cancel: set by another thread to stop.
         progress: show a bar.
-
-    Returns:
-        The folder of the copy.
 
     Raises:
         ValueError: no file system has this protocol, or there is no file.
         ImportError: a library is not installed.
         OSError: the data cannot be read, or the copy cannot be written.
+        Cancelled: `cancel` was set.
     """
-    folder = place(url)
-    if (folder / WHOLE).is_file():
+    folder = place(data)
+    if not _URL.match(data) or data.lower().startswith("file://") or (folder / WHOLE).is_file():
         return folder
     import fsspec
 
     try:
-        system, root = fsspec.url_to_fs(url.rstrip("/"))
+        system, root = fsspec.url_to_fs(data.rstrip("/"))
     except ImportError as error:
         raise ImportError(f"{error}; for https: pip install 'labkit[remote]'") from error
     except ValueError as error:
         raise ValueError(
-            f"data must be a folder or a URL that fsspec knows, got {url!r}"
+            f"data must be a folder or a URL that fsspec knows, got {data!r}"
         ) from error
 
+    def check(*_: int, **__: object) -> None:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled
+
     def fetch(name: str, path: str, size_bytes: int | None) -> None:
+        check()
         to = folder / name
         if to.is_file() and size_bytes in (None, to.stat().st_size):
             return
         to.parent.mkdir(parents=True, exist_ok=True)
         with whole(to) as part:
-            system.get_file(path, str(part))
+            # The callback is called for every block that arrives.
+            system.get_file(path, str(part), callback=fsspec.Callback(hooks={"cancel": check}))
             if size_bytes not in (None, part.stat().st_size):
                 raise OSError(f"{path} must have {size_bytes} bytes, got {part.stat().st_size}")
 
     try:
-        files = _files(system, root, is_http=url.lower().startswith("http"))
+        files = _list_files(system, root, is_http=data.lower().startswith("http"))
         with ThreadPoolExecutor(CONNECTIONS) as pool:
             fetched = pool.map(fetch, *zip(*files))
             for _ in bar(
                 fetched, desc=f"copying to {folder}", total=len(files), disable=not progress
             ):
                 pass
-        (folder / WHOLE).write_text(url)
-    except ValueError:
+        (folder / WHOLE).write_text(data)
+    except (ValueError, Cancelled):
         raise
     except Exception as error:  # every file system has errors of its own
         raise OSError(
-            f"data must be readable at {url}, got {type(error).__name__}: {error}; "
+            f"data must be readable at {data}, got {type(error).__name__}: {error}; "
             "run again: copying goes on where it stopped"
         ) from error
     return folder
 
 
-def _files(system: object, root: str, *, is_http: bool) -> list[tuple[str, str, int | None]]:
-    """List (name below the folder, path for fsspec, bytes if known) of what the data consists of.
+def _list_files(system: object, root: str, *, is_http: bool) -> list[tuple[str, str, int | None]]:
+    """Return (name below the folder, path for fsspec, bytes if known) of every file of the data.
 
-    labkit's own manifest lists it; without one, the file system does.
+    labkit's own manifest lists them; without one, the file system does.
     """
     try:
         manifest = json.loads(system.cat_file(f"{root}/manifest.json"))

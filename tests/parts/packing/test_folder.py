@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.contracts import Annotation
-from labkit.parts.packing.folder import open_folder, synthesize_boxes, write_folder
+from labkit.parts.packing.boxes import synthesize_boxes
+from labkit.parts.packing.folder import open_folder, write_folder
 
 
 def jpeg(width_px=64, height_px=48, level=0):
@@ -49,7 +50,7 @@ SAMPLES = [
 
 @pytest.fixture
 def written(tmp_path):
-    write_folder(SAMPLES, tmp_path / "data")
+    write_folder(SAMPLES, tmp_path / "data", images=3, about={})
     return tmp_path / "data"
 
 
@@ -245,4 +246,4 @@ def test_reading_names_the_file_that_is_missing_or_no_jpeg(tmp_path):
 @pytest.mark.parametrize("name", ["b.jpg", "../b.jpg", "/b.jpg"])
 def test_names_given_twice_or_outside_are_refused(tmp_path, name):
     with pytest.raises(ValueError, match=re.escape("name must be a new path inside images/, got")):
-        write_folder([SAMPLES[0], (name, jpeg(), boxes())], tmp_path / "data")
+        write_folder([SAMPLES[0], (name, jpeg(), boxes())], tmp_path, images=2, about={})

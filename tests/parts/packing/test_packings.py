@@ -160,7 +160,6 @@ def test_another_packing_is_named_with_what_makes_this_one(tmp_path):
 def test_a_library_that_is_not_installed_is_a_skip_with_the_line_that_installs_it(
     module, packing, stored, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(Skip, match=r"not installed; pip install 'labkit\[formats\]'$"):
         write(packing, tmp_path / "pack", some_samples(stored), stored)

@@ -1,10 +1,14 @@
 """Data at a URL is copied once, file by file, and goes on where it was stopped."""
 
+import threading
+from pathlib import Path
+
 import pytest
 from web import web
 
+from labkit.contracts import Cancelled
 from labkit.parts.packing.folder import open_folder
-from labkit.parts.packing.remote import download, is_url, place
+from labkit.parts.packing.remote import local_folder, place
 from labkit.resolve import open_original, open_reader
 from labkit.settings import Settings
 
@@ -26,9 +30,9 @@ def assert_same_data(one, two):
         assert one.read(i)[0] == two.read(i)[0]
 
 
-@pytest.mark.parametrize("data", ["data/photos", "C:/photos", "file:///srv/photos", "~/photos"])
-def test_a_folder_is_no_url(data):
-    assert not is_url(data)
+@pytest.mark.parametrize("data", ["data/photos", "C:/photos", "file:///srv/photos", "/srv/photos"])
+def test_a_folder_is_not_copied(data):
+    assert local_folder(data) == Path(data.removeprefix("file://"))
 
 
 def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
@@ -56,12 +60,12 @@ def test_a_copy_that_stops_says_why_and_goes_on_where_it_stopped(photos, cache, 
         with pytest.raises(
             OSError, match=f"^data must be readable at {server.url}, got .*; run ag"
         ):
-            download(server.url, progress=False)
+            local_folder(server.url, progress=False)
         there = set(cache.rglob("*.jpg"))
         assert place(server.url) / IMAGE not in there
         for _ in range(2):  # aiohttp itself may have asked once more
             try:
-                download(server.url, progress=False)
+                local_folder(server.url, progress=False)
                 break
             except OSError:
                 continue
@@ -69,12 +73,29 @@ def test_a_copy_that_stops_says_why_and_goes_on_where_it_stopped(photos, cache, 
         assert all(server.asked[str(path.relative_to(place(server.url)))] == 1 for path in there)
 
 
+@pytest.mark.parametrize("looks", [3, 30], ids=["between files", "inside a file"])
+def test_a_copy_that_is_cancelled_ends_at_once_and_goes_on_later(photos, cache, looks):
+    class AfterLooks(threading.Event):
+        left = looks
+
+        def is_set(self):
+            self.left -= 1
+            return self.left < 0
+
+    with web(photos) as server:
+        with pytest.raises(Cancelled):
+            local_folder(server.url, progress=False, cancel=AfterLooks())
+        assert len(list(cache.rglob("*.jpg"))) < 24
+        assert not list(cache.rglob("*.part"))
+        assert_same_data(photos, local_folder(server.url, progress=False))
+
+
 def test_a_file_of_another_size_is_copied_again(photos):
     with web(photos) as server:
         folder = place(server.url)
         (folder / "images").mkdir(parents=True)
         (folder / IMAGE).write_bytes(b"half a file")
-        assert download(server.url, progress=False) == folder
+        assert local_folder(server.url, progress=False) == folder
         assert_same_data(photos, folder)
 
 
@@ -91,7 +112,7 @@ def test_without_a_manifest_the_file_system_lists_the_files(photos, tmp_path):
             for i, path in enumerate(sorted((photos / "images").iterdir())[:3])
         ]
         with pytest.raises(ValueError, match=r"must be a folder with files or a manifest\.json"):
-            download("memory://labkit-empty")
+            local_folder("memory://labkit-empty")
     finally:
         memory.rm("/labkit-test", recursive=True)
 
@@ -101,9 +122,9 @@ def test_a_manifest_cannot_write_outside_the_copy(tmp_path, cache):
     (tmp_path / "bad" / "manifest.json").write_text('{"files": {"../../evil.jpg": {}}}')
     with web(tmp_path / "bad") as server:
         with pytest.raises(ValueError, match=r"data must be files below .*, got '../../evil.jpg'"):
-            download(server.url)
+            local_folder(server.url)
 
 
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(ValueError, match="must be a folder or a URL that fsspec knows, got 'no://"):
-        download("no://where")
+        local_folder("no://where")

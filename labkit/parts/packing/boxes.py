@@ -1,18 +1,20 @@
-"""COCO's JSON of boxes: read it into a few arrays, write it from boxes.
-
-train2017 has 860,000 boxes in 450 MB, most of it polygons that nobody here needs, so they are cut
-from the text before it is parsed.
-"""
+"""Names and boxes of a dataset's images: in a few arrays, as COCO's JSON, or synthesized."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+
+from labkit.contracts import Annotation
 
 # COCO's object classes; the other ids up to 90 are unused.
 CATEGORIES: dict[int, str] = {
@@ -31,7 +33,57 @@ CATEGORIES: dict[int, str] = {
     82: "refrigerator", 84: "book", 85: "clock", 86: "vase", 87: "scissors", 88: "teddy bear",
     89: "hair drier", 90: "toothbrush",
 }  # fmt: skip
+# train2017 has 860,000 boxes in 450 MB, most of it polygons, which are cut out before parsing.
 _POLYGONS = re.compile(rb'"segmentation":\s*\[[\[\]0-9eE+\-.,\s]*\]')
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Listing:
+    """Names and boxes of N images.
+
+    Arrays, because a forked worker copies the memory page of every Python object that it reads.
+    """
+
+    name_bytes: np.ndarray
+    """uint8, the images' paths in their dataset, encoded for the file system, joined."""
+    name_ends: np.ndarray
+    """(N + 1,) int64, where each name ends; the first entry is 0."""
+    box_ranges: np.ndarray
+    """(N, 2) int64, which rows of the next two belong to an image."""
+    boxes_xyxy: np.ndarray
+    """(M, 4) float32 boxes of all images."""
+    category_ids: np.ndarray
+    """(M,) int64."""
+
+    def __len__(self) -> int:
+        return len(self.name_ends) - 1
+
+    def name(self, i: int) -> str:
+        """Return an image's path in its dataset, with forward slashes."""
+        return os.fsdecode(self.name_bytes[self.name_ends[i] : self.name_ends[i + 1]].tobytes())
+
+    def annotation(self, i: int) -> Annotation:
+        """Return copies of an image's boxes, which a part may change in place."""
+        first, end = self.box_ranges[i]
+        return Annotation(
+            boxes_xyxy=self.boxes_xyxy[first:end].copy(),
+            category_ids=self.category_ids[first:end].copy(),
+        )
+
+    @classmethod
+    def of_names(cls, names: Iterable[str], **boxes: np.ndarray) -> Self:
+        """Make a listing from the names; without `boxes` no image has any."""
+        encoded = [os.fsencode(name) for name in names]
+        none = {
+            "box_ranges": np.zeros((len(encoded), 2), np.int64),
+            "boxes_xyxy": np.empty((0, 4), np.float32),
+            "category_ids": np.empty(0, np.int64),
+        }
+        return cls(
+            name_bytes=np.frombuffer(b"".join(encoded), np.uint8),
+            name_ends=np.cumsum([0, *map(len, encoded)]),
+            **(boxes or none),
+        )
 
 
 def read_coco(
@@ -46,7 +98,7 @@ def read_coco(
         on_disk: the file names to keep; None keeps all.
 
     Returns:
-        the N file names; and `boxes_xyxy` (M, 4) float32, `category_ids` (M,) int64 and
+        The N file names; and `boxes_xyxy` (M, 4) float32, `category_ids` (M,) int64 and
         `box_ranges` (N, 2) int64, the first and the end row that belong to each image.
 
     Raises:
@@ -85,7 +137,7 @@ def coco_json(images: Collection[tuple]) -> Iterator[bytes]:
 
     Args:
         images: (file name, width, height, boxes, ...) of each image; gone through twice, because
-            the format has all images before the first box.
+            the format lists all images before the first box.
     """
     yield b'{"images": ['
     yield from _comma_separated(
@@ -121,3 +173,21 @@ def _rows(images: Iterable[tuple]) -> Iterator[dict[str, object]]:
                 "area": width * height,
                 "iscrowd": 0,
             }
+
+
+def synthesize_boxes(name: str, width_px: int, height_px: int) -> Annotation:
+    """Return one to seven boxes that depend only on the image's name and size.
+
+    They lie within the square of the shorter side.
+    """
+    digest = hashlib.blake2b(os.fsencode(name)).digest()  # 64 bytes: a count and seven boxes
+    drawn = np.frombuffer(digest[1:], dtype=[("xywh", "<u2", 4), ("category", "u1")])
+    drawn = drawn[: 1 + digest[0] % len(drawn)]
+    share = drawn["xywh"] / 65535  # (N, 4) in 0 to 1
+    wh = 0.05 + 0.75 * share[:, 2:] ** 2  # small boxes are more frequent, as in COCO
+    xy = share[:, :2] * (1 - wh)
+    ids = np.array(list(CATEGORIES))
+    return Annotation(
+        boxes_xyxy=np.float32(np.hstack([xy, xy + wh]) * min(width_px, height_px)),
+        category_ids=ids[drawn["category"] % len(ids)],
+    )
