@@ -1,10 +1,10 @@
-"""Packs: makes the packed, scaled or preprocessed copy of a data set that settings ask for.
+"""Packs: make the packed, scaled or preprocessed copy of a dataset that settings read.
 
     data ─ reader ─ Converter (decode, scale, preprocess) mapped over all images ─ write
 
-The work on an image is one function, whoever runs it: joblib's processes here, Spark on a cluster.
-A pack outlives what it was made from, so it keeps the hash of that data and what was done to it,
-and one that says something else is made again.
+One function converts an image; joblib's processes run it on this machine, Spark on a cluster.
+A pack's manifest keeps the hash of the data and how it was converted; if settings or data differ
+from it, the pack is made again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SPARE_SHARE = 0.05
 WAIT_S = 0.2  # between two looks whether another process has ended
 ROUND_BYTES = 128 << 20  # of results that may wait to be written: what bounds the memory
 ROUND_IMAGES = 64  # per process
-JPEG_QUALITY = 95  # nearly as good as it was; ImageNet's own files have about this
+JPEG_QUALITY = 95  # about that of ImageNet's files
 SPARK_NEEDS = (
     "spark must have pyspark and Java 17 or newer, got {}; pip install 'labkit[spark]', and "
     "on Debian or Ubuntu apt-get install openjdk-17-jre-headless"
@@ -67,14 +67,11 @@ SPARK_NEEDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Converter:
-    """What is done to each image before it is stored; picklable, for other processes.
-
-    It names the data, by an absolute path, instead of holding it.
-    """
+    """Converts an image to what is stored of it; picklable, as it holds only the data's path."""
 
     settings: Settings
     own: bytes = b""
-    """The user's own parts, for processes that do not have them."""
+    """The user's own parts, from `own_parts`, for other processes."""
 
     @property
     def reader(self) -> Reader:
@@ -97,7 +94,7 @@ class Converter:
         settings, reader = self.settings, self.reader
         try:
             content, annotation = reader.read(i)
-        except OSError as error:  # not the pack's: that one may be full
+        except OSError as error:  # `ensure_pack` takes an OSError for one of writing the pack
             raise ValueError(
                 f"data must be images that can be read, got {error.strerror or error} for "
                 f"{reader.where(i)}; make or download the data again"
@@ -152,7 +149,7 @@ def encode_jpeg(image_rgb: np.ndarray) -> bytes:
 
 
 def about(settings: Settings, reader: Reader) -> dict[str, object]:
-    """Return what a pack is made from and how: what has to be the same for it to be used."""
+    """Return what a pack is made from and how; a pack is used if its manifest says the same."""
     facts: dict[str, object] = {
         "stored": settings.stored,
         "source_hash": fingerprint(reader),
@@ -166,7 +163,7 @@ def about(settings: Settings, reader: Reader) -> dict[str, object]:
 
 
 def fingerprint(reader: Reader) -> str:
-    """Name the data: its manifest's hash, or where there is none its files' names and sizes."""
+    """Return the hash of the data's manifest, or without one that of its files' names and sizes."""
     if reader.source_hash != "unknown":
         return reader.source_hash
     digest = hashlib.sha256()
@@ -175,7 +172,7 @@ def fingerprint(reader: Reader) -> str:
     return f"sizes:{digest.hexdigest()}"
 
 
-# --- who maps it over the images ------------------------------------------------------------
+# --- engines: what maps it over the images --------------------------------------------------
 
 Map = Callable[[Callable[[int], Stored], range], list[Stored]]
 """(function, indices) -> its results, in order."""
@@ -190,17 +187,17 @@ def local(jobs: int, master: str) -> Iterator[Map]:
     import joblib
     from joblib.externals import loky
 
-    # The timeout also ends them where this process is killed.
+    # The timeout also ends the processes after this one is killed.
     try:
         with joblib.Parallel(jobs, max_nbytes=None, idle_worker_timeout=10) as parallel:
             yield lambda function, indices: parallel(joblib.delayed(function)(i) for i in indices)
-    finally:  # they would wait for more work, with all that they have imported
+    finally:  # the processes would wait for more work, with all that they have imported
         loky.get_reusable_executor().shutdown(wait=True)
 
 
 @contextlib.contextmanager
 def spark(jobs: int, master: str) -> Iterator[Map]:
-    """Run in a Spark session, which ends with this.
+    """Run in a Spark session, which is stopped at the end.
 
     A cluster's machines must have labkit, the same Python and the data under the same path.
 
@@ -216,7 +213,7 @@ def spark(jobs: int, master: str) -> Iterator[Map]:
 
         conf = SparkConf().setMaster(master or f"local[{jobs}]").setAppName("labkit")
         conf.set("spark.ui.enabled", "false").set("spark.ui.showConsoleProgress", "false")
-        if not master:  # nothing may depend on this machine's name, networks and other Pythons
+        if not master:  # must not depend on this machine's name, networks and other Pythons
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             conf.set("spark.driver.host", "127.0.0.1").set("spark.driver.bindAddress", "127.0.0.1")
         context = SparkContext(conf=conf)
@@ -291,7 +288,8 @@ def ensure_pack(
     settings = replace(settings, data=str(data))
     open_reader.cache_clear()  # the data may have changed since this process opened it
     converter = Converter(settings=settings, own=own_parts())
-    wanted, folder = about(settings, converter.reader), to or stored_folder(settings)
+    reader, folder = converter.reader, to or stored_folder(settings)
+    wanted = about(settings, reader)
     engine, _, master = engine.partition(":")
     jobs = jobs or (1 if (engine, settings.stored) == ("local", JPEG) else hardware.cores())
 
@@ -304,44 +302,53 @@ def ensure_pack(
         with _alone(folder, say, check):
             if _is_there(folder, settings, wanted, to is None, say):
                 return read_cost(folder)
-            mean_bytes = _check_room(folder, converter)
-            with pick(ENGINES, engine, "engine")(jobs, master) as run:
-                stored = _stored(converter, run, jobs, mean_bytes, check, folder, progress)
-                cost = _write(converter, stored, folder, wanted, {"jobs": jobs, "engine": engine})
+            image_bytes = max(1, _check_room(folder, converter))
+            at_once = max(jobs, min(jobs * ROUND_IMAGES, int(ROUND_BYTES / image_bytes)))
+            label = f"packing {folder.name}"
+            shown = bar(desc=label, total=len(reader), unit="image", disable=not progress)
+            with pick(ENGINES, engine, "engine")(jobs, master) as run, whole_folder(folder) as part:
+                start_s = time.perf_counter()
+                PACKINGS[settings.packing].write(
+                    _convert_all(converter, run, at_once, check, shown),
+                    part,
+                    images=len(reader),
+                    about=wanted,
+                )
+                cost = {
+                    "source_bytes": int(reader.image_bytes.sum()),
+                    "pack_s": time.perf_counter() - start_s,
+                    "jobs": jobs,
+                    "engine": engine,
+                }
+                write_whole(part / COST, json.dumps(cost))
+                if hasattr(os, "sync"):
+                    os.sync()  # or it would still be written while the first trials run
     except OSError as error:
         raise Skip(
             f"{folder} must be a folder that can be written, got {error.strerror or error} "
             f"({error.filename or folder}); free some space, or choose another folder for the data"
         ) from error
+    cost = read_cost(folder)
     took = units.seconds(cost["pack_s"])
     say(f"packed {units.count_bytes(cost['bytes'])} as {folder.name} in {took}")
-    return read_cost(folder)
+    return cost
 
 
 def read_cost(folder: Path) -> dict[str, object]:
-    """Read what making a pack took; unknown where it came from elsewhere."""
-    unknown = {"pack_s": None, "jobs": None, "engine": None, "source_bytes": None}
-    try:
-        known = json.loads((folder / COST).read_bytes())
-    except (OSError, ValueError):
-        manifest = read_manifest(folder)
-        known = {"images": manifest.get("images"), "bytes": manifest.get("bytes")}
-    return {"folder": str(folder), **unknown, **known}
+    """Read what making a pack took; None where it was made elsewhere."""
+    manifest = read_manifest(folder)
+    cost = {"folder": str(folder), "images": manifest["images"], "bytes": manifest["bytes"]}
+    cost |= dict.fromkeys(("source_bytes", "pack_s", "jobs", "engine"))
+    with contextlib.suppress(OSError, ValueError):
+        cost |= json.loads((folder / COST).read_bytes())
+    return cost
 
 
-def _stored(
-    converter: Converter,
-    run: Map,
-    jobs: int,
-    mean_bytes: float,
-    check: Callable[[], None],
-    folder: Path,
-    progress: bool,
+def _convert_all(
+    converter: Converter, run: Map, at_once: int, check: Callable[[], None], shown: object
 ) -> Iterator[Stored]:
-    """Convert all images, round by round."""
+    """Convert all images, `at_once` of them in memory."""
     images = len(converter.reader)
-    at_once = max(jobs, min(jobs * ROUND_IMAGES, int(ROUND_BYTES / max(1, mean_bytes))))
-    shown = bar(desc=f"packing {folder.name}", total=images, unit="image", disable=not progress)
     with shown:
         for first in range(0, images, at_once):
             check()
@@ -349,31 +356,6 @@ def _stored(
                 check()
                 yield sample
                 shown.update()
-
-
-def _write(
-    converter: Converter,
-    stored: Iterator[Stored],
-    folder: Path,
-    wanted: dict[str, object],
-    how: dict[str, object],
-) -> dict[str, object]:
-    """Write a pack and what it cost."""
-    reader, start_s = converter.reader, time.perf_counter()
-    with whole_folder(folder) as part:
-        write = PACKINGS[converter.settings.packing].write
-        size_bytes = write(stored, part, images=len(reader), about=wanted)
-        cost = {
-            "images": len(reader),
-            "bytes": size_bytes,
-            "source_bytes": int(reader.image_bytes.sum()),
-            "pack_s": time.perf_counter() - start_s,
-            **how,
-        }
-        write_whole(part / COST, json.dumps(cost))
-        if hasattr(os, "sync"):
-            os.sync()  # or it would still be written while the first trials run
-    return cost
 
 
 @contextlib.contextmanager
@@ -396,7 +378,7 @@ def _alone(folder: Path, say: Callable[[str], None], check: Callable[[], None]) 
 def _is_there(
     folder: Path, settings: Settings, wanted: dict, ours: bool, say: Callable[[str], None]
 ) -> bool:
-    """Say whether a pack is there, whole and of this data; remove one of ours that is not."""
+    """Return whether the pack is there, whole and of this data; remove one of ours that is not."""
     if not folder.exists():
         return False
     wrong = "of other data, or made otherwise"
@@ -418,7 +400,7 @@ def _is_there(
 
 
 def _check_room(folder: Path, converter: Converter) -> float:
-    """Refuse before the work what would not fit after it; return the bytes of an image."""
+    """Return the estimated bytes of a stored image; raise Skip if the pack would not fit."""
     images = len(converter.reader)
     if converter.settings.stored == JPEG:
         mean_bytes = float(converter.reader.image_bytes.mean())
