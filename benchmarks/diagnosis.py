@@ -126,7 +126,7 @@ def in_own_process(planted: Planted, options: argparse.Namespace, scratch: Path)
     finally:
         if planted.name == "slow_disk":  # what a killed process left; a live one's stays
             with contextlib.suppress(OSError):
-                slow_disk.remove_leftovers()
+                slow_disk.down()
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return outcome(planted, failed=f"exit status {done.returncode}: {last}")

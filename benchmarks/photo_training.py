@@ -105,12 +105,10 @@ class Site:
     @cached_property
     def _slow_folder(self) -> Path:
         size_bytes = sum(path.stat().st_size for path in self._photos)
-        disk = slow_disk.up(data_bytes=size_bytes, files=len(self._photos), owner="run")
+        disk = slow_disk.up(data_bytes=size_bytes, files=len(self._photos))
         self.notes.append(f"throttled disk, {slow_disk.describe()}")
         folder = disk.mount / f"planted-{os.getpid()}"
-        if disk.owned:
-            self._kept.callback(slow_disk.down)
-        self._kept.callback(shutil.rmtree, folder)
+        self._kept.callback(slow_disk.down)
         # Only processes of its group are slowed down; ours has to leave it before it can go.
         self._kept.callback(slow_disk.join, next(procfs.cgroup_folders("blkio")))
         slow_disk.join(disk.cgroup)

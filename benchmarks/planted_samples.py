@@ -30,8 +30,8 @@ from benchmarks.photo_training import (
 )
 from labkit.contracts import SystemClock
 from labkit.parts.packing.folder import open_folder
-from labkit.parts.storage import ModelledReader
 from labkit.parts.storage.disks import HARD_DISK
+from labkit.parts.storage.modelled import ModelledReader
 from labkit.parts.storage.slow_disk import why_not
 
 IMAGES = 160

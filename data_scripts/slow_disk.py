@@ -1,12 +1,10 @@
-"""Put up, look at or take down a disk that the kernel slows down to a hard disk's rates.
+"""Put up a disk that the kernel slows down to a hard disk's rates, and measure it.
 
-    python data_scripts/slow_disk.py up --data data/photos     root on Linux
-    labkit run --storage throttled …                           as often as you like
-    python data_scripts/slow_disk.py status | down
+    python data_scripts/slow_disk.py          root on Linux; Enter or Ctrl-C takes it down again
 
-A run that finds none puts one up for itself and takes it down again; this one stays, up to
-`down` or the next start of the machine. Only labkit's own trials are slowed down: what else reads
-from the disk, such as `cat`, reads at full speed.
+A run with `--storage throttled` puts one up for itself; this one is for a look. Only processes that
+join its control group are slowed down: what else reads from the disk, such as `cat`, reads at full
+speed.
 """
 
 from __future__ import annotations
@@ -26,51 +24,36 @@ def main(arguments: list[str] | None = None, *, folder: Path = slow_disk.FOLDER)
 
     Args:
         arguments: instead of the command line's.
-        folder: where the disk is, or is made.
+        folder: where the disk is made.
 
     Returns:
-        The exit status: 0; 1 after an error, and of `status` also where the disk is not up, a
-        run's, or its rates are off; 130 after Ctrl-C.
+        The exit status: 0; 1 after an error and where a rate is more than 5 % off.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    put_up = commands.add_parser("up", help="put it up")
-    size = put_up.add_mutually_exclusive_group()
-    size.add_argument("--gb", type=float, default=2.0, help="room for data (%(default)s)")
-    size.add_argument("--data", metavar="DIR", help="room for this folder's files")
-    commands.add_parser("status", help="measure the one that is up; takes 3 s")
-    commands.add_parser("down", help="take it down, with all that is on it")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--gb", type=float, default=2.0, help="room for data (%(default)s)")
+    is_off = False
+    data_bytes = round(parser.parse_args(arguments).gb * 1e9)
     try:
-        if reason := slow_disk.why_not():
-            raise Skip(f"throttled disk: {reason}; {slow_disk.INSTEAD}")
-        if given.command == "up":
-            data_bytes, files = _room(given)
-            _print(slow_disk.up(data_bytes=data_bytes, files=files, owner="person", folder=folder))
-        elif given.command == "down":
-            removed = slow_disk.down(folder)
-            print("\n".join(f"removed: {what}" for what in removed) or "nothing to take down")
-        else:
-            return status(folder)
-    except (ValueError, OSError, Skip) as error:
+        # Photographs are seldom smaller than a quarter of the typical size.
+        disk = slow_disk.up(
+            data_bytes=data_bytes, files=4 * data_bytes // TYPICAL_FILE_BYTES, folder=folder
+        )
+        try:
+            print(f"up: {disk.mount} on {disk.device}, limited by {disk.cgroup}")
+            is_off = _print_rates(disk)
+            input("Enter takes it down: ")
+        except (KeyboardInterrupt, EOFError):
+            print()
+        finally:
+            slow_disk.down(folder)
+    except (OSError, Skip) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    return 0
+    return int(is_off)
 
 
-def status(folder: Path) -> int:
-    """Print what is up, and how fast it is."""
-    disk = slow_disk.find(folder)
-    if disk is None:
-        print("not up; `up` puts it up")
-        return 1
-    _print(disk)
-    if disk.owner != slow_disk.PERSON:
-        print(f"not measured: when {disk.owner} has ended, `down` or the next run removes it")
-        return 1
+def _print_rates(disk: slow_disk.SlowDisk) -> bool:
+    """Measure and print requested and delivered rates; return whether one is too far off."""
     rates = slow_disk.measure(disk)
     print(f"\n{'pattern':<12}{'requested':>16}{'measured':>16}{'off':>9}")
     for rate in rates:
@@ -81,28 +64,7 @@ def status(folder: Path) -> int:
         )
         off = units.percent(rate.error_share)
         print(f"{rate.pattern:<12}{requested:>16}{measured:>16}{off:>9}")
-    return int(any(rate.refused for rate in rates))
-
-
-def _print(disk: slow_disk.SlowDisk) -> None:
-    print(
-        f"up: {disk.mount} on {disk.device}, put up by a {disk.owner}, room for "
-        f"{units.count_bytes(disk.room_bytes)} of data, limited by {disk.cgroup} to "
-        f"{slow_disk.READS_PER_S} reads/s"
-    )
-
-
-def _room(given: argparse.Namespace) -> tuple[int, int]:
-    """Return for how many bytes in how many files there must be room."""
-    if given.data is None:
-        if not given.gb > 0:
-            raise ValueError(f"gb must be more than 0, got {given.gb:g}")
-        data_bytes = round(given.gb * 1e9)
-        return data_bytes, 4 * data_bytes // TYPICAL_FILE_BYTES  # photographs are seldom smaller
-    sizes = [path.stat().st_size for path in Path(given.data).rglob("*") if path.is_file()]
-    if not sizes:
-        raise ValueError(f"data must be a folder with files, got {given.data}; make the data first")
-    return sum(sizes), len(sizes)
+    return any(rate.refused for rate in rates)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit import contracts
-from labkit.contracts import Clock, Device, DeviceBatch, Sample, Skip, SleepingClock
-from labkit.machine import hardware, shared_memory
+from labkit.contracts import Clock, Device, DeviceBatch, Sample, Skip
+from labkit.machine import shared_memory
 from labkit.parts import devices
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES
@@ -28,7 +28,7 @@ from labkit.parts.loading import LOADERS, THREADED, Outside
 from labkit.parts.packing import JPEG, RESIZED, Reader
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
-from labkit.parts.storage import FarReader, ModelledReader, Storage, make_warm, prepare, prove
+from labkit.parts.storage import Storage
 from labkit.parts.training import STEPS, Step
 from labkit.resolve import check, locate_data, open_source, register
 from labkit.settings import Settings
@@ -258,7 +258,7 @@ class Source:
                 f"{who} reads JPEGs by itself from the packing {able}, got {settings.packing} "
                 f"with {settings.stored}; choose packing {able}"
             )
-        if isinstance(reader, (ModelledReader, FarReader)):
+        if self.storage.needs_our_reader:
             raise Skip(
                 f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
                 "choose a real disk"
@@ -275,28 +275,12 @@ class Source:
         )
 
     def prepare_cache(self, cache: str) -> dict[str, object]:
-        """Produce a cache state of the epoch's images and measure it; see `storage.prepare`."""
-        if isinstance(self.reader, FarReader):
-            # Nor may the server's own disk be waited for.
-            near = self.reader.reader
-            make_warm(dict.fromkeys(near.files_of(sorted(self.order.image_ids))))
-            return self.reader.prepare()
-        if not isinstance(self.reader, ModelledReader):
-            return prepare(self.files, cache)
-        prepare(self.files, "warm")  # the model charges for the disk, so nothing else may
-        return self.reader.prepare(cache, self.order.image_ids)
+        """Produce a cache state of the epoch's images and measure it; see `Storage`."""
+        return self.storage.prepare_cache(self.reader, self.order.image_ids, cache)
 
     def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
-        """Complete the proof after the epochs; see `storage.prove`."""
-        if isinstance(self.reader, FarReader):
-            return self.reader.prove(self.order.image_ids, proof)
-        if not isinstance(self.reader, ModelledReader):
-            files = self.files
-            proof = prove(files, proof)
-            if len(files) < len(self.order):  # of a pack's file only these images are read
-                proof["file_bytes"] = int(self.reader.image_bytes[self.order.image_ids].sum())
-            return proof
-        return self.reader.prove(self.order.image_ids, proof)
+        """Complete the proof after the epochs; see `Storage`."""
+        return self.storage.prove_cache(self.reader, self.order.image_ids, proof)
 
     def start_worker(self, worker_id: int) -> None:
         """Set this process's thread limits and its garbage collector, as after a fresh start."""
@@ -397,18 +381,7 @@ def open_loader(
         raise ValueError(
             f"stored must be {reader.stored!r} for {settings.data}, got {settings.stored!r}"
         )
-    if storage.disk is not None:
-        reader = ModelledReader(
-            reader,
-            storage.disk,
-            clock=SleepingClock(),  # it makes up for waking late
-            start_method=settings.start_method,
-            cache_bytes=hardware.memory_bytes(),
-        )
-    if storage.is_remote:
-        if not storage.address:
-            raise Skip(f"{storage.name} is there for as long as a run takes; start one")
-        reader = FarReader(reader, storage.address)
+    reader = storage.open(reader, settings.start_method)
     source = Source(reader=reader, storage=storage, settings=settings, order=order, own=own)
     return source, LOADERS[settings.loader](source, settings)
 

@@ -20,7 +20,7 @@ from labkit.resolve import original, stored_folder
 from labkit.runs.active import ActiveRun
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import TrialFailed, TrialKilled
-from labkit.runs.staging import comes_from_afar, staged
+from labkit.runs.staging import staged
 from labkit.runs.stand_ins import check_emulator, check_stand_ins
 from labkit.settings import Settings
 
@@ -49,17 +49,17 @@ def stage(run: ActiveRun, places: ExitStack) -> None:
     for waiting in on_medium:
         settings = next(iter(waiting.values()))
         others = [next(iter(other.values())) for other in on_medium if other is not waiting]
-        beside = [other for other in others if other.storage == settings.storage]
+        others = [other for other in others if other.storage == settings.storage]
         try:
-            facts = places.enter_context(staged(settings, **how, beside=beside))
+            facts = places.enter_context(staged(settings, **how, others=others))
         except Skip as reason:
             _drop_all(run, waiting, reason)
             continue
         if facts["remark"]:
             run.note(facts["remark"])
         media.setdefault(settings.storage, facts)
-        if facts["whole_copy_bytes"] is not None and comes_from_afar(settings):
-            copy = {"bytes": facts["whole_copy_bytes"], "copy_s": facts["whole_copy_s"]}
+        if facts["label"].startswith("emulated distance") and facts["copied_bytes"] is not None:
+            copy = {"bytes": facts["copied_bytes"], "copy_s": facts["copied_s"]}
             # Of a pack the bytes are known already: without its boxes and its manifest.
             costs |= {label: {**copy, **costs.get(label, {})} for label in waiting}
     run.save(storages=media, costs=costs)

@@ -60,7 +60,7 @@ def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> d
         "calls": _per_image(calls, calls_after, images) if paths else None,
         # A model's disk is asked for nothing.
         "requests": _per_image(requests, _requests(paths), images)
-        if cold and source.storage.disk is None
+        if cold and not source.storage.needs_our_reader
         else None,
     }
 

@@ -1,17 +1,16 @@
 """Staging: brings the data to the medium that settings name, and finds out what that medium is.
 
-    data ──copy, file by file──▶ medium ──describe, probe, check──▶ label and facts of every row
+    data ──copy, file by file──▶ medium ──describe, probe, measure──▶ label and facts of every row
 
-What a folder is called says nothing of what it is: a hard disk must claim to be one and read like
-one; a stand-in must deliver the rates that its label names.  A process that is killed cannot clean
-up: so a file has its name only once it is whole, and whoever uses a copy that is to go again holds
-a lock: a copy that nobody holds is a leftover.
+labkit.toml can call any folder a hard disk: one that is called so must claim to be a hard disk, and
+read like one; a stand-in must deliver the rates that its label names. A killed process cannot clean
+up: so a file has its name only once it is whole, and a run holds a lock on its temporary copy; a
+temporary copy whose lock is free was left by a killed run, and is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shlex
@@ -20,19 +19,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from labkit import units
-from labkit.contracts import Cancelled, Skip, SleepingClock
-from labkit.files import whole, write_whole
+from labkit.contracts import Cancelled, Skip
+from labkit.files import whole
 from labkit.machine.media import Medium, describe_medium, is_hard_disk, probe_random_reads
 from labkit.parts.packing import Reader
-from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest
-from labkit.parts.storage import ModelledReader, Storage, distance, make_warm, slow_disk
-from labkit.parts.storage.modelled import check
+from labkit.parts.storage import Storage, locate
 from labkit.progress import bar
 from labkit.resolve import locate_data, open_original, open_reader, open_source, stored_folder
 from labkit.settings import Settings
@@ -41,27 +38,13 @@ from labkit.settings import Settings
 CLAIMS = {"hdd": True, "ssd": False, "nvme": False}
 CHECK_S = 1.0
 CHECK_IMAGES = 512
-MARK = "labkit-copy.json"  # what makes a folder ours; it keeps how long copying took
+MARK = "labkit-copy.json"  # what makes a folder ours
 SPARE_SHARE = 0.05  # file systems round sizes up
-PIECE_BYTES = 16 << 20  # a pack's file may be larger than memory
 SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
 SAME_TIME_NS = 2_000_000_000  # FAT rounds times so
-CONNECTIONS = 8  # files that come from afar at the same time
 
 
 # --- copying --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copied:
-    """What copying did."""
-
-    size_bytes: int
-    written_bytes: int
-    """Less than `size_bytes` where files were already there."""
-    whole_s: float | None
-    """Seconds that copying all the files took when they were first copied in one go; None:
-    unknown, as it was stopped in between."""
 
 
 def copy_data(
@@ -70,39 +53,50 @@ def copy_data(
     *,
     cancel: threading.Event | None = None,
     progress: bool = False,
-) -> Copied:
+) -> int:
     """Copy a data set to where a storage has it, or what is missing of it.
 
     Files that are there with the right size and time are kept, others removed.
 
+    Returns:
+        The bytes that were written.
+
     Raises:
         Skip: there is no room, or it cannot be written to; the text says why, with numbers.
-        ValueError: a file cannot be read, or is not what the data's manifest says.
+        ValueError: a file cannot be read.
         Cancelled: `cancel` was set; the same call goes on from here.
     """
-    start_s, copy = time.perf_counter(), storage.copy
-    files = _originals(reader, storage)
+    copy, files = storage.copy, _files_to_copy(reader, storage)
     with _explained(copy):
-        mark = _start(copy, private=storage.passing)
-        waiting = {to: file for to, file in files.items() if not _same(file, to)}
+        _make_folder(copy, private=storage.temporary)
+        missing = {to: file for to, file in files.items() if not _same(file, to)}
         _remove_others(copy, files)
-        needed_bytes = sum(file.stat().st_size for file in waiting.values())
+        needed_bytes = sum(file.stat().st_size for file in missing.values())
         _check_room(copy, needed_bytes)
-        _copy_files(reader, storage, files, waiting, cancel, progress)
-        if waiting and hasattr(os, "sync") and not describe_medium(copy).in_memory:
+        numbers = {to: number for number, to in enumerate(files)}
+
+        def copy_one(to: Path) -> None:
+            time_ns = missing[to].stat().st_mtime_ns  # first: a file that changes is copied again
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with whole(to) as part:
+                with part.open("wb") as written:
+                    for piece in storage.pieces(numbers[to], missing[to]):
+                        if cancel is not None and cancel.is_set():
+                            raise Cancelled
+                        written.write(piece)
+                os.utime(part, ns=(time_ns, time_ns))
+
+        hidden = not (progress and needed_bytes >= SHOWN_FROM_BYTES)
+        with ThreadPoolExecutor(storage.copied_at_once) as pool:
+            copied = pool.map(copy_one, missing)
+            for _ in bar(copied, desc="copying", total=len(missing), disable=hidden):
+                pass
+        if missing and hasattr(os, "sync") and not describe_medium(copy).in_memory:
             os.sync()  # or it would still be written while the first trials run
-        whole_s = mark.get("copied_s")
-        if len(waiting) == len(files):
-            whole_s = time.perf_counter() - start_s
-        write_whole(copy / MARK, json.dumps({"copied_s": whole_s}))
-    return Copied(
-        size_bytes=sum(to.stat().st_size for to in files),
-        written_bytes=needed_bytes,
-        whole_s=whole_s,
-    )
+    return needed_bytes
 
 
-def _originals(reader: Reader, storage: Storage) -> dict[Path, Path]:
+def _files_to_copy(reader: Reader, storage: Storage) -> dict[Path, Path]:
     """Return each file of a copy -> what it is a copy of; the images come first, in order."""
     found = {}
     for path in (*reader.paths, *reader.companions):
@@ -110,7 +104,7 @@ def _originals(reader: Reader, storage: Storage) -> dict[Path, Path]:
             found[storage.directory / path.relative_to(reader.root)] = path
         else:  # COCO keeps its boxes beside the images' folder
             found[storage.copy / "annotations" / path.name] = path
-        if not path.is_file():
+        if not (path.is_file() and os.access(path, os.R_OK)):
             raise ValueError(
                 f"data must be files that can be read, got none at {path}; "
                 "make or download the data again"
@@ -118,70 +112,8 @@ def _originals(reader: Reader, storage: Storage) -> dict[Path, Path]:
     return found
 
 
-def _copy_files(
-    reader: Reader,
-    storage: Storage,
-    files: Mapping[Path, Path],
-    waiting: Mapping[Path, Path],
-    cancel: threading.Event | None,
-    progress: bool,
-) -> None:
-    numbers = {path: number for number, path in enumerate(files.values())}
-    entries = _manifest_entries(reader)
-    shown = progress and sum(file.stat().st_size for file in waiting.values()) >= SHOWN_FROM_BYTES
-
-    def copy_one(to: Path, file: Path) -> None:
-        time_ns = file.stat().st_mtime_ns  # before it is read: one that changes is copied again
-        if file in entries and (changed := difference(file, entries[file])):
-            raise ValueError(
-                f"data must be what its manifest says, but {changed}; make the data again, or "
-                "remove manifest.json to take it as it is"
-            )
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with whole(to) as part:
-            with part.open("wb") as written:
-
-                def take(piece: bytes) -> None:
-                    if cancel is not None and cancel.is_set():
-                        raise Cancelled
-                    written.write(piece)
-
-                if storage.distance is not None:
-                    distance.fetch(storage.address, numbers[file], take)
-                else:
-                    _read_pieces(file, take)
-            os.utime(part, ns=(time_ns, time_ns))
-
-    with ThreadPoolExecutor(CONNECTIONS if storage.distance is not None else 1) as pool:
-        copied = pool.map(copy_one, waiting, waiting.values())
-        for _ in bar(copied, desc="copying", total=len(waiting), disable=not shown):
-            pass
-
-
-def _read_pieces(file: Path, take: Callable[[bytes], None]) -> None:
-    try:
-        opened = file.open("rb")
-    except OSError as error:  # the data's fault, not the medium's
-        raise ValueError(
-            f"data must be files that can be read, got {error.strerror} for {file}; "
-            "make or download the data again"
-        ) from error
-    with opened:
-        while piece := opened.read(PIECE_BYTES):
-            take(piece)
-
-
-def _manifest_entries(reader: Reader) -> dict[Path, dict]:
-    """Return what the manifest, if there is one, tells of each file."""
-    manifest = read_manifest(reader.root) or {}
-    entries = {reader.root / name: entry for name, entry in manifest.get("files", {}).items()}
-    if "annotations_sha256" in manifest:
-        entries[reader.root / ANNOTATIONS] = {"sha256": manifest["annotations_sha256"]}
-    return entries
-
-
 def _same(file: Path, to: Path) -> bool:
-    """Say whether a copy is that of a file of this size and time."""
+    """Whether a copy is that of a file of this size and time."""
     if not to.is_file():
         return False
     before, after = file.stat(), to.stat()
@@ -189,8 +121,8 @@ def _same(file: Path, to: Path) -> bool:
     return before.st_size == after.st_size and apart_ns <= SAME_TIME_NS
 
 
-def _start(copy: Path, *, private: bool) -> dict:
-    """Make the folder ours, or refuse one that is not; return its mark."""
+def _make_folder(copy: Path, *, private: bool) -> None:
+    """Make the folder ours, or refuse one that is not."""
     if copy.is_dir() and any(copy.iterdir()) and not (copy / MARK).is_file():
         raise Skip(
             f"{copy} must be empty or the lab's own copy, got other files in it; "
@@ -198,10 +130,7 @@ def _start(copy: Path, *, private: bool) -> dict:
         )
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
-    mark = json.loads((copy / MARK).read_bytes()) if (copy / MARK).is_file() else {}
-    # Copying that is stopped now has no duration.
-    write_whole(copy / MARK, json.dumps({"copied_s": None}))
-    return mark
+    (copy / MARK).touch()
 
 
 def _remove_others(copy: Path, wanted: Mapping[Path, Path]) -> None:
@@ -242,18 +171,19 @@ def _explained(copy: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(copy: Path, *, passing: bool) -> Iterator[None]:
-    """Hold a copy against other runs; one that is passing is removed in the end.
+def locked_copy(copy: Path, *, temporary: bool) -> Iterator[None]:
+    """Lock a copy against other runs, and remove a temporary one in the end.
 
-    Passing copies beside it that nobody holds any more are leftovers of killed runs: they go.
+    Temporary copies in the same folder whose locks are free were left by killed runs: they are
+    removed first.
 
     Raises:
-        Skip: another run holds it, or its folder cannot be written to.
+        Skip: another run has locked it, or its folder cannot be written to.
     """
     lock = FileLock(f"{copy}.lock")
     with _explained(copy):
         copy.parent.mkdir(parents=True, exist_ok=True)
-        for left in copy.parent.glob("labkit-*.lock") if passing else ():
+        for left in copy.parent.glob("labkit-*.lock") if temporary else ():
             with contextlib.suppress(Timeout, OSError), FileLock(left, timeout=0):
                 _remove_copy(left.with_suffix(""))
                 left.unlink()
@@ -267,7 +197,7 @@ def held(copy: Path, *, passing: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        if passing:
+        if temporary:
             _remove_copy(copy)
         with contextlib.suppress(OSError):  # Windows removes no open file
             Path(lock.lock_file).unlink()
@@ -290,7 +220,7 @@ def staged(
     say: Callable[[str], None],
     cancel: threading.Event | None = None,
     progress: bool = False,
-    beside: Iterable[Settings] = (),
+    others: Iterable[Settings] = (),
 ) -> Iterator[dict[str, object]]:
     """Have the data where settings say, for as long as the context lasts.
 
@@ -299,62 +229,41 @@ def staged(
         say: takes one line for the user.
         cancel: set by another thread to stop.
         progress: show a bar where copying takes long.
-        beside: other settings whose data will be put on the same medium, to make room for.
+        others: other settings whose data will be put on the same storage, to make room for.
 
     Yields:
         What `run.json` records of the medium: label, filesystem, device, rotational,
         scheduler, readahead_kb, cold_reads_per_s (None: not probed), remark (why it is not
-        believed to be what it is called; empty if it is), copied_bytes and copied_s (by this
-        call; None: nothing is to be copied), whole_copy_bytes and whole_copy_s (of all files,
-        when they were first copied; None: unknown).
+        believed to be what it is called; empty if it is), copied_bytes and copied_s (None:
+        nothing is to be copied).
 
     Raises:
         Skip: it cannot be there; the text says why, with numbers.
-        ValueError: the data is not what its manifest says.
+        ValueError: a file of the data cannot be read.
         Cancelled: `cancel` was set.
     """
-    storage = locate_data(settings)
-    folder = stored_folder(settings)
-    reader = open_reader(settings.packing, folder)
+    reader = open_reader(settings.packing, stored_folder(settings))
     with contextlib.ExitStack() as kept:
-        if storage.distance is not None:
-            say(f"{storage.name}: a server on this machine stands in for the distance")
-            files = (*reader.paths, *reader.companions)
-            kept.enter_context(distance.served(storage.distance, storage.name, folder, files))
-            storage = locate_data(settings)  # it names the server's address
-        if storage.cgroup is not None:
-            sizes = [_size(open_reader(s.packing, stored_folder(s))) for s in (settings, *beside)]
-            size_bytes, files = map(sum, zip(*sizes))
-            kept.enter_context(_throttled_disk(size_bytes, files, say))
-            storage = locate_data(settings)  # its label names what it is limited to
-        start_s, copied = time.perf_counter(), None
+        other_readers = [open_reader(other.packing, stored_folder(other)) for other in others]
+        kept.enter_context(locate_data(settings).put_up(reader, other_readers, say))
+        storage = locate_data(settings)  # again: now that it is up, its label is known
+        start_s, copied_bytes, copied_s = time.perf_counter(), None, None
         if storage.copy is not None:
             with contextlib.ExitStack() as copying:
-                (kept if storage.passing else copying).enter_context(
-                    held(storage.copy, passing=storage.passing)
+                (kept if storage.temporary else copying).enter_context(
+                    locked_copy(storage.copy, temporary=storage.temporary)
                 )
-                copied = copy_data(reader, storage, cancel=cancel, progress=progress)
-        took_s = time.perf_counter() - start_s
-        if copied and copied.written_bytes:
+                copied_bytes = copy_data(reader, storage, cancel=cancel, progress=progress)
+            copied_s = time.perf_counter() - start_s
+        if copied_bytes:
             say(
-                f"copied {units.count_bytes(copied.written_bytes)} to {storage.name} "
-                f"in {units.seconds(took_s)}"
+                f"copied {units.count_bytes(copied_bytes)} to {storage.name} "
+                f"in {units.seconds(copied_s)}"
             )
-            if not storage.passing:
+            if not storage.temporary:
                 where = shlex.quote(str(storage.copy))
                 say(f"the copy stays for other runs; remove it with: rm -r {where}")
-        yield {
-            **_describe(storage),
-            "copied_bytes": copied.written_bytes if copied else None,
-            "copied_s": took_s if copied else None,
-            "whole_copy_bytes": copied.size_bytes if copied else None,
-            "whole_copy_s": copied.whole_s if copied else None,
-        }
-
-
-def comes_from_afar(settings: Settings) -> bool:
-    """Say whether settings name data that stands in for data that lies far away."""
-    return locate_data(settings).distance is not None
+        yield {**_describe(storage), "copied_bytes": copied_bytes, "copied_s": copied_s}
 
 
 def why_not_throttled(settings: Settings) -> str:
@@ -363,36 +272,12 @@ def why_not_throttled(settings: Settings) -> str:
     Returns:
         What stands in the way; empty where nothing does.
     """
+    reader = open_original(settings)
     try:
-        sizes = _size(open_original(settings))
-        with _throttled_disk(*sizes, say=lambda line: None):
+        with locate("throttled", reader.root).put_up(reader, (), lambda line: None):
             return ""
     except Skip as reason:
         return str(reason).partition("; ")[0].removeprefix("throttled disk: ")
-
-
-def _size(reader: Reader) -> tuple[int, int]:
-    """Give the bytes and the files of a data set; what is missing is named by preflight."""
-    paths = [path for path in (*reader.paths, *reader.companions) if path.exists()]
-    return sum(path.stat().st_size for path in paths), len(paths)
-
-
-@contextlib.contextmanager
-def _throttled_disk(size_bytes: int, files: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Put the throttled disk up; take it down again unless it was up before."""
-    there = slow_disk.find()
-    if there is not None and there.owned:  # by this run's first data set, with room for all
-        yield
-        return
-    disk = slow_disk.up(data_bytes=size_bytes, files=files, owner="run")
-    try:
-        yield
-    finally:
-        if disk.owned:
-            try:
-                slow_disk.down()
-            except OSError as error:  # someone stands in it; all rows are safe, so only say it
-                say(f"the throttled disk is still up, the next run removes it: {error}")
 
 
 def _describe(storage: Storage) -> dict[str, object]:
@@ -451,34 +336,18 @@ def check_rates(
         seconds: how long each pattern is measured.
 
     Returns:
-        For each pattern (random, sequential, round trips, together): readers, unit (files,
-        bytes, requests),
-        requested_per_s (None: as fast as this machine reads), delivered_per_s, error_share,
-        refused; empty where nothing stands in.
+        For each pattern (random, sequential, round trips, together): readers, unit (files, bytes,
+        requests), requested_per_s (None: as fast as this machine reads), delivered_per_s,
+        error_share, refused; empty where nothing stands in.
 
     Raises:
         Skip: it cannot be measured.
     """
-    storage, readers = locate_data(settings), max(1, settings.num_workers)
-    if storage.cgroup is not None:
-        rates = slow_disk.measure(readers=readers, seconds=seconds)
-    elif storage.distance is not None:
-        rates = distance.measure(storage.distance, storage.address, min(seconds, distance.CHECK_S))
-    elif storage.disk is not None:
-        reader = open_source(settings)
-        # Neighbours: otherwise there is nothing to read in sequence.
-        ids = [i for i in range(min(len(reader), CHECK_IMAGES)) if i not in excluded]
-        make_warm(dict.fromkeys(reader.files_of(ids)))
-        model = ModelledReader(
-            reader,
-            storage.disk,
-            clock=SleepingClock(),
-            start_method=settings.start_method,
-            cache_bytes=0,
-        )
-        rates = check(model, readers, seconds, ids)
-    else:
-        return []
+    reader = open_source(settings)
+    # The first ones: images that are not neighbours cannot be read in sequence.
+    ids = [i for i in range(min(len(reader), CHECK_IMAGES)) if i not in excluded]
+    readers = max(1, settings.num_workers)
+    rates = locate_data(settings).measure(reader, ids, readers, settings.start_method, seconds)
     return [
         {
             "pattern": rate.pattern,

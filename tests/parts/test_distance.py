@@ -1,4 +1,4 @@
-"""The distance that is stood in for: its timetable by a fake clock, its server by real sockets."""
+"""The distance that is stood in for, by a real server and real sockets."""
 
 import contextlib
 import multiprocessing
@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -17,10 +16,9 @@ import labkit as lab
 from labkit import resolve
 from labkit.contracts import Skip
 from labkit.machine.helper import HELPERS
-from labkit.parts import storage
 from labkit.parts.packing.folder import open_folder
-from labkit.parts.storage import distance, key
-from labkit.parts.storage.distance import ADDRESSES, Distance, Line, fetch, parse, served
+from labkit.parts.storage import distance, locate
+from labkit.parts.storage.distance import ADDRESSES, Connection, Distance, fetch, parse, served
 from labkit.pipeline import open_loader
 from labkit.resolve import open_reader, open_source
 from labkit.runs.staging import check_rates, staged
@@ -46,9 +44,6 @@ def test_other_names_say_nothing(name):
     assert parse(name) is None
 
 
-# --- the timetable --------------------------------------------------------------------------
-
-
 # --- the server -----------------------------------------------------------------------------
 
 
@@ -62,13 +57,11 @@ def files(tmp_path_factory):
 
 def ask(address, path):
     """The body, or how it was refused."""
-    body = bytearray()
-    with Line(address) as line:
+    with contextlib.closing(Connection(address)) as connection:
         try:
-            line.get(path, body.extend)
+            return b"".join(connection.get(path))
         except OSError as error:
             return str(error)
-    return bytes(body)
 
 
 def children():
@@ -77,7 +70,7 @@ def children():
 
 
 def test_it_gives_the_listed_files_and_nothing_else(files):
-    with served(NEAR, "far_0ms_8000mbit", Path("data"), files) as address:
+    with served(NEAR, files) as address:
         assert ask(address, "files/0") == b"image" * 100_000
         assert ask(address, "files/1") == b"{}"
         assert ask(address, "zeros/1000000") == bytes(1_000_000)
@@ -90,38 +83,38 @@ def test_it_gives_the_listed_files_and_nothing_else(files):
         assert len(secret) > 20 and secret not in " ".join(server.cmdline())
         listening = [c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"]
         assert listening == ["127.0.0.1"]
-        body = bytearray()
-        fetch(address, 1, body.extend)  # over a connection that this thread keeps
-    assert body == b"{}"
+        for _ in range(2):  # over a connection that this thread keeps
+            assert b"".join(fetch(address, "files/1")) == b"{}"
     with pytest.raises(OSError):
-        fetch(address, 1, body.extend)
+        list(fetch(address, "files/1"))
 
 
-def test_it_is_found_while_it_is_up_and_nothing_is_left(files):
-    name, folder = "far_0ms_8mbit", Path("data")
+def test_it_is_found_while_it_is_up_and_nothing_is_left(photos):
+    far = locate("far_0ms_8mbit", photos)
     before = [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)]
-    with served(NEAR, name, folder, files) as address:
-        assert distance.address(name, folder) == address
+    with far.put_up(open_folder(photos), (), lambda line: None):
+        assert locate("far_0ms_8mbit", photos).address.startswith("127.0.0.1:")
         (server,) = children()
         assert str(server.pid) in os.environ[HELPERS].split()
-    assert (distance.address(name, folder), children()) == ("", set())
+    assert (far.address, children()) == ("", set())
     assert [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)] == before
 
 
 def test_a_server_that_cannot_start_is_skipped(files, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Skip, match="the distance's server could not be started"):
-        served(NEAR, "far_0ms_8000mbit", Path("data"), files).__enter__()
+        served(NEAR, files).__enter__()
 
 
 def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
     monkeypatch.setattr(distance, "_own_s", lambda address: 0.0)  # a busy machine's is large
     far = Distance(rtt_ms=40, mbit_per_s=80)
-    with served(far, "far_40ms_80mbit", Path("data"), files) as address:
-        with Line(address) as line:  # only from below: how late a busy machine is, is not asked
-            assert line.get("zeros/0") >= 2 * 0.04  # a new connection takes one more
-            assert line.get("zeros/0") >= 0.04
-            assert line.get("zeros/1000000") >= 0.04 + 0.1
+    with served(far, files) as address:
+        with contextlib.closing(Connection(address)) as connection:
+            # Only from below: how late a busy machine is, is not asked.
+            assert connection.time("zeros/0") >= 2 * 0.04  # a new connection takes one more
+            assert connection.time("zeros/0") >= 0.04
+            assert connection.time("zeros/1000000") >= 0.04 + 0.1
         rates = distance.measure(far, address, 0.1)
         found = [(rate.pattern, rate.unit, rate.readers, rate.requested_per_s) for rate in rates]
         assert found == [
@@ -150,7 +143,7 @@ def var(tmp_path, monkeypatch):
     """Where staged copies lie in this test."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "var").mkdir()
-    monkeypatch.setattr(storage, "STAGED", tmp_path / "var")
+    monkeypatch.setattr(distance, "COPIES", tmp_path / "var")
     yield tmp_path / "var"
     open_reader.cache_clear()
 
@@ -246,17 +239,17 @@ def test_data_at_a_distance_is_copied_by_its_server_and_the_copy_goes(
             assert reader.read(i)[0] == near.read(i)[0]
             assert reader.read(i)[1].boxes_xyxy.tolist() == near.read(i)[1].boxes_xyxy.tolist()
         whole_bytes = sum(path.stat().st_size for path in (*near.paths, *near.companions))
-        assert facts["copied_bytes"] == facts["whole_copy_bytes"] == whole_bytes
-        assert facts["whole_copy_s"] > 0
+        assert facts["copied_bytes"] == whole_bytes
+        assert facts["copied_s"] > 0
         assert facts["label"] == "emulated distance(0 ms, 8,000 Mbit/s, staged)"
     assert list(var.iterdir()) == []
 
 
 STAGED_THEN_KILLED = """
 import os, pathlib, sys, labkit as lab
-from labkit.parts import storage
+from labkit.parts.storage import distance
 from labkit.runs.staging import staged
-storage.STAGED = pathlib.Path(sys.argv[2])
+distance.COPIES = pathlib.Path(sys.argv[2])
 with staged(lab.Settings(data=sys.argv[1], storage="far_0ms_8000mbit_staged"), say=print):
     print(os.environ["LABKIT_HELPERS"], flush=True)
     os.kill(os.getpid(), 9)
@@ -298,10 +291,10 @@ def test_a_run_reads_from_afar_and_from_a_copy_and_records_the_cost(photos, tmp_
     assert run.info["status"] == "finished", run.info
     facts = run.info["storages"]["far_20ms_1000mbit_staged"]
     assert run.info["costs"] == {
-        "copied first": {"bytes": facts["whole_copy_bytes"], "copy_s": facts["whole_copy_s"]}
+        "copied first": {"bytes": facts["copied_bytes"], "copy_s": facts["copied_s"]}
     }
     assert [rate["refused"] for rate in facts["rates"]] == [False] * 3
     assert run.info["skipped"]["cold"].startswith("cache must be 'as found' for images that come")
     (direct,) = [t for t in run.trials if t.variant == "direct" and t.role in ("A1", "")][:1]
     assert direct.epochs[0].epoch_s > 2 * 0.020  # every worker reads at least two images
-    assert not list(Path("/var/tmp").glob(f"labkit-*-far_20ms_1000mbit_staged-{key(photos)}*"))
+    assert not locate("far_20ms_1000mbit_staged", photos).copy.exists()

@@ -16,8 +16,15 @@ import pytest
 from labkit.contracts import Skip
 from labkit.machine import page_cache
 from labkit.machine.media import describe_medium
-from labkit.parts import storage
-from labkit.parts.storage import STORAGES, make_cold, make_warm, prepare, prove, resident_share
+from labkit.parts.storage import STORAGES
+from labkit.parts.storage.cache_state import (
+    KEEPS_FILES,
+    make_cold,
+    make_warm,
+    prepare,
+    prove,
+    resident_share,
+)
 
 FILE_BYTES = 300_000  # 74 pages, the last one partial
 PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
@@ -32,7 +39,7 @@ def make_files(folder: Path, count: int = 20) -> list[Path]:
 
 @pytest.fixture
 def disk(tmp_path):
-    if describe_medium(tmp_path).filesystem in ("unknown", *storage.KEEPS_FILES):
+    if describe_medium(tmp_path).filesystem in ("unknown", *KEEPS_FILES):
         pytest.skip("the temporary directory is not on a disk whose files can be evicted")
     return tmp_path
 

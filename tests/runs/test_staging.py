@@ -28,7 +28,6 @@ from labkit.settings import Settings
 FACTS = {
     "label", "filesystem", "device", "rotational", "scheduler", "readahead_kb",
     "cold_reads_per_s", "remark", "copied_bytes", "copied_s",
-    "whole_copy_bytes", "whole_copy_s",
 }  # fmt: skip
 
 
@@ -173,12 +172,12 @@ def test_a_copy_is_whole_and_is_made_once(layout, lab, photos, tmp_path, memory)
     data = LAYOUTS[layout](photos, tmp_path / "data")
     settings = settings_for(data, str(memory))
     with stage(settings) as facts:
-        assert facts["copied_bytes"] == facts["whole_copy_bytes"] > 0
+        assert facts["copied_bytes"] > 0
         assert open_source(settings).root.is_relative_to(memory)
         assert_same_data(data, open_source(settings).root)
     before = tree(memory)
     with stage(settings) as again:
-        assert (again["copied_bytes"], again["whole_copy_s"]) == (0, facts["whole_copy_s"])
+        assert again["copied_bytes"] == 0
     assert len(kept(before, tree(memory))) == len(open_folder(data))
 
 
@@ -245,12 +244,6 @@ def test_a_killed_copy_has_only_whole_files_and_goes_on(moment, lab, plain, memo
     with stage(settings):
         assert_same_data(plain, open_source(settings).root)
     assert list(memory.rglob("*.part")) == []
-
-
-def test_data_that_is_not_what_its_manifest_says_is_refused(lab, data, memory):
-    (data / "images" / "000000000003.jpg").write_bytes(b"\xff\xd8 spoilt")
-    with pytest.raises(ValueError, match=r"data must be what its manifest says, .*003\.jpg"):
-        stage(settings_for(data, str(memory))).__enter__()
 
 
 def test_a_file_that_is_gone_is_the_datas_fault_not_the_mediums(lab, data, memory):
@@ -349,7 +342,7 @@ def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
     plain, places = settings_for(data, "throttled"), ExitStack()
     with places:
         for settings, other in ((plain, packed), (packed, plain)):
-            places.enter_context(staged(settings, say=lambda line: None, beside=[other]))
+            places.enter_context(staged(settings, say=lambda line: None, others=[other]))
         readers = [open_source(settings) for settings in (plain, packed)]
         assert all(r.root.is_relative_to(slow_disk.find().mount) for r in readers)
         assert bytes(readers[0].read(3)[0]) == bytes(readers[1].read(3)[0])

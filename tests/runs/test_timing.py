@@ -13,10 +13,10 @@ import torch
 
 from labkit.machine import hardware
 from labkit.machine.media import describe_medium
-from labkit.parts import storage
 from labkit.parts.devices import CpuDevice, EmulatedDevice
 from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.prefetching import PREFETCHERS
+from labkit.parts.storage.cache_state import KEEPS_FILES
 from labkit.parts.training import STEPS, Step
 from labkit.runs import timing
 from labkit.runs.process import Launcher
@@ -212,7 +212,7 @@ def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cac
     """Workers of the first epoch have ended by the end, persistent ones are still alive."""
     if not hardware.can_fork():
         pytest.skip("what spawned workers read of their libraries counts too")
-    if cache == "cold" and describe_medium(photos).filesystem in ("unknown", *storage.KEEPS_FILES):
+    if cache == "cold" and describe_medium(photos).filesystem in ("unknown", *KEEPS_FILES):
         pytest.skip("the temporary directory is not on a disk whose files can be evicted")
     how = {"num_workers": 2, "persistent_workers": persistent, "start_method": "fork"}
     measure(launcher, photos, cache="warm", **how)  # from now on memory holds the libraries

@@ -1,21 +1,28 @@
-"""The disks that stand in where a machine has none of their kind, as figures with sources.
+"""The disks that stand in where a machine has none of their kind, and how their rates are proved.
 
-    Disk -> throttled: the kernel limits real reads to it
-         -> modelled:  our own reader waits as long as it would take
+    Disk ──▶ slow_disk: the kernel limits real reads to its figures
+         ──▶ modelled:  our own reader waits as long as it would take
+    Rate: what a stand-in should deliver, and what processes that read at once measured
 
-Main trap: a hard disk has one arm.  However many processes read, seeks come one after
-the other, so `channels` is 1 there and adding workers must not help.
+A hard disk has one arm: however many processes read, seeks come one after the other. So `channels`
+is 1 there, and adding workers must not help.
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
+
+A, R = TypeVar("A"), TypeVar("R")
 
 # COCO val2017's mean JPEG; what "random reads per second" means below.
 TYPICAL_FILE_BYTES = 114_660
-MAX_ERROR_SHARE = 0.05
+MAX_ERROR_SHARE = 0.05  # EVIDENCE 2
+START_TIMEOUT_S = 120.0  # a spawned process imports for seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +91,7 @@ MEMORY = Disk(
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What a disk that stands in should deliver here, and what it did."""
+    """What a stand-in should deliver here, and what it did."""
 
     pattern: Literal["random", "sequential", "round trips", "together"]
     unit: Literal["files", "bytes", "requests"]
@@ -103,5 +110,38 @@ class Rate:
 
     @property
     def refused(self) -> bool:
-        """Whether it stands for nothing: EVIDENCE 2 allows it to be 5 % off."""
+        """Whether it is too far off to stand for anything."""
         return self.error_share > MAX_ERROR_SHARE
+
+
+def measure_together(
+    measure: Callable[[A], R], arguments: Sequence[A], start_method: str
+) -> list[R]:
+    """Call a function in a process for each argument, all beginning at the same time.
+
+    Args:
+        measure: travels to the processes as they start, so it may hold shared memory.
+        arguments: one for each process.
+        start_method: how the processes are started.
+
+    Returns:
+        What the calls returned, in the order of the arguments.
+    """
+    context = multiprocessing.get_context(start_method)
+    begin = context.Barrier(len(arguments))
+    with ProcessPoolExecutor(len(arguments), context, _receive, (measure, begin)) as processes:
+        return list(processes.map(_measure, arguments))
+
+
+_received: tuple = ()  # in a process of `measure_together`
+
+
+def _receive(*what: object) -> None:
+    global _received
+    _received = what
+
+
+def _measure(argument: A) -> R:
+    measure, begin = _received
+    begin.wait(START_TIMEOUT_S)  # a process that waits takes no second argument
+    return measure(argument)

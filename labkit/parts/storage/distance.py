@@ -1,12 +1,13 @@
-"""Distance: data far away, stood in for by a server on this machine that answers as late.
+"""Distance: data far away, stood in for by a server on this machine that answers late.
 
     request ──▶ server: one round trip, then the body at the link's rate ──▶ reader
                 (one round trip more for a new connection; one link for all connections)
 
-Real files, real sockets, real HTTP; only the waiting is added.  What it does not do: TCP's slow
-start, lost packets, a server that is busy.  A real distance of the same round trip and bandwidth
-is slower, not faster.  The loopback's own time, a tenth of a millisecond, is measured and counted
-as part of the round trip.
+Real files, real sockets, real HTTP; only the waiting is added. TCP's slow start, lost packets and a
+busy server are left out, so a real distance of the same round trip and bandwidth is slower, not
+faster. What this machine itself takes for a request, a tenth of a millisecond, is measured and
+counted as part of the round trip.
+
 Source: RFC 9293 section 3.5, a connection takes one round trip before the first request.
 """
 
@@ -17,46 +18,39 @@ import json
 import os
 import re
 import secrets
-import socket
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from labkit.contracts import Annotation, Skip
 from labkit.machine.helper import Helper
+from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate
+from labkit.parts.storage.folder import Reader, Storage, WrappedReader, copy_in
 
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
 _NAME = re.compile(r"far_(\d{1,5})ms_(\d{1,7})mbit(_staged)?")
-# Of this process and all that it starts: name and folder -> the server's address.
+COPIES = Path("/var/tmp")  # not /tmp, which is memory on many systems
+# Environment variable, so that trials know it too: storage and folder -> the server's address.
 ADDRESSES = "LABKIT_DISTANCES"
-SOON_S = 0.002  # what an answer waits by which the machine's own share is measured
+SERVER = "labkit.parts.storage.distance_server"
+# What a server gives: a listed file by number, so many zeros, and nothing after a fixed time.
+FILES, ZEROS, SOON = "files", "zeros", "soon"
+SOON_S = 0.002
 OWN_TRIPS = 50
 CHECK_READERS = (1, 4)
-CHECK_S = 0.5
+CHECK_MAX_S = 0.5
 CHECK_TRIPS = (8, 200)  # fewest and most small requests of a check
+PIECE_BYTES = 1 << 20
 ANSWER_TIMEOUT_S = 60.0
-FILES, ZEROS, SOON = "files", "zeros", "soon"
-
-
-class FolderReader(Protocol):
-    """What `FarReader` needs of an opened folder; see `labkit.parts.packing`."""
-
-    image_bytes: np.ndarray
-
-    def __len__(self) -> int: ...
-
-    def where(self, i: int) -> str:
-        """Name the file of image `i`."""
-
-    def parse(self, jpeg: bytes, i: int) -> tuple[bytes, Annotation]:
-        """Check the bytes of file `i`, and add its boxes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,31 +87,144 @@ def parse(name: str) -> Distance | None:
     return Distance(rtt_ms=int(found[1]), mbit_per_s=int(found[2]), staged=bool(found[3]))
 
 
-def address(name: str, folder: Path) -> str:
-    """Find the server that a run has put up; empty where there is none."""
-    return _addresses().get(_key(name, folder), "")
+@dataclass(frozen=True, kw_only=True)
+class RemoteStorage(Storage):
+    """Fetch every image from a server that is as far away, or copy the data from it first."""
+
+    distance: Distance
+    copied_at_once: ClassVar[int] = 8
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether every image comes over a network; see `Storage.is_remote`."""
+        return self.copy is None
+
+    @property
+    def needs_our_reader(self) -> bool:
+        """Whether only our own reader asks the server; see `Storage.needs_our_reader`."""
+        return self.is_remote
+
+    @property
+    def address(self) -> str:
+        """The server's address while a run has it up; else empty."""
+        return _addresses().get(self._key, "")
+
+    @property
+    def _key(self) -> str:
+        return f"{self.name} {self.directory.absolute()}"
+
+    @contextlib.contextmanager
+    def put_up(
+        self, reader: Reader, others: Sequence[Reader], say: Callable[[str], None]
+    ) -> Iterator[None]:
+        """Serve the data set's files; see `Storage.put_up`."""
+        say(f"{self.name}: a server on this machine stands in for the distance")
+        with served(self.distance, (*reader.paths, *reader.companions)) as address:
+            _remember(self._key, address)
+            try:
+                yield
+            finally:
+                _remember(self._key, None)
+
+    def open(self, reader: Reader, start_method: str) -> Reader:
+        """Return a reader that asks the server; see `Storage.open`.
+
+        Raises:
+            Skip: no run has the server up.
+        """
+        if not self.is_remote:
+            return reader
+        if not self.address:
+            raise Skip(f"{self.name} is there for as long as a run takes; start one")
+        return RemoteReader(reader, self.address)
+
+    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str) -> dict[str, object]:
+        """Say that no page cache here has a part in it; see `Storage.prepare_cache`."""
+        if not self.is_remote:
+            return super().prepare_cache(reader, ids, cache)
+        cache_state.make_warm(reader.reader.files_of(np.sort(ids)))  # the server's own reads
+        return {
+            "wanted": "as found",
+            "method": "none",
+            "measured_by": "remote: no page cache of this machine",
+            "resident_share_before": None,
+        }
+
+    def prove_cache(
+        self, reader: Reader, ids: np.ndarray, proof: dict[str, object]
+    ) -> dict[str, object]:
+        """Complete the proof; see `Storage.prove_cache`."""
+        if not self.is_remote:
+            return super().prove_cache(reader, ids, proof)
+        unknown = ("resident_share_after", "logical_read_bytes", "device_read_bytes")
+        file_bytes = int(reader.image_bytes[ids].sum()) or None
+        return {**proof, **dict.fromkeys(unknown), "file_bytes": file_bytes}
+
+    def pieces(self, number: int, file: Path) -> Iterator[bytes]:
+        """Fetch a file that is to be copied here; see `Storage.pieces`."""
+        return fetch(self.address, f"{FILES}/{number}")
+
+    def measure(
+        self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
+    ) -> list[Rate]:
+        """Measure round trips, and bytes per second of 1 and 4 readers; see `Storage.measure`."""
+        return measure(self.distance, self.address, min(seconds, CHECK_MAX_S))
 
 
-def _key(name: str, folder: Path) -> str:
-    return f"{name} {folder.expanduser().absolute()}"
+def at_distance(name: str, distance: Distance, data: Path) -> RemoteStorage:
+    """Read the data from a server as far away, which the run puts up; or copy it from there.
+
+    Raises:
+        Skip: there is no folder to copy to.
+    """
+    known = {"name": name, "label": distance.label, "distance": distance}
+    if not distance.staged:
+        return RemoteStorage(directory=data, **known)
+    if not (hasattr(os, "getuid") and os.access(COPIES, os.W_OK)):
+        raise Skip(f"{name} needs {COPIES} to copy to, which this platform does not have")
+    copy = copy_in(COPIES, f"labkit-{os.getuid()}-{name}-", data)
+    return RemoteStorage(temporary=True, **copy, **known)
 
 
-def _addresses() -> dict[str, str]:
-    return json.loads(os.environ.get(ADDRESSES, "{}"))
+class RemoteReader(WrappedReader):
+    """A folder of images that are fetched one by one; names, sizes and boxes are known here.
+
+    Args:
+        reader: the opened folder.
+        address: from `served`.
+    """
+
+    # Of images that come over a network no page cache here holds anything.
+    paths: tuple[Path, ...] = ()
+
+    def __init__(self, reader: Reader, address: str) -> None:
+        super().__init__(reader)
+        self.address = address
+
+    def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
+        """List nothing, as `paths`."""
+        return ()
+
+    def read(self, i: int) -> tuple[bytes, Annotation]:
+        """Fetch one file and add its boxes."""
+        try:
+            jpeg = b"".join(fetch(self.address, f"{FILES}/{i}"))
+        except OSError as error:
+            raise OSError(
+                f"{self.where(i)} must be given by the distance's server, got {error}"
+            ) from error
+        return self.reader.parse(jpeg, i)
+
+
+# --- the server ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def served(distance: Distance, name: str, folder: Path, files: Sequence[Path]) -> Iterator[str]:
+def served(distance: Distance, files: Sequence[Path]) -> Iterator[str]:
     """Serve files at a distance for as long as the context lasts, each by its place in the list.
 
-    The server is a process of its own; it ends when this one does, however that happens.  What it
-    takes of the CPU is the run's own, and no disturbance of a trial.
-
-    Args:
-        distance: round trip and bandwidth.
-        name: the storage's.
-        folder: as settings name it; with `name` what `address` finds it by.
-        files: those of the images first, in their order.
+    The server is a process of its own; it ends when this one does, however that happens. The CPU
+    time that it takes is the run's own, and no disturbance of a trial.
 
     Yields:
         Its address, with a secret in it: other users of this machine must not read the data.
@@ -132,24 +239,94 @@ def served(distance: Distance, name: str, folder: Path, files: Sequence[Path]) -
         "bytes_per_s": distance.bytes_per_s,
         "secret": secret,
     }
-    program = ["-m", "labkit.parts.storage.distance_server"]
-    server = Helper("the distance's server", program, spec)
+    server = Helper("the distance's server", ["-m", SERVER], spec)
     try:
-        found = f"http://127.0.0.1:{server.ready['port']}/{secret}"
-        server.say({"own_s": _own_s(found)})
-        _remember(_key(name, folder), found)
-        yield found
+        address = f"127.0.0.1:{server.ready['port']}/{secret}"
+        server.say({"own_s": _own_s(address)})
+        yield address
     finally:
-        _remember(_key(name, folder), None)
         server.close()
 
 
-def _remember(key: str, found: str | None) -> None:
-    known = {**_addresses(), key: found}
+def _addresses() -> dict[str, str]:
+    return json.loads(os.environ.get(ADDRESSES, "{}"))
+
+
+def _remember(key: str, address: str | None) -> None:
+    known = {**_addresses(), key: address}
     os.environ[ADDRESSES] = json.dumps({k: v for k, v in known.items() if v})
 
 
-def measure(distance: Distance, address: str, seconds: float = CHECK_S) -> list[Rate]:
+def _own_s(address: str) -> float:
+    """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
+    with contextlib.closing(Connection(address)) as connection:
+        connection.time(SOON)
+        trips_s = [connection.time(SOON) for _ in range(OWN_TRIPS)]
+    return max(0.0, statistics.median(trips_s) - SOON_S)
+
+
+class Connection:
+    """One connection to the server.
+
+    Args:
+        address: from `served`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address, self.pid = address, os.getpid()
+        host, _, self._secret = address.partition("/")
+        self._http = HTTPConnection(host, timeout=ANSWER_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def get(self, path: str) -> Iterator[bytes]:
+        """Ask for a path, and yield the body's pieces.
+
+        Raises:
+            OSError: the server refuses, or is gone.
+        """
+        try:
+            self._http.request("GET", f"/{self._secret}/{path}")
+            answer = self._http.getresponse()
+            while piece := answer.read(PIECE_BYTES):
+                yield piece
+        except HTTPException as error:
+            raise OSError(f"the connection ended: {error}") from error
+        if answer.status != 200:
+            raise OSError(f"status {answer.status}")
+        if answer.length:  # `read` says nothing of bytes that did not come
+            raise OSError("the connection ended")
+
+    def time(self, path: str) -> float:
+        """Return the seconds from asking for a path to the last byte of the body."""
+        start_s = time.perf_counter()
+        for _ in self.get(path):
+            pass
+        return time.perf_counter() - start_s
+
+
+_KEPT = threading.local()
+
+
+def fetch(address: str, path: str) -> Iterator[bytes]:
+    """Fetch a path over a connection that this thread keeps; errors as `Connection.get`'s."""
+    connection = getattr(_KEPT, "connection", None)
+    # A fork must not read from its parent's connection.
+    if connection is None or (connection.address, connection.pid) != (address, os.getpid()):
+        connection = _KEPT.connection = Connection(address)
+    try:
+        yield from connection.get(path)
+    except BaseException:
+        _KEPT.connection = None  # there may be half an answer in it
+        raise
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def measure(distance: Distance, address: str, seconds: float) -> list[Rate]:
     """Measure what a server delivers: round trips one after another, and bytes of many.
 
     Args:
@@ -164,12 +341,12 @@ def measure(distance: Distance, address: str, seconds: float = CHECK_S) -> list[
         Skip: it does not answer.
     """
     try:
-        with Line(address) as line:
-            line.get(f"{ZEROS}/0")
+        with contextlib.closing(Connection(address)) as connection:
+            connection.time(f"{ZEROS}/0")
             fewest, most = CHECK_TRIPS
-            trips = most if not distance.rtt_ms else int(seconds / distance.rtt_s)
+            trips = int(seconds / distance.rtt_s) if distance.rtt_ms else most
             trips = min(max(trips, fewest), most)
-            trip_s = [line.get(f"{ZEROS}/0") for _ in range(trips)]
+            trip_s = [connection.time(f"{ZEROS}/0") for _ in range(trips)]
         rates = [
             Rate(
                 pattern="round trips",
@@ -197,156 +374,18 @@ def measure(distance: Distance, address: str, seconds: float = CHECK_S) -> list[
 
 def _bytes_per_s(distance: Distance, address: str, readers: int, seconds: float) -> float:
     size_bytes = max(1, round(distance.bytes_per_s * seconds / readers))
-    start, times, failed = threading.Barrier(readers), [], []
+    begin = threading.Barrier(readers)
 
-    def read() -> None:
-        try:
-            with Line(address) as line:
-                line.get(f"{ZEROS}/0")  # the connection's own round trip
-                start.wait(ANSWER_TIMEOUT_S)
-                start_s = time.perf_counter()
-                line.get(f"{ZEROS}/{size_bytes}")
-                times.append((start_s, time.perf_counter()))
-        except (OSError, threading.BrokenBarrierError) as error:
-            failed.append(error)
-            start.abort()
+    def read(_: int) -> tuple[float, float]:
+        with contextlib.closing(Connection(address)) as connection:
+            connection.time(f"{ZEROS}/0")  # the connection's own round trip
+            begin.wait(ANSWER_TIMEOUT_S)
+            start_s = time.perf_counter()
+            connection.time(f"{ZEROS}/{size_bytes}")
+            return start_s, time.perf_counter()
 
-    threads = [threading.Thread(target=read) for _ in range(readers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise OSError(f"{failed[0]}")
-    starts_s, ends_s = zip(*times)
+    with ThreadPoolExecutor(readers) as pool:
+        starts_s, ends_s = zip(*pool.map(read, range(readers)))
     # The request's round trip is not the link's.
     took_s = max(ends_s) - min(starts_s) - distance.rtt_s
     return readers * size_bytes / max(took_s, 1e-9)
-
-
-def _own_s(address: str) -> float:
-    """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
-    with Line(address) as line:
-        line.get(SOON)
-        trips_s = [line.get(SOON) for _ in range(OWN_TRIPS)]
-    return max(0.0, statistics.median(trips_s) - SOON_S)
-
-
-class Line:
-    """One connection to the server, with next to no work of its own."""
-
-    def __init__(self, address: str) -> None:
-        self.address, self.pid = address, os.getpid()
-        host, _, self._secret = address.removeprefix("http://").partition("/")
-        name, _, port = host.partition(":")
-        self._socket = socket.create_connection((name, int(port)), ANSWER_TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def __enter__(self) -> Line:
-        """Nothing more to open."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the connection."""
-        self._socket.close()
-
-    def get(self, path: str, take: Callable[[bytes], object] = len) -> float:
-        """Ask for a path and read the answer to its end; `take` gets the body's pieces.
-
-        Returns:
-            Seconds until the last byte.
-
-        Raises:
-            OSError: the server refuses, or is gone.
-        """
-        start_s = time.perf_counter()
-        request = f"GET /{self._secret}/{path} HTTP/1.1\r\nHost: far\r\n\r\n"
-        self._socket.sendall(request.encode())
-        head = b""
-        while b"\r\n\r\n" not in head:
-            head += self._receive()
-        head, _, piece = head.partition(b"\r\n\r\n")
-        status, size = head.split()[1], re.search(rb"(?i)content-length: *(\d+)", head)
-        if status != b"200" or size is None:
-            raise OSError(f"status {status.decode()}")
-        take(piece)
-        left_bytes = int(size[1]) - len(piece)
-        while left_bytes > 0:
-            take(piece := self._receive())
-            left_bytes -= len(piece)
-        return time.perf_counter() - start_s
-
-    def _receive(self) -> bytes:
-        if not (piece := self._socket.recv(1 << 20)):
-            raise OSError("the connection ended")
-        return piece
-
-
-_LINES = threading.local()
-
-
-def fetch(address: str, number: int, take: Callable[[bytes], object]) -> None:
-    """Fetch file `number`, over a connection that this thread keeps; `take` gets its pieces."""
-    line = getattr(_LINES, "line", None)
-    # A fork must not read from its parent's connection.
-    if line is None or (line.address, line.pid) != (address, os.getpid()):
-        line = _LINES.line = Line(address)
-    try:
-        line.get(f"{FILES}/{number}", take)
-    except OSError:
-        _LINES.line = None  # there may be half an answer in it
-        raise
-
-
-class FarReader:
-    """A folder of images that are fetched one by one; all else of it is known here.
-
-    Args:
-        reader: the opened folder.
-        address: from `served`.
-    """
-
-    # Of images that come over a network no page cache here holds anything.
-    paths: tuple[Path, ...] = ()
-
-    def __init__(self, reader: FolderReader, address: str) -> None:
-        self.reader, self.address = reader, address
-
-    def __len__(self) -> int:
-        return len(self.reader)
-
-    def __getattr__(self, name: str) -> object:
-        # While this is unpickled there is no `reader` yet: asking for it would go on for ever.
-        if name == "reader" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.reader, name)
-
-    def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
-        """List nothing, as `paths`."""
-        return ()
-
-    def read(self, i: int) -> tuple[bytes, Annotation]:
-        """Fetch one file; see `labkit.parts.packing.Reader.read`."""
-        jpeg = bytearray()
-        try:
-            fetch(self.address, i, jpeg.extend)
-        except OSError as error:
-            raise OSError(
-                f"{self.where(i)} must be given by the distance's server, got {error}"
-            ) from error
-        return self.reader.parse(bytes(jpeg), i)
-
-    def prepare(self) -> dict[str, object]:
-        """Begin the proof of a cache state: that there is none; see `storage.prepare`."""
-        return {
-            "wanted": "as found",
-            "method": "none",
-            "measured_by": "remote: no page cache of this machine",
-            "resident_share_before": None,
-        }
-
-    def prove(self, ids: np.ndarray, proof: dict[str, object]) -> dict[str, object]:
-        """Complete the proof; see `storage.prove`."""
-        unknown = ("resident_share_after", "logical_read_bytes", "device_read_bytes")
-        file_bytes = int(self.image_bytes[np.unique(ids)].sum()) or None
-        return {**proof, **dict.fromkeys(unknown), "file_bytes": file_bytes}

@@ -1,10 +1,10 @@
-"""The server of `distance`: a process of its own, which ends when whoever started it does.
+"""The server of `distance`: a process of its own, which ends when the one that started it does.
 
     stdin: one line of JSON (what to serve, how late) ─▶ port on stdout ─▶ requests until stdin ends
 
-A thread per connection waits until the answer is due, by the clock and not by lengths of sleep: a
-late awakening is made up for by the next piece.  It listens on loopback only, wants the secret
-first, and gives the listed files, by number.
+A thread per connection waits until the answer is due, by the clock and not by lengths of sleep, so
+that waking late is made up for by the next piece. The server listens on loopback only, requires the
+secret, and gives the listed files, by number.
 """
 
 from __future__ import annotations
@@ -13,106 +13,91 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from labkit.contracts import Clock, SleepingClock
+from labkit.contracts import SleepingClock
 from labkit.parts.storage.distance import FILES, SOON, SOON_S, ZEROS
 
 PIECE_BYTES = 256 << 10
 MAX_CREDIT_S = 0.05
-"""Most lateness that is made up for: who did not take its bytes earns no faster link."""
+"""Most lateness that is made up for: a reader that did not take its bytes earns no faster link."""
+
+CLOCK = SleepingClock()
 
 
-class Link:
-    """The one link: every piece is booked after the one before, whoever asked for it."""
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
 
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._free_s = float("-inf")
-        self._lock = threading.Lock()
+    def __init__(self, spec: dict) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files, self.secret = spec["files"], spec["secret"]
+        self.rtt_s, self.bytes_per_s = spec["rtt_s"], spec["bytes_per_s"]
+        self.own_s = 0.0  # what this machine itself takes for a request: part of the round trip
+        self._link_free_s = float("-inf")
+        self._link = threading.Lock()
 
     def book(self, ready_s: float, size_bytes: int) -> float:
-        """Book bytes that could leave at `ready_s`; say when the last one arrives."""
-        with self._lock:
-            self._free_s = max(ready_s, self._free_s) + size_bytes / self._bytes_per_s
-            return self._free_s
+        """Book bytes of the one link that could leave at `ready_s`; return when the last arrives.
 
+        Every piece comes after the one before, whichever connection asked for it.
+        """
+        with self._link:
+            self._link_free_s = max(ready_s, self._link_free_s) + size_bytes / self.bytes_per_s
+            return self._link_free_s
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """The way between the server and its readers."""
-
-    link: Link
-    clock: Clock
-    rtt_s: float
-    own_s: float = 0.0
-    """What this machine itself takes for a request: part of the round trip."""
-
-    def due_s(self, asked_s: float, *, first: bool) -> float:
-        """Say when an answer may begin: a new connection takes a round trip of its own."""
-        return asked_s + max(0.0, (2 if first else 1) * self.rtt_s - self.own_s)
-
-    def deliver(
-        self, pieces: Iterable[bytes], ready_s: float, send: Callable[[bytes], None]
-    ) -> None:
-        """Send pieces when the link would have brought them."""
-        for piece in pieces:
-            ready_s = self.link.book(ready_s, len(piece))
-            self.clock.sleep_until(ready_s)
-            send(piece)
-            ready_s = max(ready_s, self.clock.now() - MAX_CREDIT_S)
+    def handle_error(self, *_: object) -> None:
+        return  # a reader that went away
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server
-
-    def setup(self) -> None:
-        super().setup()
-        self.first = True
+    round_trips = 2  # before the first answer: a new connection takes one of its own
 
     def parse_request(self) -> bool:
-        self.asked_s = self.server.way.clock.now()
+        self.asked_s = CLOCK.now()
         return super().parse_request()
 
     def log_message(self, *_: object) -> None:
         return
 
     def do_GET(self) -> None:
-        first, self.first = self.first, False
+        server = self.server
         secret, _, path = self.path.removeprefix("/").partition("/")
-        size_bytes, body = self._body(path) if secret == self.server.secret else (None, None)
-        way = self.server.way
-        ready_s = way.due_s(self.asked_s, first=first)
-        if path == SOON:
-            ready_s = self.asked_s + SOON_S
-        head = self._head(404 if body is None else 200, size_bytes or 0)
-        way.deliver(_with_head(head, body or ()), ready_s, self.wfile.write)
+        found = self._body(path) if secret == server.secret else None
+        status, (size_bytes, body) = (404, (0, ())) if found is None else (200, found)
+        wait_s = max(0.0, self.round_trips * server.rtt_s - server.own_s)
+        self.round_trips = 1
+        ready_s = self.asked_s + (SOON_S if path == SOON else wait_s)
+        head = (
+            f"HTTP/1.1 {status} {self.responses[status][0]}\r\n"
+            "Content-Type: application/octet-stream\r\n"
+            f"Content-Length: {size_bytes}\r\n\r\n"
+        )
+        for piece in _with_head(head.encode(), body):
+            ready_s = server.book(ready_s, len(piece))
+            CLOCK.sleep_until(ready_s)
+            self.wfile.write(piece)
+            ready_s = max(ready_s, CLOCK.now() - MAX_CREDIT_S)
 
-    def _body(self, path: str) -> tuple[int | None, Iterator[bytes] | None]:
+    def _body(self, path: str) -> tuple[int, Iterable[bytes]] | None:
+        """Return what a path names: its size and its pieces; None where there is no such thing."""
         kind, _, number = path.partition("/")
         if kind == ZEROS and number.isdecimal():
             return int(number), _zeros(int(number))
         if kind == SOON:
-            return 0, iter(())
+            return 0, ()
         if kind != FILES or not number.isdecimal() or int(number) >= len(self.server.files):
-            return None, None
+            return None
         try:
             # Opened before the answer begins: its size is what will be sent.
             file = open(self.server.files[int(number)], "rb")  # noqa: PTH123
         except OSError:
-            return None, None
+            return None
         return os.fstat(file.fileno()).st_size, _pieces(file)
-
-    def _head(self, status: int, size_bytes: int) -> bytes:
-        reason = self.responses[status][0]
-        return (
-            f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/octet-stream\r\n"
-            f"Content-Length: {size_bytes}\r\n\r\n"
-        ).encode()
 
 
 def _with_head(head: bytes, body: Iterable[bytes]) -> Iterator[bytes]:
@@ -137,30 +122,14 @@ def _pieces(file: object) -> Iterator[bytes]:
             yield piece
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, spec: dict) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.files, self.secret = spec["files"], spec["secret"]
-        link = Link(spec["bytes_per_s"])
-        self.way = Way(link=link, clock=SleepingClock(), rtt_s=spec["rtt_s"])
-
-    def handle_error(self, *_: object) -> None:
-        return  # a reader that went away
-
-
 def serve() -> None:
-    """Serve until the input ends: whoever holds its other end is then gone."""
+    """Serve until the input ends: the process at its other end is then gone."""
     server = _Server(json.loads(sys.stdin.readline()))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(json.dumps({"port": server.server_address[1]}), flush=True)  # noqa: T201
     for line in sys.stdin:
-        way = server.way
-        own_s = json.loads(line)["own_s"]
-        server.way = Way(link=way.link, clock=way.clock, rtt_s=way.rtt_s, own_s=own_s)
-        print(json.dumps({"own_s": own_s}), flush=True)  # noqa: T201
+        server.own_s = json.loads(line)["own_s"]
+        print(line, end="", flush=True)  # noqa: T201
     os._exit(0)  # threads may be in the middle of an answer
 
 

@@ -4,32 +4,39 @@
     worker 2: read(i) ── real bytes ─┼─ one lock ─┤                                 ├─▶ end
     worker 3: read(i) ── real bytes ─┘            └ timetable of the one disk: book ┘
 
-A reader lives on its own, logical clock, which a booked read takes to its end.  Once that is
-PAY_FROM_S ahead of the real clock, it sleeps until the two agree.  Main trap: sleeping for
-each read would cost more than an SSD takes; so several reads are paid at once, and a late
-awakening is made up for by the next ones.  Up to PAY_FROM_S of each worker stay unpaid when
-an epoch ends, and when the files are not in real memory, the model may be too slow: `check`.
+All processes share one timetable and one page cache: with a disk each, a hard disk would scale with
+the number of workers. Each reader has a logical clock, which a booked read takes to its end; once
+that is PAY_FROM_S ahead of the real clock, the reader sleeps until the two agree. Sleeping for each
+read would cost more than an SSD takes, so several reads are paid for at once, and waking late is
+made up for by the next ones. Up to PAY_FROM_S of each worker stay unpaid when an epoch ends. Where
+the files are not in real memory, the model may be too slow: `ModelledDisk.measure` finds out.
+
 Source: EVIDENCE 2, "Modelled disk".
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from labkit import units
-from labkit.contracts import Annotation, Clock, Skip
-from labkit.parts.storage.disks import Disk, Rate
-from labkit.parts.storage.shared_disk import PageCache, Timetable
+from labkit.contracts import Annotation, Clock, Skip, SleepingClock
+from labkit.machine import hardware
+from labkit.parts.storage import cache_state
+from labkit.parts.storage.disks import Disk, Rate, measure_together
+from labkit.parts.storage.folder import Reader, Storage, WrappedReader
 from labkit.settings import pick
 
 PAY_FROM_S = 0.002
@@ -38,28 +45,69 @@ MAX_CREDIT_S = 0.05
 """Most lateness that is made up for: a process that was suspended earns no free reads."""
 LOCK_TIMEOUT_S = 10.0
 """The lock is held for microseconds: later than this, its holder was killed."""
-START_TIMEOUT_S = 120.0
+GAPS = 64
+"""Idle times of the bus that are remembered: as many as short reads leave in 5 ms."""
+DISORDER_S = 0.002
+"""How far requests are out of order: as long as readers run ahead before they sleep."""
+ABSENT = -1
 
 
-class Reader(Protocol):
-    """What reads the real files; see `labkit.parts.packing.Reader`."""
+@dataclass(frozen=True, kw_only=True)
+class ModelledDisk(Storage):
+    """Read the data where it lies, and wait as a disk would."""
 
-    image_bytes: np.ndarray
+    disk: Disk
+    needs_our_reader: ClassVar[bool] = True
 
-    def __len__(self) -> int: ...
+    def open(self, reader: Reader, start_method: str) -> ModelledReader:
+        """Return a reader that waits; its page cache is as large as this machine's memory."""
+        return ModelledReader(
+            reader,
+            self.disk,
+            clock=SleepingClock(),  # it makes up for waking late
+            start_method=start_method,
+            cache_bytes=hardware.memory_bytes(),
+        )
 
-    def read(self, i: int) -> tuple[bytes, Annotation]:
-        """Read image `i` and its boxes."""
+    def prepare_cache(
+        self, reader: ModelledReader, ids: np.ndarray, cache: str
+    ) -> dict[str, object]:
+        """Produce a state of the modelled page cache; see `Storage.prepare_cache`."""
+        # The model charges for the disk, so the real one must not be waited for.
+        cache_state.prepare(reader.files_of(np.sort(ids)), "warm")
+        return reader.prepare(cache, ids)
+
+    def prove_cache(
+        self, reader: ModelledReader, ids: np.ndarray, proof: dict[str, object]
+    ) -> dict[str, object]:
+        """Complete the proof by what the model counted; see `Storage.prove_cache`."""
+        return reader.prove(ids, proof)
+
+    def measure(
+        self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
+    ) -> list[Rate]:
+        """Measure files per second at random, and in order; see `Storage.measure`."""
+        cache_state.make_warm(dict.fromkeys(reader.files_of(ids)))
+        orders = [np.random.default_rng(number).permutation(ids) for number in range(readers)]
+        return [
+            _rate(reader, self.disk, pattern, orders, start_method, seconds)
+            for pattern, orders in (("random", orders), ("sequential", [np.sort(ids)]))
+        ]
 
 
-class ModelledReader:
-    """A reader that is as slow as a disk; all else is the wrapped reader's.
+def on_modelled(disk: Disk, name: str, data: Path) -> Storage:
+    """Read the data where it lies, and wait as the disk would."""
+    return ModelledDisk(name=name, directory=data, label=f"modelled({disk.name})", disk=disk)
+
+
+class ModelledReader(WrappedReader):
+    """A reader that is as slow as a disk.
 
     Travels to worker processes among their arguments, as DataLoader passes it, and they share
     one disk and one page cache with this process.  It cannot be pickled otherwise.
 
     Args:
-        reader: gives the images' bytes, and what each takes; reporting missing files is left to it.
+        reader: reads the real files.
         disk: what to be as slow as.
         clock: comparable between processes, as time.perf_counter is.
         start_method: how workers will be started.
@@ -69,7 +117,8 @@ class ModelledReader:
     def __init__(
         self, reader: Reader, disk: Disk, *, clock: Clock, start_method: str, cache_bytes: int
     ) -> None:
-        self.reader, self.disk, self.clock, self.start_method = reader, disk, clock, start_method
+        super().__init__(reader)
+        self.clock = clock
         # The block map: images lie one after the other, in the order of their indices, whether
         # each has a file or all are packed into one.
         self._file_bytes = np.asarray(reader.image_bytes, dtype=np.int64)
@@ -81,17 +130,8 @@ class ModelledReader:
         self._lock = context.Lock()
         self._pace = _Pace()
 
-    def __len__(self) -> int:
-        return len(self.reader)
-
-    def __getattr__(self, name: str) -> object:
-        # While this is unpickled there is no `reader` yet: asking for it would go on for ever.
-        if name == "reader" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.reader, name)
-
     def read(self, i: int) -> tuple[bytes, Annotation]:
-        """Read one image, and return when the disk would have; see `Reader.read`."""
+        """Read one image, and return when the disk would have."""
         pace, now, i = self._pace.of_this_process(), self.clock.now, int(i)
         begin_s = now() + pace.ahead_s
         image = self.reader.read(i)
@@ -119,16 +159,19 @@ class ModelledReader:
         finally:
             self._lock.release()
 
-    def set_cache(self, cache: str, ids: Iterable[int]) -> None:
+    def prepare(self, cache: str, ids: np.ndarray) -> dict[str, object]:
         """Let modelled memory hold none of the images (cold) or all (warm), and nothing else.
 
-        Forgets all earlier reads too.  Not while others read.
+        Forgets all earlier reads too. Not while others read.
+
+        Returns:
+            The beginning of a proof; see `cache_state.prepare`.
 
         Raises:
             ValueError: neither cold nor warm.
             Skip: warm images do not fit.
         """
-        held = pick({"cold": np.array([], dtype=np.int64), "warm": _indices(ids)}, cache, "cache")
+        held = pick({"cold": np.array([], dtype=np.int64), "warm": ids}, cache, "cache")
         wanted_bytes, most_bytes = int(self._file_bytes[held].sum()), self._memory.capacity_bytes
         if wanted_bytes > most_bytes:
             raise Skip(
@@ -142,43 +185,36 @@ class ModelledReader:
                 self._memory.touch(i)
             self._read_bytes.value = 0
         self._pace.ahead_s = 0.0
+        return {
+            "wanted": cache,
+            "method": "modelled",
+            "measured_by": "modelled",
+            "resident_share_before": self._resident_share(ids),
+        }
 
-    def resident_share(self, ids: Iterable[int]) -> float | None:
-        """Say which share of the images' bytes modelled memory holds; None if there are none."""
-        ids = _indices(ids)
+    def prove(self, ids: np.ndarray, proof: dict[str, object]) -> dict[str, object]:
+        """Complete a proof after the trial; see `cache_state.prove`."""
+        asked, fetched = self.counts()
+        return {
+            **proof,
+            "file_bytes": int(self._file_bytes[ids].sum()),
+            "resident_share_after": self._resident_share(ids),
+            "logical_read_bytes": asked,
+            "device_read_bytes": fetched,
+        }
+
+    def counts(self) -> tuple[int, int]:
+        """Count bytes since `prepare`, of all processes: asked for, and read from the disk."""
+        with self._locked():
+            return self._read_bytes.value, self._timetable.read_bytes
+
+    def _resident_share(self, ids: np.ndarray) -> float | None:
         wanted_bytes = self._file_bytes[ids]
         if not wanted_bytes.any():
             return None
         with self._locked():
             held = self._memory.holds(ids)
         return float(wanted_bytes[held].sum() / wanted_bytes.sum())
-
-    def counts(self) -> tuple[int, int]:
-        """Count bytes since `set_cache`, of all processes: asked for, and read from the disk."""
-        with self._locked():
-            return self._read_bytes.value, self._timetable.read_bytes
-
-    def prepare(self, cache: str, ids: Iterable[int]) -> dict[str, object]:
-        """Produce a cache state; arguments, result and errors as `cache_state.prepare`'s."""
-        ids = _indices(ids)
-        self.set_cache(cache, ids)
-        return {
-            "wanted": cache,
-            "method": "modelled",
-            "measured_by": "modelled",
-            "resident_share_before": self.resident_share(ids),
-        }
-
-    def prove(self, ids: Iterable[int], proof: dict[str, object]) -> dict[str, object]:
-        """Complete a proof after the trial; result as `cache_state.prove`'s."""
-        asked, fetched = self.counts()
-        return {
-            **proof,
-            "file_bytes": int(self._file_bytes[_indices(ids)].sum()),
-            "resident_share_after": self.resident_share(ids),
-            "logical_read_bytes": asked,
-            "device_read_bytes": fetched,
-        }
 
 
 class _Pace(threading.local):
@@ -199,79 +235,191 @@ class _Pace(threading.local):
         return _Pace, ()
 
 
-def _indices(ids: Iterable[int]) -> np.ndarray:
-    """Give indices without repetition, in the order of their first mention: (N,) int64."""
-    return np.array(list(dict.fromkeys(ids)), dtype=np.int64)
-
-
-def check(
-    reader: ModelledReader, readers: int, seconds: float = 1.0, ids: Iterable[int] | None = None
-) -> list[Rate]:
-    """Measure whether the modelled disk is as fast as it claims, with real processes.
-
-    Another reader like it reads the same files, with no modelled memory.  They must be in real
-    memory, or it is this machine's disk that is measured.
-
-    Args:
-        reader: keeps its state.
-        readers: processes that read at random; one reads in order of the indices.
-        seconds: how long each of the two takes, start-up not included.
-        ids: images that can be read; None: all.
-
-    Returns:
-        The rates at random, and in order.
-
-    Raises:
-        ValueError: no readers, or, like OSError, an image that cannot be read.
-    """
-    if readers < 1:
-        raise ValueError(f"readers must be at least 1, got {readers}")
-    ids = _indices(range(len(reader)) if ids is None else ids)
-    orders = [np.random.default_rng(number).permutation(ids) for number in range(readers)]
-    return [
-        _rate(reader, "random", orders, seconds),
-        _rate(reader, "sequential", [np.sort(ids)], seconds),
-    ]
-
-
-def _rate(reader: ModelledReader, pattern: str, orders: list[np.ndarray], seconds: float) -> Rate:
-    method, readers = reader.start_method, len(orders)
-    twin = ModelledReader(
-        reader.reader, reader.disk, clock=reader.clock, start_method=method, cache_bytes=0
+def _rate(
+    reader: Reader,
+    disk: Disk,
+    pattern: str,
+    orders: Sequence[np.ndarray],
+    start_method: str,
+    seconds: float,
+) -> Rate:
+    """Measure with a process for each order of images, and no modelled memory."""
+    model = ModelledReader(
+        reader, disk, clock=SleepingClock(), start_method=start_method, cache_bytes=0
     )
-    context = multiprocessing.get_context(method)
-    with ProcessPoolExecutor(
-        readers, context, _enter, (twin, context.Barrier(readers))
-    ) as processes:
-        read = list(processes.map(_read_for, orders, itertools.repeat(seconds)))
+    read = measure_together(partial(_read_for, model, seconds), orders, start_method)
     files, starts_s, ends_s = zip(*read)
     # In a small folder some files follow the one before by chance, and the order starts over.
-    accesses_share = twin._timetable.accesses / sum(files)
-    disk = replace(reader.disk, access_s=reader.disk.access_s * accesses_share)
+    accesses_share = model._timetable.accesses / sum(files)
+    expected = replace(disk, access_s=disk.access_s * accesses_share)
     return Rate(
         pattern=pattern,
         unit="files",
-        readers=readers,
-        requested_per_s=disk.files_per_s(twin.counts()[1] / sum(files), readers),
+        readers=len(orders),
+        requested_per_s=expected.files_per_s(model.counts()[1] / sum(files), len(orders)),
         delivered_per_s=sum(files) / (max(ends_s) - min(starts_s)),
     )
 
 
-_entered: tuple = ()  # in a process of `check`: the reader, and where all wait for each other
-
-
-def _enter(*what: object) -> None:
-    global _entered
-    _entered = what
-
-
-def _read_for(ids: np.ndarray, seconds: float) -> tuple[int, float, float]:
-    """Read for a while; say how many files, and from when to when."""
-    reader, barrier = _entered
-    barrier.wait(START_TIMEOUT_S)
+def _read_for(reader: ModelledReader, seconds: float, ids: np.ndarray) -> tuple[int, float, float]:
+    """Read for a while; return how many files, and from when to when."""
     start_s = reader.clock.now()
     for files, i in enumerate(itertools.cycle(ids.tolist()), start=1):
         reader.read(i)
         end_s = reader.clock.now()
         if end_s - start_s >= seconds:
             return files, start_s, end_s
+
+
+class _State(ctypes.Structure):
+    _fields_ = (
+        ("bus_free_s", ctypes.c_double),
+        ("latest_s", ctypes.c_double),
+        ("gaps", ctypes.c_int64),
+        ("head", ctypes.c_int64),  # where on the block map the last read ended
+        ("accesses", ctypes.c_int64),
+        ("read_bytes", ctypes.c_int64),
+    )
+
+
+class Timetable:
+    """When a disk's channels and its bus are taken, and what it has read.
+
+    Args:
+        context: how the processes that share it are started.
+        disk: what it can do.
+    """
+
+    def __init__(self, context: BaseContext, disk: Disk) -> None:
+        self._disk = disk
+        self._channel_free_s = context.RawArray("d", disk.channels)
+        # Idle times of the bus before `bus_free_s`, oldest first: start, stop, start, stop, ...
+        self._gaps_s = context.RawArray("d", 2 * GAPS)
+        self._state = context.RawValue(_State)
+        self.clear()
+
+    @property
+    def accesses(self) -> int:
+        """Reads that did not follow the one before."""
+        return self._state.accesses
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of all reads."""
+        return self._state.read_bytes
+
+    def clear(self) -> None:
+        """Forget all reads."""
+        self._channel_free_s[:] = [-np.inf] * self._disk.channels
+        self._state.bus_free_s = self._state.latest_s = -np.inf
+        self._state.head = ABSENT
+        self._state.gaps = self._state.accesses = self._state.read_bytes = 0
+
+    def book(self, offset: int, file_bytes: int, request_s: float) -> float:
+        """Book one read.
+
+        Args:
+            offset: where it begins on the block map, in bytes.
+            file_bytes: how much is read.
+            request_s: when it is asked for.
+
+        Returns:
+            When its last byte will have arrived, in seconds of the same clock.
+        """
+        free_s = self._channel_free_s[:]
+        # The channel that is free for the shortest time: a reader then stays on its own, and
+        # those whose clock is behind find the others free.
+        best_s = max((time_s for time_s in free_s if time_s <= request_s), default=min(free_s))
+        found_s = max(best_s, request_s)
+        if offset != self._state.head:
+            found_s += self._disk.access_s
+            self._state.accesses += 1
+        end_s = self._transfer(found_s, file_bytes / self._disk.bytes_per_s)
+        self._channel_free_s[free_s.index(best_s)] = end_s
+        self._state.head = offset + file_bytes
+        self._state.read_bytes += file_bytes
+        return end_s
+
+    def _transfer(self, from_s: float, transfer_s: float) -> float:
+        """Book the bus, idle times first, and say when the last byte will be through."""
+        state, end_s, needed_s = self._state, from_s, transfer_s
+        # A late request would have made those that came first later, and so have found other
+        # idle times: it may use those shortly before it.  Requests in order never do.
+        late = from_s < state.latest_s
+        since_s = from_s - DISORDER_S if late else from_s
+        state.latest_s = max(state.latest_s, from_s)
+        gaps_s = self._gaps_s[: 2 * state.gaps]
+        first = len(gaps_s)
+        while first and gaps_s[first - 1] > since_s:
+            first -= 2
+        left_s = gaps_s[:first]
+        for start_s, stop_s in zip(gaps_s[first::2], gaps_s[first + 1 :: 2]):
+            begin_s = max(start_s, since_s)
+            taken_s = min(needed_s, stop_s - begin_s)
+            needed_s -= taken_s
+            if taken_s > 0:
+                end_s = begin_s + taken_s
+            for gap in ((start_s, begin_s), (begin_s + taken_s, stop_s)):
+                left_s += gap if gap[0] < gap[1] else ()
+        if needed_s > 0:
+            begin_s = max(state.bus_free_s, from_s)
+            left_s += (state.bus_free_s, begin_s) if -np.inf < state.bus_free_s < begin_s else ()
+            state.bus_free_s = end_s = begin_s + needed_s
+        left_s = left_s[-2 * GAPS :]
+        self._gaps_s[: len(left_s)] = left_s
+        state.gaps = len(left_s) // 2
+        return max(end_s, from_s + transfer_s)  # not sooner than alone
+
+
+class PageCache:
+    """Which files memory would hold.
+
+    A ring in two shared arrays: file -> the next newer and the next older one.  One more entry
+    closes it, whose newer one is the oldest file.
+
+    Args:
+        context: how the processes that share it are started.
+        file_bytes: (N,) int64.
+        capacity_bytes: how much fits.
+    """
+
+    def __init__(self, context: BaseContext, file_bytes: np.ndarray, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._file_bytes = file_bytes
+        self._closing = len(file_bytes)
+        self._newer = context.RawArray("q", len(file_bytes) + 1)
+        self._older = context.RawArray("q", len(file_bytes) + 1)
+        self._held_bytes = context.RawValue("q")
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        np.frombuffer(self._newer, dtype=np.int64)[:] = ABSENT
+        self._newer[self._closing] = self._older[self._closing] = self._closing
+        self._held_bytes.value = 0
+
+    def holds(self, ids: np.ndarray) -> np.ndarray:
+        """Say for each of N files whether it is held: (N,) bool."""
+        return np.frombuffer(self._newer, dtype=np.int64)[ids] != ABSENT
+
+    def touch(self, i: int) -> bool:
+        """Make a file the newest, if it fits at all; say whether it was held before."""
+        needed_bytes = int(self._file_bytes[i])
+        held = self._newer[i] != ABSENT
+        if held:
+            self._drop(i)
+        elif needed_bytes > self.capacity_bytes:
+            return False
+        while self._held_bytes.value + needed_bytes > self.capacity_bytes:
+            self._drop(self._newer[self._closing])
+        newest = self._older[self._closing]
+        self._newer[newest] = self._older[self._closing] = i
+        self._older[i], self._newer[i] = newest, self._closing
+        self._held_bytes.value += needed_bytes
+        return held
+
+    def _drop(self, i: int) -> None:
+        newer, older = self._newer[i], self._older[i]
+        self._older[newer], self._newer[older] = older, newer
+        self._newer[i] = ABSENT
+        self._held_bytes.value -= int(self._file_bytes[i])

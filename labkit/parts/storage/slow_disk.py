@@ -9,7 +9,7 @@ device: where that is 1280 KiB, 81 of them are 106 MB/s, less than the limit of 
 processes that joined the group are slowed down.
 
 All names are fixed, and a run keeps the folder locked while it owns the disk. What a killed process
-left is therefore found by name, behind a free lock, whichever step it died in.
+left is therefore found by its name, behind a free lock, whichever step it was killed in.
 
 Source: the kernel's Documentation/admin-guide/cgroup-v1/blkio-controller.rst and cgroup-v2.rst.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -27,20 +26,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
 from labkit import units
 from labkit.contracts import Skip
-from labkit.files import part_of, write_whole
 from labkit.machine import page_cache, procfs
-from labkit.parts.storage.disks import HARD_DISK, TYPICAL_FILE_BYTES, Rate
+from labkit.parts.storage.disks import HARD_DISK, TYPICAL_FILE_BYTES, Rate, measure_together
+from labkit.parts.storage.folder import Reader, Storage, copy_in
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
-POINT, IMAGE, STATE, CHECKS = "mount", "disk.img", "state.json", ".check"
-MOUNT = FOLDER / POINT
-PERSON = "person"
-COMMAND = "python data_scripts/slow_disk.py"
+POINT, IMAGE, CHECKS = "mount", "disk.img", ".check"
 INSTEAD = "compare with storage=modelled_hdd instead"
 
 READS_PER_S = round(HARD_DISK.files_per_s())
@@ -50,15 +47,13 @@ CHECK_FILES = 128
 SEQUENTIAL_BYTES = 96 << 20  # takes the 0.9 s that a steady rate shows in
 BLOCK_BYTES = 4096
 SPARE_SHARE, SPARE_BYTES = 0.1, 32 << 20
-SPARE_FILES = 1024  # folders, and what others keep beside the data
+SPARE_FILES = 1024  # folders, and the files that labkit keeps beside the data
 PER_FILE_BYTES = BLOCK_BYTES + 256  # at most a block for its end, and the inode
 
 WAIT_S = 2.0  # for another process's work on the folder, and for readers that are about to end
 PAUSE_S = 0.05
-MIN_SECONDS = 0.5
 LEAD_IN_S = 0.25  # of a measurement: the kernel lets the first reads through for nothing
 SLICE_S = 0.1  # of the kernel's throttle, block/blk-throttle.c
-READER_PATIENCE_S = 30.0
 
 SYS_ADMIN = 21  # the number of the capability, in linux/capability.h
 ADMIN_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"  # some systems leave it out of users' PATH
@@ -69,31 +64,63 @@ TOOLS = {
     "mkfs.ext4": "e2fsprogs",
 }
 
-_owned: dict[Path, tuple[int, int]] = {}  # folder -> this process's id, the open lock
+T = TypeVar("T")
+_locks: dict[Path, int] = {}  # the folders of this process's disks -> their open locks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThrottledDisk(Storage):
+    """Read a copy on the throttled disk, which the run puts up."""
+
+    @contextlib.contextmanager
+    def put_up(
+        self, reader: Reader, others: Sequence[Reader], say: Callable[[str], None]
+    ) -> Iterator[None]:
+        """Put the disk up, and take it down again; see `Storage.put_up`."""
+        if is_up_here():  # for the run's first data set, with room for all
+            yield
+            return
+        files = [path for data in (reader, *others) for path in (*data.paths, *data.companions)]
+        sizes = [path.stat().st_size for path in files if path.exists()]
+        up(data_bytes=sum(sizes), files=len(sizes))
+        try:
+            yield
+        finally:
+            try:
+                down()
+            except OSError as error:  # all rows are safe, so only say it
+                say(f"the throttled disk is still up, the next run removes it: {error}")
+
+    def enter(self) -> None:
+        """Join the disk's control group; see `Storage.enter`."""
+        join(cgroup_folder())
+
+    def measure(
+        self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
+    ) -> list[Rate]:
+        """Measure files per second at random, and bytes per second; see `Storage.measure`."""
+        return measure(find(), readers, seconds)
+
+
+def on_throttled(data: Path) -> ThrottledDisk:
+    """Read a copy on the throttled disk."""
+    return ThrottledDisk(
+        name="throttled",
+        label=f"throttled({describe()})",
+        temporary=True,
+        **copy_in(FOLDER / POINT, "labkit-", data),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowDisk:
     """A throttled disk that is up."""
 
-    folder: Path
     mount: Path
     device: Path
     cgroup: Path
     request_bytes: int
     """The largest request to the device."""
-    room_bytes: int
-    """Of data that it was made for."""
-    room_files: int
-    owner: str
-    """"person": up until it is taken down; "run 123": as long as that process lives."""
-    owned: bool
-    """Whether this process has to take it down."""
-
-    @property
-    def sequential_bytes_per_s(self) -> int:
-        """What the limits and the largest request allow."""
-        return _sequential_bytes_per_s(self.request_bytes)
 
 
 def why_not() -> str:
@@ -129,120 +156,77 @@ def describe() -> str:
     return f"{HARD_DISK.name}: {READS_PER_S} reads/s, {units.count_bytes(sequential)}/s"
 
 
-def up(
-    *, data_bytes: int, files: int, owner: Literal["person", "run"], folder: Path = FOLDER
-) -> SlowDisk:
-    """Put the disk up, or use the one that a person has put up; remove leftovers first.
+def up(*, data_bytes: int, files: int, folder: Path = FOLDER) -> SlowDisk:
+    """Put the disk up, for as long as this process lives; remove first what a killed one left.
 
     Args:
         data_bytes: how much is to fit on it.
         files: in how many files.
-        owner: "person": it stays until `down`; "run": it is this process's, and a leftover
-            as soon as this process is no more.
         folder: for everything that is made; new, empty or from an earlier disk.
 
     Raises:
-        Skip: it cannot be made, is too small or is in use; the text says why.
+        Skip: it cannot be made or is in use; the text says why.
     """
     if reason := why_not():
         raise Skip(f"throttled disk: {reason}; {INSTEAD}")
     folder = _place(folder)
     with _skipped():
         lock = _lock(folder, make=True)
-        keep = False
         try:
-            disk = find(folder)
-            if disk and disk.owner == PERSON:
-                return _with_room(disk, data_bytes, files)
             _take_down(folder)
-            state = {
-                "owner": PERSON if owner == PERSON else f"run {os.getpid()}",
-                "room_bytes": data_bytes,
-                "room_files": files,
-            }
             try:
-                _make(folder, state)
+                _make(folder, data_bytes, files)
             except BaseException:
                 _take_down(folder)
                 folder.rmdir()
                 raise
-            if keep := owner != PERSON:
-                _owned[folder] = (os.getpid(), lock)
-            return find(folder)
-        finally:
-            if not keep:
-                os.close(lock)
+        except BaseException:
+            os.close(lock)
+            raise
+        _locks[folder] = lock
+        return find(folder)
+
+
+def is_up_here(folder: Path = FOLDER) -> bool:
+    """Whether this process has put the disk up."""
+    return _place(folder) in _locks
 
 
 def find(folder: Path = FOLDER) -> SlowDisk | None:
-    """Find a disk that is up and whole, whoever made it."""
+    """Find a disk that is up, whichever process made it."""
     folder = _place(folder)
-    state = _read_state(folder)
-    group, version = cgroup_folder(folder), find_tree()[1]
     mounts = _mounts(folder / POINT)
-    if not state or not mounts:
+    if not mounts:
         return None
     device = Path(mounts[-1].source)
-    files = procfs.text(_sys(device) / "loop/backing_file").rstrip("\n")
-    limited = all(
-        any(line.startswith(f"{mounts[-1].device_number} ") for line in text.splitlines())
-        for text in (procfs.text(group / name) for name in _limits(version, ""))
-    )
-    if files != str(folder / IMAGE) or not limited:
-        return None
     return SlowDisk(
-        folder=folder,
         mount=folder / POINT,
         device=device,
-        cgroup=group,
+        cgroup=cgroup_folder(folder),
         request_bytes=_request_bytes(_sys(device)),
-        owned=_own_lock(folder) is not None,
-        **state,
     )
 
 
-def down(folder: Path = FOLDER) -> list[str]:
+def down(folder: Path = FOLDER) -> None:
     """Take the disk down, with all that is on it; nothing happens where there is none.
-
-    Returns:
-        What was removed, in words.
 
     Raises:
         OSError: a run owns it, processes are still in its control group or use its files (they
-            are left alone), or this process may not; the text says what to do.
+            are left alone), or this process may not.
     """
     folder = _place(folder)
     if not folder.exists():
-        return []
-    lock = _own_lock(folder)
+        return
+    lock = _locks.pop(folder, None)
     try:
         lock = lock or _lock(folder)
-        removed = _take_down(folder)
+        _take_down(folder)
         folder.rmdir()
     except OSError as error:
-        raise OSError(
-            f"throttled disk: {_reason(error)}; then take it down again with: {COMMAND} down"
-        ) from error
+        raise OSError(f"throttled disk: {_reason(error)}") from error
     finally:
-        _owned.pop(folder, None)
         if lock is not None:
             os.close(lock)
-    return removed
-
-
-def remove_leftovers(folder: Path = FOLDER) -> list[str]:
-    """Remove what a killed process or a restart of the machine left; a live disk stays.
-
-    Returns:
-        What was removed, in words.
-    """
-    disk = find(folder)
-    if disk and (disk.owned or disk.owner == PERSON):
-        return []
-    try:
-        return down(folder)
-    except OSError:
-        return []  # a living run's, or not ours
 
 
 def join(cgroup: Path) -> None:
@@ -276,29 +260,24 @@ def cgroup_folder(folder: Path = FOLDER) -> Path:
     return root / f"labkit-slow-disk-{digest[:8]}"
 
 
-def _limits(version: int, device_number: str) -> dict[str, str]:
-    """Return what to write into which file of a group, for a device as "7:0"."""
-    if version == 1:
-        return {
-            "blkio.throttle.read_iops_device": f"{device_number} {READS_PER_S}",
-            "blkio.throttle.read_bps_device": f"{device_number} {BYTES_PER_S}",
-        }
-    return {"io.max": f"{device_number} rbps={BYTES_PER_S} riops={READS_PER_S}"}
-
-
 def _make_group(group: Path, device_number: str) -> None:
     root, version = find_tree()
     switched_on = root / "cgroup.subtree_control"
     if version == 2 and "io" not in procfs.text(switched_on).split():
-        switched_on.write_text("+io")  # and left so: others may rely on it by the time we go
+        switched_on.write_text("+io")  # and left so: others may rely on it when the disk goes
     group.mkdir()
-    for name, text in _limits(version, device_number).items():
-        (group / name).write_text(text)
+    if version == 1:
+        (group / "blkio.throttle.read_iops_device").write_text(f"{device_number} {READS_PER_S}")
+        (group / "blkio.throttle.read_bps_device").write_text(f"{device_number} {BYTES_PER_S}")
+    else:
+        (group / "io.max").write_text(f"{device_number} rbps={BYTES_PER_S} riops={READS_PER_S}")
 
 
 def _remove_group(group: Path) -> None:
     try:
         group.rmdir()
+    except FileNotFoundError:
+        return
     except OSError as error:
         pids = ", ".join(procfs.text(group / "cgroup.procs").split())
         raise OSError(f"processes {pids} are still in {group}; end them first") from error
@@ -309,79 +288,52 @@ def _remove_group(group: Path) -> None:
 
 def _place(folder: Path) -> Path:
     """Return a folder's one name; of the folder itself a link is not followed."""
-    return folder.parent.resolve() / folder.name  # anybody may put links into /var/tmp
-
-
-def _own_lock(folder: Path) -> int | None:
-    process, lock = _owned.get(folder, (None, None))
-    return lock if process == os.getpid() else None  # a forked child owns nothing
+    return folder.parent.resolve() / folder.name  # every user may put links into /var/tmp
 
 
 def _lock(folder: Path, *, make: bool = False) -> int:
     """Open a folder that is ours, or new, and lock it.
 
     Raises:
-        FileNotFoundError: there is none.
         OSError: another process holds the lock, or the folder is not ours.
     """
-    import fcntl  # only where there are loop devices
-
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
-        if make:
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o700)  # the data may be private
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever had it may have removed the folder.
-            if folder.exists() and os.path.samestat(folder.stat(), os.fstat(lock)):
-                break
-        os.close(lock)
-        if time.monotonic() > deadline_s:
-            owner = _read_state(folder).get("owner", "another process")
-            raise OSError(f"{folder} is in use by {owner}; wait until that has ended")
-        time.sleep(PAUSE_S)
-    os.set_inheritable(lock, True)  # by tools: should we be killed, they hold it until they end
-    names = {path.name for path in folder.iterdir()}
-    others = names - {POINT, IMAGE, STATE, part_of(folder / STATE).name}
+    lock = _insist(partial(_try_lock, folder, make))
+    os.set_inheritable(lock, True)  # by tools: if this process is killed, they hold it to the end
+    others = {path.name for path in folder.iterdir()} - {POINT, IMAGE}
     reason, stat = "", os.fstat(lock)
     if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
         reason = "this user's, and writable by nobody else"
-    elif others or (names & {POINT, IMAGE} and STATE not in names):
-        reason = f"empty or an earlier disk's, got {', '.join(sorted(names))}"
+    elif others:
+        reason = f"empty or an earlier disk's, got {', '.join(sorted(others))}"
     if reason:
         os.close(lock)
         raise OSError(f"{folder} must be {reason}; move it away")
     return lock
 
 
-def _read_state(folder: Path) -> dict[str, object]:
+def _try_lock(folder: Path, make: bool) -> int:
+    import fcntl  # only where there are loop devices
+
+    if make:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)  # the data may be private
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        state = json.loads(procfs.text(folder / STATE))
-        return {name: state[name] for name in ("owner", "room_bytes", "room_files")}
-    except (ValueError, KeyError, TypeError):  # none, or of another version
-        return {}
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The process that had it before may have removed the folder.
+        if not os.path.samestat(folder.stat(), os.fstat(lock)):
+            raise FileNotFoundError
+    except OSError as error:
+        os.close(lock)
+        raise OSError(f"{folder} is in use by another run; wait until that has ended") from error
+    return lock
 
 
-def _with_room(disk: SlowDisk, data_bytes: int, files: int) -> SlowDisk:
-    if data_bytes > disk.room_bytes or files > disk.room_files:
-        raise OSError(
-            f"the disk that is up must have room for {units.count_bytes(data_bytes)} in {files} "
-            f"files, got {units.count_bytes(disk.room_bytes)} in {disk.room_files}; "
-            f"make a larger one with: {COMMAND} down, then {COMMAND} up --gb N"
-        )
-    return disk
-
-
-def _make(folder: Path, state: dict[str, object]) -> None:
+def _make(folder: Path, data_bytes: int, files: int) -> None:
     """Make a disk in an empty folder; each step leaves only what is found again by its name."""
-    point, image, group = folder / POINT, folder / IMAGE, cgroup_folder(folder)
-    if group.exists():
-        raise OSError(f"the control group {group} is there already, and not this disk's")
-    write_whole(folder / STATE, json.dumps(state))
-    inodes = state["room_files"] + CHECK_FILES + SPARE_FILES
-    size_bytes = round(state["room_bytes"] * (1 + SPARE_SHARE)) + inodes * PER_FILE_BYTES
+    point, image = folder / POINT, folder / IMAGE
+    inodes = files + CHECK_FILES + SPARE_FILES
+    size_bytes = round(data_bytes * (1 + SPARE_SHARE)) + inodes * PER_FILE_BYTES
     size_bytes += SEQUENTIAL_BYTES + CHECK_FILES * TYPICAL_FILE_BYTES + SPARE_BYTES
     free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
@@ -405,7 +357,7 @@ def _make(folder: Path, state: dict[str, object]) -> None:
     point.mkdir()
     _run("mount", "-t", "ext4", "-o", "noatime,nodev,nosuid,noexec", device, point)
     _write_checks(point)
-    _make_group(group, procfs.text(_sys(device) / "dev").strip())
+    _make_group(cgroup_folder(folder), procfs.text(_sys(device) / "dev").strip())
 
 
 def _write_checks(point: Path) -> None:
@@ -422,50 +374,33 @@ def _write_checks(point: Path) -> None:
     _run("sync", "--file-system", point)
 
 
-def _take_down(folder: Path) -> list[str]:
-    """Remove everything but the folder, and return that in words; a refused step ends it."""
-    image, point, group = folder / IMAGE, folder / POINT, cgroup_folder(folder)
-    removed = []
+def _take_down(folder: Path) -> None:
+    """Remove everything but the folder; a refused step ends it."""
+    image, point = folder / IMAGE, folder / POINT
     # First: while processes are in the group, the disk stays as it is.
-    if (folder / STATE).exists() and group.exists():
-        _insist(lambda: _remove_group(group))
-        removed.append(f"control group {group}")
+    _insist(partial(_remove_group, cgroup_folder(folder)))
     for _ in _mounts(point):
-        _insist(lambda: _run("umount", point))
-        removed.append(f"mount {point}")
-    for device in _devices(image):
-        _run("losetup", "--detach", device)
-        removed.append(f"loop device {device}")
+        _insist(partial(_run, "umount", point))
     if image.exists():
+        # losetup compares inodes, not names.
+        names = _run("losetup", "--associated", image, "--noheadings", "--output", "NAME")
+        for name in names.split():
+            _run("losetup", "--detach", name)
         image.unlink()
-        removed.append(f"image {image}")
     with contextlib.suppress(FileNotFoundError):
         point.rmdir()
-    # Last: without it nothing in the folder would be ours.
-    part_of(folder / STATE).unlink(missing_ok=True)
-    (folder / STATE).unlink(missing_ok=True)
-    return removed
 
 
-def _insist(step: Callable[[], object]) -> None:
+def _insist(step: Callable[[], T]) -> T:
     """Try a step again for a while: a process that ended leaves milliseconds later."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
         try:
-            step()
-            return
+            return step()
         except OSError:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(PAUSE_S)
-
-
-def _devices(image: Path) -> list[Path]:
-    """List the loop devices of an image; losetup compares inodes, not names."""
-    if not image.exists():
-        return []
-    names = _run("losetup", "--associated", image, "--noheadings", "--output", "NAME")
-    return [Path(name.strip()) for name in names.splitlines()]
 
 
 def _mounts(point: Path) -> list[procfs.Mount]:
@@ -484,6 +419,7 @@ def _request_bytes(loop: Path) -> int | None:
 
 
 def _sequential_bytes_per_s(request_bytes: int | None) -> int:
+    """Return what the limits and the largest request allow."""
     return min(BYTES_PER_S, READS_PER_S * request_bytes) if request_bytes else BYTES_PER_S
 
 
@@ -497,17 +433,14 @@ def _run(name: str, *arguments: object) -> str:
     Raises:
         OSError: it is not there, or says why it cannot.
     """
-    try:
-        done = subprocess.run(
-            [_tool(name) or name, *map(str, arguments)],
-            capture_output=True,
-            close_fds=False,  # see `_lock`
-            env={**os.environ, "LC_ALL": "C"},
-            errors="surrogateescape",
-            stdin=subprocess.DEVNULL,
-        )
-    except OSError as error:
-        raise OSError(f"{name}: {error.strerror}") from error
+    done = subprocess.run(
+        [_tool(name) or name, *map(str, arguments)],
+        capture_output=True,
+        close_fds=False,  # see `_lock`
+        env={**os.environ, "LC_ALL": "C"},
+        errors="surrogateescape",
+        stdin=subprocess.DEVNULL,
+    )
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"{name}: status {done.returncode}"]
         raise OSError(said[0].rstrip("."))
@@ -522,8 +455,8 @@ def _skipped() -> Iterator[None]:
         raise Skip(f"throttled disk: {_reason(error)}; {INSTEAD}") from error
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
+def _reason(error: OSError) -> str:
+    if error.strerror:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror.lower()}{where}"
     return str(error)
@@ -532,32 +465,28 @@ def _reason(error: Exception) -> str:
 # --- measuring ----------------------------------------------------------------------------------
 
 
-def measure(disk: SlowDisk | None = None, readers: int = 1, seconds: float = 1.0) -> list[Rate]:
+def measure(disk: SlowDisk, readers: int = 1, seconds: float = 1.0) -> list[Rate]:
     """Measure what the disk delivers: at random with some readers, and in sequence with one.
 
     Args:
-        disk: None: the one that is up in `FOLDER`.
+        disk: from `find`.
         readers: processes that read whole files of a photograph's size.
         seconds: how long each of the two takes, after a lead-in of 0.25 s.
 
     Raises:
-        ValueError: too few or too many readers, or too short.
-        Skip: it is not up, or cannot be measured.
+        Skip: it cannot be measured.
     """
-    if not 1 <= readers <= CHECK_FILES:
-        raise ValueError(f"readers must be 1 to {CHECK_FILES}, got {readers}")
-    if seconds < MIN_SECONDS:
-        raise ValueError(f"seconds must be at least {MIN_SECONDS}, got {seconds}")
-    disk = disk or find()
-    if disk is None:
-        raise Skip(f"throttled disk: it is not up; put it up with: {COMMAND} up")
     with _skipped():
         sequential, *files = sorted((disk.mount / CHECKS).iterdir())
         for path in (sequential, *files):
             page_cache.evict(path)
-        shares = [files[number::readers] for number in range(readers)]
-        files_per_s = _read_cold(shares, disk.cgroup, seconds)
-        bytes_per_s = _read_cold([[sequential]], disk.cgroup, seconds, disk.request_bytes)
+        shares = [files[number % len(files) :: readers] for number in range(readers)]
+        until_s = LEAD_IN_S + seconds
+        at_random = partial(_time_reads, disk.cgroup, until_s, _read_whole_files)
+        in_sequence = partial(_time_reads, disk.cgroup, until_s, _read_in_parts)
+        files_per_s = _steady_rate(measure_together(at_random, shares, "fork"))
+        part = [(sequential, disk.request_bytes)]
+        bytes_per_s = _steady_rate(measure_together(in_sequence, part, "fork"))
     return [
         Rate(
             pattern="random",
@@ -570,68 +499,59 @@ def measure(disk: SlowDisk | None = None, readers: int = 1, seconds: float = 1.0
             pattern="sequential",
             unit="bytes",
             readers=1,
-            requested_per_s=disk.sequential_bytes_per_s,
+            requested_per_s=_sequential_bytes_per_s(disk.request_bytes),
             delivered_per_s=bytes_per_s,
         ),
     ]
 
 
-def _read_cold(
-    shares: Sequence[Sequence[Path]], group: Path, seconds: float, request_bytes: int = 0
-) -> float:
-    """Return files or bytes per second, read by a process of the group for each share of files.
+def _time_reads(
+    group: Path, seconds: float, read: Callable[..., Iterator[int]], what: object
+) -> tuple[float, list[tuple[float, int]]]:
+    """Join the group and read for a while.
 
-    The readers are small fresh processes: this one may have threads and is not to join the group.
-
-    Args:
-        shares: the files of each process, on the disk and not in memory.
-        group: the control group to join.
-        seconds: how long they read, after the lead-in.
-        request_bytes: read a file once in steps of this size, and count bytes; 0: read whole
-            files again and again, and count those.
+    Returns:
+        When the first read began, and of each read when it was over and what it counts.
     """
-    processes = []
-    with contextlib.ExitStack() as running:
-        for files in shares:
-            program = [sys.executable, "-m", __name__, str(group), str(LEAD_IN_S + seconds)]
-            process = running.enter_context(
-                subprocess.Popen(
-                    [*program, str(request_bytes), *map(str, files)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            running.callback(process.kill)  # whatever happens, before waiting for it
-            processes.append(process)
-        for process in processes:
-            process.stdout.readline()  # it has joined, or ended
-        for process in processes:
-            with contextlib.suppress(BrokenPipeError):  # ended: it is asked why below
-                print(file=process.stdin, flush=True)
-        told = [_result(process, seconds) for process in processes]
-    start_s = min(begun_s for begun_s, _ in told)
-    return _per_s(sorted(read for _, reads in told for read in reads), start_s)
+    join(group)
+    times, begun_s = [], time.monotonic()
+    for count in read(what):
+        times.append((time.monotonic(), count))
+        if times[-1][0] >= begun_s + seconds:
+            break
+    return begun_s, times
 
 
-def _result(process: subprocess.Popen, seconds: float) -> tuple[float, list[tuple[float, int]]]:
-    try:
-        told, said = process.communicate(timeout=seconds + READER_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        raise OSError(f"a read takes more than {READER_PATIENCE_S:g} s") from None
-    if process.returncode:
-        raise OSError((said.strip().splitlines() or ["a reader was ended"])[-1])
-    return json.loads(told)
+def _read_whole_files(paths: Sequence[Path]) -> Iterator[int]:
+    """Read whole files, and forget each at once, so that it is cold when its turn comes again."""
+    for path in itertools.cycle(paths):
+        with path.open("rb", buffering=0) as file:
+            file.read()
+            yield 1
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _per_s(reads: list[tuple[float, int]], start_s: float) -> float:
-    """Count over whole slices, from the middle of a pause between two bunches.
+def _read_in_parts(what: tuple[Path, int]) -> Iterator[int]:
+    """Read a file from its beginning to its end, in parts of a size."""
+    path, part_bytes = what
+    buffer = bytearray(part_bytes)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            yield count
+
+
+def _steady_rate(timed: Sequence[tuple[float, list[tuple[float, int]]]]) -> float:
+    """Return counts per second, over whole slices, from the middle of a pause between two bunches.
 
     The kernel lets reads through in bunches, one per slice of 100 ms: reads divided by seconds
     would be a tenth off.
+
+    Args:
+        timed: of each process, from `_time_reads`.
     """
-    steady = [(time_s, count) for time_s, count in reads if time_s >= start_s + LEAD_IN_S]
+    start_s = min(begun_s for begun_s, _ in timed) + LEAD_IN_S
+    reads = sorted(read for _, reads in timed for read in reads)
+    steady = [(time_s, count) for time_s, count in reads if time_s >= start_s]
     times_s = [time_s for time_s, _ in steady]
     pairs = [pair for pair in itertools.pairwise(times_s) if pair[0] < times_s[0] + SLICE_S]
     if not pairs:
@@ -643,43 +563,3 @@ def _per_s(reads: list[tuple[float, int]], start_s: float) -> float:
         raise OSError(f"all {len(reads)} reads were over at once")
     end_s = begin_s + slices * SLICE_S
     return sum(count for time_s, count in steady if begin_s < time_s <= end_s) / (end_s - begin_s)
-
-
-def _be_reader(group: str, seconds: str, request_bytes: str, *files: str) -> None:
-    """Join the group, wait for a line, read, and print when each read was over."""
-    try:
-        Path(group, "cgroup.procs").write_text(str(os.getpid()))
-        print("ready", flush=True)  # noqa: T201 - this is how a reader talks
-        sys.stdin.readline()
-        size = int(request_bytes)
-        reads = _parts(files[0], size) if size else _whole_files(files)
-        times, begun_s = [], time.monotonic()
-        for count in reads:
-            now_s = time.monotonic()
-            times.append((now_s, count))
-            if now_s >= begun_s + float(seconds):
-                break
-    except OSError as error:
-        sys.exit(_reason(error))
-    print(json.dumps((begun_s, times)))  # noqa: T201
-
-
-def _whole_files(paths: Sequence[str]) -> Iterator[int]:
-    """Read whole files, and forget each at once, so that it is cold when its turn comes again."""
-    for path in itertools.cycle(paths):
-        with Path(path).open("rb", buffering=0) as file:
-            file.read()
-            yield 1
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _parts(path: str, request_bytes: int) -> Iterator[int]:
-    """Read a file from its beginning to its end."""
-    buffer = bytearray(request_bytes)
-    with Path(path).open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            yield count
-
-
-if __name__ == "__main__":
-    _be_reader(*sys.argv[1:])
