@@ -14,9 +14,10 @@ import os
 import threading
 import warnings
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,9 +33,6 @@ RAGGED = "_ragged"
 SPARE_BUFFERS = 2  # besides the batches ahead: the one in the loop and the one before it
 TASKS = 8  # into which a batch is divided, for each thread: handing one over takes 10 µs
 STOP_S = 5.0  # how long the end of an epoch waits for the samples that are being made
-
-Layout = tuple[tuple[tuple[int, ...], np.dtype], ...]
-"""Shape and dtype of each array of a batch."""
 
 
 class ThreadLoader:
@@ -88,19 +86,8 @@ class ThreadLoader:
                 f"dataset must give samples by key (__getitem__), got {type(dataset).__name__}; "
                 "use torch's DataLoader for one that can only be iterated"
             )
-        if sampler is not None and shuffle:
-            raise ValueError("shuffle must be False with a sampler, got True; shuffle in it")
-        if batch_sampler is None:
-            if sampler is None and shuffle:
-                sampler = data.RandomSampler(dataset, generator=generator)
-            elif sampler is None:
-                sampler = data.SequentialSampler(dataset)
-            batch_sampler = data.BatchSampler(sampler, batch_size, drop_last)
-        elif batch_size != 1 or shuffle or sampler is not None or drop_last:
-            raise ValueError(
-                "batch_sampler must stand alone, got batch_size, shuffle, sampler or drop_last "
-                "beside it; leave them out"
-            )
+        order = {"sampler": sampler, "batch_sampler": batch_sampler, "generator": generator}
+        torchs = data.DataLoader(dataset, batch_size, shuffle, drop_last=drop_last, **order)
         num_threads = cores() if num_threads is None else num_threads
         if num_threads < 0:
             raise ValueError(f"num_threads must be at least 0, got {num_threads}")
@@ -112,10 +99,11 @@ class ThreadLoader:
         if pin_memory and not torch.cuda.is_available():
             warnings.warn("pin_memory needs CUDA, which is not there; not pinned", stacklevel=2)
             pin_memory = False
-        self.dataset, self.batch_sampler, self.generator = dataset, batch_sampler, generator
+        self.dataset, self.batch_sampler, self.generator = dataset, torchs.batch_sampler, generator
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         self.collate_fn, self.pin_memory = collate_fn, pin_memory
-        self._pool = _Pool(prefetch_batches + SPARE_BUFFERS, pin=pin_memory)
+        # Shape and dtype -> arrays that no batch refers to any more.
+        self._free = defaultdict(partial(deque, maxlen=prefetch_batches + SPARE_BUFFERS))
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -127,18 +115,34 @@ class ThreadLoader:
 
         # DataLoader draws a seed for its workers before the order: so the order is the same.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        batches = self._batches() if self.num_threads else self._batches_without_threads()
+        batches = self._batches()
         next(batches)  # a generator that has begun ends its threads however it is dropped
         return batches
 
     def _batches(self) -> Iterator:
-        executor = ThreadPoolExecutor(self.num_threads, "ThreadLoader")
+        executor = ThreadPoolExecutor(max(1, self.num_threads), "ThreadLoader")
+        submit, most = (executor.submit, self.prefetch_batches) if self.num_threads else (_Later, 0)
         keys, ahead, stopped = iter(self.batch_sampler), deque(), threading.Event()
         process_id = os.getpid()
 
+        def make(key: object) -> object:
+            if stopped.is_set():  # nothing waits for this sample any more
+                raise CancelledError
+            try:
+                return self.dataset[key]
+            except BaseException as error:
+                error.add_note(f"ThreadLoader was making sample {key!r}")
+                raise
+
         def go_ahead() -> None:
-            while len(ahead) <= self.prefetch_batches and (some := next(keys, None)) is not None:
-                ahead.append(self._start(executor, some, stopped))
+            while len(ahead) <= most and (some := next(keys, None)) is not None:
+                if self.collate_fn:
+                    ahead.append(([submit(self._collate, some, make)], lambda results: results[0]))
+                    continue
+                batch = _Batch(some, self._empty)
+                size = max(1, len(some) // (TASKS * max(1, self.num_threads)))
+                places = (range(len(some))[i : i + size] for i in range(0, len(some), size))
+                ahead.append(([submit(batch.fill, each, make) for each in places], batch.finish))
 
         try:
             go_ahead()
@@ -152,174 +156,120 @@ class ThreadLoader:
                 go_ahead()
                 if not ahead:
                     return
-                yield _first(ahead)
+                yield self._pin(_first(ahead))
         finally:
             if os.getpid() == process_id:
                 stopped.set()
                 executor.shutdown(wait=False, cancel_futures=True)
-                wait([f for futures, _ in ahead for f in futures if not f.cancelled()], STOP_S)
+                if self.num_threads:
+                    wait([f for futures, _ in ahead for f in futures if f.running()], STOP_S)
 
-    def _batches_without_threads(self) -> Iterator:
-        yield None
-        for keys in self.batch_sampler:
-            if self.collate_fn:
-                yield self._collate(keys, threading.Event())
-            else:
-                batch = _Batch(keys, self._pool)
-                batch.make(self.dataset, range(len(keys)), threading.Event())
-                yield batch.finish()
+    def _collate(self, keys: list, make: Callable[[object], object]) -> object:
+        return self._pin(self.collate_fn([make(key) for key in keys]))
 
-    def _start(
-        self, executor: ThreadPoolExecutor, keys: list, stopped: threading.Event
-    ) -> tuple[list[Future], Callable[[], object]]:
-        """Start a batch; return what to wait for, and what then gives the batch."""
-        if self.collate_fn:
-            future = executor.submit(self._collate, keys, stopped)
-            return [future], future.result
-        batch = _Batch(keys, self._pool)
-        size = max(1, len(keys) // (TASKS * self.num_threads))
-        places = [range(len(keys))[i : i + size] for i in range(0, len(keys), size)]
-        futures = [executor.submit(batch.make, self.dataset, some, stopped) for some in places]
-        return futures, batch.finish
+    def _pin(self, batch: object) -> object:
+        if not self.pin_memory:
+            return batch
+        from torch.utils.data._utils.pin_memory import pin_memory
 
-    def _collate(self, keys: list, stopped: threading.Event) -> object:
-        samples = []
-        for key in keys:
-            if stopped.is_set():  # nobody waits for this batch any more
-                return None
-            samples.append(_make(self.dataset, key))
-        batch = self.collate_fn(samples)
-        return _pin(batch) if self.pin_memory else batch
+        return pin_memory(batch)  # what is pinned already stays as it is
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
+        """Return a tensor in memory that nothing refers to any more: fresh pages cost time.
+
+        A tensor made of an array holds that array for as long as anything shares the tensor's
+        memory, so the end of the array is the end of all uses.  Pinned memory is torch's: its
+        allocator keeps freed blocks, and waits for the copies from them.
+        """
+        import torch
+
+        if self.pin_memory:
+            return torch.from_numpy(np.empty(0, dtype)).new_empty(shape, pin_memory=True)
+        free = self._free[shape, dtype]
+        try:
+            array = free.pop()
+        except IndexError:
+            array = np.empty(shape, dtype)
+        view = array[...]
+        weakref.finalize(view, free.append, array).atexit = False
+        return torch.from_numpy(view)
 
 
-def _first(ahead: deque) -> object:
+class _Later(partial):
+    """A call that is made when its result is asked for: loading without threads."""
+
+    result = partial.__call__
+
+
+def _first(ahead: deque[tuple[list, Callable]]) -> object:
     """Return the first batch ahead, or raise the error of its first sample that failed."""
     futures, finish = ahead[0]
-    for future in futures:
-        future.result()
-    batch = finish()
+    batch = finish([future.result() for future in futures])
     ahead.popleft()
     return batch
-
-
-def _make(dataset: object, key: object) -> object:
-    try:
-        return dataset[key]
-    except BaseException as error:
-        error.add_note(f"ThreadLoader was making sample {key!r}")
-        raise
 
 
 class _Batch:
     """A batch that threads fill; its first sample says what the others must look like."""
 
-    def __init__(self, keys: list, pool: _Pool) -> None:
-        self._keys, self._pool, self._lock = keys, pool, threading.Lock()
-        self._kind: type | None = None
-        # For each entry of a sample an array with a row per sample, or a list.
-        self._columns: dict[object, np.ndarray | list] = {}
-        self._tensors: list[torch.Tensor] = []  # of the arrays
+    def __init__(self, keys: list, empty: Callable[..., torch.Tensor]) -> None:
+        self._keys, self._empty, self._lock = keys, empty, threading.Lock()
+        # Type of a sample, and for each entry shape and dtype; None: joined when all are there.
+        self._layout: tuple[type, dict] | None = None
+        # For each entry a tensor and the array that shares its memory, or None and a list.
+        self._columns: dict[object, tuple[torch.Tensor | None, np.ndarray | list]] = {}
 
-    def make(self, dataset: object, positions: Iterable[int], stopped: threading.Event) -> None:
+    def fill(self, places: Iterable[int], make: Callable[[object], object]) -> None:
         """Make samples and write each into its row."""
-        for position in positions:
-            if stopped.is_set():
-                return
-            sample = _make(dataset, self._keys[position])
+        for place in places:
+            key = self._keys[place]
+            sample = make(key)
             entries = {name: _as_array(entry) for name, entry in _entries(sample).items()}
+            layout = (
+                type(sample),
+                {
+                    name: (entry.shape, entry.dtype)
+                    if isinstance(entry, np.ndarray) and not _is_ragged(name)
+                    else None
+                    for name, entry in entries.items()
+                },
+            )
             with self._lock:
-                if self._kind is None:
-                    self._prepare(type(sample), entries)
-            self._check(type(sample), entries, self._keys[position])
+                if self._layout is None:
+                    self._prepare(layout)
+            if layout != self._layout:  # NumPy would cast and broadcast it silently
+                raise ValueError(
+                    f"samples must be alike in a batch: {key!r} must have {self._layout[1]}, got "
+                    f"{layout[1]}; make them alike or give a collate_fn"
+                )
             for name, entry in entries.items():
-                self._columns[name][position] = entry
+                self._columns[name][1][place] = entry
 
-    def finish(self) -> object:
+    def _prepare(self, layout: tuple[type, dict]) -> None:
+        count = len(self._keys)
+        for name, array in layout[1].items():
+            tensor = array and self._empty((count, *array[0]), array[1])
+            rows = [None] * count if tensor is None else tensor.numpy()
+            self._columns[name] = tensor, rows
+        self._layout = layout
+
+    def finish(self, _: list) -> object:
         """Return the batch once all samples are made."""
         import torch
 
-        tensors, batch = iter(self._tensors), {}
-        for name, column in self._columns.items():
-            if isinstance(column, np.ndarray):
-                batch[name] = next(tensors)
+        batch = {}
+        for name, (tensor, rows) in self._columns.items():
+            if tensor is not None:
+                batch[name] = tensor
             elif _is_ragged(name):
-                batch[name] = torch.from_numpy(np.concatenate(column))
-                batch[f"{name}_counts"] = torch.tensor([len(rows) for rows in column])
+                batch[name] = torch.from_numpy(np.concatenate(rows))
+                batch[f"{name}_counts"] = torch.tensor([len(each) for each in rows])
             else:
-                batch[name] = torch.utils.data.default_collate(column)
-        if self._pool.pin:
-            batch = _pin(batch)
-        if self._kind is dict:
+                batch[name] = torch.utils.data.default_collate(rows)
+        kind = self._layout[0]
+        if kind is dict:
             return batch
-        return list(batch.values()) if self._kind in (list, tuple) else batch[None]
-
-    def _prepare(self, kind: type, entries: dict[object, object]) -> None:
-        count = len(self._keys)
-        arrays = {
-            name: ((count, *entry.shape), entry.dtype)
-            for name, entry in entries.items()
-            if isinstance(entry, np.ndarray) and not _is_ragged(name)
-        }
-        self._tensors = self._pool.take(tuple(arrays.values()))
-        rows = dict(zip(arrays, (tensor.numpy() for tensor in self._tensors)))
-        self._columns = {name: rows.get(name, [None] * count) for name in entries}
-        self._kind = kind
-
-    def _check(self, kind: type, entries: dict[object, object], key: object) -> None:
-        """Refuse a sample unlike the first one: NumPy would cast and broadcast it silently."""
-        found = {
-            name: (entry.shape, entry.dtype) if isinstance(entry, np.ndarray) else None
-            for name, entry in entries.items()
-        }
-        wanted = {
-            name: (column.shape[1:], column.dtype)
-            if isinstance(column, np.ndarray)
-            else found.get(name)
-            for name, column in self._columns.items()
-        }
-        if kind is not self._kind or found != wanted:
-            raise ValueError(
-                f"samples must be alike in a batch: {key!r} must have {wanted}, got {found}; "
-                "make them alike or give a collate_fn"
-            )
-
-
-class _Pool:
-    """The memory of batches, used again for the next ones: fresh pages cost time.
-
-    A tensor made of an array holds that array for as long as anything shares the tensor's memory,
-    so the array's end is the end of all uses.  Pinned memory is torch's: its allocator keeps freed
-    blocks, and waits for the copies from them.
-    """
-
-    def __init__(self, most: int, *, pin: bool) -> None:
-        self.pin, self._lock = pin, threading.Lock()
-        # Shapes and dtypes, arrays, and the views of them that tensors hold.
-        self._known: deque[tuple[Layout, list, list]] = deque(maxlen=most)
-
-    def take(self, layout: Layout) -> list[torch.Tensor]:
-        """Return a tensor of each shape and dtype, in memory that nothing refers to any more."""
-        import torch
-
-        if self.pin:
-            kinds = [torch.from_numpy(np.empty(0, dtype)).dtype for _, dtype in layout]
-            return [
-                torch.empty(shape, dtype=kind, pin_memory=True)
-                for (shape, _), kind in zip(layout, kinds)
-            ]
-        with self._lock:
-            arrays, users = self._find(layout)
-            views = [array[...] for array in arrays]
-            users[:] = map(weakref.ref, views)
-        return [torch.from_numpy(view) for view in views]
-
-    def _find(self, layout: Layout) -> tuple[list[np.ndarray], list[weakref.ref]]:
-        for known, arrays, users in self._known:
-            if known == layout and all(user() is None for user in users):
-                return arrays, users
-        arrays, users = [np.empty(shape, dtype) for shape, dtype in layout], []
-        self._known.append((layout, arrays, users))
-        return arrays, users
+        return list(batch.values()) if kind in (list, tuple) else batch[None]
 
 
 def load_with_threads(source: Source, settings: Settings) -> ThreadLoader:
@@ -355,9 +305,3 @@ def _as_array(entry: object) -> object:
 
 def _is_ragged(name: object) -> bool:
     return str(name).endswith(RAGGED)
-
-
-def _pin(batch: object) -> object:
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    return pin_memory(batch)

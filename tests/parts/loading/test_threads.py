@@ -256,8 +256,14 @@ class TestErrors:
             ({"batch_size": 0}, "batch_size should be a positive integer"),
             ({"num_threads": -1}, "num_threads must be at least 0, got -1"),
             ({"prefetch_batches": 0}, "prefetch_batches must be at least 1, got 0"),
-            ({"sampler": [1], "shuffle": True}, "shuffle must be False with a sampler, got True"),
-            ({"batch_sampler": [[1]], "batch_size": 2}, "batch_sampler must stand alone, got"),
+            (
+                {"sampler": [1], "shuffle": True},
+                "sampler option is mutually exclusive with shuffle",
+            ),
+            (
+                {"batch_sampler": [[1]], "batch_size": 2},
+                "batch_sampler option is mutually exclusive",
+            ),
         ],
         ids=str,
     )
