@@ -16,7 +16,7 @@ from labkit import catalog
 from labkit.machine import media
 from labkit.resolve import TABLES
 from labkit.runs.experiment import Experiment, choose, completed
-from labkit.runs.runner import KINDS
+from labkit.runs.kinds import KINDS
 from labkit.settings import (
     CORRECTED,
     INPUT_PX_STEP,
@@ -125,7 +125,7 @@ def fields(choice: Choice) -> tuple[list[Field], list[Field]]:
     alike = {
         name: value
         for name, value in vars(experiment.variants[experiment.baseline]).items()
-        if name in KINDS[experiment.kind].knobs
+        if name in KINDS[experiment.kind].settings
         and all(getattr(other, name) == value for other in settings)
     }
     shown = completed(Settings(**alike), pick(MODES, choice.mode, "mode"))

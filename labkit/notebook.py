@@ -34,7 +34,7 @@ from labkit.recipe import recipe as write_recipe
 from labkit.reproduce import command_line, python_code, request_of
 from labkit.resolve import open_source
 from labkit.runs.experiment import Experiment
-from labkit.runs.runner import KINDS
+from labkit.runs.kinds import KINDS
 from labkit.runs.schedule import check_blocks
 from labkit.runs.store import Run, earlier_runs, explain_unwritable, newest_runs
 from labkit.settings import AS_PUBLISHED, MODES, Settings, pick

@@ -20,7 +20,8 @@ from labkit.captions import stand_ins
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.progress import Progress
-from labkit.runs.experiment import Experiment, completed, run
+from labkit.runs.experiment import Experiment, completed
+from labkit.runs.runner import run
 from labkit.runs.store import Run
 from labkit.settings import MODES, Settings, read_settings
 

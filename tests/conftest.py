@@ -69,9 +69,9 @@ def beside_others():
     """
     with pytest.MonkeyPatch.context() as patch:
         if "PYTEST_XDIST_WORKER" in os.environ:
-            from labkit.runs import stand_ins
+            from labkit.runs import checks
 
-            patch.setattr(stand_ins, "FREE_LOADER_MIN_AU", 0.0)
+            patch.setattr(checks, "FREE_LOADER_MIN_AU", 0.0)
         yield
 
 

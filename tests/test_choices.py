@@ -8,7 +8,7 @@ import pytest
 import labkit as lab
 from labkit.catalog import KNOBS
 from labkit.choices import Choice, fields
-from labkit.runs.runner import KINDS
+from labkit.runs.kinds import KINDS
 
 BASE = lab.Settings(data="photos", num_workers=2)
 OWN = lab.Experiment(
@@ -38,7 +38,7 @@ def test_every_setting_that_all_variants_share_is_offered_once(name):
     variants = [*experiment.variants.values(), *experiment.in_full.values()]
     shared = {
         setting
-        for setting in KINDS[experiment.kind].knobs
+        for setting in KINDS[experiment.kind].settings
         if len({getattr(settings, setting) for settings in variants}) == 1
     }
     assert set(offered) == shared

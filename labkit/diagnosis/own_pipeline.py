@@ -20,8 +20,9 @@ from labkit.contracts import Device, SystemClock
 from labkit.diagnosis.remedies import LESS_OFTEN, Remedy
 from labkit.parts.training.callbacks import open_callbacks
 from labkit.pipeline import Pipeline, build
-from labkit.runs.calibration import calibrate
-from labkit.runs.experiment import Experiment, completed, run
+from labkit.runs.calibration import measure_baseline
+from labkit.runs.experiment import Experiment, completed
+from labkit.runs.runner import run
 from labkit.settings import MODES, Settings
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def opened(settings: Settings, stack: ExitStack) -> Opened:
     settings = completed(settings, MODES["quick"])
     settings = replace(settings, images=settings.images or IMAGES)
     fewer = replace(settings, images=min(settings.images, CALIBRATED_ON))
-    found = calibrate(fewer) if settings.device == "emulated" else {}
+    found = measure_baseline(fewer) if settings.device == "emulated" else {}
     clock = SystemClock()
     pipeline = build(settings, clock, compute_s_per_image=found.get("compute_s_per_image"))
     callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)

@@ -67,6 +67,7 @@ class ActiveRun:
         self.variants = {name: read_settings(values) for name, values in info["variants"].items()}
         # What is not the same work or cannot run here stays out, also when the run is resumed.
         self.dropped = {**info["skipped"], **info["failed"]}
+        self.images_looked_at = 0
         self.cancel = cancel
         if isinstance(progress, bool):
             progress = RunProgress(info["experiment"], shown=progress)
@@ -80,16 +81,13 @@ class ActiveRun:
         """The settings that all others are compared with."""
         return self.variants[self.info["baseline"]]
 
-    def waiting(self, storage: str) -> dict[str, Settings]:
-        """Give the variants that read from a storage and are still in the run."""
-        return {
-            label: settings
-            for label, settings in self.variants.items()
-            if settings.storage == storage and label not in self.dropped
-        }
+    @property
+    def remaining(self) -> dict[str, Settings]:
+        """The variants that are still in the run."""
+        return {label: its for label, its in self.variants.items() if label not in self.dropped}
 
     def ask(self, job: str, **arguments: object) -> object:
-        """Have a fresh process do a job, once more if it is killed; see `Launcher.run`."""
+        """Run a job in a fresh process, once more if it is killed; see `Launcher.run`."""
         try:
             return self.launcher.run(job, arguments, self.cancel)
         except TrialKilled as killed:
@@ -145,7 +143,7 @@ class ActiveRun:
                 self.drop(name, "skipped", f"its baseline is out: {self.dropped[base]}")
 
     def no_baseline(self, reason: object) -> RuntimeError:
-        """Make the error that ends a run whose baseline cannot be had."""
+        """Return the error that ends a run whose baseline cannot be measured."""
         return RuntimeError(
             f"baseline {self.info['baseline']!r} must be able to run here, got: {reason}"
         )

@@ -1,21 +1,28 @@
-"""Calibration: how fast the baseline is here, before anything counts.
+"""Calibration: how fast the baseline is here, before anything is timed.
 
-    the baseline's rate → how many images an epoch has, the same for all variants
-                        → how fast the matched device computes, so that it stalls 30 %
-    a free loader       → whether the emulated device itself is in the way
+    the baseline's rate ─▶ how many images an epoch has, the same for all variants
+                        ─▶ how fast the matched device computes, so that it stalls 30 %
+    a free loader       ─▶ how busy the emulated device can be at most
 
-Main trap: right after the start the loader's queues fill or drain, and batches
-come slower or faster than they will; those steps are left out.
+Right after the start the loader's queues fill or drain, and batches come at another rate than
+later; those steps are left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import gc
+import math
+from dataclasses import asdict, replace
 
-from labkit.contracts import Clock, Device, SystemClock
+from labkit import units
+from labkit.contracts import Clock, Device, Skip, SystemClock
+from labkit.machine import hardware
 from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, with_compute
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
+from labkit.runs.active import ActiveRun
+from labkit.runs.checks import check_emulator, check_images
+from labkit.runs.process import TrialFailed
 from labkit.runs.timing import time_epoch, warm_up
 from labkit.settings import Settings
 
@@ -26,20 +33,77 @@ FREE_LOADER_S = 0.3
 UNSETTLED_STEPS_PER_WORKER = 1
 MATCHING_TRIES = 4
 MATCHED_WITHIN = 0.03  # of stall share; the documents' own figure is no sharper than 0.1
+SHORT_SHARE = 0.9  # epochs shorter than this share of the mode's are worth a note
 
 
-def calibrate(
+def calibrate(run: ActiveRun) -> None:
+    """Find the baseline's rate, and from it how many images an epoch has.
+
+    Raises:
+        RuntimeError: the baseline cannot run here, or the emulated device is too slow.
+    """
+    run.progress.say("calibrating: how fast is the baseline here?")
+    baseline, available = run.baseline, run.info["data"]["images"]
+    # Only images that were looked at: calibration must not read, or evict, a whole big data set.
+    usable = min(run.images_looked_at, available) - len(run.info["excluded"])
+    tried = replace(baseline, images=min(baseline.images or usable, usable))
+    try:
+        calibration = run.ask(
+            "measure_baseline", settings=asdict(tried), excluded=run.info["excluded"]
+        )
+        if baseline.device == "emulated" and baseline.step != "nothing":
+            calibration |= check_emulator(run, tried, calibration["compute_s_per_image"])
+    except (TrialFailed, Skip) as reason:
+        raise run.no_baseline(reason) from reason
+    images = _epoch_images(run, calibration["images_per_s"])
+    while run.images_looked_at < images + len(run.info["excluded"]):  # others replace bad ones
+        check_images(run, images + len(run.info["excluded"]))
+    images = min(images, available - len(run.info["excluded"]))
+    # All variants that run do equal work: a multiple of each one's batch size.
+    multiple = math.lcm(*(settings.batch_size for settings in run.remaining.values()))
+    calibration["images"] = max(images // multiple, 1) * multiple
+    run.save(calibration=calibration)
+    _note_short_epochs(run)
+
+
+def _epoch_images(run: ActiveRun, images_per_s: float) -> int:
+    baseline, available = run.baseline, run.info["data"]["images"]
+    if baseline.images or not run.mode.epoch_s:
+        return baseline.images or available
+    least = run.mode.min_steps * baseline.batch_size
+    return min(max(least, round(images_per_s * run.mode.epoch_s)), available)
+
+
+def _note_short_epochs(run: ActiveRun) -> None:
+    calibration, mode = run.info["calibration"], run.mode
+    steps = calibration["images"] // run.baseline.batch_size
+    epoch_s = calibration["images"] / calibration["images_per_s"]
+    if steps < mode.min_steps:
+        why = "as images is set" if run.baseline.images else "as there are no more images"
+        run.note(f"epochs of {steps} steps, {why}: {mode.name} mode wants {mode.min_steps}")
+    if mode.judged and epoch_s < SHORT_SHARE * mode.epoch_s:
+        run.note(
+            f"epochs of about {units.seconds(epoch_s)} where {mode.name} mode wants "
+            f"{units.seconds(mode.epoch_s)}: shorter ones are noisier"
+        )
+    run.save()
+    run.progress.say(
+        f"{calibration['images']} images per epoch, about {units.seconds(epoch_s)} each"
+    )
+
+
+def measure_baseline(
     settings: Settings,
     *,
     excluded: frozenset[int] = frozenset(),
     own: bytes = b"",
 ) -> dict[str, float | None]:
-    """Find how fast the baseline is here, and the speed that matches the emulated device to it.
+    """Measure how fast the baseline is here, and match the emulated device's speed to it.
 
     Args:
         settings: the baseline's, complete; `images` is how many to try it on.
         excluded: indices of unreadable images.
-        own: a person's own parts.
+        own: the user's own parts.
 
     Returns:
         images_per_s and, for the matched profile, compute_s_per_image and the stall_share that
@@ -131,25 +195,32 @@ def _computed_s(device: Device) -> float:
     return device.compute_s if device.emulated else 0.0
 
 
-def free_loader_utilization(settings: Settings, compute_s_per_image: float | None) -> float:
+def free_loader_utilization(
+    settings: Settings, compute_s_per_image: float | None
+) -> dict[str, float | None]:
     """Measure the emulated device with a loader that costs nothing (EVIDENCE 2, Accelerator).
 
     Returns:
-        Accelerator utilization, compute time over running time; below 0.99 the emulation
-        itself is in the way and no figure may be printed.
+        au: accelerator utilization, compute time over running time; what is missing from 1 is
+        the emulation's own, or other programs'.  other_cores: cores that other programs kept
+        busy meanwhile; None: unknown.
     """
     import torch
 
     clock = SystemClock()
-    # No cost of the emulation: a loop over boxes, and a host that waits for the device before it
-    # launches the next step, as it does for copies from ordinary memory, too.
+    # Without what the emulated training loop costs on purpose: a loss in a Python loop, a host
+    # that waits for the device before it launches the next step, or for a copy.
     settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True)
     pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image)
     profile = with_compute(PROFILES[settings.profile], compute_s_per_image)
     step_s = profile.compute_s_per_image * settings.batch_size
     steps = max(5, round(FREE_LOADER_S / step_s))
-    # Nothing to load and next to nothing to copy: what is missing from 1 is the emulator's own.
     empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
     time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
+    gc.collect()
+    gc.disable()  # as in trials
+    before = hardware.disturbance()
     epoch, _ = time_epoch(replace(pipeline, loader=[empty] * steps), clock)
-    return epoch.compute_s / epoch.epoch_s
+    gc.enable()
+    other_cores = hardware.since(before)["other_cores"]
+    return {"au": epoch.compute_s / epoch.epoch_s, "other_cores": other_cores}

@@ -1,18 +1,34 @@
-"""Preflight: checks before anything is timed.
+"""Checks of a run before anything is timed.
 
-    find_bad_images: images that cannot be read or decoded, left out for all variants alike
-    compare_work:    one batch of each variant, built on the CPU and compared with the baseline's:
-                     same images, shapes, dtypes, channel order, pixels within the named tolerance
+    check_images:     images that cannot be read or decoded are left out for all variants
+    check_stand_ins,  what stands in for hardware must do what its label says
+      check_emulator:
+    check_work:       one batch of each variant, built on the CPU, must have the baseline's images,
+                      shapes, dtypes and channel order, and its pixels within a named tolerance
 
-A variant that fails here becomes a row with its reason.
+Functions that take a run are called by the runner; the others do their work in a fresh process.  A
+variant that fails becomes a row with its reason.
+
+A stand-in that passed is remembered for a day in the results folder (`self_checks.json`; remove it
+to check everything again).  A faster disk, more readers, shorter steps or a changed labkit is
+another check.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
 from math import prod
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,17 +40,38 @@ from labkit.contracts import (
     check_batch,
     check_image,
     difference,
+    seconds_of,
     tolerance_levels,
+    utc_now,
 )
+from labkit.files import write_whole
 from labkit.jpeg import read_size_px
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, SCALED, sample_jpeg
+from labkit.parts.devices import FREE_LOADER_MIN_AU, PROFILES, with_compute
 from labkit.parts.loading import OWN_ORDER
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.pipeline import first_batch, shuffled_images
-from labkit.resolve import check, open_source
+from labkit.resolve import check, open_source, original
+from labkit.runs.active import ActiveRun
+from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.settings import Settings
+
+T = TypeVar("T")
+# Enough for calibration on any machine; more images are checked once the run knows how many it
+# takes, so that a large data set on a slow disk is not read in vain.
+FIRST_LOOK_IMAGES = 512
+PACKAGE = Path(__file__).parents[1]
+SELF_CHECKS = "self_checks.json"
+REMEMBERED_S = 24 * 3600
+# How labels of storage begin that are not the real thing.
+STAND_INS = ("throttled", "modelled", "emulated distance")
+RATE_TRIES = 3  # another program must not fail a stand-in with one moment's work
+# The median of so many tries counts: one disturbed try fails nothing, one lucky try passes nothing.
+EMULATOR_TRIES = 5
+MOST_EMULATOR_TRIES = 15  # with those in which other programs left no core free
 
 # NumPy's, Python's and C++'s own; torch's on the CPU and on CUDA; OpenCV's; TensorFlow's.
 OUT_OF_MEMORY = re.compile(
@@ -42,6 +79,54 @@ OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 LONGEST_MESSAGE = 160  # characters of a library's own message: it has to stay one line
+
+
+# --- images ---------------------------------------------------------------------------------
+
+
+def check_images(run: ActiveRun, stop: int | None = None) -> None:
+    """Find unreadable images among those that the run takes, and leave them out or stop.
+
+    Args:
+        run: the active run; `excluded` of its info takes the indices.
+        stop: look at images up to this one, in the run's order, that were not looked at before;
+            None: the first ones.
+
+    Raises:
+        ValueError: an image cannot be read and `on_bad_image` is stop, or the data changed.
+    """
+    start, run.images_looked_at = run.images_looked_at, stop or FIRST_LOOK_IMAGES
+    excluded = run.info["excluded"] if start else []
+    settings = original(run.baseline)
+    decoders = sorted({chosen.decoder for chosen in run.remaining.values()})
+    run.progress.say(f"reading images, and decoding each with {', '.join(decoders)}")
+    try:
+        bad, changed = run.ask(
+            "find_bad_images",
+            settings=asdict(settings),
+            start=start,
+            stop=run.images_looked_at,
+            decoders=decoders,
+        )
+    except TrialFailed as failure:
+        raise ValueError(str(failure)) from failure
+    if changed:
+        raise ValueError(
+            f"data must be what its manifest says, got {len(changed)} changed files "
+            f"({'; '.join(changed[:3])}); make the data again, or remove "
+            "manifest.json to take it as it is"
+        )
+    run.info["excluded"] = [*excluded, *(index for index, _ in bad)]
+    if not bad:
+        return
+    lines = "; ".join(line for _, line in bad[:5])
+    if settings.on_bad_image == "stop":
+        raise ValueError(
+            f"images must all be readable, got {len(bad)} that are not ({lines}); "
+            "replace them, or leave them out for all variants with on_bad_image=skip"
+        )
+    run.note(f"{len(bad)} unreadable images are left out for all variants")
+    run.note(lines, is_local=True)
 
 
 def find_bad_images(
@@ -97,6 +182,43 @@ def _decodes(name: str, jpeg: bytes) -> bool:
     except Exception:  # a decoder of the user's own may raise anything
         return False
     return True
+
+
+# --- equal work -----------------------------------------------------------------------------
+
+
+def check_work(run: ActiveRun) -> None:
+    """Drop what cannot run here and what is not the same work as the baseline's."""
+    run.progress.say("checks: one batch of every variant, compared with the baseline's")
+    baseline, labels = run.info["baseline"], list(run.remaining)
+    try:
+        verdicts = _ask_verdicts(run, labels)
+    except TrialKilled:  # one of them killed the process: a process each shows which
+        verdicts = {}
+        for label in sorted(labels, key=lambda label: label != baseline):
+            try:
+                verdicts |= _ask_verdicts(run, [baseline, label])
+            except TrialKilled as killed:
+                verdicts[label] = ("failed", str(killed))
+            if verdicts[baseline][0] != "ok":
+                break
+    drop_failed(run, verdicts)
+
+
+def _ask_verdicts(run: ActiveRun, labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+    return run.ask(
+        "compare_work",
+        variants={label: asdict(run.variants[label]) for label in labels},
+        baseline=run.info["baseline"],
+        excluded=run.info["excluded"],
+    )
+
+
+def drop_failed(run: ActiveRun, verdicts: Mapping[str, tuple[str, str]]) -> None:
+    """Drop the variants whose verdict, (status, reason), is not "ok"."""
+    for label, (status, reason) in verdicts.items():
+        if status != "ok" and label not in run.dropped:  # a group goes with its baseline
+            run.drop(label, status, reason)
 
 
 def compare_work(
@@ -171,6 +293,151 @@ def _by_id(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _scaled(settings: Settings) -> str:
     """Name how the stored pixels differ from the originals; a finished sample's do not."""
     return settings.stored if settings.stored in (RESIZED, PIXELS) else ""
+
+
+# --- stand-ins ------------------------------------------------------------------------------
+
+
+def check_stand_ins(run: ActiveRun) -> None:
+    """Let what stands in for a disk prove its rates; drop the variants of one that does not."""
+    for storage, facts in run.info["storages"].items():
+        labels = [label for label, its in run.remaining.items() if its.storage == storage]
+        if not labels:
+            continue
+        if not facts["label"].startswith(STAND_INS):
+            facts["rates"] = []
+            continue
+        settings = run.variants[labels[0]]
+        what = {
+            "label": facts["label"],
+            "data": run.info["data"]["manifest_hash"],
+            "readers": settings.num_workers,
+            "start_method": settings.start_method,
+        }
+        prove = partial(_prove_rates, run, settings)
+        try:
+            facts["rates"], facts["rates_checked_utc"] = _remembered(run, what, prove)
+        except TrialKilled:
+            raise  # it says nothing of the medium, and what is dropped here stays out for good
+        except (Skip, TrialFailed) as reason:
+            for label in labels:
+                run.drop(label, "skipped", str(reason))
+    run.save()
+
+
+def _prove_rates(run: ActiveRun, settings: Settings) -> list[dict[str, object]]:
+    for _ in range(RATE_TRIES):
+        rates = run.ask("check_rates", settings=asdict(settings), excluded=run.info["excluded"])
+        off = [rate for rate in rates if rate["refused"]]
+        if not off:
+            return rates
+    found = "; ".join(
+        f"{rate['delivered_per_s']:,.0f} instead of {rate['requested_per_s']:,.0f} "
+        f"{rate['unit']}/s {rate['pattern']} with {rate['readers']} readers"
+        for rate in off
+    )
+    raise Skip(
+        f"{settings.storage} must deliver the rates it stands for within "
+        f"{units.percent(MAX_ERROR_SHARE)}, got {found}; close other programs and run again"
+    )
+
+
+def check_emulator(
+    run: ActiveRun, settings: Settings, compute_s_per_image: float | None
+) -> dict[str, object]:
+    """Let the emulated device prove that it does not slow a training loop down itself.
+
+    It must be busy for `FREE_LOADER_MIN_AU` of the time with a loader that costs nothing, in the
+    median of `EMULATOR_TRIES` tries.  Tries in which other programs left no core free are made
+    again, up to `MOST_EMULATOR_TRIES` in all; where most are so, all of them count.
+
+    Args:
+        run: the active run.
+        settings: the baseline's, complete.
+        compute_s_per_image: for the matched profile, from calibration.
+
+    Returns:
+        free_loader_au, the median share of the time in which it computed, and
+        free_loader_checked_utc.
+
+    Raises:
+        RuntimeError: it does not reach `FREE_LOADER_MIN_AU`.
+
+    Source: EVIDENCE 2, Accelerator.
+    """
+    profile = with_compute(PROFILES[settings.profile], compute_s_per_image)
+    step_s = profile.compute_s_per_image * settings.batch_size
+    given = {"settings": asdict(settings), "compute_s_per_image": compute_s_per_image}
+    spare_cores = hardware.cores() - 1
+
+    def prove() -> dict[str, float]:
+        tries, quiet = [], []
+        while len(quiet) < EMULATOR_TRIES and len(tries) < MOST_EMULATOR_TRIES:
+            tries.append(run.ask("free_loader_utilization", **given))
+            quiet = [found for found in tries if (found["other_cores"] or 0) <= spare_cores]
+        counted = quiet if 2 * len(quiet) > EMULATOR_TRIES else tries
+        au = median(found["au"] for found in counted)
+        if au >= FREE_LOADER_MIN_AU:
+            return {"au": au, "step_s": step_s}
+        other_cores = median(found["other_cores"] or 0 for found in tries)
+        raise RuntimeError(
+            f"the emulated device must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
+            f"a free loader, got {units.percent(au)} in the median of {len(counted)} tries with "
+            f"steps of {units.seconds(step_s)}, while other programs used {other_cores:.1f} cores; "
+            "close other programs, or make the steps longer by a larger batch_size, and run again"
+        )
+
+    # What is lost per step weighs less in longer steps.
+    found, checked_utc = _remembered(
+        run, {"label": "emulated accelerator"}, prove, lambda old: old["step_s"] <= step_s
+    )
+    return {"free_loader_au": found["au"], "free_loader_checked_utc": checked_utc}
+
+
+def _remembered(
+    run: ActiveRun,
+    what: Mapping[str, object],
+    prove: Callable[[], T],
+    holds: Callable[[T], bool] = lambda found: True,
+) -> tuple[T, str]:
+    """Return a passed check's result and time: an earlier one of this machine, or one made now.
+
+    Args:
+        run: the active run.
+        what: what is checked, beside the machine and the program.
+        prove: makes the check; raises where it is not passed.
+        holds: whether an earlier result holds for what is asked now.
+    """
+    path = run.folder.parents[1] / SELF_CHECKS
+    machine = {name: run.info["provenance"][name] for name in ("machine_id", "kernel")}
+    key = json.dumps({**what, **machine, "program": _sources_hash()})
+    passed = _read_passed(path)
+    if key in passed:
+        found, checked_utc = passed[key]
+        if 0 <= time.time() - seconds_of(checked_utc) < REMEMBERED_S and holds(found):
+            return found, checked_utc
+    found, checked_utc = prove(), utc_now()
+    with contextlib.suppress(OSError):  # it only saves time
+        write_whole(path, json.dumps({**_read_passed(path), key: [found, checked_utc]}, indent=1))
+    return found, checked_utc
+
+
+def _read_passed(path: Path) -> dict[str, list]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # not there or not whole: everything is checked
+
+
+def _sources_hash() -> str:
+    """Hash labkit's sources: an installed copy has no revision, and a changed one an old one."""
+    hashed = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        hashed.update(path.read_bytes())
+    return hashed.hexdigest()
+
+
+# --- memory ---------------------------------------------------------------------------------
 
 
 def batch_bytes(settings: Settings) -> int | None:

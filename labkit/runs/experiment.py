@@ -1,9 +1,7 @@
-"""Experiment: a question with its variants, and the run that answers it.
+"""Experiment: the variants that are compared, and the checks before a run folder is made.
 
-    Experiment + mode ─ complete, check ─▶ run folder ─ Runner ─▶ Run
-
-What cannot work is refused here, before a folder is made or a process is started.  Settings may
-be unset in an experiment; the run folder holds what was really run.
+Settings may be unset in an experiment; `check` fills them in for this machine, and the run folder
+holds what was really run.
 """
 
 from __future__ import annotations
@@ -14,19 +12,16 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from pathlib import Path
 
 from labkit import pipeline, resolve
 from labkit.contracts import Skip, utc_now
 from labkit.machine import hardware
 from labkit.parts.packing.remote import local_folder
-from labkit.progress import Progress
 from labkit.runs import timing
-from labkit.runs.active import ActiveRun, single_run_lock
-from labkit.runs.runner import EPOCHS, KINDS, run_to_the_end
+from labkit.runs.kinds import EPOCHS, KINDS
 from labkit.runs.schedule import check_blocks
 from labkit.runs.staging import why_not_throttled
-from labkit.runs.store import RESERVED, SCHEMA, SHARED, Run, create_run, hold, load_run
+from labkit.runs.store import RESERVED, SCHEMA, SHARED, Run
 from labkit.settings import (
     CORRECTED,
     MODES,
@@ -71,7 +66,7 @@ class Experiment:
 
     The baseline of a group is `baseline` if that is in it, else the group's first variant."""
     kind: str = EPOCHS
-    """What a trial does, a key of `runner.KINDS`."""
+    """What a trial does, a key of `kinds.KINDS`."""
     tasks: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Label -> what its trials are told beside the settings, where the kind wants it."""
     published: Mapping[str, float] = field(default_factory=dict)
@@ -194,33 +189,19 @@ def completed(settings: Settings, mode: Mode) -> Settings:
     )
 
 
-@single_run_lock()
-def run(
+def check(
     experiment: Experiment,
-    mode: str = "quick",
-    *,
-    results: Path | str = "results",
-    blocks: int | None = None,
+    mode: str,
+    blocks: int | None,
     cancel: threading.Event | None = None,
-    progress: Progress | bool = True,
-) -> Run:
-    """Run an experiment and return it as it lies on disk.
-
-    Args:
-        experiment: what to compare.
-        mode: quick, document or full.
-        results: folder that takes the run folder.
-        blocks: repetitions; unset: the mode's.
-        cancel: set by another thread to stop; finished trials stay.
-        progress: print a bar with ETA; or who is told instead.
+) -> dict[str, object]:
+    """Refuse what cannot work, before anything is made or started.
 
     Returns:
-        The run; `run.info["status"]` is finished or cancelled.
+        What `run.json` holds at the start of a run.
 
     Raises:
-        ValueError: settings, data or parts that cannot work, before anything is timed.
-        RuntimeError: the baseline cannot be measured here (what was finished stays), or another
-            thread has a run under way.
+        ValueError: settings, data or parts that cannot work.
         Cancelled: `cancel` was set while data at a URL was copied to this machine.
     """
     chosen = pick(MODES, mode, "mode")
@@ -240,12 +221,14 @@ def run(
                 raise Skip(hardware.cuda().reason)
         except Skip as reason:
             skipped[label] = str(reason)
-    own = resolve.own_parts()
     local_folder(variants[experiment.baseline].data, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
-    _check_together(variants, data["images"])
-    knobs = KINDS[experiment.kind].knobs
-    info = {
+    _check_equal_work(variants)
+    # A variant that cannot run here must not limit the others.
+    running = {label: variants[label] for label in variants if label not in skipped}
+    _check_together(running, data["images"])
+    names = KINDS[experiment.kind].settings
+    return {
         "schema": SCHEMA,
         "kind": experiment.kind,
         "experiment": experiment.name,
@@ -257,7 +240,7 @@ def run(
         "blocks": blocks,
         "baseline": experiment.baseline,
         "variants": {
-            label: {name: value for name, value in asdict(settings).items() if name in knobs}
+            label: {name: value for name, value in asdict(settings).items() if name in names}
             for label, settings in variants.items()
         },
         **experiment.grouped(variants),
@@ -274,53 +257,41 @@ def run(
         "timing": timing.HOW,
         "provenance": hardware.provenance(),
     }
-    folder = create_run(Path(results), info)
-    with hold(folder):
-        return run_to_the_end(ActiveRun(folder, info, own=own, cancel=cancel, progress=progress))
 
 
-@single_run_lock()
-def resume(
-    folder: Path | str,
-    *,
-    cancel: threading.Event | None = None,
-    progress: Progress | bool = True,
-) -> Run:
-    """Run what is missing of a run that was cancelled or killed.
-
-    Args:
-        folder: a run folder.
-        cancel: as in `run`.
-        progress: as in `run`.
+def check_resumable(run: Run) -> None:
+    """Refuse to resume a run whose new rows would not be comparable with its old ones.
 
     Raises:
-        FileNotFoundError: there is no run in this folder.
-        ValueError: a part of it is not known here, its data changed, or it began on another
-            machine.
-        RuntimeError: another process has it under way.
+        ValueError: it came from another machine or version, a part of it is not known here, or
+            its data changed.
     """
-    old = load_run(folder)
-    if shared := old.info.get(SHARED):
+    info = run.info
+    if shared := info.get(SHARED):
         raise ValueError(
             f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
-            f"start one here: labkit run {old.info['experiment']}"
+            f"start one here: labkit run {info['experiment']}"
         )
-    for values in old.info["variants"].values():
-        resolve.check_names(read_settings(values))
-    _check_unchanged(old)
-    own = resolve.own_parts()
-    with hold(old.folder):
-        info = load_run(folder).info  # as whoever had it last left it
-        return run_to_the_end(
-            ActiveRun(old.folder, info, own=own, cancel=cancel, progress=progress)
+    variants = {label: read_settings(values) for label, values in info["variants"].items()}
+    for settings in variants.values():
+        resolve.check_names(settings)
+    data = _describe_data(variants[info["baseline"]])
+    if {name: data[name] for name in info["data"]} != info["data"]:
+        raise ValueError(
+            f"data must be what the run began with ({info['data']}), got {data}; start a new run"
+        )
+    began_on, here = info["provenance"]["machine_id"], hardware.provenance()["machine_id"]
+    if began_on != here:
+        raise ValueError(
+            f"run must be resumed on the machine it began on ({began_on}), got {here}; "
+            "start a new run"
         )
 
 
 def _describe_data(settings: Settings) -> dict[str, object]:
-    """Open the data once in the runner: a missing folder must cost nothing."""
     resolve.open_reader.cache_clear()  # a notebook lives long, and its data may change
     reader = resolve.open_original(settings)
-    # One that is missing is named by preflight, together with all others.
+    # Missing files are all named at once when the images are checked.
     size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
     return {
         "folder": settings.data,
@@ -332,8 +303,8 @@ def _describe_data(settings: Settings) -> dict[str, object]:
     }
 
 
-def _check_together(variants: Mapping[str, Settings], available: int) -> None:
-    """Refuse variants that could not do equal work, or more of it than there is."""
+def _check_equal_work(variants: Mapping[str, Settings]) -> None:
+    """Refuse variants whose settings ask for different work, whether or not they run here."""
     for name in SAME_FOR_ALL:
         values = sorted({str(getattr(settings, name)) for settings in variants.values()})
         if len(values) > 1:
@@ -341,45 +312,30 @@ def _check_together(variants: Mapping[str, Settings], available: int) -> None:
                 f"{name} must be the same for all variants, got {', '.join(values)}; "
                 "make them experiments of their own"
             )
-    modelled = {label: _is_modelled(settings) for label, settings in variants.items()}
-    if any(modelled.values()) and not all(modelled.values()):
-        beside = [label for label, is_modelled in modelled.items() if not is_modelled]
+
+
+def _check_together(variants: Mapping[str, Settings], available: int) -> None:
+    """Refuse variants that cannot be compared on this machine or that need too many images."""
+    real = [
+        label
+        for label, settings in variants.items()
+        if not resolve.locate_data(settings).label.startswith("modelled")
+    ]
+    if 0 < len(real) < len(variants):
         raise ValueError(
-            f"storage must be modelled for all variants or for none, got {', '.join(beside)} on "
+            f"storage must be modelled for all variants or for none, got {', '.join(real)} on "
             "real storage; a model's figures must not stand beside measured ones"
         )
     for settings in variants.values():
-        pipeline.choose_images(resolve.original(settings))  # not packed or copied anywhere yet
+        pipeline.choose_images(resolve.original(settings))  # not packed or copied yet
     sizes = sorted({settings.batch_size for settings in variants.values()})
-    wanted = next(iter(variants.values())).images or available
+    wanted = min(
+        (settings.images or available for settings in variants.values()), default=available
+    )
     if math.lcm(*sizes) > wanted:
         raise ValueError(
             f"batch_size must have a common multiple of at most {wanted} images in all variants, "
             f"got {', '.join(map(str, sizes))}; choose sizes that divide each other"
-        )
-
-
-def _is_modelled(settings: Settings) -> bool:
-    try:
-        return resolve.locate_data(settings).disk is not None
-    except Skip:  # stays out, with its reason
-        return False
-
-
-def _check_unchanged(old: Run) -> None:
-    """Refuse to go on with a run whose rows would not be comparable."""
-    settings = read_settings(old.info["variants"][old.info["baseline"]])
-    data = _describe_data(settings)
-    if {name: data[name] for name in old.info["data"]} != old.info["data"]:
-        raise ValueError(
-            f"data must be what the run began with ({old.info['data']}), got {data}; "
-            "start a new run"
-        )
-    began_on, here = old.info["provenance"]["machine_id"], hardware.provenance()["machine_id"]
-    if began_on != here:
-        raise ValueError(
-            f"run must be resumed on the machine it began on ({began_on}), got {here}; "
-            "start a new run"
         )
 
 

@@ -1,9 +1,10 @@
 """Reads: how many file openings, read calls and disk requests an image takes as it is stored.
 
-    cold files ─ read each image once, in the epoch's order, alone ─▶ counts per image
+    cold files ─ read each image once, in the epoch's order ─▶ counts per image
 
-Counted, not timed, in a process of its own without loader workers, whose pipes would count too.  A
-mapped file is read by page faults, so LMDB and raw packs show few calls; disk requests count them.
+They are counted, not timed, in a fresh process without loader workers, whose pipes would count
+too.  A mapped file is read by page faults, so LMDB and raw packs show few calls; disk requests
+count them.
 """
 
 from __future__ import annotations
@@ -13,15 +14,48 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from labkit.contracts import Skip
 from labkit.machine import procfs
 from labkit.parts.packing import PACKINGS
 from labkit.pipeline import open_loader
+from labkit.runs.active import ActiveRun
+from labkit.runs.process import TrialFailed
 from labkit.settings import Settings
 
 COUNTED_IMAGES = 64
+MANY_REQUESTS = 4  # per image: of one file of a photograph's size it takes one or two
+
+
+def save_read_counts(run: ActiveRun) -> None:
+    """Where variants store the images in different ways, count what reading each way takes."""
+    if not run.info["costs"]:
+        return
+    run.progress.say("counting what reading takes: openings, read calls, disk requests")
+    images, reads = run.info["calibration"]["images"], {}
+    for label, settings in run.remaining.items():
+        try:
+            reads[label] = run.ask(
+                "count_reads",
+                settings=asdict(replace(settings, images=images)),
+                excluded=run.info["excluded"],
+            )
+        except (TrialFailed, Skip) as reason:  # its trials will say so
+            run.progress.say(f"{label}: reading could not be counted: {reason}")
+    pieces = [
+        label
+        for label, read in reads.items()
+        if (read["requests"] or 0) > MANY_REQUESTS and run.variants[label].storage == "throttled"
+    ]
+    if pieces:
+        run.note(
+            f"{', '.join(pieces)}: an image takes many requests, and the throttled disk charges "
+            "each as a random one, where a real disk has the next piece in its own memory; so "
+            "this looks slower here than there"
+        )
+    run.save(reads=reads)
 
 
 def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> dict[str, object]:

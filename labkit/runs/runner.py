@@ -1,71 +1,119 @@
-"""Runner: takes a run folder from preflight to the last block.
+"""Runner: from an experiment to a finished run.
 
-    preflight ─ calibrate ─ block 1 ─ block 2 ─ … ─ finished
-    (equal work) (how many    each variant once, the baseline twice (A1, A2),
-                  images)     in random order; every trial saved as it ends
+    run:    check ─▶ run folder ─┐
+    resume: check_resumable ─────┴▶ prepare (`kinds`) ─▶ block 1 ─▶ block 2 ─▶ … ─▶ finished
 
-Trials run one after another, each in a fresh process, and the runner sleeps meanwhile: nothing
-may run beside a measurement.
+A block runs each variant once and the baseline twice (A1, A2), in random order.  Each trial has a
+fresh process, and its row is saved as it ends.  The runner sleeps meanwhile: nothing may run
+beside a measurement.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
-from labkit import units
+from labkit import resolve, units
 from labkit.analysis.equal_work import unequal_work
-from labkit.analysis.forecast import forecast
 from labkit.analysis.summary import second_attempt_note
-from labkit.analysis.validity import a_over_a, attempt_of, baselines_of, disturbance, valid_trials
-from labkit.contracts import Cancelled, Skip, Trial, utc_now
-from labkit.parts.prefetching import STEPS_SHORT
-from labkit.runs import operation_trials
-from labkit.runs.active import ActiveRun
-from labkit.runs.preparation import prepare, stage
+from labkit.analysis.validity import a_over_a, attempt_of, disturbance, valid_trials
+from labkit.contracts import Cancelled, Skip, Trial
+from labkit.progress import Progress
+from labkit.runs.active import ActiveRun, single_run_lock
+from labkit.runs.experiment import Experiment, check, check_resumable
+from labkit.runs.kinds import EPOCHS, KINDS, UnequalWork
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.schedule import Planned, next_trials
-from labkit.runs.stand_ins import check_stand_ins
-from labkit.runs.store import Run, append_trial, earlier_runs, load_run
-from labkit.settings import field_kinds
+from labkit.runs.store import Run, append_trial, create_run, hold, load_run
 
 FAILURES_BEFORE_DROPPED = 2
-# What a row says of the medium, of what was found out when the data was put there.
-MEDIUM = ("filesystem", "device", "rotational", "scheduler", "readahead_kb", "cold_reads_per_s")
 
 
-class UnequalWork(RuntimeError):  # noqa: N818 - no error of the lab's: the variant is out
-    """A variant did other work than it was asked to: its times compare with nothing."""
+@single_run_lock()
+def run(
+    experiment: Experiment,
+    mode: str = "quick",
+    *,
+    results: Path | str = "results",
+    blocks: int | None = None,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
+) -> Run:
+    """Run an experiment.
+
+    Args:
+        experiment: what to compare.
+        mode: quick, document or full.
+        results: folder that takes the run folder.
+        blocks: repetitions; unset: the mode's.
+        cancel: set by another thread to stop; finished trials stay.
+        progress: whether to print a bar with ETA, or an object to report to instead.
+
+    Returns:
+        The run as it is on disk; `run.info["status"]` is finished or cancelled.
+
+    Raises:
+        ValueError: settings, data or parts that cannot work, before anything is timed.
+        RuntimeError: the baseline cannot be measured here (finished rows stay), or another run
+            is in progress in this process.
+        Cancelled: `cancel` was set while data at a URL was copied to this machine.
+    """
+    info = check(experiment, mode, blocks, cancel)
+    own = resolve.own_parts()
+    folder = create_run(Path(results), info)
+    with hold(folder):
+        return _complete(ActiveRun(folder, info, own=own, cancel=cancel, progress=progress))
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What the trials of an experiment time."""
+@single_run_lock()
+def resume(
+    folder: Path | str,
+    *,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
+) -> Run:
+    """Run what is missing of a run that was cancelled or killed.
 
-    prepare: Callable[[ActiveRun, ExitStack], None]
-    """Does what comes before the first trial; also called when a run is resumed."""
-    measure: Callable[[ActiveRun, Planned], Trial]
-    """Runs one trial."""
-    knobs: frozenset[str]
-    """The settings that matter to them."""
-    trial_s: Callable[[str], float | None]
-    """Mode -> how long one takes, where that is known before a run."""
+    Args:
+        folder: a run folder.
+        cancel: as in `run`.
+        progress: as in `run`.
+
+    Raises:
+        FileNotFoundError: there is no run in this folder.
+        ValueError: a part of it is not known here, its data changed, or it began on another
+            machine.
+        RuntimeError: another run is in progress in this process, or another process has this one.
+    """
+    found = load_run(folder)
+    check_resumable(found)
+    own = resolve.own_parts()
+    with hold(found.folder):
+        info = load_run(folder).info  # as the process that had it last left it
+        return _complete(ActiveRun(found.folder, info, own=own, cancel=cancel, progress=progress))
 
 
-def run_to_the_end(run: ActiveRun) -> Run:
-    """Do everything that is missing; what is finished stays whatever happens."""
+def _complete(run: ActiveRun) -> Run:
+    """Do everything that is missing; finished rows stay whatever happens."""
     for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
         run.progress.say(note)
-    run.save(status="running", reason="")
     kind = KINDS[run.info.get("kind", EPOCHS)]
+    # The processes end before the cleanup: they may still read what it removes.
+    with _status_saved(run), ExitStack() as cleanup, run.launcher:
+        run.check_baselines()
+        kind.prepare(run, cleanup)
+        _run_blocks(run, kind.measure)
+    return load_run(run.folder)
+
+
+@contextmanager
+def _status_saved(run: ActiveRun) -> Iterator[None]:
+    run.save(status="running", reason="")
     try:
-        # The processes end first: they may still read what is cleaned up after them.
-        with ExitStack() as places, run.launcher:
-            run.check_baselines()
-            kind.prepare(run, places)
-            _run_blocks(run, kind.measure)
+        yield
     except Cancelled:
         run.save(status="cancelled")
     except KeyboardInterrupt:
@@ -79,59 +127,13 @@ def run_to_the_end(run: ActiveRun) -> Run:
         run.save(status="finished")
     finally:
         run.progress.close()
-    return load_run(run.folder)
-
-
-def _prepare_epochs(run: ActiveRun, places: ExitStack) -> None:
-    stage(run, places)
-    if "calibration" not in run.info:
-        prepare(run)
-        calibration = run.info["calibration"]
-        _say_forecast(run, epoch_s=calibration["images"] / calibration["images_per_s"])
-    else:  # resumed: the disks are new ones
-        check_stand_ins(run, run.info["excluded"])
-
-
-def _prepare_operations(run: ActiveRun, places: ExitStack) -> None:
-    """Drop the libraries that are missing here or do other work than the baseline."""
-    if "calibration" in run.info:  # resumed
-        return
-    run.progress.say("preflight: every library's output, compared with the baseline's")
-    tasks = {name: run.info["tasks"][name] for name in run.variants if name not in run.dropped}
-    verdicts = run.ask("compare_operations", settings=asdict(run.baseline), tasks=tasks)
-    for name, (status, reason) in verdicts.items():
-        if status != "ok" and name not in run.dropped:
-            run.drop(name, status, reason)
-    run.save(calibration={})
-    _say_forecast(run, trial_s=operation_trials.trial_s(run.mode.name))
-
-
-def _say_forecast(run: ActiveRun, **known: float) -> None:
-    """Print how long a judged run takes and what it can detect."""
-    if not run.mode.judged:
-        return
-    mode, machine_id = run.mode.name, run.info["provenance"]["machine_id"]
-    name = run.info["experiment"]
-    earlier = earlier_runs(run.folder.parents[1], name, machine_id=machine_id, mode=mode)
-    expected = forecast(
-        (before.summary for before in earlier),
-        mode=mode,
-        blocks=run.info["blocks"],
-        variants={
-            name: asdict(run.variants[name]) for name in run.variants if name not in run.dropped
-        },
-        baselines=baselines_of(run.info).values(),
-        **known,
-    )
-    run.progress.say(str(expected))
-    run.save(forecast={**asdict(expected), "mde": expected.mde(expected.blocks)})
 
 
 def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) -> None:
-    """Run what is planned and not yet there, and what the rows then ask for."""
+    """Run the trials that the plan and the rows so far ask for."""
     trials = list(load_run(run.folder).trials)
-    failures, victims = dict.fromkeys(run.variants, 0), set()
-    _drop_unequal(run, trials)  # whoever was killed may not have come to it
+    failures, killed = Counter(), set()
+    _drop_unequal(run, trials)  # a run that was killed may not have come to it
     while waiting := deque(next_trials(run.info, trials, run.dropped)):
         done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
         run.progress.start(total=done + len(waiting), done=done)
@@ -153,17 +155,17 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
                 except TrialFailed as failure:
                     failures[trial.variant] += 1
                     if isinstance(failure, TrialKilled):
-                        victims.add(trial.variant)
+                        killed.add(trial.variant)
                     if failures[trial.variant] < FAILURES_BEFORE_DROPPED:
                         run.append(trial, "failed", str(failure))
                         run.progress.say(f"{trial.variant} failed, again later: {failure}")
                         _put_off(trial, waiting)
                         continue
-                    # Whoever was killed even once may be a victim: it is tried again on resume.
-                    is_victim = trial.variant in victims
-                    run.drop(trial if is_victim else trial.variant, "failed", str(failure))
+                    # It may have been killed for lack of memory: a resumed run tries it again.
+                    dropped = trial if trial.variant in killed else trial.variant
+                    run.drop(dropped, "failed", str(failure))
                 except (Cancelled, KeyboardInterrupt):
-                    run.append(trial, "cancelled", "cancelled by the person")
+                    run.append(trial, "cancelled", "cancelled by the user")
                     raise
             run.progress.advance()
             _drop_unequal(run, trials)
@@ -178,13 +180,13 @@ def _say_rejected(run: ActiveRun, trials: Sequence[Trial]) -> None:
 
 
 def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
-    """Run a trial again at the end of its own block: later, the machine may be another."""
+    """Run a trial again at the end of its block: what failed it may have passed by then."""
     rest = [i for i, other in enumerate(waiting) if other.block == trial.block]
     waiting.insert(rest[-1] + 1 if rest else 0, trial)
 
 
 def _drop_unequal(run: ActiveRun, trials: Sequence[Trial]) -> None:
-    """Take out what trained on something else than the baseline."""
+    """Drop the variants whose batches differed from the baseline's."""
     for variant, reason in unequal_work(run.info, trials).items():
         if variant not in run.dropped:
             run.drop(variant, "failed", reason)
@@ -202,59 +204,3 @@ def _say_why_more(run: ActiveRun, trials: Sequence[Trial], block: int) -> None:
             f"{units.count(len(rejected), 'block')} rejected, run again: "
             f"{next(reversed(rejected.values()))}"
         )
-
-
-def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
-    calibration = run.info["calibration"]
-    settings = replace(run.variants[planned.variant], images=calibration["images"])
-    started_utc = utc_now()
-    measured = run.ask(
-        "measure",
-        settings=asdict(settings),
-        excluded=run.info["excluded"],
-        compute_s_per_image=calibration["compute_s_per_image"],
-    )
-    row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
-    # What a probe found the medium to be outranks what it is called.
-    facts = run.info["storages"][settings.storage]
-    measured["labels"]["storage"] = facts["label"]
-    medium = {name: facts[name] for name in MEDIUM}
-    trial = Trial.from_row({**row, **measured, "medium": medium})
-    left_out = STEPS_SHORT.get(settings.prefetcher, 0) * settings.batch_size
-    expected = (settings.images - left_out) * settings.epochs
-    if trial.images != expected:
-        raise UnequalWork(
-            f"the loader must deliver {expected} images, got {trial.images}: "
-            "not the same work as the others"
-        )
-    return trial
-
-
-def _measure_operation(run: ActiveRun, planned: Planned) -> Trial:
-    task, started_utc = run.info["tasks"][planned.variant], utc_now()
-    measured = run.ask(
-        "time_operation",
-        settings=asdict(run.variants[planned.variant]),
-        task=task,
-        seconds=operation_trials.TRIAL_S[run.mode.name],
-    )
-    settings = {**run.info["variants"][planned.variant], **task}
-    row = run.row(planned, status="ok", settings=settings, started_utc=started_utc)
-    return Trial.from_row({**row, **measured})
-
-
-EPOCHS = "epochs"
-KINDS: dict[str, Kind] = {
-    EPOCHS: Kind(
-        prepare=_prepare_epochs,
-        measure=_measure_epochs,
-        knobs=frozenset(field_kinds()),
-        trial_s=lambda mode: None,
-    ),
-    "operation": Kind(
-        prepare=_prepare_operations,
-        measure=_measure_operation,
-        knobs=frozenset({"data", "seed"}),
-        trial_s=operation_trials.trial_s,
-    ),
-}

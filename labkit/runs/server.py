@@ -33,7 +33,7 @@ from labkit.settings import Settings
 # Function -> its module. A job gets the request's arguments, and returns what JSON can hold.
 JOBS = {
     "measure": "labkit.runs.timing",
-    "calibrate": "labkit.runs.calibration",
+    "measure_baseline": "labkit.runs.calibration",
     "free_loader_utilization": "labkit.runs.calibration",
     "compare_work": "labkit.runs.checks",
     "find_bad_images": "labkit.runs.checks",
@@ -44,7 +44,11 @@ JOBS = {
     "time_operation": "labkit.runs.operation_trials",
     "jpeg_back_ends": "labkit.parts.decoding",
 }
-SPAWNS_WORKERS = ("measure", "calibrate", "search_on_cuda")  # and hands them the user's own parts
+SPAWNS_WORKERS = (
+    "measure",
+    "measure_baseline",
+    "search_on_cuda",
+)  # and hands them the user's own parts
 SETTINGS = {field.name for field in fields(Settings)}
 # The kernel's out-of-memory killer does not say why it killed a process.
 IF_OUT_OF_MEMORY = "if the kernel ran out of memory, use fewer workers or a smaller batch_size"

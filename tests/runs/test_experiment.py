@@ -2,12 +2,14 @@
 
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
 import labkit as lab
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment, run
+from labkit.runs.experiment import Experiment
+from labkit.runs.runner import run
 from labkit.settings import Settings, vary
 
 BASE = Settings()
@@ -137,3 +139,18 @@ def test_settings_that_cannot_work_cost_nothing(tmp_path, settings, message):
     with pytest.raises((ValueError, OSError), match=re.escape(message)):
         run(wrong, results=tmp_path / "results")
     assert not (tmp_path / "results").exists()
+
+
+def test_a_skipped_variants_batch_size_does_not_limit_the_others(tmp_path, photos):
+    base = Settings(
+        data=str(photos), device="cpu", step="nothing", input_px=64, batch_size=5, num_workers=0,
+        cache="as found",
+    )  # fmt: skip
+    # No batch of 64 is in 24 images, but this one cannot run on a CPU.
+    skipped = replace(base, batch_size=64, prefetcher="data_prefetcher")
+    finished = run(
+        experiment(variants={"a": base, "b": skipped}), blocks=1, results=tmp_path, progress=False
+    )
+    assert {trial.status for trial in finished.trials} == {"ok"}
+    assert set(finished.info["skipped"]) == {"b"}
+    assert finished.info["calibration"]["images"] == 20

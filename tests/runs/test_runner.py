@@ -186,7 +186,7 @@ def test_unreadable_images_beyond_the_first_look_are_made_up_for(photos, tmp_pat
     names = sorted(path.name for path in folder.iterdir())
     for place in (3, 10, 17):  # in the first look, beyond it, and among those that make up for it
         (folder / names[order[place]]).write_bytes(b"")
-    monkeypatch.setattr("labkit.runs.preparation.FIRST_LOOK_IMAGES", 8)
+    monkeypatch.setattr("labkit.runs.checks.FIRST_LOOK_IMAGES", 8)
     experiment = lab.Experiment("test", question="?", variants={"a": base}, baseline="a")
     finished = lab.run(experiment, blocks=1, results=tmp_path / "results", progress=False)
     assert sorted(finished.info["excluded"]) == sorted(order[place] for place in (3, 10, 17))

@@ -6,13 +6,14 @@ import time
 import pytest
 
 from labkit.contracts import UTC, utc_now
-from labkit.parts.devices import FREE_LOADER_MIN_AU
+from labkit.machine import hardware
+from labkit.runs import checks
+from labkit.runs.checks import REMEMBERED_S, SELF_CHECKS, check_emulator, check_stand_ins
 from labkit.runs.process import TrialKilled
-from labkit.runs.stand_ins import FILE, REMEMBERED_S, check_emulator, check_stand_ins
 from labkit.settings import Settings
 
 pytestmark = pytest.mark.alone  # elsewhere an emulated device passes whatever it reaches
-PROVENANCE = {"machine_id": "m", "kernel": "6.1", "revision": "abc", "dirty": False}
+PROVENANCE = {"machine_id": "m", "kernel": "6.1"}
 RATE = {
     "pattern": "random", "unit": "files", "readers": 2, "requested_per_s": 81.0,
     "delivered_per_s": 80.0, "error_share": 0.012, "refused": False,
@@ -31,6 +32,7 @@ class Asked:
             "provenance": {**PROVENANCE, **provenance},
             "storages": {"throttled": {"label": "throttled(81 reads/s)"}},
             "data": {"manifest_hash": "h"},
+            "excluded": [],
         }
 
     def ask(self, job, **arguments):
@@ -40,8 +42,13 @@ class Asked:
             raise answer
         return answer
 
-    def waiting(self, storage):
+    @property
+    def remaining(self):
         return {"hdd": self.settings}
+
+    @property
+    def variants(self):
+        return self.remaining
 
     def drop(self, label, status, reason):
         self.dropped[label] = status, reason
@@ -50,53 +57,83 @@ class Asked:
         pass
 
 
+def tries(*shares, other_cores=0.1):
+    return [{"au": share, "other_cores": other_cores} for share in shares]
+
+
+PASSES = tries(*[0.995] * 5)
+
+
 def emulator(results, answers, s_per_image=0.01, **provenance):
     run = Asked(results, answers, **provenance)
     return check_emulator(run, run.settings, s_per_image), run.asked
 
 
 def test_an_emulator_that_passed_is_not_asked_again_for_steps_as_long(tmp_path):
-    first, asked = emulator(tmp_path, [0.97, 0.995])
-    assert (first["free_loader_au"], first["free_loader_tries"], asked) == (0.995, 2, 2)
+    first, asked = emulator(tmp_path, tries(0.97, 0.999, 0.995, 0.5, 0.998))
+    assert (first["free_loader_au"], asked) == (0.995, 5)
     assert emulator(tmp_path, []) == (first, 0)
     assert emulator(tmp_path, [], s_per_image=0.02) == (first, 0)
-    shorter, asked = emulator(tmp_path, [0.992], s_per_image=0.005)
-    assert (shorter["free_loader_au"], asked) == (0.992, 1)
+    shorter, asked = emulator(tmp_path, tries(*[0.992] * 5), s_per_image=0.005)
+    assert (shorter["free_loader_au"], asked) == (0.992, 5)
 
 
-@pytest.mark.parametrize("changed", [{"machine_id": "other"}, {"revision": "def"}])
-def test_another_machine_or_program_is_checked_anew(tmp_path, changed):
-    emulator(tmp_path, [0.995])
-    assert emulator(tmp_path, [0.991], **changed)[1] == 1
+def test_another_machine_is_checked_anew(tmp_path):
+    emulator(tmp_path, PASSES)
+    assert emulator(tmp_path, PASSES, machine_id="other")[1] == 5
+
+
+def test_changed_sources_are_checked_anew_also_where_no_revision_is_known(tmp_path, monkeypatch):
+    package = tmp_path / "labkit"
+    package.mkdir()
+    (package / "devices.py").write_text("QUEUED_STEPS = 3")
+    monkeypatch.setattr(checks, "PACKAGE", package)
+    emulator(tmp_path, PASSES, revision="unknown")
+    assert emulator(tmp_path, [], revision="unknown")[1] == 0
+    (package / "devices.py").write_text("QUEUED_STEPS = 2")
+    assert emulator(tmp_path, PASSES, revision="unknown")[1] == 5
 
 
 def test_what_passed_long_ago_is_checked_anew(tmp_path):
-    emulator(tmp_path, [0.995])
-    passed = json.loads((tmp_path / FILE).read_text())
+    emulator(tmp_path, PASSES)
+    passed = json.loads((tmp_path / SELF_CHECKS).read_text())
     long_ago = time.strftime(UTC, time.gmtime(time.time() - REMEMBERED_S - 60))
-    (tmp_path / FILE).write_text(json.dumps({k: [v[0], long_ago] for k, v in passed.items()}))
-    found, asked = emulator(tmp_path, [0.991])
-    assert (found["free_loader_au"], asked) == (0.991, 1)
+    old = {key: [found, long_ago] for key, (found, _) in passed.items()}
+    (tmp_path / SELF_CHECKS).write_text(json.dumps(old))
+    found, asked = emulator(tmp_path, tries(*[0.991] * 5))
+    assert (found["free_loader_au"], asked) == (0.991, 5)
     assert found["free_loader_checked_utc"][:13] == utc_now()[:13]
 
 
-def test_an_emulator_that_never_passes_gives_no_figure(tmp_path):
+def test_an_emulator_that_passes_only_once_in_many_tries_gives_no_figure(tmp_path):
     with pytest.raises(RuntimeError) as error:
-        emulator(tmp_path, [0.5, 0.97, *[0.6] * 38])
+        emulator(tmp_path, tries(0.5, 0.97, 0.999, *[0.96] * 30))
     assert str(error.value) == (
-        "the emulated device must reach 99.0 % utilization with a free loader, got 97.0 % at best "
-        "in steps of 80.0 ms; stop other programs, or make the steps longer by a larger "
-        "batch_size, and run again"
+        "the emulated device must reach 99.0 % utilization with a free loader, got 96.0 % in the "
+        "median of 5 tries with steps of 80.0 ms, while other programs used 0.1 cores; close other "
+        "programs, or make the steps longer by a larger batch_size, and run again"
     )
-    assert not (tmp_path / FILE).exists()
-    assert FREE_LOADER_MIN_AU == pytest.approx(0.99)
+    assert not (tmp_path / SELF_CHECKS).exists()
+
+
+def test_tries_that_other_programs_disturbed_are_made_again(tmp_path):
+    busy = tries(*[0.9] * 6, other_cores=hardware.cores())
+    found, asked = emulator(tmp_path, [*busy, *PASSES])
+    assert (found["free_loader_au"], asked) == (0.995, 11)
+
+
+def test_on_a_machine_that_is_never_quiet_all_tries_count(tmp_path):
+    busy = tries(*[0.995] * 15, other_cores=hardware.cores())
+    assert emulator(tmp_path, busy)[1] == 15
+    with pytest.raises(RuntimeError, match=r"got 90.0 % in the median of 15 tries"):
+        emulator(tmp_path / "other", tries(*[0.9] * 15, other_cores=hardware.cores()))
 
 
 def test_a_disk_that_delivers_its_rates_is_remembered_with_when(tmp_path):
     first = Asked(tmp_path, [[SLOW], [RATE]])  # a moment of another program is no condemnation
-    check_stand_ins(first, [])
+    check_stand_ins(first)
     again = Asked(tmp_path, [])
-    check_stand_ins(again, [])
+    check_stand_ins(again)
     assert (first.asked, again.asked) == (2, 0)
     assert again.info["storages"] == first.info["storages"]
     facts = again.info["storages"]["throttled"]
@@ -106,25 +143,25 @@ def test_a_disk_that_delivers_its_rates_is_remembered_with_when(tmp_path):
 
 def test_a_disk_that_is_too_slow_drops_its_variants_and_is_not_remembered(tmp_path):
     run = Asked(tmp_path, [[SLOW]] * 3)
-    check_stand_ins(run, [])
+    check_stand_ins(run)
     assert run.dropped["hdd"] == (
         "skipped",
         "throttled must deliver the rates it stands for within 5.0 %, got 40 instead of 81 "
         "files/s random with 2 readers; close other programs and run again",
     )
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / SELF_CHECKS).exists()
 
 
 def test_of_real_media_nothing_is_asked(tmp_path):
     run = Asked(tmp_path, [])
-    run.info["storages"] = {"ssd": {"label": "real"}}
-    check_stand_ins(run, [])
-    assert run.info["storages"] == {"ssd": {"label": "real", "rates": []}}
-    assert not (tmp_path / FILE).exists()
+    run.info["storages"] = {"throttled": {"label": "real"}}
+    check_stand_ins(run)
+    assert run.info["storages"] == {"throttled": {"label": "real", "rates": []}}
+    assert not (tmp_path / SELF_CHECKS).exists()
 
 
 def test_a_check_that_was_killed_says_nothing_of_the_medium(tmp_path):
     run = Asked(tmp_path, [TrialKilled("killed by SIGKILL")])
     with pytest.raises(TrialKilled, match="killed by SIGKILL"):
-        check_stand_ins(run, [])
+        check_stand_ins(run)
     assert run.dropped == {}

@@ -1,0 +1,196 @@
+"""Kinds of experiments: what comes before their first trial, and what a trial measures.
+
+epochs:     stage ─ images ─ stand-ins ─ equal work ─ calibration ─▶ trials time epochs
+operation:  equal work ─▶ trials time one image operation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+
+from labkit.analysis.forecast import forecast
+from labkit.analysis.validity import baselines_of
+from labkit.contracts import Skip, Trial, utc_now
+from labkit.parts.prefetching import STEPS_SHORT
+from labkit.resolve import stored_folder
+from labkit.runs import operation_trials
+from labkit.runs.active import ActiveRun
+from labkit.runs.calibration import calibrate
+from labkit.runs.checks import check_images, check_stand_ins, check_work, drop_failed
+from labkit.runs.packs import ensure_pack
+from labkit.runs.reads import save_read_counts
+from labkit.runs.schedule import Planned
+from labkit.runs.staging import staged
+from labkit.runs.store import earlier_runs
+from labkit.settings import Settings, field_kinds
+
+# Facts of staging that every row repeats.
+MEDIUM = ("filesystem", "device", "rotational", "scheduler", "readahead_kb", "cold_reads_per_s")
+
+
+class UnequalWork(RuntimeError):  # noqa: N818 - drops the variant, ends no run
+    """A trial did other work than it was asked to."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the trials of an experiment time."""
+
+    prepare: Callable[[ActiveRun, ExitStack], None]
+    """Does what comes before the first trial, also when a run is resumed; the stack undoes it."""
+    measure: Callable[[ActiveRun, Planned], Trial]
+    """Runs one trial."""
+    settings: frozenset[str]
+    """Names of the settings that have an effect."""
+    trial_s: Callable[[str], float | None]
+    """Mode -> seconds of a trial, where they are known before a run."""
+
+
+def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
+    _stage(run, cleanup)
+    if "calibration" in run.info:  # resumed: only the disks are new
+        check_stand_ins(run)
+        return
+    run.info["provenance"]["jpeg_back_ends"] = run.ask("jpeg_back_ends")
+    check_images(run)
+    check_stand_ins(run)
+    check_work(run)
+    calibrate(run)
+    save_read_counts(run)
+    calibration = run.info["calibration"]
+    _say_forecast(run, epoch_s=calibration["images"] / calibration["images_per_s"])
+
+
+def _prepare_operations(run: ActiveRun, cleanup: ExitStack) -> None:
+    if "calibration" in run.info:  # resumed
+        return
+    run.progress.say("checks: every library's output, compared with the baseline's")
+    tasks = {label: run.info["tasks"][label] for label in run.remaining}
+    drop_failed(run, run.ask("compare_operations", settings=asdict(run.baseline), tasks=tasks))
+    run.save(calibration={})
+    _say_forecast(run, trial_s=operation_trials.trial_s(run.mode.name))
+
+
+def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
+    """Pack the data and copy it to every medium; drop the variants where that is impossible."""
+    how = {"say": run.progress.say, "cancel": run.cancel, "progress": run.progress.shown}
+    storages, costs = {}, dict(run.info.get("costs", {}))
+    for labels in _grouped(run, stored_folder):
+        settings = run.variants[labels[0]]
+        try:
+            cost = ensure_pack(settings, **how)
+        except Skip as reason:
+            _skip(run, labels, reason)
+            continue
+        if cost is not None:
+            cost = {**cost, "folder": str(stored_folder(settings))}
+            costs |= dict.fromkeys(labels, cost)
+    on_medium = _grouped(run, lambda settings: (settings.storage, stored_folder(settings)))
+    for labels in on_medium:
+        settings = run.variants[labels[0]]
+        others = [run.variants[other[0]] for other in on_medium if other is not labels]
+        others = [other for other in others if other.storage == settings.storage]
+        try:
+            facts = cleanup.enter_context(staged(settings, **how, others=others))
+        except Skip as reason:
+            _skip(run, labels, reason)
+            continue
+        if facts["remark"]:
+            run.note(facts["remark"])
+        storages.setdefault(settings.storage, facts)
+        if facts["label"].startswith("emulated distance") and facts["copied_bytes"] is not None:
+            copy = {"bytes": facts["copied_bytes"], "copy_s": facts["copied_s"]}
+            # A pack's own bytes leave out its boxes and its manifest.
+            costs |= {label: {**copy, **costs.get(label, {})} for label in labels}
+    run.save(storages=storages, costs=costs)
+
+
+def _grouped(run: ActiveRun, place: Callable[[Settings], Hashable]) -> list[list[str]]:
+    """Group the labels of the remaining variants by the place of their data."""
+    found: dict[Hashable, list[str]] = {}
+    for label, settings in run.remaining.items():
+        found.setdefault(place(settings), []).append(label)
+    return list(found.values())
+
+
+def _skip(run: ActiveRun, labels: list[str], reason: Skip) -> None:
+    for label in labels:
+        run.drop(label, "skipped", str(reason))
+
+
+def _say_forecast(run: ActiveRun, **known: float) -> None:
+    """Print how long a run with verdicts takes and what it can detect."""
+    if not run.mode.judged:
+        return
+    mode, machine_id = run.mode.name, run.info["provenance"]["machine_id"]
+    earlier = earlier_runs(
+        run.folder.parents[1], run.info["experiment"], machine_id=machine_id, mode=mode
+    )
+    expected = forecast(
+        (before.summary for before in earlier),
+        mode=mode,
+        blocks=run.info["blocks"],
+        variants={label: asdict(settings) for label, settings in run.remaining.items()},
+        baselines=baselines_of(run.info).values(),
+        **known,
+    )
+    run.progress.say(str(expected))
+    run.save(forecast={**asdict(expected), "mde": expected.mde(expected.blocks)})
+
+
+def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
+    calibration = run.info["calibration"]
+    settings = replace(run.variants[planned.variant], images=calibration["images"])
+    started_utc = utc_now()
+    measured = run.ask(
+        "measure",
+        settings=asdict(settings),
+        excluded=run.info["excluded"],
+        compute_s_per_image=calibration["compute_s_per_image"],
+    )
+    row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
+    # What a probe measured the medium to be outranks its name.
+    facts = run.info["storages"][settings.storage]
+    measured["labels"]["storage"] = facts["label"]
+    medium = {name: facts[name] for name in MEDIUM}
+    trial = Trial.from_row({**row, **measured, "medium": medium})
+    left_out = STEPS_SHORT.get(settings.prefetcher, 0) * settings.batch_size
+    expected = (settings.images - left_out) * settings.epochs
+    if trial.images != expected:
+        raise UnequalWork(
+            f"the loader must deliver {expected} images, got {trial.images}: "
+            "not the same work as the others"
+        )
+    return trial
+
+
+def _measure_operation(run: ActiveRun, planned: Planned) -> Trial:
+    task, started_utc = run.info["tasks"][planned.variant], utc_now()
+    measured = run.ask(
+        "time_operation",
+        settings=asdict(run.variants[planned.variant]),
+        task=task,
+        seconds=operation_trials.TRIAL_S[run.mode.name],
+    )
+    settings = {**run.info["variants"][planned.variant], **task}
+    row = run.row(planned, status="ok", settings=settings, started_utc=started_utc)
+    return Trial.from_row({**row, **measured})
+
+
+EPOCHS = "epochs"
+KINDS: dict[str, Kind] = {
+    EPOCHS: Kind(
+        prepare=_prepare_epochs,
+        measure=_measure_epochs,
+        settings=frozenset(field_kinds()),
+        trial_s=lambda mode: None,
+    ),
+    "operation": Kind(
+        prepare=_prepare_operations,
+        measure=_measure_operation,
+        settings=frozenset({"data", "seed"}),
+        trial_s=operation_trials.trial_s,
+    ),
+}
