@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 
 from labkit import units
 from labkit.contracts import Clock, Device, Skip, SystemClock
-from labkit.machine import hardware
 from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, with_compute
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
@@ -195,15 +194,12 @@ def _computed_s(device: Device) -> float:
     return device.compute_s if device.emulated else 0.0
 
 
-def free_loader_utilization(
-    settings: Settings, compute_s_per_image: float | None
-) -> dict[str, float | None]:
+def free_loader_utilization(settings: Settings, compute_s_per_image: float | None) -> float:
     """Measure the emulated device with a loader that costs nothing (EVIDENCE 2, Accelerator).
 
     Returns:
-        au: accelerator utilization, compute time over running time; what is missing from 1 is
-        the emulation's own, or other programs'.  other_cores: cores that other programs kept
-        busy meanwhile; None: unknown.
+        Accelerator utilization, compute time over running time; what is missing from 1 is the
+        emulation's own.
     """
     import torch
 
@@ -219,8 +215,6 @@ def free_loader_utilization(
     time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
     gc.collect()
     gc.disable()  # as in trials
-    before = hardware.disturbance()
     epoch, _ = time_epoch(replace(pipeline, loader=[empty] * steps), clock)
     gc.enable()
-    other_cores = hardware.since(before)["other_cores"]
-    return {"au": epoch.compute_s / epoch.epoch_s, "other_cores": other_cores}
+    return epoch.compute_s / epoch.epoch_s

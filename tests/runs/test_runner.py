@@ -302,7 +302,7 @@ def test_a_baseline_on_a_disk_that_is_not_there_is_one_clear_error(photos, tmp_p
 
 def test_a_model_never_stands_beside_measured_media(photos, tmp_path):
     message = (
-        "storage must be modelled for all variants or for none, got here, named on real storage; "
+        "storage must be modelled for all variants or for none, got here on real storage; "
         "a model's figures must not stand beside measured ones"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -384,6 +384,7 @@ class WithStreams:
     """A device that is ready at once and takes copies on a side stream."""
 
     label = "streams"
+    emulated = False
 
     def __init__(self, profile, clock):
         import torch
