@@ -1,14 +1,18 @@
-"""`lab.diagnose` on trainings whose bottleneck is known, against what their remedies measure.
+"""`lab.diagnose` on trainings whose bottleneck is known, against what the remedies measure.
 
-For each case, in a process of its own: diagnose the broken training; then time it and the one with
-the remedy, whole epochs turn about.  Right is who names the planted bottleneck; near is a predicted
-normalized epoch time within 15 % of the measured one (where nothing helps: a free loader's).  A
-case that cannot run here is shown with its reason and not counted.  Exits with 1 where fewer than
-90 % are right or fewer than 80 % near.
+    python -m benchmarks.diagnosis [--data FOLDER] [--case huge_collate …] [--rounds 4]
 
-    python -m benchmarks.diagnosis [DATA] [--case huge_collate …] [--rounds 4]
-        [--markdown] [--only-measure] [--save FOLDER]
+Each case runs in a process of its own: diagnose the training with the planted bottleneck, then time
+it beside the one with the remedy.  Where nothing helps, the other is the training with batches that
+are there already.  A diagnosis is right if it names the planted bottleneck, and near if it predicts
+the normalized epoch time within 15 %.  At least 90 % must be right and 80 % near.  A case that
+cannot run on this machine is not counted; one that failed counts as wrong.
+
+Magnitudes suit a machine of two to four cores; where many more are idle, a stage that is slow on
+one core may be hidden.
 """
+
+from __future__ import annotations
 
 import argparse
 import contextlib
@@ -16,125 +20,209 @@ import gc
 import json
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
-from benchmarks import diagnosis_report as report
-from benchmarks.diagnosis_report import Outcome
+from benchmarks import frame
+from benchmarks import planted_samples as samples
+from benchmarks import planted_steps as steps
+from benchmarks import planted_workers as workers
 from benchmarks.photo_training import Site
-from benchmarks.planted import NAMES, Planted, pipelines
-from data_scripts.make_photos import make_photos
 from labkit import units
-from labkit.contracts import Skip, utc_now
-from labkit.machine import hardware, page_cache
+from labkit.contracts import Skip
+from labkit.machine import page_cache
 from labkit.parts.storage import slow_disk
+from labkit.progress import bar
 
 IMAGES = 200
 BUDGET_S = 24
-CASE_S = 75.0  # about, for the ETA of the first
-LIMIT_S = 240.0
+LIMIT_S = 240.0  # of a case
+LEAST_RIGHT, LEAST_NEAR = 0.90, 0.80
+MOST_ERROR = 0.15
+NOTHING = "nothing"
 ANSWER = "outcome.json"
-REPOSITORY = Path(__file__).parents[1]
+
+# A mount namespace of its own, where /dev/shm is small; all that runs in it goes with it.
+IN_SMALL_MEMORY = (
+    "unshare", "--mount", "--propagation", "private", "sh", "-c",
+    f"mount -t tmpfs -o size={steps.SMALL_MEMORY_BYTES} tmpfs {steps.SHARED_MEMORY}"
+    ' && exec "$@"', "sh",
+)  # fmt: skip
 
 
-def epoch_s(case: dict) -> float:
+@dataclass(frozen=True)
+class Case:
+    """A training with a planted bottleneck."""
+
+    make: Callable[[Site, bool], dict[str, object]]
+    """Called with a site and `fixed`, returns the arguments of `lab.diagnose`."""
+    bottleneck: str
+    remedy: str | None
+    """None: nothing helps."""
+    inside: tuple[str, ...] = ()
+    """A command that runs the case's process."""
+    timed: bool = True
+    """Whether the broken training runs at all."""
+
+
+ALL = (
+    Case(samples.slow_disk, "storage", "faster medium"),
+    Case(samples.slow_transform, "transform", "faster transform"),
+    Case(samples.config_per_sample, "transform", "faster transform"),
+    Case(samples.conversion_chain, "transform", "faster transform"),
+    Case(samples.list_scan, "transform", "faster transform"),
+    Case(samples.python_decode, "decode", "faster decode"),
+    Case(samples.large_files, "decode", "faster decode"),
+    Case(workers.huge_collate, "collate", "faster collate"),
+    Case(workers.objects_sent, "serialization", "cheaper serialization"),
+    Case(workers.no_workers, "workers", "more workers"),
+    Case(workers.one_worker, "workers", "more workers"),
+    Case(workers.waiting_samples, "workers", "more workers"),
+    Case(workers.late_samples, "jitter", "more prefetching"),
+    Case(workers.restarted_workers, "start-up", "persistent workers"),
+    Case(workers.too_many_threads, "threads", "limit threads"),
+    Case(
+        steps.small_shared_memory, "shared memory", "smaller batches to send",
+        inside=IN_SMALL_MEMORY, timed=False,
+    ),
+    Case(steps.large_batches, "transfer", "smaller batches to send"),
+    Case(steps.pageable_copies, "transfer", "pin memory"),
+    Case(steps.wait_every_step, "synchronization", "synchronize less often"),
+    Case(steps.checkpoint_storm, "checkpoint", "save less often"),
+    Case(steps.slow_reports, "reports", "report less often"),
+    Case(steps.metric_loops, "host work", "vectorize host work"),
+    Case(steps.slow_device, "compute", None),
+    Case(steps.small_steps, "compute", None),
+    Case(steps.training_here, "compute", None),
+)  # fmt: skip
+CASES = {case.make.__name__: case for case in ALL}
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What came of one case."""
+
+    name: str
+    said: str = ""
+    """The bottleneck of the diagnosis."""
+    predicted: float | None = None
+    """Normalized epoch time with the remedy; None: it was not among those proposed."""
+    times_s: dict[str, list[float]] = field(default_factory=dict)
+    """Epochs of every round, "broken" and "fixed"."""
+    notes: list[str] = field(default_factory=list)
+    """What stood in for something else."""
+    skipped: str = ""
+    failed: str = ""
+
+    @property
+    def case(self) -> Case:
+        return CASES[self.name]
+
+    @property
+    def measured(self) -> frame.Ratio | None:
+        """Normalized epoch time with the remedy."""
+        if not self.times_s:
+            return None
+        return frame.ratio(self.times_s["fixed"], self.times_s["broken"])
+
+    @property
+    def error(self) -> float | None:
+        if self.predicted is None or self.measured is None:
+            return None
+        return self.predicted / self.measured.mean - 1
+
+    @property
+    def is_right(self) -> bool:
+        return self.said == self.case.bottleneck
+
+    @property
+    def is_near(self) -> bool:
+        return self.error is not None and abs(self.error) <= MOST_ERROR
+
+
+# --- one case -------------------------------------------------------------------------------
+
+
+def epoch_s(training: dict) -> float:
     """Time an epoch, from creating the iterator until the device has finished."""
-    for path in set(case["files"] or ()):
+    for path in set(training["files"] or ()):
         page_cache.evict(path)
     start_s = time.perf_counter()
-    for batch in case["loader"]:
-        case["step"](batch)
-    if case["device"] is not None:
-        case["device"].synchronize()
+    for batch in training["loader"]:
+        training["step"](batch)
+    if training["device"] is not None:
+        training["device"].synchronize()
     return time.perf_counter() - start_s
 
 
-def compare(planted: Planted, rounds: int) -> list[tuple[float, float]]:
-    """Time both forms turn about: (broken, fixed) of every round."""
-    forms = planted.make(fixed=False), planted.make(fixed=True)
-    for form in forms:
-        epoch_s(form)  # the first epoch also starts the workers that persist
-    taken = []
-    for number in range(rounds):
-        took_s = [0.0, 0.0]
-        for which in (0, 1) if number % 2 else (1, 0):
-            took_s[which] = epoch_s(forms[which])
-        taken.append(tuple(took_s))
-    return taken
-
-
-def diagnosed(planted: Planted) -> dict[str, object]:
-    """Diagnose the broken form; give what an `Outcome` keeps of it."""
+def diagnose(case: Case, site: Site) -> dict[str, object]:
+    """Diagnose the training with the bottleneck; return fields of an `Outcome`."""
     import labkit as lab
 
-    start_s = time.perf_counter()
-    found = lab.diagnose(**planted.make(fixed=False), budget_s=BUDGET_S, progress=False)
-    took_s = time.perf_counter() - start_s
-    # The first of a name gains most: the last of them stays.
+    found = lab.diagnose(**case.make(site, False), budget_s=BUDGET_S, progress=False)
+    # The first remedy of a name gains most: the last in this order stays.
     predicted = {remedy.name: remedy.predicted for remedy in reversed(found.remedies)}
     return {
-        "said": found.bottleneck or report.NOTHING,
-        "screen": str(found),
-        "predicted": predicted.get(planted.remedy) if planted.remedy else found.ceiling,
-        "took_s": took_s,
+        "said": found.bottleneck or NOTHING,
+        "predicted": predicted.get(case.remedy) if case.remedy else found.ceiling,
     }
 
 
-def outcome(planted: Planted, **found: object) -> Outcome:
-    return Outcome(
-        name=planted.name,
-        planted=planted.bottleneck,
-        remedy=planted.remedy,
-        timed=planted.timed,
-        **found,
-    )
+def compare(case: Case, site: Site, rounds: int) -> dict[str, list[float]]:
+    """Time epochs of the training with and without the bottleneck."""
+    forms = {"broken": case.make(site, False), "fixed": case.make(site, True)}
+    arms = {form: partial(epoch_s, training) for form, training in forms.items()}
+    return frame.in_turn(arms, rounds)
 
 
-def examine(name: str, data: str, scratch: Path, rounds: int, *, diagnose: bool) -> Outcome:
-    """Run one case in this process."""
+def examine(name: str, data: Path, scratch: Path, rounds: int) -> Outcome:
+    """Diagnose and time one case in this process."""
+    case = CASES[name]
     with Site(data, scratch) as site:
-        planted = pipelines(site)[name]
         try:
-            found = diagnosed(planted) if diagnose else {}
-            taken = compare(planted, rounds) if planted.timed else []
+            found = diagnose(case, site)
+            times_s = compare(case, site, rounds) if case.timed else {}
         except Skip as reason:
-            return outcome(planted, skipped=str(reason))
+            return Outcome(name=name, skipped=str(reason))
         finally:
-            gc.collect()  # ends the workers, which may hold what the site takes down
-        return outcome(planted, **found, taken=taken, notes=site.notes)
+            gc.collect()  # ends the workers, which must leave the slow disk before it is removed
+        return Outcome(name=name, **found, times_s=times_s, notes=site.notes)
 
 
-def in_own_process(planted: Planted, options: argparse.Namespace, scratch: Path) -> Outcome:
+def in_own_process(name: str, data: Path, scratch: Path, rounds: int) -> Outcome:
     """Run one case in a process of its own, which leaves nothing in this one."""
-    if reason := why_not_inside(planted.inside):
-        return outcome(planted, skipped=reason)
-    own = scratch / planted.name
+    inside = CASES[name].inside
+    if reason := why_not_inside(inside):
+        return Outcome(name=name, skipped=reason)
+    own = scratch / name
     own.mkdir()
     command = [
-        *planted.inside, sys.executable, "-m", "benchmarks.diagnosis", options.data,
-        "--case", planted.name, "--rounds", str(options.rounds), "--alone", str(own),
-        *["--only-measure"] * options.only_measure,
+        *inside, sys.executable, "-m", "benchmarks.diagnosis", "--data", str(data),
+        "--case", name, "--rounds", str(rounds), "--alone", str(own),
     ]  # fmt: skip
     try:
         done = subprocess.run(
-            command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S
-        )
+            command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True,
+            timeout=LIMIT_S,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return outcome(planted, failed=f"not done after {units.seconds(LIMIT_S)}")
+        return Outcome(name=name, failed=f"not done after {units.seconds(LIMIT_S)}")
     finally:
-        if planted.name == "slow_disk":  # what a killed process left; a live one's stays
+        if name == "slow_disk":  # what a killed process left; a live one's stays
             with contextlib.suppress(OSError):
                 slow_disk.down()
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return outcome(planted, failed=f"exit status {done.returncode}: {last}")
+        return Outcome(name=name, failed=f"exit status {done.returncode}: {last}")
     return Outcome(**json.loads((own / ANSWER).read_text()))
 
 
 def why_not_inside(inside: tuple[str, ...]) -> str:
-    """Try a command that a case's process must run in; empty where it works."""
+    """Try a command that a case's process must run in; return "" where it works."""
     if not inside:
         return ""
     try:
@@ -144,65 +232,79 @@ def why_not_inside(inside: tuple[str, ...]) -> str:
     return f"needs root on Linux: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-def run_cases(options: argparse.Namespace, scratch: Path) -> list[Outcome]:
-    """Run them one after the other, and say of each what came of it."""
-    with Site(options.data, scratch) as site:
-        known = pipelines(site)
-    names = options.case or list(known)
-    outcomes, start_s = [], time.monotonic()
-    for number, name in enumerate(names):
-        each_s = (time.monotonic() - start_s) / number if number else CASE_S
-        left = units.seconds(each_s * (len(names) - number))
-        say(f"case {number + 1} of {len(names)}, {name}: {known[name].question} About {left} left")
-        outcomes.append(in_own_process(known[name], options, scratch))
-        say("  " + "  ".join(report.row(outcomes[-1])[1:]))
-    return outcomes
+# --- all cases ------------------------------------------------------------------------------
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def row(outcome: Outcome) -> tuple[str, ...]:
+    said = "skipped" if outcome.skipped else "failed" if outcome.failed else outcome.said
+    return (
+        outcome.name,
+        outcome.case.bottleneck,
+        said if outcome.is_right or outcome.skipped else f"WRONG {said}",
+        outcome.case.remedy or NOTHING,
+        units.normalized(outcome.predicted),
+        str(outcome.measured or units.UNKNOWN),
+        units.UNKNOWN if outcome.error is None else f"{outcome.error:+.0%}",
+    )
+
+
+def confusion(ran: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
+    """Count what was said of what was planted; return a table's header and rows."""
+    counts = Counter((one.case.bottleneck, one.said or "failed") for one in ran)
+    planted = list(dict.fromkeys(one.case.bottleneck for one in ran))
+    said = [word for word in dict.fromkeys([*planted, *(word for _, word in counts)])
+            if any(counts[each, word] for each in planted)]  # fmt: skip
+    rows = [[each, *(str(counts[each, word] or "") for word in said)] for each in planted]
+    return ["planted / said", *said], rows
+
+
+def judge(outcomes: Sequence[Outcome]) -> list[tuple[bool, str]]:
+    """Say of both limits whether they are met."""
+    ran = [outcome for outcome in outcomes if not outcome.skipped]
+    limits = (
+        ("the right bottleneck", [one.is_right for one in ran], LEAST_RIGHT),
+        (
+            f"predicted within {units.limit(MOST_ERROR)} of measured",
+            [one.is_near for one in ran if one.case.timed],
+            LEAST_NEAR,
+        ),
+    )
+    return [
+        (
+            bool(hits) and sum(hits) >= least * len(hits),
+            f"{what}: {sum(hits)} of {len(hits)}, at least {units.limit(least)}",
+        )
+        for what, hits, least in limits
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", nargs="?", help=f"folder of .jpg files; else {IMAGES} are made")
-    parser.add_argument("--case", action="append", choices=NAMES, help="all unless given")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--markdown", action="store_true", help="tables for the README")
-    parser.add_argument("--only-measure", action="store_true", help="diagnose nothing")
-    parser.add_argument("--save", type=Path, help="folder for the tables and all that was measured")
+    parser = frame.parser(__doc__, data=True, rounds=4)
+    parser.add_argument("--case", action="append", choices=CASES, help="all unless given")
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rounds < 2:
-        parser.error(f"--rounds must be at least 2, got {options.rounds}")
     if options.alone:
-        [name], measure_only = options.case, options.only_measure
-        found = examine(
-            name, options.data, options.alone, options.rounds, diagnose=not measure_only
-        )
-        (options.alone / ANSWER).write_text(json.dumps(asdict(found)))
+        [name] = options.case
+        outcome = examine(name, Path(options.data), options.alone, options.rounds)
+        (options.alone / ANSWER).write_text(json.dumps(asdict(outcome)))
         return 0
-    with tempfile.TemporaryDirectory(prefix="labkit-planted-") as folder:
-        scratch = Path(folder)
-        if options.data is None:
-            make_photos(scratch / "photos", IMAGES)
-        options.data = str(Path(options.data or scratch / "photos").absolute())
-        outcomes = run_cases(options, scratch)
-    provenance = hardware.provenance()
-    conditions = (
-        f"{units.count(len(outcomes), 'case')} on {hardware.describe(provenance)}, emulated GPU "
-        f"but where the CPU trains, {units.count(options.rounds, 'round')}",
-    )
-    if options.only_measure:
-        print(*report.measured_only(outcomes, conditions), sep="\n")
-        return 0
-    if options.markdown:
-        print(report.as_markdown(outcomes, conditions))
-    else:
-        print(*report.as_text(outcomes, conditions), sep="\n")
-    if options.save:
-        report.save(outcomes, options.save, conditions, provenance, utc_now())
-    return 0 if report.judge(outcomes)[1] else 1
+    report = frame.Report("Planted bottlenecks and what was said of them", options)
+    with frame.photographs(options.data, IMAGES) as (data, scratch):
+        outcomes = [
+            in_own_process(name, data, scratch, options.rounds)
+            for name in bar(options.case or list(CASES), desc="cases")
+        ]
+    for outcome in outcomes:
+        for text in (outcome.skipped, outcome.failed, *outcome.notes):
+            if text:
+                report.line(f"{outcome.name}: {text}")
+    report.line(f"emulated GPU but where the CPU trains, {units.count(options.rounds, 'round')}")
+    report.table(*confusion([outcome for outcome in outcomes if not outcome.skipped]))
+    header = ("", "planted", "said", "remedy", "predicted", "measured", "error")
+    report.table(header, list(map(row, outcomes)))
+    for met, text in judge(outcomes):
+        report.limit(met, text)
+    return report.finish(list(map(asdict, outcomes)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A small training of the ordinary kind, to plant bottlenecks in.
+"""A small, ordinary training in which bottlenecks are planted.
 
     JPEG files ─ read ─ decode ─ transforms ─ DataLoader ─▶ batch ─ Train ─▶ emulated GPU
 
-What people write: a Dataset with `__getitem__`, a DataLoader, and a step that launches and goes on.
-The GPU is emulated and labelled so, at a speed that suits what is planted.  Main trap: a pipeline
-that is slow in two places has no one bottleneck, so all that is not planted is as it should be:
-workers that persist, one OpenCV thread in each, a host that seldom waits for the device.
+A Dataset with `__getitem__`, a DataLoader, and a step that launches work and continues.  The GPU is
+emulated, at a speed that suits what is planted.  A pipeline that is slow in two places has no
+single bottleneck, so everything that is not planted is set well: persistent workers, one OpenCV
+thread in each, a host that seldom waits for the device.
 """
 
 from __future__ import annotations
@@ -36,21 +36,19 @@ PINNED = {"pinned": True, "non_blocking": True, "side_stream": False}
 
 
 class Site:
-    """Photographs, room for what pipelines make of them, and what has to be ended afterwards.
+    """Photographs, a folder for files made from them, and what has to be closed at the end.
 
     Args:
         data: a folder with .jpg files.
         scratch: a folder on the same disk.
     """
 
-    def __init__(self, data: Path | str, scratch: Path | str) -> None:
-        self.data, self.scratch = Path(data), Path(scratch)
+    def __init__(self, data: Path, scratch: Path) -> None:
+        self.data, self.scratch = data, scratch
         self.notes: list[str] = []
         """What stands in for something else."""
         self._photos = sorted(self.data.rglob("*.jpg"))
         self._kept = contextlib.ExitStack()
-        if not self._photos:
-            raise ValueError(f"data must be a folder with .jpg files, got {str(data)!r}")
         cv2.setNumThreads(0)  # where the training process itself decodes
 
     def __enter__(self) -> Site:
@@ -60,27 +58,27 @@ class Site:
         self._kept.close()
 
     def keep(self, closes: object) -> object:
-        """Close something with this."""
+        """Close an object when the site is closed."""
         return self._kept.enter_context(contextlib.closing(closes))
 
     def paths(self, count: int) -> list[Path]:
-        """Give so many photographs, from the first on, over and over."""
+        """Return `count` paths; the photographs are repeated as needed."""
         return [self._photos[i % len(self._photos)] for i in range(count)]
 
     def copied(self, count: int) -> list[Path]:
-        """Give as many, of copies on this machine's disk."""
+        """Return paths of copies on this machine's disk."""
         return _copy(self.paths(count), self.scratch / "copies")
 
     def on_slow_disk(self, count: int) -> list[Path]:
-        """Give as many, of copies on the throttled disk, which from now on is slow for us.
+        """Return paths of copies on the throttled disk, and slow it down for this process.
 
         Raises:
-            Skip: it cannot be put up here.
+            Skip: this machine cannot have one.
         """
         return _copy(self.paths(count), self._slow_folder)
 
     def enlarged(self, count: int) -> list[Path]:
-        """Give as many, of the first FEW in twice the width and height."""
+        """Return paths of copies of the first FEW in twice the width and height."""
 
         def enlarge(bgr: np.ndarray) -> np.ndarray:
             return cv2.resize(bgr, None, fx=2, fy=2)
@@ -88,11 +86,11 @@ class Site:
         return self.stored(self.paths(min(count, FEW)) * -(-count // FEW), ".jpg", enlarge)[:count]
 
     def small(self, paths: Sequence[Path]) -> list[Path]:
-        """Give copies that are resized before, without loss."""
+        """Return paths of lossless copies in the size that is used."""
         return self.stored(paths, ".png", Resize())
 
     def stored(self, paths: Sequence[Path], suffix: str, change: Callable) -> list[Path]:
-        """Give changed copies, in another folder for every form."""
+        """Return paths of changed copies, with a folder for every folder and suffix."""
         folder = self.scratch / f"{paths[0].parent.name}{suffix}"
         folder.mkdir(exist_ok=True)
         found = []
@@ -183,7 +181,7 @@ def one_thread(worker_id: int) -> None:
 
 
 def loader(dataset: Dataset, **knobs: object) -> DataLoader:
-    """Make a DataLoader that is as it should be, but for the knobs given."""
+    """Make a DataLoader that is set well except for the given knobs."""
     usual = {
         "batch_size": BATCH_SIZE,
         "shuffle": True,
@@ -196,7 +194,7 @@ def loader(dataset: Dataset, **knobs: object) -> DataLoader:
 
 
 def emulated(compute_ms: float, **speeds: float) -> EmulatedDevice:
-    """Make a GPU that takes so long for an image."""
+    """Make an emulated GPU with the given computing time of an image."""
     profile = replace(
         PROFILES["resnet50_a100"],
         name="planted",
@@ -208,12 +206,12 @@ def emulated(compute_ms: float, **speeds: float) -> EmulatedDevice:
 
 
 class Train:
-    """A training step: hand over, launch, go on; now and then wait for the loss.
+    """A training step: copy, launch, continue; every `sync_every` steps wait for the loss.
 
     Args:
         device: where it runs.
-        sync_every: steps between two looks at the loss.
-        how: how batches are handed over; see `EmulatedDevice.put`.
+        sync_every: steps between two waits.
+        how: how batches are copied; see `EmulatedDevice.put`.
     """
 
     def __init__(self, device: EmulatedDevice, *, sync_every: int = 50, **how: bool) -> None:
@@ -231,7 +229,7 @@ class Train:
         self.after(batch)
 
     def after(self, batch: dict[str, object]) -> None:
-        """What the host does in a step beside launching it."""
+        """Do the host's other work of a step."""
 
 
 class TrainHere:
@@ -258,5 +256,5 @@ class TrainHere:
 
 
 def training(loader: object, step: Train, files: Sequence[Path] | None = None) -> dict[str, object]:
-    """Gather what `lab.diagnose` takes."""
+    """Return the arguments of `lab.diagnose`."""
     return {"loader": loader, "step": step, "files": files, "device": step.device}

@@ -1,10 +1,9 @@
-"""Bottlenecks planted in how a sample comes to be: medium, decoding, transforms.
+"""Bottlenecks planted in making a sample: medium, decoding, transforms.
 
-    def name(site, fixed) -> the same training, with one thing wrong or without it
+    def name(site, fixed) -> the arguments of `lab.diagnose`, with the bottleneck or without
 
-What is planted makes samples come slower than the device takes them; without it the device is the
-limit.  So it does not matter how much better than needed a remedy is.  Main trap: both forms must
-deliver the same samples; the tests compare them.
+With the bottleneck, samples are slower than the device; without it the device is the limit, so it
+does not matter how much faster than needed a remedy is.  Both forms deliver the same samples.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ COMPUTE_MS = 5.0
 
 
 class ModelledPhotos(Photos):
-    """Photographs on a disk that is modelled, and whose files nothing keeps in memory."""
+    """Photographs on a modelled disk without a page cache."""
 
     def __init__(self, data: Path, count: int) -> None:
         reader = open_folder(data)
@@ -127,7 +126,7 @@ CHANGES = (ImageOps.mirror, ImageOps.invert, ImageOps.flip)
 
 
 class ThroughFloats:
-    """Change an image, and hand it on in floats from 0 to 1 and back."""
+    """Change an image and convert it to floats from 0 to 1 and back."""
 
     def __init__(self, change: Callable[[Image.Image], Image.Image]) -> None:
         self.change = change

@@ -1,10 +1,10 @@
-"""Bottlenecks planted in what a step does: sending, waiting, saving, reporting, computing.
+"""Bottlenecks planted in a training step: transfer, waiting, saving, reporting, computing.
 
-    def name(site, fixed) -> the same training, with one thing wrong or without it
+    def name(site, fixed) -> the arguments of `lab.diagnose`, with the bottleneck or without
 
-Loading is light here and would keep up; the device waits because the host or the link keeps it
-waiting, or it never waits at all.  Main trap: whatever the host does while the device computes
-costs nothing, so a host that is too slow must be slower than the device.
+Loading is light here and would keep up; the device waits for the host or the link, or never waits.
+What the host does while the device computes costs nothing, so a host that is the bottleneck must be
+slower than the device.
 """
 
 from __future__ import annotations

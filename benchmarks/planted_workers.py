@@ -1,9 +1,8 @@
-"""Bottlenecks planted in how samples become batches: collate, sending, and the workers themselves.
+"""Bottlenecks planted between samples and batches: collate, serialization, the workers themselves.
 
-    def name(site, fixed) -> the same training, with one thing wrong or without it
+    def name(site, fixed) -> the arguments of `lab.diagnose`, with the bottleneck or without
 
-As in `planted_samples`, the device is the limit once the planted fault is gone.  Main trap: threads
-of OpenMP do not survive a fork, so a training process whose workers have them must have none.
+As in `planted_samples`, the device is the limit once the bottleneck is removed.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def one_worker(site: Site, fixed: bool) -> dict[str, object]:
 
 
 class Labelled(Photos):
-    """Photographs whose labels a far service gives; its answer is a sleep."""
+    """Photographs whose labels come from a remote service; its answer is a sleep."""
 
     ANSWER_S = 0.02
 
@@ -138,9 +137,9 @@ def waiting_samples(site: Site, fixed: bool) -> dict[str, object]:
 
 
 class Late(Photos):
-    """Photographs of which one in 56 comes late: in every seventh batch, from either worker.
+    """Photographs of which one in 56 is late: in every seventh batch, from either worker.
 
-    That is later than what a GPU has queued lasts, and seldom enough for two workers to catch up.
+    It is later than the GPU's queued work lasts, and rare enough for two workers to catch up.
     """
 
     LATE_S, EVERY = 0.45, 56
@@ -214,7 +213,7 @@ def single_threads(worker_id: int) -> None:
 
 def too_many_threads(site: Site, fixed: bool) -> dict[str, object]:
     """Four workers with eight threads each; better: with one."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # OpenMP's threads do not survive the fork of the workers
     photos = Photos(site.paths(IMAGES), [Resize(), Tones()])
     init = single_threads if fixed else many_threads
     batches = loader(photos, num_workers=4, worker_init_fn=init)

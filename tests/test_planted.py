@@ -1,27 +1,24 @@
-"""The planted trainings are what they say: the same samples broken and fixed, and one thing wrong.
-
-Run: python -m pytest tests/test_planted.py
-"""
+"""The planted trainings deliver the same samples with and without the bottleneck."""
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import planted_steps, planted_workers
+from benchmarks.diagnosis import CASES
 from benchmarks.photo_training import Site
-from benchmarks.planted import NAMES, pipelines
 from labkit.contracts import Skip
 from labkit.parts.storage import slow_disk
 
-# What only some machines can put up is tried by the benchmark itself.
+# The benchmark itself tries what only some machines have.
 NEEDS = {"slow_disk", "small_shared_memory"}
 RESIDENT = {"slow_device", "small_steps", "training_here"}
-ANYWHERE = [name for name in NAMES if name not in NEEDS | RESIDENT]
+ANYWHERE = [name for name in CASES if name not in NEEDS | RESIDENT]
 
 
 @pytest.fixture
 def site(photos, tmp_path, monkeypatch):
-    # Nothing here measures: samples that wait only take time.
+    # Nothing is measured here, so no sample needs to wait.
     monkeypatch.setattr(planted_workers.Labelled, "ANSWER_S", 0.0)
     monkeypatch.setattr(planted_workers.Late, "LATE_S", 0.0)
     threads = torch.get_num_threads()
@@ -31,13 +28,13 @@ def site(photos, tmp_path, monkeypatch):
 
 
 def batch_of(case, numbers):
-    """Make a batch as a worker would."""
+    """Make a batch as a worker does."""
     batches = case["loader"]
     return batches.collate_fn([batches.dataset[i] for i in numbers])
 
 
 def as_arrays(batch):
-    """Bring what is the same by another way to one form."""
+    """Convert the batches of both forms to arrays that can be compared."""
     found = dict(batch)
     if "outlines" in found:
         found["outlines"] = [
@@ -51,8 +48,8 @@ def as_arrays(batch):
 
 @pytest.mark.parametrize("name", ANYWHERE)
 def test_both_forms_deliver_the_same_samples(site, name):
-    planted = pipelines(site)[name]
-    broken, fixed = (batch_of(planted.make(fixed), [0, 3, 5]) for fixed in (False, True))
+    make = CASES[name].make
+    broken, fixed = (batch_of(make(site, fixed), [0, 3, 5]) for fixed in (False, True))
     if name == "large_batches":  # the device would do it
         samples = [{key: value[i] for key, value in fixed.items()} for i in range(3)]
         expanded = [planted_steps.expanded(sample) for sample in samples]
@@ -65,9 +62,9 @@ def test_both_forms_deliver_the_same_samples(site, name):
 
 
 def test_the_slow_disk_is_throttled_or_modelled_and_says_so(site):
-    planted = pipelines(site)["slow_disk"]
+    make = CASES["slow_disk"].make
     try:
-        broken, fixed = planted.make(False), planted.make(True)
+        broken, fixed = make(site, False), make(site, True)
     except Skip as reason:
         pytest.skip(str(reason))
     assert site.notes[0].startswith("modelled" if slow_disk.why_not() else "throttled")

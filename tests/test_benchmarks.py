@@ -1,0 +1,91 @@
+"""What benchmarks conclude from measurements, which themselves take minutes."""
+
+import json
+from argparse import Namespace
+
+import pytest
+
+from benchmarks import diagnosis, frame
+from benchmarks.diagnosis import Outcome
+from benchmarks.truth import judge
+
+
+def test_a_ratio_pairs_the_times_of_a_round():
+    ratio = frame.ratio([2.0, 4.0, 8.0], [1.0, 2.0, 4.0])
+    assert str(ratio) == "2.000 [2.000, 2.000]"
+
+
+def test_every_arm_runs_once_in_each_round():
+    order = []
+    arms = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}
+    taken = frame.in_turn(arms, rounds=4)
+    rounds = [order[i : i + 3] for i in range(3, 15, 3)]
+    assert [sorted(names) for names in rounds] == [["a", "b", "c"]] * 4
+    assert rounds[1] == rounds[0][::-1]
+    assert sorted(n for numbers in taken.values() for n in numbers) == list(range(4, 16))
+
+
+def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
+    report = frame.Report("Speed", Namespace(save=tmp_path / "kept"))
+    report.table(("arm", "ratio"), [("faster", "0.5")])
+    report.limit(True, "kept")
+    assert report.finish() == 0
+    report.limit(False, "not kept")
+    assert report.finish({"a_s": [1.0]}) == 1
+    text = (tmp_path / "kept" / "README.md").read_text()
+    assert text == capsys.readouterr().out
+    assert "| faster | 0.5   |" in text
+    assert text.endswith("- met: kept\n- MISSED: not kept\n")
+    assert json.loads((tmp_path / "kept" / "measured.json").read_text())["measured"] == {
+        "a_s": [1.0]
+    }
+
+
+RIGHT = Outcome(
+    name="slow_transform",
+    said="transform",
+    predicted=0.44,
+    times_s={"broken": [2.0, 2.0], "fixed": [0.8, 0.8]},
+)
+WRONG = Outcome(**{**vars(RIGHT), "said": "decode"})
+SKIPPED = Outcome(name="slow_disk", skipped="no root")
+UNTIMED = Outcome(name="small_shared_memory", said="shared memory")
+FAILED = Outcome(name="no_workers", failed="exit status 1")
+
+
+def test_skipped_cases_do_not_count_and_failed_ones_do():
+    assert diagnosis.judge([RIGHT, SKIPPED, UNTIMED]) == [
+        (True, "the right bottleneck: 2 of 2, at least 90 %"),
+        (True, "predicted within 15 % of measured: 1 of 1, at least 80 %"),
+    ]
+    assert diagnosis.judge([RIGHT, FAILED]) == [
+        (False, "the right bottleneck: 1 of 2, at least 90 %"),
+        (False, "predicted within 15 % of measured: 1 of 2, at least 80 %"),
+    ]
+
+
+@pytest.mark.parametrize(("right", "met"), [(18, True), (17, False)])
+def test_nine_of_ten_bottlenecks_must_be_right(right, met):
+    outcomes = [RIGHT] * right + [WRONG] * (20 - right)
+    assert diagnosis.judge(outcomes)[0][0] == met
+
+
+def test_two_of_twenty_equal_arms_may_be_called_different():
+    equal = ["faster", "slower", *["no practical difference"] * 14, *["inconclusive"] * 2]
+    assert judge(["slower"], [*equal, "real but small", "machine unstable"]) == []
+    assert judge(["slower"], [*equal, "real but small", "slower"]) == [
+        "3 of 20 equal arms are called faster or slower"
+    ]
+
+
+def test_one_equal_arm_alone_may_not_be_called_different():
+    assert judge([], ["faster"]) == ["1 of 1 equal arms are called faster or slower"]
+
+
+@pytest.mark.parametrize("said", ["faster", "inconclusive", "machine unstable"])
+def test_a_delayed_arm_must_be_called_slower(said):
+    assert judge(["slower", said], []) == [f"a delayed arm is called {said}"]
+
+
+def test_a_delayed_arm_without_a_verdict_is_an_error():
+    assert judge([""], []) == ["a delayed arm is called nothing"]
