@@ -65,7 +65,7 @@ class ActiveRun:
         self.folder, self.info = folder, info
         self.mode = MODES[info["mode"]]
         self.variants = {name: read_settings(values) for name, values in info["variants"].items()}
-        # What is not the same work or cannot run here stays out, also when the run is resumed.
+        # Also when the run is resumed.
         self.dropped = {**info["skipped"], **info["failed"]}
         self.images_looked_at = 0
         self.cancel = cancel

@@ -2,10 +2,9 @@
 
     4, 8, 16 … until one does not fit ─▶ halve the gap, in multiples of 4 ─▶ the largest
 
-Each size trains a few steps on a batch made of nothing, as a trial warms up, with the allocator's
-cache emptied before.  Main trap: what the allocator has *reserved* it keeps for later and hands
-out again, so a GPU that is "90 % full" in nvidia-smi may be half empty; what is *allocated* is in
-use (DOCUMENTS D11).
+Each size trains a few steps on a made-up batch, as a trial warms up, with the allocator's cache
+emptied before.  The allocator keeps *reserved* memory and hands it out again, so a GPU that is
+"90 % full" in nvidia-smi may be half empty; *allocated* memory is in use (DOCUMENTS D11).
 
 Source: torch.cuda.max_memory_allocated, max_memory_reserved.
 """
@@ -22,7 +21,7 @@ from labkit.runs.timing import warm_up
 from labkit.settings import Settings
 
 MULTIPLE = 4  # [002]: a multiple of 2, better of 4
-# Peak of what was in use, and of what was kept for later.
+# Peak bytes allocated and reserved.
 Held = tuple[int, int]
 
 
@@ -30,7 +29,7 @@ def search(fits: Callable[[int], Held | None], most: int) -> dict[int, Held | No
     """Find the largest size that fits, by doubling and then halving the gap.
 
     Args:
-        fits: gives what a size takes, allocated and reserved bytes; None: it does not fit.
+        fits: returns the allocated and reserved bytes of a size; None: it does not fit.
         most: the largest size worth trying.
 
     Returns:
@@ -54,7 +53,7 @@ def search_on_cuda(settings: Settings, *, own: bytes = b"") -> dict[str, object]
 
     Args:
         settings: complete, on device cuda; `batch_size` must be a small one.
-        own: a person's own parts; already registered here.
+        own: the user's own parts; already registered here.
 
     Returns:
         total_bytes of the GPU, most (images there are), and tried: size, allocated and reserved

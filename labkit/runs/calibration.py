@@ -26,8 +26,8 @@ from labkit.runs.timing import time_epoch, warm_up
 from labkit.settings import Settings
 
 CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
-# Of very short epochs most is left out, and each starts its workers anew: no use in going on.
-LONGEST = 2  # times CALIBRATION_S, all in all
+# Very short epochs leave most steps out, and each starts its workers anew: then it ends sooner.
+LONGEST = 2  # times CALIBRATION_S, in all
 FREE_LOADER_S = 0.3
 UNSETTLED_STEPS_PER_WORKER = 1
 MATCHING_TRIES = 4

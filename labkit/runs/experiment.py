@@ -51,7 +51,7 @@ class Dial:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is asked, of which variants, and what the documents reported."""
+    """A question, the variants that answer it, and what the documents reported."""
 
     name: str
     _: KW_ONLY
@@ -66,9 +66,9 @@ class Experiment:
 
     The baseline of a group is `baseline` if that is in it, else the group's first variant."""
     kind: str = EPOCHS
-    """What a trial does, a key of `kinds.KINDS`."""
+    """What a trial times, a key of `kinds.KINDS`."""
     tasks: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Label -> what its trials are told beside the settings, where the kind wants it."""
+    """Label -> what its trials need beside the settings, for kinds that need more."""
     published: Mapping[str, float] = field(default_factory=dict)
     """Label -> the document's normalized time, where it gives one."""
     source: str = ""
@@ -83,9 +83,9 @@ class Experiment:
     """The setting whose steps are the axis of a second chart, `lab.dial_chart`."""
     otherwise: Callable[[str], Experiment] | None = None
     """What to run instead where the throttled disk cannot be put up; takes the reason."""
-    # Not in __init__, so that `dataclasses.replace` forgets it: what it makes is the user's own.
+    # Not in __init__, so that `dataclasses.replace` drops it: a changed experiment is the user's.
     request: Mapping[str, object] | None = field(init=False, default=None, compare=False)
-    """How the catalog was asked for it, see `reproduce`; None: an experiment of the user's own."""
+    """The arguments that the catalog made it from; None: an experiment of the user's own."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -141,8 +141,7 @@ def choose(
         baseline: what the others are divided by; unset: the experiment's own.
 
     Returns:
-        The smaller experiment.  A document's figures hold against its own baseline, so with
-        another one they are gone.
+        The smaller experiment, without the document's figures if it has another baseline.
 
     Raises:
         ValueError: an unknown label, or a baseline that is left out.

@@ -72,13 +72,13 @@ def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> d
     """
     source, _ = open_loader(settings, excluded=excluded)
     reader, ids = source.reader, [i for _, i in itertools.islice(source.order, COUNTED_IMAGES)]
-    # What is imported once is not the images' doing.  Another reader does it, which is then closed:
-    # pages of a mapped file cannot be evicted.
+    # Imports happen once and must not count.  Another reader makes them and is closed again: pages
+    # of a mapped file cannot be evicted.
     PACKINGS[settings.packing].open(source.storage.directory).read(ids[-1])
     paths = reader.files_of(ids)
     cold = _make_cold(source, settings)
     requests = _requests(paths)
-    asked, calls = _calls(), _calls()  # between the two lies what asking takes
+    asked, calls = _calls(), _calls()  # their difference is the cost of asking
     opened = _watch_opens()
     for i in ids:
         reader.read(i)
@@ -90,7 +90,7 @@ def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> d
         "images": images,
         "cold": cold,
         "opens": _per_image(0, opens if paths else None, images),
-        # What comes through a socket is received, not read.
+        # Over a network nothing is read from a file.
         "calls": _per_image(calls, calls_after, images) if paths else None,
         # A model's disk is asked for nothing.
         "requests": _per_image(requests, _requests(paths), images)
@@ -126,7 +126,7 @@ def _calls() -> int | None:
 
 
 def _requests(paths: Iterable[Path]) -> int | None:
-    """Count the reads that the device under some files has completed since it is there."""
+    """Return how many reads the device under some files has completed since boot."""
     numbers = {path.stat().st_dev for path in paths}
     if len(numbers) != 1:
         return None

@@ -1,11 +1,11 @@
-"""Plan: which trials a run consists of, and in which order.
+"""Schedule: which trials a run has, and in which order.
 
-    settings of the run + rows so far ─▶ next_trials: the planned blocks ─ blocks in place of
-    rejected ones ─ everything once more if the baseline's own two runs disagree
+    run.json + rows so far ─▶ next_trials: the planned blocks ─ blocks in place of rejected ones
+                              ─ everything once more if the baseline's two runs disagree
 
-Every block runs each variant once and every group's baseline twice, shuffled by a recorded seed;
-two runs of the same thing in one block show what noise alone does.  In a fixed order, drift and a
-cold first run favour later variants (EVIDENCE 1: 77 % false positives).
+Every block runs each variant once and every group's baseline twice (A1, A2), shuffled by a recorded
+seed; A1 and A2 of a block differ by noise alone.  In a fixed order, drift and a cold first run
+favour later variants (EVIDENCE 1: 77 % false positives).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from labkit.analysis.validity import (
 from labkit.contracts import Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode
 
-# Rejected blocks are run again, up to half as many: on a machine that is never quiet it must end.
+# Of the planned blocks, those run again in place of rejected ones: a run must end on any machine.
 MAX_REPLACED_SHARE = 0.5
 ATTEMPTS = 2  # EVIDENCE 1, "Noise floor": rerun once
 
@@ -49,10 +49,10 @@ def plan(
     blocks: Iterable[int],
     seed: int,
 ) -> list[Planned]:
-    """Lay out the trials of a run.
+    """Plan the trials of some blocks.
 
     Args:
-        labels: all variants, in the experiment's order.
+        labels: the variants, in the experiment's order.
         baselines: the labels that run twice per block where the order is shuffled.
         shuffled: shuffled blocks, or each variant once in the given order.
         blocks: their numbers.
@@ -64,8 +64,7 @@ def plan(
         if shuffled:
             order += baselines
             random.Random(f"{seed}/{block}").shuffle(order)
-        # The earlier is A1: what changes from run to run makes the two differ, which is how a
-        # machine that is not steady shows.
+        # A1 is the earlier one.
         roles = {label: ["A2", "A1"] for label in baselines}
         for position, label in enumerate(order):
             role = roles[label].pop() if label in roles else ""
@@ -76,7 +75,7 @@ def plan(
 def next_trials(
     info: Mapping[str, object], trials: Sequence[Trial], dropped: Collection[str] = ()
 ) -> list[Planned]:
-    """Return what has to be run now; nothing once the run is complete.
+    """Return the trials that a run needs next; none once it is complete.
 
     Args:
         info: what `run.json` holds; needs mode, baseline, variants, blocks, order_seed.
@@ -84,13 +83,13 @@ def next_trials(
         dropped: variants that are out.
 
     Returns:
-        What is missing of the planned blocks; then blocks in place of rejected ones; then, where
-        the baseline's two runs disagree, the same once more.
+        The missing trials of the planned blocks; then of blocks in place of rejected ones; then,
+        where the baseline's two runs disagree, of a second attempt.
     """
     n, shuffled = info["blocks"], is_baseline_run_twice(info)
     judged = MODES[info["mode"]].judged and shuffled
     done = {(t.block, t.variant, t.role) for t in trials if t.status == "ok"}
-    # Nothing of the first attempt is wanted once there is a second: also when a run is resumed.
+    # Once there is a second attempt, the first is not completed, even when a run is resumed.
     begun = max((attempt_of(block, n) for block, _, _ in done), default=0)
     for attempt in range(begun, ATTEMPTS if judged else 1):
         valid, start = valid_trials(info, trials, attempt), attempt * ATTEMPT_BLOCKS * n
@@ -116,8 +115,8 @@ def check_blocks(mode: Mode, blocks: int | None) -> int:
     """Return the number of blocks of a run.
 
     Args:
-        mode: its own number is taken where none is given.
-        blocks: the user's choice.
+        mode: its number is the default.
+        blocks: the user's number; None: the mode's.
 
     Raises:
         ValueError: too few for verdicts, or several where the mode has one.

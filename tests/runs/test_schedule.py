@@ -1,7 +1,4 @@
-"""Plans are fair, and what a run still needs follows from its rows alone, however often it ends.
-
-Run: python -m pytest tests/test_plan.py
-"""
+"""Plans are fair, and what a run still needs follows from its rows alone, however often it ends."""
 
 import math
 import random
