@@ -2,12 +2,10 @@
 
     host ──put──▶ device copy ──wait──▶ step ──▶ synchronize
 
-`cuda` is real streams and events, `cpu` has nothing to transfer, `emulated`
-stands in for a CUDA device: it keeps two timelines, one for its copy engine and
-one for its compute queue, against absolute deadlines of the clock it is given.
-Main trap: a copy overlaps with compute only if its host memory is pinned *and*
-it runs on a side stream; the emulated device has to get each miss right too.
-Source of the rules: CUDA runtime API, "API synchronization behavior".
+`cuda` uses real streams and events, `cpu` transfers nothing, `emulated` models a CUDA device: it
+keeps two timelines, one of its copy engine and one of its compute queue, with absolute deadlines
+of the clock it is given.  A copy overlaps with compute only if its host memory is pinned *and* it
+runs on a side stream.  Source: CUDA runtime API, "API synchronization behavior".
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CpuDevice:
-    """The host itself: nothing is copied, nothing runs beside it."""
+    """The host itself: nothing is copied, and nothing runs asynchronously."""
 
     label = "cpu"
     emulated = False
@@ -42,7 +40,7 @@ class CpuDevice:
         non_blocking: bool,
         side_stream: bool,
     ) -> DeviceBatch:
-        """Hand the batch on as it is."""
+        """Return the batch as it is."""
         if side_stream:
             raise Skip("a side stream needs a device beside the host: cuda or emulated")
         return DeviceBatch(batch)
@@ -75,7 +73,7 @@ class CudaDevice:
         non_blocking: bool,
         side_stream: bool,
     ) -> DeviceBatch:
-        """Start copying; `pinned` is a fact of the tensors here and not looked at."""
+        """Start copying; `pinned` is not used: CUDA knows it of each tensor."""
         cuda = self._torch.cuda
         stream = self._side_stream if side_stream else cuda.current_stream()
         with cuda.stream(stream):
@@ -87,7 +85,7 @@ class CudaDevice:
         return on_device
 
     def wait(self, batch: DeviceBatch) -> None:
-        """Order the compute stream behind the copy and tell the allocator who uses the memory."""
+        """Make the compute stream wait for the copy, and tell the allocator of its use."""
         if batch.ready is None:
             return
         compute = self._torch.cuda.current_stream()
@@ -104,7 +102,7 @@ class CudaDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How fast an emulated device is, and where the figures come from."""
+    """The speed of an emulated device, and the source of its figures."""
 
     name: str
     compute_s_per_image: float | None
@@ -139,13 +137,13 @@ PROFILES: dict[str, Profile] = {
         source="MLPerf Storage, resnet50_h100: 0.224 s per batch of 400",
     ),
 }
-# EVIDENCE 2: what an emulated device must reach with a free loader, or no figure is printed.
+# EVIDENCE 2: utilization that an emulated device must reach with a free loader.
 FREE_LOADER_MIN_AU = 0.99
 # CUDA queues about 1,024 launches before a launch blocks the host; a training step of the
 # detector launches some 350 kernels.
 QUEUED_STEPS = 3
-# A sleeping host wakes a little late, each time, where a real device would have woken it at once;
-# so much of it is not charged.  What comes late by more was held up by other programs.
+# A sleeping host wakes slightly late each time, where a real device would have woken it at once.
+# Up to this much is not charged; a longer delay is the work of other programs.
 MAX_LATE_S = 0.001
 
 
@@ -172,13 +170,13 @@ class EmulatedDevice:
         self.compute_s = 0.0
         """Seconds of compute finished or queued so far."""
         self.on_run: Callable[[float, float], None] | None = None
-        """Told of all work as it is queued: the clock's seconds of its start and end."""
+        """Called with the clock's seconds of start and end of all work when it is queued."""
         self._profile = profile
         self._clock = clock
         self._copy_free_s = 0.0  # when the copy engine is done with all it was given
         self._compute_free_s = 0.0  # the same for the compute (default) stream
         self._step_ends_s: deque[float] = deque()
-        self._late_s = 0.0  # how far the host is behind where it would be without this emulation
+        self._late_s = 0.0  # delay of the host that only the emulation causes
 
     def put(
         self,
@@ -246,12 +244,12 @@ class EmulatedDevice:
 
 
 def open_cpu(profile: Profile, clock: Clock) -> CpuDevice:
-    """Use the host; profile and clock are not needed."""
+    """Open the host as device."""
     return CpuDevice()
 
 
 def open_cuda(profile: Profile, clock: Clock) -> CudaDevice:
-    """Use the first CUDA device; profile and clock are not needed.
+    """Open the first CUDA device.
 
     Raises:
         Skip: there is none that this torch build can use.
@@ -271,7 +269,7 @@ DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
 
 
 def with_compute(profile: Profile, compute_s_per_image: float | None) -> Profile:
-    """Fill in what calibration found, where the profile leaves it open."""
+    """Set a profile's `compute_s_per_image`, unless it has one."""
     if profile.compute_s_per_image is None:
         return replace(profile, compute_s_per_image=compute_s_per_image)
     return profile

@@ -1,11 +1,10 @@
-"""Operations: single steps of preparing an image, by the library that does them.
+"""Operations: single steps of preprocessing an image, in several libraries.
 
-    photograph -> cropped, scaled, a JPEG again -> the form in which each library takes it
-    OPERATIONS: (operation, library) -> what it is given, and the function that is timed
+    photograph -> cropped, scaled, compressed again -> each library's own form
+    OPERATIONS: (operation, library) -> its input, and the function that is timed
 
-Each of them finishes its work and the filters match: Pillow's affine transform is OpenCV's
-linear filter, and Pillow's own resize is an operation of its own.  Decoding is timed, too: its
-functions are the decoders.
+All libraries do the same work: Pillow's affine transform uses the linear filter that OpenCV uses,
+Pillow's own resize is a separate operation, and views are copied.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ JPEG_QUALITY = 93  # COCO's photographs have about that
 
 
 class Picture:
-    """One photograph of one size, in every form that an operation may start from.
+    """One photograph of one size, in every form that an operation takes.
 
     Args:
         jpeg: the file's bytes.
@@ -46,14 +45,14 @@ class Picture:
 
     @cached_property
     def pixels(self) -> np.ndarray:
-        """(H, W, 3) uint8 RGB, contiguous: how users of OpenCV and numpy hold an image."""
+        """(H, W, 3) uint8 RGB, contiguous: an image in OpenCV and NumPy."""
         cv2 = _library("cv2")
         bgr = cv2.imdecode(np.frombuffer(self.jpeg, np.uint8), cv2.IMREAD_COLOR)
         return cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
 
     @cached_property
     def image(self) -> Image:
-        """The same pixels as Pillow holds them, loaded."""
+        """The same pixels as a Pillow image."""
         return _library("PIL.Image").fromarray(self.pixels)
 
     @cached_property
@@ -63,22 +62,22 @@ class Picture:
 
     @cached_property
     def tensor(self) -> Tensor:
-        """The same planes."""
+        """The same planes as a tensor."""
         return _library("torch").from_numpy(self.planes)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What one library is given, and what is timed."""
+    """The input of one library, and the function that is timed."""
 
     prepare: Callable[[Picture], object]
-    """Takes the library's own form out of a picture; not timed."""
+    """Takes a picture, returns the library's own form; not timed."""
     run: Callable[[object], object]
-    """Timed; its result is an array, a tensor or a Pillow image."""
+    """Timed; returns an array, a tensor or a Pillow image."""
 
 
 def resize_pillow(image: Image) -> Image:
-    """Shrink with the linear filter that looks at four pixels, as OpenCV's does."""
+    """Shrink with the linear filter over four pixels, as OpenCV does."""
     width, height = _resized_px(*image.size)
     step_x, step_y = image.width / width, image.height / height
     pillow = _library("PIL.Image")
@@ -97,7 +96,7 @@ def resize_opencv(pixels: np.ndarray) -> np.ndarray:
 
 
 def resize_torch(pixels: np.ndarray, *, antialias: bool) -> np.ndarray:
-    """Shrink with the function behind torchvision's resize, whose planes go back to pixels."""
+    """Shrink with the function behind torchvision's resize; returns (H, W, 3) again."""
     torch = _library("torch")
     width, height = _resized_px(*_size(pixels))
     planes = torch.nn.functional.interpolate(
@@ -111,7 +110,7 @@ def resize_torch(pixels: np.ndarray, *, antialias: bool) -> np.ndarray:
 
 
 def resize_pillow_antialiased(image: Image) -> Image:
-    """Shrink with Pillow's default way, which averages everything under the output pixel."""
+    """Shrink with Pillow's default filter, which averages all pixels under the output pixel."""
     resampling = _library("PIL.Image").Resampling
     return image.resize(_resized_px(*image.size), resampling.BILINEAR)
 

@@ -1,14 +1,14 @@
-"""Prefetching: what fetches the next batch while the device works on this one.
+"""Prefetching: fetch the next batch while the device works on the current one.
 
     loader ──(thread?)──▶ put ──(side stream?)──▶ wait ──▶ step
 
-`none` is the documents' loop before, `prefetch_generator` puts a thread behind
-the loader ([004] 2.1), `data_prefetcher` copies the next batch on a side stream
-([004] 2.2, NVIDIA apex), `both` does both.  Every one hands out as many batches
-as the loader has, but for the two `as_published`: the documents' own rewrite ran one step
-fewer, and a run "as in the document" repeats that.  Main trap:
-`data_prefetcher` asks the loader for the next batch *before* the current step
-is launched, so it hides copies, never a slow loader.
+`none` is the documents' original loop, `prefetch_generator` adds a thread after the loader
+([004] 2.1), `data_prefetcher` copies the next batch on a side stream ([004] 2.2, NVIDIA apex),
+`both` does both.  All deliver every batch of the loader except the two `as_published`: the
+documents' rewritten loop ran one step fewer, which a run "as in the document" repeats.
+
+`data_prefetcher` asks the loader for the next batch *before* the current step is launched, so it
+hides copies, but not a slow loader.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def fetch_plainly(batches: Batches, device: Device, *, pinned: bool) -> Iterator
 def fetch_on_side_stream(
     batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0
 ) -> Iterator[DeviceBatch]:
-    """Copy the next batch on a side stream before the current one is worked on.
+    """Copy the next batch on a side stream before the current step.
 
     Args:
-        batches: what the loader delivers.
-        device: where they go.
-        pinned: they lie in page-locked memory.
+        batches: of the loader.
+        device: where they are copied.
+        pinned: they are in page-locked memory.
         steps_short: 1 leaves out the last step, as [004]'s own loop does.
 
     Source: NVIDIA apex, examples/imagenet/main_amp.py, data_prefetcher; without its
@@ -73,17 +73,17 @@ def fetch_on_side_stream(
 class DataLoaderX:
     """A loader whose iterator is filled by a background thread ([004] section 2.1).
 
-    The document subclasses torch's DataLoader; wrapping any iterable does the same for
-    every loader.  prefetch_generator keeps one finished batch, and its thread holds another.
-    The document's leaves that thread behind where a loop breaks off: it waits for ever to hand over
-    its batch, and the loader's workers with it.  This one lets it finish the batch and end.
+    The document subclasses torch's DataLoader; this class wraps any loader.  prefetch_generator
+    keeps one finished batch, and its thread holds another.  Where a loop ends early, the document's
+    thread waits forever to deliver its batch, and the loader's workers with it.  This one takes the
+    batch, so that the thread ends.
     """
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Start the loader in this thread and drain it in another, which ends with the iterator."""
+        """Start the loader in this thread, and another thread that iterates it."""
         from prefetch_generator import BackgroundGenerator
 
         broken_off = threading.Event()
@@ -103,20 +103,20 @@ def _ending(ahead: BackgroundGenerator, broken_off: threading.Event) -> Iterator
         yield from ahead
     finally:
         broken_off.set()
-        with contextlib.suppress(Exception):  # of a batch that nobody asks for any more
+        with contextlib.suppress(Exception):  # of a batch that is not used
             deque(ahead, maxlen=0)  # the thread waits until what it has is taken
         ahead.join()
 
 
 def fetch_in_thread(batches: Batches, device: Device, *, pinned: bool) -> Iterator[DeviceBatch]:
-    """Let a thread wait for the loader; copy as `fetch_plainly` does."""
+    """Wait for the loader in a thread; copy as `fetch_plainly` does."""
     return fetch_plainly(DataLoaderX(batches), device, pinned=pinned)
 
 
 def fetch_in_thread_on_side_stream(
     batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0
 ) -> Iterator[DeviceBatch]:
-    """Let a thread wait for the loader and a side stream copy."""
+    """Wait for the loader in a thread and copy on a side stream."""
     return fetch_on_side_stream(
         DataLoaderX(batches), device, pinned=pinned, steps_short=steps_short
     )

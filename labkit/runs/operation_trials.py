@@ -1,10 +1,10 @@
-"""Trials of single image operations: one library, one operation, one picture size each.
+"""Trials of single image operations: one operation, one library and one picture size each.
 
-    compare_operations: every library's output beside its operation's first
-    time_operation: 4 photographs ─ pictures of one size ─ calls repeated ─▶ seconds per image
+    compare_operations: compare each library's output with that of the operation's first
+    time_operation: 4 photographs ─ pictures of one size ─ repeated calls ─▶ seconds per image
 
-A trial's epoch is one image, the mean over the pictures, so that epochs compare whatever the
-number of calls.
+The epoch of such a trial is one image, the mean over all calls, so that epochs compare whatever
+the number of calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
 
@@ -34,10 +34,10 @@ from labkit.settings import Settings
 PHOTOS = 4  # different ones, so that no library is judged by one image
 # Seconds that the timed calls of a trial take together, at least.
 TRIAL_S = {"quick": 0.02, "document": 0.02, "full": 0.1}
-TRIAL_OVERHEAD_S = 0.1  # to fork the process, decode the pictures and try the first call
-MAX_CALLS = 100_000  # in a row, should a call take no time at all
+TRIAL_OVERHEAD_S = 0.1  # fork, disturbance readings, first call
+MAX_CALLS = 100_000  # of one input
 LABELS = {"input": "in memory", "threads": "1"}
-MODULES = {"pillow": "PIL.Image", "opencv": "cv2"}  # libraries that are imported by another name
+MODULES = {"pillow": "PIL.Image", "opencv": "cv2"}  # where the module has another name
 
 DECODE = "decode"
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -51,24 +51,24 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How closely two libraries must agree to have done the same work."""
+    """How closely the outputs of two libraries must agree."""
 
     at_most: float
     """Largest difference of one value."""
     share: float = 1.0
-    """Share of the values that must be that close."""
+    """Share of the values that must be this close."""
 
 
 # Grey levels down to rotate; values of 0..1, or of -2 to 3, after it.
 AGREEMENTS: dict[str, Agreement] = {
-    # JPEG leaves open how chroma is interpolated; swapped channels are far off everywhere.
+    # The JPEG standard leaves the interpolation of chroma open; swapped channels differ everywhere.
     "decode": Agreement(at_most=DECODED_TOLERANCE_LEVELS, share=0.9),
     # OpenCV and torch round where Pillow's affine transform drops the fraction.
     "resize": Agreement(at_most=1),
     "resize, antialiased": Agreement(at_most=1),
     "crop": Agreement(at_most=0),
     "flip": Agreement(at_most=0),
-    # As in resize; and along the frame's edge Pillow cuts where OpenCV blends with the black.
+    # As resize; at the border Pillow cuts off what OpenCV blends with black.
     "rotate": Agreement(at_most=1, share=0.99),
     # float32: a division against a multiplication by the reciprocal.
     "to-tensor": Agreement(at_most=1e-6),
@@ -77,15 +77,15 @@ AGREEMENTS: dict[str, Agreement] = {
 
 
 def trial_s(mode: str) -> float:
-    """Return how long a trial takes, roughly."""
+    """Return the approximate seconds of a trial."""
     return TRIAL_S[mode] + TRIAL_OVERHEAD_S
 
 
 def load(settings: Settings, task: Mapping[str, object]) -> None:
-    """Make the pictures and import the library, for all processes that are forked from here."""
+    """Make the pictures and import the library, for all trials forked from this process."""
     pictures(settings, task["width_px"], task["height_px"])
     library = str(task["library"])
-    with suppress(ImportError):  # preflight gives the reason
+    with suppress(ImportError):  # the comparison gives the reason
         importlib.import_module(MODULES.get(library, library))
 
 
@@ -117,12 +117,12 @@ def compare_operations(
     tasks: Mapping[str, Mapping[str, object]],
     table: Mapping[tuple[str, str], Operation] = OPERATIONS,
 ) -> dict[str, tuple[str, str]]:
-    """Let every library do its work once and compare the outputs.
+    """Run every library once and compare the outputs.
 
     Args:
-        settings: whose data are taken.
+        settings: of the data.
         tasks: label -> operation, library, width_px and height_px.
-        table: what may be timed; the first library of an operation that works is the reference.
+        table: operations by name and library; the first library that works is the reference.
 
     Returns:
         label -> (status, reason): "ok", "skipped" or "failed".
@@ -140,7 +140,7 @@ def compare_operations(
                 raise ValueError(f"not the same work as {other}: {apart}")
         except ImportError as error:
             verdicts[label] = ("skipped", str(error))
-        except Exception as error:  # whatever a library raises is shown as its row
+        except Exception as error:  # a library may raise anything; its row shows it
             verdicts[label] = ("failed", f"{type(error).__name__}: {error}")
         else:
             verdicts[label] = ("ok", "")
@@ -148,18 +148,18 @@ def compare_operations(
 
 
 def difference(found: np.ndarray, reference: np.ndarray, agreement: Agreement) -> str:
-    """Describe in one line how an output differs from the reference's; empty if it does not.
+    """Return in one line how an output differs from the reference; '' if it does not.
 
     Args:
         found: an array of any shape.
-        reference: what it is compared with.
+        reference: the first library's output.
         agreement: how close it must be.
     """
     if (found.shape, found.dtype) != (reference.shape, reference.dtype):
         wanted, got = (f"{array.shape} {array.dtype}" for array in (reference, found))
         return f"output must be {wanted}, got {got}"
     if not found.flags.c_contiguous:
-        return "output must be contiguous, got a strided view, whose copy is left to others"
+        return "output must be contiguous, got a strided view"
     apart = np.subtract(found, reference, dtype=np.float32)  # uint8 alone would wrap around
     np.abs(apart, out=apart)
     close = float((apart <= agreement.at_most).mean())
@@ -178,9 +178,9 @@ def time_operation(
     """Measure one trial in this process, with one thread.
 
     Args:
-        settings: whose data are taken.
+        settings: of the data.
         task: operation, library, width_px and height_px.
-        seconds: the calls should take together, at least.
+        seconds: minimum duration of all calls together.
 
     Returns:
         The measured fields of `Trial`.
@@ -201,7 +201,7 @@ def time_operation(
         batch_bytes=0, compute_s=None,
     )  # fmt: skip
     disturbed = hardware.since(before)
-    return {"epochs": [asdict(epoch)], "disturbance": disturbed, "labels": LABELS}
+    return {"epochs": (epoch,), "disturbance": disturbed, "labels": LABELS}
 
 
 def time_calls(
@@ -211,26 +211,22 @@ def time_calls(
 
     Args:
         run: the function.
-        inputs: what it is called with.
-        seconds: all calls should take together, at least.
-        clock: tells the time; a fake one in tests.
+        inputs: its arguments, one per call.
+        seconds: minimum duration of all calls together.
+        clock: a fake one in tests.
 
     Returns:
         Mean seconds of a call, and the number of calls.
     """
     wanted_s = seconds / len(inputs)
-    collecting = gc.isenabled()
-    gc.freeze()  # what was there before the fork stays shared: a collection would copy it
-    gc.disable()  # a collection would land in one trial and not in the other
-    try:
-        # The faster of two: a hiccup in the first would leave too few calls.
-        call_s = min(_time_calls(run, inputs[0], 1, clock) for _ in range(2))
-        n = min(max(math.ceil(wanted_s / max(call_s, 1e-9)), 1), MAX_CALLS)
-        total_s = sum(_time_calls(run, given, n, clock) for given in inputs)
-    finally:
-        gc.unfreeze()
-        if collecting:
-            gc.enable()
+    gc.freeze()  # a collection would copy memory that is shared since the fork
+    gc.disable()  # a collection would slow one trial and not the other
+    # The faster of two: a disturbed first call would leave too few.
+    call_s = min(_time_calls(run, inputs[0], 1, clock) for _ in range(2))
+    n = min(max(math.ceil(wanted_s / max(call_s, 1e-9)), 1), MAX_CALLS)
+    total_s = sum(_time_calls(run, given, n, clock) for given in inputs)
+    gc.enable()
+    gc.unfreeze()
     return total_s / (n * len(inputs)), n * len(inputs)
 
 
@@ -242,7 +238,7 @@ def _time_calls(run: Callable[[object], object], given: object, n: int, clock: C
 
 
 def _use_one_thread() -> None:
-    """Give no library more than one thread; torch only where it has been imported."""
+    """Limit libraries to one thread; torch only where it is imported."""
     import cv2
 
     cv2.setNumThreads(0)

@@ -1,12 +1,12 @@
-"""Timing: runs the epochs and measures; nothing else in the lab measures.
+"""Timing: run the epochs of a trial and measure them.
 
     start ─ iter(loader) ─┬─ next: wait + transfer ─ forward ─ backward ─ (callbacks) ─ (sync) ─┬─
                           └────────────────────── every step ───────────────────────────────────┘
-    ─ what goes on in the background ends ─ sync ─ end
+    ─ background work ends ─ sync ─ end
 
-An epoch lasts from creating the iterator to the final synchronize, as the
-documents timed it.  Main trap: phases are *host* time.  On a device that works
-on its own, `wait_s` is the host waiting for data, not the device being idle.
+An epoch lasts from creating the iterator to the final synchronize, as the documents timed it.
+Phases are *host* time: `wait_s` is the time in which the host waits for data, whether or not the
+device is idle.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def time_epoch(
     """Run one epoch and measure its times.
 
     Args:
-        pipeline: what delivers batches and works on them.
+        pipeline: loads batches and runs the steps.
         clock: tells the time; a fake one in tests.
-        callbacks: what is done beside the steps.
+        callbacks: called between the steps.
 
     Returns:
         Raw seconds, steps, images and bytes; the last batch, None in an epoch without steps.
@@ -154,7 +154,7 @@ def time_epoch(
 
 
 def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, object]:
-    """Say what a batch held, so that another variant's can be compared with it.
+    """Return a fingerprint of a batch, to compare it with another variant's.
 
     Args:
         batch: entry name -> tensor, on any device that has been waited for.
@@ -176,7 +176,7 @@ def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, object]:
 
 
 def _as_worked_on(pipeline: Pipeline, batch: DeviceBatch) -> Mapping[str, torch.Tensor]:
-    """Finish a batch where the step had it finished; elsewhere that would only take memory."""
+    """Finish a batch on the device if the step did so; otherwise that would only take memory."""
     settings = pipeline.settings
     finish = PREPROCESSORS[settings.preprocessor].on_device
     if finish is None or settings.step in ("timed", "nothing"):
@@ -200,7 +200,7 @@ def _mean(tensor: torch.Tensor) -> float | list[float]:
 
 
 def warm_up(pipeline: Pipeline) -> None:
-    """Run a few steps on a batch made of nothing, so that the data stays cold."""
+    """Run a few steps on an artificial batch, so that the files stay cold."""
     if pipeline.device.emulated:
         return
     batch = pipeline.resident_batch()
@@ -225,7 +225,7 @@ def measure(
         settings: complete, with `images` set.
         excluded: indices of unreadable images.
         compute_s_per_image: for the matched profile, from `calibrate`.
-        own: a person's own parts, for spawned loader workers.
+        own: the user's own parts, for spawned loader workers.
 
     Returns:
         The measured fields of `Trial`.

@@ -1,13 +1,12 @@
-"""Loading: what turns single samples into CPU batches, in which processes or threads.
+"""Loading: loaders turn samples into CPU batches, in processes or threads.
 
     source.order -> keys -> loader: source[key] in processes (torch) or threads -> CPU batches
 
     source.outside() -> files, labels, numbers: tf.data and DALI do everything by themselves
 
-A loader takes `(source, settings)` and returns an iterable that starts an epoch
-each time it is iterated.  `source[key]` gives one sample's arrays, `source.order`
-the keys of the epoch, `source.outside` what pipelines need that read by themselves.
-Main trap: which batches an epoch has, and in which order, must not depend on who makes them.
+A loader takes `(source, settings)` and returns an iterable that starts an epoch each time it is
+iterated.  The batches of an epoch and their order depend on the source alone, not on the loader
+or its number of workers; exceptions are listed in `OWN_ORDER`.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "dali": load_with_dali,
     "dali_cpu": partial(load_with_dali, on_gpu=False),
 }
-# Their workers are threads: what a transform shares between samples, they share, too.
+# Their workers are threads, which share whatever state a transform keeps.
 THREADED = frozenset({"threads"})
-# They read, decode and preprocess by themselves; their pixels are rounded otherwise.
+# They read, decode and preprocess by themselves, and round pixels differently.
 OUTSIDE = frozenset(name for name in LOADERS if name.startswith(("tf_data", "dali")))
 # They deliver the same images in every epoch, but not in the source's order.
 OWN_ORDER = frozenset({"tf_data_as_published", "tf_data_tfrecord", "tf_data_tfrecord_one_by_one"})

@@ -3,10 +3,10 @@
     positions ─▶ external source ─▶ read ─▶ decode ─▶ resize ─▶ normalize, planes ─▶ torch tensors
                                             └─ mixed ──────── on the GPU ────────┘
 
-Batches are handed to torch without a copy: the dynamic executor does not write to memory that
-somebody holds.  A pipeline is kept from one epoch to the next, as its users do, and dropped where
-an epoch is broken off.  Main trap: with CUDA the images are on the device already when the loop
-gets them, so their transfer is part of loading, and GPU memory and time are taken from training.
+Batches are handed to torch without a copy: the dynamic executor does not write to memory that is
+still referenced.  A pipeline is kept from one epoch to the next, as DALI's users do, and dropped
+where the loop leaves an epoch early.  With CUDA, images are on the device when the loop gets them:
+their transfer is part of loading, and loading takes GPU memory and time from training.
 
 Source: docs.nvidia.com/deeplearning/dali, Pipeline, fn.io.file.read, fn.decoders.image.
 """
@@ -93,7 +93,7 @@ class DaliLoader:
                 dtype=[types.UINT8, types.INT64, types.INT64],
                 ndim=[1, 0, 0],
             )
-            # Mapped files would not be seen by whoever counts what is read.
+            # Bytes read from mapped files are not counted as read.
             jpeg = fn.io.file.read(path, dont_use_mmap=True)
             pixels = fn.decoders.image(
                 jpeg,
@@ -121,7 +121,7 @@ class DaliLoader:
 
 
 class _Epoch:
-    """One epoch; gives its pipeline back at the end, and drops it where it is broken off."""
+    """One epoch; returns its pipeline at the end, and drops it if the loop ends early."""
 
     def __init__(self, loader: DaliLoader, pipeline: object, paths: _Paths) -> None:
         self._loader, self._pipeline, self._paths = loader, pipeline, paths
@@ -144,7 +144,7 @@ class _Epoch:
 
 
 class _Paths:
-    """What the pipeline asks for its next batch: paths, labels and ids."""
+    """The source of the pipeline's next batch: paths, labels and ids."""
 
     def __init__(self, images: Outside) -> None:
         self._images = images

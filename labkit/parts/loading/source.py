@@ -1,10 +1,10 @@
-"""What a loader may ask of the data, and how one opens another library.
+"""The interface of the data to loaders, and the import of other libraries.
 
     source.order ─▶ keys ─▶ source[key] ─▶ arrays ─▶ source.collate ─▶ batch
     source.outside() ─▶ files, labels, numbers ─▶ tf.data or DALI ─▶ batch
 
-`order` gives other keys in every epoch.  tf.data and DALI read, decode and preprocess by
-themselves, so they take only work that numbers describe in full.  Both have threads, and a fork
+`order` has other keys in every epoch.  tf.data and DALI read, decode and preprocess by themselves,
+so they support only preprocessing that numbers describe in full.  Both start threads, and a fork
 with threads running may hang: they are imported where a loader is opened, in the trial's process.
 """
 
@@ -30,7 +30,7 @@ LONGEST_REASON = 200  # characters of a library's own message; it has to stay on
 
 
 class Source(Protocol):
-    """What a loader may ask of the data."""
+    """The interface of the data to loaders."""
 
     order: Iterable[tuple[int, int]]
     """Keys (epoch, image index) of the current epoch, shuffled by the seed."""
@@ -43,15 +43,15 @@ class Source(Protocol):
         """Join samples into one batch."""
 
     def outside(self, packing: str) -> Outside:
-        """Say what a pipeline has to know that reads, decodes and preprocesses by itself."""
+        """Return what a pipeline needs that reads, decodes and preprocesses by itself."""
 
     def start_worker(self, worker_id: int) -> None:
-        """Set this process's thread limits."""
+        """Set this process's thread limits and its garbage collector."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """An epoch's images for a pipeline that does everything by itself."""
+    """An epoch's images, for a pipeline that reads, decodes and preprocesses by itself."""
 
     ids: np.ndarray
     """(N,) int64 image indices, ascending."""
@@ -77,7 +77,7 @@ class Outside:
 
 
 def threads_of(settings: Settings) -> int:
-    """Return as many threads as torch's loader has workers; none of them can do without."""
+    """Return the number of threads: as many as torch's loader has workers, at least one."""
     return max(1, settings.num_workers)
 
 
@@ -86,7 +86,7 @@ def open_library(module: str, package: str, needs: Sequence[str]) -> ModuleType:
 
     Args:
         module: what to import.
-        package: what people call it.
+        package: its name in messages.
         needs: names in it that the loader uses, as "data.Dataset".
 
     Raises:
@@ -96,7 +96,7 @@ def open_library(module: str, package: str, needs: Sequence[str]) -> ModuleType:
         library = importlib.import_module(module)
         for name in needs:
             operator.attrgetter(name)(library)
-    except Exception as error:  # a broken library may raise whatever it likes
+    except Exception as error:  # a broken library may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise Skip(f"{package} is not installed; {INSTALL}") from error
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]

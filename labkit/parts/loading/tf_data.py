@@ -1,10 +1,10 @@
-"""tf.data: TensorFlow's input pipeline, with the documents' stages, each of which can be left out.
+"""tf.data: TensorFlow's input pipeline with the documents' stages, each of which can be left out.
 
     positions ─▶ map: read, decode, resize, normalize ─▶ batch ─▶ prefetch ─▶ torch tensors
     shards    ─▶ parallel reads ─▶ the epoch's records ─▶ the same
 
-Batches are handed to torch without a copy.  The order comes from the source, so nothing is shuffled
-here but in the documents' own snippet.
+Batches are handed to torch without a copy.  The order comes from the source; only the documents'
+own snippet shuffles.
 
 Source: [001] 2.1 a and 4.2; tensorflow.org/guide/data_performance.
 """
@@ -157,7 +157,7 @@ def _open() -> ModuleType:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # only read while it is imported
     tf = open_library("tensorflow", "TensorFlow", NEEDS)
     tf.get_logger().setLevel("ERROR")
-    with contextlib.suppress(RuntimeError):  # somebody has used it already, and chosen
+    with contextlib.suppress(RuntimeError):  # TensorFlow is in use already
         tf.config.set_visible_devices([], "GPU")
     return tf
 
@@ -178,7 +178,7 @@ def _one_image(tf: ModuleType, images: Outside) -> Callable:
 
 
 def _options(tf: ModuleType, settings: Settings) -> object:
-    """Let AUTOTUNE have as many threads as the other loaders have workers, and no more."""
+    """Limit AUTOTUNE to as many threads as the other loaders have workers."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = threads_of(settings)
     options.threading.max_intra_op_parallelism = 1
@@ -188,7 +188,7 @@ def _options(tf: ModuleType, settings: Settings) -> object:
 
 
 def _to_torch(batch: dict[str, object]) -> dict[str, torch.Tensor]:
-    """Hand over a batch's memory; TensorFlow has no further use for it."""
+    """Return torch tensors that share the batch's memory, which TensorFlow does not use again."""
     import tensorflow
     from torch.utils.dlpack import from_dlpack
 

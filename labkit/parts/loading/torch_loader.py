@@ -1,9 +1,8 @@
-"""torch's DataLoader, in its usual way and in its others, and the loader with nothing to load.
+"""torch's DataLoader, used in its various ways, and a loader that repeats one batch.
 
     keys ─▶ worker processes: samples ─▶ collate ─▶ shared memory ─▶ (pinning) ─▶ training loop
 
-Inside a forked trial a DataLoader would take its start method from the parent, so it is always
-passed on.
+The start method is always passed: inside a forked trial, DataLoader would use the parent's.
 Source: torch/utils/data/dataloader.py, "Single- and Multi-process Data Loading"; _utils/fetch.py.
 """
 
@@ -32,7 +31,7 @@ def load_with_torch(
     Args:
         source: the samples.
         settings: complete.
-        make: what is called as DataLoader is; None: DataLoader itself.
+        make: called with the arguments of DataLoader; None: DataLoader itself.
     """
     import torch
 
@@ -52,19 +51,17 @@ def load_with_torch(
         worker_init_fn=source.start_worker if workers else None,
     )
     if settings.pin_memory and settings.device == "emulated":
-        # torch pins only where there is CUDA; what stands in for CUDA must pin, too.
+        # torch pins only with CUDA; the emulated device needs the same copy.
         return PinningLoader(loader, threaded=workers > 0)
     return loader
 
 
 class ResidentLoader:
-    """One batch, made beforehand and delivered again and again: nothing is left to load.
-
-    The epoch is then as long as the device alone takes.
+    """Repeat one batch, made when the loader is opened, so that an epoch measures the device alone.
 
     Args:
-        source: the images; its first batch is made here and now.
-        settings: `batch_size` counts.
+        source: the images; its first batch is repeated.
+        settings: uses batch_size, pin_memory and device.
     """
 
     def __init__(self, source: Source, settings: Settings) -> None:
@@ -74,23 +71,23 @@ class ResidentLoader:
         (self._batch,) = pin([batch], settings, threaded=False)  # once, not in every step
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Deliver as many batches as the epoch has."""
+        """Repeat the batch as often as the epoch has steps."""
         return itertools.repeat(self._batch, self._steps)
 
 
 class IterableLoader:
-    """A DataLoader over a data set that can only be iterated.
+    """A DataLoader over an iterable-style data set.
 
-    If every worker iterated over all of it, each image would come once per worker; split image by
-    image, the batches would depend on the number of workers.  So worker w of W has the batches w,
-    w + W, w + 2 W …, which DataLoader, asking the workers in turn, puts in order.
+    If every worker iterated over all of it, each image would be delivered once per worker; split
+    image by image, batches would depend on the number of workers.  So worker w of W makes the
+    batches w, w + W, w + 2 W …; DataLoader asks the workers in turn and so keeps the order.
     """
 
     def __init__(self, dataset: Source, *, batch_size: int, sampler: Iterable, **how: object):
         import torch
 
         self._sampler, self._batch_size = sampler, batch_size
-        # A worker that persists never sees its copy of the sampler move on: the keys are shared.
+        # Persistent workers have a copy of the sampler of the first epoch: the keys are shared.
         self._keys = self._list_keys().share_memory_()
         torch.utils.data.IterableDataset.register(_Shares)  # torch is not imported before
         shares = _Shares(dataset, self._keys)
@@ -109,7 +106,7 @@ class IterableLoader:
 
 
 class _Shares:
-    """What a worker iterates over: its own share of the batches, sample by sample."""
+    """A worker's share of the batches, sample by sample."""
 
     def __init__(self, dataset: Source, keys: torch.Tensor) -> None:
         self.dataset, self.keys = dataset, keys  # keys: (batches, batch_size, 2) int64, shared
@@ -127,7 +124,7 @@ class _Shares:
 def batch_sampled_loader(
     dataset: Source, *, batch_size: int, sampler: Iterable, drop_last: bool, **how: object
 ) -> torch.utils.data.DataLoader:
-    """Make a DataLoader whose sampler gives lists of keys, each asked for in one call."""
+    """Make a DataLoader whose sampler yields lists of keys and whose data set takes them."""
     import torch
 
     lists = torch.utils.data.BatchSampler(sampler, batch_size, drop_last)
@@ -135,7 +132,7 @@ def batch_sampled_loader(
 
 
 class _Lists:
-    """A data set that is asked for a whole batch at once, as one that reads ranges would be."""
+    """A data set with `__getitems__`, which DataLoader calls once per batch."""
 
     def __init__(self, dataset: Source) -> None:
         self.dataset = dataset
@@ -145,9 +142,9 @@ class _Lists:
 
 
 class LoopJoiningLoader:
-    """A DataLoader whose workers send their samples one by one, to be joined in the training loop.
+    """A DataLoader whose workers send single samples, which the training loop joins.
 
-    They are sent as tensors, which travel in shared memory; arrays would be pickled.
+    Samples are sent as tensors, in shared memory; arrays would be pickled.
     """
 
     def __init__(
@@ -168,7 +165,7 @@ class LoopJoiningLoader:
 def default_joining_loader(
     dataset: Source, *, collate_fn: Callable, **how: object
 ) -> torch.utils.data.DataLoader:
-    """Make a DataLoader that joins samples with torch's default_collate, whatever it is given."""
+    """Make a DataLoader that joins samples with torch's default_collate."""
     import torch
 
     return torch.utils.data.DataLoader(dataset, collate_fn=_join_by_default, **how)

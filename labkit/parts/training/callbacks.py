@@ -5,7 +5,8 @@
 
 Steps are counted through all epochs of a trial, so that every 100th also occurs where epochs are
 shorter.  An epoch waits for what was started in the background during it.  The emulated device has
-no weights and no loss: its checkpoints hold a ResNet-18 of the host, and its losses are dashes.
+no weights and no loss: its checkpoints hold a ResNet-18's weights in host memory, and reports show
+a dash for the loss.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ HOST_ONLY = "host's part real, device's part emulated"
 
 @dataclass(frozen=True, kw_only=True)
 class Callback:
-    """One thing that is done every so many steps."""
+    """A function that is called every so many steps."""
 
     name: str
     every: int
     call: Callable[[int, Mapping], None]
-    """Takes the number, from 1, and the batch of the step that was just started."""
+    """Takes the number, from 1, and the batch of the step that was launched last."""
     finish: Callable[[], object] | None = None
     """Waits, at the end of an epoch, for what still runs in the background."""
 
 
 class Callbacks:
-    """What is done beside the steps of one trial.
+    """Everything that is called between the steps of one trial.
 
     Args:
         callbacks: in the order in which they are called.
-        go_on: continue without what cannot be written.
-        emulated: the device is emulated, so that only the host's part is real.
+        go_on: continue if a checkpoint or report cannot be written.
+        emulated: the device is emulated; only the host's part is real.
     """
 
     def __init__(self, *callbacks: Callback, go_on: bool = False, emulated: bool = False) -> None:
@@ -61,7 +62,7 @@ class Callbacks:
         return bool(self._callbacks)
 
     def after_step(self, batch: Mapping) -> None:
-        """Count a step, and call what is due after it.
+        """Count a step and call what is due.
 
         Raises:
             CheckpointFailed, ReportFailed: something was not written, and `go_on` is not set.
@@ -101,18 +102,18 @@ NONE = Callbacks()
 
 
 def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitStack) -> Callbacks:
-    """Open what the settings ask for beside the steps; nothing by default.
+    """Open the callbacks that the settings ask for; none by default.
 
     Args:
         settings: complete and checked.
         device: runs the steps.
-        step: the training step, which has the loss, the class scores and the state to save.
-        stack: closes everything that was opened.
+        step: provides loss, class scores and the state to save.
+        stack: closes everything that is opened here.
 
     Raises:
         Skip: this machine lacks what they need, such as the folder for checkpoints.
     """
-    # A real device makes the host wait where a result is read; the emulated one has to be told.
+    # Reading a result waits for a real device; the emulated one needs a call.
     wait = device.synchronize if device.emulated else _nothing
 
     def loss() -> float | None:
@@ -175,7 +176,7 @@ def _checkpoints(
         finally:
             saver.save({"step": number, **step.state()})
 
-    # The first save allocates the memory that the others reuse, which takes ten times as long.
+    # The first save allocates memory that later ones use again; it takes ten times as long.
     try:
         saver.save({"step": 0, **step.state()})
         saver.finish()

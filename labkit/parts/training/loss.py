@@ -1,4 +1,4 @@
-"""The detector's loss: vectorized, and in loops, as documents warn against.
+"""The detector's loss: vectorized, and in loops as the documents warn against.
 
     heat map: focal loss of all cells     size, offset: L1 at the boxes' center cells
 
@@ -108,7 +108,7 @@ def loop_loss(
     return focal / (centers + (centers == 0)) + at_boxes
 
 
-# These take time of the host, and take `wait`.
+# These keep the host busy, and take the argument `wait`.
 LOOPS: dict[str, Callable] = {
     "loops": loop_loss,
     "loops_sync": partial(loop_loss, reads_each=True),
@@ -121,10 +121,9 @@ LOSSES: dict[str, Callable] = {VECTORIZED: detector_loss, **LOOPS}
 def host_loss(
     loss_of: Callable[..., torch.Tensor], batch_size: int, seed: int = 0
 ) -> Callable[..., None]:
-    """Make the host's part of a loss, forward and backward, for a device that is emulated.
+    """Make the host's part of a loss, forward and backward, for the emulated device.
 
-    With maps of one cell as many operators are called as with whole maps, and there is next to
-    nothing to compute.
+    Maps of one cell need as many operator calls as whole maps, and almost no computation.
 
     Args:
         loss_of: a loss of `LOSSES`.

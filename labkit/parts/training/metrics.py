@@ -3,8 +3,8 @@
     logits, labels ─▶ top-1, top-5, confusion matrix, added up ─▶ `Totals.result`
 
 `loops` reads every sample on the host, as `.item()` per image does; `vectorized` counts on the
-device and reads once, at the end.  `torch.bincount` would not do: on CUDA it reads its largest
-number and so waits for the device.  Importing this module does not import torch.
+device and reads once, at the end.  It does not use `torch.bincount`, which on CUDA reads the
+largest number and so waits for the device.  Importing this module does not import torch.
 """
 
 from __future__ import annotations

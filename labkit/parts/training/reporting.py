@@ -150,7 +150,7 @@ class TerminalHandler(logging.StreamHandler):
 class MetricClient(logging.Handler):
     """Posts each report to a metric server on this machine and waits for its answer.
 
-    The connection is kept, as metric clients do; clients on top of requests take a few tenths of
+    The connection is kept, as metric clients do; clients built on requests take a few tenths of
     a millisecond more.
 
     Args:
