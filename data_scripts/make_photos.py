@@ -1,4 +1,4 @@
-"""Make a data set of synthetic photographs with boxes, for machines without COCO.
+"""Make a dataset of synthetic photographs with boxes, for machines without COCO.
 
     python data_scripts/make_photos.py data/photos --images 1000
 
@@ -135,11 +135,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _adopt(out: str) -> str:
-    """Say what a folder holds, if it is a whole data set; else nothing."""
+    """Return what a folder holds as text; empty if it is no whole dataset."""
     try:
         reader = open_folder(Path(out))
     except (ValueError, OSError):
-        return ""  # missing, empty or unfinished: to be made, and refused there if it is neither
+        return ""  # missing, empty or unfinished; `make_photos` refuses anything else
     boxes = "with boxes" if reader.boxes == "coco" else "without boxes, so they are made up"
     return f"using the {len(reader)} images in {out}, {boxes}"
 
@@ -219,7 +219,7 @@ def _check_space(root: Path, images: int) -> None:
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[Callable]:
-    """Give a `map` over processes; leaving early drops what has not begun."""
+    """Yield a `map` over processes; an exception cancels what has not begun."""
     if jobs == 1:
         yield map
         return

@@ -4,7 +4,7 @@
 #     sudo data_scripts/mount_tmpfs.sh FOLDER SIZE      SIZE like 500M or 30G
 #     data_scripts/mount_tmpfs.sh --check FOLDER SIZE   says what it would do, and does nothing
 #
-# Main trap: what is mounted over a folder hides the files in it, so the folder has to be empty.
+# The folder must be empty, because a mount hides the files in it.
 set -eu
 unset CDPATH
 export LC_ALL=C

@@ -1,12 +1,12 @@
-"""Pack a data set: many images in a few files, scaled or preprocessed ahead of training.
+"""Pack a dataset: many images in a few files, scaled or preprocessed ahead of training.
 
     python data_scripts/pack_dataset.py data/photos --to lmdb
     python data_scripts/pack_dataset.py data/photos --to raw --stored pixels --px 256 --jobs 4
     python data_scripts/pack_dataset.py data/photos --to hdf5 --stored sample --engine spark
     python data_scripts/pack_dataset.py data/photos --to lmdb --verify
 
-A pack has its name only when it is whole.  What is scaled or preprocessed is another image than
-before, and rows that read it say so.
+A pack gets its name when it is complete. Scaled or preprocessed images differ from the originals,
+so rows that read them are labelled.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def pack(settings: Settings, out: Path | None, given: argparse.Namespace) -> int:
-    """Make a pack, and say what it is, what it took and what reads it."""
+    """Make a pack, and print its size, what making it took and the settings that read it."""
     cost = ensure_pack(
         settings,
         to=out,

@@ -1,11 +1,11 @@
-"""Draw scenes that JPEG decoders and detectors meet as photographs.
+"""Draw synthetic scenes with the statistics of photographs, and their boxes.
 
     plan_scene → shapes back to front → annotate → the boxes of what is visible
                                       → paint    → pixels
 
-Photographs have edges where things hide each other, and those cost a decoder work
-that smooth pictures do not; their fine grain is in `photo_textures`.  Main trap:
-boxes that are exact need one map of what is visible, for painting and annotating.
+Photographs have edges where objects hide each other, which cost a decoder more work than smooth
+pictures; their fine grain is in `photo_textures`. Painting and annotating share one map of what is
+visible, so that the boxes are exact.
 
 Source: A. B. Lee, D. Mumford, J. Huang, "Occlusion models for natural images",
 Int. J. Comput. Vis. 41 (2001), for shapes.
@@ -116,7 +116,7 @@ def plan_scene(seed: int, image_id: int) -> Scene:
 
 
 def visible_map(scene: Scene) -> np.ndarray:
-    """Say which object each pixel shows.
+    """Return which object each pixel shows.
 
     Returns:
         (H, W) uint8, 0 for none, else 1 + the place in `scene.things`.

@@ -1,12 +1,11 @@
-"""The grain of photographs: textures and sensor noise, cut from fields made once.
+"""Textures and sensor noise of photographs, cut from noise fields.
 
     seed → a few noise fields → cut_texture → multiply: light and shade on a picture
          → sensor_noise       → random_crop
 
-Photographs have a power spectrum that falls with the square of the frequency, which
-costs a decoder work that smooth or random pictures do not.  Main trap: a transform
-per image costs more than the JPEG, so textures are cut from a few noise fields made
-once per process.
+The power spectrum of photographs falls with the square of the frequency, which costs a decoder
+other work than smooth or random pictures. A Fourier transform per image would take longer than the
+JPEG, so textures are cut from a few noise fields made once per process.
 
 Source: D. J. Field, "Relations between the statistics of natural images...",
 J. Opt. Soc. Am. A 4 (1987), for the spectrum.

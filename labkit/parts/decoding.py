@@ -1,10 +1,13 @@
-"""Decoding: which library turns JPEG bytes into pixels, and how fast.
+"""Decoding: from a JPEG file's bytes to pixels, with one of several libraries.
 
     bytes -> read_size_px: refuse what is not a whole JPEG -> a library -> (H, W, 3) uint8 RGB
 
-No decoder rotates: pixels come as they are stored, whatever EXIF says, as in most training code;
-boxes count in these pixels. A scaled decoder does less work and returns other pixels, which rows
-and charts say.
+To add a decoder, write a function like `decode_pillow` and add it to `DECODERS`; the tests check
+every entry of the table.
+
+No decoder applies the EXIF orientation, as in most training code; boxes are in the pixels as
+stored. A scaled decoder does less work and returns other pixels, so its rows and charts are
+labelled.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def open_library(module: str, package: str) -> ModuleType:
 
 
 def checked(decode: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """Make a decoder refuse what is not a whole JPEG, and raise its library's errors in our words.
+    """Make a decoder refuse what is not a whole JPEG, and raise a ValueError for damaged files.
 
     Args:
         decode: takes a JPEG file's bytes and returns (H, W, 3) uint8 RGB pixels, C-contiguous.
@@ -110,9 +113,8 @@ def decode_simplejpeg(jpeg: bytes) -> np.ndarray:
 def decode_simplejpeg_scaled(jpeg: bytes, at_least_px: int | None = None) -> np.ndarray:
     """Decode with simplejpeg to a fraction of the size, from the low frequencies alone.
 
-    That saves work on pixels, not on bits: every coefficient is still read from the file. Pixels
-    differ from those of a full decode with a resize: they are averages, where OpenCV's linear
-    filter looks at four.
+    This saves work per pixel, but every coefficient is still read from the file. Pixels differ from
+    those of a full decode and a resize: they are averages, where OpenCV's linear filter reads four.
 
     Args:
         jpeg: as in `decode_opencv`.
@@ -136,8 +138,8 @@ def _simplejpeg_pixels(jpeg: bytes, **scale: int) -> np.ndarray:
     try:
         return simplejpeg.decode_jpeg(jpeg, "RGB", **scale)
     except ValueError as error:
-        # The others decode in spite of libjpeg's warnings. Not strict from the start: that
-        # swallows libjpeg's errors too, and leaves the rest of the image uninitialized.
+        # The others decode in spite of libjpeg's warnings. strict=False only here: it also ignores
+        # libjpeg's errors, and leaves the rest of the image uninitialized.
         if not str(error).startswith(LIBJPEG_WARNING):
             raise
         return simplejpeg.decode_jpeg(jpeg, "RGB", strict=False, **scale)
@@ -152,7 +154,7 @@ def decode_kornia_rs(jpeg: bytes) -> np.ndarray:
     """
     kornia_rs = open_library("kornia_rs", "kornia-rs")
     try:
-        # Not an ImageDecoder that is kept: after a truncated file it refuses the next good one.
+        # A kept ImageDecoder would refuse the next good file after a truncated one.
         return kornia_rs.io.decode_image_jpegturbo(jpeg, "rgb")
     except Exception as error:  # it raises no other kind
         raise ValueError(error) from error
@@ -168,13 +170,13 @@ def decode_torchvision(jpeg: bytes) -> np.ndarray:
     # Named beside it, pip keeps the torch that is here.
     release = torch.__version__.partition("+")[0]
     images = open_library("torchvision.io", f"torchvision torch=={release}")
-    # A copy, as torch warns of bytes: it would let them be written to.
+    # A copy, as torch warns of bytes, which are not writable.
     data = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
     try:
         planes = images.decode_jpeg(data, mode="RGB")
     except RuntimeError as error:
         raise ValueError(str(error).rpartition(", ")[2]) from error  # a line of its source is first
-    return planes.permute(1, 2, 0).numpy()  # a view: it decodes to pixels that lie together
+    return planes.permute(1, 2, 0).numpy()  # decoded as (H, W, 3), so a view
 
 
 DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
@@ -185,7 +187,7 @@ DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
     "kornia_rs": decode_kornia_rs,
     "torchvision": decode_torchvision,
 }
-# These also take `at_least_px`, and then decode no more pixels than they must.
+# These also take `at_least_px`, and then decode to a fraction of the size.
 SCALED = frozenset({"simplejpeg_scaled"})
 
 

@@ -1,4 +1,4 @@
-"""One file per image: the layouts that are understood, and the one that labkit writes.
+"""One file per image: the layouts that labkit reads, and the one that it writes.
 
     ours   images/*.jpg            annotations.json              manifest.json
     COCO   val2017/*.jpg           annotations/instances_val2017.json
@@ -40,7 +40,7 @@ LAYOUTS = (
 
 
 UNFINISHED = ".unfinished.json"  # in a folder whose manifest is still to be written
-MADE_AGAIN = ("paths", "image_bytes")  # bulky to pickle, and found again at once
+NOT_PICKLED = ("paths", "image_bytes")  # large, and quickly found again
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,7 @@ class FolderReader:
     manifest_hash: str
     source_hash: str
     stored: str
-    """jpeg, or resized: scaled down from other data; see `content`."""
+    """jpeg, or resized: scaled down from other data."""
     listing: Listing
     """The files' paths below `root`, and their boxes, if they have any."""
     annotations: Path | None = None
@@ -62,7 +62,7 @@ class FolderReader:
         return len(self.listing)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in MADE_AGAIN}
+        return {name: value for name, value in self.__dict__.items() if name not in NOT_PICKLED}
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
@@ -102,7 +102,7 @@ class FolderReader:
         return self.parse((self.root / self.name(i)).read_bytes(), i)
 
     def parse(self, jpeg: bytes, i: int) -> tuple[bytes, Annotation]:
-        """Add the boxes to the bytes of file `i`, wherever they were read."""
+        """Return the bytes of file `i`, which another reader has read, and its boxes."""
         if self.annotations is None:
             try:
                 return jpeg, synthesize_boxes(self.name(i), *read_size_px(jpeg))
@@ -113,7 +113,7 @@ class FolderReader:
     def annotation(self, i: int) -> Annotation:
         """Return an image's boxes without reading it.
 
-        Synthesized ones lie in shares of the shorter side, as its length is in the file.
+        Synthesized ones are in units of the shorter side, whose length is in the file.
         """
         if self.annotations is None:
             return synthesize_boxes(self.name(i), 1, 1)
@@ -125,7 +125,7 @@ class FolderReader:
         compared = []
         if self.manifest_hash != "unknown":
             changed = difference(self.root / MANIFEST, {"sha256": self.manifest_hash})
-            if changed:  # then nothing that it says about the files can be relied on
+            if changed:  # then its entries for the files cannot be used
                 return [changed]
             manifest = read_manifest(self.root)
             entries = manifest["files"]
@@ -318,7 +318,7 @@ def _find_jpegs(root: Path) -> list[str]:
     while waiting:
         folder = waiting.pop()
         real = folder.resolve()
-        if real in seen:  # a link that leads back up would go round for ever
+        if real in seen:  # a link to a parent folder would never end
             continue
         seen.add(real)
         below = folder.relative_to(root).as_posix()
@@ -342,7 +342,7 @@ def _check_regular(entry: os.DirEntry) -> None:
     if entry.is_file(follow_symlinks=False):
         return
     path = Path(entry.path)
-    if path.exists() and not path.is_file():  # a broken link is left to whoever reads it
+    if path.exists() and not path.is_file():  # `read` reports a broken link
         raise ValueError(
             f"data must hold regular files, got a named pipe, socket or device at {path}; remove it"
         )

@@ -2,8 +2,8 @@
 
     write(folder, images, records) ─▶ files, spans        open(files, spans) ─▶ .read(i)
 
-A format knows nothing of names and boxes: these stand once, in the pack's index.  LMDB and HDF5
-forbid that an open file crosses a fork, so theirs are closed before one.
+A format stores records only; names and boxes are in the pack's index. LMDB and HDF5 do not allow a
+process to use a file that its parent opened, so their files are closed before a fork.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Format:
     images_per_file: Callable[[int], int] = int
     """Images of the pack -> those of one of its files."""
     closed_before_fork: bool = False
-    """Whether its library forbids that a child has a file open that its parent opened."""
+    """Whether its library does not allow a process to use a file that its parent opened."""
 
 
 # --- raw: record after record in one file, mapped into memory ---------------------------------
@@ -74,7 +74,7 @@ def _write_bytes(file: BinaryIO, records: Records) -> np.ndarray:
 
 
 class RawFile:
-    """A file of bytes, mapped; reads of it are page faults, which no count of calls shows."""
+    """A file of bytes, mapped into memory, so that page faults read it instead of calls."""
 
     def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
         self._spans = spans
@@ -104,7 +104,7 @@ def write_pth(folder: Path, images: int, records: Records) -> None:
     together = torch.from_file(str(raw), size=raw.stat().st_size, dtype=torch.uint8)
     try:
         torch.save([together[start:end] for start, end in spans.tolist()], folder / "images.pth")
-    except RuntimeError as error:  # torch's own word for a full disk
+    except RuntimeError as error:  # what torch raises if the disk is full
         raise OSError(errno.EIO, f"{error}; is the disk full?", str(folder)) from error
     raw.unlink()
 
@@ -122,7 +122,7 @@ class PthFile:
         return self._images[i].numpy().tobytes()
 
     def close(self) -> None:
-        """Let go of the tensors, and so of the map."""
+        """Release the tensors, and so the map."""
         self._images = []
 
 
@@ -145,7 +145,7 @@ class HDF5File:
     def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
         import h5py
 
-        # Nobody writes a finished pack, and some network file systems have no locks.
+        # A finished pack is not written to, and some network file systems have no locks.
         self._file = h5py.File(files[0], "r", locking=False)
         self._images = self._file["images"]
 
@@ -170,7 +170,7 @@ def write_lmdb(folder: Path, images: int, records: Records) -> None:
 
     file = folder / "images.lmdb"
     try:
-        # Not synced after each transaction: a pack that is not whole is thrown away.
+        # Not synced after each transaction: an incomplete pack is removed.
         with lmdb.open(
             str(file), map_size=MAP_BYTES, subdir=False, lock=False, sync=False
         ) as environment:
@@ -184,7 +184,7 @@ def write_lmdb(folder: Path, images: int, records: Records) -> None:
         raise OSError(errno.EIO, f"{error}; is the disk full?", str(file)) from error
 
 
-# Held while files are opened or closed that must not be open across a fork, and by whoever forks.
+# Held by a fork, and while files are opened or closed that must not be open across one.
 FORKING = threading.RLock()
 # py-lmdb refuses a file that this process has open already, so a second reader gets the first's.
 _ENVIRONMENTS: weakref.WeakValueDictionary[Path, object] = weakref.WeakValueDictionary()
@@ -198,8 +198,8 @@ class LMDBFile:
 
         self._environment = _ENVIRONMENTS.get(files[0])
         if self._environment is None:
-            # A lock would want to write beside a pack, which nobody changes.  Read ahead, which
-            # is LMDB's default, is thrown away by shuffled reading.
+            # A lock would be a file beside the pack, which is not written to. Reading ahead,
+            # LMDB's default, is wasted where the order is shuffled.
             self._environment = lmdb.open(
                 str(files[0]), subdir=False, readonly=True, lock=False, readahead=False,
                 meminit=False,
@@ -215,7 +215,7 @@ class LMDBFile:
         return record
 
     def close(self) -> None:
-        """Let go of the environment; it closes itself where no other reader has it."""
+        """Release the environment, which is closed when no other reader has it."""
         with FORKING:
             self._environment = None
 
@@ -230,7 +230,7 @@ class LMDBFile:
 
 LENGTH, CRC = struct.Struct("<Q"), struct.Struct("<I")
 START_BYTES = LENGTH.size + CRC.size
-# Who reads shards in parallel needs several, also of the few images of a short epoch.
+# Loaders that read shards in parallel need several, even if an epoch has few images.
 FEWEST_IN_SHARD, MOST_SHARDS = 16, 256
 
 
@@ -240,7 +240,7 @@ def images_per_shard(images: int) -> int:
 
 
 def masked_crc(data: bytes) -> bytes:
-    """Sum data as TFRecord does: CRC-32C, turned and shifted, 4 bytes."""
+    """Return TFRecord's checksum of data: CRC-32C, rotated, plus a constant, 4 bytes."""
     import crc32c
 
     crc = crc32c.crc32c(data)
@@ -295,10 +295,10 @@ class TFRecordFile:
         self._lock = threading.Lock()
 
     def read(self, i: int) -> bytes:
-        """Read one `Example`, check both sums as TensorFlow does, and take the image.
+        """Read one `Example`, check both checksums as TensorFlow does, and return the image.
 
         Raises:
-            ValueError: a sum differs.
+            ValueError: a checksum differs.
         """
         start, image, end = map(int, self._spans[i])
         frame = self._read(i // self._per_shard, end - start, start)
@@ -311,7 +311,7 @@ class TFRecordFile:
 
     def _read(self, shard: int, size_bytes: int, at: int) -> bytes:
         if shard not in self._opened:
-            # Without a lock: a fork would copy one that another thread holds, and never get it.
+            # Without a lock: a fork would copy it while another thread holds it.
             opened = self._files[shard].open("rb", buffering=0)
             if self._opened.setdefault(shard, opened) is not opened:
                 opened.close()  # another thread was first

@@ -1,11 +1,11 @@
-"""From a decoded image and its boxes to the arrays a training step takes.
+"""Preprocessing: from a decoded image and its boxes to the arrays a training step takes.
 
     Sample -> per_sample (loader worker) -> collate -> transfer -> on_device -> step
 
-Every detector preprocessor delivers the same batch and differs only in how and
-where it is made.  The loader's collate stacks the arrays along a new first axis;
-one whose name ends in `_ragged` is concatenated instead, with `<name>_counts`
-added.  Main trap: random draws come from the sample, never from a worker's state.
+All detector preprocessors deliver the same batch; they differ in how and where it is made. The
+loader's collate stacks the arrays along a new first axis; arrays whose name ends in `_ragged` are
+concatenated, and `<name>_counts` is added. Random draws depend on the sample alone, not on a
+worker's state.
 Source: documents [001] 2.1 and [004] 2.5; xingyizhou/CenterNet, commit 4c50fd3.
 """
 
@@ -45,11 +45,11 @@ class Preprocessor:
     per_sample: Callable[[Sample, int], dict[str, np.ndarray]]
     """(sample, input_px) -> arrays without the batch axis; runs in the loader worker."""
     on_device: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]] | None = None
-    """(batch, input_px) -> the finished batch, after the transfer; None: nothing is left to do."""
+    """(batch, input_px) -> the finished batch, after the transfer; None: it is finished already."""
     batch: str = "detector"
     """The finished batch's name in `contracts.BATCHES`."""
     in_numbers: ResizeAndNormalize | None = None
-    """The same work for loaders that do it themselves; None: they cannot."""
+    """The same work in numbers, for loaders that preprocess themselves; None: they cannot."""
 
 
 PREPROCESSORS: dict[str, Preprocessor] = {
@@ -67,13 +67,14 @@ PREPROCESSORS: dict[str, Preprocessor] = {
 
 
 def device_bytes(name: str, batch_size: int, input_px: int) -> int:
-    """Count what the on-device work of a batch reads and writes: its arrays in and out.
+    """Return how many bytes the on-device work of a batch reads and writes.
 
-    The emulated device's cost of that work.  Derived from shapes, with a typical image
-    pushed through `per_sample` once, so it also holds for a preprocessor of your own.
+    The emulated device derives the time of this work from it. Counted from the shapes of the
+    arrays, after `per_sample` has processed one typical image, so it also holds for a user's own
+    preprocessor.
 
     Returns:
-        Bytes; 0 where nothing is left to do on the device.
+        Bytes; 0 where no work is left for the device.
 
     Raises:
         ValueError: the name is unknown.

@@ -1,14 +1,12 @@
-"""The classification sample: the whole image squeezed into a square, and one label.
+"""The classification sample: the whole image resized to a square, and one label.
 
     image -> resize (OpenCV or Pillow) -> 0..1 -> mean/std -> planes   (the last three on the
     device where only pixels are sent)
     boxes -> class of the largest one
 
-The light counterpart of the detector sample: little preprocessing, so storage,
-decoding and loading weigh more.  Mean and std here are ImageNet's, not the
-detector's; nothing is drawn at random.  Main trap: `Image.resize` averages all
-pixels when it shrinks and OpenCV's linear filter looks at four, so a comparison of
-the two measures different work; Pillow's affine transform is the same filter.
+It takes less preprocessing than the detector sample, so storage, decoding and loading have a larger
+share. Nothing is drawn at random. When it shrinks, Pillow's `Image.resize` averages all pixels,
+while OpenCV's linear filter reads four; Pillow's affine transform is the same filter as OpenCV's.
 Source: torchvision's classification reference for mean and std; DOCUMENTS, dispute 8.
 """
 
@@ -48,7 +46,7 @@ def classification(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
 
 
 def classification_on_device(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
-    """Make what the device needs to finish one classification sample: a quarter of the bytes.
+    """Make a classification sample that the device normalizes: a quarter of the bytes.
 
     Args:
         sample: a decoded image with its boxes.
@@ -79,8 +77,7 @@ def normalize_on_device(batch: dict[str, torch.Tensor], input_px: int) -> dict[s
     image = torch.empty(
         (len(pixels), 3, input_px, input_px), dtype=torch.float32, device=pixels.device
     )
-    # Plain numbers, plane by plane: a tensor of them would be copied to the device each time, and
-    # the host would wait for that.
+    # Python numbers, plane by plane: the host would wait until a tensor of them is on the device.
     for channel, (scale, shift) in enumerate(zip(SCALE_RGB.tolist(), SHIFT_RGB.tolist())):
         torch.mul(pixels[..., channel], scale, out=image[:, channel])
         image[:, channel] += shift
@@ -92,8 +89,7 @@ def classification_pillow(sample: Sample, input_px: int) -> dict[str, np.ndarray
 
     Arguments, result and errors as `classification`: the same four pixels with the same weights
     as OpenCV's linear filter; Pillow drops the fraction of a grey level where OpenCV rounds.
-    Decoders deliver arrays, so Pillow also pays for taking one in and giving one back, as its
-    users do around every other library.
+    Decoders deliver arrays, so this includes the conversion to a Pillow image and back.
     """
     from PIL import Image
 
@@ -109,7 +105,7 @@ def classification_pillow(sample: Sample, input_px: int) -> dict[str, np.ndarray
 
 
 def _finish(sample: Sample, resized_rgb: np.ndarray) -> dict[str, np.ndarray]:
-    """Normalize (S, S, 3) uint8 into planes: the same lines whoever resized."""
+    """Normalize (S, S, 3) uint8 into planes."""
     image = np.empty((3, *resized_rgb.shape[:2]), np.float32)
     for channel in range(3):
         np.multiply(resized_rgb[:, :, channel], SCALE_RGB[channel], out=image[channel])

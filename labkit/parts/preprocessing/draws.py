@@ -1,10 +1,9 @@
-"""What is random about a detector sample, and where its pixels go.
+"""Random draws of a detector sample, its crop, and the detector's constants.
 
     (seed, epoch, sample id) -> Draws -> crop, flip, colours -> every preprocessor
 
-All preprocessors share these draws, so they do the same work and only differ in
-how.  Main trap: CenterNet's colour constants are in OpenCV's channel order; ours
-are reordered to RGB, rows of the eigenvectors included.
+All preprocessors share these draws, so they deliver equal work. CenterNet's colour constants are in
+OpenCV's channel order (BGR); here they are in RGB, the rows of the eigenvectors included.
 Source: xingyizhou/CenterNet, commit 4c50fd3, sample/ctdet.py, utils/image.py and dataset/coco.py.
 """
 
@@ -48,7 +47,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Everything random about one sample in one epoch."""
+    """The random draws of one sample in one epoch."""
 
     center_xy: tuple[float, float]
     """Centre of the square crop, in pixels of the image after flipping."""
@@ -83,8 +82,7 @@ config = cache(read_config)  # read once per process
 def draw(sample: Sample) -> Draws:
     """Draw crop, flip and colours of a sample.
 
-    Nothing but (seed, epoch, sample id) and the image's size matters: not the worker,
-    not the loader, not the order of the samples.
+    They depend only on (seed, epoch, sample id) and on the image's size.
     """
     rng = np.random.default_rng((sample.seed, sample.epoch, sample.sample_id))
     height, width = sample.image_rgb.shape[:2]
@@ -105,9 +103,9 @@ def draw(sample: Sample) -> Draws:
 
 
 def affine(draws: Draws, size_px: int) -> np.ndarray:
-    """Build the map from pixels of the (flipped) image to a square of `size_px`.
+    """Return the affine transform from pixels of the (flipped) image to a square of `size_px`.
 
-    The crop's centre lands in the middle of the square and its side fills it.
+    It maps the crop to the whole square.
 
     Returns:
         (2, 3) float64, for points as columns (x, y, 1).
@@ -123,7 +121,7 @@ def class_from_dict(constants: Config, category_id: int) -> int:
     """Look up the class index of a COCO category.
 
     Raises:
-        ValueError: no class stands for the category.
+        ValueError: the category has no class.
     """
     if category_id not in constants.class_of:
         raise unknown_category(category_id)
@@ -131,7 +129,7 @@ def class_from_dict(constants: Config, category_id: int) -> int:
 
 
 def unknown_category(category_id: int) -> ValueError:
-    """Make the error for a category id that no class stands for."""
+    """Return the error for a category id without a class."""
     return ValueError(
         f"category_ids must be COCO's object categories (1 to 90 with gaps), got {category_id}; "
         "renumber the categories in annotations.json"

@@ -1,12 +1,11 @@
-"""The detector sample as the original code makes it: loops, full-frame passes, spare arrays.
+"""The detector sample as the original code makes it: loops, full-frame passes, unused arrays.
 
     image -> warp -> a dozen float32 passes -> transposed view
     boxes -> one at a time -> point by point -> one Gaussian each -> heat map
 
-Slow on purpose and the reference for the others: documents [001] and [004] say
-to load configuration once, look up in a dict and write vectorized code, so this
-does the opposite, as CenterNet does.  Main trap: do not tidy it up; every line
-that looks wasteful is part of what is measured.
+The reference for the other preprocessors, and slow on purpose: documents [001] and [004] advise to
+load the configuration once, to look classes up in a dict and to vectorize. This does the opposite,
+as CenterNet does. Do not optimize it: every line that looks wasteful is part of what is measured.
 Source: xingyizhou/CenterNet, commit 4c50fd3, sample/ctdet.py and utils/image.py.
 """
 
@@ -37,7 +36,7 @@ def class_from_list(constants: Config, category_id: int) -> int:
     """Scan the list of categories for the class index, up to 80 comparisons.
 
     Raises:
-        ValueError: no class stands for the category.
+        ValueError: the category has no class.
     """
     for index, known_id in enumerate(constants.category_ids):
         if known_id == category_id:
@@ -46,18 +45,18 @@ def class_from_list(constants: Config, category_id: int) -> int:
 
 
 def gaussian_radius(height: int, width: int) -> float:
-    """Say how wide a box's bump is, from three quadratic equations.
+    """Return the radius of a box's Gaussian, from three quadratic equations.
 
-    The roots are CenterNet's, which took them over from CornerNet with a known mistake
-    (not divided by 2a, and the larger root of the first two); the models of 2019 were
-    trained with it, and it makes the bumps, and so the work, about three times as wide.
+    CenterNet took the equations from CornerNet with a known mistake (roots not divided by 2a, and
+    the larger root of the first two). It is kept: the published models were trained with it, and it
+    makes the Gaussians about three times as wide, which is more work.
 
     Args:
         height: of the box, whole heat map cells.
         width: likewise.
 
     Returns:
-        The smallest of the three, in cells.
+        The smallest of the three radii, in cells.
 
     Source: xingyizhou/CenterNet, commit 4c50fd3, utils/image.py; the mistake: its issue 273.
     """
@@ -77,7 +76,7 @@ def gaussian_radius(height: int, width: int) -> float:
 
 
 def gaussian_2d(radius: int) -> np.ndarray:
-    """Build a Gaussian bump of standard deviation diameter / 6.
+    """Return a Gaussian of standard deviation diameter / 6.
 
     Returns:
         (2 * radius + 1, 2 * radius + 1) float64, 1 in the middle.
@@ -85,7 +84,7 @@ def gaussian_2d(radius: int) -> np.ndarray:
     sigma = (2 * radius + 1) / 6
     y, x = np.ogrid[-radius : radius + 1, -radius : radius + 1]
     bump = np.exp(-(x * x + y * y) / (2 * sigma * sigma))
-    # Never true at this sigma, whose corners are above exp(-9); the original checks, so do we.
+    # Never true at this sigma, whose corners are above exp(-9), but the original checks it.
     bump[bump < np.finfo(bump.dtype).eps * bump.max()] = 0
     return bump
 
@@ -166,7 +165,7 @@ def loops(
     offset_xy = np.zeros((MAX_BOXES, 2), np.float32)
     cell = np.zeros(MAX_BOXES, np.int64)
     mask = np.zeros(MAX_BOXES, np.uint8)
-    # The original fills these for options that are off by default, and drops them.
+    # The original fills these for options that are off by default, and does not return them.
     dense_wh = np.zeros((2, cells, cells), np.float32)  # noqa: F841
     class_wh = np.zeros((MAX_BOXES, CLASSES * 2), np.float32)
     class_mask = np.zeros((MAX_BOXES, CLASSES * 2), np.uint8)

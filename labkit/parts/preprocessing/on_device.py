@@ -1,11 +1,11 @@
-"""The detector sample with only pixels and box rows leaving the loader worker.
+"""The detector sample, finished on the device: the loader worker sends only pixels and box rows.
 
     worker: warp, colour matrix, box rows -> transfer (uint8) -> device: colours, heat maps
 
-The finished batch is the same as from `loops`, but a tenth of the bytes go through
-worker memory, pinning and the bus; the device makes the rest by broadcasting over
-all boxes of the batch.  Main trap: nothing here may make the host wait for the
-device, so no boolean masks and no `.item()`; the number of boxes is known from shapes.
+The finished batch equals that of `loops`, but only a tenth of the bytes is copied between
+processes, pinned and transferred; the device makes the rest by broadcasting over all boxes of the
+batch. No operation may make the host wait for the device: no boolean masks, no `.item()`; the
+number of boxes is known from shapes.
 Source: the same author's CenterNet2 draws heat maps on the device; document [004] 2.5.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def on_device_sample(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
-    """Make what the device needs to finish one detector sample.
+    """Make a detector sample that the device finishes.
 
     Args:
         sample: a decoded image with its boxes.
@@ -75,7 +75,7 @@ def finish_on_device(batch: dict[str, torch.Tensor], input_px: int) -> dict[str,
     boxes, counts = batch["boxes_ragged"], batch["boxes_ragged_counts"]
     images, device = len(counts), boxes.device
     cells = input_px // STRIDE
-    # [2, 0, 1] boxes -> [0, 0, 2]; output_size spares asking the device for the sum.
+    # [2, 0, 1] boxes -> [0, 0, 2]; without output_size the host waits for the sum.
     image_of_box = torch.repeat_interleave(counts, output_size=len(boxes))
     slot, class_index, radius = boxes[:, :3].long().unbind(1)
     center_xy, size_wh = boxes[:, 3:5], boxes[:, 5:7]
@@ -104,7 +104,7 @@ def finish_on_device(batch: dict[str, torch.Tensor], input_px: int) -> dict[str,
 
 @cache
 def largest_radius(cells: int) -> int:
-    """Say how wide a Gaussian can get: that of a box filling the heat map."""
+    """Return the largest radius of a Gaussian, that of a box as large as the heat map."""
     return int(gaussian_radii(np.array([[cells - 1, cells - 1]]))[0])
 
 
@@ -130,7 +130,7 @@ def _draw_heatmaps(
     line = torch.exp(-(step**2) / (2 * sigma**2)) * (step.abs() <= radius[:, None])  # (n, R)
     line_xy = line[:, None] * ((at >= 0) & (at < cells))  # (n, 2, R)
     values = line_xy[:, 1, :, None] * line_xy[:, 0, None, :]  # (n, R, R), 0 outside circle and map
-    # What left the map is put on its edge with value 0, which changes no maximum.
+    # Cells outside the map are moved to its edge with value 0, which changes no maximum.
     at = at.clamp(0, cells - 1)
     index = (plane[:, None, None] * cells + at[:, 1, :, None]) * cells + at[:, 0, None, :]
     heatmap = torch.zeros(images * CLASSES * cells * cells, device=radius.device)

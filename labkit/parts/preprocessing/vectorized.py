@@ -1,12 +1,11 @@
-"""The detector sample with the same numbers as `loops`, made with little work.
+"""The detector sample with the same numbers as `loops`, vectorized.
 
     image -> warp -> one 3x4 colour matrix -> contiguous planes
     boxes -> all at once -> cached Gaussians -> heat map
 
-Brightness, contrast, saturation, lighting, mean and std are all affine per pixel,
-because the grey image they blend in is that of the image before augmentation; so
-they fold into one matrix.  Main trap: cells and masks must equal `loops` bit for
-bit, so coordinates are rounded to float32 exactly where they are there.
+Brightness, contrast, saturation, lighting, mean and std are all affine per pixel, because they
+blend with the grey image from before augmentation; so one matrix replaces them. Cells and masks
+equal those of `loops` bit for bit, so coordinates are rounded to float32 at the same places.
 Source: xingyizhou/CenterNet, commit 4c50fd3; document [004] 2.5 for the advice.
 """
 
@@ -26,7 +25,7 @@ GRAY_OF_RGB = np.array([0.299, 0.587, 0.114])  # as cv2.COLOR_RGB2GRAY
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedBoxes:
-    """The n boxes of an image that show in the crop, in heat map cells."""
+    """The n boxes of an image that show in the crop, in cells of the heat map."""
 
     slot: np.ndarray
     """(n,) int64, place among the image's boxes."""
@@ -58,7 +57,7 @@ def warp(sample: Sample, draws: Draws, input_px: int) -> np.ndarray:
 
 
 def colour_matrix(image_rgb: np.ndarray, draws: Draws, constants: Config) -> np.ndarray:
-    """Fold scaling to 0..1, colour augmentation and normalization into one matrix.
+    """Return scaling to 0..1, colour augmentation and normalization as one matrix.
 
     Args:
         image_rgb: (S, S, 3) uint8, the crop; contrast blends in its mean grey.
@@ -85,7 +84,7 @@ def colour_matrix(image_rgb: np.ndarray, draws: Draws, constants: Config) -> np.
 
 
 def gaussian_radii(size_wh: np.ndarray) -> np.ndarray:
-    """Find the radius of every box's Gaussian.
+    """Return the radius of every box's Gaussian.
 
     Only the last of the three equations in `loops.gaussian_radius`: its root is at most
     0.14 (h + w), the others' are at least 0.5 (h + w).
@@ -104,7 +103,7 @@ def gaussian_radii(size_wh: np.ndarray) -> np.ndarray:
 
 
 def place_boxes(sample: Sample, draws: Draws, cells: int, constants: Config) -> PlacedBoxes:
-    """Move the first `MAX_BOXES` boxes to the heat map and keep what shows of them.
+    """Map the first `MAX_BOXES` boxes to the heat map, and keep those that show in the crop.
 
     Args:
         sample: with the boxes, in image pixels.
@@ -137,9 +136,9 @@ def place_boxes(sample: Sample, draws: Draws, cells: int, constants: Config) -> 
 
 @cache
 def gaussian(radius: int) -> np.ndarray:
-    """Build the Gaussian of a radius once; there are fewer than 40 radii at 512 px.
+    """Return the Gaussian of a radius; there are fewer than 40 radii at 512 px.
 
-    Its smallest value is above exp(-9), so the original's cut at machine epsilon never bites.
+    Its smallest value is above exp(-9), so the original's cut at machine epsilon has no effect.
 
     Returns:
         (2 * radius + 1, 2 * radius + 1) float32, exactly 1 in the middle.
@@ -147,7 +146,7 @@ def gaussian(radius: int) -> np.ndarray:
     sigma = (2 * radius + 1) / 6
     line = np.exp(-(np.arange(-radius, radius + 1, dtype=np.float32) ** 2) / (2 * sigma**2))
     bump = np.outer(line, line)
-    bump.flags.writeable = False  # everyone shares it
+    bump.flags.writeable = False  # cached
     return bump
 
 
@@ -189,8 +188,8 @@ def vectorized(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
     warped = warped.astype(np.float32)
     image = np.empty((3, input_px, input_px), np.float32)
     for channel in range(3):
-        # A row of the matrix at a time writes planes directly: no transposed copy, and
-        # faster here than one cv2.transform, a matrix product or cv2.addWeighted.
+        # One row of the matrix at a time writes planes directly, without a transposed copy; faster
+        # (measured) than one cv2.transform, a matrix product or cv2.addWeighted.
         cv2.transform(warped, matrix[channel : channel + 1], dst=image[channel])
 
     placed = place_boxes(sample, draws, cells, constants)
