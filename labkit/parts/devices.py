@@ -53,13 +53,19 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """A real CUDA device: the default stream computes, a side stream may copy."""
+    """The first CUDA device: the default stream computes, a side stream may copy.
+
+    Raises:
+        Skip: there is none that this torch build can use.
+    """
 
     emulated = False
 
     def __init__(self) -> None:
         import torch
 
+        if not torch.cuda.is_available():
+            raise Skip("no CUDA device works with this torch build; see `labkit doctor`")
         self.torch_device = torch.device("cuda")
         self.label = f"cuda:{torch.cuda.get_device_name()}"
         self._torch = torch
@@ -243,27 +249,9 @@ class EmulatedDevice:
         self._late_s = min(max(self._clock.now() - reached_s, 0.0), MAX_LATE_S)
 
 
-def open_cpu(profile: Profile, clock: Clock) -> CpuDevice:
-    """Open the host as device."""
-    return CpuDevice()
-
-
-def open_cuda(profile: Profile, clock: Clock) -> CudaDevice:
-    """Open the first CUDA device.
-
-    Raises:
-        Skip: there is none that this torch build can use.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise Skip("no CUDA device works with this torch build; see `labkit doctor`")
-    return CudaDevice()
-
-
 DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
-    "cpu": open_cpu,
-    "cuda": open_cuda,
+    "cpu": lambda profile, clock: CpuDevice(),
+    "cuda": lambda profile, clock: CudaDevice(),
     "emulated": EmulatedDevice,
 }
 

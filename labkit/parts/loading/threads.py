@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 RAGGED = "_ragged"
 SPARE_BUFFERS = 2  # besides the batches ahead: the one in the loop and the one before it
 TASKS = 8  # into which a batch is divided, for each thread: handing one over takes 10 µs
+KINDS = 16  # of arrays whose memory is kept: batches may differ in shape all the time
 STOP_S = 5.0  # how long the end of an epoch waits for the samples that are being made
 
 
@@ -185,6 +186,8 @@ class ThreadLoader:
 
         if self.pin_memory:
             return torch.from_numpy(np.empty(0, dtype)).new_empty(shape, pin_memory=True)
+        if len(self._free) > KINDS:
+            self._free.clear()
         free = self._free[shape, dtype]
         try:
             array = free.pop()

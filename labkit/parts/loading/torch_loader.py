@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Skip
-from labkit.parts.loading.pinning import PinningLoader, pin
+from labkit.parts.loading.pinning import pin
 from labkit.parts.loading.source import Source
 from labkit.settings import Settings
 
@@ -50,10 +50,8 @@ def load_with_torch(
         multiprocessing_context=settings.start_method if workers else None,
         worker_init_fn=source.start_worker if workers else None,
     )
-    if settings.pin_memory and settings.device == "emulated":
-        # torch pins only with CUDA; the emulated device needs the same copy.
-        return PinningLoader(loader, threaded=workers > 0)
-    return loader
+    # torch pins only with CUDA; the emulated device needs the same copy.
+    return pin(loader, settings, threaded=workers > 0) if settings.device == "emulated" else loader
 
 
 class ResidentLoader:

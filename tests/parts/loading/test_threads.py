@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -180,6 +181,17 @@ class TestMemory:
         loader = ThreadLoader(Numbers(80), 4, num_threads=2, prefetch_batches=2)
         places = {batch["x"].data_ptr() for _ in range(2) for batch in loader}
         assert len(places) <= 2 + 2  # ahead; in the loop and the one before it
+
+    def test_batches_that_never_have_the_same_shape_twice_do_not_pile_up(self):
+        data = Numbers(200, lambda i: np.zeros(100_000 + i, np.uint8))
+        loader = ThreadLoader(data, num_threads=2)
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in loader) == 200
+            held_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held_bytes < 50 * 100_000
 
     def test_no_more_batches_are_made_ahead_than_asked_for(self):
         made, enough = [], threading.Event()
