@@ -24,7 +24,7 @@ from data_scripts.make_photos import make_photos
 from labkit import tuning, units
 from labkit.analysis.statistics import ALPHA, ratio_interval
 from labkit.machine import hardware
-from labkit.runs.experiment import completed
+from labkit.resolve import complete_here
 from labkit.settings import MODES, Settings
 
 IMAGES = 1000
@@ -99,7 +99,7 @@ def ratio_of(
 
 def run_case(name: str, base: Settings, options: argparse.Namespace, results: Path) -> bool:
     """Tune, sweep and compare; say whether the targets are met."""
-    default = completed(base, MODES["quick"])
+    default = complete_here(base, MODES["quick"])
     start_s = time.monotonic()
     tuned = lab.tune(base, results=results, budget_s=options.budget_s)
     tune_s = time.monotonic() - start_s
@@ -129,7 +129,7 @@ def say(line: str) -> None:
 
 def expected_s(base: Settings, options: argparse.Namespace) -> float:
     """Say about how long a case takes."""
-    variants = len(sweep(completed(base, MODES["quick"]))) + 2
+    variants = len(sweep(complete_here(base, MODES["quick"]))) + 2
     return options.budget_s + TRIAL_S * (variants * options.sweep_blocks + 4 * options.final_blocks)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from labkit import catalog
 from labkit.machine import media
-from labkit.resolve import TABLES
-from labkit.runs.experiment import Experiment, choose, completed
+from labkit.resolve import TABLES, complete_here
+from labkit.runs.experiment import Experiment, choose
 from labkit.runs.kinds import KINDS
 from labkit.settings import (
     CORRECTED,
@@ -128,7 +128,7 @@ def fields(choice: Choice) -> tuple[list[Field], list[Field]]:
         if name in KINDS[experiment.kind].settings
         and all(getattr(other, name) == value for other in settings)
     }
-    shown = completed(Settings(**alike), pick(MODES, choice.mode, "mode"))
+    shown = complete_here(Settings(**alike), pick(MODES, choice.mode, "mode"))
     first = ("data", *catalog.KNOBS.get(choice.name, USUAL))
     found = {name: _field(name, getattr(shown, name)) for name in field_kinds() if name in alike}
     main = [found.pop(name) for name in first if name in found]

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from labkit.analysis.summary import Row, Summary, ratios
-from labkit.parts.storage import IN_MEMORY
 from labkit.parts.storage.cache_state import WARM_MIN_SHARE
+from labkit.resolve import traits
 from labkit.runs.store import Run
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _pairs(
     ]
     if not twins:
         return
-    in_memory = [row for row in rows if settings[row.variant].get("storage") in IN_MEMORY]
+    in_memory = [row for row in rows if traits(settings[row.variant]).in_memory]
     beside_memory = [
         (cold, row)
         for cold, _ in twins

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import resolve
 from labkit.contracts import Skip
 from labkit.machine import hardware
+from labkit.resolve import complete_here, own_parts
 from labkit.runs.active import single_run_lock
 from labkit.runs.batch_search import MULTIPLE, Held
-from labkit.runs.experiment import Experiment, completed
+from labkit.runs.experiment import Experiment
 from labkit.runs.process import Launcher
 from labkit.settings import MODES, Settings, pick
 
@@ -114,7 +114,7 @@ def largest_batch(
     """
     if not hardware.cuda().works:
         raise Skip(f"largest_batch needs a CUDA device: {hardware.cuda().reason}")
-    given = completed(replace(settings or Settings(), device="cuda"), pick(MODES, mode, "mode"))
+    given = complete_here(replace(settings or Settings(), device="cuda"), pick(MODES, mode, "mode"))
     # Nothing is read: the data says how many images there are.
     tried_on = replace(
         given,
@@ -123,7 +123,7 @@ def largest_batch(
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "worker.log"
-        with Launcher(log, fork=hardware.can_fork(), own=resolve.own_parts()) as launcher:
+        with Launcher(log, fork=hardware.can_fork(), own=own_parts()) as launcher:
             found = launcher.run("search_on_cuda", {"settings": asdict(tried_on)}, cancel)
     return describe(given, found)
 

@@ -1,128 +1,36 @@
-"""Pipeline: settings → batches on a device, every part taken from its table.
+"""From settings to batches on a device: the parts, opened and joined.
 
-    Source (reader, decoder, preprocessor) → loader → prefetcher → device → step
+    Source: storage → reader → decoder → preprocessor ─▶ loader → prefetcher → device → step
 
-Main trap: where the preprocessor works on the device, the step has to finish the
-batch first; the emulated device only charges for it.
+Everything up to the loader happens in its workers, so a `Source` is picklable.  Which images an
+epoch has, and in which order, depends on the seed alone, never on the loader, its workers or the
+variant.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit import contracts
-from labkit.contracts import Clock, Device, DeviceBatch, Sample, Skip
+from labkit.contracts import Clock, Device, DeviceBatch, Sample
 from labkit.machine import shared_memory
-from labkit.parts import devices
-from labkit.parts.decoding import DECODERS, SCALED
-from labkit.parts.devices import DEVICES, PROFILES
-from labkit.parts.loading import LOADERS, THREADED, Outside
-from labkit.parts.packing import JPEG, RESIZED, Reader
-from labkit.parts.prefetching import PREFETCHERS
-from labkit.parts.preprocessing import PREPROCESSORS, device_bytes
-from labkit.parts.storage import Storage
-from labkit.parts.training import STEPS, Step
-from labkit.resolve import check, locate_data, open_source, register
+from labkit.parts.devices import with_compute
+from labkit.parts.loading import Outside
+from labkit.parts.packing import Reader
+from labkit.parts.preprocessing import device_bytes
+from labkit.parts.training import Step
+from labkit.resolve import Resolved, open_source, register, resolve
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """Everything a trial needs, opened."""
-
-    settings: Settings
-    source: Source
-    loader: object
-    device: Device
-    step: Step
-    storage: Storage
-
-    def batches(self, loader: object, device: Device) -> Iterator[DeviceBatch]:
-        """Start an epoch: iterate batches that are on the device.
-
-        Args:
-            loader: `self.loader`, or something that measures it.
-            device: `self.device`, likewise.
-        """
-        prefetch = PREFETCHERS[self.settings.prefetcher]
-        return prefetch(loader, device, pinned=self.settings.pin_memory)
-
-    def forward(self, batch: DeviceBatch) -> object:
-        """Finish the batch on the device where its preprocessor works there, then step."""
-        settings = self.settings
-        preprocessor = PREPROCESSORS[settings.preprocessor]
-        if preprocessor.on_device is not None and settings.step != "nothing":
-            if settings.step == "timed":
-                self.device.process(
-                    device_bytes(settings.preprocessor, settings.batch_size, settings.input_px)
-                )
-            else:
-                batch = preprocessor.on_device(batch, settings.input_px)
-        return self.step.forward(batch)
-
-    def resident_batch(self) -> dict[str, torch.Tensor]:
-        """Make a batch out of nothing, for warming up without touching the data."""
-        settings = self.settings
-        sample = Sample(
-            image_rgb=np.full((480, 640, 3), 128, np.uint8),
-            annotation=contracts.Annotation(
-                boxes_xyxy=np.array([[100, 100, 300, 300]], np.float32),
-                category_ids=np.array([1], np.int64),
-            ),
-            sample_id=0,
-            epoch=0,
-            seed=settings.seed,
-        )
-        per_sample = PREPROCESSORS[settings.preprocessor].per_sample
-        arrays = per_sample(sample, settings.input_px)
-        return self.source.collate([arrays] * settings.batch_size)
-
-
-def build(
-    settings: Settings,
-    clock: Clock,
-    *,
-    excluded: frozenset[int] = frozenset(),
-    compute_s_per_image: float | None = None,
-    own: bytes = b"",
-) -> Pipeline:
-    """Open every part that the settings name.
-
-    Args:
-        settings: complete (`settings.complete`).
-        clock: what the emulated device tells the time by.
-        excluded: indices of unreadable images.
-        compute_s_per_image: the matched profile's speed, from calibration.
-        own: a person's own parts, for spawned loader workers; already registered here.
-
-    Raises:
-        ValueError: settings that cannot work.
-        Skip: this machine lacks what they need.
-    """
-    check(settings)
-    source, loader = open_loader(settings, excluded=excluded, own=own)
-    profile = devices.with_compute(PROFILES[settings.profile], compute_s_per_image)
-    device = DEVICES[settings.device](profile, clock)
-    return Pipeline(
-        settings=settings,
-        source=source,
-        loader=loader,
-        device=device,
-        step=STEPS[settings.step](settings, device),
-        storage=source.storage,
-    )
-
 
 JITTER = 7  # tells its draws from the preprocessor's, which have the same seed, epoch and image
 
@@ -159,14 +67,18 @@ class Source:
     """Images by key, as the loaders take them; picklable, and opened anew in each worker."""
 
     reader: Reader
-    storage: Storage
-    settings: Settings
+    parts: Resolved
     order: Order
     own: bytes = b""
     """The user's own parts, for workers that are spawned."""
 
     def __len__(self) -> int:
         return len(self.order)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that name the parts."""
+        return self.parts.settings
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -195,7 +107,7 @@ class Source:
             epoch=epoch,
             seed=self.settings.seed,
         )
-        return PREPROCESSORS[self.settings.preprocessor].per_sample(sample, self.settings.input_px)
+        return self.parts.preprocessor.per_sample(sample, self.settings.input_px)
 
     def pixels(self, image_id: int, content: bytes | np.ndarray) -> np.ndarray:
         """Decode an image, unless its pixels are stored.
@@ -208,11 +120,8 @@ class Source:
         """
         if isinstance(content, np.ndarray):
             return content
-        decode = DECODERS[self.settings.decoder]
-        if self.settings.decoder in SCALED:
-            decode = partial(decode, at_least_px=self.settings.input_px)
         try:
-            return decode(content)
+            return self.parts.decode(content)
         except ValueError as error:
             raise ValueError(f"{self.reader.where(image_id)}: {error}") from error
 
@@ -234,35 +143,9 @@ class Source:
                 batch[name] = torch.utils.data.default_collate(arrays)
         return batch
 
-    def outside(self, *packings: str) -> Outside:
-        """Say what a pipeline has to know that reads, decodes and preprocesses by itself.
-
-        Args:
-            packings: what it reads, keys of `PACKINGS`.
-
-        Raises:
-            Skip: its work cannot be the same, or it would get around what the storage stands for.
-        """
-        settings, reader = self.settings, self.reader
-        who = f"the loader {settings.loader}"
-        in_numbers = PREPROCESSORS[settings.preprocessor].in_numbers
-        if in_numbers is None:
-            able = ", ".join(name for name, part in PREPROCESSORS.items() if part.in_numbers)
-            raise Skip(
-                f"{who} preprocesses by itself, and can do {able}, not {settings.preprocessor}; "
-                f"choose preprocessor {able}"
-            )
-        if settings.packing not in packings or settings.stored not in (JPEG, RESIZED):
-            able = " or ".join(packings)
-            raise Skip(
-                f"{who} reads JPEGs by itself from the packing {able}, got {settings.packing} "
-                f"with {settings.stored}; choose packing {able}"
-            )
-        if self.storage.needs_our_reader:
-            raise Skip(
-                f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
-                "choose a real disk"
-            )
+    def outside(self) -> Outside:
+        """Describe the epoch for a loader that reads, decodes and preprocesses by itself."""
+        in_numbers, reader = self.parts.preprocessor.in_numbers, self.reader
         ids = np.sort(self.order.image_ids)
         return Outside(
             ids=ids,
@@ -271,16 +154,16 @@ class Source:
             labels=np.array([in_numbers.label(reader.annotation(i)) for i in ids], np.int64),
             scale_rgb=in_numbers.scale_rgb,
             shift_rgb=in_numbers.shift_rgb,
-            input_px=settings.input_px,
+            input_px=self.settings.input_px,
         )
 
     def prepare_cache(self, cache: str) -> dict[str, object]:
         """Produce a cache state of the epoch's images and measure it; see `Storage`."""
-        return self.storage.prepare_cache(self.reader, self.order.image_ids, cache)
+        return self.parts.storage.prepare_cache(self.reader, self.order.image_ids, cache)
 
     def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
         """Complete the proof after the epochs; see `Storage`."""
-        return self.storage.prove_cache(self.reader, self.order.image_ids, proof)
+        return self.parts.storage.prove_cache(self.reader, self.order.image_ids, proof)
 
     def start_worker(self, worker_id: int) -> None:
         """Set this process's thread limits and its garbage collector, as after a fresh start."""
@@ -290,9 +173,12 @@ class Source:
         shared_memory.note_worker()
         cv2.setNumThreads(self.settings.cv2_threads)
 
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "parts": self.settings}  # functions of a notebook do not travel
+
     def __setstate__(self, state: dict) -> None:
         register(state["own"])  # before a spawned worker looks anything up
-        self.__dict__.update(state)
+        self.__dict__.update({**state, "parts": resolve(state["parts"])})
 
 
 def shuffled_images(settings: Settings) -> np.ndarray:
@@ -305,18 +191,6 @@ def shuffled_images(settings: Settings) -> np.ndarray:
     if settings.subset == "first":
         return np.arange(images)
     return np.random.default_rng(settings.seed).permutation(images)
-
-
-def label_jitter(settings: Settings) -> dict[str, str]:
-    """Label a row whose samples came late on purpose; nothing where none did."""
-    late = f"each up to {settings.jitter_ms} ms late, which stands for uneven reads"
-    return {"samples": late} if settings.jitter_ms else {}
-
-
-def label_scaled(settings: Settings) -> dict[str, str]:
-    """Label a row whose images were decoded to fewer pixels; nothing where they never are."""
-    less = f"decoded to half a side or less where {settings.input_px} px remain, so other pixels"
-    return {"images": less} if settings.decoder in SCALED else {}
 
 
 def jitter_s(settings: Settings, epoch: int, image_id: int) -> float:
@@ -359,34 +233,32 @@ def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) ->
 
 
 def open_loader(
-    settings: Settings,
-    *,
-    excluded: frozenset[int] = frozenset(),
-    own: bytes = b"",
+    parts: Resolved, *, excluded: frozenset[int] = frozenset(), own: bytes = b""
 ) -> tuple[Source, object]:
     """Open the data and what assembles its batches.
 
     Args:
-        settings: complete (`settings.complete`).
+        parts: from `resolve`.
         excluded: indices of unreadable images.
         own: the user's own parts, for spawned loader workers; already registered here.
 
     Returns:
         The images by key, and an iterable of CPU batches.
     """
+    settings, storage = parts.settings, parts.storage
     sequential = settings.order == "sequential"
     order = Order(choose_images(settings, excluded), settings.seed, sequential=sequential)
-    storage, reader = locate_data(settings), open_source(settings)
+    reader = open_source(settings)
     if reader.stored != settings.stored:
         raise ValueError(
             f"stored must be {reader.stored!r} for {settings.data}, got {settings.stored!r}"
         )
     reader = storage.open(reader, settings.start_method)
-    source = Source(reader=reader, storage=storage, settings=settings, order=order, own=own)
-    return source, LOADERS[settings.loader](source, settings)
+    source = Source(reader=reader, parts=parts, order=order, own=own)
+    return source, parts.load(source, settings)
 
 
-def first_batch(settings: Settings, excluded: frozenset[int]) -> dict[str, np.ndarray]:
+def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarray]:
     """Build the first batch of epoch 0 on the CPU, as the step would see it, in shuffled order.
 
     Returns:
@@ -395,17 +267,107 @@ def first_batch(settings: Settings, excluded: frozenset[int]) -> dict[str, np.nd
     Raises:
         ValueError: the decoder does not keep its contract.
     """
+    settings = parts.settings
     one_batch = {"images": settings.batch_size, "order": "shuffled"}
     # What threads do to each other shows only with threads; processes would only take time.
-    workers = settings.num_workers if settings.loader in THREADED else 0
+    workers = settings.num_workers if parts.traits.loads_in_threads else 0
     alone = replace(settings, device="cpu", num_workers=workers, **one_batch)
-    source, loader = open_loader(alone, excluded=excluded)
+    source, loader = open_loader(replace(parts, settings=alone), excluded=excluded)
     first = int(source.order.image_ids[0])
     content, _ = source.reader.read(first)
     if not isinstance(content, dict):
         contracts.check_image(source.pixels(first, content))
     batch = next(iter(loader))
-    on_device = PREPROCESSORS[settings.preprocessor].on_device
+    on_device = parts.preprocessor.on_device
     if on_device is not None:
         batch = on_device(batch, settings.input_px)
     return {name: tensor.numpy() for name, tensor in batch.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """Everything a trial needs, opened."""
+
+    parts: Resolved
+    source: Source
+    loader: object
+    device: Device
+    step: Step
+    device_bytes: int = 0
+    """What an emulated device is charged for finishing a batch."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that name the parts."""
+        return self.parts.settings
+
+    def batches(self, loader: object, device: Device) -> Iterator[DeviceBatch]:
+        """Start an epoch: iterate batches that are on the device.
+
+        Args:
+            loader: `self.loader`, or something that measures it.
+            device: `self.device`, likewise.
+        """
+        return self.parts.prefetch(loader, device, pinned=self.settings.pin_memory)
+
+    def finished(self, batch: DeviceBatch) -> Mapping[str, torch.Tensor]:
+        """Return the batch as the step sees it; an emulated device finishes nothing."""
+        if self.parts.finishes_on_device:
+            return self.parts.preprocessor.on_device(batch, self.settings.input_px)
+        return batch
+
+    def forward(self, batch: DeviceBatch) -> object:
+        """Finish the batch on the device where its preprocessor works there, then step."""
+        if self.device_bytes:
+            self.device.process(self.device_bytes)
+        return self.step.forward(self.finished(batch))
+
+    def resident_batch(self) -> dict[str, torch.Tensor]:
+        """Make a batch out of nothing, for warming up without touching the data."""
+        sample = Sample(
+            image_rgb=np.full((480, 640, 3), 128, np.uint8),
+            annotation=contracts.Annotation(
+                boxes_xyxy=np.array([[100, 100, 300, 300]], np.float32),
+                category_ids=np.array([1], np.int64),
+            ),
+            sample_id=0,
+            epoch=0,
+            seed=self.settings.seed,
+        )
+        arrays = self.parts.preprocessor.per_sample(sample, self.settings.input_px)
+        return self.source.collate([arrays] * self.settings.batch_size)
+
+
+def build(
+    settings: Settings,
+    clock: Clock,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    compute_s_per_image: float | None = None,
+    own: bytes = b"",
+) -> Pipeline:
+    """Open every part that the settings name.
+
+    Args:
+        settings: complete (`settings.complete`).
+        clock: what the emulated device tells the time by.
+        excluded: indices of unreadable images.
+        compute_s_per_image: the matched profile's speed, from calibration.
+        own: the user's own parts, for spawned loader workers; already registered here.
+
+    Raises:
+        ValueError: settings that cannot work.
+        Skip: this machine lacks what they need.
+    """
+    parts = resolve(settings)
+    source, loader = open_loader(parts, excluded=excluded, own=own)
+    device = parts.make_device(with_compute(parts.profile, compute_s_per_image), clock)
+    charged = (settings.preprocessor, settings.batch_size, settings.input_px)
+    return Pipeline(
+        parts=parts,
+        source=source,
+        loader=loader,
+        device=device,
+        step=parts.make_step(settings, device),
+        device_bytes=device_bytes(*charged) if parts.charges_device else 0,
+    )

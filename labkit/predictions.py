@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from labkit import row_words
 from labkit.analysis.summary import Row, Summary
+from labkit.resolve import traits
 from labkit.runs.store import Run
 
 if TYPE_CHECKING:
@@ -77,10 +78,11 @@ class _Arms:
         self._computes: dict[object, Row] = {}
         for name, settings in info["variants"].items():
             storage, prefetcher, preprocessor = key = _values(settings)
-            if settings.get("step") == "nothing":
+            left_out = traits(settings).leaves_out
+            if "computing" in left_out:
                 if prefetcher == base.get("prefetcher"):
                     self._loads.setdefault((storage, preprocessor), rows[name])
-            elif settings.get("loader") == "resident":
+            elif "loading" in left_out:
                 self._computes.setdefault(preprocessor, rows[name])
             elif _others(settings) == _others(base):
                 self.combinations.setdefault(key, rows[name])

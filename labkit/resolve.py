@@ -1,36 +1,49 @@
-"""Tables: every part by name, a person's own among them, and what fits together.
+"""Names in settings become parts, or a reason why they cannot.
 
-    setting -> table of parts -> `check(settings)` before anything is started
+    Settings ─ complete_here ─▶ nothing unset ─ resolve ─▶ Resolved: the parts themselves
 
-A person adds a part with one line (`lab.DECODERS["mine"] = my_decode`); it travels
-to the trial and its loader workers by cloudpickle (`own_parts`, `register`).
-Main trap: a part that holds an open file or a lock cannot travel; it is refused
-by name before a run starts.
+`resolve` is called where a run is checked and in a trial's process; everything else takes what it
+returns.  A user adds a part with one line (`lab.DECODERS["mine"] = my_decode`); it travels to the
+trial and its loader workers by cloudpickle (`own_parts`, `register`).
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from labkit.contracts import BATCHES, Skip
+import numpy as np
+
+from labkit.contracts import BATCHES, Device, Skip
+from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, SCALED
-from labkit.parts.devices import DEVICES, PROFILES
-from labkit.parts.loading import LOADERS, OUTSIDE
-from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Reader, pack_format
+from labkit.parts.devices import DEVICES, PROFILES, Profile
+from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED
+from labkit.parts.packing import (
+    JPEG,
+    PACKINGS,
+    PIXELS,
+    RESIZED,
+    SAMPLE,
+    Packing,
+    Reader,
+    pack_format,
+)
 from labkit.parts.packing.remote import local_folder, place
-from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS
-from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.storage import STORAGES, Storage, check_name, locate
-from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED
+from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS, STEPS_SHORT
+from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
+from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, check_name, locate
+from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, Step
 from labkit.parts.training.checkpoint import SAVERS, check_folder_name
 from labkit.parts.training.metrics import METRICS
 from labkit.parts.training.reporting import PROGRESS, check_sink
-from labkit.settings import Settings, pick
+from labkit.settings import Mode, Settings, complete, pick
 
-# setting -> its table: the choices of the form and of the command line, too.
+# Setting -> its table: the choices of the form and of the command line, too.
 TABLES: dict[str, dict] = {
     "storage": STORAGES,
     "packing": PACKINGS,
@@ -47,6 +60,297 @@ TABLES: dict[str, dict] = {
     "progress_bar": PROGRESS,
 }
 _BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a variant's parts mean for comparing it with others."""
+
+    leaves_out: frozenset[str]
+    """What of the work it does not do: "loading", "computing"."""
+    repeats_batch: bool
+    """One batch in memory is delivered again and again."""
+    steps_short: int
+    """Steps that it leaves out of every epoch."""
+    own_order: bool
+    """The images of an epoch come in another order than the other loaders'."""
+    outside: bool
+    """The loader reads, decodes and preprocesses by itself, and rounds in its own way."""
+    loads_in_threads: bool
+    prefetches: bool
+    scaled_decoding: bool
+    """The decoder returns fewer pixels than the image has."""
+    in_memory: bool
+    """The files are never anywhere but in memory."""
+    on_cpu: bool
+    emulated: bool
+    """The device is an emulated one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """The parts that settings name."""
+
+    settings: Settings
+    traits: Traits
+    storage: Storage
+    """Where the data is, or will be once it is staged."""
+    packing: Packing
+    decode: Callable[[bytes], np.ndarray]
+    """JPEG -> (H, W, 3) uint8 RGB."""
+    preprocessor: Preprocessor
+    load: Callable[..., Iterable]
+    prefetch: Callable[..., Iterable]
+    make_device: Callable[..., Device]
+    profile: Profile
+    make_step: Callable[[Settings, Device], Step]
+    finishes_on_device: bool
+    """The step takes batches that the preprocessor has still to finish on the device."""
+    charges_device: bool
+    """Likewise, but the device is emulated and is only charged for it."""
+
+
+def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> Resolved:
+    """Turn the names in settings into parts.
+
+    Args:
+        settings: complete; see `complete_here`.
+        cuda: asks whether CUDA works here, where the device needs it; None in a trial's process,
+            which finds out by using it.
+
+    Raises:
+        ValueError: a name that no table has, or parts that do not fit together.
+        Skip: the parts exist and fit, but this machine lacks what they need.
+    """
+    _check_names(settings)
+    storage = locate_data(settings)
+    _check_remote(settings, storage)
+    _check_packing(settings)
+    _check_step(settings)
+    _check_training(settings)
+    if settings.prefetcher in NEEDS_STREAMS and settings.device == "cpu":
+        raise Skip(
+            f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
+            "choose device cuda or emulated"
+        )
+    if settings.loader in OUTSIDE:
+        _check_outside(settings, storage)
+    if settings.device == "cuda" and cuda is not None and not cuda().works:
+        raise Skip(cuda().reason)
+    decode, preprocessor = DECODERS[settings.decoder], PREPROCESSORS[settings.preprocessor]
+    if settings.decoder in SCALED:
+        decode = partial(decode, at_least_px=settings.input_px)
+    on_device = preprocessor.on_device is not None
+    return Resolved(
+        settings=settings,
+        traits=traits(vars(settings)),
+        storage=storage,
+        packing=PACKINGS[settings.packing],
+        decode=decode,
+        preprocessor=preprocessor,
+        load=LOADERS[settings.loader],
+        prefetch=PREFETCHERS[settings.prefetcher],
+        make_device=DEVICES[settings.device],
+        profile=PROFILES[settings.profile],
+        make_step=STEPS[settings.step],
+        finishes_on_device=on_device and settings.step not in ("timed", "nothing"),
+        charges_device=on_device and settings.step == "timed",
+    )
+
+
+def traits(settings: Mapping[str, object]) -> Traits:
+    """Say what a variant's parts mean for comparing it with others.
+
+    Args:
+        settings: by name, as rows and run.json hold them; a part that is not known here, and a
+            setting that is missing, have no traits.
+    """
+    loader, prefetcher = settings.get("loader"), settings.get("prefetcher")
+    left_out = {"loading": loader == "resident", "computing": settings.get("step") == "nothing"}
+    return Traits(
+        leaves_out=frozenset(name for name, is_left_out in left_out.items() if is_left_out),
+        repeats_batch=loader == "resident",
+        steps_short=STEPS_SHORT.get(prefetcher, 0),
+        own_order=loader in OWN_ORDER,
+        outside=loader in OUTSIDE,
+        loads_in_threads=loader in THREADED,
+        prefetches=prefetcher not in (None, "none"),
+        scaled_decoding=settings.get("decoder") in SCALED,
+        in_memory=settings.get("storage") in IN_MEMORY,
+        on_cpu=settings.get("device") == "cpu",
+        emulated=settings.get("device") == "emulated",
+    )
+
+
+def complete_here(settings: Settings, mode: Mode) -> Settings:
+    """Fill in what is unset, as a run in this mode on this machine does."""
+    preprocessor = PREPROCESSORS.get(settings.preprocessor)
+    return complete(
+        settings,
+        mode,
+        cores=hardware.cores(),
+        # Asking takes seconds where there is a GPU, so only an unset device asks.
+        has_cuda=settings.device is None and hardware.cuda().works,
+        can_fork=hardware.can_fork(),
+        real_step=preprocessor.batch if preprocessor else "detector",
+    )
+
+
+def label_samples(settings: Settings) -> dict[str, str]:
+    """Label a row whose samples are not made from the original images in full, or come late."""
+    px = settings.input_px
+    images = {
+        RESIZED: f"JPEGs scaled to {px} px beforehand, so other pixels",
+        PIXELS: f"pixels scaled to {px} px beforehand, so others",
+        SAMPLE: "samples finished beforehand, random draws and all",
+    }
+    labels = {"images": images[settings.stored]} if settings.stored in images else {}
+    if settings.decoder in SCALED:
+        labels["images"] = f"decoded to half a side or less where {px} px remain, so other pixels"
+    if settings.jitter_ms:
+        late = f"each up to {settings.jitter_ms} ms late, which stands for uneven reads"
+        labels["samples"] = late
+    return labels
+
+
+# --- what does not fit together -------------------------------------------------------------
+
+
+def _check_names(settings: Settings) -> None:
+    for setting, table in TABLES.items():
+        value = getattr(settings, setting)
+        if setting == "storage":  # also a folder, by its path or its name in labkit.toml
+            check_name(value)
+        elif value is not None:
+            pick(table, value, setting)
+    check_folder_name(settings.checkpoint_to)
+    check_sink(settings.report_to)
+
+
+def _check_remote(settings: Settings, storage: Storage) -> None:
+    """Refuse what cannot be where every image comes over a network."""
+    if not storage.is_remote:
+        return
+    if settings.cache != "as found":
+        raise Skip(
+            f"cache must be 'as found' for images that come over a network, got "
+            f"{settings.cache!r}: none of them is in this machine's page cache, so neither cold "
+            "nor warm can be produced; set cache='as found', or a storage to copy them to"
+        )
+    if settings.packing != "folder":
+        raise Skip(
+            f"packing must be 'folder' for images that come over a network one by one, got "
+            f"{settings.packing!r}; set a storage to copy the pack to"
+        )
+
+
+def _check_packing(settings: Settings) -> None:
+    """Refuse what a packing cannot store, and a scaled decoder where its pixels are of no use."""
+    can_store = PACKINGS[settings.packing].stores
+    if settings.stored not in can_store:
+        raise ValueError(
+            f"stored must be {' or '.join(can_store)} for the packing {settings.packing}, "
+            f"got {settings.stored!r}"
+        )
+    decoder = settings.decoder
+    if decoder not in SCALED:
+        return
+    # The others place an image by its size and its boxes, which count in its own pixels.
+    fitting = _preprocessors_for("classifier")
+    if settings.preprocessor not in fitting:
+        raise ValueError(
+            f"preprocessor must be one of {', '.join(fitting)} for the decoder {decoder}, whose "
+            f"images no longer fit their boxes, got {settings.preprocessor!r}"
+        )
+    if settings.stored != JPEG:
+        raise ValueError(
+            f"stored must be 'jpeg' for the decoder {decoder}, got {settings.stored!r}: that is "
+            "already scaled"
+        )
+    if settings.loader in OUTSIDE:
+        raise ValueError(
+            f"decoder must be another one for the loader {settings.loader}, which decodes by "
+            f"itself and in full, got {decoder!r}"
+        )
+
+
+def _check_step(settings: Settings) -> None:
+    """Refuse a step that the device cannot do, or that takes other batches."""
+    # The built-in real steps are named as their batch; one of the user's own may take any.
+    real = settings.step in BATCHES
+    if settings.device == "emulated" and real:
+        raise ValueError(
+            f"step must be timed on the emulated device, got {settings.step!r}; "
+            "choose device cpu or cuda for a real step"
+        )
+    if settings.device != "emulated" and settings.step == "timed":
+        raise ValueError(
+            f"step must be detector or classifier on device {settings.device}, got 'timed'"
+        )
+    if real and PREPROCESSORS[settings.preprocessor].batch != settings.step:
+        raise ValueError(
+            f"preprocessor must be one of {', '.join(_preprocessors_for(settings.step))} for the "
+            f"step {settings.step}, got {settings.preprocessor!r}"
+        )
+
+
+def _check_training(settings: Settings) -> None:
+    """Refuse a loss without boxes, and what an emulated device cannot compute."""
+    makes = PREPROCESSORS[settings.preprocessor].batch
+    if settings.loss != VECTORIZED and settings.step != "nothing":
+        if makes != "detector":
+            raise ValueError(
+                f"loss must be {VECTORIZED} for the preprocessor {settings.preprocessor}, whose "
+                f"batches have no boxes, got {settings.loss!r}; choose a detector's preprocessor, "
+                "such as on_device"
+            )
+        if settings.step == "timed" and settings.loss not in LOOPS:
+            raise ValueError(
+                f"loss must be {', '.join((VECTORIZED, *LOOPS))} on the emulated device, got "
+                f"{settings.loss!r}; choose device cpu or cuda for one of your own"
+            )
+    if settings.metrics != "none" and makes != "classifier":
+        raise ValueError(
+            f"metrics must be none for the preprocessor {settings.preprocessor}, whose batches "
+            f"have no labels, got {settings.metrics!r}; choose preprocessor "
+            f"{' or '.join(_preprocessors_for('classifier'))}"
+        )
+    for name, plain in {"precision": "fp32", "memory_format": "contiguous"}.items():
+        value = getattr(settings, name)
+        if settings.device == "emulated" and value != plain:
+            raise Skip(
+                f"{name} must be {plain} on the emulated device, which computes nothing, got "
+                f"{value!r}; choose device cpu or cuda"
+            )
+
+
+def _check_outside(settings: Settings, storage: Storage) -> None:
+    """Refuse work that a loader with its own reading and preprocessing cannot do."""
+    who = f"the loader {settings.loader}"
+    if PREPROCESSORS[settings.preprocessor].in_numbers is None:
+        able = ", ".join(name for name, part in PREPROCESSORS.items() if part.in_numbers)
+        raise Skip(
+            f"{who} preprocesses by itself, and can do {able}, not {settings.preprocessor}; "
+            f"choose preprocessor {able}"
+        )
+    packing = OUTSIDE[settings.loader]
+    if settings.packing != packing or settings.stored not in (JPEG, RESIZED):
+        raise Skip(
+            f"{who} reads JPEGs by itself from the packing {packing}, got {settings.packing} "
+            f"with {settings.stored}; choose packing {packing}"
+        )
+    if storage.needs_our_reader:
+        raise Skip(
+            f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
+            "choose a real disk"
+        )
+
+
+def _preprocessors_for(batch: str) -> list[str]:
+    return [name for name, part in PREPROCESSORS.items() if part.batch == batch]
+
+
+# --- the user's own parts -------------------------------------------------------------------
 
 
 def own_parts() -> bytes:
@@ -89,138 +393,7 @@ def register(packed: bytes) -> None:
             TABLES[setting][name] = part
 
 
-def real_step(settings: Settings) -> str:
-    """Name the step that the preprocessor makes batches for, on a device that is not emulated."""
-    preprocessor = PREPROCESSORS.get(settings.preprocessor)
-    return preprocessor.batch if preprocessor else "detector"
-
-
-def check_names(settings: Settings) -> None:
-    """Refuse settings that name a part that no table has.
-
-    Raises:
-        ValueError: the message lists the choices.
-    """
-    for setting, table in TABLES.items():
-        value = getattr(settings, setting)
-        if setting == "storage":  # also a folder, by its path or its name in labkit.toml
-            check_name(value)
-        elif value is not None:
-            pick(table, value, setting)
-    check_folder_name(settings.checkpoint_to)
-    check_sink(settings.report_to)
-
-
-def check(settings: Settings) -> None:
-    """Refuse settings that name unknown parts or parts that do not fit together.
-
-    Raises:
-        ValueError: with the choices or the next step.
-        Skip: the parts exist but cannot run on the chosen device.
-    """
-    check_names(settings)
-    _check_remote(settings, locate(settings.storage, place(settings.data)))
-    can_store = PACKINGS[settings.packing].stores
-    if settings.stored not in can_store:
-        raise ValueError(
-            f"stored must be {' or '.join(can_store)} for the packing {settings.packing}, "
-            f"got {settings.stored!r}"
-        )
-    if settings.decoder in SCALED:
-        _check_scaled(settings)
-    # A step of one's own is taken at its word; the built-in real ones are named as their batch.
-    real = settings.step in BATCHES
-    if settings.device == "emulated" and real:
-        raise ValueError(
-            f"step must be timed on the emulated device, got {settings.step!r}; "
-            "choose device cpu or cuda for a real step"
-        )
-    if settings.device != "emulated" and settings.step == "timed":
-        raise ValueError(
-            f"step must be detector or classifier on device {settings.device}, got 'timed'"
-        )
-    if real and PREPROCESSORS[settings.preprocessor].batch != settings.step:
-        fitting = [name for name, part in PREPROCESSORS.items() if part.batch == settings.step]
-        raise ValueError(
-            f"preprocessor must be one of {', '.join(fitting)} for the step {settings.step}, "
-            f"got {settings.preprocessor!r}"
-        )
-    _check_training(settings)
-    if settings.prefetcher in NEEDS_STREAMS and settings.device == "cpu":
-        raise Skip(
-            f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
-            "choose device cuda or emulated"
-        )
-
-
-def _check_scaled(settings: Settings) -> None:
-    """Refuse a scaled decoder where its pixels would be no use, or not the decoder's."""
-    decoder = settings.decoder
-    # The others place an image by its size and its boxes, which count in its own pixels.
-    fitting = [name for name, part in PREPROCESSORS.items() if part.batch == "classifier"]
-    if settings.preprocessor not in fitting:
-        raise ValueError(
-            f"preprocessor must be one of {', '.join(fitting)} for the decoder {decoder}, whose "
-            f"images no longer fit their boxes, got {settings.preprocessor!r}"
-        )
-    if settings.stored != "jpeg":
-        raise ValueError(
-            f"stored must be 'jpeg' for the decoder {decoder}, got {settings.stored!r}: that is "
-            "already scaled"
-        )
-    if settings.loader in OUTSIDE:
-        raise ValueError(
-            f"decoder must be another one for the loader {settings.loader}, which decodes by "
-            f"itself and in full, got {decoder!r}"
-        )
-
-
-def _check_training(settings: Settings) -> None:
-    """Refuse a loss without boxes, and leave out what an emulated device cannot compute."""
-    if settings.loss != VECTORIZED and settings.step != "nothing":
-        makes = PREPROCESSORS[settings.preprocessor].batch
-        if makes != "detector":
-            raise ValueError(
-                f"loss must be {VECTORIZED} for the preprocessor {settings.preprocessor}, whose "
-                f"batches have no boxes, got {settings.loss!r}; choose a detector's preprocessor, "
-                "such as on_device"
-            )
-        if settings.step == "timed" and settings.loss not in LOOPS:
-            raise ValueError(
-                f"loss must be {', '.join((VECTORIZED, *LOOPS))} on the emulated device, got "
-                f"{settings.loss!r}; choose device cpu or cuda for one of your own"
-            )
-    if settings.metrics != "none" and PREPROCESSORS[settings.preprocessor].batch != "classifier":
-        fitting = [name for name, part in PREPROCESSORS.items() if part.batch == "classifier"]
-        raise ValueError(
-            f"metrics must be none for the preprocessor {settings.preprocessor}, whose batches "
-            f"have no labels, got {settings.metrics!r}; choose preprocessor {' or '.join(fitting)}"
-        )
-    other = {"precision": "fp32", "memory_format": "contiguous"}
-    for name, plain in other.items():
-        value = getattr(settings, name)
-        if settings.device == "emulated" and value != plain:
-            raise Skip(
-                f"{name} must be {plain} on the emulated device, which computes nothing, got "
-                f"{value!r}; choose device cpu or cuda"
-            )
-
-
-def _check_remote(settings: Settings, storage: Storage) -> None:
-    """Refuse what cannot be where every image comes over a network."""
-    if not storage.is_remote:
-        return
-    if settings.cache != "as found":
-        raise Skip(
-            f"cache must be 'as found' for images that come over a network, got "
-            f"{settings.cache!r}: none of them is in this machine's page cache, so neither cold "
-            "nor warm can be produced; set cache='as found', or a storage to copy them to"
-        )
-    if settings.packing != "folder":
-        raise Skip(
-            f"packing must be 'folder' for images that come over a network one by one, got "
-            f"{settings.packing!r}; set a storage to copy the pack to"
-        )
+# --- which folder holds the data ------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=8)
@@ -285,13 +458,3 @@ def original(settings: Settings) -> Settings:
     if is_original(settings):
         return replace(settings, storage="here")
     return replace(settings, storage="here", packing="folder", stored=JPEG)
-
-
-def label_stored(settings: Settings) -> dict[str, str]:
-    """Label a row whose images were changed before they were stored; nothing for the originals."""
-    words = {
-        RESIZED: f"JPEGs scaled to {settings.input_px} px beforehand, so other pixels",
-        PIXELS: f"pixels scaled to {settings.input_px} px beforehand, so others",
-        SAMPLE: "samples finished beforehand, random draws and all",
-    }
-    return {"images": words[settings.stored]} if settings.stored in words else {}

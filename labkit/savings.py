@@ -13,7 +13,7 @@ from labkit import captions, units
 from labkit.analysis.summary import Row, Summary
 from labkit.analysis.winner import why_not, winner
 from labkit.machine import hardware
-from labkit.parts.storage import IN_MEMORY
+from labkit.resolve import traits
 from labkit.row_words import epoch_bars, reason
 from labkit.runs.store import Run, how_to_complete
 
@@ -112,7 +112,7 @@ def _why_left_out(row: Row, run: Run, summary: Summary, *, fits: bool) -> str:
         return why
     if fits:
         return ""
-    if settings.get("storage") in IN_MEMORY:
+    if traits(settings).in_memory:
         return "the full data set does not fit into memory"
     if row.labels.get("cache") != "cold":
         return "measured warm, but the full data set does not fit into memory; run it cold"
@@ -120,7 +120,7 @@ def _why_left_out(row: Row, run: Run, summary: Summary, *, fits: bool) -> str:
 
 
 def _not_counted(row: Row, run: Run) -> str:
-    if run.info["variants"][row.variant].get("storage") in IN_MEMORY:
+    if traits(run.info["variants"][row.variant]).in_memory:
         return "without the copy into memory"
     return "" if row.labels.get("cache") == "cold" else "without the first, cold epoch"
 

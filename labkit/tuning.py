@@ -20,7 +20,8 @@ from labkit.captions import stand_ins
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.progress import Progress
-from labkit.runs.experiment import Experiment, completed
+from labkit.resolve import complete_here
+from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run
 from labkit.runs.store import Run
 from labkit.settings import MODES, Settings, read_settings
@@ -122,7 +123,7 @@ def tune(
     """
     starts_s = time.monotonic()
     given = settings or Settings()
-    default = replace(given, **_knobs(completed(given, MODES["quick"])))
+    default = replace(given, **_knobs(complete_here(given, MODES["quick"])))
     how = {"results": results, "progress": progress}
     until = _Until(starts_s + budget_s * FIRST_SHARE, cancel)
     first = _round(default, worker_counts(default), FIRST_BLOCKS, until, **how)

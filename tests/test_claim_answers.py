@@ -12,7 +12,7 @@ from fakes import LABELS, fake_trials
 
 import labkit as lab
 from labkit.claims import answers
-from labkit.resolve import check
+from labkit.resolve import resolve
 from labkit.settings import MODES, complete
 
 # Shares of an epoch: waiting for batches, transfer, forward and backward, waiting for the device.
@@ -136,7 +136,7 @@ def test_each_bottleneck_stands_with_and_without_the_wait_for_the_device(photos,
         assert replace(every[name], sync_every=0) == every[f"{name}, not synchronized"]
     for settings in every.values():
         step = "timed" if device == "emulated" else "detector"
-        check(
+        resolve(
             complete(
                 settings, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step
             )

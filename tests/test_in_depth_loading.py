@@ -12,6 +12,7 @@ import pytest
 import labkit as lab
 from labkit import pipeline
 from labkit.machine import hardware
+from labkit.resolve import label_samples, resolve
 from labkit.settings import MODES, complete
 
 KNOBS = {
@@ -80,13 +81,13 @@ def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
         lab.Settings(data=str(photos), images=8, batch_size=4, input_px=64, num_workers=0),
         MODES["quick"], cores=2, has_cuda=False, can_fork=True,
     )  # fmt: skip
-    prompt, _ = pipeline.open_loader(settings)
+    prompt, _ = pipeline.open_loader(resolve(settings))
     key = (0, int(prompt.order.image_ids[0]))
     steady = prompt[key]
     assert slept_s == []
-    late, _ = pipeline.open_loader(replace(settings, jitter_ms=40))
+    late, _ = pipeline.open_loader(resolve(replace(settings, jitter_ms=40)))
     sample = late[key]
     assert slept_s == [pipeline.jitter_s(late.settings, *key)]
     assert all(np.array_equal(sample[name], steady[name]) for name in steady)
-    assert pipeline.label_jitter(settings) == {}
-    assert "up to 40 ms late" in pipeline.label_jitter(late.settings)["samples"]
+    assert label_samples(settings) == {}
+    assert "up to 40 ms late" in label_samples(late.settings)["samples"]

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from labkit import resolve
 from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.training import LOSSES
+from labkit.resolve import resolve
 from labkit.settings import MODES, complete
 
 pytestmark = pytest.mark.thorough
@@ -26,14 +26,8 @@ SMALL = {"input_px": 64, "batch_size": 4, "images": 8, "num_workers": 0}
 
 def completed(**settings):
     wanted = lab.Settings(**settings)
-    return complete(
-        wanted,
-        MODES["quick"],
-        cores=2,
-        has_cuda=False,
-        can_fork=True,
-        real_step=resolve.real_step(wanted),
-    )
+    step = lab.PREPROCESSORS[wanted.preprocessor].batch
+    return complete(wanted, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step)
 
 
 @pytest.mark.parametrize("works", [False, True])
@@ -74,9 +68,9 @@ def test_what_an_emulated_device_cannot_compute_is_left_out(setting, value, plai
         f"got '{value}'; choose device cpu or cuda"
     )
     with pytest.raises(Skip) as caught:
-        resolve.check(completed(**{setting: value}))
+        resolve(completed(**{setting: value}))
     assert str(caught.value) == message
-    resolve.check(completed(**{setting: value}, device="cpu"))
+    resolve(completed(**{setting: value}, device="cpu"))
 
 
 @pytest.mark.parametrize("preprocessor", ["vectorized", "on_device"])

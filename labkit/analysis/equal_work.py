@@ -14,9 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from labkit.contracts import RESIZED_TOLERANCE, Trial
-from labkit.parts.decoding import SCALED
-from labkit.parts.loading import OUTSIDE, OWN_ORDER
-from labkit.parts.prefetching import STEPS_SHORT
+from labkit.resolve import traits
 
 # What one decoder and preprocessor make is the same number for number, whoever delivers it
 # (measured); this is room for sums in another order.
@@ -71,9 +69,9 @@ def unequal_work(info: Mapping[str, object], trials: Sequence[Trial]) -> dict[st
 def _other_batches(trial: Trial, base: Trial) -> str:
     """Compare the last batch of every epoch: its images, and the means of its entries."""
     same_pixels = _have_same_pixels(trial, base)
-    decoders = {trial.settings.get("decoder"), base.settings.get("decoder")}
     floor = NEXT_TO_NOTHING if same_pixels else MAX_MEAN_DIFFERENCE_OTHER_PIXELS
-    if len(decoders) > 1 and decoders & SCALED:
+    scaled = traits(trial.settings).scaled_decoding or traits(base.settings).scaled_decoding
+    if scaled and not _are_same(trial, base, ("decoder",)):
         floor = MAX_MEAN_DIFFERENCE_SCALED_DECODING
     for number, (epoch, wanted) in enumerate(zip(trial.epochs, base.epochs), 1):
         batch = f"the last batch of epoch {number}"
@@ -113,7 +111,7 @@ def _other_loss(trial: Trial, base: Trial) -> str:
     most, floor = MAX_LOSS_DIFFERENCE, LEARNT_LOSS
     if not _have_same_pixels(trial, base):
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
-    elif base.settings.get("device") == "cpu" and _are_same(trial, base, SAME_SUMS):
+    elif traits(base.settings).on_cpu and _are_same(trial, base, SAME_SUMS):
         most, floor = SAME_NUMBERS, NEXT_TO_NOTHING
     if math.isclose(trial.loss, base.loss, rel_tol=most, abs_tol=floor):
         return ""
@@ -131,19 +129,19 @@ def _other_first_loss(trial: Trial, base: Trial) -> str:
 
 
 def _is_same_data(trial: Trial, other: Trial) -> bool:
-    a, b = trial.settings, other.settings
-    short = STEPS_SHORT.get(a.get("prefetcher")) == STEPS_SHORT.get(b.get("prefetcher"))
-    loaders = {a.get("loader"), b.get("loader")}
+    a, b = traits(trial.settings), traits(other.settings)
     # One batch over and over, or another image last; preflight has compared an epoch of those.
-    not_the_last = "resident" in loaders or (len(loaders) > 1 and loaders & OWN_ORDER)
-    return short and not not_the_last and _are_same(trial, other, SAME_DATA)
+    repeats = a.repeats_batch or b.repeats_batch
+    reorders = (a.own_order or b.own_order) and not _are_same(trial, other, ("loader",))
+    is_same_end = a.steps_short == b.steps_short and not repeats and not reorders
+    return is_same_end and _are_same(trial, other, SAME_DATA)
 
 
 def _have_same_pixels(trial: Trial, other: Trial) -> bool:
     """Say whether every pixel must be the same; rivals round in ways of their own."""
-    loaders = {trial.settings.get("loader"), other.settings.get("loader")}
-    as_one = len(loaders) == 1 or not loaders & OUTSIDE
-    return as_one and _are_same(trial, other, SAME_PIXELS)
+    is_outside = traits(trial.settings).outside or traits(other.settings).outside
+    names = (*SAME_PIXELS, "loader") if is_outside else SAME_PIXELS
+    return _are_same(trial, other, names)
 
 
 def _are_same(trial: Trial, other: Trial, names: Sequence[str]) -> bool:

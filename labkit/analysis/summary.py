@@ -41,10 +41,8 @@ from labkit.analysis.validity import (
     valid_trials,
 )
 from labkit.contracts import Epoch, Trial
+from labkit.resolve import traits
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
-
-# Setting -> the choice that does only part of the work: no step, nothing to load.
-LEAVES_OUT = {"step": "nothing", "loader": "resident"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +284,7 @@ def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> 
         baseline: those of what it is divided by; where it leaves out the same, that is the
             question, as of what a loop does beside its steps.
     """
-    return any(settings.get(k) == v != baseline.get(k) for k, v in LEAVES_OUT.items())
+    return bool(traits(settings).leaves_out - traits(baseline).leaves_out)
 
 
 def _log_ratios(runs: Mapping[int, Trial], base_runs: Mapping[int, list[Trial]]) -> list[float]:

@@ -18,6 +18,7 @@ from statistics import fmean, stdev
 from labkit import units
 from labkit.contracts import Trial
 from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
+from labkit.resolve import traits
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 # EVIDENCE 1, "Estimator": the only reasons for which a block is rejected.
@@ -172,7 +173,7 @@ def cache_violation(trial: Trial) -> str:
     # Only of a disk that the kernel knows are the bytes counted: not of a network's.  A resident
     # batch was read before the epochs: no byte of them shows.
     on_disk = trial.medium.get("rotational") is not None
-    on_disk = on_disk and trial.settings.get("loader") != "resident"
+    on_disk = on_disk and not traits(trial.settings).repeats_batch
     from_device = fetched / files if fetched is not None and files and on_disk else None
     if wanted == "cold":
         if before is not None and before > COLD_MAX_SHARE:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from labkit.analysis.summary import Row, Summary, is_floor
-from labkit.parts.prefetching import STEPS_SHORT
-from labkit.parts.storage import IN_MEMORY
+from labkit.resolve import traits
 
 # What a training loop does beside its steps: setting -> its value where it does nothing.
 BESIDE = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
@@ -52,12 +51,12 @@ def why_not(summary: Summary, row: Row) -> str:
         return "it does only part of the work"
     if _does_more(settings, baseline):
         return "its loop does more than the baseline's, so its time is noise"
-    if settings.get("prefetcher") in STEPS_SHORT:
+    if traits(settings).steps_short:
         return "it leaves out a step of each epoch"
     if any(settings.get(name) != baseline.get(name) for name in ("order", "subset")):
         return "it trains on other images or in another order"
     # A cold start needs nothing in memory; data far away has no cache state here.
-    if cache not in (baseline_cache, "cold") and settings.get("storage") not in IN_MEMORY:
+    if cache not in (baseline_cache, "cold") and not traits(settings).in_memory:
         return f"it began with cache {cache}, the baseline with {baseline_cache}"
     if summary.judged and row.verdict != "faster":
         return f"its verdict is {row.verdict}"

@@ -20,8 +20,9 @@ from labkit.contracts import Device, SystemClock
 from labkit.diagnosis.remedies import LESS_OFTEN, Remedy
 from labkit.parts.training.callbacks import open_callbacks
 from labkit.pipeline import Pipeline, build
+from labkit.resolve import complete_here, traits
 from labkit.runs.calibration import measure_baseline
-from labkit.runs.experiment import Experiment, completed
+from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run
 from labkit.settings import MODES, Settings
 
@@ -56,10 +57,10 @@ def opened(settings: Settings, stack: ExitStack) -> Opened:
         ValueError: settings that cannot work.
         Skip: this machine lacks what they need.
     """
-    settings = completed(settings, MODES["quick"])
+    settings = complete_here(settings, MODES["quick"])
     settings = replace(settings, images=settings.images or IMAGES)
     fewer = replace(settings, images=min(settings.images, CALIBRATED_ON))
-    found = measure_baseline(fewer) if settings.device == "emulated" else {}
+    found = measure_baseline(fewer) if traits(vars(settings)).emulated else {}
     clock = SystemClock()
     pipeline = build(settings, clock, compute_s_per_image=found.get("compute_s_per_image"))
     callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)
@@ -82,7 +83,7 @@ def opened(settings: Settings, stack: ExitStack) -> Opened:
         pipeline.device.wait(on_device)
         step(on_device)
 
-    plain = settings.prefetcher == "none"
+    plain = not pipeline.parts.traits.prefetches
     return Opened(
         loader=pipeline.loader if plain else _Prefetched(pipeline),
         step=put_and_step if plain else step,

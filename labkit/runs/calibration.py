@@ -19,6 +19,7 @@ from labkit.contracts import Clock, Device, Skip, SystemClock
 from labkit.parts.devices import MATCHED_STALL_SHARE, PROFILES, with_compute
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
+from labkit.resolve import traits
 from labkit.runs.active import ActiveRun
 from labkit.runs.checks import check_emulator, check_images
 from labkit.runs.process import TrialFailed
@@ -50,7 +51,8 @@ def calibrate(run: ActiveRun) -> None:
         calibration = run.ask(
             "measure_baseline", settings=asdict(tried), excluded=run.info["excluded"]
         )
-        if baseline.device == "emulated" and baseline.step != "nothing":
+        of = traits(vars(baseline))
+        if of.emulated and "computing" not in of.leaves_out:
             calibration |= check_emulator(run, tried, calibration["compute_s_per_image"])
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
@@ -113,17 +115,16 @@ def measure_baseline(
     torch.set_num_threads(settings.torch_threads)
     clock = SystemClock()
     given = {"excluded": excluded, "own": own}
-    matched = (
-        settings.device == "emulated" and PROFILES[settings.profile].compute_s_per_image is None
-    )
+    of = traits(vars(settings))
+    matched = of.emulated and PROFILES[settings.profile].compute_s_per_image is None
     pipeline = build(settings, clock, compute_s_per_image=0.0 if matched else None, **given)
     pipeline.source.start_worker(0)
     warm_up(pipeline)
     pipeline.source.prepare_cache(settings.cache)
-    pipeline.storage.enter()
+    pipeline.parts.storage.enter()
     images_per_s, stall_share = steady_rate(pipeline, clock)
     compute_s_per_image = None
-    if matched and settings.step == "nothing":  # there is nothing to match
+    if matched and "computing" in of.leaves_out:  # there is nothing to match
         compute_s_per_image = 0.0
     elif matched:
         # First guess: the loader alone sets the pace.  Then correct by what launching and

@@ -47,14 +47,13 @@ from labkit.contracts import (
 from labkit.files import write_whole
 from labkit.jpeg import read_size_px
 from labkit.machine import hardware
-from labkit.parts.decoding import DECODERS, SCALED, sample_jpeg
+from labkit.parts.decoding import DECODERS, sample_jpeg
 from labkit.parts.devices import FREE_LOADER_MIN_AU, PROFILES, with_compute
-from labkit.parts.loading import OWN_ORDER
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.pipeline import first_batch, shuffled_images
-from labkit.resolve import check, open_source, original
+from labkit.resolve import open_source, original, resolve, traits
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.settings import Settings
@@ -239,9 +238,9 @@ def compare_work(
     for label in sorted(variants, key=lambda label: label != baseline):  # the baseline first
         settings = variants[label]
         try:
-            check(settings)
+            parts = resolve(settings)
             check_batch_fits(settings)
-            batch = first_batch(settings, excluded)
+            batch = first_batch(parts, excluded)
             specs = BATCHES[PREPROCESSORS[settings.preprocessor].batch](
                 settings.batch_size, settings.input_px
             )
@@ -275,12 +274,13 @@ def _difference(
         )
     if settings.batch_size != base.batch_size:
         return ""
-    if {settings.loader, base.loader} & OWN_ORDER:  # the same images, as this is the whole epoch
+    own, other = traits(vars(settings)), traits(vars(base))
+    if own.own_order or other.own_order:  # the same images, as this is the whole epoch
         batch, reference = _by_id(batch), _by_id(reference)
     levels = tolerance_levels(
         decoders_differ=settings.decoder != base.decoder,
         scaled=_scaled(settings) != _scaled(base),
-        decoded_scaled=(settings.decoder in SCALED) != (base.decoder in SCALED),
+        decoded_scaled=own.scaled_decoding != other.scaled_decoding,
     )
     return difference(batch, reference, specs, levels=levels)
 

@@ -6,6 +6,7 @@ holds what was really run.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import secrets
@@ -13,10 +14,18 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 
-from labkit import pipeline, resolve
+from labkit import pipeline
 from labkit.contracts import Skip, utc_now
 from labkit.machine import hardware
 from labkit.parts.packing.remote import local_folder
+from labkit.resolve import (
+    Resolved,
+    complete_here,
+    open_original,
+    open_reader,
+    original,
+    resolve,
+)
 from labkit.runs import timing
 from labkit.runs.kinds import EPOCHS, KINDS
 from labkit.runs.schedule import check_blocks
@@ -26,9 +35,7 @@ from labkit.settings import (
     CORRECTED,
     MODES,
     PROTOCOLS,
-    Mode,
     Settings,
-    complete,
     pick,
     read_settings,
 )
@@ -174,20 +181,6 @@ def choose(
     return found if asked is None else requested(found, {**asked, **request})
 
 
-def completed(settings: Settings, mode: Mode) -> Settings:
-    """Fill what is unset, as a run in this mode on this machine would."""
-    # A table of one's own may have the device: only an unset device needs the GPU asked.
-    has_cuda = settings.device is None and hardware.cuda().works
-    return complete(
-        settings,
-        mode,
-        cores=hardware.cores(),
-        has_cuda=has_cuda,
-        can_fork=hardware.can_fork(),
-        real_step=resolve.real_step(settings),
-    )
-
-
 def check(
     experiment: Experiment,
     mode: str,
@@ -208,24 +201,20 @@ def check(
     blocks = check_blocks(chosen, blocks)
     if experiment.otherwise is not None:
         baseline = experiment.variants[experiment.baseline]
-        if reason := why_not_throttled(completed(baseline, chosen)):
+        if reason := why_not_throttled(complete_here(baseline, chosen)):
             experiment = experiment.otherwise(reason)
     wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
-    variants = {label: completed(settings, chosen) for label, settings in wanted.items()}
-    skipped = {}
+    variants = {label: complete_here(settings, chosen) for label, settings in wanted.items()}
+    parts, skipped = {}, {}
     for label, settings in variants.items():
         try:
-            resolve.check(settings)
-            if settings.device == "cuda" and not hardware.cuda().works:
-                raise Skip(hardware.cuda().reason)
+            parts[label] = resolve(settings, cuda=hardware.cuda)
         except Skip as reason:
             skipped[label] = str(reason)
     local_folder(variants[experiment.baseline].data, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
     _check_equal_work(variants)
-    # A variant that cannot run here must not limit the others.
-    running = {label: variants[label] for label in variants if label not in skipped}
-    _check_together(running, data["images"])
+    _check_together(parts, data["images"])
     names = KINDS[experiment.kind].settings
     return {
         "schema": SCHEMA,
@@ -272,8 +261,10 @@ def check_resumable(run: Run) -> None:
             f"start one here: labkit run {info['experiment']}"
         )
     variants = {label: read_settings(values) for label, values in info["variants"].items()}
+    mode = MODES[info["mode"]]
     for settings in variants.values():
-        resolve.check_names(settings)
+        with contextlib.suppress(Skip):  # its row says why
+            resolve(complete_here(settings, mode))
     data = _describe_data(variants[info["baseline"]])
     if {name: data[name] for name in info["data"]} != info["data"]:
         raise ValueError(
@@ -288,8 +279,8 @@ def check_resumable(run: Run) -> None:
 
 
 def _describe_data(settings: Settings) -> dict[str, object]:
-    resolve.open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = resolve.open_original(settings)
+    open_reader.cache_clear()  # a notebook lives long, and its data may change
+    reader = open_original(settings)
     # Missing files are all named at once when the images are checked.
     size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
     return {
@@ -313,24 +304,26 @@ def _check_equal_work(variants: Mapping[str, Settings]) -> None:
             )
 
 
-def _check_together(variants: Mapping[str, Settings], available: int) -> None:
-    """Refuse variants that cannot be compared on this machine or that need too many images."""
+def _check_together(running: Mapping[str, Resolved], available: int) -> None:
+    """Refuse variants that cannot be compared on this machine or that need too many images.
+
+    Args:
+        running: label -> parts; a variant that cannot run here must not limit the others.
+        available: images there are.
+    """
     real = [
-        label
-        for label, settings in variants.items()
-        if not resolve.locate_data(settings).label.startswith("modelled")
+        label for label, parts in running.items() if not parts.storage.label.startswith("modelled")
     ]
-    if 0 < len(real) < len(variants):
+    if 0 < len(real) < len(running):
         raise ValueError(
             f"storage must be modelled for all variants or for none, got {', '.join(real)} on "
             "real storage; a model's figures must not stand beside measured ones"
         )
-    for settings in variants.values():
-        pipeline.choose_images(resolve.original(settings))  # not packed or copied yet
-    sizes = sorted({settings.batch_size for settings in variants.values()})
-    wanted = min(
-        (settings.images or available for settings in variants.values()), default=available
-    )
+    settings = [parts.settings for parts in running.values()]
+    for chosen in settings:
+        pipeline.choose_images(original(chosen))  # not packed or copied yet
+    sizes = sorted({chosen.batch_size for chosen in settings})
+    wanted = min((chosen.images or available for chosen in settings), default=available)
     if math.lcm(*sizes) > wanted:
         raise ValueError(
             f"batch_size must have a common multiple of at most {wanted} images in all variants, "

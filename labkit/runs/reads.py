@@ -19,8 +19,8 @@ from pathlib import Path
 
 from labkit.contracts import Skip
 from labkit.machine import procfs
-from labkit.parts.packing import PACKINGS
 from labkit.pipeline import open_loader
+from labkit.resolve import resolve
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed
 from labkit.settings import Settings
@@ -70,11 +70,11 @@ def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> d
         a library in C opens a pack once), calls (read calls of this process) and requests (of
         the device below, by all processes); None is unknown.
     """
-    source, _ = open_loader(settings, excluded=excluded)
+    source, _ = open_loader(resolve(settings), excluded=excluded)
     reader, ids = source.reader, [i for _, i in itertools.islice(source.order, COUNTED_IMAGES)]
     # Imports happen once and must not count.  Another reader makes them and is closed again: pages
     # of a mapped file cannot be evicted.
-    PACKINGS[settings.packing].open(source.storage.directory).read(ids[-1])
+    source.parts.packing.open(source.parts.storage.directory).read(ids[-1])
     paths = reader.files_of(ids)
     cold = _make_cold(source, settings)
     requests = _requests(paths)
@@ -94,7 +94,7 @@ def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> d
         "calls": _per_image(calls, calls_after, images) if paths else None,
         # A model's disk is asked for nothing.
         "requests": _per_image(requests, _requests(paths), images)
-        if cold and not source.storage.needs_our_reader
+        if cold and not source.parts.storage.needs_our_reader
         else None,
     }
 

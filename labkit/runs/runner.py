@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from labkit import resolve, units
+from labkit import units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.summary import second_attempt_note
 from labkit.analysis.validity import a_over_a, attempt_of, disturbance, valid_trials
 from labkit.contracts import Cancelled, Skip, Trial
 from labkit.progress import Progress
+from labkit.resolve import own_parts
 from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.experiment import Experiment, check, check_resumable
 from labkit.runs.kinds import EPOCHS, KINDS, UnequalWork
@@ -62,7 +63,7 @@ def run(
         Cancelled: `cancel` was set while data at a URL was copied to this machine.
     """
     info = check(experiment, mode, blocks, cancel)
-    own = resolve.own_parts()
+    own = own_parts()
     folder = create_run(Path(results), info)
     with hold(folder):
         return _complete(ActiveRun(folder, info, own=own, cancel=cancel, progress=progress))
@@ -90,7 +91,7 @@ def resume(
     """
     found = load_run(folder)
     check_resumable(found)
-    own = resolve.own_parts()
+    own = own_parts()
     with hold(found.folder):
         info = load_run(folder).info  # as the process that had it last left it
         return _complete(ActiveRun(found.folder, info, own=own, cancel=cancel, progress=progress))

@@ -18,14 +18,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from labkit import resolve
 from labkit.contracts import Clock, DeviceBatch, Epoch, SystemClock
 from labkit.machine import hardware
 from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
-from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
-from labkit.pipeline import Pipeline, build, label_jitter, label_scaled
+from labkit.pipeline import Pipeline, build
+from labkit.resolve import label_samples
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -175,15 +174,6 @@ def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, object]:
     }
 
 
-def _as_worked_on(pipeline: Pipeline, batch: DeviceBatch) -> Mapping[str, torch.Tensor]:
-    """Finish a batch on the device if the step did so; otherwise that would only take memory."""
-    settings = pipeline.settings
-    finish = PREPROCESSORS[settings.preprocessor].on_device
-    if finish is None or settings.step in ("timed", "nothing"):
-        return batch
-    return finish(batch, settings.input_px)
-
-
 def _mean(tensor: torch.Tensor) -> float | list[float]:
     """Average each image, then all of them in float64: a batch as float64 is large.
 
@@ -248,21 +238,21 @@ def measure(
     pipeline.source.start_worker(0)
     warm_up(pipeline)
     cache_proof = pipeline.source.prepare_cache(settings.cache)
-    pipeline.storage.enter()  # after the files were made warm: that may be as fast as it can
+    pipeline.parts.storage.enter()  # after the files were made warm: that may be as fast as it can
     epochs, cpu_s = [], 0.0
     with ExitStack() as stack:
         callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)
         gc.collect()
         gc.disable()  # a collection would land in one arm and not in the other
         before = hardware.disturbance()  # making files cold or warm disturbs no epoch
-        with Usage(gpu=settings.device == "cuda") as usage:
+        with Usage(gpu=pipeline.device.torch_device.type == "cuda") as usage:
             for number in range(settings.epochs):
                 pipeline.source.order.epoch = number
                 cpu_before_s = own_cpu_s()
                 epoch, batch = time_epoch(pipeline, clock, callbacks)
                 cpu_s += own_cpu_s() - cpu_before_s
                 if batch is not None:
-                    epoch = replace(epoch, **fingerprint_of(_as_worked_on(pipeline, batch)))
+                    epoch = replace(epoch, **fingerprint_of(pipeline.finished(batch)))
                 epochs.append(epoch)
         disturbed = hardware.since(before)
     gc.enable()
@@ -275,12 +265,10 @@ def measure(
         "cache_proof": pipeline.source.prove_cache(cache_proof),
         "disturbance": {**disturbed, **usage.gpu_clocks()},
         "labels": {
-            "storage": pipeline.storage.label,
+            "storage": pipeline.parts.storage.label,
             "cache": settings.cache,  # as produced and verified, or prepare() had skipped
             "accelerator": pipeline.device.label,
-            **resolve.label_stored(settings),
-            **label_scaled(settings),
-            **label_jitter(settings),
+            **label_samples(settings),
             **training.label(settings),
             **callbacks.label(),
         },

@@ -99,8 +99,9 @@ def read_trial_order(seed):
 def read_image_order(photos, **changes):
     """The images of two epochs."""
     from labkit.pipeline import open_loader
+    from labkit.resolve import resolve
 
-    source, _ = open_loader(settings(photos, **changes))
+    source, _ = open_loader(resolve(settings(photos, **changes)))
     epochs = []
     for epoch in range(2):
         source.order.epoch = epoch
@@ -110,19 +111,23 @@ def read_image_order(photos, **changes):
 
 def read_first_batch(photos, **changes):
     from labkit.pipeline import first_batch
+    from labkit.resolve import resolve
     from labkit.runs.packs import ensure_pack
 
     chosen = settings(photos, **changes)
     ensure_pack(chosen, jobs=1)
-    return first_batch(chosen, frozenset())
+    return first_batch(resolve(chosen), frozenset())
 
 
 def list_parts():
     """What is looked at -> the settings that choose it."""
+    from labkit.parts.decoding import SCALED
     from labkit.parts.loading import OUTSIDE
 
     parts = {f"preprocessor {name}": {"preprocessor": name} for name in lab.PREPROCESSORS}
     parts |= {f"decoder {name}": {"decoder": name} for name in lab.DECODERS}
+    for name in SCALED:  # whose images no longer fit their boxes
+        parts[f"decoder {name}"] |= {"preprocessor": "classification"}
     parts |= {f"packing {name}": {"packing": name} for name in lab.PACKINGS}
     parts |= {
         f"stored {kind}": {"packing": "raw", "stored": kind}
@@ -131,7 +136,7 @@ def list_parts():
     for name in lab.LOADERS:
         parts[f"loader {name}"] = {"loader": name}
         if name in OUTSIDE:
-            parts[f"loader {name}"] |= {"preprocessor": "classification", "step": "classifier"}
+            parts[f"loader {name}"] |= {"preprocessor": "classification"}
         if name.startswith("tf_data_tfrecord"):
             parts[f"loader {name}"] |= {"packing": "tfrecord"}
     return parts
@@ -140,7 +145,8 @@ def list_parts():
 def settings(photos, **changes):
     small = {"input_px": INPUT_PX, "batch_size": BATCH_SIZE, "num_workers": 2, "device": "cpu"}
     chosen = lab.Settings(data=str(photos), seed=3, **{**small, **changes})
-    return complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+    step = lab.PREPROCESSORS[chosen.preprocessor].batch
+    return complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step)
 
 
 def read_bars(figure):

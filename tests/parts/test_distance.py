@@ -13,14 +13,13 @@ import psutil
 import pytest
 
 import labkit as lab
-from labkit import resolve
 from labkit.contracts import Skip
 from labkit.machine.helper import HELPERS
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import distance, locate
 from labkit.parts.storage.distance import ADDRESSES, Connection, Distance, fetch, parse, served
 from labkit.pipeline import open_loader
-from labkit.resolve import open_reader, open_source
+from labkit.resolve import open_reader, open_source, resolve
 from labkit.runs.staging import check_rates, staged
 
 NEAR = Distance(rtt_ms=0, mbit_per_s=8000)
@@ -158,21 +157,21 @@ def stage(settings):
 
 
 def batches(settings):
-    _, loader = open_loader(settings)
+    _, loader = open_loader(resolve(settings))
     return [{name: tensor.numpy().copy() for name, tensor in one.items()} for one in loader]
 
 
 def test_what_cannot_be_far_away_is_refused_with_the_next_step(photos, var):
     for cache in ("cold", "warm"):
         with pytest.raises(Skip, match=f"cache must be 'as found' for .* got '{cache}': none"):
-            resolve.check(settings_for(photos, cache=cache))
-        resolve.check(settings_for(photos, storage=f"{FAR}_staged", cache=cache))
+            resolve(settings_for(photos, cache=cache))
+        resolve(settings_for(photos, storage=f"{FAR}_staged", cache=cache))
     with pytest.raises(Skip, match="packing must be 'folder' for images that come over a network"):
-        resolve.check(settings_for(photos, packing="raw", stored="pixels"))
+        resolve(settings_for(photos, packing="raw", stored="pixels"))
     with pytest.raises(ValueError, match=r"storage must be one of .*far_<round trip>ms_<b"):
-        resolve.check(settings_for(photos, storage="far_20ms"))
+        resolve(settings_for(photos, storage="far_20ms"))
     with pytest.raises(Skip, match="is there for as long as a run takes"):
-        open_loader(settings_for(photos))
+        open_loader(resolve(settings_for(photos)))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -194,7 +193,7 @@ def test_an_image_that_cannot_be_had_is_named(photos, var, tmp_path):
     data = shutil.copytree(photos / "images", tmp_path / "tree")
     settings = settings_for(data)
     with stage(settings):
-        source, _ = open_loader(settings)
+        source, _ = open_loader(resolve(settings))
         for path in data.iterdir():
             path.unlink()
         with pytest.raises(OSError, match=r"003.jpg must be given by the distance's server, got s"):
@@ -203,7 +202,7 @@ def test_an_image_that_cannot_be_had_is_named(photos, var, tmp_path):
 
 def test_the_proof_of_a_row_says_that_there_is_no_page_cache(photos, var):
     with stage(settings_for(photos)) as facts:
-        source, _ = open_loader(settings_for(photos))
+        source, _ = open_loader(resolve(settings_for(photos)))
         proof = source.prove_cache(source.prepare_cache("as found"))
         rates = check_rates(settings_for(photos), seconds=0.1)
     assert (facts["label"], facts["copied_bytes"]) == (

@@ -59,7 +59,11 @@ LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
 }
 # Their workers are threads, which share whatever state a transform keeps.
 THREADED = frozenset({"threads"})
-# They read, decode and preprocess by themselves, and round pixels differently.
-OUTSIDE = frozenset(name for name in LOADERS if name.startswith(("tf_data", "dali")))
+# Loaders that read, decode and preprocess by themselves -> the packing that they read.
+OUTSIDE = {
+    name: "tfrecord" if name.startswith("tf_data_tfrecord") else "folder"
+    for name in LOADERS
+    if name.startswith(("tf_data", "dali"))
+}
 # They deliver the same images in every epoch, but not in the source's order.
 OWN_ORDER = frozenset({"tf_data_as_published", "tf_data_tfrecord", "tf_data_tfrecord_one_by_one"})

@@ -45,7 +45,7 @@ def load_with_dali(
     Raises:
         Skip: DALI is missing or broken, or the work is none that it can do.
     """
-    images = source.outside("folder")
+    images = source.outside()
     return pin(
         DaliLoader(source, settings, images, on_gpu=on_gpu and settings.device == "cuda"),
         settings,

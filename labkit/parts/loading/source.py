@@ -42,7 +42,7 @@ class Source(Protocol):
     def collate(self, samples: list[dict]) -> dict[str, torch.Tensor]:
         """Join samples into one batch."""
 
-    def outside(self, packing: str) -> Outside:
+    def outside(self) -> Outside:
         """Return what a pipeline needs that reads, decodes and preprocesses by itself."""
 
     def start_worker(self, worker_id: int) -> None:

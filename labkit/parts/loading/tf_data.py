@@ -64,7 +64,7 @@ def load_with_tf_data(
     Raises:
         Skip: TensorFlow is missing or broken, or the work is none that it can do.
     """
-    images, tf = source.outside("folder"), _open()
+    images, tf = source.outside(), _open()
     one = _one_image(tf, images)
     whole = len(images.ids) // settings.batch_size * settings.batch_size
     with tf.device("CPU"):
@@ -97,7 +97,7 @@ def load_as_published(source: Source, settings: Settings) -> Iterable[dict[str, 
     Raises:
         Skip: as `load_with_tf_data`.
     """
-    images, tf = source.outside("folder"), _open()
+    images, tf = source.outside(), _open()
     one = _one_image(tf, images)
     like = {"image": tf.float32, "label": tf.int64, "sample_id": tf.int64}
 
@@ -128,7 +128,7 @@ def load_tfrecords(
     Raises:
         Skip: as `load_with_tf_data`.
     """
-    images, tf = source.outside("tfrecord"), _open()
+    images, tf = source.outside(), _open()
     one = _one_image(tf, images)
     names = tf.constant([os.fsencode(name) for name in images.names])
     places = tf.lookup.StaticHashTable(

@@ -17,6 +17,7 @@ from jpegs import encode, photo
 
 from labkit.machine import hardware
 from labkit.pipeline import open_loader
+from labkit.resolve import resolve
 from labkit.settings import MODES, Settings, complete
 
 pytestmark = pytest.mark.thorough
@@ -69,7 +70,7 @@ def break_off(loader, times):
 @pytest.mark.parametrize("name", ["torch", "threads", *RIVALS])
 def test_breaking_off_a_hundred_times_leaves_nothing(small_photos, name, how):
     times = TIMES if not how else 5  # through the thread that pins, likewise
-    _, loader = open_loader(settings(small_photos, name, **how))
+    _, loader = open_loader(resolve(settings(small_photos, name, **how)))
     break_off(loader, 3)  # what is started once, and stays
     before = held()
     break_off(loader, times)
@@ -85,7 +86,7 @@ def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_pa
     for number in range(8):
         (tmp_path / f"{number}.jpg").write_bytes(whole)
     broken = tmp_path / "5.jpg"
-    _, loader = open_loader(settings(tmp_path, name, num_workers=2))
+    _, loader = open_loader(resolve(settings(tmp_path, name, num_workers=2)))
     before = held()
     broken.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"5\.jpg: image must be a complete JPEG"):
@@ -99,10 +100,11 @@ FORKS = """
 import sys
 from labkit.settings import Settings
 from labkit.pipeline import open_loader
+from labkit.resolve import resolve
 def ids(batches):
     return [int(i) for batch in batches for i in batch["sample_id"]]
-_, forking = open_loader(Settings(**{forking}))
-_, beside = open_loader(Settings(**{beside}))
+_, forking = open_loader(resolve(Settings(**{forking})))
+_, beside = open_loader(resolve(Settings(**{beside})))
 wanted = ids(forking)
 for _ in range(5):
     running = iter(beside)

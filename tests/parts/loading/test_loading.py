@@ -8,6 +8,7 @@ import torch
 from labkit.contracts import Skip
 from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader
 from labkit.pipeline import open_loader
+from labkit.resolve import resolve
 from labkit.settings import MODES, Settings, complete
 
 OURS = [name for name in LOADERS if name not in OUTSIDE]  # the others: test_rivals
@@ -22,7 +23,7 @@ def settings(photos, **changes):
 
 
 def delivered(photos, epoch=0, **changes):
-    source, loader = open_loader(settings(photos, **changes))
+    source, loader = open_loader(resolve(settings(photos, **changes)))
     source.order.epoch = epoch
     return list(loader)
 
@@ -36,7 +37,7 @@ def ids(batches):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_epoch_has_every_image_once_in_the_seeds_order(photos, name, workers, persistent):
     changes = {"loader": name, "num_workers": workers, "persistent_workers": persistent}
-    source, loader = open_loader(settings(photos, **changes))
+    source, loader = open_loader(resolve(settings(photos, **changes)))
     seen = []
     for epoch in range(2):
         source.order.epoch = epoch
@@ -47,7 +48,7 @@ def test_an_epoch_has_every_image_once_in_the_seeds_order(photos, name, workers,
 
 
 def test_the_resident_loader_repeats_the_first_batch_and_reads_no_more(photos):
-    source, loader = open_loader(settings(photos, loader="resident"))
+    source, loader = open_loader(resolve(settings(photos, loader="resident")))
     first = ids(delivered(photos))[:4]
     source.reader = None  # any further read would fail
     assert ids(loader) == first * 6
@@ -68,8 +69,9 @@ def test_the_resident_batch_is_page_locked_once_where_the_settings_ask_for_it(
         return locked[-1]
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lock)
-    how = {"loader": "resident", "device": device, "step": "detector", "pin_memory": pin_memory}
-    _, loader = open_loader(settings(photos, **how))
+    step = "timed" if device == "emulated" else "detector"
+    how = {"loader": "resident", "device": device, "step": step, "pin_memory": pin_memory}
+    _, loader = open_loader(resolve(settings(photos, **how)))
     batches = list(loader)
     assert len(locked) == copies * len(batches[0])
     if copies:
@@ -79,7 +81,7 @@ def test_the_resident_batch_is_page_locked_once_where_the_settings_ask_for_it(
 @pytest.mark.needs_cuda
 def test_the_resident_batch_is_page_locked_on_cuda(photos):
     how = {"loader": "resident", "device": "cuda", "step": "detector"}
-    _, loader = open_loader(settings(photos, **how))
+    _, loader = open_loader(resolve(settings(photos, **how)))
     assert all(tensor.is_pinned() for batch in loader for tensor in batch.values())
 
 
@@ -95,7 +97,9 @@ def test_pixels_depend_on_neither_workers_nor_pinning(photos, name):
 @pytest.mark.parametrize(("workers", "threads"), [(0, 0), (1, 1)])
 def test_pinning_has_a_thread_only_beside_workers_as_in_torch(photos, workers, threads):
     def threads_while_loading(pin_memory):
-        _, loader = open_loader(settings(photos, num_workers=workers, pin_memory=pin_memory))
+        _, loader = open_loader(
+            resolve(settings(photos, num_workers=workers, pin_memory=pin_memory))
+        )
         before = set(threading.enumerate())  # some of which end meanwhile
         batches = iter(loader)
         next(batches)
@@ -113,7 +117,7 @@ def test_the_last_incomplete_batch_is_left_out(photos, name):
 def test_a_batch_larger_than_the_data_is_refused(photos):
     message = r"batch_size must be at most the number of readable images \(24\), got 25; use a"
     with pytest.raises(ValueError, match=message):
-        open_loader(settings(photos, batch_size=25))
+        open_loader(resolve(settings(photos, batch_size=25)))
 
 
 class TestPinningLoader:

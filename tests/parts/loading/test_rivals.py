@@ -15,12 +15,13 @@ from labkit.contracts import Skip, classifier_batch, difference
 from labkit.machine import hardware
 from labkit.parts.loading import OUTSIDE, OWN_ORDER
 from labkit.pipeline import open_loader
+from labkit.resolve import resolve
 from labkit.runs import checks
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import Launcher
 from labkit.settings import MODES, Settings, complete
 
-IN_ORDER = sorted(OUTSIDE - OWN_ORDER)
+IN_ORDER = sorted(OUTSIDE.keys() - OWN_ORDER)
 ONE_OF_EACH = ["tf_data", "dali"]
 BATCH_SIZE, INPUT_PX = 4, 64
 SPECS = classifier_batch(BATCH_SIZE, INPUT_PX)
@@ -38,7 +39,7 @@ def settings(data, loader, **changes):
 
 
 def opened(data, loader, **changes):
-    return open_loader(settings(data, loader, **changes))
+    return open_loader(resolve(settings(data, loader, **changes)))
 
 
 def arrays(batches):
@@ -152,7 +153,7 @@ class TestReasons:
     @pytest.mark.parametrize(
         ("name", "changes", "message"),
         [
-            ("dali", {"preprocessor": "vectorized"},
+            ("dali", {"preprocessor": "vectorized", "step": "detector"},
              "the loader dali preprocesses by itself, and can do classification, not vectorized"),
             ("tf_data", {"preprocessor": "classification_pillow"},
              "and can do classification, not classification_pillow; choose preprocessor"),
@@ -195,6 +196,7 @@ from pathlib import Path
 sys.path[:0] = {sys.path!r}
 from labkit.settings import Settings
 from labkit.pipeline import open_loader
+from labkit.resolve import resolve
 from labkit.contracts import Skip
 class Blocked:
     def find_spec(self, name, path=None, target=None):
@@ -204,7 +206,7 @@ sys.meta_path.insert(0, Blocked())
 for values, package, folder in {told!r}:
     sys.path.insert(0, folder)
     try:
-        open_loader(Settings(**values))
+        open_loader(resolve(Settings(**values)))
     except Skip as reason:
         print(reason)
     sys.path.remove(folder)

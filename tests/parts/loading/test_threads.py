@@ -23,6 +23,7 @@ from labkit.parts.loading import threads as module
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.preprocessing.classification import classification
 from labkit.pipeline import open_loader
+from labkit.resolve import resolve
 from labkit.runs import checks
 from labkit.settings import MODES, Settings, complete
 
@@ -134,7 +135,7 @@ class TestLabkitsLoader:
             photos, preprocessor=preprocessor, step=PREPROCESSORS[preprocessor].batch
         )
         torchs, threads = (
-            open_loader(replace(base, loader=loader, num_workers=workers))[1]
+            open_loader(resolve(replace(base, loader=loader, num_workers=workers)))[1]
             for loader, workers in (("torch", 0), ("threads", 3))
         )
         assert_same(threads, torchs)
