@@ -25,11 +25,6 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-NEEDS = (
-    "Pipeline", "fn.external_source", "fn.io.file.read", "fn.decoders.image", "fn.resize",
-    "fn.crop_mirror_normalize", "types.INTERP_LINEAR",
-)  # fmt: skip
-
 
 def load_with_dali(
     source: Source, settings: Settings, *, on_gpu: bool = True
@@ -72,8 +67,8 @@ class DaliLoader:
         return _Epoch(self, pipeline, paths)
 
     def _build(self) -> tuple[object, _Paths]:
-        open_library("nvidia.dali.fn", "DALI", ())
-        dali = open_library("nvidia.dali", "DALI", NEEDS)
+        open_library("nvidia.dali.fn", "DALI")
+        dali = open_library("nvidia.dali", "DALI")
         fn, types = dali.fn, dali.types
         images, settings, paths = self._images, self._settings, _Paths(self._images)
         scale, shift = np.array(images.scale_rgb), np.array(images.shift_rgb)

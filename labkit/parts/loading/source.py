@@ -11,8 +11,7 @@ with threads running may hang: they are imported where a loader is opened, in th
 from __future__ import annotations
 
 import importlib
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
@@ -81,21 +80,18 @@ def threads_of(settings: Settings) -> int:
     return max(1, settings.num_workers)
 
 
-def open_library(module: str, package: str, needs: Sequence[str]) -> ModuleType:
-    """Import a rival's library.
+def open_library(module: str, package: str) -> ModuleType:
+    """Import a library that loads by itself.
 
     Args:
         module: what to import.
         package: its name in messages.
-        needs: names in it that the loader uses, as "data.Dataset".
 
     Raises:
         Skip: it is missing, or it is installed and broken; one line says which.
     """
     try:
-        library = importlib.import_module(module)
-        for name in needs:
-            operator.attrgetter(name)(library)
+        return importlib.import_module(module)
     except Exception as error:  # a broken library may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise Skip(f"{package} is not installed; {INSTALL}") from error
@@ -103,4 +99,3 @@ def open_library(module: str, package: str, needs: Sequence[str]) -> ModuleType:
         raise Skip(
             f"{package} is installed and broken ({reason}); install it anew: {INSTALL}"
         ) from error
-    return library

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 SHUFFLE_BUFFER = 5000  # the documents' snippet
-NEEDS = (
-    "data.Dataset.range", "data.TFRecordDataset", "experimental.dlpack.to_dlpack",
-    "image.resize", "io.decode_jpeg", "lookup.StaticHashTable",
-)  # fmt: skip
 
 
 class TfDataLoader:
@@ -155,7 +151,7 @@ def load_tfrecords(
 def _open() -> ModuleType:
     """Import TensorFlow, silent and without a GPU: the device is torch's."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # only read while it is imported
-    tf = open_library("tensorflow", "TensorFlow", NEEDS)
+    tf = open_library("tensorflow", "TensorFlow")
     tf.get_logger().setLevel("ERROR")
     with contextlib.suppress(RuntimeError):  # TensorFlow is in use already
         tf.config.set_visible_devices([], "GPU")

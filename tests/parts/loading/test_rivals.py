@@ -179,9 +179,6 @@ class TestReasons:
             ("tf_data", "tensorflow", "import a_package_it_needs",
              "TensorFlow is installed and broken (ModuleNotFoundError: No module named "
              f"'a_package_it_needs'); install it anew: {install}"),
-            ("tf_data", "tensorflow", "",
-             "TensorFlow is installed and broken (AttributeError: module 'tensorflow' has no "
-             f"attribute 'data'); install it anew: {install}"),
         ]  # fmt: skip
         told = []
         for number, (loader, package, content, _) in enumerate(cases):
