@@ -37,8 +37,7 @@ from labkit.parts.storage import STORAGES
 from labkit.parts.training import LOSSES, STEPS, Step
 from labkit.predictions import predictions
 from labkit.reports import write_report
-from labkit.runs.experiment import Experiment, choose
-from labkit.runs.runner import resume, run
+from labkit.runs.experiment import Experiment, choose, resume, run
 from labkit.runs.store import Run, find_run, list_runs, load_run
 from labkit.savings import savings
 from labkit.settings import Settings, vary

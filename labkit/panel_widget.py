@@ -26,8 +26,8 @@ from labkit.panel_form import Form
 from labkit.panel_history import History
 from labkit.panel_parts import button, html, row
 from labkit.reproduce import Request, command_line, python_code
-from labkit.runs.runner import resume as resume_run
-from labkit.runs.runner import run as run_experiment
+from labkit.runs.experiment import resume as resume_run
+from labkit.runs.experiment import run as run_experiment
 from labkit.runs.store import SHARED, load_run, read_info, why_hopeless
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.progress import Progress
 from labkit.resolve import complete_here
-from labkit.runs.experiment import Experiment
-from labkit.runs.runner import run
+from labkit.runs.experiment import Experiment, run
 from labkit.runs.store import Run
 from labkit.settings import MODES, Settings, read_settings
 

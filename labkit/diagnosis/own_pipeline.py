@@ -22,8 +22,7 @@ from labkit.parts.training.callbacks import open_callbacks
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here, traits
 from labkit.runs.calibration import measure_baseline
-from labkit.runs.experiment import Experiment
-from labkit.runs.runner import run
+from labkit.runs.experiment import Experiment, run
 from labkit.settings import MODES, Settings
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Experiment: the variants that are compared, and the checks before a run folder is made.
+"""Experiment: what is compared, and the run that compares it.
+
+    run:    check ─▶ run folder ─┐
+    resume: check_resumable ─────┴▶ prepare: stage ─ check the work ─ calibrate ─▶ blocks
 
 Settings may be unset in an experiment; `check` fills them in for this machine, and the run folder
 holds what was really run.
@@ -6,42 +9,22 @@ holds what was really run.
 
 from __future__ import annotations
 
-import contextlib
-import math
 import re
-import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
 
-from labkit import pipeline
-from labkit.contracts import Skip, utc_now
-from labkit.machine import hardware
-from labkit.parts.packing.remote import local_folder
-from labkit.resolve import (
-    Resolved,
-    complete_here,
-    open_original,
-    open_reader,
-    original,
-    resolve,
-)
-from labkit.runs import timing
+from labkit.contracts import Cancelled
+from labkit.progress import Progress
+from labkit.resolve import own_parts
+from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.kinds import EPOCHS, KINDS
-from labkit.runs.schedule import check_blocks
-from labkit.runs.staging import why_not_throttled
-from labkit.runs.store import RESERVED, SCHEMA, SHARED, Run
-from labkit.settings import (
-    CORRECTED,
-    MODES,
-    PROTOCOLS,
-    Settings,
-    pick,
-    read_settings,
-)
-
-# Variants that differed in these would do different work.
-SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
+from labkit.runs.runner import run_blocks
+from labkit.runs.start import check, check_resumable
+from labkit.runs.store import RESERVED, Run, create_run, hold, load_run
+from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,158 +164,98 @@ def choose(
     return found if asked is None else requested(found, {**asked, **request})
 
 
-def check(
+@single_run_lock()
+def run(
     experiment: Experiment,
-    mode: str,
-    blocks: int | None,
+    mode: str = "quick",
+    *,
+    results: Path | str = "results",
+    blocks: int | None = None,
     cancel: threading.Event | None = None,
-) -> dict[str, object]:
-    """Refuse what cannot work, before anything is made or started.
-
-    Returns:
-        What `run.json` holds at the start of a run.
-
-    Raises:
-        ValueError: settings, data or parts that cannot work.
-        Cancelled: `cancel` was set while data at a URL was copied to this machine.
-    """
-    chosen = pick(MODES, mode, "mode")
-    request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
-    blocks = check_blocks(chosen, blocks)
-    if experiment.otherwise is not None:
-        baseline = experiment.variants[experiment.baseline]
-        if reason := why_not_throttled(complete_here(baseline, chosen)):
-            experiment = experiment.otherwise(reason)
-    wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
-    variants = {label: complete_here(settings, chosen) for label, settings in wanted.items()}
-    parts, skipped = {}, {}
-    for label, settings in variants.items():
-        try:
-            parts[label] = resolve(settings, cuda=hardware.cuda)
-        except Skip as reason:
-            skipped[label] = str(reason)
-    local_folder(variants[experiment.baseline].data, cancel=cancel)
-    data = _describe_data(variants[experiment.baseline])
-    _check_equal_work(variants)
-    _check_together(parts, data["images"])
-    names = KINDS[experiment.kind].settings
-    return {
-        "schema": SCHEMA,
-        "kind": experiment.kind,
-        "experiment": experiment.name,
-        "question": experiment.question,
-        "mode": mode,
-        "request": request,
-        "protocol": experiment.protocol,
-        "shuffled": chosen.shuffled and experiment.protocol == CORRECTED,
-        "blocks": blocks,
-        "baseline": experiment.baseline,
-        "variants": {
-            label: {name: value for name, value in asdict(settings).items() if name in names}
-            for label, settings in variants.items()
-        },
-        **experiment.grouped(variants),
-        "published": dict(experiment.published),
-        "source": experiment.source,
-        "dial": experiment.dial and asdict(experiment.dial),
-        "skipped": skipped,
-        "failed": {},
-        "status": "running",
-        "notes": [*experiment.notes, *_notes(variants)],
-        "order_seed": secrets.randbits(32),
-        "created_utc": utc_now(),
-        "data": data,
-        "timing": timing.HOW,
-        "provenance": hardware.provenance(),
-    }
-
-
-def check_resumable(run: Run) -> None:
-    """Refuse to resume a run whose new rows would not be comparable with its old ones.
-
-    Raises:
-        ValueError: it came from another machine or version, a part of it is not known here, or
-            its data changed.
-    """
-    info = run.info
-    if shared := info.get(SHARED):
-        raise ValueError(
-            f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
-            f"start one here: labkit run {info['experiment']}"
-        )
-    variants = {label: read_settings(values) for label, values in info["variants"].items()}
-    mode = MODES[info["mode"]]
-    for settings in variants.values():
-        with contextlib.suppress(Skip):  # its row says why
-            resolve(complete_here(settings, mode))
-    data = _describe_data(variants[info["baseline"]])
-    if {name: data[name] for name in info["data"]} != info["data"]:
-        raise ValueError(
-            f"data must be what the run began with ({info['data']}), got {data}; start a new run"
-        )
-    began_on, here = info["provenance"]["machine_id"], hardware.provenance()["machine_id"]
-    if began_on != here:
-        raise ValueError(
-            f"run must be resumed on the machine it began on ({began_on}), got {here}; "
-            "start a new run"
-        )
-
-
-def _describe_data(settings: Settings) -> dict[str, object]:
-    open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = open_original(settings)
-    # Missing files are all named at once when the images are checked.
-    size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
-    return {
-        "folder": settings.data,
-        "images": len(reader),
-        "bytes": size_bytes,
-        "mean_bytes": size_bytes / max(1, len(reader)),
-        "boxes": reader.boxes,
-        "manifest_hash": reader.manifest_hash,
-    }
-
-
-def _check_equal_work(variants: Mapping[str, Settings]) -> None:
-    """Refuse variants whose settings ask for different work, whether or not they run here."""
-    for name in SAME_FOR_ALL:
-        values = sorted({str(getattr(settings, name)) for settings in variants.values()})
-        if len(values) > 1:
-            raise ValueError(
-                f"{name} must be the same for all variants, got {', '.join(values)}; "
-                "make them experiments of their own"
-            )
-
-
-def _check_together(running: Mapping[str, Resolved], available: int) -> None:
-    """Refuse variants that cannot be compared on this machine or that need too many images.
+    progress: Progress | bool = True,
+) -> Run:
+    """Run an experiment.
 
     Args:
-        running: label -> parts; a variant that cannot run here must not limit the others.
-        available: images there are.
+        experiment: what to compare.
+        mode: quick, document or full.
+        results: folder that takes the run folder.
+        blocks: repetitions; unset: the mode's.
+        cancel: set by another thread to stop; finished trials stay.
+        progress: whether to print a bar with ETA, or an object to report to instead.
+
+    Returns:
+        The run as it is on disk; `run.info["status"]` is finished or cancelled.
+
+    Raises:
+        ValueError: settings, data or parts that cannot work, before anything is timed.
+        RuntimeError: the baseline cannot be measured here (finished rows stay), or another run
+            is in progress in this process.
+        Cancelled: `cancel` was set while data at a URL was copied to this machine.
     """
-    real = [
-        label for label, parts in running.items() if not parts.storage.label.startswith("modelled")
-    ]
-    if 0 < len(real) < len(running):
-        raise ValueError(
-            f"storage must be modelled for all variants or for none, got {', '.join(real)} on "
-            "real storage; a model's figures must not stand beside measured ones"
-        )
-    settings = [parts.settings for parts in running.values()]
-    for chosen in settings:
-        pipeline.choose_images(original(chosen))  # not packed or copied yet
-    sizes = sorted({chosen.batch_size for chosen in settings})
-    wanted = min((chosen.images or available for chosen in settings), default=available)
-    if math.lcm(*sizes) > wanted:
-        raise ValueError(
-            f"batch_size must have a common multiple of at most {wanted} images in all variants, "
-            f"got {', '.join(map(str, sizes))}; choose sizes that divide each other"
-        )
+    info = check(experiment, mode, blocks, cancel)
+    own = own_parts()
+    folder = create_run(Path(results), info)
+    with hold(folder):
+        return _complete(ActiveRun(folder, info, own=own, cancel=cancel, progress=progress))
 
 
-def _notes(variants: Mapping[str, Settings]) -> list[str]:
-    most = max(settings.num_workers for settings in variants.values())
-    if most > hardware.cores():
-        return [f"num_workers {most} is more than this machine's {hardware.cores()} cores"]
-    return []
+@single_run_lock()
+def resume(
+    folder: Path | str,
+    *,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
+) -> Run:
+    """Run what is missing of a run that was cancelled or killed.
+
+    Args:
+        folder: a run folder.
+        cancel: as in `run`.
+        progress: as in `run`.
+
+    Raises:
+        FileNotFoundError: there is no run in this folder.
+        ValueError: a part of it is not known here, its data changed, or it began on another
+            machine.
+        RuntimeError: another run is in progress in this process, or another process has this one.
+    """
+    found = load_run(folder)
+    check_resumable(found)
+    own = own_parts()
+    with hold(found.folder):
+        info = load_run(folder).info  # as the process that had it last left it
+        return _complete(ActiveRun(found.folder, info, own=own, cancel=cancel, progress=progress))
+
+
+def _complete(run: ActiveRun) -> Run:
+    """Do everything that is missing; finished rows stay whatever happens."""
+    for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
+        run.progress.say(note)
+    kind = KINDS[run.info.get("kind", EPOCHS)]
+    # The processes end before the cleanup: they may still read what it removes.
+    with _status_saved(run), ExitStack() as cleanup, run.launcher:
+        run.check_baselines()
+        kind.prepare(run, cleanup)
+        run_blocks(run, kind.measure)
+    return load_run(run.folder)
+
+
+@contextmanager
+def _status_saved(run: ActiveRun) -> Iterator[None]:
+    run.save(status="running", reason="")
+    try:
+        yield
+    except Cancelled:
+        run.save(status="cancelled")
+    except KeyboardInterrupt:
+        run.save(status="cancelled")
+        run.progress.say(f"cancelled; complete it with: labkit run --resume {run.folder}")
+        raise
+    except Exception as error:
+        run.save(status="failed", reason=str(error))
+        raise
+    else:
+        run.save(status="finished")
+    finally:
+        run.progress.close()

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from labkit.analysis.forecast import forecast
 from labkit.analysis.validity import baselines_of
 from labkit.contracts import Skip, Trial, utc_now
-from labkit.parts.prefetching import STEPS_SHORT
-from labkit.resolve import stored_folder
+from labkit.resolve import stored_folder, traits
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
 from labkit.runs.calibration import calibrate
@@ -156,7 +155,7 @@ def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     measured["labels"]["storage"] = facts["label"]
     medium = {name: facts[name] for name in MEDIUM}
     trial = Trial.from_row({**row, **measured, "medium": medium})
-    left_out = STEPS_SHORT.get(settings.prefetcher, 0) * settings.batch_size
+    left_out = traits(vars(settings)).steps_short * settings.batch_size
     expected = (settings.images - left_out) * settings.epochs
     if trial.images != expected:
         raise UnequalWork(

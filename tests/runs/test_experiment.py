@@ -8,8 +8,7 @@ import pytest
 
 import labkit as lab
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment
-from labkit.runs.runner import run
+from labkit.runs.experiment import Experiment, run
 from labkit.settings import Settings, vary
 
 BASE = Settings()
