@@ -133,7 +133,7 @@ def scale(image_rgb: np.ndarray, annotation: Annotation, px: int) -> tuple[np.nd
     if factor >= 1:
         return image_rgb, annotation
     size = (max(px, round(width * factor)), max(px, round(height * factor)))
-    # INTER_AREA averages what it drops, as everyone does who shrinks a data set for good.
+    # INTER_AREA averages pixels, as is usual where a dataset is scaled down once.
     smaller = cv2.resize(image_rgb, size, interpolation=cv2.INTER_AREA)
     factors = np.array([size[0] / width, size[1] / height] * 2, np.float32)
     return smaller, replace(annotation, boxes_xyxy=annotation.boxes_xyxy * factors)
