@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from benchmarks import frame
 from labkit import units
 from labkit.contracts import Skip
-from labkit.machine import hardware
+from labkit.resolve import complete_here
 from labkit.runs.staging import check_rates, staged
-from labkit.settings import MODES, Settings, complete
+from labkit.settings import MODES, Settings
 
 IMAGES = 200
 STORAGES = ("throttled", "modelled_hdd", "modelled_ssd")
@@ -23,13 +23,8 @@ READERS = (1, 2, 4, 8)
 
 
 def settings_for(storage: str, data: str, readers: int) -> Settings:
-    return complete(
-        Settings(data=data, storage=storage, num_workers=readers),
-        MODES["quick"],
-        cores=hardware.cores(),
-        has_cuda=False,
-        can_fork=hardware.can_fork(),
-    )
+    settings = Settings(data=data, storage=storage, num_workers=readers)
+    return complete_here(settings, MODES["quick"])
 
 
 def rates_of(storage: str, data: str, seconds: float) -> Iterator[dict[str, object]]:

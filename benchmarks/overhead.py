@@ -26,9 +26,10 @@ from labkit.contracts import SystemClock
 from labkit.diagnosis.watch import Terminal, Watch
 from labkit.machine import hardware
 from labkit.pipeline import Pipeline, build
+from labkit.resolve import complete_here
 from labkit.runs.process import Launcher
 from labkit.runs.timing import time_epoch
-from labkit.settings import MODES, Settings, complete
+from labkit.settings import MODES, Settings
 
 IMAGES = 64
 FREE_STEPS = 500
@@ -123,15 +124,10 @@ def main() -> int:
     options = frame.parser(__doc__, data=True, rounds=40).parse_args()
     report = frame.Report("What measuring costs", options)
     with frame.photographs(options.data, IMAGES) as (data, scratch):
-        settings = complete(
-            Settings(
-                data=str(data), device="emulated", num_workers=0, pin_memory=False, images=IMAGES
-            ),
-            MODES["quick"],
-            cores=hardware.cores(),
-            has_cuda=False,
-            can_fork=hardware.can_fork(),
+        base = Settings(
+            data=str(data), device="emulated", num_workers=0, pin_memory=False, images=IMAGES
         )
+        settings = complete_here(base, MODES["quick"])
         first_s, *later_s = trial_starts_s(settings, scratch)
         report.line(f"the first trial's start, with the server's: {units.seconds(first_s)}")
         report.limit(

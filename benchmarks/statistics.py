@@ -1,26 +1,24 @@
-"""How often the lab's verdicts are wrong, proved by simulation (EVIDENCE 1, last paragraph).
+"""How often the lab's verdicts are wrong, shown by simulation (EVIDENCE 1, last paragraph).
+
+    python -m benchmarks.statistics [--experiments 1000] [--seed 1]
 
     machine of known behaviour -> plan -> simulated trials -> summary -> verdicts -> shares
 
-The truth is known here, so what is wrong can be counted: differences found where there are
-none, equality granted where there is none, intervals that miss the truth.  Trials take the
-lab's own way, from the plan with its second attempt to the verdicts; no formula is repeated.
-Exits with 1 where a limit is missed.
-
-    python -m benchmarks.statistics [--experiments N] [--seed SEED]
+The truth is known, so errors can be counted: differences found where there are none, equality
+granted where there is none, intervals that miss the truth.  Trials are planned, summarized and
+judged by the lab's own code, second attempt included; no formula is repeated here.
 """
 
-import argparse
 import math
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from scipy import stats
 
+from benchmarks import frame
 from labkit import units
 from labkit.analysis.statistics import ALPHA, DELTA, detectable_share
 from labkit.analysis.summary import Row, Summary, summarize
@@ -38,7 +36,7 @@ TOLERANCE_SE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What moves a trial's log time besides its variant."""
+    """What changes a trial's log time besides its variant."""
 
     noise: float
     """Standard deviation from trial to trial."""
@@ -60,7 +58,7 @@ SPIKY = Machine(noise=0.02, drift=0.05, walk=0.003, spikes=0.1)
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A share of simulated experiments, and what it may be."""
+    """A share of simulated experiments with its limits."""
 
     name: str
     value: float
@@ -78,10 +76,10 @@ class Rate:
         least = self.least - allowed_se * self.standard_error(self.least)
         return least <= self.value <= self.most + allowed_se * self.standard_error(self.most)
 
-    def to_line(self) -> tuple[str, ...]:
+    def to_cells(self) -> tuple[str, ...]:
         limit = f"{100 * self.least:g} to {100 * self.most:g} %"
         limit += f" + {self.tolerance_se} SE" if self.tolerance_se else ""
-        word = "pass" if self.passes() else "FAIL"
+        word = "met" if self.passes() else "MISSED"
         if (self.least, self.most) == (0, 1):
             limit = word = ""  # nothing was promised
         shares = (f"{100 * x:.2f} %" for x in (self.value, self.standard_error(self.value)))
@@ -91,7 +89,7 @@ class Rate:
 def rate(
     name: str, happens: Callable[[random.Random], bool], times: int, seed: int, **limits: float
 ) -> Rate:
-    """Count how often something happens; every rate has its own sequence of chances."""
+    """Count how often something happens; every rate has its own random sequence."""
     rng = random.Random(f"{seed}/{name}")
     hits = sum(happens(rng) for _ in range(times))
     return Rate(name=name, value=hits / times, times=times, **limits)
@@ -101,7 +99,7 @@ def rate(
 
 
 def log_times(machine: Machine, count: int, rng: random.Random) -> list[float]:
-    """Give the log times of successive trials of the same work."""
+    """Return the log times of successive trials of the same work."""
     walked, logs = 0.0, []
     for i in range(count):
         walked += rng.gauss(0, machine.walk)
@@ -111,7 +109,7 @@ def log_times(machine: Machine, count: int, rng: random.Random) -> list[float]:
 
 
 def trial(variant: str, block: int, position: int, role: str, time_s: float) -> Trial:
-    """A trial of which nothing but its time is of interest."""
+    """Return a trial with the given time."""
     epoch = Epoch(
         epoch_s=time_s, startup_s=0.0, first_batch_s=0.0, wait_s=0.0, transfer_s=0.0,
         forward_s=None, backward_s=None, launch_s=0.0, sync_s=0.0, steps=50, images=800,
@@ -148,7 +146,7 @@ def excludes(row: Row, ratio: float) -> bool:
     return not row.ci_low <= ratio <= row.ci_high
 
 
-# --- what is proved -------------------------------------------------------------------------
+# --- what is shown -------------------------------------------------------------------------
 
 
 def false_positives(times: int, seed: int) -> list[Rate]:
@@ -167,7 +165,7 @@ def false_positives(times: int, seed: int) -> list[Rate]:
 
 
 def called_unstable(times: int, seed: int) -> list[Rate]:
-    """A1 and A2 differ by chance alone: 5 % of 5 %; or because the machine slows down."""
+    """A1 and A2 differ by chance (twice: 5 % of 5 %), or because the machine slows down."""
 
     def is_unstable(machine: Machine) -> Callable[[random.Random], bool]:
         return lambda rng: not experiment(machine, FOUR_EQUAL, rng).stable
@@ -256,24 +254,20 @@ SIMULATIONS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = frame.parser(__doc__)
     parser.add_argument("--experiments", type=int, default=1000, help="simulated per A/A rate")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    n, seed, start_s = options.experiments, options.seed, time.perf_counter()
+    n, seed = options.experiments, options.seed
+    report = frame.Report("How often verdicts are wrong", options)
     with ProcessPoolExecutor() as pool:
         proofs = [pool.submit(prove, share * n, seed) for prove, share in SIMULATIONS.items()]
-    rates = [r for proof in proofs for r in proof.result()]
+        rates = [rate for proof in proofs for rate in proof.result()]
     header = ("share of simulated experiments", "limit", "simulated", "SE", "of", "")
-    lines = [header, *(r.to_line() for r in rates)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for name, *cells in lines:
-        cells = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:]))
-        print(f"{name:{widths[0]}}  {cells}".rstrip())
-    missed = sum(not r.passes() for r in rates)
-    taken_s = time.perf_counter() - start_s
-    print(f"\nseed {seed}, {units.seconds(taken_s)}, {units.count(missed, 'limit')} missed")
-    return 1 if missed else 0
+    report.table(header, [rate.to_cells() for rate in rates])
+    missed = sum(not rate.passes() for rate in rates)
+    report.limit(not missed, f"seed {seed}, {units.count(missed, 'limit')} missed")
+    return report.finish([asdict(rate) for rate in rates])
 
 
 if __name__ == "__main__":
