@@ -241,9 +241,8 @@ def compare_work(
             parts = resolve(settings)
             check_batch_fits(settings)
             batch = first_batch(parts, excluded)
-            specs = BATCHES[PREPROCESSORS[settings.preprocessor].batch](
-                settings.batch_size, settings.input_px
-            )
+            describe = BATCHES[parts.preprocessor.batch]
+            specs = describe(settings.batch_size, settings.input_px)
             check_batch(batch, specs)
             if reference is None:
                 reference = batch
