@@ -1,20 +1,17 @@
-"""Kill -9 at random moments: is every finished row still there, can the run be completed?
+"""Kill -9 at random moments: is every finished row kept, can the run be completed?
+
+    python -m benchmarks.kills [--kills 200] [--seed 0]
 
     run ─▶ kill the runner, the server, the trial or a loader worker ─▶ resume ─▶ kill … ─▶ end
 
-Runs are real and small; nothing of them is replaced.  A moment may be in the preparation as well
-as in a trial.  What counts as a loss: a row that was written and is gone or changed, a process
-that stays, a run that cannot be completed, a trial that counts twice, an error that is no
-sentence, a file left in memory or in the temporary folder.  Exits with 1 if there is any.
-Main trap: a process number is soon another's, so a process is known by its start time as well,
-and ours are all those that inherited our mark.
-
-    python -m benchmarks.kills [--kills 200] [--seed N]
+Runs are real and small.  A moment may be in the preparation as well as in a trial.  A loss is: a
+written row that is gone or changed, a process that stays, a run that cannot be completed, a trial
+that counts twice, an error that is no sentence, a file left in memory or in the temporary folder.
+There must be none.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -29,12 +26,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
 
 import labkit as lab
+from benchmarks import frame
 from benchmarks.marked import marked
 from data_scripts.make_photos import make_photos
 from labkit import units
@@ -384,12 +382,13 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = frame.parser(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of targets and moments")
     options = parser.parse_args()
+    report = frame.Report("What kill -9 loses", options)
     targets = choose_targets(options.kills, random.Random(options.seed))
-    began_s, stopped = time.monotonic(), threading.Event()
+    stopped = threading.Event()
 
     def besiege(number: int) -> Record:
         rng, mine = random.Random(f"{options.seed}/{number}"), targets[number::AT_ONCE]
@@ -411,14 +410,16 @@ def main() -> int:
         finally:
             stopped.set()
     by_target = ", ".join(f"{target} {record.kills[target]}" for target in TARGETS)
-    print(
+    report.line(
         f"{record.kills.total()} kills ({by_target}) in {units.count(record.runs, 'run')}, "
-        f"{units.seconds(time.monotonic() - began_s)}, seed {options.seed}\n"
-        f"the slowest orphan lived {units.seconds(record.slowest_orphan_s)}\n"
-        f"{units.count(record.rows, 'row')} checked"
+        f"seed {options.seed}"
     )
-    print("\n".join(record.losses) or "nothing lost")
-    return 1 if record.losses else 0
+    report.line(f"the slowest orphan lived {units.seconds(record.slowest_orphan_s)}")
+    for loss in record.losses:
+        report.line(loss)
+    rows = units.count(record.rows, "row")
+    report.limit(not record.losses, f"{len(record.losses)} lost or left behind, {rows} checked")
+    return report.finish(asdict(record))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""Processes that began here, wherever in the tree they are now.
+"""Processes found by a mark in their environment.
 
-    environment of a first process ─▶ all that it starts inherit the mark ─▶ marked(name, value)
-
-Main trap: a process number is soon another's, and a parent that ends is no longer a parent; what a
-process was started with stays true.
+A process number is soon reused and a parent may have ended; the environment that a process was
+started with is inherited and stays.
 """
 
 from __future__ import annotations
@@ -14,15 +12,7 @@ import psutil
 
 
 def marked(name: str, value: str) -> list[psutil.Process]:
-    """List the processes that have a mark in their environment.
-
-    Args:
-        name: of the environment's variable.
-        value: unlike any other run's.
-
-    Returns:
-        All but this one and those that have ended and only wait to be asked how.
-    """
+    """Return the processes with this environment variable, except zombies and this one."""
     return [process for process in psutil.process_iter() if _is_marked(process, name, value)]
 
 

@@ -1,40 +1,36 @@
-"""What the panel costs a person, and a measurement: seconds to use it, seconds to a row, a ratio.
+"""What the panel costs: seconds until it can be used, seconds to a row, a ratio of measured times.
+
+    python -m benchmarks.panel [--data FOLDER] [--rounds 8] [--starts 3]
 
     make jupyter ─▶ the server answers ─▶ the notebook is ready ─▶ the panel can be used
     Run ─▶ the first row on disk
-    rounds of two runs, turn about: from the panel in a browser / headless ─▶ ratio of their times
+    rounds of two runs: from the panel in a browser / headless ─▶ ratio of their times
 
-A round's two runs have the same settings, and their trials are compared variant by variant.
-While the headless one goes on, browser and server stand still, as if they were not there.  Main
-trap: a device that computes meanwhile, or is matched anew to every run, would hide what the panel
-takes; so in the rounds there is none, and loading is all that is timed.
-
-    python -m benchmarks.panel [DATA] [--rounds N] [--times N] [--pictures FOLDER]
+Both runs of a round have the same settings, and their trials are compared variant by variant.
+During the headless one, browser and server are suspended.  A device that computes meanwhile would
+hide what the panel takes, so in the rounds there is none, and only loading is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
+from benchmarks import frame
 from benchmarks.jupyter import ENDS_WITHIN_S, ROOT, Server, make_workplace, rows_in, serve, until
 from benchmarks.lab_page import LabPage, browse, why_no_browser
 from labkit import units
-from labkit.analysis.statistics import paired_interval
-from labkit.progress import bar
 from labkit.runs.store import load_run
 
 if TYPE_CHECKING:
@@ -45,7 +41,7 @@ EXPERIMENTS = {USUAL: "prefetching", TIMED: "preprocessing"}
 # Epochs of about half a second; the original runs twice, vectorized and simplified once.
 CHANGES = {"device": "cpu", "step": "nothing", "images": 64, "num_workers": 2}
 TRIALS = 4
-TALL = {"width": 1280, "height": 3200}  # all of the panel at once, for a picture
+IMAGES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +59,6 @@ class Measured:
 
     first_row_s: float
     """From asking for it."""
-    rows_s: float
-    """From the first row to the last."""
     times_s: dict[tuple[str, str], float]
     """(variant, role) -> two epochs."""
 
@@ -162,11 +156,9 @@ def _watch(
     wait(lambda: rows_in(folder) >= 1, "a row comes")
     first_s = time.perf_counter()
     wait(lambda: rows_in(folder) >= trials, f"{trials} rows come")
-    last_s = time.perf_counter()
     rows = load_run(folder).trials
     return Measured(
         first_row_s=first_s - began_s,
-        rows_s=last_s - first_s,
         times_s={(trial.variant, trial.role): trial.time_s for trial in rows},
     )
 
@@ -190,100 +182,71 @@ def standing_still(server: Server) -> Iterator[None]:
                 process.resume()
 
 
-def log_ratio(attached: Measured, headless: Measured) -> float:
-    """Compare a round's two runs: the mean log-ratio of their trials' times."""
-    ratios = [
-        math.log(time_s / headless.times_s[trial]) for trial, time_s in attached.times_s.items()
-    ]
-    return statistics.fmean(ratios)
-
-
-def take_pictures(lab: LabPage, folder: Path) -> None:
-    """Save how the panel looks: idle, running, done, in both themes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lab.page.set_viewport_size(TALL)
-    for theme in ("Light", "Dark"):
-        lab.change_theme(f"JupyterLab {theme}")
-        lab.panel.screenshot(path=folder / f"idle-{theme.lower()}.png")
-        lab.press("Run")
-        lab.wait_for_status("running: trial 3")
-        lab.panel.screenshot(path=folder / f"running-{theme.lower()}.png")
-        lab.wait_for_status("finished")
-        lab.panel.screenshot(path=folder / f"done-{theme.lower()}.png")
-
-
 def spread(values_s: Sequence[float]) -> str:
-    """Write the median, and the range if there are several."""
-    middle = units.seconds(statistics.median(values_s))
-    if len(values_s) == 1:
-        return middle
-    return f"{middle} ({units.seconds(min(values_s))} to {units.seconds(max(values_s))})"
+    """Write the median and the range."""
+    middle, low, high = statistics.median(values_s), min(values_s), max(values_s)
+    return f"{units.seconds(middle)} ({units.seconds(low)} to {units.seconds(high)})"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", nargs="?", default="data/photos")
-    parser.add_argument("--rounds", type=int, default=8, help="of a run attached and one headless")
-    parser.add_argument("--times", type=int, default=3, help="to start JupyterLab, and to Run")
-    parser.add_argument("--pictures", type=Path, help="folder that takes pictures of the panel")
+    parser = frame.parser(__doc__, data=True, rounds=8)
+    parser.add_argument("--starts", type=int, default=3, help="of JupyterLab, and of a run")
     options = parser.parse_args()
-    data = str(Path(options.data).resolve())
     if reason := why_no_browser() or ("" if shutil.which("make") else "there is no make"):
-        print(f"panel: {reason}")
-        return 1
-    with tempfile.TemporaryDirectory(prefix="labkit-panel-") as folder, browse() as browser:
-        place = Path(folder)
+        raise SystemExit(f"panel: {reason}")
+    report = frame.Report("What the panel costs", options)
+    with frame.photographs(options.data, IMAGES) as (data, place), browse() as browser:
         starts = [
-            time_start(browser, place / f"start {number}", data) for number in range(options.times)
+            time_start(browser, place / f"start {number}", str(data))
+            for number in range(options.starts)
         ]
-        print(f"from `make jupyter`, {units.count(len(starts), 'start')}, median (range):")
-        print(f"  the server answers     {spread([start.answers_s for start in starts])}")
-        print(f"  the notebook is ready  {spread([start.ready_s for start in starts])}")
-        print(f"  the panel can be used  {spread([start.usable_s for start in starts])}")
-        with made(place / "lab", data) as server:
-            problems = time_runs(browser, server, place / "headless", options, data)
-    print("\n".join(problems) or "no error on the page, no request beyond this machine")
-    return 1 if problems else 0
+        for what in ("answers_s", "ready_s", "usable_s"):
+            times_s = [getattr(start, what) for start in starts]
+            report.line(f"from `make jupyter`, {what}: {spread(times_s)}")
+        with made(place / "lab", str(data)) as server:
+            measured = time_runs(browser, server, place / "headless", options, str(data), report)
+    return report.finish({"starts": list(map(asdict, starts)), **measured})
 
 
 def time_runs(
-    browser: Browser, server: Server, alone: Path, options: argparse.Namespace, data: str
-) -> list[str]:
-    """Time runs as the panel starts them, print what they say, and list the page's problems."""
+    browser: Browser,
+    server: Server,
+    alone: Path,
+    options: argparse.Namespace,
+    data: str,
+    report: frame.Report,
+) -> dict[str, list[float]]:
+    """Time runs as the panel starts them, and beside headless ones; return the rounds' times."""
     lab = LabPage(browser, server, USUAL)
     show_panel(lab)
-    firsts_s = [run_from_panel(lab, trials=1).first_row_s for _ in range(options.times + 1)]
-    print("from Run to the first row on disk, as the notebook is:")
-    print(f"  once, with the checks that are remembered for a day  {spread(firsts_s[:1])}")
-    print(f"  later                  {spread(firsts_s[1:])}")
-    if options.pictures:
-        take_pictures(lab, options.pictures)
+    firsts_s = [run_from_panel(lab, trials=1).first_row_s for _ in range(options.starts + 1)]
+    report.line(f"from Run to the first row, with the daily checks: {units.seconds(firsts_s[0])}")
+    report.line(f"from Run to the first row, later: {spread(firsts_s[1:])}")
     problems = lab.problems
     lab.close()
     lab = LabPage(browser, server, TIMED)
     show_panel(lab)
     lab.type_into("blocks", 1)
     alone.mkdir()
-    pairs = []
-    for number in bar(range(options.rounds), desc="rounds"):
-        runs = {}
-        for kind in sorted(("attached", "headless"), reverse=bool(number % 2)):
-            if kind == "attached":
-                runs[kind] = run_from_panel(lab, TRIALS)
-            else:
-                with standing_still(server):
-                    runs[kind] = run_headless(alone / "results", data)
-        pairs.append((runs["attached"], runs["headless"]))
-    logs = [log_ratio(*pair) for pair in pairs]
-    low, high = map(math.exp, paired_interval(logs, alpha=0.05))
-    between = statistics.median(one.rows_s / other.rows_s for one, other in pairs)
-    print(
-        "measured times, panel attached / headless: "
-        f"{math.exp(statistics.fmean(logs)):.4f} [{low:.4f}, {high:.4f}], "
-        f"{units.count(len(pairs), 'round')} of {TRIALS} trials each\n"
-        f"from the first row to the last, charts drawn between trials: {between:.3f}"
-    )
-    return [*problems, *lab.problems]
+
+    def run_alone() -> float:
+        with standing_still(server):
+            return typical_s(run_headless(alone / "results", data))
+
+    arms = {"attached": lambda: typical_s(run_from_panel(lab, TRIALS)), "headless": run_alone}
+    taken_s = frame.in_turn(arms, options.rounds)
+    ratio = frame.ratio(taken_s["attached"], taken_s["headless"])
+    report.line(f"measured times, panel attached / headless: {ratio}, {options.rounds} rounds")
+    problems += lab.problems
+    for problem in problems:
+        report.line(problem)
+    report.limit(not problems, "no error on the page, no request beyond this machine")
+    return taken_s
+
+
+def typical_s(measured: Measured) -> float:
+    """Return the geometric mean of the trials' times."""
+    return statistics.geometric_mean(measured.times_s.values())
 
 
 if __name__ == "__main__":
