@@ -1,4 +1,4 @@
-"""Share: a run as one file for a colleague, and such a file as a run here.
+"""Write a run as one file for a colleague, and open such a file as a run.
 
     run folder ─ pack() ─▶ FILE.labkit.zip: run.json without its block `local`, and trials.jsonl
     FILE.labkit.zip ─ open_shared() ─▶ results/shared/<experiment>/<run id>/

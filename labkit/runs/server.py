@@ -44,11 +44,8 @@ JOBS = {
     "time_operation": "labkit.runs.operation_trials",
     "jpeg_back_ends": "labkit.parts.decoding",
 }
-SPAWNS_WORKERS = (
-    "measure",
-    "measure_baseline",
-    "search_on_cuda",
-)  # and hands them the user's own parts
+# These may spawn loader workers, and hand them the user's own parts.
+SPAWNS_WORKERS = ("measure", "measure_baseline", "search_on_cuda")
 SETTINGS = {field.name for field in fields(Settings)}
 # The kernel's out-of-memory killer does not say why it killed a process.
 IF_OUT_OF_MEMORY = "if the kernel ran out of memory, use fewer workers or a smaller batch_size"

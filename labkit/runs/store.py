@@ -1,12 +1,12 @@
-"""Results: a run folder on disk; append, load, resume.
+"""Run folders: write, read, list and find them.
 
     results/<experiment>/<utc>-<short id>/run.json      what was run, how, on what
                                           trials.jsonl  one whole row per line
     results/shared/<experiment>/…         runs of colleagues, opened with `share`
 
-A row is flushed and synced as soon as its trial is done, so a crash loses at
-most the trial that was running.  Main trap: a killed process or a full disk can leave
-half a line; it is set aside and reported, never fatal, and nothing is ever rewritten.
+A row is flushed and synced as soon as its trial is done, so a crash loses at most the trial that
+was running. Half a line, left by a killed process or a full disk, is skipped and counted; rows are
+never rewritten.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 def is_under_way(folder: Path) -> bool:
-    """Say whether a process runs or resumes a run now; whatever its `run.json` says."""
+    """Return whether a process runs or resumes a run now, whatever its `run.json` says."""
     try:
         with hold(folder):
             return False
     except RuntimeError:
         return True
-    except OSError:  # of somebody else's, on a disk that cannot be written: nobody's business here
+    except OSError:  # of another user's, or on a disk that cannot be written
         return False
 
 
@@ -232,7 +232,7 @@ def load_run(folder: Path | str) -> Run:
 
 
 def why_hopeless(info: Mapping[str, object]) -> str:
-    """Say why no resuming completes a run: its baseline is out for good; empty where it might."""
+    """Return why resuming cannot complete a run, as its baseline is out; '' if it can."""
     baseline = info.get("baseline")
     for status in ("skipped", "failed"):
         if why := (info.get(status) or {}).get(baseline):
@@ -241,7 +241,7 @@ def why_hopeless(info: Mapping[str, object]) -> str:
 
 
 def how_to_complete(run: Run) -> str:
-    """Say what to do about a run that lacks what is asked of it."""
+    """Return what the user can do about a run that is incomplete."""
     if why := why_hopeless(run.info):
         return f"{why}; start a new run"
     return f"complete it with: labkit run --resume {run.folder.name}"
@@ -266,13 +266,13 @@ def list_shared(results: Path | str, experiment: str = "*") -> list[Path]:
 def newest_runs(
     results: Path | str, weigh: Callable[[Mapping[str, object]], float | None]
 ) -> dict[str, Run]:
-    """Take of every experiment the run that weighs most, the newest of equals.
+    """Find the run of each experiment with the largest weight, the newest of equals.
 
     Runs that colleagues shared are never taken, wherever they lie.
 
     Args:
         results: folder that holds all results.
-        weigh: what a run is worth by its `run.json`; None: nothing, it is left out.
+        weigh: returns a run's weight from its `run.json`; None leaves the run out.
 
     Returns:
         Experiment's name -> run.
