@@ -20,7 +20,7 @@ from labkit.claims import claims_text
 from labkit.diagnosis import target
 from labkit.disputes import answers as answer_disputes
 from labkit.disputes import disputes_text
-from labkit.machine import hardware
+from labkit.machine.media import write_media
 from labkit.runs import store
 from labkit.settings import field_kinds
 
@@ -229,7 +229,7 @@ def show_doctor(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("data", "hdd", "ssd", "nvme", "tmpfs")}
     given = {name: Path(folder) for name, folder in given.items() if folder}
     if options.write:
-        hardware.write_media(Path("labkit.toml"), **given)
+        write_media(Path("labkit.toml"), **given)
     for topic, value, remark in notebook.doctor_rows(given):
         print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
     return 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.machine import hardware
+from labkit.machine import gpu
 from labkit.runs.experiment import Experiment
 from labkit.settings import Settings
 
@@ -47,7 +47,7 @@ def precision(base: Settings) -> Experiment:
 
     Without a GPU a CPU trains the classifier on small images: in bfloat16, which few CPUs know.
     """
-    if base.device is None and not hardware.cuda().works:
+    if base.device is None and not gpu.cuda().works:
         base = replace(base, device="cpu", preprocessor="classification")
         base = replace(base, input_px=base.input_px or CPU_PX)
     base = replace(base, precision="fp32", memory_format="contiguous")

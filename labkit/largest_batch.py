@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Skip
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 from labkit.resolve import complete_here, own_parts
 from labkit.runs.active import single_run_lock
 from labkit.runs.batch_search import MULTIPLE, Held
@@ -112,8 +112,8 @@ def largest_batch(
         ValueError: settings that cannot work, or not even the smallest batch fits.
         TrialFailed: training failed for another reason than memory.
     """
-    if not hardware.cuda().works:
-        raise Skip(f"largest_batch needs a CUDA device: {hardware.cuda().reason}")
+    if not gpu.cuda().works:
+        raise Skip(f"largest_batch needs a CUDA device: {gpu.cuda().reason}")
     given = complete_here(replace(settings or Settings(), device="cuda"), pick(MODES, mode, "mode"))
     # Nothing is read: the data says how many images there are.
     tried_on = replace(

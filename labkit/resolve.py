@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.contracts import BATCHES, Device, Skip
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES, Profile
 from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED
@@ -190,7 +190,7 @@ def complete_here(settings: Settings, mode: Mode) -> Settings:
         mode,
         cores=hardware.cores(),
         # Asking takes seconds where there is a GPU, so only an unset device asks.
-        has_cuda=settings.device is None and hardware.cuda().works,
+        has_cuda=settings.device is None and gpu.cuda().works,
         can_fork=hardware.can_fork(),
         real_step=preprocessor.batch if preprocessor else "detector",
     )

@@ -33,9 +33,9 @@ def pytest_collection_modifyitems(items):
     cuda_items = [item for item in items if item.get_closest_marker("needs_cuda")]
     # A machine that has it must not go green by skipping.
     if cuda_items and os.environ.get("FAIL_WITHOUT_CUDA") != "1":
-        from labkit.machine import hardware
+        from labkit.machine import gpu
 
-        _skip(cuda_items, hardware.cuda().reason)
+        _skip(cuda_items, gpu.cuda().reason)
     if os.environ.get("FAIL_WITHOUT_RIVALS") != "1":
         _skip(list(filter(_needs_rivals, items)), _missing_rivals())
 

@@ -9,7 +9,7 @@ import pytest
 
 import labkit as lab
 from labkit.contracts import Skip
-from labkit.machine import hardware
+from labkit.machine import gpu
 from labkit.machine.gpu import CudaState
 from labkit.parts.training import LOSSES
 from labkit.resolve import resolve
@@ -33,7 +33,7 @@ def completed(**settings):
 @pytest.mark.parametrize("works", [False, True])
 @pytest.mark.parametrize("name", KNOBS)
 def test_an_experiment_turns_its_own_knobs_and_repeats_no_variant(monkeypatch, name, works):
-    monkeypatch.setattr(hardware, "cuda", lambda: machine_with(works))
+    monkeypatch.setattr(gpu, "cuda", lambda: machine_with(works))
     chosen = lab.experiment(name)
     every = {**chosen.variants, **chosen.in_full}
     assert len(chosen.variants) == 4
@@ -50,11 +50,11 @@ def machine_with(works):
 
 
 def test_without_a_gpu_precision_is_compared_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(hardware, "cuda", lambda: machine_with(False))
+    monkeypatch.setattr(gpu, "cuda", lambda: machine_with(False))
     small = lab.experiment("precision").variants["amp"]
     assert (small.device, small.preprocessor, small.input_px) == ("cpu", "classification", 64)
     assert lab.experiment("precision", device="emulated").variants["amp"].device == "emulated"
-    monkeypatch.setattr(hardware, "cuda", lambda: machine_with(True))
+    monkeypatch.setattr(gpu, "cuda", lambda: machine_with(True))
     assert lab.experiment("precision").variants["amp"].device is None
 
 

@@ -11,7 +11,7 @@ import labkit as lab
 from labkit.claims import CLAIMS
 from labkit.contracts import Skip
 from labkit.largest_batch import describe
-from labkit.machine import hardware
+from labkit.machine import gpu
 from labkit.machine.gpu import CudaState
 from labkit.runs.batch_search import search
 from labkit.settings import MODES, complete
@@ -80,7 +80,7 @@ def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
 
 
 def test_without_cuda_it_is_skipped_with_the_reason(monkeypatch):
-    monkeypatch.setattr(hardware, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
+    monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
     with pytest.raises(Skip, match="largest_batch needs a CUDA device: no NVIDIA driver"):
         lab.largest_batch(lab.Settings())
 

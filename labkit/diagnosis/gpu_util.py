@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.contracts import Skip
-from labkit.machine.gpu import cuda
-from labkit.machine.gpu_watch import GpuWatch
+from labkit.machine.gpu import GpuWatch, cuda
 
 if TYPE_CHECKING:
     from labkit.diagnosis.timeline import Band

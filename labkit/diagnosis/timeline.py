@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labkit.contracts import Clock, Skip, SystemClock
-from labkit.machine import helper, procfs
-from labkit.machine.gpu_watch import Reading, open_gpu
+from labkit.machine.gpu import Reading, open_gpu
+from labkit.machine.usage import tree_read_bytes
 from labkit.parts.devices import EmulatedDevice
 
 PERIOD_S = 0.1
@@ -153,7 +153,7 @@ class Recorder:
             rest_s = max(self._period_s, RESTS * (time.thread_time() - before_s))
 
     def _look(self) -> dict[str, object]:
-        fetched = _read_bytes()
+        fetched = tree_read_bytes()
         if fetched is not None:
             # What an ended worker fetched is nowhere until it is waited for, then its parent's.
             fetched = self._fetched_bytes = max(self._fetched_bytes, fetched)
@@ -278,16 +278,6 @@ def _busy_shares(before: Mapping, after: Mapping) -> tuple[float, ...] | None:
     if not any(total_s > 0 for _, total_s in spent):
         return None  # a sandbox's counters may be there and never count
     return tuple(min(max(b / t, 0.0), 1.0) if t > 0 else 0.0 for b, t in spent)
-
-
-def _read_bytes() -> int | None:
-    """Add up what this process and all below it had fetched, but for helpers."""
-    own, below = procfs.read_bytes(os.getpid()), procfs.processes_below(os.getpid())
-    if own is None or below is None:
-        return None
-    helpers = helper.pids()
-    # Some have just ended; who was waited for is counted among its parent's.
-    return own + sum(procfs.read_bytes(child) or 0 for child in below if child not in helpers)
 
 
 def _read_rate(before: Mapping, after: Mapping) -> float | None:

@@ -1,12 +1,13 @@
-"""The GPU: whether this torch build runs kernels on it, and if not, what to do.
+"""The GPU: whether torch runs kernels on it, and what NVML says of it while a trial runs.
 
-    NVIDIA driver?  →  one tiny kernel in another process  →  CudaState
+    cuda()      NVIDIA driver?  ─▶  one small kernel in another process  ─▶  CudaState
+    open_gpu()  a function that reads NVML once  ─▶  GpuWatch, a thread that calls it at 5 Hz
 
-Main trap: CUDA must not be touched in a process that forks later, and importing
-torch takes seconds.  So the driver is asked first, through NVML, which answers in
-milliseconds where there is no GPU, and the kernel runs in a process of its own.
-A GPU that is found can still be too old or too new for the installed torch: it
-then says "no kernel image", and here that becomes advice.
+A process that forks later must not touch CUDA, and importing torch takes seconds.  So `cuda` first
+asks the driver through NVML, which takes milliseconds and does not initialize CUDA, and runs the
+kernel in another process.  NVML's utilization is the share of its sampling period in which any
+kernel ran: 100 % tells neither how much of the GPU was in use nor at which clock.
+Source: nvml.h (device queries; clocks event reasons; nvmlUtilization_t).
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 from labkit.contracts import Skip
 
 IMPORT_AND_KERNEL_S = 120.0  # a cold `import torch` with CUDA takes up to a minute
+NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
+# Reasons for a lower clock that are no throttling: idle, and application and display clocks, which
+# the user has set and gpu_clock_hz shows.
+CHOSEN_CLOCKS = 0x1 | 0x2 | 0x100
+
+Reading = dict[str, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +66,10 @@ print(json.dumps(answer))
 
 @cache
 def cuda() -> CudaState:
-    """Ask whether CUDA works here, without touching it in this process.
+    """Return whether torch runs kernels on the first GPU, without initializing CUDA here.
 
-    Without an NVIDIA driver the answer comes in milliseconds, else after importing torch in
-    another process; it is kept for the life of this one.
+    It takes milliseconds without an NVIDIA driver, else as long as importing torch does; later
+    calls return the same answer.
     """
     try:
         driver = _nvidia_driver()
@@ -93,11 +102,11 @@ def cuda() -> CudaState:
 
 
 def _nvidia_driver() -> str:
-    """Ask the driver for its version, through NVML: that does not initialize CUDA."""
+    """Return the version of the NVIDIA driver, or "unknown"; Skip where there is no GPU."""
     try:
         import pynvml
     except ImportError:
-        return "unknown"  # torch itself has to say then
+        return "unknown"  # torch then tells whether there is a GPU
     try:
         pynvml.nvmlInit()
         try:
@@ -111,14 +120,14 @@ def _nvidia_driver() -> str:
 
 
 def explain_cuda(answer: Mapping[str, object]) -> str:
-    """Turn what torch said about its first GPU into a sentence that says what to do.
+    """Return why torch runs no kernel on its first GPU, and what to do about it.
 
     Args:
-        answer: torch, cuda (versions; None: built without), error, and where the GPU was
-            found: name, capability, kernels (as "sm_75").
+        answer: torch and cuda (versions; cuda is None in a build without it), error, and where
+            a GPU was found name, capability and kernels (as "sm_75").
 
     Returns:
-        "" where a kernel ran.
+        A sentence; "" where a kernel ran.
 
     Source: PyTorch's CUDA support matrix (RELEASE.md); pytorch/pytorch issue 190385.
     """
@@ -147,3 +156,127 @@ def explain_cuda(answer: Mapping[str, object]) -> str:
         f"{answer['name']} has compute capability {answer['capability']}, but {torch} "
         f"has kernels for {has} only; {advice}"
     )
+
+
+def open_gpu() -> Callable[[], Reading]:
+    """Open torch's GPU in NVML; makes torch initialize CUDA in this process.
+
+    Returns:
+        A function that takes every one of `READINGS` once.
+
+    Raises:
+        Skip: there is no NVIDIA driver, no NVML or no GPU.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise Skip("NVML is read with nvidia-ml-py; pip install nvidia-ml-py") from None
+    try:
+        pynvml.nvmlInit()
+        gpu = _torch_gpu(pynvml)
+    except pynvml.NVMLError:
+        raise Skip("no NVIDIA driver answers NVML") from None
+    except Exception as error:  # torch raises several classes where there is no GPU
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Skip(f"torch has no GPU here: {said}") from None
+    return lambda: read_gpu(pynvml, gpu)
+
+
+def _slowed_by(nvml: ModuleType, gpu: object) -> int:
+    """Return the bits of the reasons that lower the clock and that the user did not choose."""
+    try:
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+    except (AttributeError, nvml.NVMLError):  # drivers before 535 know the old name only
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    return reasons & ~CHOSEN_CLOCKS
+
+
+# Name of a reading -> how it is read from NVML.
+READINGS: dict[str, Callable[[ModuleType, object], int]] = {
+    "busy_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "used_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+    "clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "slowed_by": _slowed_by,
+}
+
+
+def read_gpu(nvml: ModuleType, gpu: object) -> Reading:
+    """Take every reading once.
+
+    Args:
+        nvml: pynvml, initialized.
+        gpu: NVML's handle.
+
+    Returns:
+        Name -> value; None for what this library, driver or device (a MIG slice) does not report.
+    """
+    found = {}
+    for name, read in READINGS.items():
+        try:
+            found[name] = read(nvml, gpu)
+        except (AttributeError, nvml.NVMLError):
+            found[name] = None
+    return found
+
+
+class GpuWatch:
+    """Take readings of torch's GPU in a thread until stopped; none where there is no GPU.
+
+    Args:
+        wanted: False takes none.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        self._samples: list[Reading] = []
+        self._stop = threading.Event()
+        self._thread = None
+        if not wanted:
+            return
+        try:
+            self._read = open_gpu()
+        except Skip:
+            return
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(NVML_PERIOD_S):
+            self._samples.append(self._read())
+
+    def stop(self) -> None:
+        """Stop sampling."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def totals(self) -> dict[str, float | int | None]:
+        """Return the readings as fields of `Trial`; None where there are none."""
+        busy = self._known("busy_percent")
+        return {
+            "gpu_util_mean": sum(busy) / len(busy) / 100 if busy else None,
+            "gpu_util_zero_share": busy.count(0) / len(busy) if busy else None,
+            "gpu_memory_bytes": max(self._known("used_bytes"), default=None),
+        }
+
+    def clocks(self) -> dict[str, float | None]:
+        """Return the mean clock, and the share of readings in which something lowered it."""
+        clocks_mhz, slowed_by = self._known("clock_mhz"), self._known("slowed_by")
+        return {
+            "gpu_clock_hz": 1e6 * sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
+            "gpu_throttled_share": sum(map(bool, slowed_by)) / len(slowed_by)
+            if slowed_by
+            else None,
+        }
+
+    def _known(self, name: str) -> list[int]:
+        return [value for sample in self._samples if (value := sample[name]) is not None]
+
+
+def _torch_gpu(pynvml: ModuleType) -> object:
+    """Return NVML's handle of torch's GPU; CUDA_VISIBLE_DEVICES changes torch's numbers only."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    if uuid is None:
+        return pynvml.nvmlDeviceGetHandleByIndex(0)
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -1,11 +1,9 @@
-"""What this machine is: its cores, its GPU, its versions, and what it cannot do.
+"""The machine: cores, memory, versions, provenance, and what labkit skips on it.
 
-    machine  ←  gpu, media (disks, labkit.toml), disturbance (what else goes on)
-
-Every run records `provenance`; `labkit doctor` prints `doctor_report`.  Unknown is
-the word "unknown", unmeasured is None, measured zero is 0.  Nothing personal is
-recorded: no host or user name, no path, no raw machine id.  Main trap: a container
-sees all cores and all memory of its host; what it may use, its control groups say.
+A run records `provenance`, and `labkit doctor` prints `doctor_report`.  Unknown is the word
+"unknown", unmeasured is None, measured zero is 0.  Nothing personal is recorded: no host, no user
+name, no path.  A container shows all cores and all memory of its host; its control groups tell
+what it may use.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import hashlib
 import math
 import os
 import platform
-import shutil
+import re
 import subprocess
 import sys
 import time
@@ -23,34 +21,23 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
+from labkit import units
 from labkit.contracts import Skip
 from labkit.machine import procfs, shared_memory
-from labkit.machine.disturbance import disturbance, since
 from labkit.machine.gpu import cuda
-from labkit.machine.media import (
-    describe_medium,
-    is_hard_disk,
-    media,
-    probe_random_reads,
-    write_media,
-)
+from labkit.machine.media import describe_medium, is_hard_disk, media, probe_random_reads
 from labkit.machine.page_cache import can_evict
 
-# For callers there is one module: what its neighbours find out is offered here too.
-__all__ = [
-    "can_fork", "cores", "cuda", "describe", "describe_medium", "disturbance", "doctor_report",
-    "is_hard_disk", "media", "memory_bytes", "probe_random_reads", "provenance", "since",
-    "versions", "write_media",
-]  # fmt: skip
-
 CHECKOUT = Path(__file__).parents[2]
-# Batches travel from loader workers through shared memory; containers often have 64 MB of it.
+SYSTEM = Path("/sys/devices/system")
+CLOCK_SOURCE = SYSTEM / "clocksource/clocksource0/current_clocksource"  # as "tsc" or "kvm-clock"
+# Loader workers hand over batches through shared memory; containers often have 64 MB of it.
 SHARED_MEMORY_MIN_BYTES = 1 << 30
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
-# Variants that need them are skipped without.
+# A variant that needs a missing one is skipped.
 OPTIONAL = ("kornia_rs", "torchvision", "tensorflow", "dali")
-# What the lab measures with -> the distributions that may bring it.
+# Library -> the distributions that may provide it.
 DISTRIBUTIONS = {
     "torch": ("torch",),
     "numpy": ("numpy",),
@@ -78,14 +65,14 @@ def cores() -> int:
 
     A control group's quota of one and a half cores counts as two.
     """
-    # Containers limit cores by a quota that neither call sees.
+    # Neither call knows the quota of a container.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [_cpu_quota(folder) for folder in procfs.cgroup_folders("cpu")]
     return min([usable or 1, *(max(1, math.ceil(quota)) for quota in quotas if quota)])
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Cores that a control group grants; None without a limit."""
+    """Return the cores that a control group grants; None without a limit."""
     quota, _, period = procfs.text(folder / "cpu.max").strip().partition(" ")  # version 2
     if not quota:
         quota = procfs.number(folder / "cpu.cfs_quota_us")  # version 1; -1: no limit
@@ -96,7 +83,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def memory_bytes() -> int:
-    """Count the memory this process may use, the page cache of its files included."""
+    """Return the bytes of memory this process may use, page cache included."""
     import psutil
 
     limits = [psutil.virtual_memory().total]
@@ -107,39 +94,38 @@ def memory_bytes() -> int:
 
 
 def can_fork() -> bool:
-    """Say whether trials and loader workers can start by fork: on Linux."""
+    """Whether trials and loader workers can start by fork, as on Linux."""
     # macOS has fork, but its own libraries crash in forked processes.
     return sys.platform == "linux" and hasattr(os, "fork")
 
 
 def provenance() -> dict[str, object]:
-    """Describe the machine and the software for a run's record.
+    """Describe the machine and its software, for `run.json`.
 
     Returns:
-        JSON-able; `machine_id` is the same on every run here, and says nothing else.
-        Of `cpu_count` logical cores this process may use `cores`; `virtual`
-        says whether a hypervisor can steal time.
+        JSON-able; `machine_id` is a hash that is the same for all runs on this machine.
+        This process may use `cores` of `cpu_count` logical cores; `virtual` is whether a
+        hypervisor can steal time.
     """
     import psutil
 
-    constraints = CHECKOUT / "constraints.txt"
+    constraints, room = CHECKOUT / "constraints.txt", shared_memory.usage()
     revision, dirty = _revision()
-    has_shm = shared_memory.FOLDER.is_dir()
     return {
         "machine_id": _machine_id(psutil.virtual_memory().total),
         "platform": f"{platform.system()} {platform.machine()}",
         "kernel": platform.release() or "unknown",
         "python": platform.python_version(),
-        "hardware": procfs.product_name(),
-        "virtual": "unknown" if (virtual := procfs.has_hypervisor()) is None else virtual,
+        "hardware": _product_name(),
+        "virtual": _is_virtual(),
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or "unknown",
         "cores": cores(),
-        "cpu_governor": procfs.cpu_governor(),
-        "clock_source": procfs.clock_source(),
+        "cpu_governor": _cpu_governor(),
+        "clock_source": procfs.text(CLOCK_SOURCE).strip() or "unknown",
         "timer_resolution_s": time.get_clock_info("perf_counter").resolution,
         "memory_bytes": memory_bytes(),
-        "shm_bytes": shutil.disk_usage(shared_memory.FOLDER).total if has_shm else None,
+        "shm_bytes": None if room is None else room.total,
         "swap_bytes": psutil.swap_memory().total,
         "versions": versions(),
         "constraints_hash": _short_hash(constraints.read_bytes())
@@ -153,16 +139,14 @@ def provenance() -> dict[str, object]:
 
 
 def describe(provenance: Mapping[str, object]) -> str:
-    """Say in one short line what machine a run was made on.
+    """Describe the machine of a run in one short line.
 
     Args:
-        provenance: what `provenance` recorded there; what an older lab left out is left out.
+        provenance: of that run; runs by earlier versions have fewer keys.
 
     Returns:
         Plain text, as "2 cores, AMD EPYC, no GPU (machine 7a93da)".
     """
-    from labkit import units
-
     count, gpu = provenance.get("cores"), provenance.get("gpu")
     parts = [units.count(count, "core") if isinstance(count, int) else "unknown cores"]
     if (model := provenance.get("cpu_model") or "unknown") != "unknown":
@@ -180,9 +164,9 @@ def describe(provenance: Mapping[str, object]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Look up what is installed, importing nothing; "unknown" for what is missing.
+    """Return library -> installed version without importing any; "unknown" if it is missing.
 
-    What is optional and missing is left out.
+    Optional libraries that are missing are left out.
     """
     installed = {}
     for name, distributions in DISTRIBUTIONS.items():
@@ -198,7 +182,7 @@ def versions() -> dict[str, str]:
 
 
 def _machine_id(total_bytes: int) -> str:
-    # Free memory that firmware and kernel leave differs a little from start to start.
+    # What firmware and kernel leave of the memory differs a little from start to start.
     facts = (platform.system(), platform.machine(), _cpu_model(), os.cpu_count(), total_bytes >> 30)
     raw = procfs.text("/etc/machine-id").strip()
     return _short_hash(f"labkit {raw} {facts}".encode())
@@ -216,8 +200,27 @@ def _cpu_model() -> str:
     return platform.processor() or "unknown"  # arm64 Linux names no model
 
 
+def _cpu_governor() -> str:
+    """Return what sets the cores' frequency, as "performance"; several are joined by " / "."""
+    files = (SYSTEM / "cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    names = {name for file in files if (name := procfs.text(file).strip())}
+    return " / ".join(sorted(names)) or "unknown"
+
+
+def _product_name() -> str:
+    """Return the computer's model as its maker names it."""
+    names = ("/sys/class/dmi/id/product_name", "/proc/device-tree/model")  # PCs; ARM boards
+    known = (procfs.text(name).strip().strip("\0") for name in names)
+    return next((name for name in known if name), "unknown")
+
+
+def _is_virtual() -> bool | str:
+    flags = re.search(r"^flags\s*:(.*)$", procfs.text("/proc/cpuinfo"), re.MULTILINE)
+    return "unknown" if flags is None else "hypervisor" in flags[1].split()  # x86 only
+
+
 def _revision() -> tuple[str, bool | str]:
-    """Give the commit of labkit's checkout, and whether the package differs from it."""
+    """Return the commit of labkit's checkout, and whether the package differs from it."""
     # An installed copy may lie inside another project's repository.
     if not (CHECKOUT / ".git").exists():
         return "unknown", "unknown"
@@ -229,7 +232,7 @@ def _revision() -> tuple[str, bool | str]:
             text=True,
             timeout=5,
             check=True,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # only looks
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # writes nothing
         )
     except (OSError, subprocess.SubprocessError):
         return "unknown", "unknown"
@@ -239,19 +242,17 @@ def _revision() -> tuple[str, bool | str]:
 
 
 def doctor_report(folders: Mapping[str, Path] | None = None) -> list[tuple[str, str, str]]:
-    """Say what this machine has, and what will be skipped on it.
+    """List what this machine has, and what is skipped on it.
 
     Args:
-        folders: name -> directory to look at, beside those of labkit.toml.
+        folders: name -> directory to describe, in addition to those of labkit.toml.
 
     Returns:
-        (topic, value, remark) rows; an empty remark means that all is well.
+        Rows of topic, value and remark; an empty remark means that nothing is wrong.
 
     Raises:
         ValueError: labkit.toml is broken.
     """
-    from labkit import units
-
     installed = versions()
     missing = ", ".join(name for name, version in installed.items() if version == "unknown")
     gpu, usable = cuda(), cores()
@@ -271,15 +272,14 @@ def doctor_report(folders: Mapping[str, Path] | None = None) -> list[tuple[str, 
         ),
         ("memory", units.count_bytes(memory_bytes()), ""),
     ]
-    if shared_memory.FOLDER.is_dir():
-        room_bytes = shutil.disk_usage(shared_memory.FOLDER).total
+    if room := shared_memory.usage():
         remark = ""
-        if room_bytes < SHARED_MEMORY_MIN_BYTES:
+        if room.total < SHARED_MEMORY_MIN_BYTES:
             remark = (
                 "loader workers hand over batches through it, and big ones kill them; "
                 "give a container more with: docker run --shm-size=2g"
             )
-        rows.append((str(shared_memory.FOLDER), units.count_bytes(room_bytes), remark))
+        rows.append((str(shared_memory.FOLDER), units.count_bytes(room.total), remark))
     value = gpu.name or "none"
     if gpu.works:
         value += f", {units.count_bytes(gpu.memory_bytes)}, driver {gpu.driver}"
@@ -298,9 +298,7 @@ def doctor_report(folders: Mapping[str, Path] | None = None) -> list[tuple[str, 
 
 
 def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
-    """Say what a folder lies on: (value, remark)."""
-    from labkit import units
-
+    """Return value and remark for the medium under a folder."""
     if not directory.is_dir():
         return str(directory), "not there; create it, mount the disk or correct labkit.toml"
     medium = describe_medium(directory)

@@ -1,11 +1,7 @@
-"""What Linux says about itself in text files: mounts, control groups, counters, hardware.
+"""Files in /proc and /sys that psutil does not read: mounts, control groups, page faults.
 
-    /proc, /sys  →  text, mounts, cgroup folders  →  machine, media, disturbance, usage
-
-Elsewhere (macOS, Windows) these files do not exist: every text is then empty and
-every list too, so callers need no platform switch and report "unknown".
-Main trap: in a container the control group's path is counted from the mount's
-root, which is not always "/".
+On macOS and Windows these files do not exist: texts and lists are then empty and numbers None, so
+that callers need no check of the platform.
 Source: proc(5) for mountinfo and stat, cgroups(7).
 """
 
@@ -16,27 +12,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SYSTEM = Path("/sys/devices/system")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
     """One line of /proc/self/mountinfo."""
 
     device_number: str
-    """As "8:1"; "0:…" where no block device is behind it."""
+    """As "8:1"; "0:…" without a block device."""
     root: str
-    """What part of the filesystem is mounted; "/" is all of it."""
+    """The folder of the filesystem that is mounted; "/" is all of it."""
     point: Path
     filesystem: str
     source: str
-    """The device file, or whatever the filesystem calls itself."""
+    """The device file, or a name that the filesystem chose."""
     options: tuple[str, ...]
     """Of the filesystem, not of this mount."""
 
 
 def text(path: str | Path) -> str:
-    """Read a small file of the kernel's; empty where it cannot be read."""
+    """Read a small file; empty where it cannot be read."""
     try:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError):
@@ -50,7 +44,7 @@ def number(path: str | Path) -> int | None:
 
 
 def counters(path: str | Path) -> dict[str, int]:
-    """Read lines of "name value …": the first value of each, without its unit."""
+    """Read lines of the form "name value …": name -> its first value, without its unit."""
     found = re.findall(r"^(\w+):?\s+(\d+)", text(path), re.MULTILINE)
     return {name: int(value) for name, value in found}
 
@@ -84,15 +78,15 @@ def parse_mounts(mountinfo: str) -> list[Mount]:
 
 
 def _unescaped(word: str) -> str:
-    r"""Give back blanks: "/my\040disk" is "/my disk"."""
+    r"""Decode blanks: "/my\040disk" is "/my disk"."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 
 def cgroup_folders(controller: str) -> Iterator[Path]:
-    """Yield the control groups that limit this process, its own first, the outermost last.
+    """Yield the folders of the control groups that limit this process, the innermost first.
 
     Args:
-        controller: "cpu" or "memory"; version 2 has all of them in one folder.
+        controller: as "cpu" or "memory"; version 2 has all of them in one folder.
     """
     mounted = mounts()
     for line in text("/proc/self/cgroup").splitlines():
@@ -104,6 +98,7 @@ def cgroup_folders(controller: str) -> Iterator[Path]:
             else:
                 here = mount.filesystem == "cgroup2"
             if here:
+                # In a container the path begins with the mount's root, which is not always "/".
                 folder = mount.point / path.removeprefix(mount.root).lstrip("/")
                 yield folder
                 if folder != mount.point:
@@ -111,21 +106,21 @@ def cgroup_folders(controller: str) -> Iterator[Path]:
 
 
 def major_faults(process_id: int) -> int | None:
-    """Count the pages that a process and its ended children had to fetch from a device.
+    """Count the page faults of a process and its ended children that waited for a device.
 
-    Only faults count: pages of programs and of memory-mapped files, and what was swapped out.
+    They are for pages of programs and of memory-mapped files, and for pages that were swapped out.
 
     Returns:
         None where that is not known, or the process has ended and was waited for.
     """
-    # The program's name stands in parentheses, and may have blanks and parentheses in it.
+    # The program's name is in parentheses, and may contain blanks and parentheses.
     _, _, numbers = text(f"/proc/{process_id}/stat").rpartition(")")
     fields = numbers.split()  # from the third on: state, …, majflt (12th), cmajflt (13th)
     return int(fields[9]) + int(fields[10]) if len(fields) > 10 else None
 
 
 def queued_s() -> float:
-    """Give the seconds that this thread could have run and had no core; 0 where nobody tells.
+    """Return the seconds that this thread was ready to run and had no core; 0 where not known.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst.
     """
@@ -134,57 +129,15 @@ def queued_s() -> float:
 
 
 def processes_below(process_id: int) -> list[int] | None:
-    """List the children of a process, theirs, and so on; None where the kernel does not tell."""
+    """List the descendants of a process, cheaply enough for use during a trial.
+
+    psutil reads the parent of every process of the machine for this.
+
+    Returns:
+        Process ids; None where the kernel does not list children.
+    """
     tasks = Path(f"/proc/{process_id}/task")
     if not (tasks / str(process_id) / "children").exists():
         return None
     children = [int(word) for file in tasks.glob("*/children") for word in text(file).split()]
     return [*children, *(p for child in children for p in processes_below(child) or ())]
-
-
-def pss_bytes(process_id: int) -> int | None:
-    """Give a process's memory, pages that it shares with others divided among them.
-
-    Returns:
-        None where that is not known, or the process has ended.
-    """
-    kib = counters(f"/proc/{process_id}/smaps_rollup").get("Pss")
-    return None if kib is None else 1024 * kib
-
-
-def read_bytes(process_id: int) -> int | None:
-    """Count the bytes that a process and its ended children had fetched from a device.
-
-    What the page cache held is not counted.
-
-    Returns:
-        None where that is not known, or the process has ended.
-    """
-    return counters(f"/proc/{process_id}/io").get("read_bytes")
-
-
-def clock_source() -> str:
-    """Name what the kernel tells the time by, as "tsc" or "kvm-clock"; "unknown" elsewhere."""
-    return text(SYSTEM / "clocksource/clocksource0/current_clocksource").strip() or "unknown"
-
-
-def cpu_governor() -> str:
-    """Name what sets the cores' frequency, as "performance"; "unknown" in most virtual machines.
-
-    Where cores differ, all names, sorted and with " / " between them.
-    """
-    files = (SYSTEM / "cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return " / ".join(sorted({name for file in files if (name := text(file).strip())})) or "unknown"
-
-
-def product_name() -> str:
-    """Name the computer's model, as its maker does; "unknown" where it does not say."""
-    names = ("/sys/class/dmi/id/product_name", "/proc/device-tree/model")  # PCs; ARM boards
-    known = (text(name).strip().strip("\0") for name in names)
-    return next((name for name in known if name), "unknown")
-
-
-def has_hypervisor() -> bool | None:
-    """Whether this is a virtual machine: time can be stolen from it.  None where unknown."""
-    flags = re.search(r"^flags\s*:(.*)$", text("/proc/cpuinfo"), re.MULTILINE)
-    return None if flags is None else "hypervisor" in flags[1].split()  # x86 alone says so

@@ -1,11 +1,11 @@
-"""Shared memory: how batches come from loader workers, and what killed workers leave there.
+"""Shared memory (/dev/shm): its size, and files that killed loader workers left there.
 
-    loader worker ─ torch_<process>_… in /dev/shm, unlinked at once ─▶ training loop
+    loader worker ─ torch_<process id>_… in /dev/shm, unlinked at once ─▶ training loop
 
-torch makes a file per tensor and removes its name in the next moment.  Killed between the two, a
-worker leaves as much memory as a batch has until the machine restarts.  So workers write their
-process numbers down, and whoever ends a trial removes what they left.  Main trap: other programs
-use torch too; nothing is removed that none of our own processes made.
+torch creates a file for each tensor and unlinks it at once.  A worker that is killed in between
+leaves the memory of a batch occupied until the machine restarts.  So each worker writes down its
+process id, and the process that ends a trial removes the files of these workers.  Files of other
+programs that use torch stay.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from pathlib import Path
 from labkit import units
 
 FOLDER = Path("/dev/shm")
-# Where a server's loader workers write themselves down; inherited whatever the start method.
+# Environment variable: the folder of the process ids; children inherit it by fork and by spawn.
 ROLL = "LABKIT_WORKER_ROLL"
 PREFIX = "worker-"
-DYING_S = 1.0  # how long a process that was sent SIGKILL may still be there
+DYING_S = 1.0  # how long a process may live on after SIGKILL
 
 
 def usage() -> shutil._ntuple_diskusage | None:
-    """Say how much there is and how much is free, in bytes; None where there is no such folder."""
+    """Return total, used and free bytes; None where there is no such folder."""
     return shutil.disk_usage(FOLDER) if FOLDER.is_dir() else None
 
 
 def open_roll(folder: str) -> None:
-    """Have all loader workers started from here on write themselves down in a folder."""
+    """Have all loader workers that start from now on write down their process ids in a folder."""
     os.environ[ROLL] = folder
 
 
 def note_worker() -> None:
-    """Write this process down as a loader worker."""
+    """Write down the process id of this loader worker."""
     if folder := os.environ.get(ROLL):
         Path(folder, f"{PREFIX}{os.getpid()}").touch()
 
 
 def remove_left(folder: str) -> None:
-    """Remove what loader workers left in shared memory, and strike them off the roll.
+    """Remove the files that loader workers left in shared memory, and their process ids.
 
     Args:
         folder: as given to `open_roll`; all its workers have ended, or have been sent SIGKILL.
@@ -57,7 +57,7 @@ def remove_left(folder: str) -> None:
 
 
 def why_full() -> str:
-    """Say that batches found no room on their way; empty where there is no such folder."""
+    """Return the error message for full shared memory; empty where there is no such folder."""
     room = usage()
     if room is None:
         return ""

@@ -1,43 +1,45 @@
-"""Usage: what a trial uses: CPU-seconds, page faults, memory, GPU utilization.
+"""Usage: what a trial uses: CPU seconds, page faults, memory, bytes read, GPU utilization.
 
-    before and after ─▶ CPU-seconds, page faults, peak RSS
+    on call          ─▶ CPU seconds, page faults, bytes read
+    at the end       ─▶ peak RSS
     thread, 10 Hz    ─▶ bytes in /dev/shm, a system call of a microsecond
-           at times  ─▶ PSS of every process, for which the kernel walks their pages
-    thread           ─▶ GPU, by NVML (`gpu_watch`)
+        less often   ─▶ PSS of every process, for which the kernel walks their pages
+    thread, 5 Hz     ─▶ GPU, through NVML (`gpu`)
 
-Proportional set size (PSS) divides a page among the processes that share it, so that the sum over
-forked workers counts it once.  Reading it takes the kernel milliseconds a process, so the thread
-then rests 100 times as long: at most one percent of a core.  A peak between two readings is
-missed, and /dev/shm belongs to the whole machine.  Source: proc(5), smaps_rollup; statvfs(3).
+Proportional set size (PSS) divides a page among the processes that share it, so the sum over
+forked workers counts it once.  A reading takes the kernel about a millisecond for each process, so
+the thread then rests 100 times as long: it uses at most one percent of a core.  Peaks between two
+readings are missed, and /dev/shm belongs to the whole machine.
+Source: proc(5), smaps_rollup and io; statvfs(3).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 
-from labkit.machine import helper, procfs
-from labkit.machine.gpu_watch import GpuWatch
-from labkit.machine.shared_memory import FOLDER
+from labkit.machine import helper, procfs, shared_memory
+from labkit.machine.gpu import GpuWatch
 
 PERIOD_S = 0.1
-FIRST_LOOK_S = 0.3  # before, workers are just starting
-RESTS = 100  # times the CPU time of a look at all processes
+FIRST_LOOK_S = 0.3  # workers are still starting before
+RESTS = 100  # times the CPU time of a reading of all processes
 
 
 class Usage:
-    """Context that counts what this process and its children use meanwhile.
+    """Context that measures the memory and the GPU utilization of a trial.
 
     Args:
-        gpu: watch the CUDA device, too.
+        gpu: also watch torch's GPU.
     """
 
     def __init__(self, *, gpu: bool) -> None:
         self._watches_gpu = gpu
 
     def __enter__(self) -> Usage:
-        """Start counting."""
         self._gpu = GpuWatch(self._watches_gpu)
         self._memory = MemoryWatch().__enter__()
         if _has_allocator():
@@ -47,22 +49,21 @@ class Usage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop counting."""
         self._allocated = _allocated()
         self._memory.__exit__()
         self._gpu.stop()
 
     def gpu_clocks(self) -> dict[str, float | None]:
-        """Give what the GPU's clock did, for the disturbance log.
+        """Return what the GPU's clock did, for the disturbance log.
 
         Returns:
-            gpu_clock_hz (mean of its multiprocessors' clock) and gpu_throttled_share (of the
-            samples, those slowed down by heat, power or a fault); None where not measured.
+            gpu_clock_hz (mean of the multiprocessors' clock) and gpu_throttled_share (share of
+            the readings with a clock lowered by heat, power or a fault); None where not measured.
         """
         return self._gpu.clocks()
 
     def totals(self) -> dict[str, object]:
-        """Return the counts as fields of `Trial`."""
+        """Return the measurements as fields of `Trial`."""
         return {
             "peak_rss_bytes": _peak_rss_bytes(),
             **self._memory.totals(),
@@ -72,76 +73,107 @@ class Usage:
 
 
 class MemoryWatch:
-    """Read the memory of this process and its descendants until stopped; context manager."""
+    """Context that reads the memory of this process and its descendants meanwhile."""
 
     def __enter__(self) -> MemoryWatch:
-        """Start the thread."""
         self.peak_pss_bytes: int | None = None
-        """Largest sum read; None where the platform does not tell it or the trial was too short."""
+        """Largest sum read; None where the kernel does not tell it or the trial was too short."""
         self.peak_shm_bytes: int | None = None
-        """Most that /dev/shm held more than at the start."""
-        self._shm_before = _shm_bytes()
+        """Most that /dev/shm held in addition to what it held at the start."""
+        self._shm_before = shared_memory.usage()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the thread."""
         self._stop.set()
         self._thread.join()
 
     def totals(self) -> dict[str, int | None]:
-        """Give the peaks as fields of `Trial`."""
+        """Return the peaks as fields of `Trial`."""
         return {"peak_pss_bytes": self.peak_pss_bytes, "peak_shm_bytes": self.peak_shm_bytes}
 
     def _watch(self) -> None:
         due_s = time.monotonic() + FIRST_LOOK_S
         while not self._stop.wait(PERIOD_S):
-            now_bytes = _shm_bytes()
-            if now_bytes is not None and self._shm_before is not None:
-                more = max(now_bytes - self._shm_before, 0)
+            if self._shm_before is not None:
+                more = shared_memory.usage().used - self._shm_before.used
                 self.peak_shm_bytes = max(self.peak_shm_bytes or 0, more)
             if time.monotonic() >= due_s:
-                before_s = time.thread_time()  # waiting for a core costs the others nothing
-                held = tree_pss_bytes(os.getpid())
+                before_s = time.thread_time()  # time spent waiting for a core costs others nothing
+                held = tree_pss_bytes()
                 if held is not None:
                     self.peak_pss_bytes = max(self.peak_pss_bytes or 0, held)
                 due_s = time.monotonic() + RESTS * (time.thread_time() - before_s)
 
 
 def own_cpu_s() -> float:
-    """Count the CPU-seconds of this process and its descendants, without helpers."""
+    """Return the CPU seconds of this process and its descendants, ended or alive; no helpers."""
     import psutil
 
-    total_s, helpers = 0.0, helper.pids()
-    # The lowest first: what ends meanwhile is counted by its parent, which is read after it.
-    for child in reversed(psutil.Process().children(recursive=True)):
-        if child.pid in helpers:
+    total_s, helpers, this = 0.0, helper.pids(), psutil.Process()
+    # A parent is read after its children, so that it counts those that end meanwhile.
+    for process in (*reversed(this.children(recursive=True)), this):
+        if process.pid in helpers:
             continue
         try:
-            used = child.cpu_times()
+            used = process.cpu_times()
         except psutil.Error:
             continue
         total_s += sum(used[:4])  # its own and its ended children's, user and system
-    times = os.times()
-    return total_s + times.user + times.system + times.children_user + times.children_system
+    return total_s
 
 
 def own_major_faults() -> int | None:
-    """Count the pages that this process and all below it, ended or alive, had to wait for.
+    """Return the major page faults of this process and its descendants, ended or alive.
 
     Returns:
-        None where the platform does not say.
+        None where the platform does not count them.
     """
     import psutil
 
     this = psutil.Process()
     if procfs.major_faults(this.pid) is None:
         return None
-    # The lowest first: whoever ends meanwhile is then counted among its parent's ended children.
+    # A parent is read after its children, so that it counts those that end meanwhile.
     below = [procfs.major_faults(child.pid) for child in reversed(this.children(recursive=True))]
     return sum(count for count in (*below, procfs.major_faults(this.pid)) if count is not None)
+
+
+def tree_pss_bytes() -> int | None:
+    """Return the proportional set size of this process and its descendants; no helpers.
+
+    Returns:
+        None where the kernel lists no PSS or no children.
+    """
+    return _add_up(_pss_bytes)
+
+
+def tree_read_bytes() -> int | None:
+    """Return what this process and its descendants have read from devices; no helpers.
+
+    What the page cache held is not counted.
+
+    Returns:
+        None where the kernel lists no such bytes or no children.
+    """
+    # An ended child that was waited for is included in its parent's.
+    return _add_up(lambda process_id: procfs.counters(f"/proc/{process_id}/io").get("read_bytes"))
+
+
+def _pss_bytes(process_id: int) -> int | None:
+    kib = procfs.counters(f"/proc/{process_id}/smaps_rollup").get("Pss")
+    return None if kib is None else 1024 * kib
+
+
+def _add_up(read: Callable[[int], int | None]) -> int | None:
+    own, below = read(os.getpid()), procfs.processes_below(os.getpid())
+    if own is None or below is None:
+        return None
+    helpers = helper.pids()
+    # None: it has just ended.
+    return own + sum(read(child) or 0 for child in below if child not in helpers)
 
 
 def _peak_rss_bytes() -> int | None:
@@ -149,21 +181,19 @@ def _peak_rss_bytes() -> int | None:
         import resource
     except ImportError:  # Windows
         return None
-    import sys
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def _has_allocator() -> bool:
-    """Say whether torch works on a GPU in this process; touches none."""
+    """Whether torch uses a GPU in this process; initializes none."""
     import torch
 
     return torch.cuda.is_initialized()
 
 
 def _allocated() -> dict[str, int | None]:
-    """Give what torch's allocator held at most on its GPU, since the peaks were reset."""
+    """Return the most that torch's allocator held on its GPU since the peaks were reset."""
     if not _has_allocator():
         return {"gpu_allocated_bytes": None, "gpu_reserved_bytes": None}
     import torch
@@ -172,26 +202,3 @@ def _allocated() -> dict[str, int | None]:
         "gpu_allocated_bytes": torch.cuda.max_memory_allocated(),
         "gpu_reserved_bytes": torch.cuda.max_memory_reserved(),
     }
-
-
-def tree_pss_bytes(process_id: int) -> int | None:
-    """Add up the proportional set size of a process and its descendants, without helpers.
-
-    Returns:
-        None where the platform tells no PSS or no children.
-    """
-    below = procfs.processes_below(process_id)
-    own = procfs.pss_bytes(process_id)
-    if below is None or own is None:
-        return None
-    helpers = helper.pids()
-    # Some have just ended.
-    return own + sum(procfs.pss_bytes(child) or 0 for child in below if child not in helpers)
-
-
-def _shm_bytes() -> int | None:
-    try:
-        state = os.statvfs(FOLDER)
-    except (OSError, AttributeError):  # macOS; Windows
-        return None
-    return (state.f_blocks - state.f_bfree) * state.f_frsize

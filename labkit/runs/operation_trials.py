@@ -23,7 +23,7 @@ import numpy as np
 
 from labkit import units
 from labkit.contracts import DECODED_TOLERANCE_LEVELS, Clock, Epoch, SystemClock
-from labkit.machine import hardware
+from labkit.machine.disturbance import disturbance, since
 from labkit.parts import operations
 from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Operation, Picture, make_picture
@@ -193,14 +193,14 @@ def time_operation(
     inputs = [operation.prepare(picture) for picture in pictures(settings, *size)]
     operation.run(inputs[0])  # imports what it needs
     _use_one_thread()
-    before = hardware.disturbance()
+    before = disturbance()
     image_s, calls = time_calls(operation.run, inputs, seconds, SystemClock())
     epoch = Epoch(
         epoch_s=image_s, startup_s=0.0, first_batch_s=0.0, wait_s=0.0, transfer_s=0.0,
         forward_s=None, backward_s=None, launch_s=None, sync_s=0.0, steps=calls, images=1,
         batch_bytes=0, compute_s=None,
     )  # fmt: skip
-    disturbed = hardware.since(before)
+    disturbed = since(before)
     return {"epochs": (epoch,), "disturbance": disturbed, "labels": LABELS}
 
 

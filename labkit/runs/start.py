@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from labkit import pipeline
 from labkit.contracts import Skip, utc_now
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 from labkit.parts.packing.remote import local_folder
 from labkit.resolve import (
     Resolved,
@@ -69,7 +69,7 @@ def check(
     parts, skipped = {}, {}
     for label, settings in variants.items():
         try:
-            parts[label] = resolve(settings, cuda=hardware.cuda)
+            parts[label] = resolve(settings, cuda=gpu.cuda)
         except Skip as reason:
             skipped[label] = str(reason)
     local_folder(variants[experiment.baseline].data, cancel=cancel)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Clock, DeviceBatch, Epoch, SystemClock
-from labkit.machine import hardware
+from labkit.machine.disturbance import disturbance, since
 from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
 from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
@@ -244,7 +244,7 @@ def measure(
         callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)
         gc.collect()
         gc.disable()  # a collection would land in one arm and not in the other
-        before = hardware.disturbance()  # making files cold or warm disturbs no epoch
+        before = disturbance()  # making files cold or warm disturbs no epoch
         with Usage(gpu=pipeline.device.torch_device.type == "cuda") as usage:
             for number in range(settings.epochs):
                 pipeline.source.order.epoch = number
@@ -254,7 +254,7 @@ def measure(
                 if batch is not None:
                     epoch = replace(epoch, **fingerprint_of(pipeline.finished(batch)))
                 epochs.append(epoch)
-        disturbed = hardware.since(before)
+        disturbed = since(before)
     gc.enable()
     wall_s = sum(epoch.epoch_s for epoch in epochs)
     measured = {

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.diagnosis import gpu_util as module
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
-from labkit.machine import hardware
+from labkit.machine import gpu
 from labkit.machine.gpu import CudaState
 
 # Ten seconds, in each of which the device waits for 0.2 s.
@@ -34,7 +34,7 @@ def test_without_a_gpu_it_is_skipped_with_its_reason(monkeypatch):
 
 @pytest.mark.needs_cuda
 def test_a_kernel_of_one_thread_reads_as_busy_as_the_whole_gpu():
-    assert hardware.cuda().works
+    assert gpu.cuda().works
     shown = gpu_util(seconds=1.5)
     percents = [float(text.removesuffix(" %")) for text in shown["GPU-Util (NVML)"]]
     assert min(percents) > 90

@@ -29,7 +29,7 @@ def test_cuda_either_works_or_says_why_not():
 
 def test_asking_neither_imports_torch_here_nor_stops_a_later_fork():
     asks = (
-        "import sys; from labkit.machine import hardware; hardware.cuda(); "
+        "import sys; from labkit.machine import gpu; gpu.cuda(); "
         "print('torch' in sys.modules, 'pandas' in sys.modules, 'cv2' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from labkit.machine import hardware, procfs
+from labkit.machine import gpu, hardware, media, procfs
 
 ASK_CORES = "from labkit.machine import hardware; print(hardware.cores())"
 
@@ -89,7 +89,7 @@ def test_the_doctor_reports_what_there_is_and_what_is_skipped(tmp_path, monkeypa
     assert all(isinstance(text, str) for row in rows for text in row)
     topics = {topic: (value, remark) for topic, value, remark in rows}
     assert {"python", "packages", "cores", "memory", "gpu"} <= set(topics)
-    works = hardware.cuda().works
+    works = gpu.cuda().works
     assert (topics["gpu"][1] == "") == works
     assert ("device cuda" in topics) != works
 
@@ -99,15 +99,15 @@ def test_the_doctor_looks_at_the_media_of_labkit_toml_and_those_it_is_given(tmp_
     (tmp_path / "photos").mkdir()
     for number in range(30):
         (tmp_path / "photos" / f"{number}.jpg").write_bytes(os.urandom(8192))
-    hardware.write_media(tmp_path / "labkit.toml", hdd="photos")
+    media.write_media(tmp_path / "labkit.toml", hdd="photos")
     rows = hardware.doctor_report({"data": tmp_path / "photos", "ssd": tmp_path / "gone"})
     topics = {topic: (value, remark) for topic, value, remark in rows}
-    medium = hardware.describe_medium(tmp_path)
+    medium = media.describe_medium(tmp_path)
     assert f": {medium.filesystem} on {medium.device}, " in topics["data"][0]
     if not medium.in_memory and hasattr(os, "posix_fadvise"):
         assert topics["data"][0].endswith(" cold reads/s")
-        probe = hardware.probe_random_reads(tmp_path / "photos")
-        believed = hardware.is_hard_disk(medium, probe)
+        probe = media.probe_random_reads(tmp_path / "photos")
+        believed = media.is_hard_disk(medium, probe)
         assert topics["hdd"][1].startswith("not believed to be a hard disk: ") == (not believed)
         assert ("its kind is unknown" in topics["data"][1]) == bool(
             medium.rotational and not believed

@@ -48,7 +48,7 @@ def test_one_that_says_nothing_is_skipped_and_ended(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="PSS is Linux's")
 def test_its_memory_is_none_of_the_trials():
     large = ["-c", f"held = b'x' * 100_000_000\n{ECHO[1]}"]
-    before = tree_pss_bytes(os.getpid())
+    before = tree_pss_bytes()
     one = Helper("the echo", large, {})
-    assert tree_pss_bytes(os.getpid()) < before + 50_000_000
+    assert tree_pss_bytes() < before + 50_000_000
     one.close()

@@ -1,7 +1,4 @@
-"""Memory of a trial: shared pages count once, workers count, and looking costs next to nothing.
-
-Run: python -m pytest tests/test_memory.py
-"""
+"""Memory of a trial: shared pages count once, workers count, and looking costs next to nothing."""
 
 import mmap
 import os
@@ -11,7 +8,7 @@ import time
 
 import pytest
 
-from labkit.machine import procfs, usage
+from labkit.machine import shared_memory
 from labkit.machine.usage import MemoryWatch, tree_pss_bytes
 
 MB = 1_000_000
@@ -21,7 +18,7 @@ held = bytearray(b"x") * int(sys.argv[1])
 print(flush=True)
 input()"""
 
-if tree_pss_bytes(os.getpid()) is None:
+if tree_pss_bytes() is None:
     pytest.skip("this platform does not tell proportional memory", allow_module_level=True)
 
 
@@ -37,18 +34,16 @@ def child():
 
 
 def test_a_childs_memory_counts_while_it_lives(child):
-    assert child.pid in procfs.processes_below(os.getpid())
-    with_child = tree_pss_bytes(os.getpid())
-    assert with_child - procfs.pss_bytes(os.getpid()) >= 50 * MB
+    with_child = tree_pss_bytes()
     child.communicate(b"\n")
-    assert with_child - tree_pss_bytes(os.getpid()) >= 40 * MB
+    assert with_child - tree_pss_bytes() >= 40 * MB
 
 
 def test_what_two_processes_share_counts_once():
     with mmap.mmap(-1, 50 * MB) as shared:
         shared.write(b"x" * (50 * MB))
         ready, done = os.pipe(), os.pipe()
-        before = tree_pss_bytes(os.getpid())
+        before = tree_pss_bytes()
         pid = os.fork()
         if pid == 0:
             sum(shared[:: mmap.PAGESIZE])  # its own page tables, the same pages
@@ -56,7 +51,7 @@ def test_what_two_processes_share_counts_once():
             os.read(done[0], 1)
             os._exit(0)
         os.read(ready[0], 1)
-        more = tree_pss_bytes(os.getpid()) - before
+        more = tree_pss_bytes() - before
         os.write(done[1], b"x")
         os.waitpid(pid, 0)
         for end in (*ready, *done):
@@ -66,7 +61,7 @@ def test_what_two_processes_share_counts_once():
 
 def test_a_watch_sees_workers_and_shared_memory(child):
     with MemoryWatch() as watch:
-        path = usage.FOLDER / f"labkit-test-{os.getpid()}"
+        path = shared_memory.FOLDER / f"labkit-test-{os.getpid()}"
         try:
             path.write_bytes(b"x" * (8 * MB))
             until = time.monotonic() + 20

@@ -2,8 +2,6 @@
 
 The GPU's readings are checked against a hand-made NVML, where each may be missing, and against
 the real one where there is a GPU.
-
-Run: python -m pytest tests/test_usage.py
 """
 
 import mmap
@@ -16,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.machine import page_cache
-from labkit.machine.gpu_watch import GpuWatch, read_gpu
+from labkit.machine.gpu import GpuWatch, read_gpu
 from labkit.machine.media import IN_MEMORY, describe_medium
 from labkit.machine.usage import Usage, own_cpu_s, own_major_faults
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 from labkit.runs.experiment import Experiment, run
 from labkit.settings import Settings, vary
 
@@ -35,7 +35,7 @@ def test_a_platform_without_fork_and_fadvise_runs_warm_and_spawned(tmp_path, pho
 
 
 def test_a_cuda_device_that_is_not_there_is_said_before_anything_runs(tmp_path, photos):
-    if hardware.cuda().works:
+    if gpu.cuda().works:
         pytest.skip("there is one here")
     chosen = lab.experiment("prefetching", data=str(photos), device="cuda")
     with pytest.raises(RuntimeError, match="baseline 'original' must be able to run here, got: "):
