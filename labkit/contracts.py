@@ -1,11 +1,10 @@
-"""What the parts promise each other: samples, images and batches.
+"""What the parts promise each other, what a row holds, and the clock.
 
-    reader -> Sample -> preprocessor -> batch of named arrays -> step
+    reader -> Sample -> preprocessor -> batch of named arrays -> step -> Epoch -> Trial, one row
 
-The checks here run outside the timer, in preflight: a variant that delivers
-something else than the others never gets a time.  Main trap: two libraries can
-agree on the shape and still differ in channel order or in being normalized
-once, so `difference` compares pixels, not only shapes.
+The checks of images and batches run before anything is timed: a variant that delivers something
+else than the others never gets a time.  Two libraries can agree on the shape and still differ in
+channel order, so `difference` compares pixels.
 """
 
 from __future__ import annotations

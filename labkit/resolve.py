@@ -1,10 +1,10 @@
-"""Names in settings become parts, or a reason why they cannot.
+"""Names in settings become parts; settings that do not fit together are refused.
 
     Settings ─ complete_here ─▶ nothing unset ─ resolve ─▶ Resolved: the parts themselves
 
 `resolve` is called where a run is checked and in a trial's process; everything else takes what it
-returns.  A user adds a part with one line (`lab.DECODERS["mine"] = my_decode`); it travels to the
-trial and its loader workers by cloudpickle (`own_parts`, `register`).
+returns.  The first part of this module resolves, the second refuses, the third sends the user's own
+parts to other processes by cloudpickle, and the last names the folder that holds the data.
 """
 
 from __future__ import annotations

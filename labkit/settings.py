@@ -1,9 +1,9 @@
-"""Settings: every knob a person may turn, and what a mode fills in.
+"""Settings: everything that a user can set, and what a mode fills in.
 
-Only what a person sets is a field; everything derived is a function.  A field
-left at ``None`` is *unset*: `complete` fills it from the mode and the machine,
-so a person's own choice always wins.  The form and the command line are both
-generated from this class: the string under a field is its help text.
+A field left at ``None`` is *unset*: `complete` fills it from the mode and the machine, so a user's
+own choice always wins.  The form and the command line are generated from this class: the string
+under a field is its help text.  Each value is checked here; whether values fit together, and what
+the names in them stand for, is decided in `labkit.resolve`.
 """
 
 from __future__ import annotations

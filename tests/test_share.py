@@ -63,7 +63,9 @@ def made(photos, tmp_path_factory):
     run = lab.run(experiment, blocks=1, results=home / "results", progress=False)
     failed = next(trial for trial in run.trials if trial.variant == "pillow")
     traceback = f'File "{home}/lab/mine.py", line 3, on {socket.gethostname()} and {HOST}'
-    append_trial(run.folder, replace(failed, block=1, status="failed", reason=traceback, epochs=()))
+    log = {**failed.disturbance, "busiest_program": f"{OWNER}-sync"}
+    broken = replace(failed, block=1, status="failed", reason=traceback, epochs=(), disturbance=log)
+    append_trial(run.folder, broken)
     return load_run(run.folder)
 
 

@@ -21,8 +21,8 @@ from labkit.progress import Progress
 from labkit.resolve import own_parts
 from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.kinds import EPOCHS, KINDS
+from labkit.runs.preconditions import check, check_resumable
 from labkit.runs.runner import run_blocks
-from labkit.runs.start import check, check_resumable
 from labkit.runs.store import RESERVED, Run, create_run, hold, load_run
 from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
 

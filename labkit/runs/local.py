@@ -81,7 +81,7 @@ def join(stored: Mapping[str, object]) -> dict[str, object]:
 
 
 def shared_row(row: Mapping[str, object], manifest: str) -> dict[str, object]:
-    """Return what may be shared of a row: no reasons, folders, addresses and devices.
+    """Return what may be shared of a row: no reasons, folders, addresses, devices or programs.
 
     Args:
         row: of trials.jsonl; not changed.
@@ -94,6 +94,7 @@ def shared_row(row: Mapping[str, object], manifest: str) -> dict[str, object]:
     for name in places_in(settings):
         settings[name] = shared_place(name, manifest)
     (shared.get("medium") or {}).pop("device", None)
+    (shared.get("disturbance") or {}).pop("busiest_program", None)
     return shared
 
 

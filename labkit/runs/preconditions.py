@@ -1,4 +1,8 @@
-"""Before a run starts: refuse what cannot work, and fill in what `run.json` holds."""
+"""What must hold before a run starts or is resumed, checked before a folder is made.
+
+`labkit.resolve` refuses the settings of one variant that do not fit together; here variants are
+compared with each other and with the data.
+"""
 
 from __future__ import annotations
 
