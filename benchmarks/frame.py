@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from labkit import units
-from labkit.analysis.statistics import ALPHA, ratio_interval
+from labkit.analysis.statistics import ratio_interval
 from labkit.contracts import utc_now
 from labkit.machine import hardware
 
@@ -113,7 +113,7 @@ class Ratio:
 def ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Ratio:
     """Divide times by the others of the same round; at least two rounds."""
     logs = [math.log(a / b) for a, b in zip(times_s, others_s, strict=True)]
-    return Ratio(math.exp(statistics.fmean(logs)), *ratio_interval(logs, ALPHA))
+    return Ratio(math.exp(statistics.fmean(logs)), *ratio_interval(logs))
 
 
 class Report:

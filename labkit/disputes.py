@@ -35,7 +35,7 @@ TOTAL = "total"
 DECIDED = ("faster", "slower", "no practical difference")
 TIMED = (
     "A ÷ B: A's time divided by B's in the same blocks, lower is better; 95 % confidence "
-    "intervals, Holm-adjusted over all comparisons of a run."
+    "intervals; verdicts are Holm-adjusted over all comparisons of a run."
 )
 
 

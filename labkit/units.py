@@ -16,9 +16,11 @@ UNKNOWN = "–"
 
 
 def seconds(s: float | None) -> str:
-    """Write a duration: "850 µs", "12.4 ms", "1.83 s", "2 min 5 s", "1 h 1 min"."""
+    """Write a duration: "850 µs", "12.4 ms", "1.83 s", "2 min 5 s", "1 h 1 min", "-1.20 s"."""
     if s is None:
         return UNKNOWN
+    if s < 0:
+        return f"-{seconds(-s)}"
     if s == 0:
         return "0 s"
     rounded = _round(s)
@@ -109,9 +111,12 @@ def interval(low: float | None, high: float | None) -> str:
     """Write an interval of normalized times: "[0.81, 0.97]"."""
     if low is None or high is None:
         return UNKNOWN
-    # Two decimals, but a bound next to 1 must not round to 1.00: whether the interval
-    # holds 1 is what people read off it.
-    decimals = 3 if high - low < 0.1 or "1.00" in (f"{low:.2f}", f"{high:.2f}") else 2
+    # As many decimals as show on which side of 1 a bound lies.
+    decimals = next(
+        n
+        for n in range(3 if high - low < 0.1 else 2, 17)
+        if all(x == 1 or float(f"{x:.{n}f}") != 1 for x in (low, high))
+    )
     # Two noisy blocks can give a bound in the thousands, of which no digit means anything.
     texts = [f"{x:.{decimals}f}" if x < 1000 else "over 999" for x in (low, high)]
     return f"[{', '.join(texts)}]"

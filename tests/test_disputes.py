@@ -94,13 +94,12 @@ def test_a_ratio_is_that_of_two_variants_within_blocks(tmp_path):
     )
 
 
-def test_all_that_is_asked_of_a_run_is_judged_together(tmp_path):
+def test_intervals_are_plain_95_percent_intervals_however_much_is_asked_of_a_run(tmp_path):
     trials = fake_trials(DEPTH, blocks=10, noise=0.05, labels=COLD)
     in_depth(tmp_path, DEPTH, trials=trials)
     time_s = {(t.variant, t.block): t.time_s for t in trials}
     d = [math.log(time_s[THREAD, b] / time_s["equal depth", b]) for b in range(10)]
     one = found(tmp_path, 1, f"{THREAD} ÷ “equal depth”")
-    # The larger p-value of two: its level is 5 % if the other was below 2.5 %.
     half = 2.262157 * stdev(d) / math.sqrt(10)
     assert one["high"] / one["low"] == pytest.approx(math.exp(2 * half), rel=1e-6)
     d = [
@@ -108,7 +107,7 @@ def test_all_that_is_asked_of_a_run_is_judged_together(tmp_path):
         for b in range(10)
         for base in [[t.time_s for t in trials if (t.variant, t.block) == ("original", b)]]
     ]
-    half = 2.685011 * stdev([x / 2 for x in d]) / math.sqrt(10)  # 97.5 %
+    half = 2.262157 * stdev([x / 2 for x in d]) / math.sqrt(10)
     one = found(tmp_path, 1, f"{THREAD} ÷ original")
     assert one["high"] / one["low"] == pytest.approx(math.exp(2 * half), rel=1e-6)
 

@@ -40,6 +40,13 @@ def test_a_duration_that_rounds_up_moves_to_the_next_unit(s, text):
 
 
 @pytest.mark.parametrize(
+    ("s", "text"), [(-0.00085, "-850 µs"), (-1.8, "-1.80 s"), (-125, "-2 min 5 s")]
+)
+def test_negative_seconds_have_the_unit_of_positive_ones(s, text):
+    assert units.seconds(s) == text
+
+
+@pytest.mark.parametrize(
     ("n", "text"),
     [
         (0, "0 B"),
@@ -71,6 +78,9 @@ def test_an_interval_never_hides_on_which_side_of_one_it_lies():
     assert units.interval(0.7, 0.998) == "[0.700, 0.998]"
     assert units.interval(0.882, 0.896) == "[0.882, 0.896]"
     assert units.interval(0.0001, 11218.4) == "[0.00, over 999]"
+    assert units.interval(0.9996, 1.3) == "[0.9996, 1.3000]"
+    assert units.interval(0.7, 1.00004) == "[0.70000, 1.00004]"
+    assert units.interval(1.0, 1.3) == "[1.00, 1.30]"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
-"""The formulas: intervals, tests and verdicts over paired log-ratios, all pure functions.
+"""Intervals, tests and verdicts over paired log-ratios.
 
-    one ln(T_variant / gm(T_A1, T_A2)) per block -> t-interval, Holm's levels -> verdict
+A log-ratio compares a variant with the baseline of the same block: ln T minus the mean of ln A1
+and ln A2.  Pairing within a block cancels the machine's drift.
 
-A block is one repetition, and pairing inside it cancels the machine's drift.  "Not significant"
-is not "the same": no practical difference is a verdict with a test of its own.
-
-Source: EVIDENCE section 1 (estimator, Holm, minimum detectable effect, order of verdicts).
+Source: EVIDENCE section 1 (estimator, noise floor, minimum detectable effect, verdicts).
 """
 
 from __future__ import annotations
@@ -15,45 +13,46 @@ from collections.abc import Sequence
 from statistics import fmean, quantiles, stdev
 
 ALPHA = 0.05
-# A difference that people would act on; fixed before any run.
+# The smallest practical difference; fixed before any run.
 DELTA = 0.03
 POWER = 0.8
+# How much the baseline's two runs may differ.  Their mean is the denominator, so a difference of b
+# moves it by b/2: DELTA/2 between the two moves a normalized time by 0.75 %.
+MAX_AA_DIFFERENCE = DELTA / 2
 UNSTABLE = "machine unstable"
 OUTER_FENCE = 3.0  # Tukey: beyond 3 interquartile ranges is "far out"
 
 
 def log_ratio(time_s: float, base_s: Sequence[float]) -> float:
-    """Compare a variant with the baseline of the same block: the d_i of the estimator.
+    """Return the log-ratio of a variant in one block.
 
     Args:
         time_s: the variant's seconds.
-        base_s: the baseline's seconds in that block, A1 and A2; their geometric mean counts.
+        base_s: the baseline's seconds in that block, A1 and A2.
     """
     return math.log(time_s) - fmean(map(math.log, base_s))
 
 
 def is_stable(aa: Sequence[float]) -> bool:
-    """Say whether the baseline's two runs agree: the 95 % interval of ln(A2/A1) holds 0.
+    """Return whether the baseline's two runs agree.
+
+    They do not where the whole 95 % interval of A2/A1 is further than `MAX_AA_DIFFERENCE` from 1.
 
     Args:
-        aa: one ln(A2/A1) per block; below two nothing speaks against it.
+        aa: one ln(A2/A1) per block; below two, nothing speaks against it.
     """
     if len(aa) < 2:
         return True
-    low, high = paired_interval(aa, ALPHA)
-    return low <= 0 <= high
+    low, high = paired_interval(aa)
+    margin = math.log1p(MAX_AA_DIFFERENCE)
+    return low <= margin and high >= -margin
 
 
 def outliers(d: Sequence[float]) -> tuple[int, ...]:
-    """Find values beyond Tukey's outer fences, three interquartile ranges from the quartiles.
-
-    They are shown, never dropped.
+    """Return the indices of values beyond Tukey's outer fences; they are shown, never dropped.
 
     Args:
-        d: one log-ratio per block.
-
-    Returns:
-        Their places in `d`; none below four values, which have no quartiles to speak of.
+        d: one log-ratio per block; below four there are no quartiles, so no outliers.
     """
     if len(d) < 4:
         return ()
@@ -62,15 +61,12 @@ def outliers(d: Sequence[float]) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(d) if not q1 - reach <= x <= q3 + reach)
 
 
-def paired_interval(d: Sequence[float], alpha: float) -> tuple[float, float]:
-    """Bound the mean of paired log-ratios by Student's t.
+def paired_interval(d: Sequence[float], alpha: float = ALPHA) -> tuple[float, float]:
+    """Return the t-interval of the mean log-ratio, as logarithms.
 
     Args:
         d: one log-ratio per block, at least two.
         alpha: 0.05 for a 95 % interval.
-
-    Returns:
-        Lower and upper bound, still as logarithms.
 
     Raises:
         ValueError: fewer than two blocks.
@@ -84,19 +80,11 @@ def paired_interval(d: Sequence[float], alpha: float) -> tuple[float, float]:
     return fmean(d) - half, fmean(d) + half
 
 
-def ratio_interval(d: Sequence[float], alpha: float | None) -> tuple[float | None, float | None]:
-    """Bound the geometric mean of paired ratios.
-
-    Args:
-        d: one log-ratio per block.
-        alpha: as for `paired_interval`; None where no level was given for want of blocks.
-
-    Returns:
-        Lower and upper bound as ratios; None and None below two blocks.
-    """
+def ratio_interval(d: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of the geometric mean ratio; None and None below two blocks."""
     if len(d) < 2:
         return None, None
-    low, high = paired_interval(d, alpha)
+    low, high = paired_interval(d)
     return math.exp(low), math.exp(high)
 
 
@@ -106,23 +94,34 @@ def p_value(d: Sequence[float]) -> float:
     Args:
         d: one log-ratio per block, at least two.
     """
+    return 2 * _upper_tail(abs(fmean(d)), d)
+
+
+def equivalence_p_value(d: Sequence[float]) -> float:
+    """Test against "a difference of `DELTA` or more" with two one-sided paired t-tests.
+
+    Args:
+        d: one log-ratio per block, at least two.
+    """
+    return _upper_tail(math.log1p(DELTA) - abs(fmean(d)), d)
+
+
+def _upper_tail(distance: float, d: Sequence[float]) -> float:
+    """Return the probability that a mean of such values is by chance so far from the truth."""
     from scipy.special import stdtr
 
-    mean, s = fmean(d), stdev(d)
-    if s == 0:  # identical blocks: any difference is beyond doubt, and none is none
-        return float(mean == 0)
-    return 2 * float(stdtr(len(d) - 1, -abs(mean) * math.sqrt(len(d)) / s))
+    s = stdev(d)
+    if s == 0:  # identical blocks leave no doubt
+        return 0.0 if distance > 0 else 0.5 if distance == 0 else 1.0
+    return float(stdtr(len(d) - 1, -distance * math.sqrt(len(d)) / s))
 
 
 def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[float]:
-    """Give each of several tests its own level, so that together they err with `alpha`.
+    """Return the level of each of several tests, so that together they err with `alpha`.
 
-    The smallest p-value is examined at alpha/m, the next at alpha/(m-1), and so on.  Where
-    one fails, the rest are examined no more leniently: an interval then excludes 1 exactly
-    if Holm's procedure rejects.
-
-    Returns:
-        One level per test, in the given order.
+    The smallest p-value is tested at alpha/m, the next at alpha/(m-1), and so on.  After the
+    first that is above its level, the rest are tested at that level: a p-value is at most its
+    level exactly if Holm's procedure rejects.
     """
     levels, m, stopped = [0.0] * len(p_values), len(p_values), None
     for rank, i in enumerate(sorted(range(m), key=lambda i: p_values[i])):
@@ -133,12 +132,12 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[float]:
 
 
 def detectable_share(s: float, n: int, alpha: float) -> float:
-    """Say how large an effect must be to be seen with 80 % power.
+    """Return the smallest effect that is detected with 80 % power.
 
     Args:
-        s: standard deviation of the log-ratios: the noise, expected or measured.
+        s: standard deviation of the log-ratios, expected or measured.
         n: blocks, at least two.
-        alpha: the level that is really used, Holm included.
+        alpha: the level of the test, Holm included.
 
     Returns:
         A share: 0.05 is a variant that takes 1.05 times as long.
@@ -150,11 +149,11 @@ def detectable_share(s: float, n: int, alpha: float) -> float:
 
 
 def blocks_needed(s: float, alpha: float) -> int:
-    """Estimate how many blocks would show an effect of `DELTA` with 80 % power.
+    """Return about how many blocks detect an effect of `DELTA` with 80 % power.
 
     Args:
         s: standard deviation of the log-ratios.
-        alpha: the level that is really used.
+        alpha: the level of the test, Holm included.
     """
     from scipy.special import ndtri
 
@@ -163,35 +162,42 @@ def blocks_needed(s: float, alpha: float) -> int:
     return math.ceil((both * s / DELTA) ** 2 + 2)
 
 
-def verdict(d: Sequence[float], alpha: float, *, stable: bool) -> str:
-    """Put one variant's log-ratios into words, in EVIDENCE's order.
+def judge(log_ratios: Sequence[Sequence[float]], *, stable: bool) -> list[tuple[float, str]]:
+    """Judge variants together, so that all their verdicts share one error rate.
+
+    Differences and equivalences are each tested at Holm's levels.
 
     Args:
-        d: one log-ratio per block.
-        alpha: level of the interval, from `holm`.
+        log_ratios: of each variant one log-ratio per block, at least two.
         stable: the baseline's two runs agree.
 
     Returns:
-        machine unstable, no practical difference, faster, slower, real but small, or
-        inconclusive.
+        For each variant the level of its test for a difference, and its verdict: machine unstable,
+        no practical difference, faster, slower, real but small, or inconclusive.
     """
-    practical = math.log1p(DELTA)
-    low, high = paired_interval(d, alpha)
-    # A 90 % interval inside the band is two one-sided tests at 5 % each.
-    equal_low, equal_high = paired_interval(d, 2 * ALPHA)
-    if not stable:
-        return UNSTABLE
-    if -practical <= equal_low and equal_high <= practical:
+    different = [p_value(d) for d in log_ratios]
+    equivalent = [equivalence_p_value(d) for d in log_ratios]
+    levels = holm(different)
+    tests = zip(log_ratios, different, levels, equivalent, holm(equivalent))
+    return [
+        (level, _verdict(d, p <= level, p_equivalent <= equivalence_level) if stable else UNSTABLE)
+        for d, p, level, p_equivalent, equivalence_level in tests
+    ]
+
+
+def _verdict(d: Sequence[float], is_different: bool, is_equivalent: bool) -> str:
+    """Return the first verdict that holds, in EVIDENCE's order."""
+    if is_equivalent:
         return "no practical difference"
-    if low <= 0 <= high:
+    if not is_different:
         return "inconclusive"
-    if abs(fmean(d)) < practical:
+    if abs(fmean(d)) < math.log1p(DELTA):
         return "real but small"
-    return "faster" if high < 0 else "slower"
+    return "faster" if fmean(d) < 0 else "slower"
 
 
 def agreement(low: float, high: float, published: float) -> str:
-    """Compare an interval with a published figure (EVIDENCE 1).
+    """Compare a 95 % interval with a published figure.
 
     Args:
         low: lower end of the interval of the normalized time.

@@ -21,13 +21,11 @@ from labkit.analysis.statistics import (
     agreement,
     blocks_needed,
     detectable_share,
-    holm,
     is_stable,
+    judge,
     log_ratio,
     outliers,
-    p_value,
     ratio_interval,
-    verdict,
 )
 from labkit.analysis.validity import (
     ValidTrials,
@@ -58,7 +56,7 @@ class Row:
     normalized_time: float | None = None
     """Geometric mean over blocks of the variant's time over the baseline's; lower is better."""
     ci_low: float | None = None
-    """Lower end of the 95 % interval, Holm-adjusted; None below two blocks."""
+    """Lower end of the 95 % interval; None below two blocks."""
     ci_high: float | None = None
     ratios: tuple[float, ...] = ()
     """One per complete block; the baseline has its two runs of each block against their mean."""
@@ -71,7 +69,7 @@ class Row:
     s: float | None = None
     """Standard deviation of the log-ratios; None below two blocks."""
     level: float | None = None
-    """Of the interval: 0.05 alone, less by Holm's procedure among others."""
+    """Level of the verdict's test: 0.05 alone, less by Holm's procedure among others."""
     mde: float | None = None
     """Smallest effect that these blocks would show with 80 % power, as a share."""
     time_s: float | None = None
@@ -216,28 +214,27 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     base = info["variants"][info["baseline"]]
     floors = {name for name in log_ratios if is_floor(info["variants"][name], base)}
     aa = a_over_a(valid)
-    aa_low, aa_high = ratio_interval(aa, ALPHA)
+    aa_low, aa_high = ratio_interval(aa)
     stable = is_stable(aa)
     n_blocks = len(valid.blocks)
     # A fixed order confounds a variant with its place in it: nothing to judge.
     judged = mode is not None and mode.judged and twice and n_blocks >= MIN_JUDGED_BLOCKS
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
-    levels = dict.fromkeys(testable, ALPHA)
+    tests = dict.fromkeys(testable, (ALPHA, ""))
     if judged or len(baselines) == 1:  # the rows of many groups are judged together, or not at all
         together = [name for name in testable if name not in floors]
-        levels |= zip(together, holm([p_value(log_ratios[name]) for name in together]))
+        tests |= zip(together, judge([log_ratios[name] for name in together], stable=stable))
 
     rows = []
     for group, baseline in baselines.items():
         rows.append(_baseline_row(group, baseline, info, valid, trials, judged=judged))
         for name in (name for name in log_ratios if group_of(info, name) == group):
             d = log_ratios[name]
-            words = judged and len(d) >= MIN_JUDGED_BLOCKS and name not in floors
-            said = verdict(d, levels[name], stable=stable) if words else ""
+            level, verdict = tests.get(name, (None, ""))
+            if not judged or len(d) < MIN_JUDGED_BLOCKS:
+                verdict = ""
             outcome = _outcome(name, info, trials, valid, measured=bool(d))
-            rows.append(
-                _variant_row(outcome, d, levels.get(name), said, list(valid.runs[name].values()))
-            )
+            rows.append(_variant_row(outcome, d, level, verdict, list(valid.runs[name].values())))
     return Summary(
         info=info,
         experiment=info["experiment"],
@@ -322,9 +319,9 @@ def _baseline_row(
 
 
 def _variant_row(
-    outcome: dict, d: Sequence[float], level: float | None, said: str, runs: Sequence[Trial]
+    outcome: dict, d: Sequence[float], level: float | None, verdict: str, runs: Sequence[Trial]
 ) -> Row:
-    low, high = ratio_interval(d, level)
+    low, high = ratio_interval(d)
     published = outcome["published"]
     s = stdev(d) if len(d) >= 2 else None
     return Row(
@@ -339,9 +336,9 @@ def _variant_row(
         level=level,
         mde=None if s is None else detectable_share(s, len(d), level),
         agreement=agreement(low, high, published)
-        if said not in ("", UNSTABLE) and published is not None
+        if verdict not in ("", UNSTABLE) and published is not None
         else "",
-        verdict=said,
+        verdict=verdict,
         **_average(runs),
     )
 
@@ -407,7 +404,7 @@ class Ratio:
 
     ratio: float
     low: float | None
-    """Lower end of the 95 % interval, Holm-adjusted; None below two blocks."""
+    """Lower end of the 95 % interval; None below two blocks."""
     high: float | None
     blocks: int
     """That have both."""
@@ -434,15 +431,14 @@ def ratios(
         if shared := [block for block in a if block in b]:
             log_ratios[one.variant, other.variant, which] = [a[x] - b[x] for x in shared]
     testable = [key for key, d in log_ratios.items() if len(d) >= 2]
-    levels = dict(zip(testable, holm([p_value(log_ratios[key]) for key in testable])))
+    tests = dict(zip(testable, judge([log_ratios[key] for key in testable], stable=summary.stable)))
     compared = {}
     for key, d in log_ratios.items():
-        level = levels.get(key)
-        low, high = ratio_interval(d, level)
-        judged = summary.judged and len(d) >= MIN_JUDGED_BLOCKS
-        said = verdict(d, level, stable=summary.stable) if judged else ""
+        low, high = ratio_interval(d)
+        is_judged = summary.judged and len(d) >= MIN_JUDGED_BLOCKS
+        verdict = tests[key][1] if is_judged else ""
         compared[key] = Ratio(
-            ratio=math.exp(fmean(d)), low=low, high=high, blocks=len(d), verdict=said
+            ratio=math.exp(fmean(d)), low=low, high=high, blocks=len(d), verdict=verdict
         )
     return compared
 
@@ -640,7 +636,7 @@ def second_attempt_note(aa: Sequence[float]) -> str:
         aa: the first attempt's ln(A2/A1), one per block.
     """
     ratio = units.normalized(math.exp(fmean(aa)))
-    interval = units.interval(*ratio_interval(aa, ALPHA))
+    interval = units.interval(*ratio_interval(aa))
     return (
         f"the baseline's own two runs differed at first (A/A ratio {ratio} {interval}): "
         "everything is measured once more, and then that is what counts"

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.statistics import ALPHA, paired_interval
+from labkit.analysis.statistics import paired_interval
 from labkit.diagnosis import knobs, phase_words
 from labkit.diagnosis.assemble import measured_of
 from labkit.diagnosis.collect import Collected, length
@@ -224,7 +224,7 @@ def _stalls(found: Collected) -> dict[str, Share]:
 
 
 def _interval(values: Sequence[float]) -> Share:
-    low, high = paired_interval(values, ALPHA) if len(values) > 1 else (None, None)
+    low, high = paired_interval(values) if len(values) > 1 else (None, None)
     return Share(mean=fmean(values), low=low, high=high)
 
 

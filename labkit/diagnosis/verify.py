@@ -17,7 +17,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from labkit.analysis.statistics import ALPHA, log_ratio, ratio_interval
+from labkit.analysis.statistics import log_ratio, ratio_interval
 from labkit.diagnosis import knobs
 from labkit.diagnosis.arms import Stopped
 from labkit.diagnosis.collect import Plan
@@ -89,5 +89,5 @@ def apply(loader: object, remedy: Remedy) -> object:
 
 def _measured(remedy: Remedy, took_s: list[float], base_s: list[tuple[float, ...]]) -> Remedy:
     ratios = [log_ratio(time_s, base) for time_s, base in zip(took_s, base_s)]
-    low, high = ratio_interval(ratios, ALPHA)
+    low, high = ratio_interval(ratios)
     return replace(remedy, measured=math.exp(fmean(ratios)), ci_low=low, ci_high=high)

@@ -9,8 +9,8 @@ import math
 
 import pytest
 
-import labkit.analysis.summary
 from benchmarks import statistics as simulated
+from labkit.analysis import statistics, summary
 from labkit.analysis.statistics import ALPHA
 
 SEED = 1
@@ -39,13 +39,17 @@ def test_one_arm_after_the_other_on_a_drifting_machine_finds_what_is_not_there()
 
 
 def test_without_holm_the_simulated_false_positives_exceed_the_limit(monkeypatch):
-    monkeypatch.setattr(labkit.analysis.summary, "holm", lambda p_values: [ALPHA] * len(p_values))
+    monkeypatch.setattr(statistics, "holm", lambda p_values: [ALPHA] * len(p_values))
     _, normal_noise = simulated.false_positives(400, SEED)
     assert not normal_noise.passes(WIDENED_SE)
 
 
+def test_without_holm_several_variants_are_called_equal_too_often(monkeypatch):
+    monkeypatch.setattr(statistics, "holm", lambda p_values: [ALPHA] * len(p_values))
+    *_, four_variants = simulated.equality_granted(150, SEED)
+    assert not four_variants.passes(WIDENED_SE)
+
+
 def test_without_pairing_the_simulated_power_falls_below_the_limit(monkeypatch):
-    monkeypatch.setattr(
-        labkit.analysis.summary, "log_ratio", lambda time_s, base_s: math.log(time_s)
-    )
+    monkeypatch.setattr(summary, "log_ratio", lambda time_s, base_s: math.log(time_s))
     assert not any(r.passes(WIDENED_SE) for r in simulated.power(50, SEED))

@@ -17,12 +17,13 @@ from labkit.analysis.statistics import (
     agreement,
     blocks_needed,
     detectable_share,
+    equivalence_p_value,
     holm,
     is_stable,
+    judge,
     outliers,
     p_value,
     paired_interval,
-    verdict,
 )
 
 log_ratios = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_size=12)
@@ -42,10 +43,20 @@ def test_interval_and_p_value_agree_with_scipys_one_sample_t_test(d, alpha):
     )
 
 
+@given(d=log_ratios)
+def test_equivalence_agrees_with_two_one_sided_t_tests_of_scipy(d):
+    if len(set(d)) == 1:
+        return
+    below = stats.ttest_1samp(d, math.log(1.03), alternative="less").pvalue
+    above = stats.ttest_1samp(d, -math.log(1.03), alternative="greater").pvalue
+    assert equivalence_p_value(d) == pytest.approx(max(below, above), abs=1e-9)
+
+
 def test_identical_blocks_are_certain():
     assert paired_interval([0.5, 0.5, 0.5], 0.05) == (0.5, 0.5)
     assert p_value([0.5, 0.5, 0.5]) == 0
     assert p_value([0.0, 0.0]) == 1
+    assert (equivalence_p_value([0.0, 0.0]), equivalence_p_value([0.5, 0.5])) == (0, 1)
 
 
 def test_after_the_first_that_fails_holm_is_no_more_lenient():
@@ -109,11 +120,11 @@ def around(center, spread, n=10):
     ],
 )
 def test_a_verdict_needs_certainty_and_size(d, words):
-    assert verdict(d, 0.05, stable=True) == words
+    assert judge([d], stable=True) == [(0.05, words)]
 
 
 def test_an_unstable_machine_silences_every_other_verdict():
-    assert verdict(around(-1.0, 0.01), 0.05, stable=False) == "machine unstable"
+    assert judge([around(-1.0, 0.01)], stable=False) == [(0.05, "machine unstable")]
 
 
 # --- agreement ----------------------------------------------------------------------------
@@ -140,9 +151,15 @@ def test_agreement_is_the_published_figure_in_the_widened_interval(low, high, pu
 # --- the estimator, stability and outliers --------------------------------------------------
 
 
-def test_a_machine_is_stable_while_the_interval_of_a_over_a_holds_one():
+def test_a_machine_is_unstable_where_a_over_a_surely_differs_by_more_than_half_of_delta():
     assert is_stable([0.05, -0.04, 0.01])
     assert not is_stable([0.05, 0.06, 0.04])
+    assert not is_stable([-0.05, -0.06, -0.04])
+    # Reproducible, but too small to change a verdict.
+    assert is_stable(around(0.005, 0.0001))
+    assert is_stable(around(-0.005, 0.0001))
+    assert is_stable(around(0.02, 0.01))  # half of DELTA is in its interval
+    assert not is_stable(around(0.02, 0.001))
     assert is_stable([0.7])  # one block says nothing
     assert is_stable([])
 

@@ -113,17 +113,33 @@ def test_only_labels_that_all_rows_share_are_labels_of_the_summary():
 # --- verdicts -----------------------------------------------------------------------------
 
 
-def test_the_variants_of_a_run_share_one_error_rate():
-    d = [math.log(x) for x in (0.9, 0.95, 0.85, 0.92)]
-    trials = []
+def equal_variants(d, count):
+    """A judged run whose variants all have these log-ratios."""
+    names, trials = [f"v{i}" for i in range(count)], []
     for block, x in enumerate(d):
         trials += [fake_trial("base", block, "A1", 1.0), fake_trial("base", block, "A2", 1.0)]
-        trials += [fake_trial(name, block, "", math.exp(x)) for name in ("v", "w")]
-    row = summarize(fake_info(["base", "v", "w"]), trials).rows[1]
-    expected = stats.ttest_1samp(d, 0).confidence_interval(1 - 0.05 / 2)
-    assert (row.ci_low, row.ci_high) == pytest.approx(
-        (math.exp(expected.low), math.exp(expected.high))
-    )
+        trials += [fake_trial(name, block, "", math.exp(x)) for name in names]
+    return summarize(fake_info(["base", *names], mode="full"), trials)
+
+
+def test_every_interval_is_a_plain_95_percent_interval_however_many_variants():
+    d = [math.log(x) for x in (0.9, 0.95, 0.85, 0.92, 0.93, 0.9)]
+    expected = stats.ttest_1samp(d, 0).confidence_interval(0.95)
+    for row in equal_variants(d, count=3).rows[1:]:
+        assert math.log(row.ci_low) == pytest.approx(expected.low)
+        assert math.log(row.ci_high) == pytest.approx(expected.high)
+
+
+@pytest.mark.parametrize(
+    ("d", "alone"),
+    [
+        ([-0.05 + 0.045 * (-1) ** i for i in range(8)], "faster"),
+        ([0.016 * (-1) ** i + 0.017 for i in range(8)], "no practical difference"),
+    ],
+)
+def test_the_verdicts_of_a_run_share_one_error_rate(d, alone):
+    assert {row.verdict for row in equal_variants(d, count=1).rows[1:]} == {alone}
+    assert alone not in {row.verdict for row in equal_variants(d, count=8).rows[1:]}
 
 
 @pytest.mark.parametrize(("mode", "blocks"), [("quick", 10), ("full", 5)])
