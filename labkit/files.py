@@ -2,8 +2,7 @@
 
     content ─▶ .<name>.part ─ replace ─▶ <name>
 
-Main trap: a killed process or a full disk leaves half a file; whoever finds it under its name
-takes it for a whole one.
+A killed process or a full disk leaves half a file, which must never stand under the final name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Progress: a bar with ETA and plain lines, where the person looks.
 
 A notebook shows stderr as an error, a shell keeps stdout for results: so lines
-go to stdout in a notebook and to stderr elsewhere.  Main trap: drawing must not
-be measured; a bar redraws at most twice a second.
+go to stdout in a notebook and to stderr elsewhere.  A bar redraws at most twice a second, so that
+drawing does not disturb a measurement.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     seconds, bytes, rates, shares, ratios -> "12.4 ms", "133 KB", "123 images/s", ...
 
 Everything else in the lab keeps plain seconds, bytes and shares.  Unknown (None) is a dash,
-never a zero.  Main trap: rounding can push a number into the next unit (999.7 ms is "1.00 s",
-not "1000 ms"), so the unit is chosen after rounding.
+never a zero.  The unit is chosen after rounding: 999.7 ms is "1.00 s", not "1000 ms".
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     the last loss of a real training, or the first in other numbers ┴─▶ variant -> what is wrong
 
 Preflight compares one batch before anything is timed; this looks at what rows recorded of the
-last ones.  Main trap: a loss hardly moves for black images (1 %, measured), so the batches
-themselves are compared, and losses to the last digit where nothing may differ.
+last ones.  A loss hardly moves for black images (1 %, measured), so the batches themselves are
+compared, and losses to the last digit where nothing may differ.
 """
 
 from __future__ import annotations

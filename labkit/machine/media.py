@@ -2,10 +2,9 @@
 
     labkit.toml  →  hdd, ssd, …, data  →  describe_medium, probe_random_reads
 
-A person says in `labkit.toml` where their disks are; the lab looks for itself
-whether that is so.  Main trap: a virtual disk often claims to be rotational and
-reads thousands of files a second, so the claim alone makes no hard disk: a cold
-random-read probe has to agree.
+A user says in `labkit.toml` where their disks are, and labkit checks whether that is so.  A virtual
+disk often claims to be rotational and reads thousands of files a second, so the claim alone does
+not make it a hard disk: a cold random-read probe has to agree.
 
     [media]                       # every key is optional
     hdd = "/mnt/disk/labkit"      # hdd, ssd, nvme, tmpfs: folders that the lab may copy to

@@ -2,10 +2,9 @@
 
     cachestat(2), Linux 6.5+  →  else mincore(2)  →  else "unknown"
 
-Main traps: pages not yet written to disk cannot be evicted, and neither can those
-that another process has mapped; cachestat and mincore both answer only about files
-that one owns or may write, and mincore does so by calling everything resident
-(kernel commit 134fca9063ad).
+Pages not yet written to disk cannot be evicted, nor can those that another process has mapped.
+cachestat and mincore answer only about files that the user owns or may write; about others mincore
+says that everything is resident (kernel commit 134fca9063ad).
 Source: cachestat(2), mincore(2), posix_fadvise(2).
 """
 

@@ -4,8 +4,8 @@
 
 Cold and warm are produced and then measured, never assumed: how much of the files
 the page cache holds, and how many bytes came from a device while they were read.
-Main trap: not every file can be cold.  tmpfs is nothing but cache, zfs has one that
-no call reaches, and eviction fails silently, so what counts is what was measured.
+Not every file can be cold.  tmpfs is nothing but cache, zfs has one that no call reaches, and
+eviction fails silently, so only what was measured counts.
 Source: EVIDENCE 2, "Page cache"; proc(5) for the bytes read.
 """
 
