@@ -2,9 +2,10 @@
 
     trials ─ last attempt ─ cache state proved ─ machine its own ─ baseline complete ─▶ valid
 
-A trial whose cache state is not what its label says is left out.  A whole block is rejected
-where the machine was disturbed (EVIDENCE 1: steal, other programs, swapping).  Nothing here looks
-at a time: dropping rows after seeing the times could make any result.
+A trial whose cache state is not what its label says is left out.  Where verdicts are given, a whole
+block is rejected if the machine was disturbed (EVIDENCE 1: steal, other programs, swapping); other
+runs only say so.  Nothing here looks at a time: dropping rows after seeing the times could make any
+result.  Variants that did other work than the baseline are found in `equal_work`.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def valid_trials(
             cache_violations.setdefault(trial.variant, []).append(violation)
     rejected: dict[int, str] = {}
     for (_, block, _), trial in measured.items():
-        if disturbed := disturbance(trial):
+        if disturbed := why_disturbed(trial):
             rejected.setdefault(block, f"{trial.variant}: {disturbed}")
     leaves_out = mode is not None and mode.judged and is_baseline_run_twice(info)
     counting = {
@@ -194,7 +195,7 @@ def cache_violation(trial: Trial) -> str:
     return ""
 
 
-def disturbance(trial: Trial) -> str:
+def why_disturbed(trial: Trial) -> str:
     """Return what kept the machine from being a trial's own; empty where nothing did.
 
     What could not be watched is no reason, see `unwatched`.  Earlier versions recorded

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from labkit import units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.summary import second_attempt_note
-from labkit.analysis.validity import a_over_a, attempt_of, disturbance, valid_trials
+from labkit.analysis.validity import a_over_a, attempt_of, valid_trials, why_disturbed
 from labkit.contracts import Cancelled, Skip, Trial
 from labkit.runs.active import ActiveRun
 from labkit.runs.kinds import UnequalWork
@@ -68,8 +68,8 @@ def run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) -
 def _say_rejected(run: ActiveRun, trials: Sequence[Trial]) -> None:
     """Print that a block will not count, while the user can do something about it."""
     *before, last = trials
-    why = disturbance(last) if run.mode.judged else ""
-    if why and not any(disturbance(trial) for trial in before if trial.block == last.block):
+    why = why_disturbed(last) if run.mode.judged else ""
+    if why and not any(why_disturbed(trial) for trial in before if trial.block == last.block):
         run.progress.say(f"block {last.block + 1} does not count: {why}")
 
 

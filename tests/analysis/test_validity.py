@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from labkit.analysis.validity import (
     cache_violation,
-    disturbance,
     valid_trials,
+    why_disturbed,
 )
 
 MB = 1_000_000
@@ -132,7 +132,7 @@ def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are(
     ],
 )  # fmt: skip
 def test_a_machine_is_disturbed_for_three_reasons_and_no_other(log, reason):
-    assert disturbance(fake_logged(fake_trial("v", 0), **log)) == reason
+    assert why_disturbed(fake_logged(fake_trial("v", 0), **log)) == reason
 
 
 # --- what counts ----------------------------------------------------------------------------
@@ -235,6 +235,6 @@ def test_what_counts_does_not_depend_on_any_time(rows, mode):
 
 def test_of_a_very_short_trial_the_kernels_ticks_say_nothing_of_others():
     short = {"other_cores": 1.35, "duration_s": 0.007}
-    assert disturbance(fake_logged(fake_trial("base", 0, "A1"), **short)) == ""
+    assert why_disturbed(fake_logged(fake_trial("base", 0, "A1"), **short)) == ""
     long = {**short, "duration_s": 2.0}
-    assert disturbance(fake_logged(fake_trial("base", 0, "A1"), **long)) != ""
+    assert why_disturbed(fake_logged(fake_trial("base", 0, "A1"), **long)) != ""
