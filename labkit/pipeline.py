@@ -26,7 +26,7 @@ from labkit.parts.loading import Outside
 from labkit.parts.packing import Reader
 from labkit.parts.preprocessing import device_bytes
 from labkit.parts.training import Step
-from labkit.resolve import Resolved, open_source, register, resolve
+from labkit.resolve import Resolved, open_source, own_parts, register, resolve
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,8 +69,6 @@ class Source:
     reader: Reader
     parts: Resolved
     order: Order
-    own: bytes = b""
-    """The user's own parts, for workers that are spawned."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -174,11 +172,13 @@ class Source:
         cv2.setNumThreads(self.settings.cv2_threads)
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "parts": self.settings}  # functions of a notebook do not travel
+        # The user's own parts can only be sent by cloudpickle, so a spawned worker resolves again.
+        return {**self.__dict__, "parts": (own_parts(), self.settings)}
 
     def __setstate__(self, state: dict) -> None:
-        register(state["own"])  # before a spawned worker looks anything up
-        self.__dict__.update({**state, "parts": resolve(state["parts"])})
+        own, settings = state["parts"]
+        register(own)
+        self.__dict__.update({**state, "parts": resolve(settings)})
 
 
 def shuffled_images(settings: Settings) -> np.ndarray:
@@ -233,14 +233,13 @@ def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) ->
 
 
 def open_loader(
-    parts: Resolved, *, excluded: frozenset[int] = frozenset(), own: bytes = b""
+    parts: Resolved, *, excluded: frozenset[int] = frozenset()
 ) -> tuple[Source, object]:
     """Open the data and what assembles its batches.
 
     Args:
         parts: from `resolve`.
         excluded: indices of unreadable images.
-        own: the user's own parts, for spawned loader workers; already registered here.
 
     Returns:
         The images by key, and an iterable of CPU batches.
@@ -254,7 +253,7 @@ def open_loader(
             f"stored must be {reader.stored!r} for {settings.data}, got {settings.stored!r}"
         )
     reader = storage.open(reader, settings.start_method)
-    source = Source(reader=reader, parts=parts, order=order, own=own)
+    source = Source(reader=reader, parts=parts, order=order)
     return source, parts.load(source, settings)
 
 
@@ -344,7 +343,6 @@ def build(
     *,
     excluded: frozenset[int] = frozenset(),
     compute_s_per_image: float | None = None,
-    own: bytes = b"",
 ) -> Pipeline:
     """Open every part that the settings name.
 
@@ -353,14 +351,13 @@ def build(
         clock: what the emulated device tells the time by.
         excluded: indices of unreadable images.
         compute_s_per_image: the matched profile's speed, from calibration.
-        own: the user's own parts, for spawned loader workers; already registered here.
 
     Raises:
         ValueError: settings that cannot work.
         Skip: this machine lacks what they need.
     """
     parts = resolve(settings)
-    source, loader = open_loader(parts, excluded=excluded, own=own)
+    source, loader = open_loader(parts, excluded=excluded)
     device = parts.make_device(with_compute(parts.profile, compute_s_per_image), clock)
     charged = (settings.preprocessor, settings.batch_size, settings.input_px)
     return Pipeline(

@@ -48,12 +48,11 @@ def search(fits: Callable[[int], Held | None], most: int) -> dict[int, Held | No
     return dict(sorted(tried.items()))
 
 
-def search_on_cuda(settings: Settings, *, own: bytes = b"") -> dict[str, object]:
+def search_on_cuda(settings: Settings) -> dict[str, object]:
     """Find the largest batch that trains on this process's GPU.
 
     Args:
         settings: complete, on device cuda; `batch_size` must be a small one.
-        own: the user's own parts; already registered here.
 
     Returns:
         total_bytes of the GPU, most (images there are), and tried: size, allocated and reserved
@@ -61,7 +60,7 @@ def search_on_cuda(settings: Settings, *, own: bytes = b"") -> dict[str, object]
     """
     import torch
 
-    pipeline = build(settings, SystemClock(), own=own)
+    pipeline = build(settings, SystemClock())
     images = len(shuffled_images(settings))
 
     def fits(batch_size: int) -> Held | None:

@@ -97,14 +97,12 @@ def measure_baseline(
     settings: Settings,
     *,
     excluded: frozenset[int] = frozenset(),
-    own: bytes = b"",
 ) -> dict[str, float | None]:
     """Measure how fast the baseline is here, and match the emulated device's speed to it.
 
     Args:
         settings: the baseline's, complete; `images` is how many to try it on.
         excluded: indices of unreadable images.
-        own: the user's own parts.
 
     Returns:
         images_per_s and, for the matched profile, compute_s_per_image and the stall_share that
@@ -114,10 +112,11 @@ def measure_baseline(
 
     torch.set_num_threads(settings.torch_threads)
     clock = SystemClock()
-    given = {"excluded": excluded, "own": own}
     of = traits(vars(settings))
     matched = of.emulated and PROFILES[settings.profile].compute_s_per_image is None
-    pipeline = build(settings, clock, compute_s_per_image=0.0 if matched else None, **given)
+    pipeline = build(
+        settings, clock, compute_s_per_image=0.0 if matched else None, excluded=excluded
+    )
     pipeline.source.start_worker(0)
     warm_up(pipeline)
     pipeline.source.prepare_cache(settings.cache)
@@ -133,7 +132,9 @@ def measure_baseline(
         # Epochs that end before their queues have settled get no closer by trying again.
         settles = _steps(pipeline) > _unsettled(settings)
         for _ in range(MATCHING_TRIES if settles else 1):
-            pipeline = build(settings, clock, compute_s_per_image=compute_s_per_image, **given)
+            pipeline = build(
+                settings, clock, compute_s_per_image=compute_s_per_image, excluded=excluded
+            )
             pipeline.source.prepare_cache(settings.cache)
             images_per_s, stall_share = steady_rate(pipeline, clock)
             if abs(stall_share - MATCHED_STALL_SHARE) <= MATCHED_WITHIN:

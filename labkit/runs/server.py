@@ -44,8 +44,6 @@ JOBS = {
     "time_operation": "labkit.runs.operation_trials",
     "jpeg_back_ends": "labkit.parts.decoding",
 }
-# These may spawn loader workers, and hand them the user's own parts.
-SPAWNS_WORKERS = ("measure", "measure_baseline", "search_on_cuda")
 SETTINGS = {field.name for field in fields(Settings)}
 # The kernel's out-of-memory killer does not say why it killed a process.
 IF_OUT_OF_MEMORY = "if the kernel ran out of memory, use fewer workers or a smaller batch_size"
@@ -158,11 +156,8 @@ def _run(request: dict, answers: int) -> None:
 
     job, arguments = request["job"], request["arguments"]
     try:
-        own = base64.b64decode(request["own"])
-        register(own)
+        register(base64.b64decode(request["own"]))
         function = getattr(importlib.import_module(JOBS[job]), job)
-        if job in SPAWNS_WORKERS:
-            arguments = {**arguments, "own": own}
         _answer(answers, request, "done", function(**arguments))
     except Skip as reason:
         _answer(answers, request, "skipped", str(reason))

@@ -207,7 +207,6 @@ def measure(
     *,
     excluded: frozenset[int] = frozenset(),
     compute_s_per_image: float | None = None,
-    own: bytes = b"",
 ) -> dict[str, object]:
     """Measure one trial in this process.
 
@@ -215,7 +214,6 @@ def measure(
         settings: complete, with `images` set.
         excluded: indices of unreadable images.
         compute_s_per_image: for the matched profile, from `calibrate`.
-        own: the user's own parts, for spawned loader workers.
 
     Returns:
         The measured fields of `Trial`.
@@ -233,7 +231,6 @@ def measure(
         clock,
         excluded=excluded,
         compute_s_per_image=compute_s_per_image,
-        own=own,
     )
     pipeline.source.start_worker(0)
     warm_up(pipeline)
