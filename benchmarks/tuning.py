@@ -16,7 +16,8 @@ from pathlib import Path
 
 import labkit as lab
 from benchmarks import frame
-from labkit import tuning, units
+from labkit import units
+from labkit.experiments import tuning
 from labkit.machine import hardware
 from labkit.progress import bar
 from labkit.resolve import complete_here

@@ -1,16 +1,28 @@
 """labkit: why is my GPU at 0 %, and what fixes it?  The public names, nothing else."""
 
-from labkit.catalog import CATALOG, experiment
-from labkit.costs import costs
 from labkit.diagnosis.call_graph import profile as call_graph
 from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.diagnosis.timeline import record_timeline
 from labkit.diagnosis.watch import watch
 from labkit.example import example_loop
-from labkit.findings import findings
-from labkit.largest_batch import largest_batch
-from labkit.notebook import (
+from labkit.experiments.catalog import CATALOG, experiment
+from labkit.experiments.largest_batch import largest_batch
+from labkit.experiments.tuning import tune
+from labkit.panel.panel import panel
+from labkit.parts.decoding import DECODERS
+from labkit.parts.devices import DEVICES
+from labkit.parts.loading import LOADERS, ThreadLoader
+from labkit.parts.packing import PACKINGS
+from labkit.parts.prefetching import PREFETCHERS
+from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.parts.storage import STORAGES
+from labkit.parts.training import LOSSES, STEPS, Step
+from labkit.report.costs import costs
+from labkit.report.findings import findings
+from labkit.report.predictions import predictions
+from labkit.report.report import write_report
+from labkit.report.run import (
     chart,
     claims,
     compare_table,
@@ -26,24 +38,12 @@ from labkit.notebook import (
     side_by_side,
     table,
 )
-from labkit.panel import panel
-from labkit.parts.decoding import DECODERS
-from labkit.parts.devices import DEVICES
-from labkit.parts.loading import LOADERS, ThreadLoader
-from labkit.parts.packing import PACKINGS
-from labkit.parts.prefetching import PREFETCHERS
-from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.storage import STORAGES
-from labkit.parts.training import LOSSES, STEPS, Step
-from labkit.predictions import predictions
-from labkit.reports import write_report
+from labkit.report.savings import savings
+from labkit.report.share import open_shared, pack
+from labkit.report.timeline_chart import timeline_chart
 from labkit.runs.experiment import Experiment, choose, resume, run
 from labkit.runs.store import Run, find_run, list_runs, load_run
-from labkit.savings import savings
 from labkit.settings import Settings, vary
-from labkit.share import open_shared, pack
-from labkit.timeline_chart import timeline_chart
-from labkit.tuning import tune
 
 __all__ = [
     "CATALOG",

@@ -13,14 +13,17 @@ import sys
 from pathlib import Path
 
 import labkit as lab
-from labkit import catalog, figures, notebook, units
-from labkit.choices import Choice
-from labkit.claims import answers as answer_claims
-from labkit.claims import claims_text
+from labkit import units
+from labkit.claims.disputes import answers as answer_disputes
+from labkit.claims.disputes import disputes_text
+from labkit.claims.ledger import answers as answer_claims
+from labkit.claims.ledger import claims_text
 from labkit.diagnosis import target
-from labkit.disputes import answers as answer_disputes
-from labkit.disputes import disputes_text
+from labkit.experiments import catalog
+from labkit.experiments.request import Choice
 from labkit.machine.media import write_media
+from labkit.report import bars as figures
+from labkit.report import run as notebook
 from labkit.runs import store
 from labkit.settings import field_kinds
 
@@ -215,7 +218,7 @@ def diagnose(options: argparse.Namespace) -> int:
     diagnosis = diagnose(**given, verify=options.verify, budget_s=options.budget_s)
     print(diagnosis)
     if options.chart:
-        from labkit.timeline_chart import timeline_chart
+        from labkit.report.timeline_chart import timeline_chart
 
         kind = options.chart.suffix[1:]
         figure = timeline_chart(diagnosis.timeline)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fakes import LABELS, fake_info, fake_trials
 
 from labkit.analysis.summary import Summary, summarize
-from labkit.catalog import CATALOG
+from labkit.experiments.catalog import CATALOG
 from labkit.settings import Settings
 
 

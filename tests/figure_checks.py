@@ -4,7 +4,7 @@ import itertools
 
 from matplotlib.text import Text
 
-from labkit.figures import style
+from labkit.report.bars import style
 
 
 def texts(figure):

@@ -77,7 +77,12 @@ def test_conda_installs_the_pinned_set_with_a_supported_python():
 
 def test_the_command_line_and_the_package_data_are_installed():
     assert any(point.name == "labkit" for point in metadata.entry_points(group="console_scripts"))
-    for name in ("labkit.mplstyle", "recipe.py.j2", "parts/preprocessing/detector.json"):
+    for name in (
+        "report/labkit.mplstyle",
+        "report/recipe.py.j2",
+        "claims/claims.toml",
+        "parts/preprocessing/detector.json",
+    ):
         assert (ROOT / "labkit" / name).is_file()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 
-from labkit.claims import CLAIMS
+from labkit.claims.ledger import CLAIMS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")

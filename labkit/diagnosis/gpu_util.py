@@ -22,7 +22,7 @@ from labkit.machine.gpu import GpuWatch, cuda
 
 if TYPE_CHECKING:
     from labkit.diagnosis.timeline import Band
-    from labkit.frame import Frame
+    from labkit.report.frame import Frame
 
 SECONDS = 2.0  # NVML averages over up to 1 s
 SETTLE_S = 1.0  # until its average has forgotten what was before
@@ -41,7 +41,7 @@ def gpu_util(seconds: float = SECONDS) -> Frame:
         A row for each: GPU-Util as NVML reports it beside the floating-point operations that were
         done; without a GPU, why it cannot be shown.
     """
-    from labkit.frame import Frame
+    from labkit.report.frame import Frame
 
     try:
         if not cuda().works:
@@ -134,7 +134,7 @@ def polled_table(
     Returns:
         A row per period: readings, lowest, highest, and the share of them that are 0 %.
     """
-    from labkit.frame import Frame
+    from labkit.report.frame import Frame
 
     rows = {}
     for period_s in periods_s:

@@ -9,8 +9,8 @@ from fake_runs import OPERATION_TIMES, fake_grouped_run, save_run
 from jpegs import why_missing
 
 import labkit as lab
-from labkit import notebook
 from labkit.cli import main
+from labkit.report import run as notebook
 
 GROUPS = ("decode, 320×240", "crop, 320×240")
 

@@ -1,0 +1,1 @@
+"""The documents' claims, and what this machine's runs say of each."""

@@ -1,0 +1,153 @@
+"""Find the largest batch that trains in a GPU's memory, and compare fuller with emptier ones.
+
+Equal work needs epochs that are whole numbers of every batch size, so the variants are 5, 9 and 10
+tenths of the largest, and an epoch takes nine times the largest batch.
+
+Source: [002] 3.1; disputed, as reserved memory is the allocator's cache (DOCUMENTS D11).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.contracts import Skip
+from labkit.machine import gpu, hardware
+from labkit.resolve import complete_here, own_parts
+from labkit.runs.active import single_run_lock
+from labkit.runs.batch_search import MULTIPLE, Held
+from labkit.runs.experiment import Experiment
+from labkit.runs.process import Launcher
+from labkit.settings import MODES, Settings, pick
+
+if TYPE_CHECKING:
+    from labkit.report.frame import Frame
+
+TENTHS = (5, 9, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest:
+    """What `largest_batch` found; shows itself as a table."""
+
+    settings: Settings
+    """Complete, with the largest batch."""
+    tried: Mapping[int, Held | None]
+    """Batch size -> peak bytes allocated and reserved; None: it did not fit."""
+    total_bytes: int
+    """The GPU's memory."""
+    images: int
+    """How many there are: no batch is larger."""
+
+    def experiment(self) -> Experiment:
+        """Ask whether batches of about half, 90 % and all of the largest train faster.
+
+        Raises:
+            ValueError: the largest is too small to be divided so.
+        """
+        tenth, base = self.settings.batch_size // 10, self.settings
+        if not tenth:
+            raise ValueError(
+                f"the largest batch must be at least 10 images, got {base.batch_size}; "
+                "choose a smaller input_px"
+            )
+        sizes = {f"{10 * n} % of the largest": n * tenth for n in TENTHS}
+        return Experiment(
+            "batch_size_fill",
+            question="Does a fuller GPU train faster?",
+            variants={label: replace(base, batch_size=size) for label, size in sizes.items()},
+            baseline=next(iter(sizes)),
+            source="[002] 3.1: 90 % of the GPU's memory or more",
+            notes=(
+                "Batches: "
+                + ", ".join(f"{label} {size}" for label, size in sizes.items())
+                + " images.",
+            ),
+        )
+
+    def table(self) -> Frame:
+        """Return every batch size that was tried, with the memory it takes."""
+        from labkit.report.frame import frame_of
+
+        rows = [
+            [size, *(held or (None, None)), held and held[0] / self.total_bytes]
+            for size, held in self.tried.items()
+        ]
+        columns = ["batch_size", "allocated_bytes", "reserved_bytes", "allocated_share"]
+        frame = frame_of(columns, rows)
+        size = self.settings.batch_size
+        frame.caption = (f"The largest batch that fits: {size} images",)
+        frame.notes = ("No bytes: the batch does not fit.",)
+        if size + MULTIPLE > self.images:
+            frame.notes += (f"There are only {self.images} images: no larger batch was tried.",)
+        return frame
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+@single_run_lock()
+def largest_batch(
+    settings: Settings | None = None,
+    mode: str = "full",
+    *,
+    cancel: threading.Event | None = None,
+) -> Largest:
+    """Find the largest batch, in multiples of 4, that trains in the memory of the CUDA device.
+
+    Args:
+        settings: what is to be trained; loader and storage settings have no effect.
+        mode: fills unset settings, such as input_px.
+        cancel: set by another thread to stop.
+
+    Raises:
+        Skip: there is no CUDA device that works here.
+        ValueError: settings that cannot work, or not even the smallest batch fits.
+        TrialFailed: training failed for another reason than memory.
+    """
+    if not gpu.cuda().works:
+        raise Skip(f"largest_batch needs a CUDA device: {gpu.cuda().reason}")
+    given = complete_here(replace(settings or Settings(), device="cuda"), pick(MODES, mode, "mode"))
+    # Nothing is read: the data says how many images there are.
+    tried_on = replace(
+        given,
+        images=None, batch_size=MULTIPLE, storage="here", cache="as found", packing="folder",
+        stored="jpeg", loader="torch", prefetcher="none",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "worker.log"
+        with Launcher(log, fork=hardware.can_fork(), own=own_parts()) as launcher:
+            found = launcher.run("search_on_cuda", {"settings": asdict(tried_on)}, cancel)
+    return describe(given, found)
+
+
+def describe(settings: Settings, found: Mapping[str, object]) -> Largest:
+    """Turn what `batch_search.search_on_cuda` found into a `Largest`.
+
+    Raises:
+        ValueError: nothing fits.
+    """
+    tried = {
+        size: None if allocated is None else (allocated, reserved)
+        for size, allocated, reserved in found["tried"]
+    }
+    largest = max((size for size, held in tried.items() if held), default=0)
+    if not largest:
+        raise ValueError(
+            f"a batch of {MULTIPLE} must fit into the GPU's memory, got "
+            f"{min(tried, default=0)} that does not, of {found['images']} images; "
+            "choose a smaller input_px, or more images"
+        )
+    return Largest(
+        settings=replace(settings, batch_size=largest),
+        tried=tried,
+        total_bytes=found["total_bytes"],
+        images=found["images"],
+    )

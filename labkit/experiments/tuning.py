@@ -1,0 +1,259 @@
+"""Find the cheapest loader settings among the fastest ones, in two minutes.
+
+Two runs measure the default and its rivals in the same blocks: first other numbers of workers, then
+the other knobs around the best of them.  What is within 3 % of the fastest is equally fast, and of
+equals the one that takes the fewest CPU-seconds is best ([002] 3.3).  The first run's best is
+measured again, as the best of many noisy numbers is too good.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit import units
+from labkit.contracts import Cancelled
+from labkit.machine import hardware
+from labkit.progress import Progress
+from labkit.report.captions import stand_ins
+from labkit.resolve import complete_here
+from labkit.runs.experiment import Experiment, run
+from labkit.runs.store import Run
+from labkit.settings import MODES, Settings, read_settings
+
+if TYPE_CHECKING:
+    from labkit.report.frame import Frame
+
+DEFAULT = "default"
+KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+EQUALLY_FAST = 0.03
+# Quick blocks are off by some percent, in times as in CPU-seconds: for less, what somebody chose
+# with more knowledge of the rest is not left.
+WORTH_CHANGING = 0.10
+BUDGET_S = 105.0  # and some seconds for processes to end
+FIRST_SHARE = 0.45  # of the time; the second round has more blocks
+FIRST_BLOCKS, SECOND_BLOCKS = 2, 3
+# Two quick blocks tell settings apart that differ by more; what is closer is measured again.
+CLOSE = 0.10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one setting takes."""
+
+    settings: Settings
+    normalized_time: float
+    """Of the default's time, in the same blocks."""
+    cpu_s_per_1000_images: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What `tune` found; shows itself as a table."""
+
+    settings: Settings
+    """The given ones, with the chosen knobs filled in."""
+    label: str
+    """What was chosen, as "num_workers=4"; or "default"."""
+    measured: Mapping[str, Measured]
+    """Every setting that was tried; the default first."""
+    runs: tuple[Run, ...]
+    """Where the numbers come from."""
+    is_whole: bool
+    """Whether there was time for everything."""
+
+    def table(self) -> Frame:
+        """Return every setting that was tried, with what was chosen above."""
+        from labkit.report.frame import frame_of
+
+        rows = [
+            [label, each.normalized_time, each.cpu_s_per_1000_images]
+            for label, each in self.measured.items()
+        ]
+        frame = frame_of(["setting", "normalized_time", "cpu_s_per_1000_images"], rows)
+        chosen = self.measured[self.label].settings
+        knobs = ", ".join(f"{name}={value}" for name, value in _knobs(chosen).items())
+        verb = "Keep the default" if self.label == DEFAULT else f"Take {self.label}"
+        measured_on = [line for run in self.runs[:1] for line in stand_ins(run.summary)]
+        frame.caption = (f"{verb}: {knobs}", *measured_on)
+        frame.notes = (
+            f"The cheapest of those within {units.limit(EQUALLY_FAST)} of the fastest; numbers of "
+            "quick mode, no verdict.",
+            *(() if self.is_whole else ("Not everything was tried: budget_s was too short.",)),
+        )
+        return frame
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def tune(
+    settings: Settings | None = None,
+    *,
+    results: Path | str = "results",
+    budget_s: float = BUDGET_S,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
+) -> Tuned:
+    """Find the cheapest loader settings on the plateau of the fastest, in under two minutes.
+
+    Args:
+        settings: what is to be trained on what; its own loader settings are the default that is
+            to be beaten, unset ones are what a run would fill in.
+        results: folder that takes the runs; they are called `tune`.
+        budget_s: stop measuring after so many seconds.
+        cancel: set by another thread to stop.
+        progress: as in `experiment.run`.
+
+    Returns:
+        The settings, and every number that they were chosen by.
+
+    Raises:
+        ValueError: settings or data that cannot work, or a budget too small for two settings.
+        RuntimeError: the default cannot be measured here.
+        Cancelled: `cancel` was set; what was measured stays in its run folder.
+    """
+    starts_s = time.monotonic()
+    given = settings or Settings()
+    default = replace(given, **_knobs(complete_here(given, MODES["quick"])))
+    how = {"results": results, "progress": progress}
+    until = _Until(starts_s + budget_s * FIRST_SHARE, cancel)
+    first = _round(default, worker_counts(default), FIRST_BLOCKS, until, **how)
+    measured = _measured(first, {})
+    if len(measured) < 2:
+        raise ValueError(
+            f"budget_s must leave time for two settings, got {budget_s:g}; {first.folder} holds "
+            "what was measured; set images to fewer, or a longer budget"
+        )
+    best = choose(measured)
+    again = {label: measured[label].settings for label in to_measure_again(measured, best)}
+    tried = again | _around(measured[best].settings, best)
+    until = _Until(starts_s + budget_s, cancel)
+    second = _round(default, tried, SECOND_BLOCKS, until, **how)
+    measured = _measured(second, measured)
+    label = choose(measured)
+    chosen = replace(given, **_knobs(measured[label].settings))
+    return Tuned(
+        settings=given if label == DEFAULT else chosen,
+        label=label,
+        measured=measured,
+        runs=(first, second),
+        is_whole=all(each.info["status"] == "finished" for each in (first, second)),
+    )
+
+
+def choose(measured: Mapping[str, Measured]) -> str:
+    """Choose of the equally fast the one that takes the fewest CPU-seconds.
+
+    Args:
+        measured: label -> numbers; "default" among them.
+
+    Returns:
+        A label; the default where it is equally fast and next to nothing is cheaper.
+    """
+    plateau = _close_to_fastest(measured, EQUALLY_FAST)
+    cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
+    if DEFAULT in plateau:
+        least = plateau[cheapest].cpu_s_per_1000_images
+        if least > (1 - WORTH_CHANGING) * plateau[DEFAULT].cpu_s_per_1000_images:
+            return DEFAULT
+    return cheapest
+
+
+def to_measure_again(measured: Mapping[str, Measured], best: str) -> list[str]:
+    """Name what the first round leaves open: its best, and the fastest of the others that is close.
+
+    Args:
+        measured: label -> numbers; "default" among them, which every round measures anyway.
+        best: what `choose` took.
+    """
+    close = _close_to_fastest(measured, CLOSE)
+    others = sorted(close.keys() - {DEFAULT, best}, key=lambda label: close[label].normalized_time)
+    return [label for label in (best, *others[:1]) if label != DEFAULT]
+
+
+def _close_to_fastest(measured: Mapping[str, Measured], share: float) -> dict[str, Measured]:
+    most = min(each.normalized_time for each in measured.values()) * (1 + share)
+    return {label: each for label, each in measured.items() if each.normalized_time <= most}
+
+
+def worker_counts(default: Settings) -> dict[str, Settings]:
+    """Return the first round's rivals of the default: other numbers of workers."""
+    cores = hardware.cores()
+    counts = dict.fromkeys((0, 1, cores, 2 * cores))
+    return {
+        f"num_workers={n}": replace(default, num_workers=n)
+        for n in counts
+        if n != default.num_workers
+    }
+
+
+def _around(best: Settings, label: str) -> dict[str, Settings]:
+    """Return the best one's neighbours: each of the other knobs turned."""
+    changes: list[dict[str, object]] = []
+    if best.loader.startswith("torch") and best.num_workers:
+        deep = {"prefetch_factor": 2 * best.prefetch_factor}
+        kept = {"persistent_workers": not best.persistent_workers}
+        changes = [deep, kept, deep | kept]
+    if best.device != "cpu":
+        changes.append({"pin_memory": not best.pin_memory})
+    start, found = [] if label == DEFAULT else [label], {}
+    for change in changes:
+        words = [f"{name}={value}" for name, value in change.items()]
+        found[", ".join([*start, *words])] = replace(best, **change)
+    return found
+
+
+class _Until(threading.Event):
+    """Set after a moment, or once the user cancels."""
+
+    def __init__(self, ends_s: float, cancel: threading.Event | None) -> None:
+        super().__init__()
+        self._ends_s, self._cancel = ends_s, cancel
+
+    def is_set(self) -> bool:
+        return self.is_cancelled() or time.monotonic() >= self._ends_s
+
+    def is_cancelled(self) -> bool:
+        return self._cancel is not None and self._cancel.is_set()
+
+
+def _round(
+    default: Settings, rivals: Mapping[str, Settings], blocks: int, until: _Until, **how: object
+) -> Run:
+    """Measure rivals beside the default until the time is over."""
+    experiment = Experiment(
+        "tune",
+        question="Which loader settings are the cheapest of the fastest?",
+        variants={DEFAULT: default, **rivals},
+        baseline=DEFAULT,
+        source="[002] 3.3: the least CPU use of those that load equally fast",
+    )
+    found = run(experiment, "quick", blocks=blocks, cancel=until, **how)
+    if until.is_cancelled():
+        raise Cancelled(f"cancelled; {found.folder} holds what was measured")
+    return found
+
+
+def _measured(found: Run, before: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Add a run's numbers to those there are; of two for one setting the later."""
+    measured = dict(before)
+    for row in found.summary.rows:
+        if row.normalized_time is not None and row.cpu_s_per_1000_images is not None:
+            measured[row.variant] = Measured(
+                settings=read_settings(found.info["variants"][row.variant]),
+                normalized_time=row.normalized_time,
+                cpu_s_per_1000_images=row.cpu_s_per_1000_images,
+            )
+    return measured
+
+
+def _knobs(settings: Settings) -> dict[str, object]:
+    return {name: getattr(settings, name) for name in KNOBS}

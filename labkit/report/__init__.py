@@ -1,0 +1,1 @@
+"""What is shown of a run: table, charts, findings, report, recipe and share file."""

@@ -1,0 +1,181 @@
+"""The documents' experiments, on this machine and on machines that have other disks."""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit.contracts import Skip
+from labkit.experiments.catalog import AS_PUBLISHED_TOO, CATALOG, MAIN_ROAD, experiment
+from labkit.parts.storage import STORAGES, distance, slow_disk
+from labkit.resolve import resolve
+from labkit.settings import AS_PUBLISHED, MODES, complete
+
+# A machine -> its labkit.toml, whether its files can be evicted, why no disk can be throttled.
+MACHINES = {
+    "nothing": ([], True, "needs root"),
+    "root": ([], True, ""),
+    "hard disk": (["hdd"], True, "needs root"),
+    "hard disk and root": (["hdd"], True, ""),
+    "all disks": (["hdd", "ssd", "nvme", "tmpfs"], True, "needs root"),
+    "nvme only": (["nvme"], True, "needs root"),
+    "nvme and root": (["nvme"], True, ""),
+    "macOS with a hard disk": (["hdd"], False, "needs Linux"),
+}
+
+
+@pytest.fixture
+def on(tmp_path, monkeypatch):
+    """Make the catalog see another machine."""
+
+    def choose(machine):
+        names, can_evict, why_not = MACHINES[machine]
+        monkeypatch.chdir(tmp_path)
+        if names:
+            lines = [f'{name} = "{tmp_path}"\n' for name in names]
+            (tmp_path / "labkit.toml").write_text("[media]\n" + "".join(lines))
+        monkeypatch.setattr(slow_disk, "why_not", lambda: why_not)
+        if not can_evict:
+            monkeypatch.delattr(os, "posix_fadvise", raising=False)
+
+    return choose
+
+
+def storages(chosen):
+    """Label -> storage, of all variants."""
+    return {label: settings.storage for label, settings in everything(chosen).items()}
+
+
+def everything(chosen):
+    return {**chosen.variants, **chosen.in_full}
+
+
+def every_protocol():
+    return [
+        *((name, "corrected") for name in CATALOG if name != "operations"),
+        *((name, AS_PUBLISHED) for name in AS_PUBLISHED_TOO),
+    ]
+
+
+# --- every machine --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "protocol"), every_protocol())
+def test_every_experiment_can_be_built_here(photos, name, protocol):
+    chosen = experiment(name, protocol=protocol, data=str(photos), device="emulated")
+    assert next(iter(chosen.variants)) == chosen.baseline
+    for settings in everything(chosen).values():
+        whole = complete(settings, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+        try:
+            resolve(whole)
+        except Skip:
+            continue  # a disk that is not here: a row with its reason
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_on_every_machine_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(
+    on, machine
+):
+    on(machine)
+    for name, protocol in every_protocol():
+        chosen = experiment(name, protocol=protocol)
+        used = set(storages(chosen).values())
+        assert len({storage.startswith("modelled") for storage in used}) == 1, name
+        assert (chosen.notes != ()) is bool({"throttled", "modelled_hdd"} & used), name
+        assert all(storage in STORAGES or distance.parse(storage) for storage in used), name
+        for settings in everything(chosen).values():
+            if settings.storage == "tmpfs":
+                assert settings.cache in ("warm", "as found"), name  # memory is never cold
+            elif settings.loader == "resident" and settings.cache == "as found":
+                pass  # nothing is read while it counts
+            elif not hasattr(os, "posix_fadvise") and not settings.storage.startswith("modelled"):
+                # The memory of a distant server is not this machine's.
+                far = distance.parse(settings.storage)
+                assert settings.cache == ("as found" if far else "warm") or far.staged, name
+
+
+# --- which disks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", ["hard disk", "hard disk and root"])
+@pytest.mark.parametrize("name", ["storage", "combined"])
+def test_a_named_hard_disk_is_used_and_nothing_stands_in(on, machine, name):
+    on(machine)
+    chosen = experiment(name)
+    used = set(storages(chosen).values())
+    assert used == {"hdd", "ssd"} | ({"tmpfs"} if name == "storage" else set())
+    assert chosen.notes == ()
+
+
+# --- as in the document ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", AS_PUBLISHED_TOO)
+def test_as_in_the_document_only_the_first_starts_cold_and_the_last_repeats_it(on, machine, name):
+    on(machine)
+    chosen = experiment(name, protocol=AS_PUBLISHED)
+    assert chosen.protocol == AS_PUBLISHED
+    (first, cold), *others = chosen.variants.items()
+    left = "warm" if cold.storage.startswith("modelled") else "as found"
+    assert first == chosen.baseline
+    assert cold.cache == "cold"
+    assert {settings.cache for _, settings in others} == {left}
+    label, again = others[-1]
+    assert label == f"{first}, again"
+    assert again == replace(cold, cache=left)
+
+
+def test_an_unknown_experiment_or_setting_lists_the_choices():
+    with pytest.raises(ValueError, match=f"experiment must be one of {', '.join(sorted(CATALOG))}"):
+        experiment("speed")
+    with pytest.raises(ValueError, match=r"setting must be one of data, .*, got 'worker'"):
+        experiment("storage", worker=2)
+
+
+# --- combined -------------------------------------------------------------------------------
+
+
+def test_a_persons_settings_count_for_all_variants(on):
+    on("hard disk")
+    for name in MAIN_ROAD:
+        chosen = experiment(name, num_workers=3, data="my/photos", seed=7)
+        for settings in everything(chosen).values():
+            assert (settings.num_workers, settings.data, settings.seed) == (3, "my/photos", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "storage",
+            {"cache": "warm"},
+            "cache must be left out for storage, which takes cold, w",
+        ),
+        ("storage", {"storage": "tmpfs"}, "storage must be left out for storage, which takes hdd"),
+        ("combined", {"preprocessor": "loops"}, "preprocessor must be left out for combined"),
+        ("prefetching", {"prefetcher": "both"}, "prefetcher must be left out for prefetching"),
+        ("distance", {"num_workers": 3}, "num_workers must be left out for distance"),
+        ("packing", {"packing": "raw"}, "packing must be left out for packing, which takes folder"),
+        ("offline", {"stored": "pixels"}, "stored must be left out for offline, which takes jpeg"),
+    ],
+)
+def test_a_setting_that_the_experiment_decides_is_refused_not_dropped(on, name, changes, message):
+    on("hard disk")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment(name, **changes)
+
+
+def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, monkeypatch):
+    on("hard disk")
+    (Path.cwd() / "labkit.toml").unlink()
+    monkeypatch.setattr(slow_disk, "why_not", lambda: "")
+    chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3)
+    assert chosen.variants["hdd"].storage == "throttled"
+    instead = chosen.otherwise("mount: permission denied")
+    assert instead.variants["hdd"].storage == "modelled_hdd"
+    assert instead.variants["hdd"].num_workers == 3
+    assert instead.protocol == AS_PUBLISHED
+    assert "none can be throttled here (mount: permission denied)" in instead.notes[0]

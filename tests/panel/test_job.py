@@ -1,0 +1,172 @@
+"""One run in a thread: what is told of it, in which order, and how it ends."""
+
+import threading
+from functools import partial
+
+import psutil
+import pytest
+from web import web
+
+import labkit as lab
+from labkit.panel import job
+from labkit.panel.job import Job
+from labkit.runs.active import single_run_lock
+
+PATIENCE_S = 30.0  # how long to wait for what must happen; not a speed limit
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    monkeypatch.setattr(job, "_current", None)
+    monkeypatch.setattr(job, "_watchers", [])
+
+
+class Ended:
+    """What a run returns, as far as a job looks at it."""
+
+    def __init__(self, status):
+        self.info = {"status": status}
+
+
+def test_progress_says_the_trial_its_rate_and_the_time_left():
+    now = [100.0]
+    told = Job("test", lambda **_: None, now=lambda: now[0])
+    assert (told.state, told.progress(), told.share()) == ("preparing", "starting", 0.0)
+    told.say("calibrating: how fast is the baseline here?")
+    assert told.progress() == "calibrating: how fast is the baseline here?"
+    now[0] = 110.0
+    told.start(total=6, done=2)  # resumed: two are there
+    told.next("block 2: pillow")
+    assert told.state == "running"
+    unknown = "time left is known after the first trial"
+    assert told.progress() == f"trial 3 of 6 · block 2: pillow · {unknown}"
+    now[0] = 114.0
+    told.rate("123 images/s")
+    told.advance()
+    assert told.share() == 0.5
+    assert told.progress() == "trial 4 of 6 · block 2: pillow · last 123 images/s · 12 s left"
+    now[0] = 115.0
+    assert told.progress().endswith("11 s left")
+    now[0] = 200.0  # longer than all before
+    assert told.progress().endswith("0 s left")
+    now[0] = 240.0
+    told.advance()
+    assert told.progress().endswith("2 min 10 s left")
+
+
+def run_here(run, now=lambda: 0.0):
+    """Run a job in this thread, without ticks."""
+    told = Job("test", run, now=now)
+    told._go()
+    return told
+
+
+def test_a_watcher_that_raises_does_not_end_the_run():
+    def watcher(told, has_new_rows):
+        raise RuntimeError("no window")
+
+    def run(cancel, progress):
+        progress.start(total=1, done=0)
+        progress.advance()
+        return Ended("finished")
+
+    job.follow(watcher)
+    told = run_here(run)
+    assert (told.state, told.error) == ("finished", None)
+    assert told.said[0] == "RuntimeError while the run was shown: no window"
+
+
+def test_cancelling_ends_the_copying_of_data_at_a_url(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with web(photos) as server:
+        chosen = lab.experiment("preprocessing", data=server.url)
+        told = Job("test", partial(lab.run, chosen, results=tmp_path / "results"))
+        told.cancel()
+        told._go()
+        assert (told.state, told.error) == ("cancelled", None)
+        assert not any(path.endswith(".jpg") for path in server.asked)
+
+
+def test_an_error_ends_the_job_and_keeps_its_traceback():
+    def run(cancel, progress):
+        raise ValueError("batch_size must be at least 1, got 0")
+
+    told = job.start("test", run)
+    assert told.wait(PATIENCE_S)
+    assert told.state == "failed"
+    assert str(told.error) == "batch_size must be at least 1, got 0"
+    assert told.traceback.startswith("Traceback")
+    assert "in run" in told.traceback
+
+
+def test_there_is_one_job_at_a_time():
+    release = threading.Event()
+
+    def run(cancel, progress):
+        release.wait(PATIENCE_S)
+        return Ended("finished")
+
+    first = job.start("storage", run)
+    assert job.current() is first
+    message = (
+        "run must be the only one under way in this notebook, got a second while storage is "
+        "preparing; wait until it has ended, or cancel it"
+    )
+    with pytest.raises(RuntimeError, match=f"^{message}$"):
+        job.start("prefetching", run)
+    assert job.current() is first
+    release.set()
+    assert first.wait(PATIENCE_S)
+    second = job.start("prefetching", run)
+    assert second.wait(PATIENCE_S)
+    assert job.current() is second
+
+
+def test_cancel_is_acknowledged_at_once_and_an_ended_job_stays_what_it_is():
+    def run(cancel, progress):
+        assert cancel.wait(PATIENCE_S)
+        return Ended("cancelled")
+
+    told = job.start("test", run)
+    told.cancel()
+    assert told.state in ("cancelling", "cancelled")
+    assert told.wait(PATIENCE_S)
+    assert (told.state, told.is_under_way) == ("cancelled", False)
+    told.cancel()
+    assert told.state == "cancelled"
+
+
+@pytest.fixture
+def slow(photos):
+    """An experiment that takes some time; what a person chooses stays small."""
+    base = lab.Settings(
+        data=str(photos), device="cpu", step="nothing", preprocessor="vectorized",
+        cache="as found", input_px=64, batch_size=4, images=16, num_workers=1, epochs=1,
+    )  # fmt: skip
+    variants = lab.vary(base, decoder=["opencv", "pillow"])
+    return lab.Experiment("test", question="?", variants=variants, baseline="opencv")
+
+
+def test_a_real_run_is_alone_and_cancelled_with_all_its_processes_keeps_its_rows(slow, tmp_path):
+    seen = threading.Event()
+    job.follow(lambda told, has_new_rows: has_new_rows and seen.set())
+    told = job.start("test", partial(lab.run, slow, "full", blocks=40, results=tmp_path))
+    assert seen.wait(PATIENCE_S)
+    children = psutil.Process().children()
+    (server,) = (process for process in children if "labkit.runs.server" in process.cmdline())
+    below = [server, *server.children(recursive=True)]
+    # A cell of the same notebook must not measure beside it.
+    message = "a run is already in progress in this process; wait until it ends, or cancel it"
+    with pytest.raises(RuntimeError, match=f"^{message}$"):
+        lab.run(slow, results=tmp_path, progress=False)
+    told.cancel()
+    assert told.wait(PATIENCE_S)
+    with single_run_lock():
+        pass  # it may again
+    _, alive = psutil.wait_procs(below, timeout=PATIENCE_S)
+    assert alive == []
+    run = lab.load_run(told.folder)
+    assert run.info["status"] == told.state == "cancelled"
+    statuses = [trial.status for trial in run.trials]
+    assert statuses[0] == "ok"
+    assert "cancelled" in statuses or len(statuses) < 120

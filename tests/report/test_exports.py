@@ -1,0 +1,147 @@
+"""Every format of a run opens as what it says it is; several runs have only what they can share."""
+
+import resource
+import shutil
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+import labkit as lab
+from labkit.report import exports
+from labkit.report.exports import EXPORTS, OF_SEVERAL, export
+
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two runs of one experiment, as they lie on disk."""
+    folder = tmp_path_factory.mktemp("results")
+    for name in ("one", "two"):
+        shutil.copytree(EXAMPLES / "preprocessing", folder / "preprocessing" / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(results):
+    return [lab.load_run(folder) for folder in lab.list_runs(results)]
+
+
+def is_png(path):
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        assert round(image.info["dpi"][0]) == 300
+        assert image.width > 2000
+
+
+def is_svg(path):
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = [text for text in root.itertext() if text.strip()]
+    assert any("normalized epoch time" in text for text in texts)
+
+
+def is_pdf(path):
+    data = path.read_bytes()
+    assert data.startswith(b"%PDF")
+    assert b"/FontFile2" in data  # TrueType
+    assert b"/Type3" not in data
+
+
+def is_csv(path):
+    table = pd.read_csv(path, index_col="variant")
+    assert list(table.index) == ["original", "vectorized", "simplified"]
+    assert table.loc["original", "normalized_time"] == pytest.approx(1.0)
+
+
+def is_markdown(path):
+    lines = path.read_text().splitlines()
+    assert any(line.startswith("| original") for line in lines)
+
+
+def is_html(path):
+    text = path.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "data:image/" in text
+
+
+def is_recipe(path):
+    text = path.read_text()
+    compile(text, path, "exec")
+    assert "import labkit" not in text
+
+
+def is_share(path):
+    with zipfile.ZipFile(path) as file:
+        assert file.testzip() is None
+        assert {"run.json", "trials.jsonl"} <= set(file.namelist())
+
+
+CHECKS = {
+    "PNG": is_png,
+    "SVG": is_svg,
+    "PDF": is_pdf,
+    "CSV": is_csv,
+    "Markdown table": is_markdown,
+    "HTML report": is_html,
+    "Recipe": is_recipe,
+    "Share file": is_share,
+}
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_a_run_is_exported_into_its_own_folder(form, runs, results):
+    path = export(runs[:1], form, results)
+    assert path.is_relative_to(runs[0].folder)
+    CHECKS[form](path)
+
+
+@pytest.mark.parametrize("form", [form for form in OF_SEVERAL if form != "PNG"])
+def test_several_runs_are_exported_beside_them(form, runs, results):
+    path = export(runs, form, results)
+    assert path.is_relative_to(results / "reports")
+    CHECKS[form](path)
+
+
+@pytest.mark.parametrize("form", [form for form in EXPORTS if form not in OF_SEVERAL])
+def test_rows_of_several_runs_are_never_put_into_one_file(form, runs, results):
+    with pytest.raises(ValueError, match=" must be ") as caught:
+        export(runs, form, results)
+    assert str(caught.value) == (
+        f"runs must be one for {form}, got 2; choose one, or one of PNG, SVG, PDF, HTML report"
+    )
+
+
+def test_what_cannot_be_exported_is_refused_in_words(runs, results):
+    with pytest.raises(ValueError, match=r"^format must be one of CSV, HTML report, .* got 'GIF'$"):
+        export(runs, "GIF", results)
+    message = r"^runs must be at least one, got none; run the experiment first$"
+    with pytest.raises(ValueError, match=message):
+        export([], "PNG", results)
+
+
+def test_an_export_that_fails_leaves_the_earlier_file_whole(runs, results):
+    path = export(runs[:1], "CSV", results)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # Python ignores SIGXFSZ
+    try:
+        for form in ("CSV", "PNG", "Markdown table", "Recipe"):
+            with pytest.raises(OSError, match="results must be a folder that can be written"):
+                export(runs[:1], form, results)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert not list(runs[0].folder.glob(".*.part"))
+
+
+def test_two_exports_in_one_second_are_two_files(runs, results, monkeypatch):
+    monkeypatch.setattr(exports, "utc_now", lambda: "2025-01-02T03:04:05Z")
+    first, second = (export(runs, "SVG", results) for _ in range(2))
+    assert first != second
+    is_svg(first)
+    is_svg(second)

@@ -1,0 +1,402 @@
+"""A recipe delivers the batches of its variant, runs as a program, and cannot be made to do else.
+
+Run: python -m pytest tests/test_recipe.py
+"""
+
+import ast
+import logging
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tokenize
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from fakes import LABELS, fake_info, fake_trials
+from jpegs import why_missing
+
+import labkit as lab
+from data_scripts.pack_dataset import main as pack_dataset
+from labkit import cli, contracts, pipeline, resolve
+from labkit.contracts import SleepingClock
+from labkit.parts.loading import OUTSIDE
+from labkit.parts.prefetching import STEPS_SHORT
+from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.report.recipe import KNOWN, program
+from labkit.runs.store import Run, append_trial, create_run
+from labkit.settings import AS_PUBLISHED, CORRECTED, MODES, Settings, complete
+
+SMALL = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
+MAX_LINES = 120
+
+
+def completed(**changes):
+    settings = Settings(**{**SMALL, **changes})
+    return complete(settings, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+
+
+def make_run(times, *, mode="quick", blocks=3, variants=None, trials=None, **info):
+    """A run of made-up trials in memory; the first variant is the baseline."""
+    known = fake_info([*times], mode=mode, **info)
+    changes = variants or {}
+    known["variants"] = {name: asdict(completed(**changes.get(name, {}))) for name in times}
+    made = fake_trials(times, blocks=blocks) if trials is None else trials
+    return Run(folder=Path("20250102T030405Z-abcd"), info=known, trials=tuple(made))
+
+
+# --- batches ------------------------------------------------------------------------------
+
+
+def decodable():
+    return [name for name in KNOWN["decoder"] if not why_missing(name)]
+
+
+PACKED = [name for name in KNOWN["packing"] if name != "folder"]
+CASES = [
+    *({"preprocessor": name, "images": 16} for name in KNOWN["preprocessor"]),
+    *({"decoder": name} for name in decodable()),
+    *({"loader": name} for name in KNOWN["loader"]),
+    *({"prefetcher": name} for name in KNOWN["prefetcher"]),
+    *({"packing": name} for name in PACKED),
+    *({"stored": name, "packing": "raw"} for name in ("resized", "pixels", "sample")),
+    {"order": "sequential"},
+    {"subset": "first", "images": 15},
+    {"seed": 7},
+    {"preprocessor": "on_device", "prefetcher": "both", "loader": "threads", "num_workers": 2},
+]
+
+
+def variant_batches(settings, excluded=()):
+    """What labkit itself delivers in two epochs, finished on the CPU."""
+    # The emulated device has streams, and its batches stay on the host.
+    opened = pipeline.build(
+        replace(settings, device="emulated", step="timed", profile="resnet50_h100"),
+        SleepingClock(),
+        excluded=frozenset(excluded),
+    )
+    finish = PREPROCESSORS[settings.preprocessor].on_device or (lambda batch, input_px: batch)
+    for epoch in (0, 1):
+        opened.source.order.epoch = epoch
+        fetched = opened.batches(opened.loader, opened.device)
+        yield [finish(dict(batch), settings.input_px) for batch in fetched]
+
+
+def recipe_batches(text):
+    space = {"__name__": "recipe"}
+    exec(compile(text, "recipe.py", "exec"), space)
+    images = space["Images"]()
+    loader = space["make_loader"](images)
+    return [list(space["batches"](images, loader, epoch)) for epoch in (0, 1)]
+
+
+def check_equal(ours, theirs, settings, skipped=()):
+    """The same entries, the same numbers within the tolerances of the equal-work check."""
+    specs = contracts.BATCHES[PREPROCESSORS[settings.preprocessor].batch](8, 64)
+    specs = {name: spec for name, spec in specs.items() if name not in skipped}
+    assert len(ours) == len(theirs) > 0
+    for one, other in zip(ours, theirs):
+        one, other = (
+            {name: batch[name].cpu().numpy() for name in batch if name not in skipped}
+            for batch in (one, other)
+        )
+        contracts.check_batch(one, specs)
+        assert contracts.difference(one, other, specs) == ""
+
+
+@pytest.fixture(scope="module")
+def packed(photos, tmp_path_factory):
+    """The photographs' folder beside which packs lie where a recipe expects them."""
+    data = tmp_path_factory.mktemp("packed") / "photos"
+    shutil.copytree(photos, data)
+    return data
+
+
+def pack(data, settings):
+    """Pack as a recipe's comment says."""
+    out = Path(f"{data}_{settings.packing}_{settings.stored}")
+    if not out.exists():
+        how = ["--to", settings.packing, "--stored", settings.stored, "--px", "64"]
+        how += ["--preprocessor", settings.preprocessor] if settings.stored == "sample" else []
+        assert pack_dataset([str(data), *how, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("changes", CASES, ids=lambda changes: " ".join(map(str, changes.values())))
+def test_a_recipe_delivers_the_batches_of_its_variant(changes, packed):
+    settings = completed(data=str(packed), **changes)
+    text = program(settings, boxes=(packed / "annotations.json", packed / "images"))
+    if settings.packing != "folder":
+        out = pack(packed, settings)
+        text = text.replace(f"{packed}_{settings.packing}", str(out))
+        settings = replace(settings, data=str(out))
+    assert len(text.splitlines()) <= MAX_LINES
+    epochs = list(zip(recipe_batches(text), variant_batches(settings), strict=True))
+    if settings.loader == "resident":  # the run repeats its first batch
+        epochs = [[batches[:1] for batches in epochs[0]]]
+    for ours, theirs in epochs:
+        whole = len(ours) - STEPS_SHORT.get(settings.prefetcher, 0)
+        check_equal(ours[:whole], theirs, settings)
+
+
+def test_every_layout_of_a_folder_is_read_in_the_same_order(photos, tmp_path):
+    coco, tree = tmp_path / "coco", tmp_path / "tree"
+    shutil.copytree(photos / "images", coco / "val2017")
+    (coco / "annotations").mkdir()
+    boxes = coco / "annotations" / "instances_val2017.json"
+    shutil.copy(photos / "annotations.json", boxes)
+    shutil.copytree(photos / "images", tree / "more" / "photos")
+    for data, found, skipped in (
+        (coco / "val2017", "coco", ()),
+        (coco, "coco", ()),
+        (tree, "synthesized", ("label",)),  # invented boxes are not written out
+    ):
+        run = make_run(
+            {"a": 1.0}, variants={"a": {"data": str(data)}}, data={"boxes": found}, excluded=[3, 17]
+        )
+        settings = completed(data=str(data))
+        theirs = variant_batches(settings, excluded=(3, 17))
+        for one, other in zip(recipe_batches(lab.recipe(run)), theirs, strict=True):
+            check_equal(one, other, settings, skipped)
+
+
+@pytest.mark.parametrize("name", ["decoder", "preprocessor", "loader", "prefetcher"])
+def test_everything_that_labkit_offers_can_be_written(name):
+    # A new part needs a line in recipe.py; rivals are pipelines of their own.
+    assert set(resolve.TABLES[name]) - OUTSIDE.keys() == set(KNOWN[name])
+
+
+# --- programs -----------------------------------------------------------------------------
+
+
+def catalog_variants():
+    for name in lab.CATALOG:
+        for protocol in (CORRECTED, AS_PUBLISHED):
+            try:
+                experiment = lab.experiment(name, protocol=protocol)
+            except ValueError:  # not every document's experiment has an order of its own
+                continue
+            for label, settings in {**experiment.variants, **experiment.in_full}.items():
+                yield name, label, settings
+
+
+@pytest.mark.parametrize("name", lab.CATALOG)
+def test_every_variant_of_the_catalog_has_a_short_recipe(name):
+    for experiment, label, settings in catalog_variants():
+        if experiment == name and settings.loader not in OUTSIDE:
+            variants = {"it": asdict(settings) | SMALL | {"preprocessor": settings.preprocessor}}
+            text = lab.recipe(make_run({"it": 1.0}, variants=variants, experiment=name), "it")
+            lines = text.splitlines()
+            assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 100, label
+            needs_labkit = PREPROCESSORS[settings.preprocessor].batch == "detector"
+            needs_labkit |= (settings.packing, settings.stored) != ("folder", "jpeg")
+            needs_labkit |= settings.loader == "threads"
+            assert ("from labkit" in text) == needs_labkit
+
+
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples"
+
+
+@pytest.mark.parametrize("file", EXAMPLES.rglob("run.json"), ids=lambda file: file.parent.name)
+def test_every_example_run_has_a_short_recipe_or_says_why_not(file):
+    run = lab.load_run(file.parent)
+    for variant in (None, *run.info["variants"]):
+        try:
+            lines = lab.recipe(run, variant).splitlines()
+        except ValueError as refused:
+            assert ", got " in str(refused)
+        else:
+            assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 100
+
+
+LOOPS = {
+    "checkpoint": ({"checkpoint_every": 2}, ""),
+    "checkpoint in a thread": ({"checkpoint_every": 2, "saver": "thread"}, ""),
+    "report": ({"report_every": 2, "report_to": "terminal"}, "step 4 loss "),
+    "report in the background": (
+        {"report_every": 2, "report_to": "terminal", "report_in_background": True}
+        | {"report_loss": False},
+        "step 4\n",
+    ),
+    "metrics": ({"metrics": "vectorized"}, "top-1: "),
+    "bar": ({"progress_bar": "tqdm_every_step", "progress_loss": True}, "loss="),
+    "precision": ({"precision": "amp", "memory_format": "channels_last"}, ""),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_training_loop_does_what_its_variant_does(name, photos, tmp_path, monkeypatch, capfd):
+    changes, words = LOOPS[name]
+    run = make_run({"it": 1.0}, variants={"it": {"data": str(photos), "epochs": 2, **changes}})
+    (tmp_path / "recipe.py").write_text(lab.recipe(run), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    try:
+        runpy.run_path("recipe.py", run_name="__main__")
+    finally:
+        logging.getLogger("train").handlers.clear()
+    shown = capfd.readouterr()
+    assert re.search(r"[0-9.]+ images/s\n$", shown.out)
+    assert words in shown.out + shown.err
+    if "checkpoint" in name:
+        import torch
+
+        assert set(torch.load("checkpoint.pth")) == {"model", "optimizer"}
+
+
+def test_a_recipe_is_a_program_with_workers(photos, tmp_path):
+    changes = {"preprocessor": "on_device", "prefetcher": "both", "num_workers": 2}
+    run = make_run({"it": 1.0}, variants={"it": {"data": str(photos), **changes}})
+    (tmp_path / "recipe.py").write_text(lab.recipe(run), encoding="utf-8")
+    program = [sys.executable, "-W", "error", "recipe.py"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"[0-9.]+ images/s\n", done.stdout)
+
+
+# --- whose settings they are --------------------------------------------------------------
+
+HOSTILE = (
+    '"); raise SystemExit #',
+    "')\nraise SystemExit\n#",
+    "a\rraise SystemExit",
+    "\u2028raise SystemExit",
+    "# coding: utf_7 +AAo-raise SystemExit",
+    "{{ 7 * 7 }} {% raw %}",
+    '"""',
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_strangers_run_cannot_put_code_into_a_recipe(text, tmp_path):
+    def shape(run):
+        file = tmp_path / "recipe.py"
+        file.write_text(lab.recipe(run), encoding="utf-8", newline="")
+        with tokenize.open(file) as opened:
+            assert opened.encoding == "utf-8"
+        tree = ast.parse(file.read_bytes())
+        constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        found = [node.value for node in constants]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant):
+                node.value = type(node.value)()
+        return ast.dump(tree), found
+
+    def made(word):
+        names = {word: 1.0, f"{word} faster": 0.5}
+        of_program = {"data": word, "report_every": 1, "report_to": "http_5ms"}
+        variants = {name: of_program | {"checkpoint_to": f"/{word}"} for name in names}
+        variants[f"{word} faster"] |= {"storage": f"/{word}", "prefetcher": "both"}
+        return make_run(names, variants=variants, experiment=word, source=word, question=word)
+
+    benign, _ = shape(made("plain"))
+    ours, constants = shape(made(text))
+    assert ours == benign
+    assert Path(text).as_posix() in constants  # the data's folder, as it is
+
+
+def test_a_setting_or_a_part_that_is_unknown_here_is_one_sentence():
+    run = make_run({"original": 1.0})
+    run.info["variants"]["original"]["colour"] = "blue"
+    message = (
+        "settings must be known to this version of labkit, got colour; the run was made with "
+        "another version: start a new run"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lab.recipe(run)
+    with pytest.raises(ValueError, match=r"^decoder of a recipe must be one of .*, got 'mine'$"):
+        lab.recipe(make_run({"own": 1.0}, variants={"own": {"decoder": "mine"}}))
+    with pytest.raises(ValueError, match=r"^report_to of a recipe must be one of .*, got 'mine'$"):
+        own = {"report_every": 1, "report_to": "mine"}
+        lab.recipe(make_run({"own": 1.0}, variants={"own": own}))
+
+
+@pytest.mark.parametrize("loader", sorted(OUTSIDE))
+def test_a_rivals_pipeline_is_not_written(loader):
+    message = f"variant must load with torch or threads, got loader {loader!r} in 'rival'; "
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        lab.recipe(make_run({"rival": 1.0}, variants={"rival": {"loader": loader}}))
+
+
+# --- which variant, and what the comments say ----------------------------------------------
+
+
+def comments_of(text):
+    head = text[: text.index("\n\n")].splitlines()
+    assert all(line.startswith("# ") for line in head)
+    return " ".join(line.removeprefix("# ") for line in head)
+
+
+def test_the_comments_give_the_gain_and_its_conditions():
+    times = {"original": 1.0, "prefetch": 0.9, "warm": 0.5}
+    variants = {"prefetch": {"prefetcher": "data_prefetcher"}, "warm": {"cache": "warm"}}
+    run = make_run(times, mode="full", blocks=10, variants=variants, published={"prefetch": 0.891})
+    said = comments_of(lab.recipe(run))
+    assert (
+        "Run: prefetching/20250102T030405Z-abcd, fastest variant 'prefetch', baseline 'original' "
+        "Not 'warm': it began with cache warm, the baseline with cold. "
+        "Changed: prefetcher 'data_prefetcher' (was 'none') Measured: 0.9"
+    ) in said
+    assert ", faster; the document reported 0.891" in said
+    assert "Conditions: full mode · 10 blocks · storage: real" in said
+    assert "Emulated accelerator (matched, 11.2 ms/image)" in said
+    quick = comments_of(lab.recipe(make_run(times, variants=variants), "warm"))
+    assert "variant 'warm'" in quick and ", no verdict" in quick and "Not " not in quick
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"storage": "tmpfs", "cache": "warm"}, "The run read from storage 'tmpfs', this reads"),
+        ({"packing": "raw"}, "DATA is the run's data as 'raw', jpeg: make it with data_scripts"),
+        ({"data": "https://host/photos", "storage": "ssd"}, "copied its data from a URL"),
+        ({"loader": "resident"}, "It does only part of the baseline's work"),
+        ({"prefetcher": "both_as_published"}, "left out the last step of each epoch"),
+        ({"loader": "torch_iterable"}, "loader was 'torch_iterable', this one delivers the same"),
+        ({"preprocessor": "loops", "loss": "loops"}, "The run's loss was 'loops'."),
+    ],
+    ids=str,
+)
+def test_what_a_program_does_otherwise_than_the_run_is_said(changes, words):
+    run = make_run({"original": 1.0, "it": 0.5}, variants={"it": changes})
+    assert words in comments_of(lab.recipe(run, "it"))
+
+
+def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
+    text = lab.recipe(make_run({"original": 1.0, "both": 1.2}, variants={"both": {"seed": 1}}))
+    assert "No variant beat the baseline" in text
+
+
+def test_an_unknown_variant_lists_the_choices():
+    with pytest.raises(ValueError, match=r"^variant must be one of both, original, got 'bth'$"):
+        lab.recipe(make_run({"original": 1.0, "both": 0.8}), "bth")
+
+
+def test_what_has_no_numbers_says_why():
+    times = {"original": 1.0, "gone": 1.0}
+    measured = [trial for trial in fake_trials(times) if trial.variant != "gone"]
+    run = make_run(times, trials=measured, skipped={"gone": "no such disk"})
+    message = "variant must have been measured, got 'gone', skipped: no such disk"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lab.recipe(run, "gone")
+    message = "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; "
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        lab.recipe(make_run(times, trials=[]))
+    operations = Run(folder=Path("x"), info={"groups": {"a": "b"}}, trials=())
+    with pytest.raises(ValueError, match=r"^run must measure epochs, got one of operations"):
+        lab.recipe(operations)
+
+
+def test_the_command_prints_a_recipe_or_writes_it(tmp_path, capsys):
+    times = {"original": 1.0, "both": 0.8}
+    variants = {name: asdict(completed()) for name in times}
+    folder = create_run(tmp_path, {**fake_info([*times]), "variants": variants})
+    for trial in fake_trials(times, labels=LABELS):
+        append_trial(folder, trial)
+    asked = ["recipe", "prefetching", "--results", str(tmp_path)]
+    assert cli.main(asked) == 0
+    assert capsys.readouterr().out == lab.recipe(lab.load_run(folder))
+    file = tmp_path / "recipe.py"
+    assert cli.main([*asked, "--variant", "original", "--out", str(file)]) == 0
+    assert file.read_text() == lab.recipe(lab.load_run(folder), "original")

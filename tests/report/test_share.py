@@ -1,0 +1,341 @@
+"""A run goes to a colleague without whose it was, and is there as another machine's."""
+
+import getpass
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_dials import fake_dial
+from fake_runs import fake_grouped_run, save_run
+from fakes import fake_info, fake_trials
+
+import labkit as lab
+from labkit.report import run as notebook
+from labkit.report import share
+from labkit.report.share import INFO, open_shared, pack
+from labkit.runs.store import (
+    append_trial,
+    create_run,
+    find_run,
+    hold,
+    list_runs,
+    list_shared,
+    load_run,
+    newest_runs,
+)
+
+OWNER, HOST = "zquill", "quillbox"
+ELSEWHERE = {"machine_id": "0123456789ab", "cores": 4, "cpu_model": "Z", "gpu": {"works": False}}
+RUN_ID = "20250102T030405Z-beef"
+EXAMPLES = sorted(Path(__file__).parents[1].glob("results/examples/*/*/run.json"))
+
+
+@pytest.fixture(scope="module")
+def made(photos, tmp_path_factory):
+    """A run in a folder of zquill's: one image is broken, one variant fails, one is skipped."""
+    home = tmp_path_factory.mktemp("home") / OWNER
+    data = home / "my disk" / "photos"
+    shutil.copytree(photos, data)
+    (data / "manifest.json").unlink(missing_ok=True)
+    broken = next(data.rglob("*.jpg"))
+    broken.write_bytes(b"no image")
+    base = lab.Settings(
+        data=str(data), device="cpu", step="nothing", preprocessor="vectorized",
+        cache="as found", input_px=64, batch_size=4, images=8, num_workers=0, epochs=1,
+        on_bad_image="skip", checkpoint_to=str(home / "checkpoints"),
+    )  # fmt: skip
+    experiment = lab.Experiment(
+        "decoders",
+        question="Is the decoder slow?",
+        variants={
+            "opencv": base,
+            "pillow": replace(base, decoder="pillow"),
+            "elsewhere": replace(base, storage=str(home / "no such disk")),
+        },
+        baseline="opencv",
+    )
+    run = lab.run(experiment, blocks=1, results=home / "results", progress=False)
+    failed = next(trial for trial in run.trials if trial.variant == "pillow")
+    traceback = f'File "{home}/lab/mine.py", line 3, on {socket.gethostname()} and {HOST}'
+    log = {**failed.disturbance, "busiest_program": f"{OWNER}-sync"}
+    broken = replace(failed, block=1, status="failed", reason=traceback, epochs=(), disturbance=log)
+    append_trial(run.folder, broken)
+    return load_run(run.folder)
+
+
+@pytest.fixture(scope="module")
+def packed(made, tmp_path_factory):
+    return pack(made, tmp_path_factory.mktemp("sent"))
+
+
+@pytest.fixture(scope="module")
+def opened(packed, tmp_path_factory):
+    return open_shared(packed, tmp_path_factory.mktemp("colleague"))
+
+
+def contents(path):
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name).decode() for name in file.namelist()}
+
+
+# --- pack ---------------------------------------------------------------------------------------
+
+
+def test_a_share_file_does_not_say_whose_machine_it_was(made, packed):
+    said = "\n".join([packed.name, *contents(packed).values()])
+    stored = (made.folder / "run.json").read_text() + (made.folder / "trials.jsonl").read_text()
+    for secret in (OWNER, HOST, socket.gethostname(), getpass.getuser(), "my disk", "photos"):
+        assert not re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", said), secret
+    assert OWNER in stored
+    assert re.findall(r'"[/~\\][^"]*"', said) == []
+
+
+def test_what_may_not_leave_stands_in_one_block_of_run_json(made):
+    stored = json.loads((made.folder / "run.json").read_text())
+    block = stored.pop("local")
+    assert OWNER not in json.dumps(stored)
+    assert block["data"] == {"folder": made.info["data"]["folder"]}
+    assert OWNER in made.info["local_notes"][0]
+    assert block["skipped"] == made.info["skipped"]
+    assert set(stored) <= set(INFO)  # nothing else would be left out of a share file
+
+
+def test_a_variant_labelled_with_a_folder_is_refused(made, tmp_path):
+    disk = "/mnt/disk/fast"
+    variants = {"a": {"storage": "here"}, f"from {disk}": {"storage": disk}}
+    run = replace(made, info={**made.info, "variants": variants})
+    with pytest.raises(ValueError, match=f"labelled with a folder to be shared, got 'from {disk}'"):
+        pack(run, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_under_way_is_not_packed(made, tmp_path):
+    folder = tmp_path / "decoders" / made.folder.name
+    shutil.copytree(made.folder, folder)
+    with hold(folder), pytest.raises(RuntimeError, match=r"^run must have ended before it is pack"):
+        pack(load_run(folder))
+
+
+@pytest.mark.parametrize("info", EXAMPLES, ids=lambda path: path.parent.name)
+def test_runs_of_earlier_versions_can_be_shared(info, tmp_path):
+    run = load_run(info.parent)
+    opened = open_shared(pack(run, tmp_path), tmp_path)
+    assert len(opened.trials) == len(run.trials)
+    rows, theirs = (notebook.table(each).to_numpy().tolist() for each in (run, opened))
+    assert theirs == rows
+
+
+# --- open ---------------------------------------------------------------------------------------
+
+
+def test_an_opened_run_has_the_same_numbers_of_another_machine(made, packed, opened):
+    ours, theirs = (run.summary.rows for run in (made, opened))
+    assert [row.variant for row in theirs] == ["opencv", "pillow", "elsewhere"]
+    assert [row.normalized_time for row in theirs] == [row.normalized_time for row in ours]
+    assert [row.status for row in theirs] == ["ok", "ok", "skipped"]
+    assert theirs[2].reason == "not shared"
+    assert opened.info["variants"]["opencv"]["data"].startswith("manifest ")
+    assert opened.info["shared"]["from"] == lab.machine.hardware.describe(made.info["provenance"])
+    assert {path.name for path in opened.folder.iterdir()} == {"run.json", "trials.jsonl"}
+    assert [path.name for path in opened.folder.parents[1].iterdir()] == ["decoders"]
+    results = opened.folder.parents[2]
+    assert open_shared(packed, results) == opened
+    assert list_shared(results) == [opened.folder]
+
+
+def test_a_shared_run_is_never_taken_for_this_machines(opened, tmp_path):
+    results = opened.folder.parents[2]
+    assert list_runs(results) == []
+    # Not even where somebody put it among the others.
+    shutil.copytree(opened.folder, tmp_path / "decoders" / opened.folder.name)
+    assert newest_runs(tmp_path, lambda info: 0) == {}
+    message = f"got one from {opened.info['shared']['from']}; start one here: labkit run decoders"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lab.resume(opened.folder)
+
+
+def test_a_shared_run_is_found_by_its_id_but_ours_wins(made, opened, tmp_path):
+    results = tmp_path / "results"
+    theirs = results / "shared" / "decoders" / opened.folder.name
+    shutil.copytree(opened.folder, theirs)
+    assert find_run(results, made.folder.name).folder == theirs
+    with pytest.raises(FileNotFoundError, match="got 'decoders'"):
+        find_run(results, "decoders")  # an experiment's newest run is one of ours
+    ours = results / "decoders" / made.folder.name
+    shutil.copytree(made.folder, ours)
+    assert find_run(results, made.folder.name).folder == ours
+
+
+def test_a_run_of_groups_goes_and_comes_too(tmp_path):
+    run = load_run(save_run(tmp_path / "ours", fake_grouped_run(provenance=ELSEWHERE)))
+    opened = open_shared(pack(run), tmp_path / "theirs")
+    assert [trial.group for trial in opened.trials] == [trial.group for trial in run.trials]
+    assert notebook.text(opened) == notebook.text(run)
+
+
+def test_a_run_with_a_dial_keeps_its_dial_chart(tmp_path):
+    info, _ = fake_dial("logs", {"every step": 1.2}, provenance=ELSEWHERE)
+    folder = create_run(tmp_path, info)
+    for trial in fake_trials({"never": 1.0, "every step": 1.2}, blocks=10):
+        append_trial(folder, trial)
+    run = load_run(folder)
+    there = open_shared(pack(run, tmp_path), tmp_path / "colleague")
+    assert lab.dial_chart(there).get_label() == lab.dial_chart(run).get_label()
+
+
+def test_a_killed_run_goes_and_comes_as_cancelled(tmp_path):
+    info = fake_info(["a", "b"], status="running", notes=[], provenance=ELSEWHERE)
+    folder = create_run(tmp_path / "ours", info)
+    (folder / "trials.jsonl").write_bytes(b'{"reason": "\xc3')  # half a letter
+    opened = open_shared(pack(load_run(folder)), tmp_path / "theirs")
+    assert (opened.info["status"], opened.trials) == ("cancelled", ())
+
+
+# --- files that somebody made up ----------------------------------------------------------------
+
+
+def zipped(path, members, **how):
+    with zipfile.ZipFile(path, "w", **how) as file:
+        for name, text in members:
+            file.writestr(name, text)
+    return path
+
+
+def crafted(path, *, rows=None, **info):
+    """A share file with rows of its own and whatever else its run.json says."""
+    info = {**fake_info(["a", "b"]), "run": RUN_ID, "provenance": ELSEWHERE, **info}
+    if rows is None:
+        rows = [trial.to_row() for trial in fake_trials({"a": 1.0, "b": 0.9})]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    return zipped(path, [("run.json", json.dumps(info)), ("trials.jsonl", lines)], compression=8)
+
+
+def row(**changes):
+    return {**fake_trials({"a": 1.0, "b": 0.9})[0].to_row(), **changes}
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_the_crafted_file_itself_is_one(tmp_path):
+    run = open_shared(crafted(tmp_path / "x.zip"), tmp_path)
+    assert run.folder.parent == tmp_path / "shared" / "prefetching"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experiment": "../../etc"}, "a plain name as its experiment, got '../../etc'"),
+        ({"experiment": "shared"}, "a plain name as its experiment, got 'shared'"),
+        ({"run": "../x"}, "a plain name as its run, got '../x'"),
+        ({"run": None}, "whose run in run.json is as labkit writes it, got None"),
+        ({"schema": 99}, r"schema must be at most 2, got 99 in run.json; update labkit"),
+        ({"schema": "2"}, r"schema must be at most 2, got '2' in run.json; update labkit"),
+        ({"kind": "operations"}, "got operations in run.json, made by an earlier version"),
+        ({"pickled": "x"}, "known fields in run.json, got 'pickled'"),
+        ({"local": {}}, "known fields in run.json, got 'local'"),
+        ({"variants": "none"}, "whose variants in run.json is as labkit writes it"),
+        ({"variants": {"a": {"data": {"x": 1}}}}, "whose variants in run.json is as"),
+        ({"variants": {str(i): {} for i in range(201)}}, "at most 200 labels"),
+        ({"variants": {"x" * 101: {}}}, "labels of at most 100 letters"),
+        ({"blocks": True}, "whose blocks in run.json is as labkit writes it, got True"),
+        ({"blocks": 10**20}, "whose blocks in run.json is as labkit writes it"),
+        ({"order_seed": float("nan")}, "whose order_seed in run.json is as labkit writes it"),
+        ({"published": {"a": float("inf")}}, "whose published in run.json is as labkit writes it"),
+        ({"question": "x" * 2001}, "whose question in run.json is as labkit writes it"),
+        ({"question": "a\x1b[2Jb"}, "whose question in run.json is as labkit writes it"),
+        ({"notes": ["a", 1]}, "whose notes in run.json is as labkit writes it"),
+        ({"provenance": [1]}, "whose provenance in run.json is as labkit writes it"),
+        ({"calibration": {"x": nested(600)}}, "nested too deeply|JSON texts"),
+        ({"baseline": "c"}, "whose run can be shown, got KeyError"),
+        ({"rows": [row(schema=99)]}, "schema must be at most 4, got 99 in trials.jsonl"),
+        ({"rows": [row(evil=1)]}, "known fields in trials.jsonl, got 'evil'"),
+        ({"rows": [row(epochs=[{"epoch_s": 1.0}])]}, "whose epochs in trials.jsonl is as"),
+        ({"rows": [row(status="great")]}, "whose status in trials.jsonl is as"),
+        ({"rows": [row(labels={"storage": 5})]}, "whose labels in trials.jsonl is as"),
+        ({"rows": [row(cache_proof={"x": float("nan")})]}, "whose cache_proof in trials.jsonl is"),
+        ({"rows": [{"kind": "operation", "operation": "a"}]}, "has variant in trials.jsonl"),
+        ({"rows": [row() for _ in range(20_001)]}, "at most 20,000 rows, got 20,001"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else None,
+)
+def test_a_hostile_run_is_refused_in_one_sentence(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as refused:
+        open_shared(crafted(tmp_path / "x.zip", **changes), tmp_path / "results")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+    assert not list((tmp_path / "results").rglob("run.json"))
+
+
+GOOD = [("run.json", "{}"), ("trials.jsonl", "")]
+
+
+@pytest.mark.parametrize(
+    ("members", "how", "message"),
+    [
+        ([*GOOD, ("../evil.py", "x")], {}, "holds run.json and trials.jsonl, got .*'../evil.py'"),
+        ([("/etc/run.json", "{}"), GOOD[1]], {}, "holds run.json and trials.jsonl, got '/etc"),
+        ([GOOD[0]], {}, "holds run.json and trials.jsonl, got 'run.json'"),
+        ([], {}, "holds run.json and trials.jsonl, got an empty one"),
+        (GOOD, {"compression": zipfile.ZIP_LZMA}, "a plain zip, got run.json packed otherwise"),
+        ([("run.json", "[1]"), GOOD[1]], {}, "one of JSON objects"),
+        ([("run.json", "\x80abc"), GOOD[1]], {}, "one of JSON texts"),
+        ([("run.json", "[" * 10_000), GOOD[1]], {}, "one of JSON texts"),
+        ([("run.json", " " * 16_000_001), GOOD[1]], {}, "rows of at most 16,000,000 bytes"),
+    ],
+)  # fmt: skip
+def test_a_hostile_zip_is_refused(members, how, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        open_shared(zipped(tmp_path / "x.zip", members, **how), tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_no_more_is_unpacked_than_allowed(monkeypatch, tmp_path):
+    monkeypatch.setattr(share, "MAX_MEMBER_BYTES", 1000)
+    bomb = zipped(tmp_path / "x.zip", [GOOD[0], ("trials.jsonl", "0" * 10**6)], compression=8)
+    with pytest.raises(ValueError, match="of at most 1,000 bytes unpacked, got more"):
+        open_shared(bomb, tmp_path)
+    monkeypatch.setattr(share, "MAX_FILE_BYTES", 100)
+    with pytest.raises(ValueError, match="of at most 100 bytes, got "):
+        open_shared(bomb, tmp_path)
+
+
+def test_what_is_no_share_file_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="which is not there; make one with: labkit pack"):
+        open_shared(tmp_path / "none.zip")
+    (tmp_path / "x.zip").write_bytes(b"no zip")
+    with pytest.raises(ValueError, match="share file must be a zip that can be read"):
+        open_shared(tmp_path / "x.zip", tmp_path)
+    whole = crafted(tmp_path / "y.zip").read_bytes()
+    (tmp_path / "y.zip").write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
+    with pytest.raises(ValueError, match="share file must be"):
+        open_shared(tmp_path / "y.zip", tmp_path)
+
+
+def test_opening_a_file_draws_no_chart(packed, tmp_path):
+    code = (
+        "import sys, labkit; labkit.open_shared(*sys.argv[1:]); print('matplotlib' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(packed), str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_hostile_texts_stay_texts(tmp_path):
+    script, path = "<script>alert(1)</script>", "../../../etc"
+    trials = fake_trials({script: 1.0, path: 0.9})
+    info = fake_info([script, path], question=script, notes=[script, path])
+    file = crafted(tmp_path / "x.zip", rows=[trial.to_row() for trial in trials], **info)
+    run = open_shared(file, tmp_path)
+    assert "<script>" not in notebook.table(run)._repr_html_()
+    assert "<script>" not in lab.write_report(run, tmp_path, markdown=False)[0].read_text()
