@@ -132,6 +132,11 @@ class Row:
     """Pages that the machine swapped in or out during this variant's trials."""
     labels: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """The label without the group."""
+        return self.variant.removeprefix(f"{self.group}: ")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:

@@ -18,7 +18,6 @@ from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary
 from labkit.experiments.bottlenecks import COMPUTING, LOADING
 from labkit.experiments.tuning import EQUALLY_FAST
-from labkit.report.row_words import name_in_group
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 # What GPU-util must differ by, as a share: NVML's periods and a loop's steps do not divide.
@@ -129,7 +128,7 @@ def beside_baselines(info: Mapping[str, object], summary: Summary, variant: str)
     rows = [
         row
         for row in summary.rows
-        if name_in_group(row) == variant and row.ratios and not summary.is_baseline(row)
+        if row.name == variant and row.ratios and not summary.is_baseline(row)
     ]
     if not rows and summary.rejected and not summary.n_blocks:
         return "not run: every block was rejected"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.stand_ins import EMULATED_WORDS
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Ratio, Row, ratios
 from labkit.claims.ledger import (
@@ -24,7 +25,6 @@ from labkit.claims.ledger import (
     wrapped,
 )
 from labkit.machine import hardware
-from labkit.report.row_words import EMULATED_WORDS, quote
 from labkit.runs.store import Run, newest_runs
 from labkit.settings import MODES
 
@@ -136,7 +136,7 @@ class _Compared:
 
 def _answer(dispute: Dispute, contrast: Contrast, compared: _Compared | None) -> dict[str, object]:
     found: dict[str, object] = {
-        "compared": f"{quote(contrast.variant)} ÷ {quote(contrast.against)}",
+        "compared": f"{contrast.variant} ÷ {contrast.against}",
         "experiment": contrast.experiment,
         "answer": f"not run: labkit run {contrast.experiment} --mode full",
         "ratio": None, "low": None, "high": None, "verdict": "", "run": "",
@@ -165,7 +165,7 @@ def _why_not(contrast: Contrast, compared: _Compared) -> str:
             is_full = mode is not None and mode.judged
             return "not run: this run has no such variant" if is_full else ""
         if row.normalized_time is None:
-            return f"{quote(name)}: {say_unmeasured(row)}"
+            return f"{name}: {say_unmeasured(row)}"
     return "not run: no block has both"
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.stand_ins import EMULATED_WORDS
+from labkit.analysis.stand_ins import find_stand_ins as stand_ins
 from labkit.analysis.statistics import agreement
 from labkit.analysis.summary import Row
 from labkit.claims.answers import ANSWERS, beside_baselines
 from labkit.experiments import catalog
 from labkit.machine import hardware
-from labkit.report.row_words import EMULATED_WORDS
-from labkit.report.row_words import find_stand_ins as stand_ins
 from labkit.runs.store import Run, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 

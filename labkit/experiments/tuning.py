@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.stand_ins import stand_ins
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.progress import Progress
-from labkit.report.captions import stand_ins
 from labkit.resolve import complete_here
 from labkit.runs.experiment import Experiment, run
 from labkit.runs.store import Run

@@ -12,26 +12,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit import units
+from labkit.analysis.stand_ins import is_warned_of, stand_ins
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.report.row_words import (
-    STAND_INS,
     document,
     epoch_bars,
-    join,
     proof,
     reason,
     say_noise_floor,
     say_outliers,
-    split_label,
 )
 from labkit.settings import CORRECTED
 
-# Labels that are said in bold: stand-ins, and what nobody knows to be the real thing.
-WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}
 REVISION_SHOWN = 7  # letters of a commit's name, as git shows it
 PATTERNS = {"random": "at random", "sequential": "in sequence", "round trips": "one by one"}
 
@@ -118,7 +114,7 @@ def plain_labels(summary: Summary) -> list[str]:
     return [
         f"{name}: {label}"
         for name, label in sorted(summary.labels.items())
-        if not _is_stand_in(name, label)
+        if not is_warned_of(name, label)
     ]
 
 
@@ -132,30 +128,7 @@ def other_images(summary: Summary) -> list[str]:
     for row in summary.rows:
         if "images" in row.labels and "images" not in summary.labels:
             found.setdefault(row.labels["images"], []).append(row.variant)
-    return [f"{join(names)}: {label}" for label, names in found.items()]
-
-
-def stand_ins(summary: Summary) -> list[str]:
-    """List what was emulated, throttled or modelled, and for which variants unless for all.
-
-    Returns:
-        Sentences such as "Emulated accelerator (matched, 11.2 ms/image)"; empty where
-        everything is real.
-    """
-    measured = [row.labels for row in summary.rows if row.labels] or [summary.labels]
-    names = [row.variant for row in summary.rows if row.labels]
-    found: dict[str, list[int]] = {}
-    for kind in WARNED_OF:
-        for i, labels in enumerate(measured):
-            for label in labels.get(kind, "").split(" / "):
-                if _is_stand_in(kind, label):
-                    word, detail = split_label(label)
-                    sentence = f"{word} {kind}" + (f" ({detail})" if detail else "")
-                    found.setdefault(sentence[0].upper() + sentence[1:], []).append(i)
-    return [
-        s if len(rows) == len(measured) else f"{s}: {join([names[i] for i in rows])}"
-        for s, rows in found.items()
-    ]
+    return [f"{'; '.join(names)}: {label}" for label, names in found.items()]
 
 
 def self_checks(summary: Summary) -> list[str]:
@@ -209,10 +182,6 @@ def _when(facts: Mapping[str, object], key: str) -> str:
 def join_sentences(sentences: Sequence[str]) -> str:
     """End every sentence with a mark of its own."""
     return " ".join(s if s.endswith(("?", "!", ".", "？", "。")) else f"{s}." for s in sentences)
-
-
-def _is_stand_in(kind: str, label: str) -> bool:
-    return kind in WARNED_OF and any(x.startswith(WARNED_OF[kind]) for x in label.split(" / "))
 
 
 def origin(info: Mapping[str, object]) -> str:

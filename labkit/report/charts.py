@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.analysis.summary import Row, Summary
-from labkit.report import captions, row_words
+from labkit.report import captions
 from labkit.report.bars import (
     DOT,
     EDGE,
@@ -132,7 +132,7 @@ def _draw_panel(axes: Axes, summary: Summary, rows: Sequence[Row]) -> None:
     middles_in = [ROW_IN * (i + 0.5) for i in range(len(rows))]
     limit = axis_limit(rows)
     axes.set(xlim=(0, limit), ylim=(ROW_IN * len(rows), 0))
-    axes.set_yticks(middles_in, [row_words.name_in_group(row) for row in rows])
+    axes.set_yticks(middles_in, [row.name for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=7.5)
     axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))

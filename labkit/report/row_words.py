@@ -9,41 +9,17 @@ like the document's own experiment, so agreement is "consistent (emulated)" ther
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
 from labkit import units
+from labkit.analysis.stand_ins import EMULATED_WORDS, STAND_INS, find_stand_ins, split_label
 from labkit.analysis.summary import Row, Summary
 
-# How labels begin that are not the real thing.
-STAND_INS = {
-    "accelerator": ("emulated",),
-    "storage": ("throttled", "modelled", "emulated distance"),
-}
 # Labels of rows that do their work otherwise.
 OF_WORK = ("images", "loss", "precision", "training loop")
-# What a word of agreement becomes over a stand-in: it is not the document's own experiment.
-EMULATED_WORDS = {"agrees": "consistent", "differs": "not consistent"}
 LABEL_WORDS = ("real", "unknown", *(word for words in STAND_INS.values() for word in words))
-LISTED = 4  # more names than these are a table's business
 NOT_KNOWN = "unknown"  # where a dash would not say what is missing
-
-
-def find_stand_ins(rows: Sequence[Row]) -> dict[str, str]:
-    """Find what stood in for the real thing in any of the rows.
-
-    Returns:
-        Name -> details, as "throttled storage" -> "81 reads/s"; empty where all was real.
-    """
-    found: dict[str, dict[str, None]] = {}
-    for kind, known in STAND_INS.items():
-        for label in (label for row in rows for label in row.labels.get(kind, "").split(" / ")):
-            name, details = split_label(label)
-            if name in known:
-                found.setdefault(f"{name} {kind}", {})[details] = None
-    return {name: ", ".join(filter(None, details)) for name, details in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,24 +106,6 @@ def second_line(summary: Summary, row: Row) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def join(names: Sequence[str]) -> str:
-    """List variants so that it is seen where one ends: hdd, ssd and “ssd, warm”; or count them."""
-    if len(names) > LISTED:
-        return f"{len(names)} variants"
-    *others, last = map(quote, names)
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def name_in_group(row: Row) -> str:
-    """Return a variant's label without its group."""
-    return row.variant.removeprefix(f"{row.group}: ")
-
-
-def quote(name: str) -> str:
-    """Put quotes around a variant's name that is more than one word."""
-    return f"“{name}”" if re.search(r"[\s,，、]", name) else name
-
-
 def reason(row: Row) -> str:
     """Say why a variant has no number; empty where it has one."""
     if row.normalized_time is not None:
@@ -213,9 +171,3 @@ def _own_labels(summary: Summary, row: Row) -> list[str]:
         # The details stand in the head, unless they are what tells two rows apart.
         said.append(f"{word} {kind}" if one_kind and word in LABEL_WORDS else f"{kind}: {label}")
     return said
-
-
-def split_label(label: str) -> tuple[str, str]:
-    """Split "throttled(81 reads/s)" into the word and its details."""
-    word, _, details = label.partition("(")
-    return word.strip(), details.removesuffix(")")

@@ -102,7 +102,7 @@ def table_cells(summary: Summary) -> list[list[str]]:
         return [
             [
                 row.group,
-                row_words.name_in_group(row),
+                row.name,
                 units.seconds(row.time_s),
                 _normalized(row),
                 _verdict(row),

@@ -78,7 +78,7 @@ def test_an_unknown_number_is_refused_with_the_choices():
 def test_a_ratio_is_that_of_two_variants_within_blocks(tmp_path):
     trials = fake_trials(ALONE, blocks=10, noise=0.05, labels=COLD)
     folder = in_depth(tmp_path, ALONE, trials=trials)
-    one = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")
+    one = found(tmp_path, 1, f"no workers, {THREAD} ÷ no workers")
     time_s = {(t.variant, t.block): t.time_s for t in trials}
     d = [
         math.log(time_s[f"no workers, {THREAD}", block] / time_s["no workers", block])
@@ -99,7 +99,7 @@ def test_intervals_are_plain_95_percent_intervals_however_much_is_asked_of_a_run
     in_depth(tmp_path, DEPTH, trials=trials)
     time_s = {(t.variant, t.block): t.time_s for t in trials}
     d = [math.log(time_s[THREAD, b] / time_s["equal depth", b]) for b in range(10)]
-    one = found(tmp_path, 1, f"{THREAD} ÷ “equal depth”")
+    one = found(tmp_path, 1, f"{THREAD} ÷ equal depth")
     half = 2.262157 * stdev(d) / math.sqrt(10)
     assert one["high"] / one["low"] == pytest.approx(math.exp(2 * half), rel=1e-6)
     d = [
@@ -114,7 +114,7 @@ def test_intervals_are_plain_95_percent_intervals_however_much_is_asked_of_a_run
 
 def test_a_result_bears_out_the_side_that_expects_it(tmp_path):
     in_depth(tmp_path, DEPTH, trials=fake_trials(DEPTH, blocks=10, noise=0.004, labels=COLD))
-    deeper = found(tmp_path, 1, f"{THREAD} ÷ “equal depth”")["answer"]
+    deeper = found(tmp_path, 1, f"{THREAD} ÷ equal depth")["answer"]
     assert deeper.startswith("no practical difference: ")
     assert deeper.endswith("; agrees with Lightning #1454, lightly #1304")
     assert found(tmp_path, 1, f"{THREAD} ÷ original")["answer"].endswith("; agrees with [004] 2.1")
@@ -122,7 +122,7 @@ def test_a_result_bears_out_the_side_that_expects_it(tmp_path):
 
 def test_over_a_stand_in_a_result_is_consistent_and_no_more(tmp_path):
     in_depth(tmp_path, ALONE, labels=LABELS)
-    answer = found(tmp_path, 1, f"“no workers, {THREAD}” ÷ “no workers”")["answer"]
+    answer = found(tmp_path, 1, f"no workers, {THREAD} ÷ no workers")["answer"]
     assert answer.startswith("faster (emulated accelerator): 0.")
     assert answer.endswith("; consistent, emulated, with [004] 2.1")
     assert "agrees" not in answer

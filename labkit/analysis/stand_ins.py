@@ -1,0 +1,73 @@
+"""Stand-ins: what a run emulated, throttled or modelled in place of real hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.analysis.summary import Row, Summary
+
+# How the labels of stand-ins begin.
+STAND_INS = {
+    "accelerator": ("emulated",),
+    "storage": ("throttled", "modelled", "emulated distance"),
+}
+# Shown as a warning: stand-ins, and storage whose kind is not known.
+WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}
+# What agreement is called over a stand-in, which is not the document's own experiment.
+EMULATED_WORDS = {"agrees": "consistent", "differs": "not consistent"}
+MAX_NAMES = 4  # variants named in one line; more are counted
+
+
+def split_label(label: str) -> tuple[str, str]:
+    """Split "throttled(81 reads/s)" into the word and its details."""
+    word, _, details = label.partition("(")
+    return word.strip(), details.removesuffix(")")
+
+
+def is_warned_of(kind: str, label: str) -> bool:
+    """Return whether a label names a stand-in, or storage of unknown kind."""
+    return any(part.startswith(WARNED_OF.get(kind, ())) for part in label.split(" / "))
+
+
+def find_stand_ins(rows: Sequence[Row]) -> dict[str, str]:
+    """Find what stood in for the real thing in any of the rows.
+
+    Returns:
+        Name -> details, as "throttled storage" -> "81 reads/s"; empty where all was real.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for kind, known in STAND_INS.items():
+        for label in (label for row in rows for label in row.labels.get(kind, "").split(" / ")):
+            name, details = split_label(label)
+            if name in known:
+                found.setdefault(f"{name} {kind}", {})[details] = None
+    return {name: ", ".join(filter(None, details)) for name, details in found.items()}
+
+
+def stand_ins(summary: Summary) -> list[str]:
+    """List what was emulated, throttled or modelled, with the variants unless it is all of them.
+
+    Returns:
+        Lines such as "Emulated accelerator (matched, 11.2 ms/image)"; empty where everything is
+        real.
+    """
+    measured = [row for row in summary.rows if row.labels]
+    labels = [row.labels for row in measured] or [summary.labels]
+    found: dict[str, list[int]] = {}
+    for kind in WARNED_OF:
+        for i, known in enumerate(labels):
+            for label in filter(None, known.get(kind, "").split(" / ")):
+                if is_warned_of(kind, label):
+                    word, details = split_label(label)
+                    line = f"{word} {kind}" + (f" ({details})" if details else "")
+                    found.setdefault(line[0].upper() + line[1:], []).append(i)
+    return [
+        line if len(places) == len(labels) else f"{line}: {_names(measured, places)}"
+        for line, places in found.items()
+    ]
+
+
+def _names(rows: Sequence[Row], places: Sequence[int]) -> str:
+    if len(places) > MAX_NAMES:
+        return f"{len(places)} variants"
+    return "; ".join(rows[place].variant for place in places)
