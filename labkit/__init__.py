@@ -6,8 +6,9 @@ from labkit.diagnosis.gpu_util import gpu_util, polled_table
 from labkit.diagnosis.timeline import record_timeline
 from labkit.diagnosis.watch import watch
 from labkit.example import example_loop
-from labkit.experiments.catalog import CATALOG, experiment
+from labkit.experiments.catalog import CATALOG
 from labkit.experiments.largest_batch import largest_batch
+from labkit.experiments.request import choose, experiment
 from labkit.experiments.tuning import tune
 from labkit.panel.panel import panel
 from labkit.parts.decoding import DECODERS
@@ -41,7 +42,7 @@ from labkit.report.run import (
 from labkit.report.savings import savings
 from labkit.report.share import open_shared, pack
 from labkit.report.timeline_chart import timeline_chart
-from labkit.runs.experiment import Experiment, choose, resume, run
+from labkit.runs.experiment import Experiment, resume, run
 from labkit.runs.store import Run, find_run, list_runs, load_run
 from labkit.settings import Settings, vary
 

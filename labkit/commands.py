@@ -20,7 +20,7 @@ from labkit.claims.ledger import answers as answer_claims
 from labkit.claims.ledger import claims_text
 from labkit.diagnosis import target
 from labkit.experiments import catalog
-from labkit.experiments.request import Choice
+from labkit.experiments.request import Request
 from labkit.machine.media import write_media
 from labkit.report import bars as figures
 from labkit.report import run as notebook
@@ -63,12 +63,12 @@ def run(options: argparse.Namespace) -> int:
     if options.resume:
         return _show(lab.resume(store.find_run(options.results, options.resume).folder))
     if len(options.names) == 1:
-        return _show(_run(options, _choice(options, options.names[0]).experiment()))
+        return _show(_run(options, _request(options, options.names[0]).build()))
     # Build all before running any: a typo in the third name must not cost two runs.
     waiting = {}
     for name in options.names or catalog.RUN_BY_DEFAULT:
         try:
-            waiting[name] = _choice(options, name).experiment()
+            waiting[name] = _request(options, name).build()
         except ValueError as error:
             if options.names:
                 raise
@@ -85,12 +85,12 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def _choice(options: argparse.Namespace, name: str) -> Choice:
-    return Choice(
-        subject=name,
+def _request(options: argparse.Namespace, name: str) -> Request:
+    return Request(
+        experiment=name,
         mode=options.mode,
         blocks=options.blocks,
-        changes={key: getattr(options, key) for key in field_kinds() if hasattr(options, key)},
+        settings={key: getattr(options, key) for key in field_kinds() if hasattr(options, key)},
         variants=tuple(options.variant or ()),
         baseline=options.baseline,
         protocol=options.protocol.replace("-", " "),
@@ -113,9 +113,9 @@ def _show(run: store.Run) -> int:
 def show_forecast(options: argparse.Namespace) -> int:
     """Say how long runs would take and what they could see."""
     for name in options.names or catalog.MAIN_ROAD:
-        choice = _choice(options, name)
+        request = _request(options, name)
         expected = lab.forecast(
-            choice.experiment(), choice.mode, blocks=choice.blocks, results=options.results
+            request.build(), request.mode, blocks=request.blocks, results=options.results
         )
         print(f"{name}: {expected}")
     return 0

@@ -25,7 +25,7 @@ from labkit.experiments.operations import operations
 from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.storage import slow_disk
-from labkit.runs.experiment import Experiment, requested
+from labkit.runs.experiment import Experiment
 from labkit.settings import AS_PUBLISHED, CORRECTED, Settings, pick, with_settings
 
 
@@ -354,20 +354,10 @@ KNOBS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def experiment(name: str, *, protocol: str = CORRECTED, **changes: object) -> Experiment:
-    """Take an experiment from the catalog, with settings of one's own.
-
-    Args:
-        name: a key of `CATALOG`.
-        protocol: "corrected", or "as in the document": its order, a cold first variant, and its
-            loop that left out a step (prefetching and storage).
-        **changes: settings that all variants share, as ``data="data/coco", num_workers=4``.
-
-    Raises:
-        ValueError: unknown name, protocol or setting; the choices are listed.
-    """
-    build = pick(CATALOG, name, "experiment")
-    base = with_settings(document_base(), changes)
+def build(name: str, protocol: str, settings: Mapping[str, object]) -> Experiment:
+    """Return an experiment of the catalog; arguments and errors as `request.experiment`."""
+    make = pick(CATALOG, name, "experiment")
+    base = with_settings(document_base(), dict(settings))
     if protocol != CORRECTED:
         pick(dict.fromkeys((CORRECTED, AS_PUBLISHED)), protocol, "protocol")
         if name not in AS_PUBLISHED_TOO:
@@ -375,12 +365,12 @@ def experiment(name: str, *, protocol: str = CORRECTED, **changes: object) -> Ex
                 f"protocol must be {CORRECTED!r} for {name}, got {protocol!r}; "
                 f"{' and '.join(AS_PUBLISHED_TOO)} know the document's own"
             )
-        build = partial(build, protocol=protocol)
-    found = build(base)
-    _check_kept(found, changes)
+        make = partial(make, protocol=protocol)
+    found = make(base)
+    _check_kept(found, settings)
     if "throttled" in {settings.storage for settings in found.variants.values()}:
-        found = replace(found, otherwise=lambda why: build(base, why_not_throttled=why))
-    return requested(found, {"experiment": name, "protocol": protocol, "settings": changes})
+        found = replace(found, otherwise=lambda why: make(base, why_not_throttled=why))
+    return found
 
 
 def _check_kept(experiment: Experiment, changes: Mapping[str, object]) -> None:

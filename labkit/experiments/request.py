@@ -1,217 +1,229 @@
-"""Choices: what a person may choose of an experiment, and what they chose, as plain data.
+"""What a user asked for: the one object that form, command line, notebook and `run.json` share.
 
-    Experiment ─ fields() ─▶ a form ─▶ Choice ─ experiment() ─▶ the Experiment that is run
-
-The form itself is elsewhere; here is what stands in it.  Main trap: a setting that is left alone
-must stay unset, or a form that shows 2 workers would pin them in every mode and on every machine.
+form, command line, notebook ──▶ Request ── build() ──▶ Experiment ── run() ──▶ run.json
+run.json ── Request.read() ──▶ command_line(), python_code()
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from labkit.experiments import catalog
-from labkit.machine import media
-from labkit.resolve import TABLES, complete_here
-from labkit.runs.experiment import Experiment, choose
-from labkit.runs.kinds import KINDS
-from labkit.settings import (
-    CORRECTED,
-    INPUT_PX_STEP,
-    LEAST,
-    MODES,
-    Settings,
-    field_kinds,
-    help_texts,
-    pick,
-    with_settings,
-)
-
-# What most questions about an experiment turn on, where the catalog does not say.
-USUAL = ("num_workers", "batch_size", "input_px", "device")
-IMAGES = (".jpg", ".jpeg")
+from labkit.runs.experiment import Experiment
+from labkit.settings import CORRECTED, MODES, pick, with_settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
-    """One setting in a form."""
+class Request:
+    """An experiment, and what is to be different from its definition."""
 
-    name: str
-    help: str
-    kind: type
-    """int, bool or str."""
-    value: object
-    """What holds if it is left alone; None: only a run finds it out."""
-    choices: tuple[str, ...] = ()
-    """All there are; none: free."""
-    suggestions: tuple[str, ...] = ()
-    """Some that make sense, where anything may be written."""
-    least: int = 0
-    step: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What a person chose: an experiment, and what is to be different."""
-
-    subject: str | Experiment
-    """A name of the catalog, or an experiment of their own."""
+    experiment: str | Experiment | None
+    """A key of `CATALOG`, or the user's own; None: the user's own, of a run read from disk."""
     mode: str = "quick"
     blocks: int | None = None
     """Repetitions; unset: the mode's."""
-    changes: Mapping[str, object] = field(default_factory=dict)
+    protocol: str = CORRECTED
+    settings: Mapping[str, object] = field(default_factory=dict)
     """Settings for all variants."""
     variants: tuple[str, ...] = ()
-    """Those that take part; none: all."""
+    """Labels of those that take part; none: all."""
     baseline: str | None = None
     """Unset: the experiment's."""
-    protocol: str = CORRECTED
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Request:
+        """Return the request that an experiment was built from."""
+        return cls._from({"experiment": experiment, **(experiment.request or {})})
+
+    @classmethod
+    def read(cls, info: Mapping[str, object]) -> Request:
+        """Return the request of a stored run; of runs before schema 2 its name and mode only.
+
+        Args:
+            info: what its `run.json` holds.
+        """
+        if "request" in info:
+            return cls._from({"experiment": None, **info["request"]})
+        name = info["experiment"]
+        return cls(experiment=name if name in catalog.CATALOG else None, mode=info["mode"])
+
+    @classmethod
+    def _from(cls, stored: Mapping[str, object]) -> Request:
+        given = {name: value for name, value in stored.items() if value is not None}
+        variants = tuple(given.pop("variants", ()))
+        return cls(**{"experiment": None, **given, "variants": variants})
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `run.json` holds under `request`; an own experiment is left out."""
+        stored = {**vars(self), "settings": dict(self.settings), "variants": list(self.variants)}
+        if not isinstance(self.experiment, str):
+            del stored["experiment"]
+        return stored
 
     @property
     def name(self) -> str:
         """The experiment's name."""
-        return self.subject if isinstance(self.subject, str) else self.subject.name
+        return getattr(self.experiment, "name", self.experiment)
 
     def whole(self) -> Experiment:
-        """Build the experiment with the changes, all of its variants still there.
+        """Return the experiment with the settings, and all of its variants.
 
         Raises:
             ValueError: an unknown name, or a setting that this experiment decides itself.
         """
-        if isinstance(self.subject, str):
-            return catalog.experiment(self.subject, protocol=self.protocol, **self.changes)
-        return _changed(self.subject, self.changes)
+        if isinstance(self.experiment, str):
+            return catalog.build(self.experiment, self.protocol, self.settings)
+        return _changed(self.experiment, self.settings)
 
-    def request(self) -> dict[str, object]:
-        """Return what is asked for, as `run.json` holds it; see `reproduce`.
-
-        Raises:
-            ValueError: as `experiment`.
-        """
-        own = {"settings": self.changes, "variants": self.variants, "baseline": self.baseline}
-        asked = self.experiment().request or own
-        return {**asked, "mode": self.mode, "blocks": self.blocks}
-
-    def experiment(self) -> Experiment:
-        """Build the experiment that is to be run.
+    def build(self) -> Experiment:
+        """Return the experiment that is to be run.
 
         Raises:
             ValueError: as `whole`; or a variant or baseline that is not there, or not in this mode.
         """
         whole = self.whole()
-        measured = labels(whole, self.mode)
+        is_judged = pick(MODES, self.mode, "mode").judged
         for label in (*self.variants, self.baseline):
-            if label in whole.in_full and label not in measured:
+            if label in whole.in_full and not is_judged:
                 raise ValueError(
                     f"variant must be one that {self.mode} mode measures "
-                    f"({', '.join(measured)}), got {label!r}; choose full mode, or leave it out"
+                    f"({', '.join(whole.variants)}), got {label!r}; choose full mode, or leave it "
+                    "out"
                 )
-        return choose(whole, self.variants, self.baseline)
+        built = _kept(whole, self.variants, self.baseline)
+        object.__setattr__(built, "request", self.to_dict())
+        return built
+
+    def command_line(self, results: str | None = None) -> str:
+        """Return what the user would type to run it again.
+
+        Args:
+            results: folder that takes the run folder.
+
+        Returns:
+            One line for a POSIX shell; empty for an experiment of the user's own.
+        """
+        if not isinstance(self.experiment, str):
+            return ""
+        is_corrected = self.protocol == CORRECTED
+        options = [
+            ("mode", self.mode),
+            ("blocks", self.blocks),
+            ("protocol", None if is_corrected else self.protocol.replace(" ", "-")),
+            *(("variant", label) for label in self.variants),
+            ("baseline", self.baseline),
+            *self.settings.items(),
+            ("results", results),
+        ]
+        words = ["labkit", "run", self.experiment]
+        for name, value in options:
+            if value is not None:
+                text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+                option = f"--{name.replace('_', '-')}"
+                # After a blank, a value such as "-1" would be taken for an option.
+                words += [f"{option}={text}"] if text.startswith("-") else [option, text]
+        return shlex.join(words)
+
+    def python_code(self, results: str | None = None) -> str:
+        """Return the same as `command_line` for a notebook; the arguments are the same.
+
+        Returns:
+            Lines that end in ``run = …``; of an experiment of the user's own without its
+            definition.
+        """
+        if isinstance(self.experiment, str):
+            protocol = None if self.protocol == CORRECTED else self.protocol
+            given = _arguments({"protocol": protocol, **self.settings}, self.experiment)
+            lines = [f"experiment = lab.experiment({given})"]
+        else:
+            given = _arguments(self.settings)
+            changed = f", with {given} for all variants" if given else ""
+            lines = [f"# experiment: as defined in the notebook{changed}"]
+        if chosen := _arguments({"variants": self.variants or None, "baseline": self.baseline}):
+            lines.append(f"experiment = lab.choose(experiment, {chosen})")
+        given = _arguments({"blocks": self.blocks, "results": results}, self.mode)
+        lines.append(f"run = lab.run(experiment, {given})")
+        return "\n".join(["import labkit as lab\n", *lines]) + "\n"
 
 
-def fields(choice: Choice) -> tuple[list[Field], list[Field]]:
-    """List the settings that a person may change for all variants alike.
+def experiment(name: str, *, protocol: str = CORRECTED, **settings: object) -> Experiment:
+    """Return an experiment of the catalog, with settings of one's own.
 
     Args:
-        choice: whose experiment; what unset settings become depends on its mode.
+        name: a key of `CATALOG`.
+        protocol: "corrected", or "as in the document": its order, a cold first variant, and its
+            loop that left out a step (prefetching and storage).
+        **settings: settings that all variants share, as ``data="data/coco", num_workers=4``.
+
+    Raises:
+        ValueError: unknown name, protocol or setting; the choices are listed.
+    """
+    return Request(experiment=name, protocol=protocol, settings=settings).build()
+
+
+def choose(
+    experiment: Experiment, variants: Iterable[str] = (), baseline: str | None = None
+) -> Experiment:
+    """Leave variants out of an experiment, or compare them with another one.
+
+    Args:
+        experiment: what to choose from.
+        variants: labels that stay; none: all.
+        baseline: what the others are divided by; unset: the experiment's own.
 
     Returns:
-        Those that the experiment's question turns on, data first; and all others.
+        The smaller experiment, without the document's figures if it has another baseline.
+
+    Raises:
+        ValueError: an unknown label, or a baseline that is left out.
     """
-    experiment = choice.whole()
-    settings = [*experiment.variants.values(), *experiment.in_full.values()]
-    alike = {
-        name: value
-        for name, value in vars(experiment.variants[experiment.baseline]).items()
-        if name in KINDS[experiment.kind].settings
-        and all(getattr(other, name) == value for other in settings)
-    }
-    shown = complete_here(Settings(**alike), pick(MODES, choice.mode, "mode"))
-    first = ("data", *catalog.KNOBS.get(choice.name, USUAL))
-    found = {name: _field(name, getattr(shown, name)) for name in field_kinds() if name in alike}
-    main = [found.pop(name) for name in first if name in found]
-    return main, list(found.values())
+    asked = Request.of(experiment)
+    chosen = {"variants": tuple(variants) or asked.variants, "baseline": baseline or asked.baseline}
+    return replace(asked, mode="full", **chosen).build()  # those of full mode can be chosen, too
 
 
-def labels(experiment: Experiment, mode: str) -> list[str]:
-    """List the variants that a mode measures."""
-    in_full = experiment.in_full if pick(MODES, mode, "mode").judged else {}
-    return [*experiment.variants, *in_full]
-
-
-def blocks_of(mode: str) -> int:
-    """Say how many blocks a mode has if nothing is chosen."""
-    return pick(MODES, mode, "mode").blocks
-
-
-def protocols(choice: Choice) -> tuple[str, ...]:
-    """List the protocols that an experiment knows and that its changes allow."""
-    is_known = isinstance(choice.subject, str) and choice.subject in catalog.AS_PUBLISHED_TOO
-    return tuple(
-        protocol
-        for protocol in (CORRECTED, *((catalog.AS_PUBLISHED,) if is_known else ()))
-        if protocol == choice.protocol or _is_possible(replace(choice, protocol=protocol))
+def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | None) -> Experiment:
+    known = {**experiment.variants, **experiment.in_full}
+    kept = variants or tuple(known)
+    for label in kept:
+        pick(known, label, "variant")
+    baseline = baseline or experiment.baseline
+    if baseline not in kept:
+        raise ValueError(
+            f"baseline must be one of the chosen variants ({', '.join(kept)}), got {baseline!r}; "
+            "choose it too, or take another baseline"
+        )
+    chosen = {label: known[label] for label in known if label in kept}
+    in_full = {label: chosen[label] for label in experiment.in_full if label in chosen}
+    in_full.pop(baseline, None)
+    is_other = baseline != experiment.baseline
+    otherwise = experiment.otherwise
+    return replace(
+        experiment,
+        variants={label: settings for label, settings in chosen.items() if label not in in_full},
+        in_full=in_full,
+        baseline=baseline,
+        published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
+        otherwise=otherwise and (lambda why: _kept(otherwise(why), kept, baseline)),
     )
 
 
-def _is_possible(choice: Choice) -> bool:
-    try:
-        choice.whole()
-    except ValueError:
-        return False
-    return True
-
-
-def find_data(beside: str) -> tuple[str, ...]:
-    """List the folders of images next to one, itself first.
-
-    Args:
-        beside: a folder of images; it need not be there.
-    """
-    parent = Path(beside).parent
-    there = sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
-    images = [str(path) for path in there if path != Path(beside) and _has_images(path)]
-    return (beside, *images)
-
-
-def _field(name: str, value: object) -> Field:
-    kind, choices, _ = field_kinds()[name]
-    suggestions: tuple[str, ...] = ()
-    if name == "data":
-        suggestions = find_data(str(value))
-    elif name == "storage":  # a folder's path will do as well
-        suggestions = tuple(dict.fromkeys([str(value), *TABLES["storage"], *media.media()]))
-    elif name in TABLES:
-        choices = tuple(dict.fromkeys([*TABLES[name], str(value)]))  # may be one that is not here
-    return Field(
-        name=name,
-        help=help_texts()[name],
-        kind=kind,
-        value=value,
-        choices=choices,
-        suggestions=suggestions,
-        least=INPUT_PX_STEP if name == "input_px" else LEAST.get(name, 0),
-        step=INPUT_PX_STEP if name == "input_px" else 1,
-    )
-
-
-def _changed(experiment: Experiment, changes: Mapping[str, object]) -> Experiment:
-    def change(variants: Mapping[str, Settings]) -> dict[str, Settings]:
-        return {label: with_settings(other, dict(changes)) for label, other in variants.items()}
+def _changed(experiment: Experiment, settings: Mapping[str, object]) -> Experiment:
+    def change(variants: Mapping) -> dict:
+        return {label: with_settings(other, dict(settings)) for label, other in variants.items()}
 
     otherwise = experiment.otherwise
     return replace(
         experiment,
         variants=change(experiment.variants),
         in_full=change(experiment.in_full),
-        otherwise=otherwise and (lambda why: _changed(otherwise(why), changes)),
+        otherwise=otherwise and (lambda why: _changed(otherwise(why), settings)),
     )
 
 
-def _has_images(folder: Path) -> bool:
-    """Look only at the first few names: a folder may hold a million files."""
-    inside = folder / "images" if (folder / "images").is_dir() else folder
-    with_names = (path for path, _ in zip(inside.iterdir(), range(50)))
-    return any(path.suffix.lower() in IMAGES for path in with_names)
+def _arguments(named: Mapping[str, object], *positional: object) -> str:
+    said = [repr(value) for value in positional]
+    said += [f"{name}={value!r}" for name, value in named.items() if value is not None]
+    return ", ".join(said)

@@ -6,10 +6,8 @@ and check boxes; no sliders, no radio buttons, no accordion (it cannot be opened
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from labkit.panel import view as views
 
 if TYPE_CHECKING:
     from ipywidgets import Button, Widget
@@ -33,35 +31,3 @@ def button(text: str, tooltip: str, on_click: Callable[..., None]) -> Button:
     made = widgets.Button(description=text, tooltip=tooltip, layout={"width": "auto"})
     made.on_click(on_click)
     return made
-
-
-def row(children: Sequence[Widget]) -> Widget:
-    """Put widgets beside each other, in as many lines as they need."""
-    import ipywidgets as widgets
-
-    return widgets.HBox(list(children), layout={"flex_flow": "row wrap"})
-
-
-def grid(children: Sequence[Widget]) -> Widget:
-    """Put fields of a form beside each other."""
-    box = row(children)
-    box.add_class("labkit-form")
-    return box
-
-
-def check_box(label: str) -> Widget:
-    """Make a check box as wide as its label."""
-    import ipywidgets as widgets
-
-    return widgets.Checkbox(description=label, indent=False, layout={"width": "auto"})
-
-
-def with_help(control: Widget, text: str) -> Widget:
-    """Put a line of help under a control."""
-    import ipywidgets as widgets
-
-    control.layout.width = "auto"
-    control.style.description_width = LABEL_WIDTH
-    box = widgets.VBox([control, widgets.HTML(views.help_line(text))])
-    box.add_class("labkit-field")
-    return box

@@ -1,241 +1,320 @@
-"""The form of a panel: a control for every setting, generated from what may be chosen.
+"""The form of a panel: a control for every setting that all variants of an experiment share.
 
-    Choice ─ choices.fields() ─▶ controls ─ Form.choice() ─▶ Choice
+    Request ──▶ Form ── request() ──▶ Request
 
-A control that is left alone follows mode, protocol and the other settings, as a run would fill it
-in.  Main trap: what it shows then must not count as a choice.
+A control that is left alone shows "auto", and its help says what a run would use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.experiments.request import Choice, Field, blocks_of, fields, labels, protocols
-from labkit.panel.controls import check_box, grid, with_help
-from labkit.settings import MODES
+from labkit.experiments import catalog
+from labkit.experiments.request import Request
+from labkit.machine import media
+from labkit.panel.view import help_line
+from labkit.resolve import TABLES, complete_here
+from labkit.runs.experiment import Experiment
+from labkit.runs.kinds import KINDS
+from labkit.settings import MODES, PROTOCOLS, Settings, field_kinds, help_texts
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
 
-MOST = 2**53  # number fields need an end; beyond it a browser's numbers are not whole
-FOUND_OUT = 0  # what stands in a number field that only a run can fill
-MODE_HELP = "quick: look · document: as the document ran it · full: verdicts"
-BLOCKS_HELP = "repetitions of all variants; verdicts need 6 or more"
-PROTOCOL_HELP = "the document's order, cold first variant and loop, or what corrects them"
+AUTO = "auto"
+# The settings that are shown first where the catalog does not list them.
+USUAL = ("num_workers", "batch_size", "input_px", "device")
+LABEL_WIDTH = "120px"
+MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
+BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
+PROTOCOL_HELP = "The document's order, cold first variant and loop, or what corrects them."
+BASELINE_HELP = "The reference variant (= 1.0)."
+IMAGES = (".jpg", ".jpeg")
+MOST_NAMES = 50  # of a folder that are looked at; it may hold a million
 
 
 class Form:
-    """Controls for a choice.
+    """Controls for a request.
 
     Args:
         start: what they show at first, and after `reset`.
-        on_change: called after every change.
-        guard: makes a handler of an action that may raise.
+
+    Raises:
+        ValueError: the request's experiment cannot be built.
     """
 
-    def __init__(
-        self,
-        start: Choice,
-        on_change: Callable[[], None],
-        guard: Callable[[Callable[[], None]], Callable[..., None]],
-    ) -> None:
+    def __init__(self, start: Request) -> None:
         import ipywidgets as widgets
 
-        self._start, self._on_change, self._is_filling = start, on_change, False
-        self._mode = widgets.Dropdown(options=list(MODES), value=start.mode, description="mode")
-        self._blocks = widgets.BoundedIntText(min=1, max=MOST, description="blocks")
-        self._usual_blocks = start.blocks or blocks_of(start.mode)
-        self._protocol = widgets.Dropdown(
-            options=list(protocols(start)), value=start.protocol, description="protocol"
-        )
-        self._baseline = widgets.Dropdown(description="baseline")
-        main, others = self._make_fields()
-        self._variants: dict[str, Widget] = {}
-        for protocol in protocols(start):
-            whole = replace(start, protocol=protocol).whole()
-            for label in (*whole.variants, *whole.in_full):
-                self._variants.setdefault(label, check_box(label))
-        self.box = self._layout(main, others)
-        self.reset()
-        changed = guard(self._changed)
-        for control in self._all():
-            control.observe(changed, "value")
-
-    def _make_fields(self) -> tuple[list[Field], list[Field]]:
-        """Make a control for each setting that any of the protocols leaves open."""
-        kinds = [fields(replace(self._start, protocol=name)) for name in protocols(self._start)]
-        main, others = ({field.name: field for kind in kinds for field in kind[i]} for i in (0, 1))
-        self._fields = {**main, **others}
-        self._controls = {name: _control(field) for name, field in self._fields.items()}
-        self._boxes = {
-            name: with_help(self._controls[name], _help(field))
-            for name, field in self._fields.items()
+        self._start, self._experiments = start, _by_protocol(start)
+        self._mode = widgets.Dropdown(options=list(MODES), description="mode")
+        self._blocks = _text("blocks")
+        protocols = list(self._experiments)
+        self._protocol = widgets.Dropdown(options=protocols, description="protocol")
+        found = {name: None for one in self._experiments.values() for name in _shared(one)}
+        self._settings = {name: _control(name, start) for name in found}
+        self._help = {name: widgets.HTML() for name in ("blocks", "baseline", *found)}
+        measured = {
+            label: None
+            for one in self._experiments.values()
+            for label in (*one.variants, *one.in_full)
         }
-        return list(main.values()), list(others.values())
+        self._variants = {label: check_box(label) for label in measured}
+        self._baseline = widgets.Dropdown(options=[AUTO, *measured], description="baseline")
+        self.box = self._layout()
+        self.reset()
 
-    def _layout(self, main: list[Field], others: list[Field]) -> Widget:
-        import ipywidgets as widgets
-
-        more = widgets.ToggleButton(
-            description="More settings", tooltip="Show the settings that matter less here"
-        )
-        hidden = grid([self._boxes[field.name] for field in others])
-        hidden.layout.display = "none"
-        more.observe(lambda change: _show(hidden, is_shown=change["new"]), "value")
-        first = [with_help(self._mode, MODE_HELP), with_help(self._blocks, BLOCKS_HELP)]
-        if len(protocols(self._start)) > 1:
-            first.append(with_help(self._protocol, PROTOCOL_HELP))
-        variants = widgets.Box(list(self._variants.values()), layout={"flex_flow": "row wrap"})
-        variants.add_class("labkit-variants")
-        return widgets.VBox(
-            [
-                grid([*first, *(self._boxes[field.name] for field in main)]),
-                more,
-                hidden,
-                widgets.HTML('<div class="labkit-help">variants that take part:</div>'),
-                variants,
-                with_help(self._baseline, "reference variant (= 1.0)"),
-            ]
-        )
-
-    def choice(self) -> Choice:
-        """Read what is chosen; what is left alone stays unset.
+    def request(self) -> Request:
+        """Return what is asked for; what shows "auto" is left unset.
 
         Raises:
-            ValueError: no variant is chosen.
+            ValueError: no variant is chosen, or a number is none.
         """
-        mode, blocks, baseline = self._mode.value, self._blocks.value, self._baseline.value
-        offered = self._offered()
-        kept = tuple(label for label in offered if self._variants[label].value)
+        labels = self._labels()
+        kept = tuple(label for label in labels if self._variants[label].value)
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
-        is_usual = baseline == self._start.whole().baseline and self._start.baseline is None
+        given = {name: _value(control) for name, control in self._shown()}
+        hidden = {
+            name: value
+            for name, value in self._start.settings.items()
+            if name not in self._settings
+        }
         return replace(
             self._start,
-            mode=mode,
-            blocks=None if blocks == blocks_of(mode) else blocks,
-            changes={**self._start.changes, **self._touched()},
-            variants=() if len(kept) == len(offered) else kept,
-            baseline=None if is_usual else baseline,
+            mode=self._mode.value,
+            blocks=_value(self._blocks),
             protocol=self._protocol.value,
+            settings=hidden | {name: value for name, value in given.items() if value is not None},
+            variants=() if len(kept) == len(labels) else kept,
+            baseline=_value(self._baseline),
         )
 
     def reset(self) -> None:
         """Show what was there at first."""
         start = self._start
-        self._is_filling = True
-        try:
-            self._mode.value, self._protocol.value = start.mode, start.protocol
-            for name, field in self._fields.items():
-                self._controls[name].value = _shown(field)
-            for label, box in self._variants.items():
-                box.value = not start.variants or label in start.variants
-            self._usual_blocks = start.blocks or blocks_of(start.mode)
-            self._blocks.value = self._usual_blocks
-            self._follow()
-            self._baseline.value = start.baseline or start.whole().baseline
-        finally:
-            self._is_filling = False
+        self._mode.value, self._protocol.value = start.mode, start.protocol
+        _show(self._blocks, start.blocks)
+        _show(self._baseline, start.baseline)
+        for name, control in self._settings.items():
+            _show(control, start.settings.get(name))
+        for label, box in self._variants.items():
+            box.value = not start.variants or label in start.variants
+
+    def refresh(self) -> Request:
+        """Show what applies to the mode and protocol chosen, and what "auto" means now.
+
+        Returns:
+            What is asked for.
+
+        Raises:
+            ValueError: as `request`, or what is chosen cannot be run.
+        """
+        labels, shown = self._labels(), dict(self._shown())
+        for label, box in self._variants.items():
+            _display(box, is_shown=label in labels)
+        for name in self._settings:
+            _display(self._boxes[name], is_shown=name in shown)
+        request = self.request()
+        whole = request.whole()
+        shared = Settings(**_shared(whole))
+        mode = MODES[request.mode]
+        found = {**vars(complete_here(shared, mode)), "blocks": mode.blocks}
+        self._say("blocks", BLOCKS_HELP, self._blocks, found["blocks"])
+        self._say("baseline", BASELINE_HELP, self._baseline, whole.baseline)
+        for name, control in shown.items():
+            self._say(name, help_texts()[name], control, found[name])
+        return request
+
+    def observe(self, handler: Callable[[object], None]) -> None:
+        """Have a function called after every change."""
+        for control in self._all():
+            control.observe(handler, "value")
 
     def disable(self, *, is_disabled: bool) -> None:
-        """Let nothing be changed while a run is under way, or let it again."""
+        """Let nothing be changed while a run is in progress, or let it again."""
         for control in self._all():
             control.disabled = is_disabled
 
+    def _layout(self) -> Widget:
+        import ipywidgets as widgets
+
+        self._boxes = {
+            name: _field(control, self._help[name]) for name, control in self._settings.items()
+        }
+        knobs = ("data", *catalog.KNOBS.get(self._start.name, USUAL))
+        first = [self._boxes[name] for name in knobs if name in self._boxes]
+        hidden = _grid([box for name, box in self._boxes.items() if name not in knobs])
+        more = widgets.ToggleButton(
+            description="More settings", tooltip="Show the settings that matter less here"
+        )
+        _display(hidden, is_shown=False)
+        more.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
+        own = [
+            _field(self._mode, widgets.HTML(help_line(MODE_HELP))),
+            _field(self._blocks, self._help["blocks"]),
+        ]
+        if len(self._experiments) > 1:
+            own.append(_field(self._protocol, widgets.HTML(help_line(PROTOCOL_HELP))))
+        variants = row(self._variants.values())
+        variants.add_class("labkit-variants")
+        return widgets.VBox(
+            [
+                _grid([*own, *first]),
+                more,
+                hidden,
+                widgets.HTML(help_line("Variants that take part:")),
+                variants,
+                _field(self._baseline, self._help["baseline"]),
+            ]
+        )
+
+    def _labels(self) -> list[str]:
+        """List the variants that the chosen mode and protocol measure."""
+        whole = self._experiments[self._protocol.value]
+        return [*whole.variants, *(whole.in_full if MODES[self._mode.value].judged else ())]
+
+    def _shown(self) -> Iterator[tuple[str, Widget]]:
+        """Yield the settings that the chosen protocol leaves open."""
+        for name in _shared(self._experiments[self._protocol.value]):
+            yield name, self._settings[name]
+
+    def _say(self, name: str, text: str, control: Widget, found: object) -> None:
+        is_auto = _value(control) is None and found is not None
+        self._help[name].value = help_line(f"{text} {AUTO}: {_text_of(found)}" if is_auto else text)
+
     def _all(self) -> list[Widget]:
         own = [self._mode, self._blocks, self._protocol, self._baseline]
-        return [*own, *self._controls.values(), *self._variants.values()]
-
-    def _changed(self) -> None:
-        if self._is_filling:
-            return
-        self._is_filling = True
-        try:
-            self._follow()
-        finally:
-            self._is_filling = False
-        self._on_change()
-
-    def _touched(self) -> dict[str, object]:
-        """Give the settings that a person changed; of those that can be chosen now."""
-        return {
-            name: control.value
-            for name, control in self._controls.items()
-            if control.value != _shown(self._fields[name])
-            and self._boxes[name].layout.display != "none"
-        }
-
-    def _now(self, changes: dict[str, object]) -> dict[str, Field]:
-        chosen = replace(
-            self._start,
-            mode=self._mode.value,
-            protocol=self._protocol.value,
-            changes={**self._start.changes, **changes},
-        )
-        main, others = fields(chosen)
-        return {field.name: field for field in (*main, *others)}
-
-    def _follow(self) -> None:
-        """Let what nobody touched follow what was changed; hide what does not apply."""
-        usual = blocks_of(self._mode.value)
-        if self._blocks.value == self._usual_blocks and self._start.blocks is None:
-            self._blocks.value = self._usual_blocks = usual
-        applies = self._now({})  # another protocol may decide a setting itself
-        for name, box in self._boxes.items():
-            _show(box, is_shown=name in applies)
-        touched = self._touched()
-        offered = self._now(touched)
-        for name, control in self._controls.items():
-            if name in touched:  # what it would be had it been left alone
-                others = {key: value for key, value in touched.items() if key != name}
-                self._fields[name] = self._now(others).get(name, self._fields[name])
-            elif name in offered:
-                self._fields[name] = offered[name]
-                control.value = _shown(offered[name])
-        self._follow_variants()
-
-    def _follow_variants(self) -> None:
-        offered = self._offered()
-        for label, box in self._variants.items():
-            _show(box, is_shown=label in offered)
-        if list(self._baseline.options) != offered:
-            baseline = self._baseline.value
-            self._baseline.options = offered
-            usual = self._start.whole().baseline
-            self._baseline.value = baseline if baseline in offered else usual
-
-    def _offered(self) -> list[str]:
-        whole = replace(self._start, protocol=self._protocol.value).whole()
-        return labels(whole, self._mode.value)
+        return [*own, *self._settings.values(), *self._variants.values()]
 
 
-def _control(field: Field) -> Widget:
+def row(children: Iterable[Widget]) -> Widget:
+    """Put widgets beside each other, in as many lines as they need."""
     import ipywidgets as widgets
 
-    said = {"description": field.name, "tooltip": field.help}
-    if field.kind is bool:
-        return widgets.Checkbox(indent=False, **said)
-    if field.kind is int:
-        least = FOUND_OUT if field.value is None else field.least
-        return widgets.BoundedIntText(min=least, max=MOST, step=field.step, **said)
-    if field.choices:
-        return widgets.Dropdown(options=list(field.choices), **said)
-    return widgets.Combobox(options=field.suggestions, ensure_option=False, **said)
+    return widgets.HBox(list(children), layout={"flex_flow": "row wrap"})
 
 
-def _help(field: Field) -> str:
-    is_found_out = field.kind is int and field.value is None
-    return f"{field.help} {FOUND_OUT} is unset." if is_found_out else field.help
+def check_box(label: str) -> Widget:
+    """Make a check box as wide as its label."""
+    import ipywidgets as widgets
+
+    return widgets.Checkbox(description=label, indent=False, layout={"width": "auto"})
 
 
-def _shown(field: Field) -> object:
-    """What the control shows if the setting is left alone."""
-    if field.value is None:
-        return FOUND_OUT if field.kind is int else ""
-    return field.value
+def _by_protocol(start: Request) -> dict[str, Experiment]:
+    """Build the experiment in every protocol that it has and that its settings allow."""
+    built = {}
+    for protocol in PROTOCOLS if isinstance(start.experiment, str) else ():
+        try:
+            built[protocol] = replace(start, protocol=protocol).whole()
+        except ValueError:
+            continue  # raised below where it is the one that is asked for
+    return built if start.protocol in built else {start.protocol: start.whole()}
 
 
-def _show(box: Widget, *, is_shown: bool) -> None:
+def _shared(experiment: Experiment) -> dict[str, object]:
+    """Return the settings that all variants share, of those that this kind of trial uses."""
+    baseline = experiment.variants[experiment.baseline]
+    others = [*experiment.variants.values(), *experiment.in_full.values()]
+    return {
+        name: value
+        for name, value in vars(baseline).items()
+        if name in KINDS[experiment.kind].settings
+        and all(getattr(other, name) == value for other in others)
+    }
+
+
+def _control(name: str, start: Request) -> Widget:
+    import ipywidgets as widgets
+
+    kind, choices, _ = field_kinds()[name]
+    said = {"description": name, "tooltip": help_texts()[name]}
+    if kind is int:
+        return _text(name)
+    if kind is bool:
+        return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **said)
+    if name == "storage":  # a folder's path can be written, too
+        return _free([AUTO, *TABLES["storage"], *media.media()], **said)
+    given = start.settings.get(name, getattr(Settings(), name))
+    if choices := choices or tuple(TABLES.get(name, ())):
+        others = [] if given in (*choices, None) else [given]  # the run says that it is unknown
+        return widgets.Dropdown(options=[AUTO, *choices, *others], **said)
+    return _free([AUTO, *(find_data(str(given)) if name == "data" else [])], **said)
+
+
+def _text(name: str) -> Widget:
+    import ipywidgets as widgets
+
+    return widgets.Text(AUTO, description=name, continuous_update=False)
+
+
+def _free(options: list[str], **said: str) -> Widget:
+    import ipywidgets as widgets
+
+    return widgets.Combobox(value=AUTO, options=options, continuous_update=False, **said)
+
+
+def _value(control: Widget) -> object:
+    """Return what a control says; None: auto."""
+    import ipywidgets as widgets
+
+    value = control.value.strip() if isinstance(control.value, str) else control.value
+    if value in (AUTO, ""):
+        return None
+    if type(control) is not widgets.Text:
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        name = control.description
+        raise ValueError(f"{name} must be a whole number or {AUTO}, got {value!r}") from None
+
+
+def _show(control: Widget, value: object) -> None:
+    control.value = AUTO if value is None else value if isinstance(value, bool) else str(value)
+
+
+def _text_of(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def find_data(beside: str) -> list[str]:
+    """List the folders of images next to one, itself first.
+
+    Args:
+        beside: a folder of images; it need not be there.
+    """
+    parent = Path(beside).parent
+    there = sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
+    return [beside, *(str(path) for path in there if path != Path(beside) and _has_images(path))]
+
+
+def _has_images(folder: Path) -> bool:
+    inside = folder / "images" if (folder / "images").is_dir() else folder
+    names = (path for path, _ in zip(inside.iterdir(), range(MOST_NAMES)))
+    return any(path.suffix.lower() in IMAGES for path in names)
+
+
+def _field(control: Widget, text: Widget) -> Widget:
+    """Put a line of help under a control."""
+    import ipywidgets as widgets
+
+    control.layout.width = "auto"
+    control.style.description_width = LABEL_WIDTH
+    box = widgets.VBox([control, text])
+    box.add_class("labkit-field")
+    return box
+
+
+def _grid(children: list[Widget]) -> Widget:
+    box = row(children)
+    box.add_class("labkit-form")
+    return box
+
+
+def _display(box: Widget, *, is_shown: bool) -> None:
     box.layout.display = None if is_shown else "none"

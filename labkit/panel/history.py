@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.panel import view as views
-from labkit.panel.controls import button, html, row
+from labkit.panel.controls import button, html
+from labkit.panel.form import row
 from labkit.report.exports import EXPORTS, export
 from labkit.report.share import open_shared
 from labkit.runs.store import list_runs, list_shared, load_run

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.experiments.catalog import CATALOG
-from labkit.experiments.request import Choice
+from labkit.experiments.request import Request
 from labkit.panel import job
 from labkit.panel import view as views
 from labkit.panel.controls import html
@@ -49,7 +49,7 @@ def panel(
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.
     """
-    start = Choice(subject=experiment or _first(), mode=mode, blocks=blocks, changes=changes)
+    start = Request(experiment=experiment or _first(), mode=mode, blocks=blocks, settings=changes)
     return Panel(start, Path(results)).box if experiment else _chooser(start, Path(results))
 
 
@@ -60,11 +60,13 @@ def _first() -> str:
     return under_way.name if is_known else next(iter(CATALOG))
 
 
-def _chooser(start: Choice, results: Path) -> VBox:
+def _chooser(start: Request, results: Path) -> VBox:
     """Show a list of experiments above the panel of the one that is chosen."""
     import ipywidgets as widgets
 
-    names = widgets.Dropdown(description="experiment", options=list(CATALOG), value=start.subject)
+    names = widgets.Dropdown(
+        description="experiment", options=list(CATALOG), value=start.experiment
+    )
     problem = html("labkit-error")
     shown = Panel(start, results)
     box = widgets.VBox([names, problem, shown.box])
@@ -72,7 +74,7 @@ def _chooser(start: Choice, results: Path) -> VBox:
     def change(event: dict) -> None:
         nonlocal shown
         try:
-            other = Panel(replace(start, subject=event["new"]), results)
+            other = Panel(replace(start, experiment=event["new"]), results)
         except Exception as error:  # JupyterLab would show it nowhere
             problem.value = views.error(views.one_line(error), traceback.format_exc())
             return

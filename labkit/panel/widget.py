@@ -18,15 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.experiments.request import Choice
+from labkit.experiments.request import Request
 from labkit.machine import hardware
 from labkit.panel import job
 from labkit.panel import view as views
-from labkit.panel.controls import button, html, row
-from labkit.panel.form import Form
+from labkit.panel.controls import button, html
+from labkit.panel.form import Form, row
 from labkit.panel.history import History
 from labkit.report import run as notebook
-from labkit.report.reproduce import Request, command_line, python_code
 from labkit.runs.experiment import resume as resume_run
 from labkit.runs.experiment import run as run_experiment
 from labkit.runs.store import SHARED, load_run, read_info, why_hopeless
@@ -45,12 +44,12 @@ class Panel:
         results: folder of all results.
     """
 
-    def __init__(self, start: Choice, results: Path) -> None:
+    def __init__(self, start: Request, results: Path) -> None:
         import ipywidgets as widgets
 
         self._start, self._saying = start, threading.Lock()
         self._results = results.absolute()  # a notebook may change its folder
-        self._form = Form(start, self._forecast_now, self._guarded)
+        self._form = Form(start)
         self._forecast = html("labkit-forecast")
         self._copied = widgets.VBox([])
         self._copied.add_class("labkit-copied")
@@ -65,6 +64,7 @@ class Panel:
             "Resume", "Measure what is missing of the run below", self._guarded(self._on_resume)
         )
         self._history = History(start.name, self._results, self._show, self._guarded)
+        self._form.observe(self._guarded(self._forecast_now))
         self.box = widgets.VBox(self._layout())
         self.box.add_class("labkit-panel")
         self.box._view_count = 0  # from here on the front end counts
@@ -93,16 +93,16 @@ class Panel:
             button(
                 "Copy as command line",
                 "The same run from a shell",
-                self._guarded(partial(self._copy, command_line)),
+                self._guarded(partial(self._copy, Request.command_line)),
             ),
             button(
                 "Copy as Python",
                 "The same run as code",
-                self._guarded(partial(self._copy, python_code)),
+                self._guarded(partial(self._copy, Request.python_code)),
             ),
         ]
         # An experiment of one's own has no name that a shell would know.
-        copies[0].disabled = not isinstance(self._start.subject, str)
+        copies[0].disabled = not isinstance(self._start.experiment, str)
         return [
             widgets.HTML(views.STYLE),
             widgets.HTML(views.question(self._start.whole().question)),
@@ -144,17 +144,16 @@ class Panel:
 
     def _say_forecast(self) -> None:
         self._forecast.value = ""
-        choice = self._form.choice()
+        request = self._form.refresh()
         expected = notebook.forecast(
-            choice.experiment(), choice.mode, blocks=choice.blocks, results=self._results
+            request.build(), request.mode, blocks=request.blocks, results=self._results
         )
         self._forecast.value = views.lines([str(expected)])
 
     def _copy(self, write: Callable[[Request, str], str]) -> None:
         import ipywidgets as widgets
 
-        choice = _with_full_path(self._form.choice())
-        text = write(choice.request(), str(self._results))
+        text = write(_with_full_path(self._form.request()), str(self._results))
         area = widgets.Textarea(
             value=text, rows=COPIED_ROWS, description="copy", layout={"width": "98%"}
         )
@@ -163,18 +162,18 @@ class Panel:
     # --- running ----------------------------------------------------------------------------
 
     def _on_run(self) -> None:
-        choice = self._form.choice()
+        request = self._form.request()
         run = partial(
             run_experiment,
-            choice.experiment(),
-            choice.mode,
+            request.build(),
+            request.mode,
             results=self._results,
-            blocks=choice.blocks,
+            blocks=request.blocks,
         )
         # Before it starts: a run that fails at once says why from a thread of its own.
         self._error.value = self._strip.value = self._trials.value = ""
         self._history.shown, self._result.value = [], views.NOTHING
-        job.start(choice.name, run)
+        job.start(request.name, run)
 
     def _on_resume(self) -> None:
         (folder,) = self._history.shown
@@ -274,9 +273,9 @@ class Panel:
         return handle
 
 
-def _with_full_path(choice: Choice) -> Choice:
-    """Name the data by its full path: who copies a line runs it somewhere else."""
-    (data, *others) = {settings.data for settings in choice.experiment().variants.values()}
+def _with_full_path(request: Request) -> Request:
+    """Name the data by its full path: the copied line may be run in another folder."""
+    (data, *others) = {settings.data for settings in request.build().variants.values()}
     if others or not Path(data).is_dir():
-        return choice
-    return replace(choice, changes={**choice.changes, "data": str(Path(data).resolve())})
+        return request
+    return replace(request, settings={**request.settings, "data": str(Path(data).resolve())})

@@ -18,6 +18,7 @@ from labkit.claims.disputes import Disputes
 from labkit.claims.disputes import answers as find_disputed
 from labkit.claims.ledger import answers, claims_table
 from labkit.experiments.catalog import CATALOG, disks
+from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.machine import hardware
 from labkit.parts import decoding
@@ -33,7 +34,6 @@ from labkit.report.findings import findings
 from labkit.report.page import Section, page
 from labkit.report.predictions import has_combinations, predictions
 from labkit.report.recipe import recipe as write_recipe
-from labkit.report.reproduce import command_line, python_code, request_of
 from labkit.report.side_by_side import compare_table as draw_table_of_runs
 from labkit.report.side_by_side import side_by_side as draw_side_by_side
 from labkit.resolve import open_source
@@ -316,8 +316,7 @@ def newest_to_show(results: Path | str) -> list[Run]:
 def section(run: Run) -> Section:
     """Gather what a page shows of a run."""
     name = f"{run.folder.parent.name}/{run.folder.name}"
-    request = request_of(run.info)
-    command, code = command_line(request), python_code(request)
+    request = Request.read(run.info)
     unfinished = list(filter(None, [report_words.whole(run.info)]))
     summary = run.summary
     warnings = stand_ins(summary)
@@ -339,7 +338,7 @@ def section(run: Run) -> Section:
         checks=self_checks(summary),
         tables=more_tables(run),
         notes=summary.notes,
-        command=command,
-        code=code,
+        command=request.command_line(),
+        code=request.python_code(),
         info=run.info,
     )

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from labkit.contracts import Cancelled
@@ -75,7 +75,7 @@ class Experiment:
     """What to run instead where the throttled disk cannot be put up; takes the reason."""
     # Not in __init__, so that `dataclasses.replace` drops it: a changed experiment is the user's.
     request: Mapping[str, object] | None = field(init=False, default=None, compare=False)
-    """The arguments that the catalog made it from; None: an experiment of the user's own."""
+    """What `labkit.experiments.request.Request` built it from; None: the user's own."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -111,57 +111,6 @@ class Experiment:
             firsts[groups[self.baseline]] = self.baseline
             told |= {"groups": groups, "baselines": {g: firsts[g] for g in groups.values()}}
         return told
-
-
-def requested(experiment: Experiment, request: Mapping[str, object]) -> Experiment:
-    """Return the same experiment with the request that it came from."""
-    made = replace(experiment)
-    object.__setattr__(made, "request", request)
-    return made
-
-
-def choose(
-    experiment: Experiment, variants: Iterable[str] = (), baseline: str | None = None
-) -> Experiment:
-    """Leave variants out of an experiment, or compare them with another one.
-
-    Args:
-        experiment: what to choose from.
-        variants: labels that stay; none: all.
-        baseline: what the others are divided by; unset: the experiment's own.
-
-    Returns:
-        The smaller experiment, without the document's figures if it has another baseline.
-
-    Raises:
-        ValueError: an unknown label, or a baseline that is left out.
-    """
-    known = {**experiment.variants, **experiment.in_full}
-    kept = list(variants) or list(known)
-    for label in kept:
-        pick(known, label, "variant")
-    request = {"variants": list(variants), "baseline": baseline}
-    baseline = baseline or experiment.baseline
-    if baseline not in kept:
-        raise ValueError(
-            f"baseline must be one of the chosen variants ({', '.join(kept)}), got {baseline!r}; "
-            "choose it too, or take another baseline"
-        )
-    chosen = {label: known[label] for label in known if label in kept}
-    in_full = {label: chosen[label] for label in experiment.in_full if label in chosen}
-    in_full.pop(baseline, None)
-    is_other = baseline != experiment.baseline
-    otherwise = experiment.otherwise
-    found = replace(
-        experiment,
-        variants={label: settings for label, settings in chosen.items() if label not in in_full},
-        in_full=in_full,
-        baseline=baseline,
-        published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
-        otherwise=otherwise and (lambda why: choose(otherwise(why), kept, baseline)),
-    )
-    asked = experiment.request
-    return found if asked is None else requested(found, {**asked, **request})
 
 
 @single_run_lock()

@@ -71,6 +71,6 @@ def lab(opened):
     # Reset alone would change nothing where nothing was changed, and could not be waited for.
     opened.type_into("blocks", SOME_BLOCKS)
     opened.press("Reset")
-    opened.until(lambda: opened.field("blocks").input_value() == "3", "the form is reset")
+    opened.until(lambda: opened.field("blocks").input_value() == "auto", "the form is reset")
     yield opened
     assert opened.problems == []

@@ -11,7 +11,7 @@ from fake_runs import COLD, HERE, OPERATION_TIMES, fake_grouped_run, make_run, s
 from fakes import LABELS, fake_trial, fake_trials
 
 from labkit.claims.ledger import CLAIMS, answers, claims_text
-from labkit.experiments import catalog
+from labkit.experiments import catalog, request
 from labkit.machine import hardware
 
 FIGURES = {0.894, 0.891, 0.897, 0.860, 0.864, 0.661}  # the bar labels of the charts in [004]
@@ -52,7 +52,7 @@ def test_figures_and_labels_are_those_of_the_catalog():
         for test in claim.tests:
             name, variant = test.experiment, test.variant
             if name in catalog.CATALOG and variant:
-                experiment = catalog.experiment(name)
+                experiment = request.experiment(name)
                 every = {**experiment.variants, **experiment.in_full}
                 # A machine has NVMe or has not.
                 in_groups = {label.rpartition(": ")[2] for label in experiment.groups}

@@ -16,7 +16,7 @@ from fakes import LABELS, fake_trial, fake_trials
 
 from labkit.claims.disputes import DISPUTES, answers, dispute_table
 from labkit.cli import main
-from labkit.experiments import catalog
+from labkit.experiments import request
 from labkit.machine import hardware
 
 THREAD = "prefetch_generator"
@@ -59,7 +59,7 @@ def test_every_comparison_is_of_variants_that_the_experiments_have(monkeypatch):
     monkeypatch.setattr(hardware, "cores", lambda: 16)
     for d in DISPUTES:
         for contrast in d.contrasts:
-            experiment = catalog.experiment(contrast.experiment)
+            experiment = request.experiment(contrast.experiment)
             known = {**experiment.variants, **experiment.in_full}
             assert {contrast.variant, contrast.against} <= known.keys(), d.number
             assert contrast.variant != contrast.against

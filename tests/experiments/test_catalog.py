@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from labkit.contracts import Skip
-from labkit.experiments.catalog import AS_PUBLISHED_TOO, CATALOG, MAIN_ROAD, experiment
+from labkit.experiments.catalog import AS_PUBLISHED_TOO, CATALOG, MAIN_ROAD
+from labkit.experiments.request import experiment
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
 from labkit.settings import AS_PUBLISHED, MODES, complete

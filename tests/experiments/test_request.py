@@ -1,95 +1,129 @@
-"""What a form offers of an experiment, and what becomes of what a person chose."""
+"""A request makes the experiment, and what is printed of it asks for the same again."""
 
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
+from fakes import fake_info
 
 import labkit as lab
-from labkit.experiments.catalog import KNOBS
-from labkit.experiments.request import Choice, fields
-from labkit.runs.kinds import KINDS
+from labkit import cli, commands
+from labkit.experiments.request import Request
+from labkit.settings import AS_PUBLISHED
 
-BASE = lab.Settings(data="photos", num_workers=2)
 OWN = lab.Experiment(
     "mine",
     question="?",
-    variants=lab.vary(BASE, decoder=["opencv", "pillow", "simplejpeg"]),
+    variants=lab.vary(lab.Settings(num_workers=2), decoder=["opencv", "pillow", "simplejpeg"]),
     baseline="pillow",
     published={"opencv": 0.9, "pillow": 1.0},
 )
+NASTY = "<script>alert('x')</script> \"a\" `b` $HOME | ](http://x) \\ ; rm -rf ~"
+SETTINGS = {
+    "data": f"/data/{NASTY}",
+    "num_workers": 0,
+    "pin_memory": False,
+    "persistent_workers": True,
+    "device": "emulated",
+}
+REQUESTS = [
+    Request(experiment="storage"),
+    Request(experiment="prefetching", mode="full", blocks=12, settings=SETTINGS),
+    Request(experiment="prefetching", protocol=AS_PUBLISHED, mode="document"),
+    Request(experiment="prefetching", variants=("data_prefetcher", "both"), baseline="both"),
+    Request(experiment="preprocessing", settings={"data": "--mode"}),
+]
 
 
-def names(found):
-    return [field.name for field in found]
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_the_command_line_asks_for_the_same(request_):
+    program, *words = shlex.split(request_.command_line())
+    assert program == "labkit"
+    options = cli._parser().parse_args(words)
+    (name,) = options.names
+    assert commands._request(options, name) == request_
 
 
-def all_fields(choice):
-    main, others = fields(choice)
-    return {field.name: field for field in (*main, *others)}
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_python_code_asks_for_the_same(request_, monkeypatch):
+    runs = []
+    monkeypatch.setattr(lab, "run", lambda *given, **named: runs.append((*given, named)))
+    exec(compile(request_.python_code(results="out"), "code", "exec"), {})
+    ((experiment, mode, named),) = runs
+    assert named.pop("results") == "out"
+    assert Request.read({"request": {**experiment.request, "mode": mode, **named}}) == request_
 
 
-@pytest.mark.parametrize("name", lab.CATALOG)
-def test_every_setting_that_all_variants_share_is_offered_once(name):
-    main, others = fields(Choice(subject=name))
-    offered = names(main) + names(others)
-    assert len(set(offered)) == len(offered)
-    experiment = lab.experiment(name)
-    variants = [*experiment.variants.values(), *experiment.in_full.values()]
-    shared = {
-        setting
-        for setting in KINDS[experiment.kind].settings
-        if len({getattr(settings, setting) for settings in variants}) == 1
-    }
-    assert set(offered) == shared
-    assert names(main) == ["data", *(knob for knob in KNOBS[name] if knob in shared)]
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_what_a_run_stores_asks_for_the_same(request_):
+    assert Request.read({"request": request_.to_dict()}) == request_
+    built = request_.build()
+    assert replace(Request.of(built), mode=request_.mode, blocks=request_.blocks) == request_
 
 
-def test_what_a_field_shows_is_what_a_run_would_fill_in():
-    in_quick = all_fields(Choice(subject=OWN))
-    assert (in_quick["input_px"].value, in_quick["input_px"].step) == (256, 32)
-    assert in_quick["num_workers"].value == 2
-    assert in_quick["images"].value is None  # only calibration finds it out
-    assert in_quick["cache"].choices == ("cold", "warm", "as found")
-    assert in_quick["device"].choices == tuple(lab.DEVICES)
-    assert {"here", "tmpfs"} < set(in_quick["storage"].suggestions)
-    assert "decoder" not in in_quick  # it is what the variants differ in
-    in_full = all_fields(Choice(subject=OWN, mode="full"))
-    assert (in_full["input_px"].value, in_full["batch_size"].value) == (512, 16)
+def test_what_was_not_asked_for_is_not_printed():
+    asked = Request(experiment="storage")
+    assert asked.command_line() == "labkit run storage --mode quick"
+    assert asked.python_code().endswith(
+        "experiment = lab.experiment('storage')\nrun = lab.run(experiment, 'quick')\n"
+    )
+
+
+def test_a_changed_experiment_is_the_users_own():
+    changed = replace(lab.experiment("prefetching"), question="Mine?")
+    assert changed.request is None
+    own = Request(experiment=changed, settings={"num_workers": 1}, baseline="both")
+    assert {settings.num_workers for settings in own.build().variants.values()} == {1}
+    stored = Request.read({"request": own.to_dict()})
+    for asked in (own, stored):
+        assert asked.command_line() == ""
+        assert "with num_workers=1 for all variants" in asked.python_code()
+        assert "lab.choose(experiment, baseline='both')" in asked.python_code()
+
+
+def test_a_run_of_schema_1_is_printed_by_name_and_mode():
+    asked = Request.read(fake_info(["a", "b"]))
+    assert asked.command_line() == "labkit run prefetching --mode quick"
+    own = Request.read(fake_info(["a", "b"], experiment="mine"))
+    assert (own.experiment, own.command_line()) == (None, "")
 
 
 def test_variants_can_be_left_out_and_the_baseline_changed():
-    fewer = Choice(subject=OWN, variants=("pillow", "opencv")).experiment()
+    fewer = Request(experiment=OWN, variants=("pillow", "opencv")).build()
     assert list(fewer.variants) == ["opencv", "pillow"]  # in the experiment's order
     assert (fewer.baseline, fewer.published) == ("pillow", {"opencv": 0.9, "pillow": 1.0})
-    other = Choice(subject=OWN, variants=("opencv", "simplejpeg"), baseline="opencv").experiment()
-    # What a document divided by its own baseline does not hold against another.
+    other = lab.choose(OWN, ["opencv", "simplejpeg"], "opencv")
+    # The document divided by another baseline, so its figures do not apply.
     assert (list(other.variants), other.published) == (["opencv", "simplejpeg"], {})
+    again = lab.choose(lab.choose(OWN, ["opencv", "pillow"]), baseline="opencv")
+    assert (list(again.variants), again.baseline) == (["opencv", "pillow"], "opencv")
 
 
 def test_a_variant_that_the_mode_does_not_measure_is_refused():
-    listed = replace(OWN, variants={"pillow": BASE}, in_full={"opencv": BASE}, published={})
-    choice = Choice(subject=listed, variants=("pillow", "opencv"))
+    listed = replace(
+        OWN,
+        variants={"pillow": lab.Settings()},
+        in_full={"opencv": lab.Settings()},
+        published={},
+    )
+    asked = Request(experiment=listed, variants=("pillow", "opencv"))
     message = (
         "variant must be one that quick mode measures (pillow), got 'opencv'; choose full mode, "
         "or leave it out"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        choice.experiment()
-    assert list(replace(choice, mode="full").experiment().in_full) == ["opencv"]
+        asked.build()
+    assert list(replace(asked, mode="full").build().in_full) == ["opencv"]
 
 
-def test_what_stands_in_for_a_disk_that_cannot_be_put_up_is_chosen_from_alike():
-    asked = []
-
-    def otherwise(why):
-        asked.append(why)
-        return OWN
-
-    chosen = lab.choose(replace(OWN, otherwise=otherwise), ["pillow", "opencv"])
-    instead = chosen.otherwise("no loop device")
-    assert asked == ["no loop device"]
+def test_what_runs_instead_has_the_same_variants_and_settings():
+    listed = replace(OWN, otherwise=lambda why: replace(OWN, question=why))
+    asked = Request(experiment=listed, variants=("pillow", "opencv"), settings={"seed": 1})
+    instead = asked.build().otherwise("no loop device")
+    assert instead.question == "no loop device"
     assert list(instead.variants) == ["opencv", "pillow"]
+    assert {settings.seed for settings in instead.variants.values()} == {1}
 
 
 @pytest.mark.parametrize(
@@ -104,19 +138,12 @@ def test_what_stands_in_for_a_disk_that_cannot_be_put_up_is_chosen_from_alike():
             {"variants": ("pillow", "turbo")},
             "variant must be one of opencv, pillow, simplejpeg, got 'turbo'",
         ),
-        ({"baseline": "turbo"}, None),
-        ({"changes": {"workers": 2}}, None),
-        ({"changes": {"input_px": 100}}, None),
+        ({"baseline": "turbo"}, "baseline must be one of the chosen variants"),
+        ({"settings": {"workers": 2}}, "setting must be one of data"),
+        ({"settings": {"input_px": 100}}, "input_px must be a positive multiple of 32, got 100"),
+        ({"experiment": "prefetch"}, "experiment must be one of batch_size"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused_in_words(given, message):
-    with pytest.raises(ValueError, match=" must be ") as caught:
-        Choice(subject=OWN, **given).experiment()
-    if message is not None:
-        assert str(caught.value) == message
-
-
-def test_an_unknown_experiment_is_refused_with_the_choices():
-    message = f"experiment must be one of {', '.join(sorted(lab.CATALOG))}, got 'prefetch'"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Choice(subject="prefetch").whole()
+def test_what_cannot_be_asked_for_is_refused_in_words(given, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        Request(**{"experiment": OWN, **given}).build()

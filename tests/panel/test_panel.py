@@ -10,12 +10,10 @@ import pytest
 from traitlets.utils.bunch import Bunch
 
 import labkit as lab
-from labkit.experiments.request import Choice
+from labkit.experiments.request import Request
 from labkit.panel import job
-from labkit.panel.form import Form
 from labkit.panel.widget import Panel
 from labkit.runs.store import write_info
-from labkit.settings import help_texts
 
 PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
 SMALL = {
@@ -48,126 +46,6 @@ def labelled(box, text):
     return found
 
 
-# --- the form -------------------------------------------------------------------------------
-
-
-def unguarded(action):
-    return lambda *_: action()
-
-
-def form_of(choice, on_change=lambda: None):
-    return Form(choice, on_change, unguarded)
-
-
-@pytest.fixture
-def form():
-    changes = []
-    made = form_of(Choice(subject="prefetching"), lambda: changes.append(made.choice()))
-    made.heard = changes
-    return made
-
-
-def test_a_form_that_is_left_alone_chooses_nothing(form):
-    assert form.choice() == Choice(subject="prefetching")
-    assert form.heard == []
-
-
-def test_what_is_changed_and_only_that_is_chosen(form):
-    labelled(form.box, "num_workers").value = 5
-    labelled(form.box, "cache").value = "warm"
-    labelled(form.box, "pin_memory").value = False
-    labelled(form.box, "both").value = False
-    labelled(form.box, "blocks").value = 7
-    chosen = form.choice()
-    assert chosen.changes == {"num_workers": 5, "cache": "warm", "pin_memory": False}
-    assert chosen.variants == ("original", "prefetch_generator", "data_prefetcher")
-    assert (chosen.blocks, chosen.baseline) == (7, None)
-    assert form.heard[-1] == chosen
-    assert len(form.heard) == 5
-    form.reset()
-    assert form.choice() == Choice(subject="prefetching")
-    assert len(form.heard) == 5  # whoever resets knows it
-
-
-def test_another_mode_changes_what_nobody_touched(form):
-    labelled(form.box, "num_workers").value = 5
-    labelled(form.box, "mode").value = "full"
-    assert labelled(form.box, "blocks").value == 10
-    assert labelled(form.box, "input_px").value == 512
-    assert form.choice().changes == {"num_workers": 5}
-    labelled(form.box, "input_px").value = 256
-    labelled(form.box, "mode").value = "quick"
-    assert form.choice().changes == {"num_workers": 5}
-    assert form.choice().mode == "quick"
-
-
-def test_untouched_settings_follow_the_device(form):
-    labelled(form.box, "device").value = "cpu"
-    assert labelled(form.box, "step").value == "detector"
-    assert labelled(form.box, "pin_memory").value is False
-    assert form.choice().changes == {"device": "cpu"}
-    labelled(form.box, "device").value = "emulated"
-    assert form.choice().changes == {}
-
-
-def test_large_numbers_stay_what_they_are():
-    given = {"seed": 20240101, "images": 1281167}
-    form = form_of(Choice(subject="prefetching", changes=given))
-    assert form.choice().changes == given
-
-
-def test_the_documents_own_protocol_has_its_own_variants(form):
-    labelled(form.box, "both").value = False
-    labelled(form.box, "cache").value = "warm"
-    labelled(form.box, "protocol").value = "as in the document"
-    assert form.choice().changes == {}  # it decides itself what is cold
-    chosen = form.choice()
-    assert chosen.variants == (
-        "original", "prefetch_generator", "data_prefetcher", "original, again",
-    )  # fmt: skip
-    assert list(chosen.experiment().variants) == list(chosen.variants)
-    labelled(form.box, "protocol").value = "corrected"
-    assert form.choice().variants == ("original", "prefetch_generator", "data_prefetcher")
-
-
-def test_variants_of_full_mode_are_offered_there_alone():
-    form = form_of(Choice(subject="combined"))
-    label = next(iter(lab.experiment("combined").in_full))
-    assert labelled(form.box, label).layout.display == "none"
-    assert form.choice().variants == ()
-    labelled(form.box, "mode").value = "full"
-    assert labelled(form.box, label).layout.display is None
-    assert label in labelled(form.box, "baseline").options
-
-
-def test_every_control_has_a_label_and_every_setting_its_help(form):
-    for widget in below(form.box):
-        if hasattr(widget, "disabled") and hasattr(widget, "description"):
-            assert widget.description
-    helped = [words(w) for w in below(form.box) if type(w).__name__ == "HTML"]
-    assert help_texts()["num_workers"] in helped
-
-
-def test_what_was_given_is_where_reset_returns_to():
-    form = form_of(Choice(subject="prefetching", mode="full", changes={"num_workers": 3}))
-    assert labelled(form.box, "num_workers").value == 3
-    labelled(form.box, "num_workers").value = 4
-    assert form.choice().changes == {"num_workers": 4}
-    form.reset()
-    assert form.choice().changes == {"num_workers": 3}
-    assert form.choice().mode == "full"
-
-
-def test_no_variant_at_all_is_refused():
-    form = form_of(Choice(subject="prefetching"))
-    for label in ("original", "prefetch_generator", "data_prefetcher", "both"):
-        labelled(form.box, label).value = False
-    with pytest.raises(
-        ValueError, match=r"^variants must be at least one, got none; switch one on$"
-    ):
-        form.choice()
-
-
 # --- the panel ------------------------------------------------------------------------------
 
 
@@ -184,7 +62,7 @@ def small(photos):
 
 @pytest.fixture
 def panel(small, tmp_path):
-    return Panel(Choice(subject=small, blocks=1), tmp_path)
+    return Panel(Request(experiment=small, blocks=1), tmp_path)
 
 
 def press(panel, text):
@@ -243,9 +121,9 @@ def test_run_shows_rows_and_then_the_result_from_disk(panel, tmp_path):
 
 
 def test_a_second_panel_takes_up_the_run_and_may_cancel_it(panel, small, tmp_path):
-    labelled(panel.box, "blocks").value = 60
+    labelled(panel.box, "blocks").value = "60"
     press(panel, "Run")
-    second = Panel(Choice(subject=small), tmp_path)
+    second = Panel(Request(experiment=small), tmp_path)
     assert "Cancel" in can_press(second)
     assert "Run" not in can_press(second)
     press(second, "Cancel")
@@ -270,7 +148,7 @@ def test_errors_stand_in_the_panel_with_their_next_step(panel):
     assert "Traceback" in panel._error.value
     press(panel, "Reset")
     assert panel._error.value == ""
-    labelled(panel.box, "input_px").value = 100
+    labelled(panel.box, "input_px").value = "100"
     said = "input_px must be a positive multiple of 32, got 100; try 256 or 512"
     assert words(panel._error).startswith(said)
     press(panel, "Show")
@@ -279,8 +157,8 @@ def test_errors_stand_in_the_panel_with_their_next_step(panel):
 
 
 def test_a_choice_can_be_taken_along_as_python_and_as_a_command_line(photos, tmp_path):
-    panel = Panel(Choice(subject="preprocessing", changes={"data": str(photos)}), tmp_path)
-    labelled(panel.box, "num_workers").value = 1
+    panel = Panel(Request(experiment="preprocessing", settings={"data": str(photos)}), tmp_path)
+    labelled(panel.box, "num_workers").value = "1"
     labelled(panel.box, "vectorized").value = False
     press(panel, "Copy as command line")
     area = labelled(panel.box, "copy")
@@ -314,7 +192,7 @@ def earlier(tmp_path):
 
 
 def test_several_runs_stand_side_by_side_and_are_exported_as_one_figure(earlier):
-    panel = Panel(Choice(subject="preprocessing"), earlier)
+    panel = Panel(Request(experiment="preprocessing"), earlier)
     newest, oldest = lab.list_runs(earlier)[::-1]
     assert words(panel._status).startswith(f"ready: shows {newest.name}")
     labelled(panel.box, "runs").value = (newest, oldest)
@@ -344,7 +222,7 @@ def uploaded(name, data):
 def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factory):
     file = lab.pack(lab.load_run(EXAMPLE), tmp_path_factory.mktemp("shared") / "run.labkit.zip")
     given = uploaded(file.name, file.read_bytes())
-    panel = Panel(Choice(subject="preprocessing"), earlier)
+    panel = Panel(Request(experiment="preprocessing"), earlier)
     panel._history._file.value = (given,)
     assert panel._error.value == ""
     (folder,) = lab.list_runs(earlier / "shared")
@@ -352,12 +230,12 @@ def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factor
     texts = [text for text, _ in panel._history._runs.options]
     assert len(texts) == 3
     assert "machine" in texts[-1]
-    other = Panel(Choice(subject="prefetching"), earlier)
+    other = Panel(Request(experiment="prefetching"), earlier)
     other._history._file.value = (given,)
     assert words(other._error).startswith(
         "share file must hold a run of prefetching to be shown here, got one of preprocessing"
     )
-    broken = Panel(Choice(subject="preprocessing"), earlier)
+    broken = Panel(Request(experiment="preprocessing"), earlier)
     broken._history._file.value = (uploaded("a.zip", b"no zip"),)
     assert "share file must be" in words(broken._error)
 
@@ -365,7 +243,7 @@ def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factor
 def test_a_run_whose_process_was_killed_is_called_stopped(earlier):
     newest = lab.list_runs(earlier)[-1]
     write_info(newest, {**lab.load_run(newest).info, "status": "running"})
-    panel = Panel(Choice(subject="preprocessing"), earlier)
+    panel = Panel(Request(experiment="preprocessing"), earlier)
     assert words(panel._status) == f"ready: shows {newest.name}, stopped"
     assert " stopped " in panel._history._runs.options[0][0]
 
@@ -373,7 +251,7 @@ def test_a_run_whose_process_was_killed_is_called_stopped(earlier):
 def test_a_broken_run_folder_hides_no_other(earlier):
     newest = lab.list_runs(earlier)[-1]
     (newest / "run.json").write_text('{"mode": 5, "status": null, "created_utc": 1}')
-    panel = Panel(Choice(subject="preprocessing"), earlier)
+    panel = Panel(Request(experiment="preprocessing"), earlier)
     assert [value for _, value in panel._history._runs.options] == lab.list_runs(earlier)[:1]
 
 

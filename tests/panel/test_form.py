@@ -1,0 +1,144 @@
+"""The form without a browser: what its controls show, and what is asked for through them."""
+
+import re
+
+import pytest
+
+import labkit as lab
+from labkit.experiments.catalog import KNOBS
+from labkit.experiments.request import Request
+from labkit.panel.form import AUTO, Form
+from labkit.runs.kinds import KINDS
+from labkit.settings import AS_PUBLISHED, help_texts
+
+
+def below(widget):
+    """A widget and all inside it."""
+    found = [widget]
+    for child in getattr(widget, "children", ()):
+        found += below(child)
+    return found
+
+
+def labelled(form, text):
+    (found,) = (w for w in below(form.box) if getattr(w, "description", None) == text)
+    return found
+
+
+def help_of(form, text):
+    """What stands below a control."""
+    for box in below(form.box):
+        control, *more = getattr(box, "children", ()) or (None,)
+        if getattr(control, "description", None) == text and more:
+            return re.sub(r"<[^>]+>", "", more[0].value)
+    raise AssertionError(f"no help of {text}")
+
+
+@pytest.fixture
+def form():
+    return Form(Request(experiment="prefetching"))
+
+
+@pytest.mark.parametrize("name", lab.CATALOG)
+def test_every_setting_that_all_variants_share_has_one_control_with_its_help(name):
+    form = Form(Request(experiment=name))
+    form.refresh()
+    experiment = lab.experiment(name)
+    variants = [*experiment.variants.values(), *experiment.in_full.values()]
+    for setting in KINDS[experiment.kind].settings:
+        controls = [w for w in below(form.box) if getattr(w, "description", "") == setting]
+        is_shared = len({getattr(settings, setting) for settings in variants}) == 1
+        assert len(controls) == is_shared
+        if is_shared:
+            assert help_of(form, setting).startswith(help_texts()[setting].split("'")[0])
+    assert set(KNOBS[name]) <= set(KINDS[experiment.kind].settings)
+
+
+def test_a_form_that_is_left_alone_asks_for_nothing(form):
+    assert form.refresh() == Request(experiment="prefetching")
+    assert labelled(form, "num_workers").value == AUTO
+    assert labelled(form, "pin_memory").value == AUTO
+
+
+def test_what_is_changed_and_only_that_is_asked_for(form):
+    labelled(form, "num_workers").value = "5"
+    labelled(form, "cache").value = "warm"
+    labelled(form, "pin_memory").value = False
+    labelled(form, "both").value = False
+    labelled(form, "blocks").value = "7"
+    asked = form.request()
+    assert asked.settings == {"num_workers": 5, "cache": "warm", "pin_memory": False}
+    assert asked.variants == ("original", "prefetch_generator", "data_prefetcher")
+    assert (asked.blocks, asked.baseline) == (7, None)
+    labelled(form, "num_workers").value = ""  # an empty field is auto, too
+    assert "num_workers" not in form.request().settings
+    form.reset()
+    assert form.request() == Request(experiment="prefetching")
+
+
+def test_the_help_says_what_auto_means_now(form):
+    form.refresh()
+    assert help_of(form, "input_px").endswith("auto: 256")
+    assert help_of(form, "blocks").endswith("auto: 3")
+    assert "auto" not in help_of(form, "images")  # calibration finds it
+    labelled(form, "mode").value = "full"
+    labelled(form, "device").value = "cpu"
+    form.refresh()
+    assert help_of(form, "input_px").endswith("auto: 512")
+    assert help_of(form, "blocks").endswith("auto: 10")
+    assert help_of(form, "step").endswith("auto: detector")
+    assert help_of(form, "pin_memory").endswith("auto: no")
+    assert "auto" not in help_of(form, "device")
+
+
+def test_another_protocol_has_other_settings_and_variants(form):
+    labelled(form, "both").value = False
+    labelled(form, "cache").value = "warm"
+    labelled(form, "protocol").value = AS_PUBLISHED
+    asked = form.refresh()
+    assert asked.settings == {}  # it decides itself what is cold
+    assert asked.variants == (
+        "original", "prefetch_generator", "data_prefetcher", "original, again",
+    )  # fmt: skip
+    assert list(asked.build().variants) == list(asked.variants)
+    labelled(form, "protocol").value = "corrected"
+    assert form.refresh().settings == {"cache": "warm"}
+
+
+def test_variants_of_full_mode_are_offered_there_alone():
+    form = Form(Request(experiment="combined"))
+    label = next(iter(lab.experiment("combined").in_full))
+    form.refresh()
+    assert labelled(form, label).layout.display == "none"
+    labelled(form, "mode").value = "full"
+    form.refresh()
+    assert labelled(form, label).layout.display is None
+    assert form.request().variants == ()
+
+
+def test_what_was_given_is_where_reset_returns_to():
+    given = {"num_workers": 3, "seed": 20240101, "persistent_workers": True, "decoder": "mine"}
+    start = Request(experiment="prefetching", mode="full", blocks=12, settings=given)
+    form = Form(start)
+    assert form.request() == start
+    labelled(form, "num_workers").value = AUTO
+    labelled(form, "mode").value = "quick"
+    assert "num_workers" not in form.request().settings
+    form.reset()
+    assert form.request() == start
+
+
+def test_what_no_control_shows_is_still_asked_for():
+    start = Request(experiment="storage", settings={"storage": "modelled_hdd"})
+    assert Form(start).request() == start
+
+
+def test_what_cannot_be_asked_for_is_refused(form):
+    labelled(form, "num_workers").value = "two"
+    with pytest.raises(ValueError, match=r"^num_workers must be a whole number or auto, got 'two'"):
+        form.request()
+    form.reset()
+    for label in ("original", "prefetch_generator", "data_prefetcher", "both"):
+        labelled(form, label).value = False
+    with pytest.raises(ValueError, match=r"^variants must be at least one, got none; switch one"):
+        form.request()
