@@ -34,9 +34,9 @@ from benchmarks import planted_workers as workers
 from benchmarks.photo_training import Site
 from labkit import units
 from labkit.contracts import Skip
+from labkit.files import bar
 from labkit.machine import page_cache
 from labkit.parts.storage import slow_disk
-from labkit.progress import bar
 
 IMAGES = 200
 BUDGET_S = 24

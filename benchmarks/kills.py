@@ -37,8 +37,8 @@ from benchmarks.marked import marked
 from data_scripts.make_photos import make_photos
 from labkit import units
 from labkit.contracts import Skip
+from labkit.files import bar
 from labkit.parts.storage import locate
-from labkit.progress import bar
 from labkit.runs.store import TRIALS_FILE, list_runs, load_run
 
 TARGETS = ("runner", "server", "trial", "loader worker")

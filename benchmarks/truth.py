@@ -25,8 +25,8 @@ import labkit as lab
 from benchmarks import frame
 from labkit import units
 from labkit.analysis.summary import Row
+from labkit.files import bar
 from labkit.machine.page_cache import can_evict
-from labkit.progress import bar
 
 IMAGES = 1000
 DELAY_SHARE = 0.10

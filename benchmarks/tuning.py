@@ -18,8 +18,8 @@ import labkit as lab
 from benchmarks import frame
 from labkit import units
 from labkit.experiments import tuning
+from labkit.files import bar
 from labkit.machine import hardware
-from labkit.progress import bar
 from labkit.resolve import complete_here
 from labkit.settings import MODES, Settings
 

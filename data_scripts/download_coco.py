@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from labkit import units
+from labkit.files import bar
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.manifest import MANIFEST
-from labkit.progress import bar
 
 URL_BASE = "http://images.cocodataset.org"
 IMAGES = "val2017"

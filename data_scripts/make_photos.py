@@ -28,8 +28,8 @@ import cv2
 
 from data_scripts.photo_scenes import annotate, paint, plan_scene
 from labkit import units
-from labkit.files import write_whole
-from labkit.jpeg import END, START
+from labkit.contracts import JPEG_END, JPEG_START
+from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.packing.folder import (
     UNFINISHED,
@@ -39,7 +39,6 @@ from labkit.parts.packing.folder import (
     open_folder,
 )
 from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest, sha256
-from labkit.progress import bar
 
 KIND = "synthetic photographs"
 JPEG_QUALITY = 93
@@ -153,7 +152,7 @@ def _make_image(root: Path, seed: int, image_id: int, entry: dict | None) -> Wri
         whole = sha256(jpeg) == entry["sha256"]
     else:
         # A power cut can leave a renamed file without its content.
-        whole = jpeg.startswith(START) and jpeg.endswith(END)
+        whole = jpeg.startswith(JPEG_START) and jpeg.endswith(JPEG_END)
     if not whole:
         quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
         jpeg = cv2.imencode(".jpg", paint(scene), quality)[1].tobytes()

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from labkit import units
 from labkit.contracts import Skip
+from labkit.files import bar
 from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import JPEG, PACKINGS, SAMPLE
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.progress import bar
 from labkit.resolve import is_original, open_original, open_reader, stored_folder
 from labkit.runs.packs import ENGINES, about, ensure_pack
 from labkit.settings import Settings, field_kinds

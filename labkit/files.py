@@ -1,8 +1,8 @@
-"""Files: one that appears under its name only when it is complete, and by one process at a time.
+"""Write files whole, lock them, and show the progress of work on many of them.
 
     content ─▶ .<name>.part ─ replace ─▶ <name>
 
-A killed process or a full disk leaves half a file, which must never stand under the final name.
+A killed process or a full disk leaves half a file, which must never have the final name.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
+
+REDRAW_S = 0.5  # drawing more often would disturb a measurement
+NARROW_COLUMNS = 100  # for notebooks and logs, which have no terminal's width
 
 
 def part_of(path: Path) -> Path:
@@ -120,3 +125,22 @@ def locked(
         yield held
     finally:
         os.close(lock)
+
+
+def progress_stream() -> TextIO:
+    """Return the stream for progress: stdout in a notebook, which shows stderr as errors."""
+    return sys.stdout if "ipykernel" in sys.modules else sys.stderr
+
+
+def bar(items: Iterable | None = None, **options: object) -> object:
+    """Return a tqdm bar that fits a terminal, a notebook or a log.
+
+    Args:
+        items: what to iterate over; unset: advance it by hand.
+        **options: tqdm's own.
+    """
+    from tqdm import tqdm
+
+    file = progress_stream()
+    width = {"dynamic_ncols": True} if file.isatty() else {"ncols": NARROW_COLUMNS}
+    return tqdm(items, file=file, mininterval=REDRAW_S, **width, **options)

@@ -13,7 +13,7 @@ LABKIT = Path(__file__).parent.parent / "labkit"
 
 # Lowest first; a module may import only from its own layer and from those above it in this list.
 LAYERS = [
-    {"settings", "contracts", "units", "files", "jpeg", "progress"},
+    {"settings", "contracts", "units", "files"},
     {"machine"},
     {"parts"},
     {"resolve"},

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from labkit import progress as bars
+from labkit import files
 from labkit.diagnosis import arms
 from labkit.diagnosis.collect import collect
 from labkit.diagnosis.conclusion import Diagnosis, conclude
@@ -133,7 +133,7 @@ class _Bar:
     """A bar that goes from 0 to 1 with what is measured beside it."""
 
     def __init__(self, shown: bool) -> None:
-        self._bar = bars.bar(
+        self._bar = files.bar(
             total=100,
             desc="diagnosis",
             disable=not shown,

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TextIO
 
-from labkit import progress
 from labkit.contracts import Clock, SystemClock
 from labkit.diagnosis import phase_words
 from labkit.diagnosis.phases import EpochPhases, Phases
+from labkit.files import progress_stream
 
 REDRAW_S = 1.0
 
@@ -143,7 +143,7 @@ def choose_screen() -> Screen:
     python = sys.modules.get("IPython")
     if python and hasattr(python.get_ipython(), "kernel"):
         return Notebook()
-    file = progress.stream()
+    file = progress_stream()
     return Terminal(file) if file.isatty() else Log(file)
 
 

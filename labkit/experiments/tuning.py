@@ -19,8 +19,8 @@ from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
-from labkit.progress import Progress
 from labkit.resolve import complete_here
+from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment, run
 from labkit.runs.store import Run
 from labkit.settings import MODES, Settings, read_settings

@@ -23,7 +23,7 @@ from types import ModuleType
 
 import numpy as np
 
-from labkit.jpeg import read_size_px
+from labkit.contracts import read_size_px
 
 LIBJPEG_WARNING = "Corrupt JPEG data"  # how its messages of repairable damage start
 MIN_FACTOR = 2  # decoding to 5/8 takes longer than decoding in full (measured)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from labkit.analysis.validity import baselines_of, group_of
 from labkit.contracts import Trial, utc_now
+from labkit.files import bar, progress_stream
 from labkit.machine import hardware
-from labkit.progress import Progress, RunProgress
 from labkit.runs.process import Launcher, TrialKilled
 from labkit.runs.schedule import Planned
 from labkit.runs.store import append_trial, explain_unwritable, write_info
@@ -40,6 +40,68 @@ def single_run_lock() -> Iterator[None]:
         yield
     finally:
         _LOCK.release()
+
+
+class Progress:
+    """A run's progress as lines and a bar.
+
+    An object with the same methods can be passed to a run instead. They are called between trials,
+    and the next trial waits until they return.
+
+    Args:
+        name: starts every line.
+        shown: whether lines and bars are written to the terminal.
+    """
+
+    def __init__(self, name: str, *, shown: bool) -> None:
+        self._name, self.shown, self._bar, self._trial = name, shown, None, ""
+
+    def begin(self, folder: Path) -> None:
+        """Start a run in its folder."""
+
+    def say(self, line: str) -> None:
+        """Show a sentence, above the bar."""
+        if self.shown:
+            from tqdm import tqdm
+
+            tqdm.write(f"{self._name}: {line}", file=progress_stream())
+
+    def start(self, *, total: int, done: int) -> None:
+        """Set the number of trials and how many are done; again when there are more."""
+        if self._bar is not None:
+            self._bar.total, self._bar.n = total, done
+        elif self.shown:
+            self._bar = bar(
+                total=total,
+                initial=done,
+                desc=self._name,
+                bar_format="{desc} {percentage:3.0f}%|{bar:20}| trial {n}/{total} "
+                "[{elapsed}, {remaining} left{postfix}]",
+            )
+
+    def next(self, trial: str) -> None:
+        """Name the trial that starts now."""
+        self._trial = trial
+        self._show(trial, at_once=True)
+
+    def rate(self, rate: str) -> None:
+        """Show how fast the trial was."""
+        self._show(f"{self._trial} {rate}", at_once=False)
+
+    def advance(self) -> None:
+        """Count one trial as done."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def close(self) -> None:
+        """End the run and leave the bar as it is."""
+        if self._bar is not None:
+            self._show("", at_once=False)
+            self._bar.close()
+
+    def _show(self, text: str, *, at_once: bool) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=at_once)
 
 
 class ActiveRun:
@@ -70,7 +132,7 @@ class ActiveRun:
         self.images_looked_at = 0
         self.cancel = cancel
         if isinstance(progress, bool):
-            progress = RunProgress(info["experiment"], shown=progress)
+            progress = Progress(info["experiment"], shown=progress)
         self.progress = progress
         progress.begin(folder)
         with explain_unwritable(folder):

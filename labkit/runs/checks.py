@@ -40,12 +40,12 @@ from labkit.contracts import (
     check_batch,
     check_image,
     difference,
+    read_size_px,
     seconds_of,
     tolerance_levels,
     utc_now,
 )
 from labkit.files import write_whole
-from labkit.jpeg import read_size_px
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, sample_jpeg
 from labkit.parts.devices import FREE_LOADER_MIN_AU, PROFILES, with_compute

@@ -17,9 +17,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from labkit.contracts import Cancelled
-from labkit.progress import Progress
 from labkit.resolve import own_parts
-from labkit.runs.active import ActiveRun, single_run_lock
+from labkit.runs.active import ActiveRun, Progress, single_run_lock
 from labkit.runs.kinds import EPOCHS, KINDS
 from labkit.runs.preconditions import check, check_resumable
 from labkit.runs.runner import run_blocks

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.contracts import Annotation, Cancelled, Sample, Skip
-from labkit.files import whole_folder, write_whole
+from labkit.files import bar, whole_folder, write_whole
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, Content, Reader
@@ -35,7 +35,6 @@ from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.packs import encode
 from labkit.parts.packing.remote import local_folder
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.progress import bar
 from labkit.resolve import (
     is_original,
     open_original,

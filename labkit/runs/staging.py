@@ -26,11 +26,10 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.contracts import Cancelled, Skip
-from labkit.files import whole
+from labkit.files import bar, whole
 from labkit.machine.media import Medium, describe_medium, is_hard_disk, probe_random_reads
 from labkit.parts.packing import Reader
 from labkit.parts.storage import Storage, locate
-from labkit.progress import bar
 from labkit.resolve import locate_data, open_original, open_reader, open_source, stored_folder
 from labkit.settings import Settings
 

@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.contracts import Annotation
+from labkit.contracts import Annotation, read_size_px
 from labkit.files import write_whole
-from labkit.jpeg import read_size_px
 from labkit.parts.packing.boxes import Listing, coco_json, read_coco, synthesize_boxes
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,

@@ -23,9 +23,8 @@ from types import ModuleType
 
 import numpy as np
 
-from labkit.contracts import Annotation, Skip
+from labkit.contracts import JPEG_START, Annotation, Skip
 from labkit.files import write_whole
-from labkit.jpeg import START
 from labkit.parts.packing.boxes import Listing
 from labkit.parts.packing.formats import FORKING, Format, Opened
 from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, sha256
@@ -94,7 +93,7 @@ def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
             return load(record)
         except Exception as error:  # the library has errors of its own
             raise ValueError(f"sample must be in safetensors' format, got {error}") from error
-    if not record.startswith(START):
+    if not record.startswith(JPEG_START):
         found = f"{record[:8]!r}..." if record else "0 bytes"
         raise ValueError(f"image must be a JPEG, got {found}")
     return record

@@ -17,8 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import url2pathname
 
 from labkit.contracts import Cancelled
-from labkit.files import whole
-from labkit.progress import bar
+from labkit.files import bar, whole
 
 CONNECTIONS = 8
 WHOLE = ".copied-from-url"  # in a copy that is whole
