@@ -1,5 +1,6 @@
 """labkit: why is my GPU at 0 %, and what fixes it?  The public names, nothing else."""
 
+from labkit.claims.disputes import disputes
 from labkit.diagnosis.call_graph import profile as call_graph
 from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.gpu_util import gpu_util, polled_table
@@ -19,32 +20,15 @@ from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage import STORAGES
 from labkit.parts.training import LOSSES, STEPS, Step
-from labkit.report.costs import costs
-from labkit.report.findings import findings
-from labkit.report.predictions import predictions
-from labkit.report.report import write_report
-from labkit.report.run import (
-    chart,
-    claims,
-    compare_table,
-    describe_data,
-    dial_chart,
-    disputes,
-    doctor,
-    epoch_chart,
-    forecast,
-    newest_run,
-    recipe,
-    save,
-    side_by_side,
-    table,
-)
-from labkit.report.savings import savings
-from labkit.report.share import open_shared, pack
+from labkit.report.doctor import describe_data, doctor
+from labkit.report.report import write_report as report
+from labkit.report.run import Run, claims, compare, find_run, newest_run, open_shared, resume, run
 from labkit.report.timeline_chart import timeline_chart
-from labkit.runs.experiment import Experiment, resume, run
-from labkit.runs.store import Run, find_run, list_runs, load_run
+from labkit.runs.experiment import Experiment, forecast
+from labkit.runs.store import list_runs
 from labkit.settings import Settings, vary
+
+table, chart = Run.table, Run.chart
 
 __all__ = [
     "CATALOG",
@@ -66,40 +50,29 @@ __all__ = [
     "chart",
     "choose",
     "claims",
-    "compare_table",
-    "costs",
+    "compare",
     "describe_data",
     "diagnose",
-    "dial_chart",
     "disputes",
     "doctor",
-    "epoch_chart",
     "example_loop",
     "experiment",
     "find_run",
-    "findings",
     "forecast",
     "gpu_util",
     "largest_batch",
     "list_runs",
-    "load_run",
     "newest_run",
     "open_shared",
-    "pack",
     "panel",
     "polled_table",
-    "predictions",
-    "recipe",
     "record_timeline",
+    "report",
     "resume",
     "run",
-    "save",
-    "savings",
-    "side_by_side",
     "table",
     "timeline_chart",
     "tune",
     "vary",
     "watch",
-    "write_report",
 ]

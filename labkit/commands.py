@@ -23,7 +23,8 @@ from labkit.experiments import catalog
 from labkit.experiments.request import Request
 from labkit.machine.media import write_media
 from labkit.report import bars as figures
-from labkit.report import run as notebook
+from labkit.report import report, table
+from labkit.report.doctor import doctor_rows
 from labkit.runs import store
 from labkit.settings import field_kinds
 
@@ -61,7 +62,7 @@ def _run_line(folder: Path) -> str:
 def run(options: argparse.Namespace) -> int:
     """Run experiments, or complete a run, and show them."""
     if options.resume:
-        return _show(lab.resume(store.find_run(options.results, options.resume).folder))
+        return _show(lab.resume(lab.find_run(options.resume, options.results).folder))
     if len(options.names) == 1:
         return _show(_run(options, _request(options, options.names[0]).build()))
     # Build all before running any: a typo in the third name must not cost two runs.
@@ -97,14 +98,14 @@ def _request(options: argparse.Namespace, name: str) -> Request:
     )
 
 
-def _run(options: argparse.Namespace, experiment: lab.Experiment) -> store.Run:
+def _run(options: argparse.Namespace, experiment: lab.Experiment) -> lab.Run:
     return lab.run(experiment, options.mode, blocks=options.blocks, results=options.results)
 
 
-def _show(run: store.Run) -> int:
-    files = notebook.save(run)
-    print(f"\n{notebook.text(run)}\n")
-    for title, found in notebook.more_tables(run).items():
+def _show(run: lab.Run) -> int:
+    files = run.save()
+    print(f"\n{table.text(run.summary)}\n")
+    for title, found in run.findings().items():
         print(f"{title}\n{found}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
     return 0 if run.info["status"] == "finished" else 1
@@ -123,20 +124,20 @@ def show_forecast(options: argparse.Namespace) -> int:
 
 def show_table(options: argparse.Namespace) -> int:
     """Print a run's table."""
-    run = store.find_run(options.results, options.run)
+    run = lab.find_run(options.run, options.results)
     if options.json:
-        print(_json(notebook.rows(run)))
+        print(_json(table.rows(run.summary)))
     elif options.detail:
-        print(notebook.table(run, detail=True).T.to_string())
+        print(run.table(detail=True).T.to_string())
     else:
-        print(notebook.text(run))
+        print(table.text(run.summary))
     return 0
 
 
 def draw_chart(options: argparse.Namespace) -> int:
     """Draw a run's charts into its folder."""
-    run = store.find_run(options.results, options.run)
-    for path in notebook.save(run):
+    run = lab.find_run(options.run, options.results)
+    for path in run.save():
         print(path)
     return 0
 
@@ -161,15 +162,15 @@ def _json(rows: list[dict[str, object]]) -> str:
 
 def show_savings(options: argparse.Namespace) -> int:
     """Say what a run's winner saves over a whole training."""
-    run = store.find_run(options.results, options.run)
+    run = lab.find_run(options.run, options.results)
     asked = {"epochs": options.epochs, "images": options.images, "gpu_hour": options.gpu_hour}
-    print(lab.savings(run, **asked))
+    print(run.savings(**asked))
     return 0
 
 
 def write_recipe(options: argparse.Namespace) -> int:
     """Write a run's winner as code."""
-    written = lab.recipe(store.find_run(options.results, options.run), options.variant)
+    written = lab.find_run(options.run, options.results).recipe(options.variant)
     if options.out is None:
         print(written, end="")
         return 0
@@ -181,19 +182,19 @@ def write_recipe(options: argparse.Namespace) -> int:
 def write_report(options: argparse.Namespace) -> int:
     """Write a page of the newest runs, or a report of chosen ones."""
     if not options.runs and not options.markdown and options.out is None:
-        print(f"wrote {notebook.write_page(options.results)}")
+        print(f"wrote {report.write_page(options.results)}")
         return 0
-    chosen = [store.find_run(options.results, name) for name in options.runs] or None
+    chosen = [lab.find_run(name, options.results) for name in options.runs] or None
     asked = {"results": options.results, "markdown": options.markdown}
-    for path in lab.write_report(chosen, options.out, **asked):
+    for path in lab.report(chosen, options.out, **asked):
         print(f"wrote {path}")
     return 0
 
 
 def pack_run(options: argparse.Namespace) -> int:
     """Pack a run as one file to send."""
-    run = store.find_run(options.results, options.run)
-    path = lab.pack(run, options.out)
+    run = lab.find_run(options.run, options.results)
+    path = run.share(options.out)
     print(f"packed in {path}, {units.count_bytes(path.stat().st_size)}; open it with: labkit open")
     return 0
 
@@ -203,7 +204,9 @@ def open_shared(options: argparse.Namespace) -> int:
     before = store.list_shared(options.results)
     run = lab.open_shared(options.file, options.results)
     done = "opened before" if run.folder in before else "opened"
-    print(f"{done}: {run.folder}, from {run.info[store.SHARED]['from']}\n\n{notebook.text(run)}")
+    print(
+        f"{done}: {run.folder}, from {run.info[store.SHARED]['from']}\n\n{table.text(run.summary)}"
+    )
     return 0
 
 
@@ -233,6 +236,6 @@ def show_doctor(options: argparse.Namespace) -> int:
     given = {name: Path(folder) for name, folder in given.items() if folder}
     if options.write:
         write_media(Path("labkit.toml"), **given)
-    for topic, value, remark in notebook.doctor_rows(given):
+    for topic, value, remark in doctor_rows(given):
         print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
     return 0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fakes import LABELS, fake_epoch, fake_info, fake_logged, fake_trial, fake_trials
 
-from labkit.runs.store import Run, append_trial, create_run
+from labkit.report.run import Run
+from labkit.runs.store import append_trial, create_run
 
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.7}
 MINE = {

@@ -25,7 +25,7 @@ from labkit.claims.ledger import (
     wrapped,
 )
 from labkit.machine import hardware
-from labkit.runs.store import Run, newest_runs
+from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import MODES
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _asked_of(experiment: str) -> list[Contrast]:
 class _Compared:
     """A run, and the ratios of all that is asked of it."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: StoredRun) -> None:
         summary = run.summary
         self.run = run
         self.rows = {row.variant: row for row in summary.rows}
@@ -169,7 +169,9 @@ def _why_not(contrast: Contrast, compared: _Compared) -> str:
     return "not run: no block has both"
 
 
-def _say(dispute: Dispute, contrast: Contrast, run: Run, ratio: Ratio, rows: Sequence[Row]) -> str:
+def _say(
+    dispute: Dispute, contrast: Contrast, run: StoredRun, ratio: Ratio, rows: Sequence[Row]
+) -> str:
     where, figures = conditions(rows), units.normalized(ratio.ratio)
     if ratio.low is not None:
         figures += f" {units.interval(ratio.low, ratio.high)}"
@@ -194,6 +196,11 @@ class Disputes(tuple):
 
     def _repr_html_(self) -> str:
         return "".join(dispute_table(row)._repr_html_() for row in self)
+
+
+def disputes(results: Path | str = "results", *, numbers: Sequence[int] = ()) -> Disputes:
+    """Show what is disputed, who says what, and what this machine's runs say of it."""
+    return Disputes(answers(results, numbers=numbers))
 
 
 def dispute_table(row: Mapping[str, object]) -> Frame:

@@ -21,7 +21,7 @@ from labkit.analysis.summary import Row
 from labkit.claims.answers import ANSWERS, beside_baselines
 from labkit.experiments import catalog
 from labkit.machine import hardware
-from labkit.runs.store import Run, newest_runs
+from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str
     return [_row(claim, runs) for claim in CLAIMS]
 
 
-def answers_of(run: Run, machine_id: str) -> list[dict[str, object]]:
+def answers_of(run: StoredRun, machine_id: str) -> list[dict[str, object]]:
     """Answer from one run the claims that its experiment tests.
 
     Args:
@@ -131,7 +131,7 @@ def weigh_answer(info: Mapping[str, object], machine_id: str) -> int | None:
     return 2 if mode is not None and mode.judged else 1
 
 
-def _row(claim: Claim, runs: Mapping[str, Run]) -> dict[str, object]:
+def _row(claim: Claim, runs: Mapping[str, StoredRun]) -> dict[str, object]:
     experiments = list(dict.fromkeys(test.experiment for test in claim.tests))
     return {
         "number": claim.number,
@@ -144,7 +144,7 @@ def _row(claim: Claim, runs: Mapping[str, Run]) -> dict[str, object]:
     }
 
 
-def answer(claim: Claim, runs: Mapping[str, Run]) -> str:
+def answer(claim: Claim, runs: Mapping[str, StoredRun]) -> str:
     """Say in one line what the runs say of a claim.
 
     Args:
@@ -170,7 +170,7 @@ def _name(test: Test, *, alone: bool) -> str:
     return f"{test.experiment} {test.variant}".rstrip()
 
 
-def _answer(claim: Claim, test: Test, run: Run | None) -> str:
+def _answer(claim: Claim, test: Test, run: StoredRun | None) -> str:
     experiment, variant = test.experiment, test.variant
     if run is None and experiment in MADE_BY:
         return f"not run: {MADE_BY[experiment]} asks it"
@@ -192,7 +192,7 @@ def _answer(claim: Claim, test: Test, run: Run | None) -> str:
     return _measured(run.info, summary.rows[0], rows[variant], test)
 
 
-def _answer_otherwise(number: int, variant: str, run: Run) -> str:
+def _answer_otherwise(number: int, variant: str, run: StoredRun) -> str:
     """Answer by what is no normalized time; see `claim_answers`."""
     summary = run.summary
     rows = {row.variant: row for row in summary.rows}

@@ -26,7 +26,7 @@ from labkit.runs.experiment import Experiment, run
 from labkit.settings import MODES, Settings
 
 if TYPE_CHECKING:
-    from labkit.runs.store import Run
+    from labkit.runs.store import StoredRun
 
 IMAGES = 400  # of an epoch, unless set
 CALIBRATED_ON = 96
@@ -134,7 +134,7 @@ def _simpler(preprocessor: str) -> str:
 
 def verified(
     settings: Settings, remedies: tuple[Remedy, ...], *, results: Path | str, progress: bool
-) -> tuple[tuple[Remedy, ...], Run | None]:
+) -> tuple[tuple[Remedy, ...], StoredRun | None]:
     """Run the remedies that parts can apply, and write what they took beside the predictions.
 
     Args:

@@ -22,7 +22,7 @@ from labkit.machine import hardware
 from labkit.resolve import complete_here
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment, run
-from labkit.runs.store import Run
+from labkit.runs.store import StoredRun
 from labkit.settings import MODES, Settings, read_settings
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Tuned:
     """What was chosen, as "num_workers=4"; or "default"."""
     measured: Mapping[str, Measured]
     """Every setting that was tried; the default first."""
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
     """Where the numbers come from."""
     is_whole: bool
     """Whether there was time for everything."""
@@ -227,7 +227,7 @@ class _Until(threading.Event):
 
 def _round(
     default: Settings, rivals: Mapping[str, Settings], blocks: int, until: _Until, **how: object
-) -> Run:
+) -> StoredRun:
     """Measure rivals beside the default until the time is over."""
     experiment = Experiment(
         "tune",
@@ -242,7 +242,7 @@ def _round(
     return found
 
 
-def _measured(found: Run, before: Mapping[str, Measured]) -> dict[str, Measured]:
+def _measured(found: StoredRun, before: Mapping[str, Measured]) -> dict[str, Measured]:
     """Add a run's numbers to those there are; of two for one setting the later."""
     measured = dict(before)
     for row in found.summary.rows:

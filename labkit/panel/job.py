@@ -21,7 +21,7 @@ from typing import Literal
 
 from labkit import units
 from labkit.contracts import Cancelled
-from labkit.runs.store import Run
+from labkit.runs.store import StoredRun
 
 State = Literal["preparing", "running", "cancelling", "finished", "cancelled", "failed"]
 ENDED = ("finished", "cancelled", "failed")
@@ -44,7 +44,7 @@ class Job:
     shown = False  # no bars: what is known is shown elsewhere
 
     def __init__(
-        self, name: str, run: Callable[..., Run], now: Callable[[], float] = time.monotonic
+        self, name: str, run: Callable[..., StoredRun], now: Callable[[], float] = time.monotonic
     ) -> None:
         self.name = name
         self.state: State = "preparing"
@@ -210,7 +210,7 @@ def forget(watcher: Watcher) -> None:
         _watchers.remove(watcher)
 
 
-def start(name: str, run: Callable[..., Run]) -> Job:
+def start(name: str, run: Callable[..., StoredRun]) -> Job:
     """Start a run in a thread.
 
     Args:

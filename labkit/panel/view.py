@@ -20,8 +20,8 @@ from labkit.contracts import Trial
 from labkit.machine import hardware
 from labkit.panel.job import Job
 from labkit.report import bars as figures
-from labkit.report import run as notebook
-from labkit.runs.store import SHARED, Run, is_under_way, load_run, read_info
+from labkit.report import charts, side_by_side, table
+from labkit.runs.store import SHARED, StoredRun, is_under_way, load_run, read_info
 
 STYLE = """<style>
 .labkit-panel { color: var(--jp-ui-font-color1, #1a1a1a); padding: 8px; max-width: 1100px; }
@@ -136,12 +136,12 @@ _PHASES = {
 }
 
 
-def last_trial(run: Run) -> Trial | None:
+def last_trial(run: StoredRun) -> Trial | None:
     """Give the trial that was measured last."""
     return next((trial for trial in reversed(run.trials) if trial.status == "ok"), None)
 
 
-def trials(run: Run, *, is_open: bool) -> str:
+def trials(run: StoredRun, *, is_open: bool) -> str:
     """List every trial, the newest first: what grows while a run goes on.
 
     Args:
@@ -198,15 +198,15 @@ def _result(folder: Path, stamps: tuple[int, ...]) -> str:
     run = load_run(folder)
     if last_trial(run) is None:
         return NOTHING
-    shown = figures.mimebundle(notebook.chart(run))[0]["text/html"]
-    return f"{shown}{notebook.table(run)._repr_html_()}"
+    shown = figures.mimebundle(charts.chart(run.summary))[0]["text/html"]
+    return f"{shown}{table.table(run.summary)._repr_html_()}"
 
 
 def beside(folders: Sequence[Path]) -> str:
     """Show several runs, each against its own baseline."""
     runs = [load_run(folder) for folder in folders]
-    shown = figures.mimebundle(notebook.side_by_side(runs))[0]["text/html"]
-    return f"{shown}{notebook.compare_table(runs)._repr_html_()}"
+    shown = figures.mimebundle(side_by_side.side_by_side(runs))[0]["text/html"]
+    return f"{shown}{side_by_side.compare_table(runs)._repr_html_()}"
 
 
 def status_of(folder: Path) -> str:

@@ -25,7 +25,7 @@ from labkit.panel import view as views
 from labkit.panel.controls import button, html
 from labkit.panel.form import Form, row
 from labkit.panel.history import History
-from labkit.report import run as notebook
+from labkit.runs.experiment import forecast
 from labkit.runs.experiment import resume as resume_run
 from labkit.runs.experiment import run as run_experiment
 from labkit.runs.store import SHARED, load_run, read_info, why_hopeless
@@ -145,7 +145,7 @@ class Panel:
     def _say_forecast(self) -> None:
         self._forecast.value = ""
         request = self._form.refresh()
-        expected = notebook.forecast(
+        expected = forecast(
             request.build(), request.mode, blocks=request.blocks, results=self._results
         )
         self._forecast.value = views.lines([str(expected)])

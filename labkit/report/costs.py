@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from labkit.analysis.summary import Row, Summary
 from labkit.report.row_words import reason
-from labkit.runs.store import Run
+from labkit.runs.store import StoredRun
 
 if TYPE_CHECKING:
     from labkit.report.frame import Frame
@@ -25,7 +25,7 @@ NOTES = (
 )
 
 
-def costs(run: Run) -> Frame:
+def costs(run: StoredRun) -> Frame:
     """Return what every variant's way of storing costs and saves.
 
     Args:

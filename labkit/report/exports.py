@@ -14,16 +14,16 @@ from pathlib import Path
 from labkit.contracts import utc_now
 from labkit.files import unused, write_whole
 from labkit.report import bars as figures
-from labkit.report import run as notebook
+from labkit.report import charts, recipe, side_by_side, table
 from labkit.report.report import write_report
 from labkit.report.share import pack
-from labkit.runs.store import REPORTS, Run, explain_unwritable
+from labkit.runs.store import REPORTS, StoredRun, explain_unwritable
 from labkit.settings import pick
 
 PNG_DPI = 300  # what journals ask for
 
 
-def export(runs: Sequence[Run], form: str, results: Path | str = "results") -> Path:
+def export(runs: Sequence[StoredRun], form: str, results: Path | str = "results") -> Path:
     """Write one file.
 
     Args:
@@ -50,40 +50,44 @@ def export(runs: Sequence[Run], form: str, results: Path | str = "results") -> P
         return write(runs, Path(results))
 
 
-def _figure(runs: Sequence[Run], results: Path, *, kind: str) -> Path:
+def _figure(runs: Sequence[StoredRun], results: Path, *, kind: str) -> Path:
     name = f"chart.{kind}"
     if len(runs) == 1:
-        path, figure = runs[0].folder / name, notebook.chart(runs[0])
+        path, figure = runs[0].folder / name, charts.chart(runs[0].summary)
     else:
         stamp = utc_now().replace(":", "").replace("-", "")
         path = unused(results / REPORTS / f"{runs[0].info['experiment']}-{stamp}-{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = notebook.side_by_side(runs)
+        figure = side_by_side.side_by_side(runs)
     return write_whole(path, figures.to_bytes(figure, kind, dpi=PNG_DPI))
 
 
-def _text(runs: Sequence[Run], results: Path, *, name: str, write: Callable[[Run], str]) -> Path:
+def _text(
+    runs: Sequence[StoredRun], results: Path, *, name: str, write: Callable[[StoredRun], str]
+) -> Path:
     return write_whole(runs[0].folder / name, write(runs[0]))
 
 
-def _report(runs: Sequence[Run], results: Path) -> Path:
+def _report(runs: Sequence[StoredRun], results: Path) -> Path:
     return write_report(runs, results=results, markdown=False)[0]
 
 
-def _share(runs: Sequence[Run], results: Path) -> Path:
+def _share(runs: Sequence[StoredRun], results: Path) -> Path:
     return pack(runs[0])
 
 
-EXPORTS: dict[str, Callable[[Sequence[Run], Path], Path]] = {
+EXPORTS: dict[str, Callable[[Sequence[StoredRun], Path], Path]] = {
     "PNG": partial(_figure, kind="png"),
     "SVG": partial(_figure, kind="svg"),
     "PDF": partial(_figure, kind="pdf"),
     "CSV": partial(
-        _text, name="table.csv", write=lambda run: notebook.table(run, detail=True).to_csv()
+        _text, name="table.csv", write=lambda run: table.table(run.summary, detail=True).to_csv()
     ),
-    "Markdown table": partial(_text, name="table.md", write=notebook.markdown),
+    "Markdown table": partial(
+        _text, name="table.md", write=lambda run: table.markdown(run.summary)
+    ),
     "HTML report": _report,
-    "Recipe": partial(_text, name="recipe.py", write=notebook.recipe),
+    "Recipe": partial(_text, name="recipe.py", write=recipe.recipe),
     "Share file": _share,
 }
 OF_SEVERAL = ("PNG", "SVG", "PDF", "HTML report")

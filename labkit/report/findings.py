@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from labkit.analysis.summary import Row, Summary, ratios
 from labkit.parts.storage.cache_state import WARM_MIN_SHARE
 from labkit.resolve import traits
-from labkit.runs.store import Run
+from labkit.runs.store import StoredRun
 
 if TYPE_CHECKING:
     from labkit.report.frame import Frame
@@ -30,7 +30,7 @@ NOTE = (
 )
 
 
-def findings(run: Run) -> Frame:
+def findings(run: StoredRun) -> Frame:
     """Return the comparisons of cold, warm and in-memory variants.
 
     Args:

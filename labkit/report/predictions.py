@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from labkit.analysis.summary import Row, Summary
 from labkit.report import row_words
 from labkit.resolve import traits
-from labkit.runs.store import Run
+from labkit.runs.store import StoredRun
 
 if TYPE_CHECKING:
     from labkit.report.frame import Frame
@@ -35,7 +35,7 @@ DOCUMENT_SINGLES = {
 DOCUMENT_COMBINED = 0.61
 
 
-def predictions(run: Run) -> Frame:
+def predictions(run: StoredRun) -> Frame:
     """Return the normalized time of every combination, measured and predicted.
 
     Args:
@@ -60,7 +60,7 @@ def predictions(run: Run) -> Frame:
     return frame_of(COLUMNS, cells)
 
 
-def has_combinations(run: Run) -> bool:
+def has_combinations(run: StoredRun) -> bool:
     """Return whether a run changes several factors at once."""
     arms = _Arms(run.info, run.summary)
     return any(len(_changed(key, arms.base)) > 1 for key in arms.combinations)

@@ -24,7 +24,7 @@ from labkit.parts.training.metrics import METRICS
 from labkit.parts.training.reporting import HTTP
 from labkit.report.captions import how_measured, plain_labels, stand_ins
 from labkit.report.row_words import document, reason
-from labkit.runs.store import Run, how_to_complete
+from labkit.runs.store import StoredRun, how_to_complete
 from labkit.settings import Settings, pick, read_settings
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ HANDLERS = {
 }
 
 
-def recipe(run: Run, variant: str | None = None) -> str:
+def recipe(run: StoredRun, variant: str | None = None) -> str:
     """Return a variant as a program of plain PyTorch: its data loading and its training loop.
 
     Args:
@@ -198,7 +198,7 @@ def _comment(text: str) -> Code:
     return Code("\n".join(f"# {line}" for line in lines))
 
 
-def _settings(run: Run, variant: str) -> Settings:
+def _settings(run: StoredRun, variant: str) -> Settings:
     """Read a variant's settings, or say why no program can be written of them."""
     settings = read_settings(run.info["variants"][variant])
     if settings.loader in OUTSIDE:
@@ -217,7 +217,7 @@ def _sink(settings: Settings) -> str:
     return "http" if HTTP.fullmatch(settings.report_to) else settings.report_to
 
 
-def _boxes(run: Run, settings: Settings) -> tuple[Path, Path] | None:
+def _boxes(run: StoredRun, settings: Settings) -> tuple[Path, Path] | None:
     """Name COCO's JSON and the folder of its images."""
     data, folder = run.info.get("data") or {}, Path(settings.data)
     if data.get("boxes") != "coco":
@@ -251,7 +251,7 @@ def _loader_arguments(settings: Settings, *, needs_collate: bool) -> dict[str, o
     return arguments
 
 
-def _result(run: Run, summary: Summary, row: Row, *, is_chosen: bool) -> Iterator[str]:
+def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> Iterator[str]:
     """Give the variant's result and its conditions, a comment each."""
     stored = run.info["variants"]
     own, baseline = stored[row.variant], stored[summary.baseline]

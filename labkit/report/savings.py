@@ -16,7 +16,7 @@ from labkit.machine import hardware
 from labkit.report import captions
 from labkit.report.row_words import epoch_bars, reason
 from labkit.resolve import traits
-from labkit.runs.store import Run, how_to_complete
+from labkit.runs.store import StoredRun, how_to_complete
 
 if TYPE_CHECKING:
     from labkit.report.frame import Frame
@@ -35,7 +35,7 @@ DOCUMENT = (
 )
 
 
-def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None) -> Frame:
+def savings(run: StoredRun, *, epochs: int, images: int, gpu_hour: float | None = None) -> Frame:
     """Return what each variant would save over a whole training.
 
     Args:
@@ -104,7 +104,7 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
     return frame
 
 
-def _why_left_out(row: Row, run: Run, summary: Summary, *, fits: bool) -> str:
+def _why_left_out(row: Row, run: StoredRun, summary: Summary, *, fits: bool) -> str:
     """Return why a variant is not extrapolated; empty where it is."""
     if why := reason(row):
         return why
@@ -120,7 +120,7 @@ def _why_left_out(row: Row, run: Run, summary: Summary, *, fits: bool) -> str:
     return ""
 
 
-def _not_counted(row: Row, run: Run) -> str:
+def _not_counted(row: Row, run: StoredRun) -> str:
     if traits(run.info["variants"][row.variant]).in_memory:
         return "without the copy into memory"
     return "" if row.labels.get("cache") == "cold" else "without the first, cold epoch"

@@ -26,8 +26,7 @@ from labkit.contracts import SCHEMA as ROW_SCHEMA
 from labkit.contracts import Trial, utc_now
 from labkit.files import write_whole
 from labkit.machine import hardware
-from labkit.report import report_words
-from labkit.report import run as notebook
+from labkit.report import report_words, table
 from labkit.runs import local
 from labkit.runs.experiment import Dial
 from labkit.runs.store import (
@@ -35,7 +34,7 @@ from labkit.runs.store import (
     RUN_FILE,
     SHARED,
     TRIALS_FILE,
-    Run,
+    StoredRun,
     check_version,
     explain_unwritable,
     is_under_way,
@@ -75,7 +74,7 @@ INFO: dict[str, object] = {
 TRIAL_ROW: dict[str, object] = typing.get_type_hints(Trial)
 
 
-def pack(run: Run, file: Path | str | None = None) -> Path:
+def pack(run: StoredRun, file: Path | str | None = None) -> Path:
     """Write a run as one file for a colleague, without names, hosts and paths of this machine.
 
     Args:
@@ -108,7 +107,7 @@ def pack(run: Run, file: Path | str | None = None) -> Path:
     return write_whole(path, buffer.getvalue())
 
 
-def open_shared(file: Path | str, results: Path | str = "results") -> Run:
+def open_shared(file: Path | str, results: Path | str = "results") -> StoredRun:
     """Open a colleague's file: check it, and put the run beside this machine's own.
 
     Args:
@@ -151,7 +150,7 @@ def open_shared(file: Path | str, results: Path | str = "results") -> Run:
     return load_run(final)
 
 
-def _shared_parts(run: Run) -> tuple[dict[str, object], list[dict[str, object]]]:
+def _shared_parts(run: StoredRun) -> tuple[dict[str, object], list[dict[str, object]]]:
     """Take the known fields of a run's facts and rows, without what is local."""
     _check_labels(run.info)
     info = {name: value for name, value in local.split(run.info).items() if name in INFO}
@@ -306,7 +305,7 @@ def _try_to_show(folder: Path) -> None:
     """Refuse a run whose numbers make no table, however well-formed it is."""
     try:
         run = load_run(folder)
-        notebook.text(run)
+        table.text(run.summary)
         report_words.setup(run.info)
         report_words.hardware(run.info)
     except Exception as error:  # a stranger's rows can be wrong in any way

@@ -28,7 +28,7 @@ from labkit.report.bars import (
 from labkit.report.charts import axis_limit, draw_rows, legend, write_numbers
 from labkit.report.row_figure import fit_rows, overhang_in
 from labkit.report.row_words import reason, say_noise_floor
-from labkit.runs.store import Run
+from labkit.runs.store import StoredRun
 from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Compared:
         return {row.variant: row for row in self.summary.rows}
 
 
-def compare(runs: Sequence[Run]) -> list[Compared]:
+def compare(runs: Sequence[StoredRun]) -> list[Compared]:
     """Check that runs may stand side by side, and gather what is said of each.
 
     Args:
@@ -74,7 +74,7 @@ def compare(runs: Sequence[Run]) -> list[Compared]:
         ValueError: there are none or too many, they belong to several experiments, or their
             variants are in groups.
     """
-    if isinstance(runs, Run):
+    if isinstance(runs, StoredRun):
         raise ValueError("runs must be a list of runs, got one run; write [run]")
     wanted = f"runs must be 1 to {MOST_RUNS} runs of one experiment"
     if not runs:
@@ -94,7 +94,7 @@ def compare(runs: Sequence[Run]) -> list[Compared]:
     return [_compared(run) for run in runs]
 
 
-def _compared(run: Run) -> Compared:
+def _compared(run: StoredRun) -> Compared:
     summary = run.summary
     provenance, created = run.info.get("provenance") or {}, run.info.get("created_utc")
     return Compared(
@@ -120,7 +120,7 @@ def _all_variants(compared: Sequence[Compared]) -> list[str]:
     return list(dict.fromkeys(name for one in compared for name in one.rows))
 
 
-def side_by_side(runs: Sequence[Run]) -> Figure:
+def side_by_side(runs: Sequence[StoredRun]) -> Figure:
     """Draw runs of one experiment one below the other, along one axis.
 
     Args:
@@ -188,7 +188,7 @@ def _describe(compared: Sequence[Compared]) -> str:
     return captions.join_sentences(sentences)
 
 
-def compare_table(runs: Sequence[Run]) -> Frame:
+def compare_table(runs: Sequence[StoredRun]) -> Frame:
     """Put runs of one experiment side by side, a column each.
 
     Args:

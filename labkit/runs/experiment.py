@@ -13,17 +13,21 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 
+from labkit.analysis.forecast import Forecast
+from labkit.analysis.forecast import forecast as expect
 from labkit.contracts import Cancelled
+from labkit.machine import hardware
 from labkit.resolve import own_parts
 from labkit.runs.active import ActiveRun, Progress, single_run_lock
 from labkit.runs.kinds import EPOCHS, KINDS
 from labkit.runs.preconditions import check, check_resumable
 from labkit.runs.runner import run_blocks
-from labkit.runs.store import RESERVED, Run, create_run, hold, load_run
-from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
+from labkit.runs.schedule import check_blocks
+from labkit.runs.store import RESERVED, StoredRun, create_run, earlier_runs, hold, load_run
+from labkit.settings import CORRECTED, MODES, PROTOCOLS, Settings, pick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +116,38 @@ class Experiment:
         return told
 
 
+def forecast(
+    experiment: Experiment,
+    mode: str = "full",
+    *,
+    blocks: int | None = None,
+    results: Path | str = "results",
+) -> Forecast:
+    """Say before a run how long it will take and the smallest effect it can see.
+
+    Args:
+        experiment: what would be compared.
+        mode: quick, document or full.
+        blocks: repetitions; unset: the mode's.
+        results: folder with earlier runs, whose noise is taken.
+
+    Returns:
+        Shows itself as a sentence.
+    """
+    chosen = pick(MODES, mode, "mode")
+    wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
+    machine_id = hardware.provenance()["machine_id"]
+    earlier = earlier_runs(results, experiment.name, machine_id=machine_id, mode=mode)
+    return expect(
+        (run.summary for run in earlier),
+        mode=mode,
+        blocks=check_blocks(chosen, blocks),
+        variants={label: asdict(settings) for label, settings in wanted.items()},
+        baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
+        trial_s=KINDS[experiment.kind].trial_s(mode),
+    )
+
+
 @single_run_lock()
 def run(
     experiment: Experiment,
@@ -121,7 +157,7 @@ def run(
     blocks: int | None = None,
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
-) -> Run:
+) -> StoredRun:
     """Run an experiment.
 
     Args:
@@ -154,7 +190,7 @@ def resume(
     *,
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
-) -> Run:
+) -> StoredRun:
     """Run what is missing of a run that was cancelled or killed.
 
     Args:
@@ -176,7 +212,7 @@ def resume(
         return _complete(ActiveRun(found.folder, info, own=own, cancel=cancel, progress=progress))
 
 
-def _complete(run: ActiveRun) -> Run:
+def _complete(run: ActiveRun) -> StoredRun:
     """Do everything that is missing; finished rows stay whatever happens."""
     for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
         run.progress.say(note)

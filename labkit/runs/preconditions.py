@@ -30,7 +30,7 @@ from labkit.runs import timing
 from labkit.runs.kinds import KINDS
 from labkit.runs.schedule import check_blocks
 from labkit.runs.staging import why_not_throttled
-from labkit.runs.store import SCHEMA, SHARED, Run
+from labkit.runs.store import SCHEMA, SHARED, StoredRun
 from labkit.settings import (
     CORRECTED,
     MODES,
@@ -112,7 +112,7 @@ def check(
     }
 
 
-def check_resumable(run: Run) -> None:
+def check_resumable(run: StoredRun) -> None:
     """Refuse to resume a run whose new rows would not be comparable with its old ones.
 
     Raises:

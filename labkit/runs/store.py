@@ -42,7 +42,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class StoredRun:
     """A run as it lies on disk."""
 
     folder: Path
@@ -206,7 +206,7 @@ def append_rows(folder: Path, rows: Iterable[dict[str, object]]) -> None:
         os.fsync(file.fileno())
 
 
-def load_run(folder: Path | str) -> Run:
+def load_run(folder: Path | str) -> StoredRun:
     """Read a run folder back.
 
     Raises:
@@ -228,7 +228,7 @@ def load_run(folder: Path | str) -> Run:
                 set_aside += bool(line.strip())
                 continue
             trials.append(Trial.from_row(row))
-    return Run(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
+    return StoredRun(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
 
 
 def why_hopeless(info: Mapping[str, object]) -> str:
@@ -240,7 +240,7 @@ def why_hopeless(info: Mapping[str, object]) -> str:
     return ""
 
 
-def how_to_complete(run: Run) -> str:
+def how_to_complete(run: StoredRun) -> str:
     """Return what the user can do about a run that is incomplete."""
     if why := why_hopeless(run.info):
         return f"{why}; start a new run"
@@ -265,7 +265,7 @@ def list_shared(results: Path | str, experiment: str = "*") -> list[Path]:
 
 def newest_runs(
     results: Path | str, weigh: Callable[[Mapping[str, object]], float | None]
-) -> dict[str, Run]:
+) -> dict[str, StoredRun]:
     """Find the run of each experiment with the largest weight, the newest of equals.
 
     Runs that colleagues shared are never taken, wherever they lie.
@@ -297,7 +297,7 @@ def newest_runs(
     return best
 
 
-def find_run(results: Path | str, name: str) -> Run:
+def find_run(results: Path | str, name: str) -> StoredRun:
     """Find a run by its folder, its id (or the start of it), or an experiment's newest.
 
     A run that a colleague shared is found by folder and id, where none of this machine's is.
@@ -347,7 +347,7 @@ def _ends_with_newline(file: object) -> bool:
 
 def earlier_runs(
     results: Path | str, experiment: str, *, machine_id: str, mode: str
-) -> Iterator[Run]:
+) -> Iterator[StoredRun]:
     """Yield a machine's finished runs, those in the same mode first, the newest first.
 
     Args:

@@ -9,8 +9,8 @@ import pytest
 from fakes import fake_info, fake_trials
 
 from labkit.analysis.winner import passed_over, winner
+from labkit.report.run import Run
 from labkit.report.savings import savings
-from labkit.runs.store import Run
 
 
 def fake_run(times, *, mode="quick", blocks=3, **changes):

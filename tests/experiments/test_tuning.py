@@ -60,7 +60,7 @@ def test_a_person_can_cancel_and_what_was_measured_stays(photos, tmp_path):
     settings = lab.Settings(data=str(photos))
     with pytest.raises(Cancelled, match=r"cancelled; .* holds what was measured"):
         lab.tune(settings, results=tmp_path, cancel=cancel, progress=False)
-    assert [lab.load_run(run).info["status"] for run in lab.list_runs(tmp_path)] == ["cancelled"]
+    assert [lab.find_run(run).info["status"] for run in lab.list_runs(tmp_path)] == ["cancelled"]
 
 
 def test_a_budget_too_small_for_two_settings_is_refused(photos, tmp_path):

@@ -42,7 +42,7 @@ IMAGE_ORDERS = {
 
 @functools.cache
 def open_run(name):
-    return lab.load_run(EXAMPLES / name)
+    return lab.find_run(EXAMPLES / name)
 
 
 def read_table(name):

@@ -165,7 +165,7 @@ def test_a_real_run_is_alone_and_cancelled_with_all_its_processes_keeps_its_rows
         pass  # it may again
     _, alive = psutil.wait_procs(below, timeout=PATIENCE_S)
     assert alive == []
-    run = lab.load_run(told.folder)
+    run = lab.find_run(told.folder)
     assert run.info["status"] == told.state == "cancelled"
     statuses = [trial.status for trial in run.trials]
     assert statuses[0] == "ok"

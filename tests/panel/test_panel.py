@@ -135,7 +135,7 @@ def test_a_second_panel_takes_up_the_run_and_may_cancel_it(panel, small, tmp_pat
         assert "Run" in can_press(each)
         assert "Cancel" not in can_press(each)
     (folder,) = lab.list_runs(tmp_path)
-    assert lab.load_run(folder).info["status"] == "cancelled"
+    assert lab.find_run(folder).info["status"] == "cancelled"
     assert "Resume" in can_press(panel)
 
 
@@ -220,7 +220,9 @@ def uploaded(name, data):
 
 
 def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factory):
-    file = lab.pack(lab.load_run(EXAMPLE), tmp_path_factory.mktemp("shared") / "run.labkit.zip")
+    file = lab.Run.share(
+        lab.find_run(EXAMPLE), tmp_path_factory.mktemp("shared") / "run.labkit.zip"
+    )
     given = uploaded(file.name, file.read_bytes())
     panel = Panel(Request(experiment="preprocessing"), earlier)
     panel._history._file.value = (given,)
@@ -242,7 +244,7 @@ def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factor
 
 def test_a_run_whose_process_was_killed_is_called_stopped(earlier):
     newest = lab.list_runs(earlier)[-1]
-    write_info(newest, {**lab.load_run(newest).info, "status": "running"})
+    write_info(newest, {**lab.find_run(newest).info, "status": "running"})
     panel = Panel(Request(experiment="preprocessing"), earlier)
     assert words(panel._status) == f"ready: shows {newest.name}, stopped"
     assert " stopped " in panel._history._runs.options[0][0]

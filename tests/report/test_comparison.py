@@ -17,9 +17,8 @@ WANTED = "runs must be 1 to 6 runs of one experiment, got "
 def test_runs_of_several_experiments_are_refused_by_name():
     other = fake_machine_run(experiment="storage")
     message = f"{WANTED}prefetching, storage; show each experiment in a figure of its own"
-    for show in (lab.side_by_side, lab.compare_table):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            show([fake_machine_run(), other])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lab.compare([fake_machine_run(), other])
 
 
 def test_runs_of_groups_are_sent_to_their_own_chart():
@@ -28,12 +27,12 @@ def test_runs_of_groups_are_sent_to_their_own_chart():
         "show each of them with lab.chart(run)"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
-        lab.side_by_side([fake_grouped_run()])
+        lab.compare([fake_grouped_run()]).chart()
 
 
 def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():
     mine, theirs = fake_machine_run(), their_run()
-    both = lab.compare_table([mine, theirs])
+    both = lab.compare([mine, theirs]).table()
     for run, column in zip((mine, theirs), both.columns):
         base, *others = run.summary.rows
         assert both.loc[base.variant, column] == "1.000, baseline"
@@ -42,21 +41,21 @@ def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():
             said += f" {units.interval(row.ci_low, row.ci_high)}"
             said += f", {row.verdict}" if row.verdict else ""
             assert both.loc[row.variant, column] == said
-    assert both.iloc[:, 0].tolist() == lab.compare_table([mine]).iloc[:, 0].tolist()
+    assert both.iloc[:, 0].tolist() == lab.compare([mine]).table().iloc[:, 0].tolist()
     assert "faster" in both.iloc[2, 1] and "faster" not in both.iloc[2, 0]  # quick speaks none
 
 
 def test_variants_stand_in_line_and_what_a_run_lacks_is_said():
     mine = fake_machine_run({"original": 1.0, "dali": 0.8}, skipped={"ffcv": "not installed"})
     theirs = fake_machine_run({"original": 1.0, "both": 0.9, "dali": 0.5})
-    table = lab.compare_table([mine, theirs])
+    table = lab.compare([mine, theirs]).table()
     assert list(table.index) == ["original", "dali", "ffcv", "both"]
     assert table.loc["ffcv"].tolist() == ["skipped: not installed", "– not in this run"]
     assert table.loc["both"].iloc[0] == "– not in this run"
 
 
 def test_the_table_says_that_runs_are_not_divided_and_what_each_stands_on():
-    table = lab.compare_table([fake_machine_run(), their_run()])
+    table = lab.compare([fake_machine_run(), their_run()]).table()
     for shown in (table._repr_html_(), repr(table)):
         for part in (
             "each run against its own baseline; no run is divided by another",

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from fakes import fake_info, fake_trials
 
-import labkit as lab
-from labkit.runs.store import Run
+from labkit.report import costs as storing
+from labkit.report.run import Run
 
 DATA = {"images": 1000, "bytes": 100_000_000, "folder": "data/photos"}
 TIMES = {"original": 1.0, "both": 0.5}
@@ -24,7 +24,7 @@ def costs(times, made_of, *, mode="full", blocks=10, noise=0.002, **info):
         calibration={"images": 100}, **info,
     )  # fmt: skip
     trials = fake_trials(times, blocks=blocks, noise=noise, drift=0)
-    return lab.costs(Run(folder=Path("run"), info=told, trials=tuple(trials)))
+    return storing.costs(Run(folder=Path("run"), info=told, trials=tuple(trials)))
 
 
 def test_seconds_once_are_earned_back_by_seconds_saved_per_epoch_of_all_images():

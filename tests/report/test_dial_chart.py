@@ -14,7 +14,7 @@ from figure_checks import check_that_all_texts_are_whole_and_apart, everything_w
 import labkit as lab
 from labkit.experiments.catalog import CATALOG
 from labkit.report.dial_chart import dial_chart
-from labkit.runs.store import Run
+from labkit.report.run import Run
 from labkit.settings import Settings
 
 LOGS = {"every step": 1.05, "every 10 steps": 1.004, "every 100 steps": 1.0}
@@ -120,8 +120,8 @@ def test_no_text_is_clipped_and_no_two_texts_overlap(name, times, more):
 def test_an_experiment_of_ones_own_has_a_dial_too_and_others_are_refused():
     info, _ = fake_dial("logs", LOGS)
     run = Run(folder=Path("run"), info={**info, "experiment": "mine"}, trials=())
-    assert lab.dial_chart(run).axes[0].get_xlabel().endswith("(report_every)")
+    assert lab.chart(run, "dial").axes[0].get_xlabel().endswith("(report_every)")
     info = fake_info(["original", "both"])
     trials = tuple(fake_trials({"original": 1.0, "both": 0.9}))
-    with pytest.raises(ValueError, match="run must be of an experiment with a dial, got prefetch"):
-        lab.dial_chart(Run(folder=Path("run"), info=info, trials=trials))
+    with pytest.raises(ValueError, match="kind must be one of epochs, times, got 'dial'"):
+        lab.chart(Run(folder=Path("run"), info=info, trials=trials), "dial")

@@ -28,7 +28,7 @@ def results(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(results):
-    return [lab.load_run(folder) for folder in lab.list_runs(results)]
+    return [lab.find_run(folder) for folder in lab.list_runs(results)]
 
 
 def is_png(path):

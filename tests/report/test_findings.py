@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fakes import MEDIA, fake_media_info, fake_media_trials
 
-import labkit as lab
-from labkit.runs.store import Run
+from labkit.report.findings import findings
+from labkit.report.run import Run
 
 FULL = {"mode": "full", "blocks": 10}
 
@@ -18,7 +18,7 @@ def find(media=MEDIA, *, noise=0.005, change=lambda info: None, **info):
     info = fake_media_info(media, **info)
     change(info)
     trials = fake_media_trials(media, blocks=info.get("blocks", 3), noise=noise)
-    return lab.findings(Run(folder=Path("run"), info=info, trials=tuple(trials)))
+    return findings(Run(folder=Path("run"), info=info, trials=tuple(trials)))
 
 
 def row(found, variant, other, epochs):

@@ -11,8 +11,8 @@ import pytest
 from fakes import fake_info, fake_trials
 
 import labkit as lab
-from labkit.report.predictions import DOCUMENT_COMBINED, DOCUMENT_SINGLES, MODELS
-from labkit.runs.store import Run
+from labkit.report.predictions import DOCUMENT_COMBINED, DOCUMENT_SINGLES, MODELS, predictions
+from labkit.report.run import Run
 
 # Loading and computing alone, and single changes, as shares of the baseline's time.
 LOADS = {("hdd", "loops"): 0.6, ("ssd", "loops"): 0.5, ("hdd", "on_device"): 0.75,
@@ -53,7 +53,7 @@ def made(arms, *, noise=0.0, blocks=3, **info):
 
 
 def predicted(arms, variant, **info):
-    row = lab.predictions(made(arms, **info)).loc[variant]
+    row = predictions(made(arms, **info)).loc[variant]
     return [None if math.isnan(row[model]) else row[model] for model in MODELS]
 
 
@@ -76,7 +76,7 @@ def test_each_model_predicts_as_its_sum_says(variant, expected):
 
 def test_a_variant_that_differs_in_more_than_the_factors_is_no_combination():
     arms = {**factorial(), "more workers": (arm("ssd", num_workers=8), 0.5)}
-    assert "more workers" not in lab.predictions(made(arms)).index
+    assert "more workers" not in predictions(made(arms)).index
     assert predicted(arms, "ssd none on_device")[0] == pytest.approx(1 - 0.1 - 0.3)
 
 
@@ -84,7 +84,7 @@ def test_a_combination_without_a_number_keeps_its_predictions_and_its_reason():
     arms = factorial()
     arms["ssd none on_device"] = arms["ssd none on_device"][0], None
     run = made(arms, skipped={"ssd none on_device": "no such disk"})
-    row = lab.predictions(run).loc["ssd none on_device"]
+    row = predictions(run).loc["ssd none on_device"]
     assert math.isnan(row["measured"])
     assert row["additive"] == pytest.approx(0.6)
     assert row["remark"] == "skipped: no such disk"
@@ -95,7 +95,7 @@ def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums():
         "original": (arm(), 1.0),
         "best": (arm("ssd", "data_prefetcher", "on_device"), 0.6),
     }
-    shown = lab.predictions(made(quick))
+    shown = predictions(made(quick))
     assert shown.loc["best", "measured"] == pytest.approx(0.6)
     assert shown.loc["best", list(MODELS)].isna().all()
     assert shown.loc["best", "remark"] == "full mode measures the parts"
@@ -106,7 +106,7 @@ def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums():
 
 
 def test_the_measured_interval_tells_which_model_holds():
-    shown = lab.predictions(made(factorial(), noise=0.02, blocks=6, mode="full"))
+    shown = predictions(made(factorial(), noise=0.02, blocks=6, mode="full"))
     inside = shown.loc["ssd prefetch_generator on_device", "inside_interval"].split(", ")
     assert "multiplicative" in inside  # how the run was made
     assert "additive" not in inside

@@ -26,7 +26,8 @@ from labkit.parts.loading import OUTSIDE
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.report.recipe import KNOWN, program
-from labkit.runs.store import Run, append_trial, create_run
+from labkit.report.run import Run
+from labkit.runs.store import append_trial, create_run
 from labkit.settings import AS_PUBLISHED, CORRECTED, MODES, Settings, complete
 
 SMALL = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
@@ -158,7 +159,7 @@ def test_every_layout_of_a_folder_is_read_in_the_same_order(photos, tmp_path):
         )
         settings = completed(data=str(data))
         theirs = variant_batches(settings, excluded=(3, 17))
-        for one, other in zip(recipe_batches(lab.recipe(run)), theirs, strict=True):
+        for one, other in zip(recipe_batches(lab.Run.recipe(run)), theirs, strict=True):
             check_equal(one, other, settings, skipped)
 
 
@@ -187,7 +188,7 @@ def test_every_variant_of_the_catalog_has_a_short_recipe(name):
     for experiment, label, settings in catalog_variants():
         if experiment == name and settings.loader not in OUTSIDE:
             variants = {"it": asdict(settings) | SMALL | {"preprocessor": settings.preprocessor}}
-            text = lab.recipe(make_run({"it": 1.0}, variants=variants, experiment=name), "it")
+            text = lab.Run.recipe(make_run({"it": 1.0}, variants=variants, experiment=name), "it")
             lines = text.splitlines()
             assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 100, label
             needs_labkit = PREPROCESSORS[settings.preprocessor].batch == "detector"
@@ -201,10 +202,10 @@ EXAMPLES = Path(__file__).parents[2] / "results" / "examples"
 
 @pytest.mark.parametrize("file", EXAMPLES.rglob("run.json"), ids=lambda file: file.parent.name)
 def test_every_example_run_has_a_short_recipe_or_says_why_not(file):
-    run = lab.load_run(file.parent)
+    run = lab.find_run(file.parent)
     for variant in (None, *run.info["variants"]):
         try:
-            lines = lab.recipe(run, variant).splitlines()
+            lines = lab.Run.recipe(run, variant).splitlines()
         except ValueError as refused:
             assert ", got " in str(refused)
         else:
@@ -230,7 +231,7 @@ LOOPS = {
 def test_a_training_loop_does_what_its_variant_does(name, photos, tmp_path, monkeypatch, capfd):
     changes, words = LOOPS[name]
     run = make_run({"it": 1.0}, variants={"it": {"data": str(photos), "epochs": 2, **changes}})
-    (tmp_path / "recipe.py").write_text(lab.recipe(run), encoding="utf-8")
+    (tmp_path / "recipe.py").write_text(lab.Run.recipe(run), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     try:
         runpy.run_path("recipe.py", run_name="__main__")
@@ -248,7 +249,7 @@ def test_a_training_loop_does_what_its_variant_does(name, photos, tmp_path, monk
 def test_a_recipe_is_a_program_with_workers(photos, tmp_path):
     changes = {"preprocessor": "on_device", "prefetcher": "both", "num_workers": 2}
     run = make_run({"it": 1.0}, variants={"it": {"data": str(photos), **changes}})
-    (tmp_path / "recipe.py").write_text(lab.recipe(run), encoding="utf-8")
+    (tmp_path / "recipe.py").write_text(lab.Run.recipe(run), encoding="utf-8")
     program = [sys.executable, "-W", "error", "recipe.py"]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -272,7 +273,7 @@ HOSTILE = (
 def test_a_strangers_run_cannot_put_code_into_a_recipe(text, tmp_path):
     def shape(run):
         file = tmp_path / "recipe.py"
-        file.write_text(lab.recipe(run), encoding="utf-8", newline="")
+        file.write_text(lab.Run.recipe(run), encoding="utf-8", newline="")
         with tokenize.open(file) as opened:
             assert opened.encoding == "utf-8"
         tree = ast.parse(file.read_bytes())
@@ -304,19 +305,19 @@ def test_a_setting_or_a_part_that_is_unknown_here_is_one_sentence():
         "another version: start a new run"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        lab.recipe(run)
+        lab.Run.recipe(run)
     with pytest.raises(ValueError, match=r"^decoder of a recipe must be one of .*, got 'mine'$"):
-        lab.recipe(make_run({"own": 1.0}, variants={"own": {"decoder": "mine"}}))
+        lab.Run.recipe(make_run({"own": 1.0}, variants={"own": {"decoder": "mine"}}))
     with pytest.raises(ValueError, match=r"^report_to of a recipe must be one of .*, got 'mine'$"):
         own = {"report_every": 1, "report_to": "mine"}
-        lab.recipe(make_run({"own": 1.0}, variants={"own": own}))
+        lab.Run.recipe(make_run({"own": 1.0}, variants={"own": own}))
 
 
 @pytest.mark.parametrize("loader", sorted(OUTSIDE))
 def test_a_rivals_pipeline_is_not_written(loader):
     message = f"variant must load with torch or threads, got loader {loader!r} in 'rival'; "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        lab.recipe(make_run({"rival": 1.0}, variants={"rival": {"loader": loader}}))
+        lab.Run.recipe(make_run({"rival": 1.0}, variants={"rival": {"loader": loader}}))
 
 
 # --- which variant, and what the comments say ----------------------------------------------
@@ -332,7 +333,7 @@ def test_the_comments_give_the_gain_and_its_conditions():
     times = {"original": 1.0, "prefetch": 0.9, "warm": 0.5}
     variants = {"prefetch": {"prefetcher": "data_prefetcher"}, "warm": {"cache": "warm"}}
     run = make_run(times, mode="full", blocks=10, variants=variants, published={"prefetch": 0.891})
-    said = comments_of(lab.recipe(run))
+    said = comments_of(lab.Run.recipe(run))
     assert (
         "Run: prefetching/20250102T030405Z-abcd, fastest variant 'prefetch', baseline 'original' "
         "Not 'warm': it began with cache warm, the baseline with cold. "
@@ -341,7 +342,7 @@ def test_the_comments_give_the_gain_and_its_conditions():
     assert ", faster; the document reported 0.891" in said
     assert "Conditions: full mode · 10 blocks · storage: real" in said
     assert "Emulated accelerator (matched, 11.2 ms/image)" in said
-    quick = comments_of(lab.recipe(make_run(times, variants=variants), "warm"))
+    quick = comments_of(lab.Run.recipe(make_run(times, variants=variants), "warm"))
     assert "variant 'warm'" in quick and ", no verdict" in quick and "Not " not in quick
 
 
@@ -360,17 +361,17 @@ def test_the_comments_give_the_gain_and_its_conditions():
 )
 def test_what_a_program_does_otherwise_than_the_run_is_said(changes, words):
     run = make_run({"original": 1.0, "it": 0.5}, variants={"it": changes})
-    assert words in comments_of(lab.recipe(run, "it"))
+    assert words in comments_of(lab.Run.recipe(run, "it"))
 
 
 def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
-    text = lab.recipe(make_run({"original": 1.0, "both": 1.2}, variants={"both": {"seed": 1}}))
+    text = lab.Run.recipe(make_run({"original": 1.0, "both": 1.2}, variants={"both": {"seed": 1}}))
     assert "No variant beat the baseline" in text
 
 
 def test_an_unknown_variant_lists_the_choices():
     with pytest.raises(ValueError, match=r"^variant must be one of both, original, got 'bth'$"):
-        lab.recipe(make_run({"original": 1.0, "both": 0.8}), "bth")
+        lab.Run.recipe(make_run({"original": 1.0, "both": 0.8}), "bth")
 
 
 def test_what_has_no_numbers_says_why():
@@ -379,13 +380,13 @@ def test_what_has_no_numbers_says_why():
     run = make_run(times, trials=measured, skipped={"gone": "no such disk"})
     message = "variant must have been measured, got 'gone', skipped: no such disk"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        lab.recipe(run, "gone")
+        lab.Run.recipe(run, "gone")
     message = "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        lab.recipe(make_run(times, trials=[]))
+        lab.Run.recipe(make_run(times, trials=[]))
     operations = Run(folder=Path("x"), info={"groups": {"a": "b"}}, trials=())
     with pytest.raises(ValueError, match=r"^run must measure epochs, got one of operations"):
-        lab.recipe(operations)
+        lab.Run.recipe(operations)
 
 
 def test_the_command_prints_a_recipe_or_writes_it(tmp_path, capsys):
@@ -396,7 +397,7 @@ def test_the_command_prints_a_recipe_or_writes_it(tmp_path, capsys):
         append_trial(folder, trial)
     asked = ["recipe", "prefetching", "--results", str(tmp_path)]
     assert cli.main(asked) == 0
-    assert capsys.readouterr().out == lab.recipe(lab.load_run(folder))
+    assert capsys.readouterr().out == lab.Run.recipe(lab.find_run(folder))
     file = tmp_path / "recipe.py"
     assert cli.main([*asked, "--variant", "original", "--out", str(file)]) == 0
-    assert file.read_text() == lab.recipe(lab.load_run(folder), "original")
+    assert file.read_text() == lab.Run.recipe(lab.find_run(folder), "original")

@@ -16,8 +16,7 @@ from fakes import CHECKED, fake_info, fake_trials
 from labkit.cli import main
 from labkit.machine import hardware
 from labkit.report.page import page
-from labkit.report.report import write_report
-from labkit.report.run import section
+from labkit.report.report import section, write_report
 from labkit.runs.store import append_trial, create_run, load_run
 from labkit.settings import AS_PUBLISHED
 

@@ -6,8 +6,9 @@ import shutil
 import pytest
 from fakes import fake_info, fake_media_info, fake_media_trials, fake_trials
 
-from labkit.report import run as notebook
+from labkit.report import report
 from labkit.report.report import write_report
+from labkit.report.run import Run, newest_run
 from labkit.runs.store import append_trial, create_run, find_run, load_run, write_info
 from labkit.settings import AS_PUBLISHED
 
@@ -23,14 +24,14 @@ def make_run(results, experiment="prefetching", status="finished", trials=True):
 
 def test_derived_files_are_the_same_when_made_again(tmp_path):
     run = load_run(make_run(tmp_path))
-    first = {path: path.read_bytes() for path in notebook.save(run)}
+    first = {path: path.read_bytes() for path in Run.save(run)}
     assert sorted(path.suffix for path in first) == [".csv", ".pdf", ".png", ".svg"]
-    assert {path: path.read_bytes() for path in notebook.save(run)} == first
+    assert {path: path.read_bytes() for path in Run.save(run)} == first
 
 
 def test_the_saved_table_has_a_row_per_variant_with_unrounded_numbers(tmp_path):
     run = load_run(make_run(tmp_path))
-    csv_file, *_ = notebook.save(run)
+    csv_file, *_ = Run.save(run)
     rows = list(csv.DictReader(csv_file.open()))
     assert [row["variant"] for row in rows] == ["original", "both"]
     assert float(rows[1]["normalized_time"]) == pytest.approx(
@@ -43,7 +44,7 @@ def test_a_failed_run_does_not_hide_the_finished_one_before_it(tmp_path):
     failed = finished.with_name("99990101T000000Z-ffff")
     failed.mkdir()
     write_info(failed, {**load_run(finished).info, "status": "failed"})
-    page = notebook.write_page(tmp_path).read_text(encoding="utf-8")
+    page = report.write_page(tmp_path).read_text(encoding="utf-8")
     assert finished.name in page
     assert failed.name not in page
 
@@ -51,7 +52,7 @@ def test_a_failed_run_does_not_hide_the_finished_one_before_it(tmp_path):
 def test_the_page_keeps_the_catalogs_order_and_takes_own_experiments_after_it(tmp_path):
     for name in ("mine", "preprocessing", "prefetching"):
         make_run(tmp_path, experiment=name)
-    page = notebook.write_page(tmp_path).read_text(encoding="utf-8")
+    page = report.write_page(tmp_path).read_text(encoding="utf-8")
     places = [page.index(f"{name}/2") for name in ("prefetching", "preprocessing", "mine")]
     assert places == sorted(places)
 
@@ -61,10 +62,10 @@ def test_a_run_as_in_the_document_stands_beside_the_corrected_one(tmp_path):
     faithful = corrected.with_name("99990101T000000Z-ffff")
     shutil.copytree(corrected, faithful)
     write_info(faithful, {**load_run(corrected).info, "protocol": AS_PUBLISHED, "shuffled": False})
-    shown = notebook.write_page(tmp_path).read_text(encoding="utf-8")
+    shown = report.write_page(tmp_path).read_text(encoding="utf-8")
     assert shown.index(corrected.name) < shown.index(faithful.name)
     assert "(as in the document)" in shown
-    assert notebook.newest_run("prefetching", tmp_path).folder == corrected
+    assert newest_run("prefetching", tmp_path).folder == corrected
     assert find_run(tmp_path, "prefetching").folder == corrected
     assert find_run(tmp_path, "99990101").folder == faithful
 
@@ -89,13 +90,13 @@ def make_dialled_run(results, times=DIALLED):
 
 def test_a_run_with_a_dial_has_it_as_its_second_chart_everywhere(tmp_path):
     run = make_dialled_run(tmp_path)
-    names = {path.name for path in notebook.save(run)}
+    names = {path.name for path in Run.save(run)}
     kinds = ("png", "svg", "pdf")
     assert names == {"table.csv", *(f"{c}.{k}" for c in ("chart", "dial") for k in kinds)}
-    label = notebook.dial_chart(run).get_label()
+    label = Run.chart(run, "dial").get_label()
     assert "less than 1 % from every 100 steps on" in label
-    assert list(notebook.section(run).figures) == ["chart", "dial"]
-    assert notebook.write_page(tmp_path).read_text(encoding="utf-8").count("<img ") == 2
+    assert list(report.section(run).figures) == ["chart", "dial"]
+    assert report.write_page(tmp_path).read_text(encoding="utf-8").count("<img ") == 2
     paths = write_report(run, tmp_path / "out")
     drawn = [path.name.split("-")[-1] for path in paths if path.suffix == ".svg"]
     assert drawn == ["chart.svg", "dial.svg"]
@@ -106,8 +107,8 @@ def test_a_run_with_a_dial_has_it_as_its_second_chart_everywhere(tmp_path):
 
 def test_a_run_of_which_nothing_lies_along_the_dial_has_one_chart(tmp_path):
     run = make_dialled_run(tmp_path, {"never": 1.0, "mine": 1.1})
-    assert list(notebook.section(run).figures) == ["chart"]
-    assert {path.stem for path in notebook.save(run)} == {"table", "chart"}
+    assert list(report.section(run).figures) == ["chart"]
+    assert {path.stem for path in Run.save(run)} == {"table", "chart"}
 
 
 def test_the_storage_experiment_has_its_epochs_as_its_second_chart(tmp_path):
@@ -115,7 +116,7 @@ def test_the_storage_experiment_has_its_epochs_as_its_second_chart(tmp_path):
     folder = create_run(tmp_path, info)
     for trial in fake_media_trials():
         append_trial(folder, trial)
-    assert list(notebook.section(load_run(folder)).figures) == ["chart", "epochs"]
+    assert list(report.section(load_run(folder)).figures) == ["chart", "epochs"]
 
 
 def test_what_else_the_rows_support_is_on_the_page_and_in_the_report(tmp_path):
@@ -123,10 +124,10 @@ def test_what_else_the_rows_support_is_on_the_page_and_in_the_report(tmp_path):
     for trial in fake_media_trials():
         append_trial(folder, trial)
     run = load_run(folder)
-    assert list(notebook.more_tables(run)) == ["Cold, warm and in memory"]
+    assert list(report.more_tables(run)) == ["Cold, warm and in memory"]
     write_report(run, tmp_path / "out")
     for text in (
-        notebook.write_page(tmp_path).read_text(encoding="utf-8"),
+        report.write_page(tmp_path).read_text(encoding="utf-8"),
         (tmp_path / "out" / "report.md").read_text(encoding="utf-8"),
     ):
         assert "Cold, warm and in memory" in text

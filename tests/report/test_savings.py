@@ -44,7 +44,7 @@ def make_run(
 
 
 def test_only_the_first_epoch_is_cold_where_memory_holds_the_data(tmp_path):
-    found = lab.savings(make_run(tmp_path, {"original": 10.0, "fast": 5.0}), **HUNDRED)
+    found = lab.Run.savings(make_run(tmp_path, {"original": 10.0, "fast": 5.0}), **HUNDRED)
     base, fast = found.loc["original"], found.loc["fast"]
     # 160 images take 6 s and 4 s, so 1600 take ten times as long.
     assert (base["first_epoch_s"], base["later_epoch_s"]) == pytest.approx((60, 40))
@@ -56,7 +56,7 @@ def test_only_the_first_epoch_is_cold_where_memory_holds_the_data(tmp_path):
 def test_every_epoch_is_cold_where_memory_does_not_hold_the_full_data_set(tmp_path):
     run = make_run(tmp_path, {"original": 10.0, "fast": 5.0}, memory_bytes=GB)
     # 100 KB an image: 80 % of 1 GB holds 8,000 images, and the run's 1,000 with ease.
-    fits, not_fits = (lab.savings(run, epochs=100, images=n).loc["fast"] for n in (8000, 8001))
+    fits, not_fits = (lab.Run.savings(run, epochs=100, images=n).loc["fast"] for n in (8000, 8001))
     assert fits["later_epoch_s"] == pytest.approx(20 * 5)
     assert not_fits["later_epoch_s"] == not_fits["first_epoch_s"]
     assert not_fits["total_h"] == pytest.approx(100 * not_fits["first_epoch_s"] / 3600)
@@ -65,19 +65,19 @@ def test_every_epoch_is_cold_where_memory_does_not_hold_the_full_data_set(tmp_pa
 def test_later_epochs_are_the_mean_of_all_that_were_measured(tmp_path):
     epochs_s = {"original": (6.0, 4.0, 5.0, 6.0), "fast": (3.0, 2.0, 1.0, 3.0)}
     run = make_run(tmp_path, {"original": 21.0, "fast": 9.0}, epochs_s=epochs_s)
-    found = lab.savings(run, **HUNDRED)
+    found = lab.Run.savings(run, **HUNDRED)
     assert list(found["later_epoch_s"]) == pytest.approx([50, 20])
 
 
 def test_data_in_memory_is_out_where_it_does_not_fit(tmp_path):
     times = {"hdd": 10.0, "tmpfs": 5.0}
     more = {"settings": {"tmpfs": {"storage": "tmpfs"}}, "labels": {"tmpfs": WARM}}
-    tight = lab.savings(make_run(tmp_path, times, **more, **TIGHT), **HUNDRED)
+    tight = lab.Run.savings(make_run(tmp_path, times, **more, **TIGHT), **HUNDRED)
     assert tight.notes[0].startswith("No variant is faster")
     tight = tight.loc["tmpfs"]
     assert tight["remark"] == "the full data set does not fit into memory"
     assert math.isnan(tight["saved_h"])
-    roomy = lab.savings(make_run(tmp_path, times, **more), **HUNDRED).loc["tmpfs"]
+    roomy = lab.Run.savings(make_run(tmp_path, times, **more), **HUNDRED).loc["tmpfs"]
     assert roomy["remark"] == "without the copy into memory"
     assert roomy["saved_h"] > 0
 
@@ -85,10 +85,10 @@ def test_data_in_memory_is_out_where_it_does_not_fit(tmp_path):
 def test_a_warm_run_is_not_extrapolated_to_data_that_memory_cannot_hold(tmp_path):
     labels = {"original": WARM, "fast": WARM}
     times = {"original": 10.0, "fast": 5.0}
-    tight = lab.savings(make_run(tmp_path, times, labels=labels, **TIGHT), **HUNDRED)
+    tight = lab.Run.savings(make_run(tmp_path, times, labels=labels, **TIGHT), **HUNDRED)
     assert tight["total_h"].isna().all()
     assert tight.loc["fast", "remark"].startswith("measured warm, but")
-    roomy = lab.savings(make_run(tmp_path, times, labels=labels), **HUNDRED)
+    roomy = lab.Run.savings(make_run(tmp_path, times, labels=labels), **HUNDRED)
     assert list(roomy["remark"]) == ["without the first, cold epoch"] * 2
 
 
@@ -103,7 +103,7 @@ def test_a_warm_run_is_not_extrapolated_to_data_that_memory_cannot_hold(tmp_path
 def test_arguments_out_of_range_are_refused(tmp_path, asked, message):
     run = make_run(tmp_path, {"original": 10.0, "fast": 5.0})
     with pytest.raises(ValueError, match=message):
-        lab.savings(run, **{**HUNDRED, **asked})
+        lab.Run.savings(run, **{**HUNDRED, **asked})
 
 
 def test_the_command_prints_the_table_with_stand_ins_first(tmp_path, capsys):

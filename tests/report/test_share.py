@@ -17,8 +17,7 @@ from fake_runs import fake_grouped_run, save_run
 from fakes import fake_info, fake_trials
 
 import labkit as lab
-from labkit.report import run as notebook
-from labkit.report import share
+from labkit.report import share, table
 from labkit.report.share import INFO, open_shared, pack
 from labkit.runs.store import (
     append_trial,
@@ -128,7 +127,7 @@ def test_runs_of_earlier_versions_can_be_shared(info, tmp_path):
     run = load_run(info.parent)
     opened = open_shared(pack(run, tmp_path), tmp_path)
     assert len(opened.trials) == len(run.trials)
-    rows, theirs = (notebook.table(each).to_numpy().tolist() for each in (run, opened))
+    rows, theirs = (table.table(each.summary).to_numpy().tolist() for each in (run, opened))
     assert theirs == rows
 
 
@@ -177,7 +176,7 @@ def test_a_run_of_groups_goes_and_comes_too(tmp_path):
     run = load_run(save_run(tmp_path / "ours", fake_grouped_run(provenance=ELSEWHERE)))
     opened = open_shared(pack(run), tmp_path / "theirs")
     assert [trial.group for trial in opened.trials] == [trial.group for trial in run.trials]
-    assert notebook.text(opened) == notebook.text(run)
+    assert table.text(opened.summary) == table.text(run.summary)
 
 
 def test_a_run_with_a_dial_keeps_its_dial_chart(tmp_path):
@@ -187,7 +186,7 @@ def test_a_run_with_a_dial_keeps_its_dial_chart(tmp_path):
         append_trial(folder, trial)
     run = load_run(folder)
     there = open_shared(pack(run, tmp_path), tmp_path / "colleague")
-    assert lab.dial_chart(there).get_label() == lab.dial_chart(run).get_label()
+    assert lab.chart(there, "dial").get_label() == lab.chart(run, "dial").get_label()
 
 
 def test_a_killed_run_goes_and_comes_as_cancelled(tmp_path):
@@ -337,5 +336,5 @@ def test_hostile_texts_stay_texts(tmp_path):
     info = fake_info([script, path], question=script, notes=[script, path])
     file = crafted(tmp_path / "x.zip", rows=[trial.to_row() for trial in trials], **info)
     run = open_shared(file, tmp_path)
-    assert "<script>" not in notebook.table(run)._repr_html_()
-    assert "<script>" not in lab.write_report(run, tmp_path, markdown=False)[0].read_text()
+    assert "<script>" not in table.table(run.summary)._repr_html_()
+    assert "<script>" not in lab.report(run, tmp_path, markdown=False)[0].read_text()

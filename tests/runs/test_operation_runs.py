@@ -10,7 +10,8 @@ from jpegs import why_missing
 
 import labkit as lab
 from labkit.cli import main
-from labkit.report import run as notebook
+from labkit.report import table
+from labkit.report.run import Run
 
 GROUPS = ("decode, 320×240", "crop, 320×240")
 
@@ -59,7 +60,7 @@ def test_table_and_chart_show_groups(run):
     chart = pickle.loads(pickle.dumps(lab.chart(run)))  # as processes and notebooks send it
     titles = [axes.get_title(loc="left") for axes in chart.axes]
     assert titles == [*GROUPS]
-    assert {path.name for path in notebook.save(run)} >= {"table.csv", "chart.png"}
+    assert {path.name for path in Run.save(run)} >= {"table.csv", "chart.png"}
 
 
 def test_a_cancelled_run_is_completed_row_by_row(photos, tmp_path):
@@ -127,9 +128,9 @@ def test_a_group_whose_baseline_is_missing_has_reasons_and_the_others_numbers():
     assert rows["decode, 320×240: opencv"].normalized_time == pytest.approx(0.7, rel=0.1)
 
 
-@pytest.mark.parametrize("show", [notebook.text, notebook.markdown])
+@pytest.mark.parametrize("show", [table.text, table.markdown])
 def test_every_form_of_the_table_holds_every_row(show):
-    shown = show(fake_grouped_run())
+    shown = show(fake_grouped_run().summary)
     for group, variants in OPERATION_TIMES.items():
         for name in variants:
             assert re.search(rf"{group}.*[ |]+{name}", shown)
@@ -144,7 +145,7 @@ def test_operations_of_an_earlier_version_are_one_clear_line(tmp_path, capsys):
     folder.mkdir(parents=True)
     (folder / "run.json").write_text('{"schema": 2, "kind": "operations"}')
     (folder / "trials.jsonl").write_text('{"kind": "operation", "operation": "decode"}\n')
-    for read in (lab.load_run, lab.resume):
+    for read in (lab.find_run, lab.resume):
         with pytest.raises(ValueError, match="made by an earlier version; run them again: labkit"):
             read(folder)
     other = save_run(tmp_path, fake_grouped_run())
