@@ -19,7 +19,6 @@ from labkit.claims.disputes import disputes_text
 from labkit.claims.ledger import answers as answer_claims
 from labkit.claims.ledger import claims_text
 from labkit.diagnosis import target
-from labkit.experiments import catalog
 from labkit.experiments.request import Request
 from labkit.machine.media import write_media
 from labkit.report import bars as figures
@@ -67,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         return _show(_run(options, _request(options, options.names[0]).build()))
     # Build all before running any: a typo in the third name must not cost two runs.
     waiting = {}
-    for name in options.names or catalog.RUN_BY_DEFAULT:
+    for name in options.names or _main_road():
         try:
             waiting[name] = _request(options, name).build()
         except ValueError as error:
@@ -84,6 +83,10 @@ def run(options: argparse.Namespace) -> int:
             print(f"labkit: {name}: {error}\n", file=sys.stderr)
             status = 1
     return status
+
+
+def _main_road() -> list[str]:
+    return [name for name in lab.CATALOG if lab.experiment(name).main_road]
 
 
 def _request(options: argparse.Namespace, name: str) -> Request:
@@ -113,7 +116,7 @@ def _show(run: lab.Run) -> int:
 
 def show_forecast(options: argparse.Namespace) -> int:
     """Say how long runs would take and what they could see."""
-    for name in options.names or catalog.MAIN_ROAD:
+    for name in options.names or _main_road():
         request = _request(options, name)
         expected = lab.forecast(
             request.build(), request.mode, blocks=request.blocks, results=options.results

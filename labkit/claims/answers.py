@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from labkit import units
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary
-from labkit.experiments.bottlenecks import COMPUTING, LOADING
+from labkit.experiments.training_loop import COMPUTING, LOADING
 from labkit.experiments.tuning import EQUALLY_FAST
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 

@@ -1,14 +1,7 @@
-"""In depth, loading: one experiment about each knob of the loader, and the disputes about it.
+"""In depth: the loader's settings, one experiment each, and the loaders beside each other.
 
-    workers, prefetch_factor                    who loads, and how far ahead
-    persistent_workers, short_epochs            for how long
-    pin_memory, prefetching_in_depth            how a batch reaches the device
-    batch_size, batch_size_powers, sampling     how many images, in which order
-    opencv_threads                              threads within the workers
-
-Each takes the settings that all its variants share and returns an Experiment, baseline first; the
-document's rule stands in its `source`.  Main trap: all variants work on the same images, so batch
-sizes stand together only where an epoch can be a whole number of each.
+All variants work on the same images, so batch sizes can be compared only where an epoch is a whole
+number of each.
 """
 
 from __future__ import annotations
@@ -29,10 +22,11 @@ THREAD_BATCHES = 2
 
 
 def workers(base: Settings) -> Experiment:
-    """[001], [002], [004]: from none to two per core; time, and CPU-seconds beside it.
+    """Compare numbers of workers, from none to two per core.
 
-    The documents' own rules are the baseline: [004] takes as many as there are cores, and [002]
-    no more than the CPU has threads.
+    The baseline follows the documents: as many workers as cores.
+
+    Source: [002] 3.3, [004] 2.4.
     """
     cores = hardware.cores()
     by_rule = {"as many as cores": cores, "no workers": 0, "twice as many": 2 * cores}
@@ -46,11 +40,12 @@ def workers(base: Settings) -> Experiment:
         source="[002]: at most the CPU's threads, usually 8 or 12, the cheapest of equals; "
         "[004] 2.4: as many as cores or GPUs; too many block",
         in_full={_count(n): replace(base, num_workers=n) for n in others},
+        knobs=("prefetch_factor", "batch_size", "preprocessor", "cache", "device"),
     )
 
 
 def _counts(cores: int) -> tuple[list[int], list[int]]:
-    """List the other worker counts for quick mode, and those for full mode alone."""
+    """Return the other numbers of workers: for quick mode, and for full mode only."""
     named = {0, cores, 2 * cores}
     few = [n for n in (1, 2) if n not in named]
     each = range(1, min(2 * cores, EACH_UP_TO) + 1)
@@ -63,9 +58,11 @@ def _count(workers: int) -> str:
 
 
 def prefetch_factor(base: Settings) -> Experiment:
-    """[000], [001]: how far ahead each worker loads, where some samples come late.
+    """Compare how many batches each worker loads ahead, where some samples come late.
 
     The unit is batches, not samples as [001] writes (DOCUMENTS D2).
+
+    Source: [000], [001] 1.5.
     """
     base = replace(base, jitter_ms=base.jitter_ms or JITTER_MS)
     two, *others = (
@@ -79,14 +76,17 @@ def prefetch_factor(base: Settings) -> Experiment:
         baseline="2 batches each",
         source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no figure",
         in_full={"16 batches each": replace(base, prefetch_factor=16)},
+        knobs=("num_workers", "jitter_ms", "batch_size", "preprocessor", "device"),
     )
 
 
 def pin_memory(base: Settings) -> Experiment:
-    """[001], [002], [003], [004]: page-locked batches, a side stream, a wait in every step or none.
+    """Compare batches in pinned and pageable memory, with and without a side stream.
 
     The emulated device follows CUDA's rules: a copy runs beside computation only from pinned
     memory and on another stream.
+
+    Source: [001] 1.6, [002], [003], [004] 2.2.
     """
     plain = replace(base, pin_memory=False, prefetcher="none", sync_every=1)
     how = {
@@ -107,13 +107,16 @@ def pin_memory(base: Settings) -> Experiment:
         source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
         "and a side stream",
         in_full=seldom | small,
+        knobs=("num_workers", "batch_size", "input_px", "device"),
     )
 
 
 def persistent_workers(base: Settings) -> Experiment:
-    """[001]: workers kept between epochs, forked and spawned, in epochs of the mode's length.
+    """Compare workers that are kept between epochs with workers started anew.
 
-    A spawned worker imports torch for seconds in every epoch, so only full mode waits for them.
+    A spawned worker imports torch for seconds in every epoch, so only full mode measures those.
+
+    Source: [001] 4.1.
     """
     kept = replace(base, persistent_workers=True)
     variants = {"started anew": replace(base, persistent_workers=False), "kept": kept}
@@ -130,11 +133,12 @@ def persistent_workers(base: Settings) -> Experiment:
         baseline="started anew",
         source="[001] 4.1: listed, False by default; no figure",
         in_full=in_full,
+        knobs=("num_workers", "epochs", "images", "preprocessor", "device"),
     )
 
 
 def short_epochs(base: Settings) -> Experiment:
-    """The same in many short epochs, where starting workers weighs most."""
+    """Compare the same in many short epochs, where starting workers takes the largest share."""
     base = replace(
         base,
         epochs=max(base.epochs, SHORT_EPOCHS),
@@ -148,11 +152,13 @@ def short_epochs(base: Settings) -> Experiment:
 
 
 def batch_size(base: Settings) -> Experiment:
-    """[002]: a multiple of 2, better of 4; odd sizes beside even ones of about their size.
+    """Compare batch sizes that are odd, multiples of 2 and multiples of 4.
 
-    All divide 420 images, so an epoch is the same images for each; every size from 28 to 36
-    would take more than a billion.  Larger batches differ in more than their factors, so the
-    baseline's neighbour is what counts: 21 beside 20.
+    All divide 420, so an epoch has the same images for each; every size from 28 to 36 would take
+    more than a billion images.  Larger batches differ in more than their factors, so the
+    comparison that counts is 21 with 20.
+
+    Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")  # small enough for any shared memory
     sizes = {n: replace(base, batch_size=n) for n in (20, 21, 28, 30, 35)}
@@ -164,6 +170,7 @@ def batch_size(base: Settings) -> Experiment:
         baseline=_size(20),
         source="[002] 3.1: a multiple of 2, better of 4; lists 4, 8, 12, 16, 32, 128, 256",
         in_full={_size(n): settings for n, settings in more.items()},
+        knobs=("num_workers", "input_px", "decoder", "device"),
     )
 
 
@@ -172,10 +179,11 @@ def _size(n: int) -> str:
 
 
 def batch_size_powers(base: Settings) -> Experiment:
-    """[002]: powers of two, each a whole part of the next; on CUDA also a large one.
+    """Compare batch sizes that are powers of two; on CUDA also a large one.
 
-    Which one fills a GPU only trying tells: `lab.largest_batch` does, and makes the variants that
-    put "90 % of the memory" to the test.
+    `lab.largest_batch` finds the size that fills a GPU's memory.
+
+    Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")
     powers = {str(n): replace(base, batch_size=n) for n in (16, 4, 8, 32, 64)}
@@ -190,13 +198,16 @@ def batch_size_powers(base: Settings) -> Experiment:
             "128": replace(base, batch_size=128),
             "256, on CUDA": replace(base, batch_size=256, device="cuda"),
         },
+        knobs=("num_workers", "input_px", "decoder", "device"),
     )
 
 
 def sampling(base: Settings) -> Experiment:
-    """[001]: an order of one's own, an iterable data set, collate functions, batch samplers.
+    """Compare orders, kinds of data sets, samplers and collate functions.
 
-    All deliver the same images; and all but "in order" in the same order.
+    All deliver the same images, and all but "in order" in the same order.
+
+    Source: [001] 4.1.
     """
     base = replace(base, order="shuffled", loader="torch")
 
@@ -219,11 +230,15 @@ def sampling(base: Settings) -> Experiment:
             "batch sampler": by("torch_batch_sampler"),
             "torch's own collate": by("torch_default_collate"),
         },
+        knobs=("num_workers", "batch_size", "cache", "preprocessor", "device"),
     )
 
 
 def opencv_threads(base: Settings) -> Experiment:
-    """OpenCV's threads × torch's × workers: users disagree whether to limit them (DOCUMENTS D7)."""
+    """Compare numbers of OpenCV's threads, torch's threads and workers.
+
+    Source: users disagree whether to limit them (DOCUMENTS D7).
+    """
     base = replace(base, cv2_threads=0, torch_threads=1)
     cores = hardware.cores()
     in_workers = {"none": base} | {
@@ -250,14 +265,17 @@ def opencv_threads(base: Settings) -> Experiment:
         baseline="none",
         source="no document; disputed by users of OpenCV in training",
         in_full=in_full,
+        knobs=("batch_size", "input_px", "preprocessor", "device"),
     )
 
 
 def prefetching_in_depth(base: Settings) -> Experiment:
-    """[004] against its critics: is a thread behind the loader, or a side stream, worth anything?
+    """Compare prefetch_generator and data_prefetcher with loaders that load as far ahead.
 
     A thread keeps up to two batches more than W workers with f batches each, so (W × f + 2) / W
     each is the same depth without a thread.
+
+    Source: [004] 2.1 and experiment 1, and its critics.
     """
     count = max(2, hardware.cores() // 2)  # what an unset num_workers is
     deep = base.prefetch_factor + -(-THREAD_BATCHES // count)
@@ -289,4 +307,103 @@ def prefetching_in_depth(base: Settings) -> Experiment:
         published={thread: 0.894},
         source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
         in_full=pageable | streams | seldom,
+        knobs=("batch_size", "preprocessor", "device"),
     )
+
+
+def rivals(base: Settings) -> Experiment:
+    """Compare the usual loaders on the same work, each with as many threads as torch has workers.
+
+    Source: [000], [001] 2.1 and 2.2, [003], [004] 2.6.
+    """
+    base = _light(base)
+
+    def by(loader: str, **changes: object) -> Settings:
+        return replace(base, loader=loader, **changes)
+
+    return Experiment(
+        "rivals",
+        question="Which loader delivers the same batches soonest?",
+        variants={
+            "torch": base,
+            "threads": by("threads"),
+            "DataLoaderX": replace(base, prefetcher="prefetch_generator"),
+            "tf.data": by("tf_data"),
+            "DALI": by("dali"),
+        },
+        baseline="torch",
+        source="[001] 2.1 and 2.2, [000], [003], [004] 2.6: nearly 4 times as fast with DALI [000]",
+        in_full={
+            "torch, persistent workers": replace(base, persistent_workers=True),
+            "tf.data without prefetch": by("tf_data_no_prefetch"),
+            "tf.data, serial map": by("tf_data_serial_map"),
+            "tf.data as in the document": by("tf_data_as_published"),
+            "tf.data from TFRecord": by("tf_data_tfrecord", packing="tfrecord"),
+            "DALI on the CPU": by("dali_cpu"),
+        },
+        knobs=(
+            "num_workers",
+            "prefetch_factor",
+            "batch_size",
+            "input_px",
+            "cache",
+            "step",
+            "device",
+        ),
+    )
+
+
+def tf_data(base: Settings) -> Experiment:
+    """Compare the stages of [001]'s tf.data pipeline, added one at a time.
+
+    Source: [001] 2.1 a and 4.2.
+    """
+    base = _light(base)
+    return Experiment(
+        "tf_data",
+        question="What do tf.data's parallel map and prefetch bring?",
+        variants={
+            "one after the other": replace(base, loader="tf_data_plain"),
+            "parallel map": replace(base, loader="tf_data_no_prefetch"),
+            "prefetch": replace(base, loader="tf_data_serial_map"),
+            "parallel map and prefetch": replace(base, loader="tf_data"),
+        },
+        baseline="one after the other",
+        source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no figure",
+        in_full={"as in the document": replace(base, loader="tf_data_as_published")},
+        knobs=("num_workers", "batch_size", "input_px", "cache", "step", "device"),
+    )
+
+
+def num_parallel_reads(base: Settings) -> Experiment:
+    """Compare reading TFRecord shards one at a time and in parallel.
+
+    Source: [001] 1.4.
+    """
+    base = replace(_light(base), packing="tfrecord", order="sequential")
+    return Experiment(
+        "num_parallel_reads",
+        question="Does TFRecordDataset read faster in parallel?",
+        variants={
+            "one shard at a time": replace(base, loader="tf_data_tfrecord_one_by_one"),
+            "in parallel": replace(base, loader="tf_data_tfrecord"),
+        },
+        baseline="one shard at a time",
+        source="[001] 1.4: num_parallel_reads; no figure",
+        in_full={"torch": base},
+        knobs=("num_workers", "storage", "batch_size", "input_px", "step", "device"),
+    )
+
+
+def _light(base: Settings) -> Settings:
+    """Return settings that every loader supports, with so little work that loading dominates."""
+    base = replace(base, packing="folder", stored="jpeg", preprocessor="classification")
+    # What lies in shards is read in order: no holes between an epoch's images.
+    return replace(base, subset="first", num_workers=base.num_workers or max(2, hardware.cores()))
+
+
+EXPERIMENTS = (
+    workers, prefetch_factor, pin_memory, persistent_workers, short_epochs, batch_size,
+    batch_size_powers, sampling, opencv_threads, prefetching_in_depth, rivals, tf_data,
+    num_parallel_reads,
+)  # fmt: skip

@@ -154,7 +154,7 @@ def experiment(name: str, *, protocol: str = CORRECTED, **settings: object) -> E
     Args:
         name: a key of `CATALOG`.
         protocol: "corrected", or "as in the document": its order, a cold first variant, and its
-            loop that left out a step (prefetching and storage).
+            loop that left out a step.  Few experiments have the second.
         **settings: settings that all variants share, as ``data="data/coco", num_workers=4``.
 
     Raises:
@@ -199,14 +199,12 @@ def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | Non
     in_full = {label: chosen[label] for label in experiment.in_full if label in chosen}
     in_full.pop(baseline, None)
     is_other = baseline != experiment.baseline
-    otherwise = experiment.otherwise
     return replace(
         experiment,
         variants={label: settings for label, settings in chosen.items() if label not in in_full},
         in_full=in_full,
         baseline=baseline,
         published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
-        otherwise=otherwise and (lambda why: _kept(otherwise(why), kept, baseline)),
     )
 
 
@@ -214,12 +212,8 @@ def _changed(experiment: Experiment, settings: Mapping[str, object]) -> Experime
     def change(variants: Mapping) -> dict:
         return {label: with_settings(other, dict(settings)) for label, other in variants.items()}
 
-    otherwise = experiment.otherwise
     return replace(
-        experiment,
-        variants=change(experiment.variants),
-        in_full=change(experiment.in_full),
-        otherwise=otherwise and (lambda why: _changed(otherwise(why), settings)),
+        experiment, variants=change(experiment.variants), in_full=change(experiment.in_full)
     )
 
 

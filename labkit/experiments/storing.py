@@ -1,9 +1,5 @@
-"""In depth: the experiments beside the main road, about one remedy each.
+"""In depth: how the images are stored, what is done ahead of training, and where the data is.
 
-    packing, small_files   how the images are stored      offline   what is done ahead of training
-    distance               where they are
-
-Each takes the settings that all its variants share and returns an Experiment, baseline first.
 The documents name these remedies without a figure, so nothing is published here.
 """
 
@@ -25,7 +21,10 @@ FAR, FAR_WORKERS = "far_20ms_1000mbit", 8
 
 
 def packing(base: Settings) -> Experiment:
-    """[000], [001], [004]: does one big file read faster than many small ones?"""
+    """Compare a file for each image with one packed file, in the formats the documents name.
+
+    Source: [000], [001] 3.1.3, [004] 2.6.
+    """
     # What is read in order must lie in order: no holes between an epoch's images.
     base = replace(base, packing="folder", preprocessor="classification", subset="first")
     quick = {"folder": base} | {name: replace(base, packing=name) for name in DOCUMENTED}
@@ -51,11 +50,15 @@ def packing(base: Settings) -> Experiment:
         baseline="folder",
         source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
         in_full={**raw, **sequential, **warm, **alone, **in_memory},
+        knobs=("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
     )
 
 
 def small_files(base: Settings) -> Experiment:
-    """[000]: many small files against one file that holds all of them."""
+    """Compare thumbnails in a file each with one file that holds all of them.
+
+    Source: [000].
+    """
     base = replace(base, preprocessor="classification", subset="first", step="nothing")
     base = replace(base, packing="raw", stored="resized", input_px=base.input_px or THUMBNAIL_PX)
     variants = {"one packed file": base, "a file each": replace(base, packing="folder")}
@@ -69,11 +72,15 @@ def small_files(base: Settings) -> Experiment:
             f"{label}, warm": replace(settings, cache="warm")
             for label, settings in variants.items()
         },
+        knobs=("num_workers", "storage", "input_px", "batch_size", "decoder", "device"),
     )
 
 
 def offline(base: Settings) -> Experiment:
-    """[001]: is preprocessing ahead of training worth the bytes that it stores?"""
+    """Compare preprocessing while training with preprocessing ahead of it, stored in three forms.
+
+    Source: [001] 2.1b.
+    """
     input_px = base.input_px or OFFLINE_PX
     base = replace(base, preprocessor="classification", input_px=input_px, subset="first")
     base = replace(base, packing="folder", stored="jpeg")
@@ -92,11 +99,15 @@ def offline(base: Settings) -> Experiment:
             f"{label}, warm": replace(settings, cache="warm")
             for label, settings in {"online": base, **ahead}.items()
         },
+        knobs=("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),
     )
 
 
 def distance(base: Settings) -> Experiment:
-    """[001]: data in one city, GPUs in another."""
+    """Compare reading from a distant server with copying the data first.
+
+    Source: [001] 3.1.1 and 3.1.2: data in one city, GPUs in another.
+    """
     base = replace(base, preprocessor="classification")
     # What this machine does not hold it can neither evict nor read beforehand.
     far = replace(base, storage=FAR, cache="as found")
@@ -119,4 +130,8 @@ def distance(base: Settings) -> Experiment:
         baseline="read at a distance",
         source="[001] 3.1.1 and 3.1.2: ceph in another city; local SSD > ceph > cfs > hdfs",
         in_full=in_full,
+        knobs=("batch_size", "prefetch_factor", "decoder", "device"),
     )
+
+
+EXPERIMENTS = (packing, small_files, offline, distance)

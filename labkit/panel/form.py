@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.experiments import catalog
 from labkit.experiments.request import Request
 from labkit.machine import media
 from labkit.panel.view import help_line
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from ipywidgets import Widget
 
 AUTO = "auto"
-# The settings that are shown first where the catalog does not list them.
-USUAL = ("num_workers", "batch_size", "input_px", "device")
 LABEL_WIDTH = "120px"
 MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
 BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
@@ -145,7 +142,7 @@ class Form:
         self._boxes = {
             name: _field(control, self._help[name]) for name, control in self._settings.items()
         }
-        knobs = ("data", *catalog.KNOBS.get(self._start.name, USUAL))
+        knobs = ("data", *next(iter(self._experiments.values())).knobs)
         first = [self._boxes[name] for name in knobs if name in self._boxes]
         hidden = _grid([box for name, box in self._boxes.items() if name not in knobs])
         more = widgets.ToggleButton(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.experiments.catalog import disks
+from labkit.experiments.catalog import hard_disk
 from labkit.machine import hardware
 from labkit.parts import decoding
 from labkit.resolve import open_source
@@ -34,13 +34,12 @@ def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
     Args:
         folders: name -> directory to look at, beside those of labkit.toml.
     """
-    chosen = disks()
     rows = hardware.doctor_report(folders)
     missing = decoding.why_not()
     built = decoding.jpeg_back_ends().items()
     return [
         *rows,
-        ("hard disk", chosen.hdd, "; ".join(chosen.notes)),
+        ("hard disk", *hard_disk()),
         ("decoders", ", ".join(f"{name} ({by})" for name, by in built if name not in missing), ""),
         *((f"decoder {name}", "skipped", reason) for name, reason in missing.items()),
     ]

@@ -39,8 +39,6 @@ from labkit.report.page import Section, markdown_report, page
 from labkit.runs.store import REPORTS, SHARED, StoredRun, explain_unwritable
 
 PAGE = "index.html"
-# Experiments whose epochs tell something apart, so that they get a second chart.
-EPOCHS_APART = ("storage",)
 HTML, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
 
 
@@ -213,7 +211,7 @@ def save(run: StoredRun) -> list[Path]:
 def _draw(info: Mapping[str, object], summary: Summary) -> dict[str, Figure]:
     """Draw all charts of a run of epochs: what its files are called -> figure."""
     drawn = {"chart": charts.chart(summary)}
-    if summary.experiment in EPOCHS_APART:
+    if info.get("epoch_chart"):
         drawn["epochs"] = draw_epochs(summary)
     if find_series(info, summary):
         drawn["dial"] = draw_dial(info, summary)

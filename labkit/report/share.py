@@ -63,7 +63,7 @@ NEEDED = {
 INFO: dict[str, object] = {
     **NEEDED,
     **dict.fromkeys(("kind", "source", "protocol", "accelerator", "baseline"), str),
-    **{"blocks": int, "order_seed": int, "shuffled": bool},
+    **{"blocks": int, "order_seed": int, "shuffled": bool, "epoch_chart": bool},
     **{"notes": list[str], "excluded": list[int], "twice": list[str]},
     **{"published": dict[str, float], "skipped": dict[str, str], "failed": dict[str, str]},
     **dict.fromkeys(("variants", "reads", "costs", "tasks"), dict[str, dict[str, Plain]]),

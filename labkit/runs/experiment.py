@@ -72,10 +72,20 @@ class Experiment:
     """"corrected", or "as in the document": each variant in its order, nothing repeated."""
     notes: tuple[str, ...] = ()
     """Sentences about the machine that belong to every run, such as what stands in for what."""
+    as_published: Mapping[str, Settings] = field(default_factory=dict)
+    """Label -> settings in the document's own order; empty: it is not run that way."""
+    main_road: bool = False
+    """Whether `labkit run` runs it by default."""
+    knobs: tuple[str, ...] = ("num_workers", "batch_size", "input_px", "device")
+    """Names of the settings that the form shows first, after the data."""
     dial: Dial | None = None
-    """The setting whose steps are the axis of a second chart, `lab.dial_chart`."""
-    otherwise: Callable[[str], Experiment] | None = None
-    """What to run instead where the throttled disk cannot be put up; takes the reason."""
+    """The setting whose steps are the axis of a second chart."""
+    epoch_chart: bool = False
+    """Whether a second chart shows the epochs one by one."""
+    otherwise: Callable[[Experiment, str], Experiment] | None = None
+    """Returns what to run instead of an experiment whose throttled disk cannot be put up.
+
+    Takes the experiment, from which variants may have been left out, and the reason."""
     # Not in __init__, so that `dataclasses.replace` drops it: a changed experiment is the user's.
     request: Mapping[str, object] | None = field(init=False, default=None, compare=False)
     """What `labkit.experiments.request.Request` built it from; None: the user's own."""

@@ -67,7 +67,7 @@ def check(
     if experiment.otherwise is not None:
         baseline = experiment.variants[experiment.baseline]
         if reason := why_not_throttled(complete_here(baseline, chosen)):
-            experiment = experiment.otherwise(reason)
+            experiment = experiment.otherwise(experiment, reason)
     wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
     variants = {label: complete_here(settings, chosen) for label, settings in wanted.items()}
     parts, skipped = {}, {}
@@ -100,6 +100,7 @@ def check(
         "published": dict(experiment.published),
         "source": experiment.source,
         "dial": experiment.dial and asdict(experiment.dial),
+        "epoch_chart": experiment.epoch_chart,
         "skipped": skipped,
         "failed": {},
         "status": "running",

@@ -1,5 +1,6 @@
 """The documents' experiments, on this machine and on machines that have other disks."""
 
+import ast
 import os
 import re
 from dataclasses import replace
@@ -7,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
+import labkit as lab
+from labkit.cli import main
 from labkit.contracts import Skip
-from labkit.experiments.catalog import AS_PUBLISHED_TOO, CATALOG, MAIN_ROAD
-from labkit.experiments.request import experiment
+from labkit.experiments.catalog import CATALOG
+from labkit.experiments.request import choose, experiment
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
-from labkit.settings import AS_PUBLISHED, MODES, complete
+from labkit.runs.experiment import Experiment
+from labkit.settings import AS_PUBLISHED, MODES, Settings, complete
+
+ALL = {name: build(Settings()) for name, build in CATALOG.items()}
+AS_PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.as_published]
 
 # A machine -> its labkit.toml, whether its files can be evicted, why no disk can be throttled.
 MACHINES = {
@@ -55,7 +62,7 @@ def everything(chosen):
 
 def every_protocol():
     return [
-        *((name, "corrected") for name in CATALOG if name != "operations"),
+        *((name, "corrected") for name in CATALOG if not ALL[name].tasks),
         *((name, AS_PUBLISHED) for name in AS_PUBLISHED_TOO),
     ]
 
@@ -141,7 +148,7 @@ def test_an_unknown_experiment_or_setting_lists_the_choices():
 
 def test_a_persons_settings_count_for_all_variants(on):
     on("hard disk")
-    for name in MAIN_ROAD:
+    for name in ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined"):
         chosen = experiment(name, num_workers=3, data="my/photos", seed=7)
         for settings in everything(chosen).values():
             assert (settings.num_workers, settings.data, settings.seed) == (3, "my/photos", 7)
@@ -175,8 +182,54 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, 
     monkeypatch.setattr(slow_disk, "why_not", lambda: "")
     chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3)
     assert chosen.variants["hdd"].storage == "throttled"
-    instead = chosen.otherwise("mount: permission denied")
-    assert instead.variants["hdd"].storage == "modelled_hdd"
+    chosen = choose(chosen, ["hdd", "ssd"])  # a variant that is left out does not come back
+    instead = chosen.otherwise(chosen, "mount: permission denied")
+    assert storages(instead) == {"hdd": "modelled_hdd", "ssd": "modelled_ssd"}
     assert instead.variants["hdd"].num_workers == 3
     assert instead.protocol == AS_PUBLISHED
-    assert "none can be throttled here (mount: permission denied)" in instead.notes[0]
+    [note] = instead.notes
+    assert "none can be throttled here (mount: permission denied)" in note
+
+
+# --- a new experiment -----------------------------------------------------------------------
+
+
+def test_an_experiment_is_listed_by_its_own_name():
+    assert [chosen.name for chosen in ALL.values()] == list(CATALOG)
+
+
+def test_a_new_experiment_is_one_function(monkeypatch, tmp_path, capsys):
+    def mine(base):
+        return Experiment(
+            "mine",
+            question="Is mine faster?",
+            variants={"theirs": base, "mine": replace(base, num_workers=0)},
+            baseline="theirs",
+            as_published={"mine": base, "theirs": base},
+        )
+
+    monkeypatch.setitem(CATALOG, "mine", mine)
+    assert experiment("mine", seed=7).variants["theirs"].seed == 7
+    assert list(experiment("mine", protocol=AS_PUBLISHED).variants) == ["mine", "theirs"]
+    assert main(["list", "--results", str(tmp_path)]) == 0
+    assert "Is mine faster?" in capsys.readouterr().out
+
+
+def is_an_experiments_name(node):
+    """run.experiment, summary.experiment, info["experiment"]."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and node.slice.value == "experiment"
+    return isinstance(node, ast.Attribute) and node.attr == "experiment"
+
+
+def test_no_module_compares_the_name_of_an_experiment_with_a_known_one():
+    found = []
+    for path in Path(lab.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                inside = [part for side in sides for part in ast.walk(side)]
+                names = {part.value for part in inside if isinstance(part, ast.Constant)}
+                if any(map(is_an_experiments_name, sides)) and names & CATALOG.keys():
+                    found.append(f"{path.name}:{node.lineno} {ast.unparse(node)}")
+    assert found == []

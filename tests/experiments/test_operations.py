@@ -12,7 +12,7 @@ from fake_clock import FakeClock
 from jpegs import why_missing
 
 import labkit as lab
-from labkit.experiments.operations import SIZES_PX
+from labkit.experiments.main_road import SIZES_PX
 from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Operation, make_picture
 from labkit.runs.operation_trials import (

@@ -117,15 +117,6 @@ def test_a_variant_that_the_mode_does_not_measure_is_refused():
     assert list(replace(asked, mode="full").build().in_full) == ["opencv"]
 
 
-def test_what_runs_instead_has_the_same_variants_and_settings():
-    listed = replace(OWN, otherwise=lambda why: replace(OWN, question=why))
-    asked = Request(experiment=listed, variants=("pillow", "opencv"), settings={"seed": 1})
-    instead = asked.build().otherwise("no loop device")
-    assert instead.question == "no loop device"
-    assert list(instead.variants) == ["opencv", "pillow"]
-    assert {settings.seed for settings in instead.variants.values()} == {1}
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -1,0 +1,248 @@
+"""The main road: the documents' own experiments, in their order, with the figures they reported.
+
+The figures are the bar labels of the original blog's charts (DOCUMENTS 0.1).  A figure that was
+never published is left out.  Experiments about media name the documents' own; where this machine
+has no hard disk, `catalog.build` replaces them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from labkit.machine import media
+from labkit.machine.page_cache import can_evict
+from labkit.parts.operations import MEANINGS
+from labkit.runs.experiment import Experiment
+from labkit.runs.operation_trials import OPERATIONS
+from labkit.settings import Settings
+
+# Width and height of the pictures.  Only full mode measures the larger ones: every trial has a
+# process of its own, and the first two sizes already are 186 trials in quick mode.
+SIZES_PX = ((320, 240), (640, 480), (1280, 960), (1920, 1440))
+QUICK_SIZES = 2
+
+
+def prefetching(base: Settings) -> Experiment:
+    """Compare the loader alone with two ways to fetch the next batch ahead.
+
+    Source: [004] section 3.1, experiment 1.
+    """
+    variants = {
+        "original": replace(base, prefetcher="none"),
+        "prefetch_generator": replace(base, prefetcher="prefetch_generator"),
+        "data_prefetcher": replace(base, prefetcher="data_prefetcher"),
+        "both": replace(base, prefetcher="both"),
+    }
+    short = {"data_prefetcher": "data_prefetcher_as_published", "both": "both_as_published"}
+    # The document read from a hard disk, which makes a cold first run slow.
+    in_order = {
+        label: replace(settings, storage="hdd", prefetcher=short.get(label, settings.prefetcher))
+        for label, settings in variants.items()
+    }
+    return Experiment(
+        "prefetching",
+        question="Does fetching the next batch ahead shorten the epoch?",
+        variants=variants,
+        baseline="original",
+        published={
+            "original": 1.000,
+            "prefetch_generator": 0.894,
+            "data_prefetcher": 0.891,
+            "both": 0.897,
+        },
+        source="[004] section 3.1, experiment 1",
+        as_published=_in_order(in_order),
+        main_road=True,
+        knobs=(
+            "num_workers", "prefetch_factor", "pin_memory", "sync_every", "batch_size", "input_px",
+            "preprocessor", "device",
+        ),
+    )  # fmt: skip
+
+
+def storage(base: Settings) -> Experiment:
+    """Compare a hard disk with faster media, each cold and warm.
+
+    Source: [004] section 3.2, experiment 2.
+    """
+    cold = replace(base, cache="cold", preprocessor="loops")
+    disks = {"hdd": replace(cold, storage="hdd"), "ssd": replace(cold, storage="ssd")}
+    nvme = {"nvme": replace(cold, storage="nvme")} if "nvme" in media.media() else {}
+    # Files in memory cannot be cold.
+    every = {**disks, "tmpfs": replace(cold, storage="tmpfs", cache="warm"), **nvme}
+    warm = {
+        f"{label}, warm": replace(settings, cache="warm")
+        for label, settings in {**disks, **nvme}.items()
+    }
+    return Experiment(
+        "storage",
+        question="Does a faster disk shorten the epoch?",
+        variants={**every, **warm},
+        baseline="hdd",
+        published={"hdd": 1.000, "ssd": 0.860, "tmpfs": 0.864},
+        source="[004] section 3.2, experiment 2",
+        as_published=_in_order(every),
+        main_road=True,
+        epoch_chart=True,
+        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
+    )
+
+
+def preprocessing(base: Settings) -> Experiment:
+    """Compare the documents' preprocessing in loops with simpler code for the same work.
+
+    Source: [004] section 3.3, experiment 3.
+    """
+    return Experiment(
+        "preprocessing",
+        question="How much time does simpler preprocessing code save?",
+        variants={
+            "original": replace(base, preprocessor="loops"),
+            "vectorized": replace(base, preprocessor="vectorized"),
+            "simplified": replace(base, preprocessor="on_device"),
+        },
+        baseline="original",
+        published={"original": 1.000, "simplified": 0.661},
+        source="[004] section 3.3, experiment 3",
+        main_road=True,
+        knobs=("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),
+    )
+
+
+def opencv_vs_pil(base: Settings) -> Experiment:
+    """Compare libraries that decode and resize, by the time of an epoch.
+
+    Source: [000], OpenCV or PIL.
+    """
+
+    def by(decoder: str) -> Settings:  # OpenCV resizes for those that only decode
+        return replace(base, decoder=decoder, preprocessor="classification")
+
+    return Experiment(
+        "opencv_vs_pil",
+        question="Does OpenCV instead of PIL shorten the epoch?",
+        variants={
+            "pillow": replace(base, decoder="pillow", preprocessor="classification_pillow"),
+            "opencv": by("opencv"),
+            "simplejpeg": by("simplejpeg"),
+        },
+        baseline="pillow",
+        source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
+        in_full={
+            "kornia-rs": by("kornia_rs"),
+            "torchvision": by("torchvision"),
+            "simplejpeg, scaled": by("simplejpeg_scaled"),
+        },
+        main_road=True,
+        knobs=("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
+    )
+
+
+def combined(base: Settings) -> Experiment:
+    """Compare the documents' remedies together with what they started from.
+
+    Full mode measures all combinations, and loading and computing alone.
+
+    Source: [004] section 3.4.
+    """
+    if not can_evict():  # every medium is modelled then, and a model can be cold
+        base = replace(base, cache="cold")
+    levels = {
+        "storage": ("hdd", "ssd"),
+        "prefetcher": ("none", "prefetch_generator", "data_prefetcher"),
+        "preprocessor": ("loops", "on_device"),
+    }
+    combinations = {
+        " + ".join(values): replace(base, **dict(zip(levels, values)))
+        for values in itertools.product(*levels.values())
+    }
+    original = combinations.pop("hdd + none + loops")
+    best = {
+        "best of the document": combinations.pop("ssd + data_prefetcher + on_device"),
+        "best with prefetch_generator": combinations.pop("ssd + prefetch_generator + on_device"),
+    }
+    floors = {
+        f"loading alone: {disk} + {code}": replace(
+            base, storage=disk, preprocessor=code, step="nothing"
+        )
+        for disk, code in itertools.product(levels["storage"], levels["preprocessor"])
+    }
+    floors |= {
+        f"computing alone: {code}": replace(
+            base, storage="hdd", preprocessor=code, loader="resident"
+        )
+        for code in levels["preprocessor"]
+    }
+    return Experiment(
+        "combined",
+        question="How much do the documents' remedies save together?",
+        variants={"original": original, **best},
+        baseline="original",
+        published={
+            "original": 1.00,
+            "best of the document": 0.61,
+            "best with prefetch_generator": 0.61,
+        },
+        source="[004] section 3.4: 39 % together",
+        in_full={**combinations, **floors},
+        main_road=True,
+        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
+    )
+
+
+def operations(base: Settings) -> Experiment:
+    """Compare libraries by single image operations, each at several sizes.
+
+    Every operation at one size is a group with a baseline of its own.
+
+    Source: [000], OpenCV vs PIL (kaggle yukia18).
+    """
+    # The pictures are in memory, and nothing is trained.
+    settings = Settings(data=base.data, seed=base.seed, cache="warm", device="cpu", num_workers=0)
+    tasks, groups, quick = {}, {}, []
+    for operation in dict.fromkeys(name for name, _ in OPERATIONS):
+        for size in SIZES_PX:
+            group = f"{operation}, {size[0]}×{size[1]}"
+            for library in (library for name, library in OPERATIONS if name == operation):
+                label = f"{group}: {library}"
+                groups[label] = group
+                tasks[label] = {
+                    "operation": operation, "library": library,
+                    "width_px": size[0], "height_px": size[1],
+                }  # fmt: skip
+                if size in SIZES_PX[:QUICK_SIZES]:
+                    quick.append(label)
+    return Experiment(
+        "operations",
+        question="Which library does which image operation faster?",
+        kind="operation",
+        variants=dict.fromkeys(quick, settings),
+        in_full=dict.fromkeys((label for label in tasks if label not in quick), settings),
+        groups=groups,
+        tasks=tasks,
+        baseline=quick[0],
+        source="[000] OpenCV vs PIL (kaggle yukia18): chart lost",
+        notes=(
+            *(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
+            "pictures larger than the data's photographs are enlarged ones: smoother than a "
+            "camera's, with fewer bytes per pixel to decode",
+        ),
+        main_road=True,
+        knobs=("seed",),
+    )
+
+
+def _in_order(variants: Mapping[str, Settings]) -> dict[str, Settings]:
+    """Start the first variant cold, and each other one from the cache that was left behind.
+
+    The first variant runs again at the end: its gain is due to the order and the cache alone.
+    """
+    (first, settings), *others = variants.items()
+    left = {label: replace(other, cache="as found") for label, other in others}
+    again = replace(settings, cache="as found")
+    return {first: replace(settings, cache="cold"), **left, f"{first}, again": again}
+
+
+EXPERIMENTS = (prefetching, storage, preprocessing, opencv_vs_pil, combined, operations)

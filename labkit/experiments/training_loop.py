@@ -1,0 +1,322 @@
+"""In depth: what the training loop does beside loading.
+
+Most of these experiments keep one batch in memory, so that the loop alone makes an epoch longer
+than the baseline's.  Printing a loss writes a line and waits for the device; variants without the
+loss separate the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.machine import gpu
+from labkit.runs.experiment import Dial, Experiment
+from labkit.settings import Settings
+
+# Settings that the form shows first, where nothing is loaded.
+LOOP_KNOBS = ("batch_size", "input_px", "device")
+# A CPU trains so slowly that only small images make epochs of about a second.
+CPU_PX = 64
+# Short steps, as on a fast GPU: the shorter the step, the more a stall costs.
+BATCH_SIZE = 8
+EVERY = (1, 10, 100)
+# A server in the local network answers in a few milliseconds, a distant one in some tens.
+NEAR, FAR = "http_5ms", "http_50ms"
+# Bottlenecks that are known beforehand.
+LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"
+# With one worker this alone is twice a step of the emulated device, on however many cores.
+JITTER_MS = 6
+
+
+def loss(base: Settings) -> Experiment:
+    """Compare a loss that loops over boxes with the same loss in threads and vectorized.
+
+    The rows give the operators and kernels that each calls.
+
+    Source: [001] 4.1.
+    """
+    labels = {
+        "loops": "loops",
+        "loops, looking each time": "loops_sync",
+        "loops in threads": "threads",
+        "all at once": "vectorized",
+    }
+    variants = {label: replace(base, loss=name) for label, name in labels.items()}
+    return Experiment(
+        "loss",
+        question="Does a loss without loops over boxes shorten the epoch?",
+        variants=variants,
+        baseline="loops",
+        source="[001] 4.1: for loops in a loss block the GPU; simplify, or use processes or "
+        "threads; no figure",
+        in_full=_without_waiting(variants) | _computing_alone(variants),
+        knobs=("num_workers", "preprocessor", "batch_size", "sync_every", "profile", "device"),
+    )
+
+
+def precision(base: Settings) -> Experiment:
+    """Compare float32 with mixed precision and with channels_last.
+
+    Without a GPU, a CPU trains the classifier on small images, in bfloat16.
+
+    Source: [004] 2.6.
+    """
+    if base.device is None and not gpu.cuda().works:
+        base = replace(base, device="cpu", preprocessor="classification")
+        base = replace(base, input_px=base.input_px or CPU_PX)
+    base = replace(base, precision="fp32", memory_format="contiguous")
+    variants = {
+        "fp32": base,
+        "amp": replace(base, precision="amp"),
+        "channels_last": replace(base, memory_format="channels_last"),
+        "amp, channels_last": replace(base, precision="amp", memory_format="channels_last"),
+    }
+    return Experiment(
+        "precision",
+        question="Do mixed precision and channels_last shorten the epoch?",
+        variants=variants,
+        baseline="fp32",
+        source="[004] 2.6: apex, whose mixed precision is torch's own today; no figure",
+        in_full=_computing_alone(variants),
+        knobs=("num_workers", "batch_size", "input_px", "cache", "device"),
+    )
+
+
+def _without_waiting(variants: dict[str, Settings]) -> dict[str, Settings]:
+    """Return the variants without a wait at the end of a step."""
+    return {f"{label}, no waiting": replace(s, sync_every=0) for label, s in variants.items()}
+
+
+def _computing_alone(variants: dict[str, Settings]) -> dict[str, Settings]:
+    """Return the variants on one batch that stays in memory, so that only the step counts."""
+    return {
+        f"computing alone: {label}": replace(s, loader="resident") for label, s in variants.items()
+    }
+
+
+def stalls(base: Settings) -> Experiment:
+    """Compare checkpoints, metrics, logs, reports and a progress bar with a bare training loop.
+
+    Source: [001] section 2.
+    """
+    base = replace(_loop_alone(base), epochs=1)
+    return Experiment(
+        "stalls",
+        question="What does the training loop itself make the device wait for?",
+        variants={
+            "nothing beside the step": base,
+            "checkpoint every 10 steps": replace(base, checkpoint_every=10),
+            "metrics in loops": replace(base, metrics="loops"),
+            "loss printed every step": replace(base, report_every=1, report_to="terminal"),
+            "loss sent every step": replace(base, report_every=1, report_to=NEAR),
+            "progress bar": replace(base, progress_bar="tqdm", progress_loss=True),
+        },
+        baseline="nothing beside the step",
+        source="[001] section 2: eight CPU jobs, six of them in the training loop, of which the "
+        "loss has an experiment of its own; no figures",
+        in_full={
+            "waiting for every step": replace(base, sync_every=1),
+            "checkpoint every 100 steps": replace(base, checkpoint_every=100),
+            "metrics vectorized": replace(base, metrics="vectorized"),
+        },
+        knobs=LOOP_KNOBS,
+    )
+
+
+def checkpoints(base: Settings) -> Experiment:
+    """Compare how often checkpoints are saved, in the loop and in a thread.
+
+    Source: [001] 3.3.
+    """
+    base = _loop_alone(base)
+    by = {"": "sync", ", in a thread": "thread"}
+    every = {
+        f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, saver=saver)
+        for how, saver in by.items()
+        for n in EVERY
+    }
+    names = ("every 100 steps", "every 10 steps", "every 10 steps, in a thread")
+    quick = {"never": base} | {name: every.pop(name) for name in names}
+    in_memory = {
+        f"every {_steps(n)}, to tmpfs": replace(base, checkpoint_every=n, checkpoint_to="tmpfs")
+        for n in EVERY
+    }
+    return Experiment(
+        "checkpoints",
+        question="What do checkpoints cost, and how often may one be saved?",
+        variants=quick,
+        baseline="never",
+        source="[001] 3.3: save fewer checkpoints; no figure",
+        dial=Dial(setting="checkpoint_every"),
+        in_full={**every, **in_memory},
+        knobs=("checkpoint_to", "batch_size", "input_px", "device"),
+    )
+
+
+def logs(base: Settings) -> Experiment:
+    """Compare how often the loss is printed; the line and the wait for the loss are separated.
+
+    Source: [001] 5.1.
+    """
+    base = _loop_alone(base)
+    quick = {"never": base} | {
+        f"every {_steps(n)}": replace(base, report_every=n, report_to="file") for n in EVERY
+    }
+    unread = {
+        f"{label}, without the loss": replace(settings, report_loss=False)
+        for label, settings in quick.items()
+        if settings.report_every
+    }
+    shown = {
+        f"{label}, terminal": replace(settings, report_to="terminal")
+        for label, settings in {**quick, **unread}.items()
+        if settings.report_every
+    }
+    names = ("every step, without the loss",)
+    return Experiment(
+        "logs",
+        question="What does printing the loss cost, and how often may it be printed?",
+        variants=quick | {name: unread.pop(name) for name in names},
+        baseline="never",
+        source="[001] 5.1: print logs every 100 steps",
+        dial=Dial(setting="report_every", advice=100, source="[001] 5.1"),
+        in_full={**unread, **shown},
+        knobs=LOOP_KNOBS,
+    )
+
+
+def metric_reports(base: Settings) -> Experiment:
+    """Compare how often metrics are sent to a server that answers after a delay.
+
+    Source: [001] 4.2.
+    """
+    base = _loop_alone(base)
+    near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
+    others = {
+        f"{label}, {words}": replace(settings, **changes)
+        for words, changes in {
+            "without the loss": {"report_loss": False},
+            "in the background": {"report_in_background": True},
+            "to a slower server": {"report_to": FAR},
+        }.items()
+        for label, settings in near.items()
+    }
+    names = ("every step, in the background",)
+    return Experiment(
+        "metric_reports",
+        question="What do metrics sent to a server cost, and how often may they be sent?",
+        variants={"never": base} | near | {name: others.pop(name) for name in names},
+        baseline="never",
+        source="[001] 4.2: report metrics every 100 steps",
+        dial=Dial(setting="report_every", advice=100, source="[001] 4.2"),
+        in_full=others,
+        knobs=LOOP_KNOBS,
+    )
+
+
+def evaluation(base: Settings) -> Experiment:
+    """Compare how often evaluation metrics are computed, in a loop over samples and in one call.
+
+    Source: [001] section 2.
+    """
+    base = _loop_alone(base)
+    every = {
+        f"{how}, every {_steps(n)}": replace(base, metrics=how, metrics_every=n)
+        for how in ("loops", "vectorized")
+        for n in EVERY
+    }
+    names = ("loops, every step", "loops, every 10 steps", "vectorized, every step")
+    return Experiment(
+        "evaluation",
+        question="What do evaluation metrics cost during training?",
+        variants={"none": base} | {name: every.pop(name) for name in names},
+        baseline="none",
+        source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
+        dial=Dial(setting="metrics_every"),
+        in_full=every,
+        knobs=LOOP_KNOBS,
+    )
+
+
+def progress(base: Settings) -> Experiment:
+    """Compare progress bars, without and with the loss.
+
+    Source: [001] section 2.
+    """
+    base = _loop_alone(base)
+    return Experiment(
+        "progress",
+        question="What does a progress bar cost?",
+        variants={
+            "none": base,
+            "tqdm": replace(base, progress_bar="tqdm"),
+            "tqdm, drawn every step": replace(base, progress_bar="tqdm_every_step"),
+            "tqdm with the loss": replace(base, progress_bar="tqdm", progress_loss=True),
+        },
+        baseline="none",
+        source="[001] section 2: progress reports among eight CPU jobs; no figure",
+        knobs=LOOP_KNOBS,
+    )
+
+
+def _loop_alone(base: Settings) -> Settings:
+    """Return settings that keep one batch in memory and never wait for the device."""
+    return replace(
+        base,
+        cache="as found",  # nothing is read
+        preprocessor="classification",
+        loader="resident",
+        batch_size=base.batch_size or BATCH_SIZE,
+        profile="resnet50_a100" if base.profile == "matched" else base.profile,
+        sync_every=0,
+    )
+
+
+def _steps(n: int) -> str:
+    return "step" if n == 1 else f"{n} steps"
+
+
+def bottlenecks(base: Settings) -> Experiment:
+    """Compare training loops whose bottleneck is known: does timing their phases find it?
+
+    Phases are the host's time.  Where no step waits for the device, its work is counted wherever
+    the host waits next, as in [002]'s loop: so each bottleneck runs with and without that wait.
+
+    Source: [000], [002] 2.
+    """
+    base = replace(
+        _loop_alone(base),  # a step as short as a fast GPU's
+        cache="warm",  # nothing is late but what is meant to be
+        preprocessor="on_device",  # has boxes, which the loss loops over
+        jitter_ms=base.jitter_ms or JITTER_MS,
+        num_workers=1 if base.num_workers is None else base.num_workers,
+        pin_memory=bool(base.pin_memory),  # a copy from ordinary memory waits for the device
+        sync_every=1,
+        epochs=1,
+    )
+    known = {
+        LOADING: replace(base, loader="torch"),
+        COMPUTING: base,
+        LOSS: replace(base, loss="loops"),  # a tenth of a second a step: quick mode leaves it out
+    }
+    naive = {f"{name}, not synchronized": replace(s, sync_every=0) for name, s in known.items()}
+    every = known | naive
+    quick = {
+        name: every.pop(name) for name in (LOADING, COMPUTING, f"{COMPUTING}, not synchronized")
+    }
+    return Experiment(
+        "bottlenecks",
+        question="Do a loop's phases show what holds it back?",
+        variants=quick,
+        baseline=LOADING,
+        source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
+        "forward and backward pass; no figures",
+        in_full=every,
+        knobs=("jitter_ms", "num_workers", "batch_size", "input_px", "device"),
+    )
+
+
+EXPERIMENTS = (
+    loss, precision, stalls, checkpoints, logs, metric_reports, evaluation, progress,
+    bottlenecks,
+)  # fmt: skip
