@@ -7,6 +7,7 @@ under `lab.watch`.  Their ratio includes the machine's noise, so the same calls 
 batches that are already there, where the difference shows to a fraction of a microsecond.
 """
 
+import contextlib
 import io
 import statistics
 import sys
@@ -23,7 +24,7 @@ from benchmarks import frame
 from benchmarks.photo_training import Photos, Resize, TrainHere, decode_quarter, loader
 from labkit import units
 from labkit.contracts import SystemClock
-from labkit.diagnosis.watch import Terminal, Watch
+from labkit.diagnosis.watch import watch
 from labkit.machine import hardware
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here
@@ -60,11 +61,11 @@ def watched_loops(batches: object, step: Callable[[object], None]) -> Arms:
     """Return a training loop and the same under a watch that draws where nobody sees it."""
 
     def run(batches: object) -> None:
-        for batch in batches:
-            step(batch)
+        with contextlib.redirect_stderr(UnseenTerminal()):
+            for batch in batches:
+                step(batch)
 
-    watch = Watch(batches, Terminal(UnseenTerminal()), SystemClock())
-    return partial(run, batches), partial(run, watch)
+    return partial(run, batches), partial(run, watch(batches))
 
 
 class TrainNothing:

@@ -1,12 +1,11 @@
 """labkit: why is my GPU at 0 %, and what fixes it?  The public names, nothing else."""
 
 from labkit.claims.disputes import disputes
-from labkit.diagnosis.call_graph import profile as call_graph
 from labkit.diagnosis.diagnose import diagnose
-from labkit.diagnosis.gpu_util import gpu_util, polled_table
-from labkit.diagnosis.timeline import record_timeline
+from labkit.diagnosis.example import example_loop
+from labkit.diagnosis.profile import call_graph
+from labkit.diagnosis.timeline import gpu_util, record_timeline
 from labkit.diagnosis.watch import watch
-from labkit.example import example_loop
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.largest_batch import largest_batch
 from labkit.experiments.request import choose, experiment
@@ -65,7 +64,6 @@ __all__ = [
     "newest_run",
     "open_shared",
     "panel",
-    "polled_table",
     "record_timeline",
     "report",
     "resume",

@@ -18,7 +18,7 @@ from labkit.claims.disputes import answers as answer_disputes
 from labkit.claims.disputes import disputes_text
 from labkit.claims.ledger import answers as answer_claims
 from labkit.claims.ledger import claims_text
-from labkit.diagnosis import target
+from labkit.diagnosis.diagnose import find_files, load_target
 from labkit.experiments.request import Request
 from labkit.machine.media import write_media
 from labkit.report import bars as figures
@@ -215,13 +215,10 @@ def open_shared(options: argparse.Namespace) -> int:
 
 def diagnose(options: argparse.Namespace) -> int:
     """Say what holds a person's own training loop back."""
-    given = target.load(options.target)
+    given = load_target(options.target)
     if options.files is not None:
-        given["files"] = target.find_files(options.files)
-
-    from labkit.diagnosis.diagnose import diagnose
-
-    diagnosis = diagnose(**given, verify=options.verify, budget_s=options.budget_s)
+        given["files"] = find_files(options.files)
+    diagnosis = lab.diagnose(**given, verify=options.verify, budget_s=options.budget_s)
     print(diagnosis)
     if options.chart:
         from labkit.report.timeline_chart import timeline_chart

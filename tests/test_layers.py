@@ -21,7 +21,7 @@ LAYERS = [
     {"analysis"},
     {"runs"},
     {"experiments"},
-    {"claims", "diagnosis", "example"},
+    {"claims", "diagnosis"},
     {"report"},
     {"panel", "commands", "cli", "__init__"},
 ]
@@ -30,7 +30,6 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 POINTING_UP = {
     ("claims/disputes.py", "report"),
     ("claims/ledger.py", "report"),
-    ("diagnosis/gpu_util.py", "report"),
     ("experiments/largest_batch.py", "report"),
     ("experiments/tuning.py", "report"),
 }

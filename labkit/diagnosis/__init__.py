@@ -1,6 +1,6 @@
-"""Diagnosis: where the time of a person's own training goes, what would help, and whether it did.
+"""Diagnosis of the user's own training: where its time goes, what would help, whether it did.
 
-    loader, step ─ arms, stages ─▶ model ─▶ remedies, predicted ─▶ verify, measured
+    loader, step ─ measure, stages ─▶ predict ─▶ remedies ─▶ verify
 
-`watch` follows a loop as it runs; `diagnose` takes loader and step apart.
+`watch` shows a loop's phases while it runs; `diagnose` measures loader and step separately.
 """

@@ -1,11 +1,10 @@
-"""Devices as a diagnosis sees them: what the host waits for them, and how long they are busy.
+"""What a step computes on, as a diagnosis observes it: how long the host waits, the device works.
 
-    put ─ compute ─ synchronize     calls of an emulated device, timed while it is observed
-    CUDA                            events around every step, and torch's own sync warnings
-    none                            the step computes on the host itself
+    Host       the step computes on the CPU; there is nothing to wait for
+    Emulated   put, compute and synchronize of an emulated device, timed while it is observed
+    Cuda       events around every step, and torch's own warnings of synchronization
 
-Main trap: a step that returns early has only queued its work, and one that waits for the device
-may be waiting for a copy, for room in the queue, or because it asked for a number.
+A step that returns early has only queued its work.
 """
 
 from __future__ import annotations
@@ -13,52 +12,39 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from labkit.diagnosis.loaders import map_batch, move_batch
 from labkit.parts.devices import EmulatedDevice
 
 
 @dataclass(kw_only=True)
 class Readings:
-    """What was counted since `observed` began; seconds of the host unless said otherwise."""
+    """What was counted while a device was observed."""
 
+    waited_s: float = 0.0
+    """Host seconds waited for the device: copies, room in its queue, its end."""
     copy_wait_s: float = 0.0
-    """Waited in copies to the device."""
-    sync_wait_s: float = 0.0
-    """Waited for the device to finish."""
-    queue_wait_s: float = 0.0
-    """Waited for room in the device's queue."""
+    """The part of `waited_s` in copies to the device."""
     syncs: float = 0
-    """How often the step asked the device to finish."""
+    """How often the step waited for the device to finish."""
     device_s: float = 0.0
-    """For which the device was given work."""
+    """Seconds of work that the device was given."""
     side_stream: bool = False
-    """Whether copies went beside the computing."""
-
-    @property
-    def waited_s(self) -> float:
-        """All that the host waited for the device."""
-        return self.copy_wait_s + self.sync_wait_s + self.queue_wait_s
+    """Whether copies ran on a stream of their own."""
 
     def per_step(self, steps: int) -> Readings:
-        """Divide everything that was counted by the steps."""
-        return Readings(
-            copy_wait_s=self.copy_wait_s / steps,
-            sync_wait_s=self.sync_wait_s / steps,
-            queue_wait_s=self.queue_wait_s / steps,
-            syncs=self.syncs / steps,
-            device_s=self.device_s / steps,
-            side_stream=self.side_stream,
-        )
+        """Return the mean of a step."""
+        names = ("waited_s", "copy_wait_s", "syncs", "device_s")
+        return replace(self, **{name: getattr(self, name) / steps for name in names})
 
 
 class Host:
-    """No device: the step computes on the host."""
+    """No device: the step computes on the CPU.  A context in which `readings` are counted."""
 
     label = "cpu"
     has_queue = False
     emulated: EmulatedDevice | None = None
-    """What stands in for a device."""
 
     def __init__(self) -> None:
         self.readings = Readings()
@@ -72,20 +58,20 @@ class Host:
 
     @property
     def syncs(self) -> int:
-        """How often the step waited for the device's end, so far."""
+        """How often the step has waited for the device to finish so far."""
         return int(self.readings.syncs)
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Wait for the device; not counted."""
 
     def before_step(self) -> None:
-        """Nothing to note."""
+        """Mark the start of a step."""
 
     def after_step(self) -> None:
-        """Nothing to note."""
+        """Mark the end of a step."""
 
     def copy_s(self, batch: object, *, pinned: bool) -> float | None:
-        """Nothing is copied."""
+        """Return the seconds of one copy of a batch to the idle device."""
         return None
 
 
@@ -96,67 +82,58 @@ class Emulated(Host):
 
     def __init__(self, device: EmulatedDevice) -> None:
         super().__init__()
-        self.label, self._device, self.emulated = device.label, device, device
-        self._synchronize, self._last = device.synchronize, None
+        self.label, self.emulated = device.label, device
+        self._copied = None  # what the step copied last
 
     def __enter__(self) -> Emulated:
         super().__enter__()
-        device, readings = self._device, self.readings
+        device, readings = self.emulated, self.readings
 
-        def waited(call: Callable, count: Callable[[float], None]) -> Callable:
-            def timed(*args: object, **options: object) -> object:
-                wall_s, cpu_s, given_s = time.perf_counter(), time.thread_time(), device.compute_s
-                result = call(*args, **options)
-                passed_s = time.perf_counter() - wall_s - (time.thread_time() - cpu_s)
-                readings.device_s += device.compute_s - given_s
-                count(max(passed_s, 0.0))
-                return result
-
-            return timed
-
-        def copied(s: float) -> None:
-            readings.copy_wait_s += s
+        def timed(call: Callable, *args: object, **options: object) -> tuple[object, float]:
+            wall_s, cpu_s, given_s = time.perf_counter(), time.thread_time(), device.compute_s
+            result = call(*args, **options)
+            passed_s = time.perf_counter() - wall_s - (time.thread_time() - cpu_s)
+            readings.device_s += device.compute_s - given_s
+            readings.waited_s += max(passed_s, 0.0)
+            return result, max(passed_s, 0.0)
 
         def put(batch: dict, **how: bool) -> object:
-            self._last = batch
-            readings.side_stream = how.get("side_stream", False)
-            return timed_put(batch, **how)
+            self._copied, readings.side_stream = batch, how.get("side_stream", False)
+            on_device, waited_s = timed(type(device).put, device, batch, **how)
+            readings.copy_wait_s += waited_s
+            return on_device
 
-        def queued(s: float) -> None:
-            readings.queue_wait_s += s
+        def compute(*args: object, **options: object) -> object:
+            return timed(type(device).compute, device, *args, **options)[0]
 
-        def synced(s: float) -> None:
-            readings.sync_wait_s += s
+        def synchronize() -> None:
+            timed(type(device).synchronize, device)
             readings.syncs += 1
 
         # On the instance, so that the class and other devices stay as they are.
-        timed_put = waited(device.put, copied)
-        device.put = put
-        device.compute = waited(device.compute, queued)
-        device.synchronize = waited(device.synchronize, synced)
+        device.put, device.compute, device.synchronize = put, compute, synchronize
         return self
 
     def __exit__(self, *_: object) -> None:
         for name in ("put", "compute", "synchronize"):
-            self._device.__dict__.pop(name, None)
+            vars(self.emulated).pop(name, None)
 
     def synchronize(self) -> None:
         """Wait for the device; not counted."""
-        self._synchronize()
+        type(self.emulated).synchronize(self.emulated)
 
     def copy_s(self, batch: object, *, pinned: bool) -> float | None:
-        """Time one copy with nothing before it, of what the step copied last."""
-        if self._last is None:
+        """Return the seconds of one copy of what the step copied last; None where it did not."""
+        if self._copied is None:
             return None
-        self._synchronize()
+        self.synchronize()
         start_s = time.perf_counter()
-        how = {"pinned": pinned, "non_blocking": False, "side_stream": False}
-        self._device.put(self._last, **how)
+        self.emulated.put(self._copied, pinned=pinned, non_blocking=False, side_stream=False)
         return time.perf_counter() - start_s
 
 
 class Cuda(Host):
-    """The current CUDA device: events around steps, and torch's warnings of synchronization."""
+    """The current CUDA device."""
 
     has_queue = True
 
@@ -179,11 +156,11 @@ class Cuda(Host):
     def __exit__(self, *_: object) -> None:
         self._cuda.set_sync_debug_mode(self._mode)
         self._caught.__exit__(None, None, None)
-        told = [each for each in self._warned if "synchroniz" in str(each.message)]
-        self.readings.syncs += len(told)
-        for other in self._warned:
-            if other not in told:
-                warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+        for each in self._warned:
+            if "synchroniz" in str(each.message):
+                self.readings.syncs += 1
+            else:
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         self._cuda.synchronize()
         self.readings.device_s += sum(a.elapsed_time(b) for a, b in self._pairs) / 1e3
         self._pairs = []
@@ -198,34 +175,32 @@ class Cuda(Host):
         self._cuda.synchronize()
 
     def before_step(self) -> None:
-        """Note where the device is in its work."""
+        """Mark in the stream where a step begins."""
         self._begun = self._cuda.Event(enable_timing=True)
         self._begun.record()
 
     def after_step(self) -> None:
-        """Note where the device will be when the step is done."""
+        """Mark in the stream where a step ends."""
         ended = self._cuda.Event(enable_timing=True)
         ended.record()
         self._pairs.append((self._begun, ended))
 
     def copy_s(self, batch: object, *, pinned: bool) -> float | None:
-        """Time one copy with nothing before it."""
-        from labkit.diagnosis.batches import moved, rebuilt
-
+        """Return the seconds of one copy of a batch to the idle device."""
         if pinned:
-            batch = rebuilt(batch, lambda x: x.pin_memory() if hasattr(x, "is_pinned") else x)
+            batch = map_batch(batch, lambda x: x.pin_memory() if hasattr(x, "is_pinned") else x)
         self._cuda.synchronize()
         start_s = time.perf_counter()
-        moved(batch, "cuda")
+        move_batch(batch, "cuda")
         self._cuda.synchronize()
         return time.perf_counter() - start_s
 
 
-def find(device: EmulatedDevice | None) -> Host:
-    """Find out what the step computes on, after it was called once.
+def find_device(device: EmulatedDevice | None) -> Host:
+    """Return what the step computes on; called after the step was called once.
 
     Args:
-        device: an emulated one that the step uses, or None.
+        device: an emulated device that the step uses, or None.
     """
     import torch
 

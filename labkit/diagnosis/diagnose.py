@@ -1,27 +1,60 @@
-"""Diagnosis of a person's own loader and step: one screen that says what to do, and why.
+"""Diagnosis of the user's own loader and step: what limits the training, and what would help.
 
     loader, step ─▶ collect ─▶ conclude ─▶ (verify) ─▶ Diagnosis
 
-Main trap: the loader is somebody's.  It is iterated over and copied, never changed; the step is
-called some hundred times, and its model learns from few batches.
+The loader is copied and iterated over, never changed.  The step is called some hundred times, and
+its model learns from few batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import replace
+import glob  # a whole pattern, absolute ones too, which Path.glob refuses
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from labkit import files
-from labkit.diagnosis import arms
-from labkit.diagnosis.collect import collect
-from labkit.diagnosis.conclusion import Diagnosis, conclude
+from labkit import units
+from labkit.analysis.statistics import paired_interval
+from labkit.contracts import SystemClock
+from labkit.diagnosis import loaders, text
+from labkit.diagnosis.measure import Collected, Loop, collect
+from labkit.diagnosis.predict import Measured, measured_of, simulate
+from labkit.diagnosis.remedies import Remedy, bottleneck_of, propose
+from labkit.diagnosis.timeline import Timeline, record_timeline
+from labkit.diagnosis.verify import verify_loader, verify_settings
+from labkit.files import bar
+from labkit.machine import shared_memory
 from labkit.parts.devices import EmulatedDevice
-from labkit.settings import Settings
+from labkit.parts.training.callbacks import open_callbacks
+from labkit.pipeline import build
+from labkit.resolve import complete_here, traits
+from labkit.runs.calibration import measure_baseline
+from labkit.settings import MODES, Settings
 
-BUDGET_S = 50.0
-LEAST_BUDGET_S = 5.0
+if TYPE_CHECKING:
+    import pandas as pd
+
+BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
+IMAGES, CALIBRATION_IMAGES = 400, 96  # of an epoch of settings, unless set
+# EVIDENCE 1: below, between and above these shares of the time.
+MODERATELY, HIGHLY = 0.05, 0.20
+WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
+FITS = 0.15  # a simulation that is further off is noted
+NOTHING_TO_GAIN = "compute"
+FULL_SHARE = 0.1  # of /dev/shm is free: too little for a batch
+ARMS = {
+    "resident": "computing alone (batches are kept)",
+    "alone": "loading alone",
+    "warm": "loading and computing",
+    "cold": "loading and computing, files evicted before",
+}
 
 
 def diagnose(
@@ -36,71 +69,55 @@ def diagnose(
     results: Path | str = "results",
     progress: bool = True,
 ) -> Diagnosis:
-    """Find out what holds a training back, and what would help.
+    """Find what limits the speed of a training, and predict what would help.
 
     Args:
-        loader: any iterable of batches: dicts, tuples, nested; torch's DataLoader tells the most.
-            Or settings of a pipeline of the lab's own, which has its step, files and device.
+        loader: any iterable of batches: dicts, tuples, nested; most is found of torch's DataLoader.
+            Or settings of one of labkit's own pipelines, which has its step, files and device.
         step: called with a batch; may train a model, which should be one to throw away: it is
             changed by some hundred steps on few batches.
-        files: what an epoch reads; with them, and only then, epochs are also measured cold.
-        device: an emulated device that the step uses; CUDA and the CPU are found by themselves.
-        transfer: how a batch comes to the device, if that is a function of its own: step is
-            then called with what it returns.
-        budget_s: measure for so many seconds, at least five; some seconds come on top.
-        verify: also try the remedies that the lab can apply itself, and show predicted beside
-            measured; takes up to half a minute for each.
+        files: what an epoch reads; epochs are measured cold only where they are given.
+        device: an emulated device that the step uses; CUDA and the CPU are found.
+        transfer: copies a batch to the device, if the step does not; the step gets its result.
+        budget_s: seconds of measuring, at least five; some seconds come on top.
+        verify: also measure the remedies that labkit can apply itself; takes up to half a minute
+            for each.
         results: folder for the run that verifies settings.
         progress: show a bar.
 
     Returns:
-        Verdict, bottleneck, ceiling and remedies; also where loader or step raised: what was
-        measured until then, and what ended it.
+        Verdict, bottleneck, ceiling and remedies.  Where loader or step raised, what was measured
+        until then, and the error.
 
     Raises:
-        ValueError: arguments that cannot work.
+        ValueError: an argument has a wrong value.
     """
-    if isinstance(loader, Settings):
-        return _of_settings(loader, budget_s, verify=verify, results=results, progress=progress)
-    arms.iter_is_itself(loader)
-    paths = _checked(step, device, transfer, files, budget_s)
-    with _Bar(progress) as say:
-        how = {"device": device, "transfer": transfer, "budget_s": budget_s, "say": say}
-        result = conclude(collect(loader, step, files=paths, **how))
-        if verify and result.remedies:
-            from labkit.diagnosis.verify import verified
-
-            result = replace(result, remedies=verified(result, budget_s, say))
-    return result
-
-
-def _of_settings(
-    settings: Settings, budget_s: float, *, verify: bool, results: Path | str, progress: bool
-) -> Diagnosis:
-    """Diagnose a pipeline of the lab's own; verify by an experiment in fresh processes."""
-    from labkit.diagnosis import own_pipeline
-
-    with ExitStack() as stack, _Bar(progress) as say:
-        own = own_pipeline.opened(settings, stack)
-        found = collect(
-            own.loader, own.step, files=own.files, device=own.device, budget_s=budget_s, say=say
-        )
+    with ExitStack() as stack:
+        settings = loader if isinstance(loader, Settings) else None
+        if settings is not None:
+            loader, step, files, device = _open_pipeline(settings, stack)
+        paths = _checked(loader, step, device, transfer, files, budget_s)
+        say = stack.enter_context(_bar(progress))
+        loop = Loop(loader, step, transfer=transfer)
+        found = collect(loop, files=paths, device=device, budget_s=budget_s, say=say)
         result = conclude(found)
-    if not verify or not result.remedies:
-        return result
-    remedies, _ = own_pipeline.verified(
-        settings, result.remedies, results=results, progress=progress
-    )
+        if not verify or not result.remedies:
+            return result
+        if settings is None:
+            return replace(result, remedies=verify_loader(result, budget_s, say))
+    remedies = verify_settings(settings, result.remedies, results=results, progress=progress)
     return replace(result, remedies=remedies)
 
 
 def _checked(
+    loader: object,
     step: object,
     device: object,
     transfer: object,
     files: Iterable[Path | str] | None,
     budget_s: float,
 ) -> list[Path]:
+    loaders.check_loader(loader)
     if not callable(step):
         raise ValueError(
             f"step must be a function of a batch, got {step!r}; "
@@ -109,14 +126,14 @@ def _checked(
     if device is not None and not isinstance(device, EmulatedDevice):
         raise ValueError(
             f"device must be an emulated device that the step uses, or None, got {device!r}; "
-            "leave it out: CUDA and the CPU are found by themselves"
+            "leave it out: CUDA and the CPU are found"
         )
     if transfer is not None and not callable(transfer):
         raise ValueError(f"transfer must be a function of a batch or None, got {transfer!r}")
     if not budget_s >= LEAST_BUDGET_S:
         raise ValueError(
             f"budget_s must be at least {LEAST_BUDGET_S:g}, got {budget_s!r}; "
-            f"the usual is {BUDGET_S:g}"
+            f"the default is {BUDGET_S:g}"
         )
     paths = [Path(path) for path in files or ()]
     missing = [path for path in paths if not path.is_file()]
@@ -129,24 +146,302 @@ def _checked(
     return paths
 
 
-class _Bar:
-    """A bar that goes from 0 to 1 with what is measured beside it."""
+@contextmanager
+def _bar(shown: bool) -> Iterator[Callable[[str, float], None]]:
+    """Show a bar; yield a function that sets its text and the share that is done."""
+    form = "{desc} {percentage:3.0f}% |{bar:20}| {elapsed}, {remaining} left{postfix}"
+    with bar(total=100, desc="diagnosis", disable=not shown, bar_format=form) as drawn:
 
-    def __init__(self, shown: bool) -> None:
-        self._bar = files.bar(
-            total=100,
-            desc="diagnosis",
-            disable=not shown,
-            bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed}, {remaining} left{postfix}",
+        def say(what: str, share: float) -> None:
+            drawn.n = max(round(100 * share), drawn.n)
+            drawn.set_postfix_str(what)  # draws it
+
+        yield say
+        say("done", 1.0)
+
+
+class _Prefetched:
+    """Device batches of a pipeline with a prefetcher, epoch after epoch."""
+
+    def __init__(self, batches: Callable[[], Iterator], length: int) -> None:
+        self._batches, self._length = batches, length
+
+    def __iter__(self) -> Iterator:
+        return self._batches()
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _open_pipeline(settings: Settings, stack: ExitStack) -> tuple:
+    """Return loader, step, files and emulated device of settings, opened in this process.
+
+    What is unset is filled in as by a quick run.  The step is the loop of `runs.timing` without its
+    timers.  A prefetcher's work is not in it: it delivers device batches and counts as the loader.
+    """
+    settings = complete_here(settings, MODES["quick"])
+    settings = replace(settings, images=settings.images or IMAGES)
+    fewer = replace(settings, images=min(settings.images, CALIBRATION_IMAGES))
+    speed = measure_baseline(fewer) if traits(vars(settings)).emulated else {}
+    pipeline = build(settings, SystemClock(), compute_s_per_image=speed.get("compute_s_per_image"))
+    device = pipeline.device
+    callbacks = open_callbacks(settings, device, pipeline.step, stack)
+    steps = iter(range(1, sys.maxsize))
+
+    def step(batch: Mapping) -> None:
+        loss = pipeline.forward(batch)
+        if pipeline.step.backward is not None:
+            pipeline.step.backward(loss)
+        if callbacks:
+            callbacks.after_step(batch)
+        if settings.sync_every and next(steps) % settings.sync_every == 0:
+            device.synchronize()
+
+    def put_and_step(batch: Mapping) -> None:
+        pinned = settings.pin_memory
+        on_device = device.put(batch, pinned=pinned, non_blocking=pinned, side_stream=False)
+        device.wait(on_device)
+        step(on_device)
+
+    loader = pipeline.loader
+    files = pipeline.source.files if settings.cache == "cold" else ()
+    emulated = device if device.emulated else None
+    if not pipeline.parts.traits.prefetches:
+        return loader, put_and_step, files, emulated
+    prefetched = _Prefetched(lambda: iter(pipeline.batches(loader, device)), len(loader))
+    return prefetched, step, files, emulated
+
+
+# --- conclusions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Mean share of an epoch's time over blocks, with its 95 % interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        if self.low is None:
+            return units.percent(self.mean)
+        return f"{units.percent(self.mean)} [{units.percent(self.low)}, {units.percent(self.high)}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What was found; shows itself as sentences."""
+
+    verdict: str = "not measured"
+    """How much the training waits for its input: not, moderately or highly input-bound."""
+    bottleneck: str = ""
+    """What to remove first; "compute" where loading is not the bottleneck, "" where unknown."""
+    share: float | None = None
+    """Of an epoch, what removing the bottleneck is predicted to save."""
+    ceiling: float | None = None
+    """Normalized time of an epoch with a loader that takes no time."""
+    remedies: tuple[Remedy, ...] = ()
+    stalls: Mapping[str, Share]
+    """input, and its parts preparation and fetch -> share of an epoch."""
+    notes: tuple[str, ...]
+    broken: str
+    """What ended the measurement early; "" where nothing did."""
+    measured: Measured | None = None
+    collected: Collected
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return verdict, bottleneck, ceiling, remedies, and what they rest on."""
+        return tuple(text.sentences(self))
+
+    def __repr__(self) -> str:
+        return "\n".join(f"- {line}" for line in self.sentences())
+
+    def _repr_html_(self) -> str:
+        return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in self.sentences())}</ul>"
+
+    def table(self) -> pd.DataFrame:
+        """Return a row per arm: step_s, epoch_s, and CPU seconds of a step, cpu_s."""
+        import pandas as pd
+
+        steps = self.measured.parts.steps if self.measured else None
+        rows = {}
+        for arm, title in ARMS.items():
+            if stretches := self.collected.of(arm):
+                epochs_s = [stretch.of_epoch(steps) for stretch in stretches]
+                rows[title] = (
+                    fmean(s.step_s for s in stretches),
+                    None if None in epochs_s or arm == "resident" else fmean(epochs_s),
+                    fmean(s.cpu_s for s in stretches),
+                )
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["step_s", "epoch_s", "cpu_s"])
+
+    def stages(self) -> pd.DataFrame:
+        """Return a row per stage of making and sending a batch: name, kind, cpu_s, wait_s."""
+        import pandas as pd
+
+        found = self.collected.stages
+        return pd.DataFrame([vars(stage) for stage in (found.stages if found else ())])
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Device, cores, disk and host over some more seconds of the loop, run when first read."""
+        loop = self.collected.loop
+        if loop.is_one_shot:  # nothing is left to run
+            return Timeline(duration_s=0.0)
+        with loaders.random_state_kept(loop.loader):
+            return record_timeline(loop.loader, loop.run, device=loop.device.emulated)
+
+
+def conclude(found: Collected) -> Diagnosis:
+    """Return the conclusions from what was measured, however much that is."""
+    notes = [*found.notes, *(found.stages.notes if found.stages else ())]
+    broken_by, stalls = _broken_by(found), _stalls(found)
+    if not all(found.of(arm) for arm in ("warm", "alone", "resident")):
+        return Diagnosis(
+            bottleneck=broken_by, stalls=stalls, notes=tuple(notes), broken=found.broken,
+            collected=found,
+        )  # fmt: skip
+    measured = measured_of(found)
+    remedies = propose(measured)
+    simulated_s = simulate(measured.parts).epoch_s
+    if abs(simulated_s / measured.warm_s - 1) > FITS:
+        notes.append(
+            f"the simulation takes {units.seconds(simulated_s)} for an epoch that took "
+            f"{units.seconds(measured.warm_s)}: predictions may be off by as much"
         )
+    bottleneck = bottleneck_of(remedies) if remedies else NOTHING_TO_GAIN
+    savings = [1 - remedy.predicted for remedy in remedies if remedy.bottleneck == bottleneck]
+    resident_s = fmean(stretch.step_s for stretch in found.of("resident")) * measured.parts.steps
+    return Diagnosis(
+        verdict=_word(stalls["input"]),
+        bottleneck=broken_by or bottleneck,
+        share=max(savings, default=0.0),
+        ceiling=min(resident_s / (measured.cold_s or measured.warm_s), 1.0),
+        remedies=remedies,
+        stalls=stalls,
+        notes=tuple(notes),
+        broken=found.broken,
+        measured=measured,
+        collected=found,
+    )
 
-    def __enter__(self) -> Callable[[str, float], None]:
-        return self._say
 
-    def __exit__(self, *_: object) -> None:
-        self._say("done", 1.0)
-        self._bar.close()
+def _broken_by(found: Collected) -> str:
+    """Return "shared memory" where its lack ended the measurement, else ""."""
+    if not found.broken:
+        return ""
+    words = ("shared memory", "bus error", "no space left on device", "shm")
+    # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
+    if any(word in found.broken.lower() for word in words) or _lacks_shared_memory(found.loop):
+        return "shared memory"
+    return ""
 
-    def _say(self, what: str, share: float) -> None:
-        self._bar.n = max(round(100 * share), self._bar.n)
-        self._bar.set_postfix_str(what)  # draws it
+
+def _lacks_shared_memory(loop: Loop) -> bool:
+    """Return whether the batches that workers prepare ahead need more than /dev/shm has."""
+    loader, usage = loop.loader, shared_memory.usage()
+    if usage is None or not loaders.is_data_loader(loader) or not loader.num_workers:
+        return False
+    ahead = loader.num_workers * (loader.prefetch_factor or loaders.DEFAULT_PREFETCH_FACTOR)
+    return (ahead + 1) * loop.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
+
+
+def _stalls(found: Collected) -> dict[str, Share]:
+    """Return what preparing and fetching add to an epoch, comparing arms block by block."""
+    warm, resident, cold = found.of("warm"), found.of("resident"), found.of("cold")
+    steps = loaders.count_batches(found.loop.loader) or 1
+    shares: dict[str, list[float]] = {"input": [], "preparation": [], "fetch": []}
+    for number in range(min(len(warm), len(resident))):
+        resident_s = resident[number].step_s * steps
+        warm_s = warm[number].of_epoch(steps)
+        cold_s = cold[number].of_epoch(steps) if number < len(cold) else warm_s
+        shares["input"].append((cold_s - resident_s) / cold_s)
+        shares["preparation"].append((warm_s - resident_s) / cold_s)
+        shares["fetch"].append((cold_s - warm_s) / cold_s)
+    if not cold:
+        del shares["fetch"]
+    return {name: _interval(values) for name, values in shares.items() if values}
+
+
+def _interval(values: Sequence[float]) -> Share:
+    low, high = paired_interval(values) if len(values) > 1 else (None, None)
+    return Share(mean=fmean(values), low=low, high=high)
+
+
+def _word(share: Share) -> str:
+    """Return how input-bound a training is, as far as the whole interval agrees."""
+    ends = (share.mean,) if share.low is None else (share.low, share.high)
+    low, *_, high = sorted(sum(end >= limit for limit in (MODERATELY, HIGHLY)) for end in ends * 2)
+    return WORDS[low] if low == high else f"between {WORDS[low]} and {WORDS[high]}"
+
+
+# --- loader and step named in a shell ---------------------------------------------------------
+
+OPTIONAL = ("files", "device", "transfer")
+RETURNS = f"(loader, step), or a dict with loader, step and, if wanted, {', '.join(OPTIONAL)}"
+
+
+def load_target(name: str) -> dict[str, object]:
+    """Call a function that the user named, and return the arguments of `diagnose`.
+
+    Args:
+        name: module:function; the module may be in the working directory.
+
+    Raises:
+        ValueError: there is no such module or function, or it returns something else.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not (colon and module_name and function_name):
+        raise ValueError(f"target must be module:function, got {name!r}; such as train:parts")
+    if module_name.endswith(".py"):
+        meant = module_name.removesuffix(".py").replace("/", ".")
+        raise ValueError(
+            f"target must name a module, got the file {module_name}; write {meant}:{function_name}"
+        )
+    module = _import(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        found = [n for n, value in vars(module).items() if callable(value) and n[:1] != "_"]
+        raise ValueError(
+            f"target must name a function of {module_name}, got {function_name!r}; "
+            f"choose one of: {', '.join(sorted(found)) or 'there is none'}"
+        )
+    returned = function()
+    if isinstance(returned, tuple) and len(returned) == 2:
+        returned = dict(zip(("loader", "step"), returned))
+    if not isinstance(returned, Mapping):
+        raise ValueError(f"{name} must return {RETURNS}, got {loaders.brief(returned)}")
+    keys = set(returned)
+    if not {"loader", "step"} <= keys or keys - {"loader", "step", *OPTIONAL}:
+        raise ValueError(f"{name} must return {RETURNS}, got {', '.join(map(str, returned))}")
+    return dict(returned)
+
+
+def _import(name: str) -> object:
+    # A shell's command does not look where it is called, unlike python -m.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # something that the user's module itself imports
+        raise ValueError(
+            f"target must name a module that can be imported, got {name!r}; "
+            "call this in the folder that holds it"
+        ) from None
+
+
+def find_files(pattern: str) -> list[Path]:
+    """Return the files that match a pattern, in order; ** matches folders.
+
+    Raises:
+        ValueError: there are none.
+    """
+    # Path.glob refuses absolute patterns.
+    names = glob.glob(pattern, recursive=True)  # noqa: PTH207
+    found = [path for path in map(Path, sorted(names)) if path.is_file()]
+    if not found:
+        raise ValueError(f"files must match at least one file, got {pattern!r}")
+    return found

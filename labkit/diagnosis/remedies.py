@@ -1,9 +1,7 @@
-"""Remedies: whether each applies here, what it is predicted to gain, and what the bottleneck is.
+"""Remedies: which apply, what each is predicted to gain, and what the bottleneck is.
 
-    measured ─▶ every remedy's precondition ─▶ its parts changed, simulated ─▶ at most five
-
-A precondition only says that a change is possible; the simulation of the measured parts says what
-it gains.  One function for each, measured -> Remedy, ...; those that do not apply yield nothing.
+One function for each remedy yields it where its precondition holds.  A precondition only says that
+a change is possible; the simulation of the measured parts predicts what it gains.
 """
 
 from __future__ import annotations
@@ -13,21 +11,21 @@ from dataclasses import dataclass, field, replace
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
-from labkit.diagnosis.measured import Measured
-from labkit.diagnosis.model import HostStep, Work
+from labkit.diagnosis.predict import HostStep, Measured, Work
 
 MOST_WORKERS = 16
 MOST_PREFETCHED_BYTES = 2 << 30
-RESET_S = 0.01  # of workers that are kept: they are handed a new order, no more
+RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
 LESS_OFTEN = 10
 MOST = 5
-# Gains closer to each other than this are one: the change that is made more easily comes first.
+# Gains closer to each other than this are equal: the easier change comes first.
 EQUAL = 0.03
+SMALLEST_SHARE = 0.01  # of preparing a batch; smaller stages are no remedy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One change, and what it is expected to do."""
+    """One change, and what it is predicted to gain."""
 
     name: str
     bottleneck: str
@@ -36,18 +34,18 @@ class Remedy:
     """Normalized time of an epoch: the time with it ÷ the time without."""
     reason: str
     change: str
-    """What to write, exactly."""
+    """What to write."""
     knobs: Mapping[str, object] = field(default_factory=dict)
-    """What the lab can turn itself to try it; empty: it cannot."""
+    """Arguments of the DataLoader that apply it; empty where the user has to."""
     at_most: bool = False
-    """Whether the prediction is a bound: as if the thing took no time at all."""
+    """Whether the prediction is a bound, as if the work took no time at all."""
     measured: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
 
 
 def keep_workers(measured: Measured) -> Iterator[Remedy]:
-    """Workers that are started anew each epoch could be kept."""
+    """Workers that start anew in every epoch could persist."""
     knobs, parts = measured.knobs, measured.parts
     if knobs is None or not knobs.num_workers or knobs.persistent_workers:
         return
@@ -63,7 +61,7 @@ def keep_workers(measured: Measured) -> Iterator[Remedy]:
 
 
 def prefetch_more(measured: Measured) -> Iterator[Remedy]:
-    """Late batches are waited for where too few are prepared ahead."""
+    """Late batches delay the loop where too few are prepared ahead."""
     knobs, parts = measured.knobs, measured.parts
     if knobs is None or not knobs.num_workers:
         return
@@ -92,7 +90,7 @@ def prefetch_more(measured: Measured) -> Iterator[Remedy]:
 
 
 def limit_threads(measured: Measured) -> Iterator[Remedy]:
-    """Workers that start threads of their own may want more cores than there are."""
+    """Workers that start threads of their own may need more cores than there are."""
     knobs, parts = measured.knobs, measured.parts
     if knobs is None or not knobs.num_workers or not measured.limited_s or not measured.alone_s:
         return
@@ -105,7 +103,7 @@ def limit_threads(measured: Measured) -> Iterator[Remedy]:
         name="limit threads",
         bottleneck="threads",
         predicted=measured.predict(works=works),
-        reason=f"{knobs.num_workers} workers × {measured.worker_threads:.2g} threads want "
+        reason=f"{knobs.num_workers} workers × {measured.worker_threads:.2g} threads need "
         f"{wanted:.2g} cores of {parts.cores:g}; with one thread each the loader alone takes "
         f"{units.normalized(faster)} of its time",
         change="worker_init_fn=lambda _: (cv2.setNumThreads(0), torch.set_num_threads(1))",
@@ -114,7 +112,7 @@ def limit_threads(measured: Measured) -> Iterator[Remedy]:
 
 
 def more_workers(measured: Measured) -> Iterator[Remedy]:
-    """More workers help where batches are waited for and cores, or the waiting, are free."""
+    """More workers help where the loop waits for batches and cores are free, or not needed."""
     knobs, parts = measured.knobs, measured.parts
     if knobs is None:
         return
@@ -133,11 +131,11 @@ def more_workers(measured: Measured) -> Iterator[Remedy]:
     waits = sum(work.wait_s for work in parts.works)
     share = waits / (sum(work.cpu_s for work in parts.works) + waits or 1.0)
     if not now:
-        why = "batches are prepared by the training loop itself, while the device has nothing to do"
+        why = "the training loop prepares batches itself, and the device is idle meanwhile"
     elif share > 0.5:
-        why = f"preparing a batch is {units.percent(share)} waiting, for which no core is needed"
+        why = f"preparing a batch is {units.percent(share)} waiting, which needs no core"
     else:
-        why = f"{now} of {parts.cores:g} cores prepare batches, and the rest has time"
+        why = f"{now} of {parts.cores:g} cores prepare batches, and the others are free"
     yield Remedy(
         name="more workers",
         bottleneck="workers",
@@ -149,7 +147,7 @@ def more_workers(measured: Measured) -> Iterator[Remedy]:
 
 
 def pin_memory(measured: Measured) -> Iterator[Remedy]:
-    """A copy from pinned memory neither blocks the host nor goes through a second buffer."""
+    """A copy from pinned memory neither blocks the host nor needs a second buffer."""
     parts = measured.parts
     if not measured.has_device or not parts.copy_blocks or measured.pinned_s is None:
         return
@@ -158,14 +156,14 @@ def pin_memory(measured: Measured) -> Iterator[Remedy]:
         bottleneck="transfer",
         predicted=measured.predict(copy_blocks=False, copy_s=measured.pinned_s),
         reason=f"a copy of {units.count_bytes(measured.batch_bytes)} takes "
-        f"{units.seconds(parts.copy_s)}, for which host and device wait; pinned "
-        f"{units.seconds(measured.pinned_s)}, for which the host does not",
+        f"{units.seconds(parts.copy_s)}, in which host and device wait; from pinned memory "
+        f"{units.seconds(measured.pinned_s)}, in which the host does not",
         change="DataLoader(…, pin_memory=True) and batch.to(device, non_blocking=True)",
     )
 
 
 def send_less(measured: Measured) -> Iterator[Remedy]:
-    """Numbers that fit into a byte can be sent as one, and be made floats on the device."""
+    """Pixels of one byte can be sent as such, and be converted to floats on the device."""
     parts = measured.parts
     if not measured.has_device or measured.float_share < 0.5:
         return
@@ -181,7 +179,7 @@ def send_less(measured: Measured) -> Iterator[Remedy]:
 
 
 def synchronize_less(measured: Measured) -> Iterator[Remedy]:
-    """A host that waits for the device in every step launches the next one late."""
+    """A host that waits for the device in every step launches the next step late."""
     host = measured.parts.host
     if not measured.has_device or not any(step.synchronizes for step in host):
         return
@@ -195,19 +193,22 @@ def synchronize_less(measured: Measured) -> Iterator[Remedy]:
     )
 
 
-# Kind of work -> what removing it is called, the share of it that stays, and what to write.
+# Kind of work -> what it is, the remedy's name, the share that stays, and what to write.
 HOST_WORK = {
     "checkpoint": (
+        "saving",
         "save less often",
         1 / LESS_OFTEN,
         f"save a tenth as often (every {LESS_OFTEN}th time), or in a thread from a copy",
     ),
     "reports": (
+        "reporting",
         "report less often",
         1 / LESS_OFTEN,
         f"report a tenth as often (every {LESS_OFTEN}th time), or from a thread",
     ),
     "host work": (
+        "Python in the step",
         "vectorize host work",
         0.0,
         "write the loop as operations on whole tensors, or do it every 50 steps",
@@ -216,39 +217,32 @@ HOST_WORK = {
 
 
 def work_less_on_host(measured: Measured) -> Iterator[Remedy]:
-    """Saving, reporting and Python loops in the step keep the host from launching the next one."""
+    """Saving, reporting and Python loops in the step delay the launch of the next step."""
     parts = measured.parts
     mean_s = sum(work.cpu_s + work.wait_s for work in parts.host) / len(parts.host)
-    for kind, (name, kept, change) in HOST_WORK.items():
+    for kind, (what, name, kept, change) in HOST_WORK.items():
         took_s = min(measured.host_kinds_s.get(kind, 0.0), mean_s)
         if not took_s:
             continue
         yield Remedy(
             name=name,
             bottleneck=kind,
-            predicted=measured.predict(host=less_of(parts.host, took_s * (1 - kept))),
-            reason=f"{WHAT_HOST_DOES[kind]} takes {units.seconds(took_s)} of the "
+            predicted=measured.predict(host=_less_of(parts.host, took_s * (1 - kept))),
+            reason=f"{what} takes {units.seconds(took_s)} of the "
             f"{units.seconds(mean_s)} that a step takes on the host",
             change=change,
             at_most=not kept,
         )
 
 
-WHAT_HOST_DOES = {
-    "checkpoint": "saving",
-    "reports": "reporting",
-    "host work": "Python in the step",
-}
+def _less_of(host: tuple[HostStep, ...], less_s: float) -> tuple[HostStep, ...]:
+    """Return steps with `less_s` less work on average, taken from the longest steps first.
 
-
-def less_of(host: tuple[HostStep, ...], less_s: float) -> tuple[HostStep, ...]:
-    """Take so much of every step's work away on average, from the longest steps first.
-
-    What is done now and then stands in a few steps; what is done always, in all of them.
+    What is done now and then is in a few long steps; what is done always, in all of them.
     """
     excess_s = less_s * len(host)
     lengths = sorted((step.cpu_s + step.wait_s for step in host), reverse=True)
-    # Down to a common level, like cutting the peaks of a mountain range.
+    # Find the common length to which the longest steps are cut.
     level_s, cut_s = lengths[0], 0.0
     for count, length_s in enumerate([*lengths[1:], 0.0], 1):
         if cut_s + count * (level_s - length_s) >= excess_s:
@@ -260,7 +254,7 @@ def less_of(host: tuple[HostStep, ...], less_s: float) -> tuple[HostStep, ...]:
 
 def _no_longer_than(step: HostStep, level_s: float) -> HostStep:
     kept = min(1.0, level_s / (step.cpu_s + step.wait_s or 1.0))
-    # What is gone for the most part waited for the device for its own sake: a save, a report.
+    # A step that is mostly gone was a save or a report, which waited for the device itself.
     waits = step.synchronizes and kept > 0.5
     return replace(step, cpu_s=step.cpu_s * kept, wait_s=step.wait_s * kept, synchronizes=waits)
 
@@ -277,17 +271,19 @@ STAGES = {
 
 
 def prepare_faster(measured: Measured) -> Iterator[Remedy]:
-    """A stage that takes much of the preparing could take less."""
+    """A stage that takes much of preparing a batch could take less."""
     total_s = sum(stage.cpu_s + stage.wait_s for stage in measured.stages)
     for kind, (name, change) in STAGES.items():
         of_kind = tuple(stage for stage in measured.stages if stage.kind == kind)
         for stage in of_kind if kind == "transform" else of_kind[:1]:
             several = (stage,) if kind == "transform" else of_kind
             took_s = sum(each.cpu_s + each.wait_s for each in several)
+            if took_s < SMALLEST_SHARE * total_s:
+                continue
             yield Remedy(
                 name=name,
                 bottleneck=kind,
-                predicted=measured.predict(works=measured.works_without(0.0, *several)),
+                predicted=measured.predict(works=measured.works_without(*several)),
                 reason=f"{stage.name} takes {units.seconds(took_s)} of the "
                 f"{units.seconds(total_s)} that preparing a batch takes",
                 change=f"{stage.name}: {change}",
@@ -296,7 +292,7 @@ def prepare_faster(measured: Measured) -> Iterator[Remedy]:
 
 
 def send_simpler(measured: Measured) -> Iterator[Remedy]:
-    """Objects that are no tensors are pickled by the worker and made again by the loop."""
+    """Objects other than tensors are pickled by the worker and unpickled by the loop."""
     parts = measured.parts
     sent_s = parts.send_s + parts.take_s
     if not parts.workers or not sent_s:
@@ -312,7 +308,7 @@ def send_simpler(measured: Measured) -> Iterator[Remedy]:
 
 
 def read_faster(measured: Measured) -> Iterator[Remedy]:
-    """Files could lie on a faster medium, where it is the medium that is waited for."""
+    """Files could lie on a faster medium, where the loader waits for the medium."""
     change = "copy the files to an SSD or tmpfs once, or pack them into one file"
     if measured.cold_s and measured.warm_s:
         yield Remedy(
@@ -332,14 +328,14 @@ def read_faster(measured: Measured) -> Iterator[Remedy]:
     yield Remedy(
         name="faster medium",
         bottleneck="storage",
-        predicted=measured.predict(works=measured.works_without(0.0, *reads, waits_only=True)),
+        predicted=measured.predict(works=measured.works_without(*reads, waits_only=True)),
         reason=f"reading waits {units.seconds(waits_s)} for a batch's files",
         change=change,
         at_most=True,
     )
 
 
-# In the order of how easily a change is made.
+# The easiest change first.
 REMEDIES: tuple[Callable[[Measured], Iterator[Remedy]], ...] = (
     keep_workers,
     prefetch_more,
@@ -354,52 +350,36 @@ REMEDIES: tuple[Callable[[Measured], Iterator[Remedy]], ...] = (
     read_faster,
 )
 
-# What they remove, in the same order.
+# What the easy ones remove, in the same order.
 EASE = (
-    "start-up",
-    "jitter",
-    "threads",
-    "workers",
-    "transfer",
-    "synchronization",
-    "checkpoint",
-    "reports",
-    "host work",
+    *("start-up", "jitter", "threads", "workers", "transfer", "synchronization", "checkpoint"),
+    *("reports", "host work"),
 )
 
 
 def propose(measured: Measured) -> tuple[Remedy, ...]:
-    """List what would gain something, the most first; of equals the easiest first.
+    """Return at most five remedies, the largest gain first; of equals the easiest first.
 
-    Args:
-        measured: of a person's pipeline.
-
-    Returns:
-        At most five, each predicted to save more than what counts as no practical difference.
+    Each is predicted to save more than what counts as no practical difference.
     """
     found = [remedy for remedies in REMEDIES for remedy in remedies(measured)]
     worth = [remedy for remedy in found if remedy.predicted <= 1 - DELTA]
     ordered: list[Remedy] = []
     while worth:
         best = min(remedy.predicted for remedy in worth)
-        # The order of REMEDIES is that of how easily a change is made.
         first = next(remedy for remedy in worth if remedy.predicted <= best + EQUAL)
         worth.remove(first)
         ordered.append(first)
     return tuple(ordered[:MOST])
 
 
-# A change that can be made at once is the answer if it brings so much of what the best brings;
-# what would take rewriting, and is a bound besides, is only where nothing else does.
+# An easy change is the answer if it saves this share of what the best easy change saves; work to
+# rewrite, whose gain is a bound, is the answer only where easy changes save less than the second.
 MOST_OF_IT, ENOUGH_OF_IT = 0.8, 0.4
 
 
 def bottleneck_of(remedies: Sequence[Remedy]) -> str:
-    """Say what to remove first.
-
-    Args:
-        remedies: as proposed, at least one.
-    """
+    """Return what to remove first, of at least one remedy."""
     easy = sorted(
         (remedy for remedy in remedies if not remedy.at_most),
         key=lambda remedy: EASE.index(remedy.bottleneck),

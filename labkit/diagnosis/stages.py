@@ -1,60 +1,89 @@
 """What making a batch takes, stage by stage: read, decode, each transform, collate, serialization.
 
-    one worker, alone     batch 0   batch 1   batch 2 …      every second one under the tracer
-                          traced    timed     traced         (stage_tracer), the others untouched
-    each with its batch ─▶ seconds of fetching and collating, wall and CPU
-    this process        ─▶ seconds of sending: pickling, handing over, unpickling
+    one worker, alone     batch 0   batch 1   batch 2 …     every second one under the tracer,
+                          traced    timed     traced        the others only timed
+    traced batches  ─▶ shares of read, decode, each transform ┐
+    timed batches   ─▶ seconds of fetching and collating      ├─▶ Stage, Stage, …
+    sent batches    ─▶ seconds of pickling and unpickling     ┘
 
-The person's loader in a copy with one worker that nobody competes with, so that what is measured
-is the work and not the crowd; with num_workers=0 in this process.  Time in which other
-programs had the cores is taken off; wall without CPU time is then waiting: for a disk, a server, a
-sleep.  Main trap: what is random in an epoch stays random, and
-random numbers are drawn as by an epoch; files that are read are in the page cache afterwards.
+The user's loader runs as a copy with one worker, so that the work is measured and not the
+competition for cores; with num_workers=0 it runs in this process.  Time in which other programs had
+the cores is subtracted; wall time without CPU time is then waiting: for a disk, a server, a sleep.
+The tracer slows code with many small calls up to tenfold, so its seconds are used as shares only.
 """
 
 from __future__ import annotations
 
 import copy
+import operator
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
-from labkit.diagnosis.stage_summary import Sent, Stage, summarize_stages
-from labkit.diagnosis.stage_worker import (
-    BatchTimes,
-    Collate,
-    Made,
-    Recorder,
-    ShowOwnDataset,
-    timed,
-    watched,
-)
-from labkit.diagnosis.taps import STALL_S, tapped
+from labkit.diagnosis import tracer
+from labkit.diagnosis.loaders import STALL_S, copied, is_data_loader
+from labkit.diagnosis.tracer import Counted, Totals, Tracer, clocks, event_cost
+from labkit.machine import procfs
 
-MOST_BATCHES = 400  # are enough for any share
+COLLATE, SERIALIZATION = "collate", "serialization"
+MOST_BATCHES = 400  # enough for any share
 PATIENCE = 3  # times the seconds that were asked for, to get at least two batches
 SENT_AGAIN = 5  # times that a batch is sent to learn what sending costs a loader without workers
-NO_DATALOADER = (
-    "not a torch DataLoader: only what it does in the thread that asks for batches was seen"
-)
+MOST_OF_PYTHON = 0.4  # of loops' seconds under a hook; Python 3.11 makes them 1.6 times as long
+NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of making and sending a batch, in seconds per batch."""
+
+    name: str
+    """The function that took most of its time; "collate" and "serialization" have none."""
+    kind: str
+    """read, decode, transform, collate or serialization."""
+    cpu_s: float
+    """Of all threads of the process."""
+    wait_s: float
+    """Wall seconds in which no thread of the process computed."""
+
+
+class BatchTimes(NamedTuple):
+    """One batch in its worker, in seconds as on a core without competition."""
+
+    fetch_s: float
+    """Reading, decoding and transforming all samples; wall."""
+    fetch_cpu_s: float
+    """Of all threads of the process."""
+    fetch_thread_cpu_s: float
+    """Of the loading thread; less than all where OpenCV or torch used more threads."""
+    collate_s: float
+    collate_cpu_s: float
+    queued_s: float
+    """In addition, waited for a core that others had; 0 where the platform does not tell."""
+
+
+class Sent(NamedTuple):
+    """CPU seconds of sending one batch from a worker to the training loop."""
+
+    pickle_cpu_s: float
+    """In the worker, with the copy to shared memory."""
+    unpickle_cpu_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """What `probe_stages` found."""
+    """What `probe_stages` measured."""
 
     stages: tuple[Stage, ...]
-    """Most time first; their shares add up to 1.  Empty where no batch came."""
+    """Most time first; empty where no batch came."""
     batches: tuple[BatchTimes, ...]
     """In the order of the epoch."""
     sent: tuple[Sent, ...]
     """Empty where a batch cannot be sent, or is not: see `notes`."""
-    first_s: float | None
-    """From asking for an epoch to its first batch: the start of one worker included."""
-    in_worker: bool
-    """Measured in a worker; else in this process."""
     notes: tuple[str, ...]
     error: Exception | None
     """What ended the probe early; what was measured until then is kept."""
@@ -64,35 +93,34 @@ def probe_stages(loader: Iterable, *, seconds: float = 8.0) -> Stages:
     """Measure every stage of making and sending batches.
 
     Args:
-        loader: a DataLoader of any kind, which is not changed; or any other iterable of batches,
-            of which only what happens in this thread is seen, and which is used up if it can be
-            iterated over only once.
-        seconds: how long to measure; longer, up to three times, if no two batches come.
+        loader: a DataLoader, which is not changed; or any other iterable of batches, of which only
+            this thread is seen.
+        seconds: how long to measure; up to three times as long until there are two batches.
 
     Returns:
-        What was measured, also when the data set raised, or its worker died.
+        What was measured, also where the data set raised or its worker died.
     """
     from torch.utils.data import DataLoader
 
     recorder = Recorder()
-    if not isinstance(loader, DataLoader):
+    if not is_data_loader(loader):
         taken = _take(lambda: _timed_batches(loader, recorder), seconds)
-        return _summarize(taken, (), (NO_DATALOADER,), in_worker=False)
+        return _summarize(taken, (), (NO_DATALOADER,))
     recorder.sends = loader.num_workers > 0
     changes = {
-        "dataset": watched(loader.dataset, recorder),
-        "collate_fn": Collate(loader.collate_fn, recorder),
+        "dataset": _watched(loader.dataset, recorder),
+        "collate_fn": _Collate(loader.collate_fn, recorder),
         "num_workers": min(1, loader.num_workers),
         "pin_memory": False,
     }
-    with tapped(loader, start=ShowOwnDataset(loader.dataset), **changes) as twin:
+    with copied(loader, start=partial(_show_own, loader.dataset), **changes) as twin:
         # Not iter(twin): a subclass may do with batches what cannot be done with `Made`.
         taken = _take(lambda: DataLoader.__iter__(twin), seconds)
     sending = taken if recorder.sends or not taken.made else _send_again(recorder.batch)
     trouble = [one.trouble for one in sending.made if one.trouble]
     trouble += [str(sending.error)] if sending is not taken and sending.error else []
     notes = tuple(f"a batch cannot be sent from a worker: {why}" for why in trouble[:1])
-    return _summarize(taken, sending.sent, notes, in_worker=recorder.sends)
+    return _summarize(taken, sending.sent, notes)
 
 
 class _Taken(NamedTuple):
@@ -100,65 +128,40 @@ class _Taken(NamedTuple):
 
     made: list[Made]
     sent: list[Sent]
-    first_s: float | None
     error: Exception | None
 
 
 def _take(begin: Callable[[], Iterator[Made]], seconds: float) -> _Taken:
-    made, sent, first_s = [], [], None
+    made, sent = [], []
     begun_s = time.perf_counter()
     try:
         while True:  # epochs
-            epoch_s, batches_before = time.perf_counter(), len(made)
-            iterator = begin()
-            while True:
-                asked_s = time.perf_counter()
-                one = next(iterator, None)
-                now_s = time.perf_counter()
-                if one is None:
-                    break
-                first_s = now_s - epoch_s if first_s is None else first_s
+            batches_before = len(made)
+            for one in begin():
                 if one.parcel is not None:  # at once: its memory is held until then
-                    sent += _unpack(one, asked_s, now_s)
+                    sent += _unpack(one)
                 made.append(one._replace(parcel=None))
                 limit_s = seconds if len(made) > 1 else PATIENCE * seconds
-                if now_s - begun_s > limit_s or len(made) >= MOST_BATCHES:
-                    return _Taken(made, sent, first_s, None)
+                if time.perf_counter() - begun_s > limit_s or len(made) >= MOST_BATCHES:
+                    return _Taken(made, sent, None)
             if len(made) == batches_before:  # an empty epoch
-                return _Taken(made, sent, first_s, None)
+                return _Taken(made, sent, None)
     except Exception as error:
-        return _Taken(made, sent, first_s, error)
+        return _Taken(made, sent, error)
 
 
 def _timed_batches(loader: Iterable, recorder: Recorder) -> Iterator[Made]:
     iterator, end = iter(loader), object()
     while (batch := recorder.make(next, iterator, end)) is not end:
-        recorder.samples = _count_samples(batch)
         yield recorder.finish(lambda batch=batch: batch)
 
 
-def _count_samples(batch: object) -> int:
-    from torch.utils._pytree import tree_leaves
-
-    shapes = (getattr(leaf, "shape", ()) for leaf in tree_leaves(batch))
-    return next((shape[0] for shape in shapes if len(shape)), 1)
-
-
-def _unpack(made: Made, asked_s: float, received_s: float) -> list[Sent]:
+def _unpack(made: Made) -> list[Sent]:
     try:
-        _, unpickling = timed(ForkingPickler.loads, made.parcel)
+        _, unpickling = _timed(ForkingPickler.loads, made.parcel)
     except OSError:  # its worker has died meanwhile; the iterator is about to say so
         return []
-    return [
-        Sent(
-            pickle_s=made.pickled.alone_s,
-            pickle_cpu_s=made.pickled.cpu_s,
-            hand_over_s=received_s - made.ready_s if asked_s < made.ready_s else None,
-            unpickle_s=unpickling.alone_s,
-            unpickle_cpu_s=unpickling.cpu_s,
-            pipe_bytes=len(made.parcel),
-        )
-    ]
+    return [Sent(made.pickle_cpu_s, unpickling.cpu_s)]
 
 
 class _Again:
@@ -179,33 +182,276 @@ def _as_it_is(batch: object) -> object:
 
 
 def _send_again(batch: object) -> _Taken:
-    """Send a batch from a worker to learn what that would cost a loader that has none."""
+    """Send a batch from a worker, to learn what that would cost a loader that has none."""
     from torch.utils.data import DataLoader
 
     recorder = Recorder()
     recorder.sends = True
-    collate = Collate(_as_it_is, recorder)
+    collate = _Collate(_as_it_is, recorder)
     once = DataLoader(_Again(batch), batch_size=None, num_workers=1, collate_fn=collate)
-    with tapped(once) as twin:
+    with copied(once) as twin:
         epochs = iter((twin, ()))
         return _take(lambda: iter(next(epochs)), STALL_S)
 
 
-def _summarize(
-    taken: _Taken, sent: Sequence[Sent], notes: tuple[str, ...], *, in_worker: bool
-) -> Stages:
-    """Turn what came into stages; pure."""
+# --- in the worker ----------------------------------------------------------------------------
+
+
+class Spent(NamedTuple):
+    """Seconds that a call took."""
+
+    alone_s: float = 0.0
+    """Wall, without `queued_s`: what it takes on a core without competition."""
+    cpu_s: float = 0.0
+    """Of all threads of the process."""
+    thread_cpu_s: float = 0.0
+    queued_s: float = 0.0
+    """Waited for a core that others had; 0 where the platform does not tell."""
+
+
+def _timed(function: Callable, *args: object) -> tuple[object, Spent]:
+    queued_s, before = procfs.queued_s(), clocks()
+    result = function(*args)
+    wall_s, cpu_s, thread_cpu_s = (now - then for now, then in zip(clocks(), before))
+    queued_s = procfs.queued_s() - queued_s
+    return result, Spent(max(wall_s - queued_s, thread_cpu_s), cpu_s, thread_cpu_s, queued_s)
+
+
+class Made(NamedTuple):
+    """What the wrapped collate_fn returns instead of a batch."""
+
+    times: BatchTimes
+    totals: Totals | None
+    """Of a traced batch."""
+    number: int
+    """In its worker."""
+    event_cost: float
+    parcel: bytes | None
+    """The batch as workers send it, which costs less to send than the batch."""
+    pickle_cpu_s: float
+    """For packing the parcel."""
+    trouble: str
+    """Why there is no parcel where there should be one."""
+
+
+class Recorder:
+    """What the wrapped data set and collate_fn of one process share."""
+
+    def __init__(self) -> None:
+        self.sends = False
+        self.batch: object = None
+        """The last one, where it is not sent."""
+        self._spent = Spent()
+        self._number = 0
+        self._tracer: Tracer | None = None
+        self._cost = 0.0
+
+    def make(self, function: Callable, *args: object) -> object:
+        """Make samples and count the seconds; every second batch under the tracer."""
+        if self._tracer is None:  # only now: it belongs to the worker
+            self._tracer, self._cost = Tracer(), event_cost()
+        traced = () if self._number % 2 else (self._tracer.call,)
+        made, spent = _timed(*traced, function, *args)
+        self._spent = Spent(*map(sum, zip(self._spent, spent)))
+        return made
+
+    def finish(self, collate: Callable[[], object]) -> Made:
+        """Collate the samples made so far, and return what all of it took."""
+        batch, joining = _timed(collate)
+        spent = self._spent
+        times = BatchTimes(
+            spent.alone_s, spent.cpu_s, spent.thread_cpu_s,
+            joining.alone_s, joining.cpu_s, spent.queued_s + joining.queued_s,
+        )  # fmt: skip
+        traced = self._tracer is not None and not self._number % 2
+        totals, number = self._tracer.take() if traced else None, self._number
+        self._number, self._spent = number + 1, Spent()
+        parcel, pickle_cpu_s, trouble = None, 0.0, ""
+        if self.sends:
+            parcel, pickle_cpu_s, trouble = _pack(batch)
+        else:
+            self.batch = batch
+        return Made(times, totals, number, self._cost, parcel, pickle_cpu_s, trouble)
+
+
+class _Watched:
+    """A map-style data set whose samples are timed."""
+
+    def __init__(self, dataset: object, recorder: Recorder) -> None:
+        self._dataset, self._recorder = dataset, recorder
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, key: object) -> object:
+        return self._recorder.make(operator.getitem, self._dataset, key)
+
+
+class _WatchedInBatches(_Watched):
+    """A data set that makes all samples of a batch in one call."""
+
+    def __getitems__(self, keys: Sequence) -> object:
+        # No function of ours between the tracer and the data set.
+        return self._recorder.make(operator.methodcaller("__getitems__", keys), self._dataset)
+
+
+class _WatchedIterable(_Watched):
+    """A data set that can only be iterated over."""
+
+    def __iter__(self) -> Iterator:
+        iterator, end = iter(self._dataset), object()
+        while (sample := self._recorder.make(next, iterator, end)) is not end:
+            yield sample
+
+
+def _watched(dataset: object, recorder: Recorder) -> _Watched:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset):
+        return _WatchedIterable(dataset, recorder)
+    if getattr(dataset, "__getitems__", None):
+        return _WatchedInBatches(dataset, recorder)
+    return _Watched(dataset, recorder)
+
+
+class _Collate:
+    """The user's collate_fn, timed; it returns the timings in place of the batch."""
+
+    def __init__(self, collate: Callable, recorder: Recorder) -> None:
+        self._collate, self._recorder = collate, recorder
+
+    def __call__(self, samples: object) -> Made:
+        return self._recorder.finish(lambda: self._collate(samples))
+
+
+def _show_own(dataset: object, _: int) -> None:
+    """Let `get_worker_info().dataset` be the user's, which their worker_init_fn may change."""
+    from torch.utils.data import get_worker_info
+
+    object.__setattr__(get_worker_info(), "dataset", dataset)
+
+
+def _pack(batch: object) -> tuple[bytes | None, float, str]:
+    """Pickle a batch as a worker does; return the CPU seconds, and why where it cannot be done."""
+    try:
+        parcel, spent = _timed(ForkingPickler.dumps, batch)
+    except Exception as error:  # DataLoader itself would wait for it forever
+        return None, 0.0, f"{type(error).__name__}: {error}"
+    return bytes(parcel), spent.cpu_s, ""
+
+
+# --- from what was timed and traced to stages --------------------------------------------------
+
+
+def _summarize(taken: _Taken, sent: Sequence[Sent], notes: tuple[str, ...]) -> Stages:
     # The first batch of a worker opens files and imports modules; it counts only if it is alone.
     made = [one for one in taken.made if one.number] or taken.made
     batches = [one.times for one in made if one.totals is None] or [one.times for one in made]
     traced = [one for one in made if one.totals] or [one for one in taken.made if one.totals]
-    stages = summarize_stages(batches, traced, sent) if batches else ()
     return Stages(
-        stages=stages,
+        stages=summarize_stages(batches, traced, sent) if batches else (),
         batches=tuple(batches),
         sent=tuple(sent),
-        first_s=taken.first_s,
-        in_worker=in_worker,
         notes=notes,
         error=taken.error,
     )
+
+
+def summarize_stages(
+    batches: Sequence[BatchTimes], traced: Sequence[Made], sent: Sequence[Sent]
+) -> tuple[Stage, ...]:
+    """Return the stages of timed, traced and sent batches, most wall time first.
+
+    Args:
+        batches: timed; at least one.
+        traced: others of the same worker, made under the tracer.
+        sent: empty where nothing is sent.
+    """
+    rows = _fetching(batches, traced)
+    collate_s, cpu_s = (statistics.fmean(of) for of in list(zip(*batches))[3:5])
+    rows.append((collate_s, cpu_s, COLLATE, COLLATE))
+    if sent:  # a median, as one process that was scheduled late does not count
+        cpu_s = statistics.median(map(sum, sent))
+        rows.append((cpu_s, cpu_s, SERIALIZATION, SERIALIZATION))
+    return tuple(
+        Stage(name=name, kind=kind, cpu_s=cpu_s, wait_s=max(0.0, wall_s - cpu_s))
+        for wall_s, cpu_s, kind, name in sorted(rows, key=lambda row: -row[0])
+    )
+
+
+class _Slowdown(NamedTuple):
+    """How much longer the tracer makes computing."""
+
+    event_s: float
+    """For each call and return."""
+    python: float
+    """Share of the seconds in Python itself that are only there because of the hook."""
+
+    def corrected_s(self, counted: Counted, cpu_s: float) -> float:
+        """Subtract from a stage's CPU seconds what the tracer added."""
+        slowed_s = self.python * self.python_s(counted)
+        return max(0.0, cpu_s - counted.events * self.event_s - slowed_s)
+
+    def python_s(self, counted: Counted) -> float:
+        """Return a stage's traced seconds that are neither in C nor the hook's."""
+        return max(0.0, counted.thread_cpu_s - counted.c_s - counted.events * self.event_s)
+
+
+def _slowdown(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> _Slowdown:
+    """Return what makes traced batches take longer than the others.
+
+    Each call first costs what `event_cost` measured, and loops take the rest; what is more than
+    loops can be slowed, or negative, is the calls' again.  Bounded, as the difference has the noise
+    of both.
+    """
+    stages = [counted for one in traced for counted in one.totals.values()]
+    events = sum(counted.events for counted in stages)
+    if not events:
+        return _Slowdown(0.0, 0.0)
+    apart = _Slowdown(traced[0].event_cost, 0.0)
+    plain_s = statistics.fmean(one.fetch_thread_cpu_s for one in batches)
+    more_s = sum(one.times.fetch_thread_cpu_s - plain_s for one in traced)
+    rest_s = more_s - events * apart.event_s
+    python_s = sum(map(apart.python_s, stages))
+    python = min(max(rest_s / python_s, 0.0), MOST_OF_PYTHON) if python_s else 0.0
+    event_s = (more_s - python * python_s) / events
+    return _Slowdown(min(max(event_s, apart.event_s / 2), 2 * apart.event_s), python)
+
+
+def _fetching(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> list[tuple]:
+    """Return wall seconds, CPU seconds, kind and name of every stage of fetching.
+
+    Computing and waiting are divided separately: their shares are those of the traced batches and
+    their sums those of the timed ones, as the tracer makes only computing longer.
+    """
+    slowdown = _slowdown(batches, traced)
+    spent: dict[tuple[str, str], list[float]] = {}  # computed by the thread, waited, all computed
+    wall_s: dict[tuple[str, str], float] = {}
+    for one in traced:
+        # A thread that computes is also queued for a core; that is not waiting.
+        thread_cpu_s = sum(counted.thread_cpu_s for counted in one.totals.values())
+        queued = one.times.queued_s / (thread_cpu_s or 1.0)
+        for (kind, function), counted in one.totals.items():
+            wall_s[kind, function] = wall_s.get((kind, function), 0.0) + counted.wall_s
+            stage = spent.setdefault(_stage_of(kind, function), [0.0, 0.0, 0.0])
+            stage[0] += slowdown.corrected_s(counted, counted.thread_cpu_s)
+            stage[1] += max(0.0, counted.wall_s - counted.thread_cpu_s * (1 + queued))
+            stage[2] += slowdown.corrected_s(counted, counted.cpu_s)
+    fetch_s, cpu_s, thread_cpu_s = (statistics.fmean(of) for of in list(zip(*batches))[:3])
+    wholes_s = (thread_cpu_s, fetch_s - thread_cpu_s, cpu_s)
+    # From seconds of all traced batches to those of a timed one.
+    scales = [
+        whole_s / traced_s if traced_s else 0.0
+        for whole_s, traced_s in zip(wholes_s, map(sum, zip(*spent.values())))
+    ]
+    rows = []
+    for stage, sums_s in spent.items():
+        computed_s, waited_s, cpu_s = (s * scale for s, scale in zip(sums_s, scales))
+        functions = [key for key in wall_s if _stage_of(*key) == stage]
+        rows.append((computed_s + waited_s, cpu_s, stage[0], max(functions, key=wall_s.get)[1]))
+    return rows
+
+
+def _stage_of(kind: str, function: str) -> tuple[str, str]:
+    """Return what stage a function belongs to: every transform is a stage of its own."""
+    return kind, function if kind == tracer.TRANSFORM else kind

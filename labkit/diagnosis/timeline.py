@@ -1,16 +1,16 @@
-"""Timeline: what GPU, cores, disk and host did, moment by moment, while a loop ran.
+"""Timelines: what device, cores, disk and host did, moment by moment, while a loop ran.
 
-    thread, 10 times a second ─ GPU-Util, GPU memory (NVML) ┐
-                              ─ every core (psutil)         ├─▶ Timeline ─▶ timeline_chart
-                              ─ bytes fetched from disks    │
-    the loop ─ mark("wait", start_s, end_s) ────────────────┤
-    emulated device ─ start and end of all it computes ─────┘
+    thread, 10 Hz ─ GPU-Util, GPU memory (NVML), every core (psutil), bytes fetched from disks
+    the loop ─ when it waited and computed; an emulated device ─ when it computed
 
-Main trap: a thread that looks takes time from the loop it looks at; so it rests 100 times as long
-as a look took, and at 10 looks a second only marks and the emulated device's bands show what lasts
-less than 0.1 s.  Cores are the whole machine's, other programs included; bytes are those that this
-process and its workers had to fetch, not what the page cache gave them.
-Source: proc(5) for stat and io; nvml.h, nvmlUtilization_t.
+At 10 samples a second only what the loop and the emulated device report shows what is shorter than
+0.1 s.  Cores are the whole machine's, other programs included; bytes are those that this process
+and its workers fetched from devices, without what the page cache held.
+
+GPU-Util is the share of a sampling period (1/6 to 1 s) in which any kernel ran.  At 100 % one part
+in 100 of the GPU may work (`gpu_util`), and a period longer than the waits averages them away
+(`Timeline.polled`).
+Source: proc(5) for stat and io; docs.nvidia.com/deploy/nvml-api, nvmlUtilization_t.
 """
 
 from __future__ import annotations
@@ -18,63 +18,103 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
-from labkit.machine.gpu import Reading, open_gpu
-from labkit.machine.usage import tree_read_bytes
+from labkit.machine.gpu import GpuWatch, Reading, cuda, open_gpu
+from labkit.machine.usage import Sampler, tree_read_bytes
 from labkit.parts.devices import EmulatedDevice
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PERIOD_S = 0.1
 SECONDS = 4.0  # of a loop that is recorded: several of NVML's periods
-RESTS = 100  # times the CPU time of a look: at most one percent of one core
 NO_CUDA = "torch used no GPU"
 NO_CORES = "this platform does not count its cores' time"
 NO_READS = "this platform does not tell what a process fetched from disks"
+# Of `gpu_util`.
+LOAD_S = 2.0  # NVML averages over up to 1 s
+SETTLE_S = 1.0  # until its average has forgotten what was before
+SPIN_CYCLES = 10_000_000  # some 6 ms at a GPU's clock: long beside a launch
+MATRIX = 4096  # large enough for every multiprocessor
+IN_FLIGHT = 4  # launches between two waits, so that the queue stays short and never empty
 
 Band = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What was seen; every second counts from the start, and None is what was not measured."""
+    """What was recorded; seconds count from the start, and None is what was not measured."""
 
     duration_s: float
     at_s: tuple[float, ...] = ()
-    """When it was looked: each value of a rate or share is that since the look before."""
+    """Times of the samples; a rate or share is that since the sample before."""
     gpu_util: tuple[float | None, ...] | None = None
-    """Shares, as NVML reports them: of its own period, some kernel or other ran."""
+    """Shares as NVML reports them."""
     gpu_memory_bytes: tuple[int | None, ...] | None = None
-    """Of the whole GPU, in use by whatever program."""
+    """Of the whole GPU, in use by any program."""
     cores: tuple[tuple[float, ...] | None, ...] | None = None
-    """Per look the busy share of every core that this process may use."""
+    """Per sample the busy share of every core that this process may use."""
     read_bytes_per_s: tuple[float | None, ...] | None = None
-    """Fetched from devices by this process and those below it."""
+    """Fetched from devices by this process and its descendants."""
     host: Mapping[str, tuple[Band, ...]] = field(default_factory=dict)
-    """What the loop marked, as "wait": start and end of each."""
+    """Start and end of everything that the loop marked, by name: "wait", "compute"."""
     device: tuple[Band, ...] | None = None
-    """When the emulated device computed, touching bands as one; None: there is none."""
+    """Start and end of the emulated device's computing; None where there is none."""
     device_label: str = ""
-    """As "emulated(matched, 11.2 ms/image)"."""
+    """Such as "emulated(matched, 11.2 ms/image)"."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Field that is None -> why."""
 
+    def polled(self, periods_s: Sequence[float] = (0.01, 0.1, 1.0)) -> pd.DataFrame:
+        """Return what meters would read that average over whole periods, as NVML's does.
+
+        Args:
+            periods_s: one per meter.
+
+        Returns:
+            A row per period: readings, lowest, highest, and at_zero, the share of readings of 0 %.
+            They are of the emulated device, or of the host's computing where there is none.
+
+        Raises:
+            ValueError: a period is not above 0.
+        """
+        import pandas as pd
+
+        bands = self.host.get("compute", ()) if self.device is None else self.device
+        rows = {}
+        for period_s in periods_s:
+            shares = _averages(bands, self.duration_s, period_s)
+            # A meter shows whole percents, as NVML does.
+            zeros = [round(100 * share) == 0 for share in shares]
+            rows[units.seconds(period_s)] = (
+                len(shares),
+                min(shares, default=None),
+                max(shares, default=None),
+                sum(zeros) / len(zeros) if zeros else None,
+            )
+        columns = ["readings", "lowest", "highest", "at_zero"]
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        return table.rename_axis("read every")
+
 
 class Recorder:
-    """Looks until its context ends; keeps everything, so it is for minutes, not for hours.
+    """Context that records; keeps everything, so it is for minutes, not for hours.
 
     Args:
-        clock: tells the time, the emulated device's too; a fake one in tests.
-        period_s: between two looks, if they do not take longer than a hundredth of it.
+        clock: the emulated device's; a fake one in tests.
+        period_s: between two samples.
     """
 
     def __init__(self, clock: Clock | None = None, *, period_s: float = PERIOD_S) -> None:
         self._clock = clock or SystemClock()
-        self._period_s = period_s
-        self._looks: list[dict[str, object]] = []
+        self._sampler = Sampler(self._sample, period_s)
+        self._samples: list[dict[str, object]] = []
         self._host: dict[str, list[Band]] = {}
         self._device: EmulatedDevice | None = None
         self._device_bands: list[Band] = []
@@ -83,52 +123,37 @@ class Recorder:
         self._why_no_gpu = NO_CUDA
 
     def __enter__(self) -> Recorder:
-        """Start looking."""
         self._start_s = self._clock.now()
         self._end_s: float | None = None
-        self._looks.append(self._look())  # what counters are counted from
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        self._sample()  # what counters are counted from
+        self._sampler.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Look once more, stop, and leave the device as it was."""
-        self._stop.set()
-        self._thread.join()
-        self.look()
+        self._sampler.__exit__()
+        self._sample()
         self._end_s = self._clock.now()
         if self._device is not None:
             self._device.on_run = None
 
     def mark(self, name: str, start_s: float, end_s: float) -> None:
-        """Note that the host did something, as waiting for a batch.
-
-        Args:
-            name: "wait", "compute", or what else has a row of its own.
-            start_s: by the same clock.
-            end_s: likewise.
-        """
+        """Record what the host did from `start_s` to `end_s` by the same clock."""
         self._host.setdefault(name, []).append((start_s, end_s))
 
     def watch(self, device: EmulatedDevice) -> None:
-        """Note when an emulated device computes, until the context ends; it gets no slower."""
+        """Record when an emulated device computes, until the context ends."""
         self._device = device
         device.on_run = self._ran
 
-    def look(self) -> None:
-        """Look once; the thread does so by itself."""
-        self._looks.append(self._look())
-
     def recorded(self) -> Timeline:
-        """Give what was seen so far."""
+        """Return what was recorded so far."""
         duration_s = (self._clock.now() if self._end_s is None else self._end_s) - self._start_s
-        looks, missing = list(self._looks), {}
+        samples, missing = list(self._samples), {}
         columns = {
-            "gpu_util": [look["busy_percent"] for look in looks[1:]],
-            "gpu_memory_bytes": [look["used_bytes"] for look in looks[1:]],
-            "cores": _pairwise(_busy_shares, looks),
-            "read_bytes_per_s": _pairwise(_read_rate, looks),
+            "gpu_util": [sample["busy_percent"] for sample in samples[1:]],
+            "gpu_memory_bytes": [sample["used_bytes"] for sample in samples[1:]],
+            "cores": _pairwise(_busy_shares, samples),
+            "read_bytes_per_s": _pairwise(_read_rate, samples),
         }
         columns["gpu_util"] = [None if x is None else x / 100 for x in columns["gpu_util"]]
         whys = (self._why_no_gpu, self._why_no_gpu, NO_CORES, NO_READS)
@@ -137,7 +162,7 @@ class Recorder:
                 columns[name], missing[name] = None, why
         return Timeline(
             duration_s=duration_s,
-            at_s=tuple(look["at_s"] - self._start_s for look in looks[1:]),
+            at_s=tuple(sample["at_s"] - self._start_s for sample in samples[1:]),
             **{name: values and tuple(values) for name, values in columns.items()},
             host={name: self._from_start(bands) for name, bands in self._host.items()},
             device=None if self._device is None else self._from_start(self._device_bands),
@@ -145,28 +170,17 @@ class Recorder:
             missing=missing,
         )
 
-    def _watch(self) -> None:
-        rest_s = self._period_s
-        while not self._stop.wait(rest_s):
-            before_s = time.thread_time()  # waiting for a core costs the others nothing
-            self.look()
-            rest_s = max(self._period_s, RESTS * (time.thread_time() - before_s))
-
-    def _look(self) -> dict[str, object]:
+    def _sample(self) -> None:
         fetched = tree_read_bytes()
         if fetched is not None:
-            # What an ended worker fetched is nowhere until it is waited for, then its parent's.
+            # What an ended worker fetched is counted nowhere until its parent has waited for it.
             fetched = self._fetched_bytes = max(self._fetched_bytes, fetched)
-        return {
-            "cpu": _core_times(),
-            "read_bytes": fetched,
-            **self._ask_gpu(),
-            "at_s": self._clock.now(),
-        }
+        sample = {"cpu": _core_times(), "read_bytes": fetched, **self._ask_gpu()}
+        self._samples.append(sample | {"at_s": self._clock.now()})
 
     def _ask_gpu(self) -> Reading:
         torch = sys.modules.get("torch")
-        # Whoever trains on the CPU gets no CUDA context for being looked at.
+        # A training on the CPU gets no CUDA context.
         if self._read_gpu is None and torch is not None and torch.cuda.is_initialized():
             try:
                 self._read_gpu = open_gpu()
@@ -177,7 +191,7 @@ class Recorder:
 
     def _ran(self, start_s: float, end_s: float) -> None:
         bands = self._device_bands
-        if bands and start_s <= bands[-1][1]:  # right behind: one band, not thousands
+        if bands and start_s <= bands[-1][1]:  # one band, not thousands
             bands[-1] = (bands[-1][0], end_s)
         else:
             bands.append((start_s, end_s))
@@ -198,18 +212,18 @@ def record_timeline(
     seconds: float = SECONDS,
     clock: Clock | None = None,
 ) -> Timeline:
-    """Run a loop for some seconds, epoch after epoch, and record what everything did meanwhile.
+    """Run a loop for some seconds, epoch after epoch, and record a timeline of it.
 
     Args:
-        loader: any iterable of batches; one that can be iterated over only once is used up.
-        step: called with each; may train a model, which should be one to throw away.
+        loader: any iterable of batches.
+        step: called with every batch; may train a model, which should be one to throw away.
         device: an emulated device that the step uses.
-        seconds: begin no step after so many.
-        clock: tells the time; the emulated device's.
+        seconds: no step begins later.
+        clock: the emulated device's.
 
     Returns:
-        With the host's bands "wait" (for a batch, or for an epoch's start or end) and "compute"
-        (the step's call).
+        A timeline in which the host has "wait" (for a batch, or for an epoch's start or end) and
+        "compute" (calls of the step).
     """
     clock = clock or SystemClock()
     now = clock.now
@@ -223,7 +237,7 @@ def record_timeline(
                     batches = iter(loader)
                 batch = next(batches)
             except StopIteration:
-                if is_new:  # an epoch of nothing: there will be no other
+                if is_new:  # an empty epoch: there will be no other
                     break
                 is_new = True
                 continue
@@ -238,7 +252,7 @@ def record_timeline(
 
 
 def _finish(device: EmulatedDevice | None) -> None:
-    """Wait for what was queued: it belongs to what is recorded."""
+    """Wait for queued work, which belongs to the timeline."""
     torch = sys.modules.get("torch")
     if device is not None:
         device.synchronize()
@@ -247,13 +261,13 @@ def _finish(device: EmulatedDevice | None) -> None:
 
 
 def _pairwise(
-    of_two: Callable[[dict, dict], object | None], looks: Sequence[dict]
+    of_two: Callable[[dict, dict], object | None], samples: Sequence[dict]
 ) -> list[object | None]:
-    return [of_two(before, after) for before, after in itertools.pairwise(looks)]
+    return [of_two(before, after) for before, after in itertools.pairwise(samples)]
 
 
 def _core_times() -> list[tuple[float, float]] | None:
-    """Give busy and total seconds of every core that this process may use."""
+    """Return busy and total seconds of every core that this process may use."""
     import psutil
 
     try:
@@ -263,7 +277,7 @@ def _core_times() -> list[tuple[float, float]] | None:
     if hasattr(os, "sched_getaffinity"):
         mine = [core for core in sorted(os.sched_getaffinity(0)) if core < len(times)]
         times = [times[core] for core in mine]
-    # A guest's time is in its user's already, and a core that waits for a disk is idle.
+    # User time includes guest time, and a core that waits for a disk is idle.
     totals = [
         sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0) for core in times
     ]
@@ -276,7 +290,7 @@ def _busy_shares(before: Mapping, after: Mapping) -> tuple[float, ...] | None:
         return None  # a core came or went
     spent = [(b1 - b0, t1 - t0) for (b0, t0), (b1, t1) in zip(before["cpu"], after["cpu"])]
     if not any(total_s > 0 for _, total_s in spent):
-        return None  # a sandbox's counters may be there and never count
+        return None  # a sandbox's counters may exist and never count
     return tuple(min(max(b / t, 0.0), 1.0) if t > 0 else 0.0 for b, t in spent)
 
 
@@ -285,3 +299,79 @@ def _read_rate(before: Mapping, after: Mapping) -> float | None:
         return None
     seconds = after["at_s"] - before["at_s"]
     return (after["read_bytes"] - before["read_bytes"]) / seconds if seconds > 0 else None
+
+
+def _averages(bands: Sequence[Band], duration_s: float, period_s: float) -> list[float]:
+    """Return the share of each whole period in which bands lie, which are ordered and apart."""
+    if not period_s > 0:
+        raise ValueError(f"periods_s must be above 0, got {period_s:g}")
+    # A duration of 0.3 s has three periods of 0.1 s, whatever floating-point numbers say.
+    busy_s = [0.0] * int(duration_s / period_s + 1e-9)
+    for start_s, end_s in bands:
+        first, last = int(start_s / period_s), int(end_s / period_s)
+        for i in range(first, min(last + 1, len(busy_s))):
+            busy_s[i] += max(min(end_s, (i + 1) * period_s) - max(start_s, i * period_s), 0.0)
+    return [min(each_s / period_s, 1.0) for each_s in busy_s]
+
+
+# --- what GPU-Util does not say ---------------------------------------------------------------
+
+
+def gpu_util(seconds: float = LOAD_S) -> pd.DataFrame:
+    """Read GPU-Util while one thread spins on the GPU, and while the whole GPU computes.
+
+    Args:
+        seconds: of each load; a second more lets NVML's average settle.
+
+    Returns:
+        A row per load: GPU-Util as NVML reports it, beside the floating-point operations that were
+        done; without a GPU, why it cannot be shown.
+    """
+    import pandas as pd
+
+    try:
+        if not cuda().works:
+            raise Skip(cuda().reason)
+        rows = _measure(seconds)
+    except Skip as reason:
+        rows = dict.fromkeys(("one thread spinning", "matrix products"), ("skipped", str(reason)))
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["GPU-Util (NVML)", "achieved"])
+
+
+def _measure(seconds: float) -> dict[str, tuple[str, str]]:
+    import torch
+
+    a = torch.randn(MATRIX, MATRIX, device="cuda")
+    out = torch.empty_like(a)
+    loads: dict[str, tuple[Callable[[], object], int]] = {
+        "one thread spinning": (lambda: torch.cuda._sleep(SPIN_CYCLES), 0),
+        "matrix products": (lambda: torch.mm(a, a, out=out), 2 * MATRIX**3),
+    }
+    rows = {}
+    for name, (launch, operations) in loads.items():
+        _keep_busy(launch, SETTLE_S)
+        watch = GpuWatch(wanted=True)
+        try:
+            launches, took_s = _keep_busy(launch, seconds)
+        finally:
+            watch.stop()
+        done_per_s = launches * operations / took_s
+        rows[name] = (
+            units.percent(watch.totals()["gpu_util_mean"]),
+            f"{done_per_s / 1e12:.1f} TFLOP/s" if operations else "nothing computed",
+        )
+    return rows
+
+
+def _keep_busy(launch: Callable[[], object], seconds: float) -> tuple[int, float]:
+    """Launch repeatedly; return how often, and the seconds until all of it had run."""
+    import torch
+
+    torch.cuda.synchronize()
+    launches, start_s = 0, time.perf_counter()
+    while time.perf_counter() - start_s < seconds:
+        for _ in range(IN_FLIGHT):
+            launch()
+        launches += IN_FLIGHT
+        torch.cuda.synchronize()
+    return launches, time.perf_counter() - start_s

@@ -3,13 +3,13 @@
     on call          ─▶ CPU seconds, page faults, bytes read
     at the end       ─▶ peak RSS
     thread, 10 Hz    ─▶ bytes in /dev/shm, a system call of a microsecond
-        less often   ─▶ PSS of every process, for which the kernel walks their pages
+    thread, slower   ─▶ PSS of every process, for which the kernel walks their pages
     thread, 5 Hz     ─▶ GPU, through NVML (`gpu`)
 
 Proportional set size (PSS) divides a page among the processes that share it, so the sum over
 forked workers counts it once.  A reading takes the kernel about a millisecond for each process, so
-the thread then rests 100 times as long: it uses at most one percent of a core.  Peaks between two
-readings are missed, and /dev/shm belongs to the whole machine.
+the thread then rests 100 times as long.  Peaks between two readings are missed, and /dev/shm
+belongs to the whole machine.
 Source: proc(5), smaps_rollup and io; statvfs(3).
 """
 
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from labkit.machine import helper, procfs, shared_memory
 from labkit.machine.gpu import GpuWatch
@@ -72,6 +73,38 @@ class Usage:
         }
 
 
+class Sampler:
+    """Context that calls a function in a thread, which uses at most one percent of a core.
+
+    Args:
+        look: called until the context ends.
+        period_s: rest between two calls; longer where a call takes more than a hundredth of it.
+        first_s: rest before the first call; `period_s` unless given.
+    """
+
+    def __init__(
+        self, look: Callable[[], object], period_s: float, first_s: float | None = None
+    ) -> None:
+        self._look, self._period_s, self._first_s = look, period_s, first_s
+
+    def __enter__(self) -> Sampler:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        rest_s = self._first_s or self._period_s
+        while not self._stop.wait(rest_s):
+            before_s = time.thread_time()  # time spent waiting for a core costs others nothing
+            self._look()
+            rest_s = max(self._period_s, RESTS * (time.thread_time() - before_s))
+
+
 class MemoryWatch:
     """Context that reads the memory of this process and its descendants meanwhile."""
 
@@ -81,31 +114,27 @@ class MemoryWatch:
         self.peak_shm_bytes: int | None = None
         """Most that /dev/shm held in addition to what it held at the start."""
         self._shm_before = shared_memory.usage()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        self._samplers = ExitStack()
+        self._samplers.enter_context(Sampler(self._look_at_pss, PERIOD_S, FIRST_LOOK_S))
+        if self._shm_before is not None:
+            self._samplers.enter_context(Sampler(self._look_at_shm, PERIOD_S))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._samplers.close()
 
     def totals(self) -> dict[str, int | None]:
         """Return the peaks as fields of `Trial`."""
         return {"peak_pss_bytes": self.peak_pss_bytes, "peak_shm_bytes": self.peak_shm_bytes}
 
-    def _watch(self) -> None:
-        due_s = time.monotonic() + FIRST_LOOK_S
-        while not self._stop.wait(PERIOD_S):
-            if self._shm_before is not None:
-                more = shared_memory.usage().used - self._shm_before.used
-                self.peak_shm_bytes = max(self.peak_shm_bytes or 0, more)
-            if time.monotonic() >= due_s:
-                before_s = time.thread_time()  # time spent waiting for a core costs others nothing
-                held = tree_pss_bytes()
-                if held is not None:
-                    self.peak_pss_bytes = max(self.peak_pss_bytes or 0, held)
-                due_s = time.monotonic() + RESTS * (time.thread_time() - before_s)
+    def _look_at_pss(self) -> None:
+        held = tree_pss_bytes()
+        if held is not None:
+            self.peak_pss_bytes = max(self.peak_pss_bytes or 0, held)
+
+    def _look_at_shm(self) -> None:
+        more = shared_memory.usage().used - self._shm_before.used
+        self.peak_shm_bytes = max(self.peak_shm_bytes or 0, more)
 
 
 def own_cpu_s() -> float:

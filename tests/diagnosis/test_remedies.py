@@ -2,9 +2,9 @@
 
 import pytest
 
-from labkit.diagnosis.measured import Knobs, Measured, Stage
-from labkit.diagnosis.model import HostStep, Parts, Work
+from labkit.diagnosis.predict import HostStep, Knobs, Measured, Parts, Work
 from labkit.diagnosis.remedies import propose
+from labkit.diagnosis.stages import Stage
 
 
 def made(cpu_s=0.010, wait_s=0.0):
@@ -17,12 +17,7 @@ def steps(cpu_s, **how):
 
 def measured(knobs=None, parts=None, warm_s=None, **changes):
     """A pipeline that waits for nothing, unless changed: 10 ms to prepare, 20 ms on a device."""
-    usual_knobs = {
-        "num_workers": 2,
-        "prefetch_factor": 2,
-        "persistent_workers": False,
-        "pin_memory": False,
-    }
+    usual_knobs = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": False}
     set_to = usual_knobs | (knobs or {})
     usual = {
         "works": made(),
@@ -59,7 +54,7 @@ def test_more_workers_where_the_loop_prepares_by_itself():
     found = first(measured({"num_workers": 0}, {"works": made(0.030)}))
     assert (found.name, found.bottleneck) == ("more workers", "workers")
     assert found.change == "DataLoader(…, num_workers=2)"
-    assert "by the training loop itself" in found.reason
+    assert "the training loop prepares batches itself" in found.reason
     assert found.predicted == pytest.approx(20 / 31, rel=0.05)
     assert found.knobs == {"num_workers": 2}
 
@@ -67,7 +62,7 @@ def test_more_workers_where_the_loop_prepares_by_itself():
 def test_many_workers_where_batches_wait_and_need_no_core():
     found = first(measured(parts={"works": made(0.001, wait_s=0.150)}))
     assert found.name == "more workers"
-    assert "waiting, for which no core is needed" in found.reason
+    assert "waiting, which needs no core" in found.reason
     assert found.knobs["num_workers"] >= 8
 
 
@@ -137,7 +132,7 @@ def test_threads_are_limited_where_that_was_measured_to_help():
     slow = measured(parts={"works": made(0.080)}, alone_s=0.040, limited_s=0.020, worker_threads=4)
     found = first(slow)
     assert (found.name, found.bottleneck) == ("limit threads", "threads")
-    assert "2 workers × 4 threads want 8 cores of 2" in found.reason
+    assert "2 workers × 4 threads need 8 cores of 2" in found.reason
     assert names(Measured(**(vars(slow) | {"limited_s": 0.040}))) == []
 
 

@@ -1,7 +1,4 @@
-"""The timeline records what was there, says why where nothing was, and leaves nothing behind.
-
-Run: python -m pytest tests/diagnosis/test_timeline.py
-"""
+"""A timeline records what cores, loop and device did; GPU-Util is shown, or why it cannot be."""
 
 import os
 from dataclasses import replace
@@ -9,28 +6,24 @@ from functools import partial
 
 import pytest
 
-from labkit.diagnosis import conclusion
-from labkit.diagnosis.arms import Loop
-from labkit.diagnosis.collect import Collected
-from labkit.diagnosis.conclusion import conclude
-from labkit.diagnosis.devices import Host
-from labkit.diagnosis.timeline import (
-    Recorder,
-    record_timeline,
-)
+from labkit.diagnosis import diagnose, timeline
+from labkit.diagnosis.diagnose import conclude
+from labkit.diagnosis.measure import Collected, Loop
+from labkit.diagnosis.timeline import Recorder, Timeline, gpu_util, record_timeline
+from labkit.machine.gpu import CudaState, cuda
 from labkit.parts.devices import PROFILES, EmulatedDevice
 from tests.fake_clock import FakeClock
 
-NEVER_S = 3600.0  # between two looks: the test looks by itself
+NEVER_S = 3600.0  # between two samples: there are only the first and the last
 PROFILE = replace(PROFILES["resnet50_a100"], compute_s_per_image=1.0, launch_share=0.25)
 
 
 def test_busy_cores_are_seen():
-    with Recorder(period_s=NEVER_S) as timeline:
+    with Recorder(period_s=NEVER_S) as recorder:
         until_s = os.times().user + 0.3
         while os.times().user < until_s:
             pass
-    cores = timeline.recorded().cores
+    cores = recorder.recorded().cores
     if cores is None:
         pytest.skip("this platform does not count its cores' time")
     (shares,) = cores
@@ -38,7 +31,7 @@ def test_busy_cores_are_seen():
         assert len(shares) == len(os.sched_getaffinity(0))
     assert all(0 <= share <= 1 for share in shares)
     # This process alone kept one of them busy for 0.3 s; others may have had it meanwhile.
-    assert sum(shares) * timeline.recorded().duration_s > 0.2
+    assert sum(shares) * recorder.recorded().duration_s > 0.2
 
 
 def slow_batches(clock, n, wait_s):
@@ -77,9 +70,9 @@ def test_a_loader_that_raises_is_not_hidden():
 
 
 def test_a_diagnosis_has_a_timeline_of_its_loop_when_asked(monkeypatch):
-    monkeypatch.setattr(conclusion, "record_timeline", partial(record_timeline, seconds=0.1))
+    monkeypatch.setattr(diagnose, "record_timeline", partial(record_timeline, seconds=0.1))
     steps = []
-    diagnosis = conclude(Collected(loop=Loop([1, 2], steps.append, Host(), None)))
+    diagnosis = conclude(Collected(loop=Loop([1, 2], steps.append)))
     assert steps == []
     assert diagnosis.timeline.host["compute"]
     before = len(steps)
@@ -92,11 +85,48 @@ def test_a_working_gpu_has_a_utilization_and_memory():
     import torch
 
     matrix = torch.ones(2048, 2048, device="cuda")
-    with Recorder() as timeline:
+    with Recorder() as recorder:
         until_s = os.times().elapsed + 1.5
         while os.times().elapsed < until_s:
             matrix = (matrix @ matrix).clamp_(max=1.0)
             torch.cuda.synchronize()
-    recorded = timeline.recorded()
+    recorded = recorder.recorded()
     assert max(share for share in recorded.gpu_util if share is not None) > 0.5
     assert max(recorded.gpu_memory_bytes) >= matrix.nbytes
+
+
+# Ten seconds, in each of which the device waits for 0.2 s.
+STALLS = [(i + 0.2, i + 1.0) for i in range(10)]
+
+
+def test_a_meter_that_reads_seldom_hides_waits():
+    recorded = Timeline(duration_s=10.0, device=tuple(STALLS))
+    table = recorded.polled(periods_s=(0.1, 1.0, 60.0))
+    assert list(table.index) == ["100 ms", "1.00 s", "1 min 0 s"]
+    assert list(table.loc["100 ms"]) == pytest.approx([100, 0.0, 1.0, 0.2])
+    assert list(table.loc["1.00 s"]) == pytest.approx([10, 0.8, 0.8, 0.0])
+    assert table.loc["1 min 0 s", "readings"] == 0 and table.loc["1 min 0 s"].isna().sum() == 3
+    assert recorded.polled((0.1,)).equals(
+        Timeline(duration_s=10.0, host={"compute": tuple(STALLS)}).polled((0.1,))
+    )
+    with pytest.raises(ValueError, match="periods_s must be above 0, got 0"):
+        recorded.polled((0.0,))
+
+
+def test_without_a_gpu_it_is_skipped_with_its_reason(monkeypatch):
+    state = CudaState(works=False, reason="no NVIDIA driver")
+    monkeypatch.setattr(timeline, "cuda", lambda: state)
+    shown = gpu_util()
+    assert list(shown.index) == ["one thread spinning", "matrix products"]
+    assert set(shown["GPU-Util (NVML)"]) == {"skipped"}
+    assert set(shown["achieved"]) == {"no NVIDIA driver"}
+
+
+@pytest.mark.needs_cuda
+def test_a_kernel_of_one_thread_reads_as_busy_as_the_whole_gpu():
+    assert cuda().works
+    shown = gpu_util(seconds=1.5)
+    percents = [float(text.removesuffix(" %")) for text in shown["GPU-Util (NVML)"]]
+    assert min(percents) > 90
+    assert shown.loc["one thread spinning", "achieved"] == "nothing computed"
+    assert float(shown.loc["matrix products", "achieved"].split()[0]) > 0.1

@@ -1,4 +1,4 @@
-"""Main process and workers are profiled together, read as people call things, and let go."""
+"""Main process and workers are profiled together; a step's work is divided among kinds."""
 
 import sys
 import tempfile
@@ -11,8 +11,8 @@ import torch
 from photo_sets import KINDS, BrokenPhotos, Photos, PhotoStream
 from torch.utils.data import DataLoader
 
-from labkit.diagnosis import call_graph
-from labkit.diagnosis.call_graph import profile
+from labkit.diagnosis import profile
+from labkit.diagnosis.profile import _kind_of, call_graph
 
 SECONDS = 0.5
 
@@ -21,7 +21,7 @@ SECONDS = 0.5
 def nothing_stays_behind(monkeypatch, tmp_path):
     # Other processes may be profiling, too: a temporary directory of this test's own.
     own = partial(tempfile.TemporaryDirectory, dir=tmp_path)
-    monkeypatch.setattr(call_graph, "tempfile", SimpleNamespace(TemporaryDirectory=own))
+    monkeypatch.setattr(profile, "tempfile", SimpleNamespace(TemporaryDirectory=own))
     children = set(psutil.Process().children())
     yield
     assert list(tmp_path.glob("labkit-profile-*")) == []
@@ -34,14 +34,15 @@ def train_step(batch):
 
 
 def functions(graph, process):
-    return {row["function"] for row in graph.top(10**6) if row["process"] == process}
+    table = graph.table(10**6)
+    return set(table.index[table["process"] == process])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_are_in_the_graph(photos, kind):
     loader = DataLoader(KINDS[kind](photos), batch_size=4, num_workers=2)
     before = dict(vars(loader))
-    graph = profile(loader, train_step, seconds=SECONDS)
+    graph = call_graph(loader, train_step, seconds=SECONDS)
     assert (graph.error, graph.notes, graph.worker_count) == (None, (), 2)
     assert "imdecode" in functions(graph, "workers")
     assert "imdecode" not in functions(graph, "main process")
@@ -50,7 +51,7 @@ def test_workers_are_in_the_graph(photos, kind):
 
 
 def test_without_workers_all_is_in_the_main_process(photos):
-    graph = profile(DataLoader(Photos(photos), batch_size=4), train_step, seconds=SECONDS)
+    graph = call_graph(DataLoader(Photos(photos), batch_size=4), train_step, seconds=SECONDS)
     assert graph.workers is None and graph.worker_count == 0
     assert "imdecode" in functions(graph, "main process")
 
@@ -60,13 +61,13 @@ def test_spawned_workers_are_in_the_graph(photos):
     loader = DataLoader(
         Photos(photos), batch_size=4, num_workers=1, multiprocessing_context="spawn"
     )
-    graph = profile(loader, train_step, seconds=SECONDS)
+    graph = call_graph(loader, train_step, seconds=SECONDS)
     assert "imdecode" in functions(graph, "workers")
 
 
 def test_an_endless_epoch_is_broken_off_and_its_workers_still_tell(photos):
     loader = DataLoader(PhotoStream(photos, length=10**9), batch_size=4, num_workers=2)
-    graph = profile(loader, train_step, seconds=SECONDS)
+    graph = call_graph(loader, train_step, seconds=SECONDS)
     assert graph.notes == () and "imdecode" in functions(graph, "workers")
 
 
@@ -78,7 +79,7 @@ def test_a_step_that_raises_ends_the_profile_and_keeps_it(photos):
         if len(steps) == 3:
             raise FloatingPointError("loss is <nan>")
 
-    graph = profile(DataLoader(Photos(photos), batch_size=4, num_workers=1), step, seconds=60)
+    graph = call_graph(DataLoader(Photos(photos), batch_size=4, num_workers=1), step, seconds=60)
     assert isinstance(graph.error, FloatingPointError) and graph.steps == 2
     assert "imdecode" in functions(graph, "workers")
     assert "ended early: FloatingPointError: loss is <nan>" in str(graph)
@@ -89,7 +90,7 @@ def test_a_step_that_raises_ends_the_profile_and_keeps_it(photos):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_dies_is_missed_by_name(photos):
     loader = DataLoader(BrokenPhotos(photos, "die"), batch_size=4, num_workers=1)
-    graph = profile(loader, train_step, seconds=60)
+    graph = call_graph(loader, train_step, seconds=60)
     # torch says that it exited, or, if it died while a batch was handed over, that nobody answers.
     assert isinstance(graph.error, RuntimeError | ConnectionError)
     assert graph.notes == ("no profile of 1 of the workers: they ended before they wrote it",)
@@ -98,29 +99,49 @@ def test_a_worker_that_dies_is_missed_by_name(photos):
 
 def test_of_any_other_iterable_this_thread_is_seen(photos):
     samples = Photos(photos)
-    graph = profile((samples[i] for i in range(20)), train_step, seconds=60)
+    graph = call_graph((samples[i] for i in range(20)), train_step, seconds=60)
     assert "not a torch DataLoader" in str(graph) and graph.steps == 20
 
 
 def test_an_empty_loader_ends_at_once():
-    graph = profile(DataLoader([]), train_step, seconds=60)
+    graph = call_graph(DataLoader([]), train_step, seconds=60)
     assert graph.steps == 0 and graph.error is None and "0 steps" in str(graph)
 
 
 def test_the_table_holds_ten_functions_of_all_processes_by_their_own_time(photos):
-    graph = profile(DataLoader(Photos(photos), num_workers=1), train_step, seconds=SECONDS)
-    rows = graph.top()
-    own_s = [row["self_s"] for row in rows]
-    assert own_s == sorted(own_s, reverse=True) and len(own_s) <= 10
-    assert {row["process"] for row in rows} == {"main process", "workers"}
-    for process in ("main process", "workers"):
-        shares = [row["share"] for row in graph.top(10**6) if row["process"] == process]
-        assert sum(shares) == pytest.approx(1)
-    assert {row["where"] for row in rows if row["function"] == "imdecode"} == {"<built-in>"}
-    assert list(graph.table(3).columns) == ["process", "own time", "share", "where"]
+    graph = call_graph(DataLoader(Photos(photos), num_workers=1), train_step, seconds=SECONDS)
+    table = graph.table()
+    assert list(table.columns) == ["process", "self_s", "share", "where"]
+    assert table["self_s"].is_monotonic_decreasing and len(table) <= 10
+    whole = graph.table(10**6)
+    shares = whole.groupby("process")["share"].sum()
+    assert dict(shares) == {"main process": pytest.approx(1), "workers": pytest.approx(1)}
+    assert set(whole.loc[["imdecode"], "where"]) == {"<built-in>"}
 
 
 def test_a_notebook_shows_it_without_loading_anything(photos):
-    shown = profile(DataLoader(Photos(photos), batch_size=4), train_step, seconds=SECONDS)
+    shown = call_graph(DataLoader(Photos(photos), batch_size=4), train_step, seconds=SECONDS)
     assert not any(word in shown._repr_html_() for word in ("<script", "<link", "http", "src="))
     assert len(shown._repr_html_()) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind"),
+    [
+        (["/x/train.py:step", "/x/site-packages/torch/serialization.py:save"], "checkpoint"),
+        (["/x/train.py:step", "<built-in>:fsync"], "checkpoint"),
+        (["/x/train.py:step", "/usr/lib/python3/logging/__init__.py:emit"], "reports"),
+        (["/x/train.py:step", "<built-in>:print"], "reports"),
+        (["/x/train.py:step", "<built-in>:TensorBase.item"], "synchronization"),
+        (["/x/train.py:step", "/x/train.py:count_boxes", "<built-in>:len"], "host work"),
+        (["/x/train.py:step", "/x/train.py:count_boxes"], "host work"),
+        (["/x/train.py:step", "/x/site-packages/torch/nn/linear.py:forward"], "compute"),
+        (["/x/train.py:step", "<built-in>:_VariableFunctionsClass.zeros"], "compute"),
+        (
+            ["/x/train.py:step", "/x/site-packages/torch/nn/linear.py:f", "<built-in>:linear"],
+            "compute",
+        ),
+    ],
+)
+def test_a_stack_is_of_the_kind_of_its_first_telling_name(stack, kind):
+    assert _kind_of(stack) == kind

@@ -1,11 +1,11 @@
-"""`labkit diagnose module:function`: what a person named and returned, refused in one line."""
+"""`labkit diagnose module:function` refuses in one line what it cannot use."""
 
 import re
 
 import pytest
 
 from labkit.cli import main
-from labkit.diagnosis import target
+from labkit.diagnosis.diagnose import find_files, load_target
 
 MODULE = """
 import torch
@@ -44,7 +44,7 @@ def no_step():
 
 @pytest.fixture
 def train_module(tmp_path, monkeypatch):
-    """A module of a person's own, in the working directory."""
+    """A module of the user's own, in the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_training.py").write_text(MODULE)
     (tmp_path / "own_broken.py").write_text("import nothing_of_that_name\n")
@@ -59,8 +59,8 @@ def refused(capsys, *arguments):
 
 
 def test_a_pair_and_a_dict_name_loader_and_step(train_module):
-    assert set(target.load("own_training:pair")) == {"loader", "step"}
-    named = target.load("own_training:named")
+    assert set(load_target("own_training:pair")) == {"loader", "step"}
+    named = load_target("own_training:named")
     assert (named["step"], named["files"]) == (print, ["a.jpg"])
     assert len(named["loader"]) == 3
 
@@ -75,10 +75,10 @@ def test_a_pair_and_a_dict_name_loader_and_step(train_module):
         ("own_training:pairs", "got 'pairs'; choose one of: a_list, named, no_loader, no_step, "),
         ("own_training:loader", "got 'loader'; choose one of"),
         ("own_training:a_list", "own_training:a_list must return (loader, step), or a dict with"),
-        ("own_training:one_more", "transfer, got optimizer more"),
-        ("own_training:one_less", "transfer, got no step"),
+        ("own_training:one_more", "transfer, got loader, step, optimizer"),
+        ("own_training:one_less", "transfer, got loader"),
         ("own_training:no_loader", "loader must be an iterable of batches, got 5"),
-        ("own_training:no_step", "step must be callable(batch), got None"),
+        ("own_training:no_step", "step must be a function of a batch, got None"),
     ],
 )
 def test_a_target_that_cannot_work_is_one_line(train_module, capsys, name, message):
@@ -89,14 +89,14 @@ def test_what_the_module_itself_cannot_import_is_said_as_it_is(train_module, cap
     assert refused(capsys, "own_broken:pair") == ("labkit: No module named 'nothing_of_that_name'")
 
 
-def test_files_are_a_pattern_that_must_stand_for_some(train_module, tmp_path, capsys):
+def test_files_are_a_pattern_that_must_match_some(train_module, tmp_path, capsys):
     (tmp_path / "deep").mkdir()
     for name in ("b.jpg", "deep/a.jpg"):
         (tmp_path / name).write_bytes(b"")
-    found = target.find_files(f"{tmp_path}/**/*.jpg")
-    assert found == (tmp_path / "b.jpg", tmp_path / "deep" / "a.jpg")
+    found = find_files(f"{tmp_path}/**/*.jpg")
+    assert found == [tmp_path / "b.jpg", tmp_path / "deep" / "a.jpg"]
     line = refused(capsys, "own_training:pair", "--files", "*.png")
-    assert line == "labkit: files must stand for at least one file, got '*.png'"
+    assert line == "labkit: files must match at least one file, got '*.png'"
 
 
 def test_a_chart_of_an_unknown_kind_is_refused_before_anything_is_measured(capsys):

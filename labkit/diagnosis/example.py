@@ -1,11 +1,9 @@
-"""An example to diagnose: a training loop as people write it, with the loader's own defaults.
+"""An example to diagnose: a training loop as users write it, with the DataLoader's defaults.
 
     folder of .jpg ─▶ Photos: read, decode, resize, normalize ─▶ DataLoader ─▶ step
 
-Nothing in it knows of the lab, so that a loop of one's own can take its place; it is no part of
-`diagnosis`, whose own functions a call graph leaves out.  Main trap: without a GPU the step only
-occupies an emulated device; what it says of loading is real, and it learns nothing.  Labels are
-made up in either case.
+Without a GPU the step occupies an emulated device and trains nothing; what is measured of loading
+is real.  Labels are made up in either case.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ MEAN_RGB, STD_RGB = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 class Example(NamedTuple):
-    """A loop to point at: what `diagnose` takes."""
+    """Arguments of `diagnose`."""
 
     loader: DataLoader
     step: Callable[[object], None]
     files: list[Path]
-    """What the loader reads, so that it can be made cold."""
+    """What the loader reads."""
     device: EmulatedDevice | None
-    """What stands in where there is no GPU."""
+    """The stand-in where there is no GPU."""
 
 
 class Photos:
@@ -53,21 +51,20 @@ class Photos:
     def __init__(self, files: list[Path]) -> None:
         import cv2
 
-        # OpenCV's own threads do not survive the fork that starts a loader's workers.
+        # OpenCV's own threads do not survive the fork that starts the workers.
         cv2.setNumThreads(0)
         self._files = files
 
     def __len__(self) -> int:
-        """Count the images."""
         return len(self._files)
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
-        """Give (3, SIDE_PX, SIDE_PX) float32 planes and a class."""
+        """Return (3, SIDE_PX, SIDE_PX) float32 planes and a class."""
         return normalize(resize(decode(self._files[i].read_bytes()))), i % CLASSES
 
 
 def decode(jpeg: bytes) -> np.ndarray:
-    """Turn JPEG bytes into (H, W, 3) uint8 RGB."""
+    """Decode JPEG bytes to (H, W, 3) uint8 RGB."""
     import cv2
 
     image_bgr = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
@@ -75,29 +72,29 @@ def decode(jpeg: bytes) -> np.ndarray:
 
 
 def resize(image_rgb: np.ndarray) -> np.ndarray:
-    """Scale to a square of SIDE_PX."""
+    """Resize an image to a square of SIDE_PX."""
     import cv2
 
     return cv2.resize(image_rgb, (SIDE_PX, SIDE_PX))
 
 
 def normalize(image_rgb: np.ndarray) -> np.ndarray:
-    """Turn into (3, H, W) float32 with the usual mean and spread."""
+    """Return (3, H, W) float32, normalized with ImageNet's mean and standard deviation."""
     scaled = (image_rgb / np.float32(255) - np.float32(MEAN_RGB)) / np.float32(STD_RGB)
     return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
 
 def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: object) -> Example:
-    """Make a loop to diagnose: photographs through torch's DataLoader with its defaults.
+    """Return a loop to diagnose: photographs through torch's DataLoader with its defaults.
 
     Args:
         data: any folder of .jpg files.
-        images: of an epoch, at most.
-        **knobs: of the DataLoader, as num_workers=2.
+        images: images of an epoch, at most.
+        **knobs: arguments of the DataLoader, such as num_workers=2.
 
     Returns:
         Loader, step, files and device.  The step trains a ResNet-18 on CUDA where that works,
-        else it occupies an emulated device.
+        and occupies an emulated device elsewhere.
 
     Raises:
         ValueError: the folder has no .jpg files.

@@ -1,15 +1,12 @@
-"""The example is a loop like a person's: its loader delivers, its step runs, its knobs turn.
-
-Run: python -m pytest tests/test_example.py
-"""
+"""The example delivers batches, and its step trains or occupies an emulated device."""
 
 import re
 
 import pytest
 import torch
 
-from labkit import example
-from labkit.example import example_loop
+from labkit.diagnosis import example
+from labkit.diagnosis.example import example_loop
 from labkit.machine.gpu import CudaState
 
 

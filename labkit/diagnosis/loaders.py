@@ -1,0 +1,201 @@
+"""The user's own loader and its batches: checked, copied with other arguments, walked through.
+
+The user's loader is never changed.  A copy shares its data set, its sampler and their random
+generators, so whoever iterates over one restores the generators' states (`random_state_kept`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+import reprlib
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
+STALL_S = 30.0  # a worker that is silent for longer has stalled
+
+
+def check_loader(loader: Iterable) -> None:
+    """Check that a loader can be iterated over, without starting it.
+
+    Raises:
+        ValueError: it is not an iterable.
+    """
+    # Of the type: a module's __getattr__ answers to any name.
+    if not any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__")):
+        raise ValueError(
+            f"loader must be an iterable of batches, got {brief(loader)}; "
+            "give what your training loop iterates over"
+        )
+
+
+def brief(value: object) -> str:
+    """Return any value as text for a message: short, in one line."""
+    return " ".join(reprlib.repr(value).split())
+
+
+def is_data_loader(loader: object) -> bool:
+    """Return whether a loader is torch's DataLoader or a subclass of it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(loader, torch.utils.data.DataLoader)
+
+
+def count_batches(loader: Iterable) -> int | None:
+    """Return the batches of an epoch; None where the loader does not know."""
+    # A DataLoader that was asked warns later if its data set told it too few: a copy is asked.
+    try:
+        return len(copy.copy(loader) if is_data_loader(loader) else loader)
+    except Exception:  # the user's own __len__ may raise anything
+        return None
+
+
+@contextmanager
+def copied(
+    loader: DataLoader, *, start: Callable[[int], None] | None = None, **changes: object
+) -> Iterator[DataLoader]:
+    """Open a copy of a DataLoader with other arguments; its workers end with the context.
+
+    Args:
+        loader: stays as it is, with the workers that it may have.
+        start: called in every worker with its number, before the user's `worker_init_fn`;
+            picklable where workers are spawned.
+        **changes: attributes of the copy, also those that DataLoader guards: num_workers, dataset.
+    """
+    twin = copy.copy(loader)
+    # Weak, so that an iterator that is dropped ends its workers at once.  One that a traceback
+    # still holds is ended here.
+    iterators = weakref.WeakSet()
+
+    def get_iterator() -> Iterator:
+        iterator = type(loader)._get_iterator(twin)
+        iterators.add(iterator)
+        return iterator
+
+    values = {"_iterator": None, "_get_iterator": get_iterator, **changes}
+    if start is not None:
+        values["worker_init_fn"] = partial(_start, start, loader.worker_init_fn)
+    if values.get("num_workers", loader.num_workers):
+        values["timeout"] = loader.timeout or STALL_S
+        values.setdefault("prefetch_factor", loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+    for name, value in values.items():
+        object.__setattr__(twin, name, value)  # torch forbids changes after construction
+    try:
+        yield twin
+    finally:
+        for iterator in list(iterators):
+            if hasattr(iterator, "_shutdown_workers"):
+                iterator._shutdown_workers()
+        object.__setattr__(twin, "_iterator", None)
+
+
+def _start(first: Callable[[int], None], own: Callable[[int], None] | None, number: int) -> None:
+    first(number)
+    if own is not None:
+        own(number)
+
+
+def limited_threads(loader: DataLoader) -> Callable[[int], None]:
+    """Return a `worker_init_fn` that calls the loader's own, then limits threads to one."""
+    return partial(_start, loader.worker_init_fn or _nothing, _limit_threads)
+
+
+def _nothing(_: int) -> None:
+    pass
+
+
+def _limit_threads(_: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+
+
+@contextmanager
+def random_state_kept(loader: object) -> Iterator[None]:
+    """Restore the random states of Python, NumPy, torch, the loader and its sampler at the end."""
+    import torch
+
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
+    own = [getattr(each, "generator", None) for each in (loader, sampler)]
+    kept = [(each, each.get_state()) for each in own if isinstance(each, torch.Generator)]
+    numpy = sys.modules.get("numpy")
+    python, here = random.getstate(), torch.get_rng_state()
+    arrays = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(here)
+        if arrays is not None:
+            numpy.random.set_state(arrays)
+        for generator, state in kept:
+            generator.set_state(state)
+
+
+# --- batches, as trees with arrays at their ends ----------------------------------------------
+
+
+def map_batch(batch: object, change: Callable[[object], object]) -> object:
+    """Return a batch of the same form with changed leaves.
+
+    Args:
+        batch: mappings, sequences and dataclasses, nested; all else in it is a leaf.
+        change: leaf -> leaf.
+    """
+    again = partial(map_batch, change=change)
+    if isinstance(batch, Mapping):
+        return type(batch)((key, again(value)) for key, value in batch.items())
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
+        return type(batch)(*map(again, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(again, batch))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = dataclasses.fields(batch)
+        return dataclasses.replace(batch, **{f.name: again(getattr(batch, f.name)) for f in fields})
+    return change(batch)
+
+
+def arrays(batch: object) -> list[torch.Tensor]:
+    """Return a batch's tensors and arrays, in order."""
+    found: list[object] = []
+    map_batch(batch, lambda leaf: found.append(leaf) or leaf)
+    return [leaf for leaf in found if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+
+
+def copy_batch(batch: object) -> object:
+    """Return a copy of a batch in memory of its own; pinned tensors stay pinned."""
+
+    def copy_leaf(leaf: object) -> object:
+        if hasattr(leaf, "clone"):
+            twin = leaf.clone()
+            return twin.pin_memory() if leaf.device.type == "cpu" and leaf.is_pinned() else twin
+        return leaf.copy() if hasattr(leaf, "dtype") and hasattr(leaf, "copy") else leaf
+
+    return map_batch(batch, copy_leaf)
+
+
+def move_batch(batch: object, device: str) -> object:
+    """Return a batch with its tensors on a device."""
+    return map_batch(batch, lambda leaf: leaf.to(device) if hasattr(leaf, "is_pinned") else leaf)
+
+
+def count_bytes(batch: object) -> int:
+    """Return the bytes of a batch's tensors and arrays."""
+    return sum(leaf.nbytes for leaf in arrays(batch))
+
+
+def count_samples(batch: object) -> int:
+    """Return the length of a batch's first array that has one; 1 where there is none."""
+    return next((int(leaf.shape[0]) for leaf in arrays(batch) if len(leaf.shape)), 1)
