@@ -9,6 +9,7 @@ import pytest
 import labkit as lab
 from labkit.machine import gpu, hardware
 from labkit.runs.experiment import Experiment, run
+from labkit.runs.preconditions import check
 from labkit.settings import Settings, vary
 
 BASE = Settings()
@@ -20,18 +21,13 @@ def experiment(**changes):
     return Experiment("test", **given)
 
 
-@pytest.mark.thorough
-def test_a_platform_without_fork_and_fadvise_runs_warm_and_spawned(tmp_path, photos, monkeypatch):
-    # What macOS and Windows lack; everything else of the run is real.
+def test_a_platform_without_fork_and_fadvise_spawns_and_stays_warm(photos, monkeypatch):
+    # What macOS and Windows lack.
     monkeypatch.setattr(hardware, "can_fork", lambda: False)
     monkeypatch.delattr(os, "posix_fadvise")
-    small = {"input_px": 64, "batch_size": 4, "images": 8, "num_workers": 0}
-    chosen = lab.experiment("preprocessing", data=str(photos), device="emulated", **small)
-    finished = run(chosen, blocks=1, results=tmp_path, progress=False)
-    assert [trial.status for trial in finished.trials] == ["ok"] * 4
-    for trial in finished.trials:
-        assert trial.settings["start_method"] == "spawn"
-        assert trial.labels["cache"] == "warm"
+    chosen = lab.experiment("preprocessing", data=str(photos), device="emulated")
+    for settings in check(chosen, "quick", None, None)["variants"].values():
+        assert (settings["start_method"], settings["cache"]) == ("spawn", "warm")
 
 
 def test_a_cuda_device_that_is_not_there_is_said_before_anything_runs(tmp_path, photos):
@@ -143,7 +139,7 @@ def test_settings_that_cannot_work_cost_nothing(tmp_path, settings, message):
 def test_a_skipped_variants_batch_size_does_not_limit_the_others(tmp_path, photos):
     base = Settings(
         data=str(photos), device="cpu", step="nothing", input_px=64, batch_size=5, num_workers=0,
-        cache="as found",
+        cache="as found", epochs=1,
     )  # fmt: skip
     # No batch of 64 is in 24 images, but this one cannot run on a CPU.
     skipped = replace(base, batch_size=64, prefetcher="data_prefetcher")

@@ -2,214 +2,209 @@
 
 import os
 import re
-import shutil
+import signal
 import threading
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from jpegs import encode, photo, with_segment
 
 import labkit as lab
+from labkit.machine import hardware
 from labkit.machine.page_cache import can_evict
+from labkit.parts.decoding import decode_opencv
+from labkit.parts.loading import load_with_torch
 from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
-from labkit.runs.store import load_run, write_info
+from labkit.runs.store import load_run
 from labkit.settings import AS_PUBLISHED
 
+# A real device that is ready at once: what is looked at here is not how fast it is.
 SMALL = {
-    "device": "emulated", "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1,
-    "preprocessor": "vectorized",
+    "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "input_px": 64,
+    "batch_size": 4, "images": 8, "num_workers": 0, "cache": "as found",
 }  # fmt: skip
+TOO_MANY = 1 << 47  # bytes: more than a process can address
+COMMENT = 0xFE
 
 
-def fails_in_workers(jpeg):
-    """Decodes in preflight, which has no workers, and breaks in every trial."""
-    import torch
-
-    from labkit.parts.decoding import decode_opencv
-
-    if torch.utils.data.get_worker_info() is not None:
-        raise MemoryError("no room")
-    return decode_opencv(jpeg)
-
-
-def turns_colors_round(jpeg):
-    from labkit.parts.decoding import decode_opencv
-
-    return decode_opencv(jpeg)[:, :, ::-1].copy()
-
-
-def leaves_out_the_last_batch(source, settings):
-    from labkit.parts.loading import load_with_torch
-
-    loader = load_with_torch(source, settings)
-
-    class Short:
-        def __iter__(self):
-            yield from list(loader)[:-1]
-
-    # The first batch, all that preflight looks at, is right.
-    return Short() if settings.num_workers else loader
-
-
-def run(photos, results, **changes):
-    """Run a good baseline beside variants that each change one setting."""
-    base = lab.Settings(data=str(photos), **SMALL)
+def compare(data, results, variants, cancel=None, base=None, **changes):
+    """Run variants that each change some settings of the same base; the first is the baseline."""
+    settings = lab.Settings(data=str(data), **{**SMALL, **(base or {})})
     experiment = lab.Experiment(
         "test",
         question="What goes wrong?",
-        variants={"good": base} | {name: replace(base, **one) for name, one in changes.items()},
-        baseline="good",
+        variants={label: replace(settings, **one) for label, one in variants.items()},
+        baseline=next(iter(variants)),
+        **changes,
     )
-    return lab.run(experiment, blocks=2, results=results, progress=False)
+    return lab.run(experiment, blocks=1, results=results, cancel=cancel, progress=False)
 
 
-@pytest.fixture(autouse=True)
-def own_parts(monkeypatch):
-    monkeypatch.setitem(lab.DECODERS, "fails_in_workers", fails_in_workers)
-    monkeypatch.setitem(lab.DECODERS, "turns_colors_round", turns_colors_round)
-    monkeypatch.setitem(lab.LOADERS, "short", leaves_out_the_last_batch)
+# --- whatever goes wrong --------------------------------------------------------------------
 
 
-def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(photos, tmp_path):
-    finished = run(
-        photos,
-        tmp_path,
-        breaks={"decoder": "fails_in_workers"},
-        other_work={"decoder": "turns_colors_round"},
-        less_work={"loader": "short"},
-        good_too={"decoder": "pillow"},
-    )
-    assert finished.info["status"] == "finished"
-    rows = {row.variant: row for row in finished.summary.rows}
-    assert (rows["good"].status, rows["good_too"].status) == ("ok", "ok")
-    assert rows["good_too"].blocks == 2
-    assert "MemoryError" in rows["breaks"].reason  # after it was tried once more
-    assert "not the same work as good: image must differ" in rows["other_work"].reason
-    assert "the loader must deliver 16 images, got 8" in rows["less_work"].reason
-    for name in ("breaks", "other_work", "less_work"):
-        assert rows[name].status == "failed"
-        assert rows[name].normalized_time is None
-    # Never timed: preflight had refused it.
-    assert [t.block for t in finished.trials if t.variant == "other_work"] == [0]
+def own_parts():
+    """Parts of the user's own; functions in a function travel without this module."""
+
+    def greedy(jpeg):
+        if torch.utils.data.get_worker_info() is not None:  # the checks have no workers
+            np.empty(TOO_MANY, np.uint8)
+        return decode_opencv(jpeg)
+
+    def breaks(jpeg):
+        if torch.utils.data.get_worker_info() is not None:
+            raise ValueError("image must be what it was")
+        return decode_opencv(jpeg)
+
+    def turned(jpeg):
+        return decode_opencv(jpeg)[:, :, ::-1].copy()
+
+    def dies(source, settings):
+        # As a library that was built for another processor.
+        os.kill(os.getpid(), signal.SIGILL)
+
+    def loads(change):
+        """A loader whose first batch, all that the checks look at, is right."""
+
+        def load(source, settings):
+            loader = load_with_torch(source, settings)
+
+            class Changed:
+                def __iter__(self):
+                    yield from change(list(loader))
+
+            return Changed()
+
+        return load
+
+    def later(spoil):
+        def change(batches):
+            first, *others = batches
+            return [first, *({**batch, "image": spoil(batch["image"])} for batch in others)]
+
+        return loads(change)
+
+    def noise(image):
+        """Random pixels of the same mean and spread."""
+        return image.mean() + image.std() * torch.randn(image.shape)
+
+    decoders = {"greedy": greedy, "breaks": breaks, "turned": turned, "broken": lambda jpeg: None}
+    loaders = {
+        "dies": dies,
+        "short": loads(lambda batches: batches[:-1] or batches),
+        "black": later(lambda image: image * 0 - 1.8),
+        "noise": later(noise),
+        "bgr": later(lambda image: image.flip(1)),
+    }
+    return decoders, loaders
 
 
-def test_cancel_keeps_finished_rows_and_resume_counts_nothing_twice(photos, tmp_path):
-    cancel = threading.Event()
-    base = lab.Settings(data=str(photos), **SMALL)
-    experiment = lab.Experiment(
-        "test",
-        question="?",
-        variants=lab.vary(base, decoder=["opencv", "pillow"]),
-        baseline="opencv",
-    )
-
-    def cancel_after_two_rows():
-        while not any(
-            path.read_text().count("\n") >= 2 for path in tmp_path.glob("test/*/trials.jsonl")
-        ):
-            cancel.wait(0.02)
-        cancel.set()
-
-    watcher = threading.Thread(target=cancel_after_two_rows, daemon=True)
-    watcher.start()
-    cancelled = lab.run(experiment, results=tmp_path, cancel=cancel, progress=False)
-    assert cancelled.info["status"] == "cancelled"
-    assert [t.status for t in cancelled.trials][-1] == "cancelled"
-
-    finished = lab.resume(cancelled.folder, progress=False)
-    done = [(t.block, t.variant, t.role) for t in finished.trials if t.status == "ok"]
-    assert len(done) == len(set(done)) == 3 * 3
-    assert finished.info["calibration"] == cancelled.info["calibration"]
+HONEST = {
+    "good": {},
+    "pillow": {"decoder": "pillow"},
+    "scaled": {"decoder": "simplejpeg_scaled"},
+    "in a thread": {"prefetcher": "prefetch_generator"},
+    "resized by pillow": {"preprocessor": "classification_pillow"},
+}
 
 
 @pytest.fixture(scope="module")
-def one_block(photos, tmp_path_factory):
-    """A finished run with one variant that is not the same work as the others."""
-    results = tmp_path_factory.mktemp("results")
-    base = lab.Settings(data=str(photos), **SMALL)
+def faulty(photos, tmp_path_factory):
+    """A run of honest variants beside others that each go wrong in their own way."""
+    decoders, loaders = own_parts()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(lab.DECODERS, "turns_colors_round", turns_colors_round)
-        experiment = lab.Experiment(
-            "test",
-            question="?",
-            variants=lab.vary(base, decoder=["opencv", "turns_colors_round"]),
-            baseline="opencv",
-        )
-        return lab.run(experiment, blocks=1, results=results, progress=False)
+        for name, part in decoders.items():
+            patch.setitem(lab.DECODERS, name, part)
+        for name, part in loaders.items():
+            patch.setitem(lab.LOADERS, name, part)
+        if not hardware.can_fork():
+            del loaders["dies"]  # signals say who was killed
+        variants = {
+            **HONEST,
+            **{name: {"decoder": name} for name in decoders},
+            **{name: {"loader": name} for name in loaders},
+        }
+        base = {"preprocessor": "classification", "num_workers": 1, "epochs": 1}
+        return compare(photos, tmp_path_factory.mktemp("results"), variants, base=base)
 
 
-def changed(run, folder, **changes):
-    """A copy of a run whose run.json says something else."""
-    shutil.copytree(run.folder, folder)
-    write_info(folder, {**run.info, **changes})
-    return folder
+def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
+    assert faulty.info["status"] == "finished"
+    rows = {row.variant: row for row in faulty.summary.rows}
+    assert {name for name, row in rows.items() if row.status == "ok"} == set(HONEST)
+    assert {row.blocks for row in rows.values() if row.status == "ok"} == {1}
+    assert {row.normalized_time for row in rows.values() if row.status != "ok"} == {None}
+    assert "batch_size must leave room in memory, got 4 (" in rows["greedy"].reason
+    reason = rows["breaks"].reason
+    assert re.fullmatch(r"ValueError: \S+\d\d.jpg: image must be what it was", reason)
+    assert "the loader must deliver 8 images, got 4" in rows["short"].reason
+    assert "not the same work as good: image must differ" in rows["turned"].reason
+    if "dies" in rows:
+        killed = "the trial's process was killed by SIGILL; see worker.log"
+        assert rows["dies"].reason == killed
+    assert (rows["broken"].status, faulty.info["excluded"]) == ("failed", [])
+    # After it was tried once more, and never timed.
+    tried = Counter(trial.variant for trial in faulty.trials)
+    assert (tried["greedy"], tried["turned"]) == (2, 1)
 
 
-def test_resuming_never_measures_what_was_refused_as_other_work(one_block, tmp_path):
-    resumed = lab.resume(changed(one_block, tmp_path / "run", blocks=2), progress=False)
-    rows = {row.variant: row for row in resumed.summary.rows}
-    assert rows["opencv"].status == "ok"
-    assert rows["turns_colors_round"].status == "failed"
-    assert "not the same work" in rows["turns_colors_round"].reason
-    assert len([t for t in resumed.trials if t.status == "ok"]) == 4
+def test_other_pixels_are_found_out_without_any_loss(faulty):
+    reasons = {row.variant: row.reason for row in faulty.summary.rows}
+    pattern = (
+        r"not the same work as good: the mean of image's \w+ in the last batch of epoch 1 "
+        r"must be within \S+ of \S+, got \S+"
+    )
+    for name in ("black", "noise", "bgr"):
+        assert re.fullmatch(pattern, reasons[name])
 
 
-def test_resuming_a_run_with_a_part_that_is_gone_lists_the_choices(one_block, monkeypatch):
-    monkeypatch.delitem(lab.DECODERS, "turns_colors_round")
-    with pytest.raises(ValueError, match=r"decoder must be one of .*, got 'turns_colors_round'"):
-        lab.resume(one_block.folder, progress=False)
+def test_rows_of_a_scaled_decoder_say_that_the_pixels_are_others(faulty):
+    labels = {row.variant: row.labels.get("images", "") for row in faulty.summary.rows}
+    assert labels["good"] == ""
+    assert labels["scaled"] == (
+        "decoded to half a side or less where 64 px remain, so other pixels"
+    )
 
 
-def test_resuming_a_run_with_a_setting_of_another_version_is_one_sentence(one_block, tmp_path):
-    variants = {name: {**v, "turbo": 5} for name, v in one_block.info["variants"].items()}
-    with pytest.raises(ValueError, match="known to this version of labkit, got turbo"):
-        lab.resume(changed(one_block, tmp_path / "run", variants=variants), progress=False)
+def test_what_any_decoder_refuses_is_left_out_for_every_variant_and_made_up_for(
+    photos, tmp_path, monkeypatch
+):
+    def picky(jpeg):
+        if b"\xff\xfe" in jpeg[:64]:
+            raise ValueError("comments are not supported")
+        return decode_opencv(jpeg)
 
-
-def test_resuming_on_other_data_or_another_machine_is_refused(one_block, tmp_path):
-    data = {**one_block.info["data"], "manifest_hash": "other"}
-    with pytest.raises(ValueError, match="data must be what the run began with"):
-        lab.resume(changed(one_block, tmp_path / "data", data=data), progress=False)
-    provenance = {**one_block.info["provenance"], "machine_id": "other"}
-    with pytest.raises(ValueError, match="run must be resumed on the machine it began on"):
-        lab.resume(changed(one_block, tmp_path / "m", provenance=provenance), progress=False)
-
-
-def test_unreadable_images_beyond_the_first_look_are_made_up_for(photos, tmp_path, monkeypatch):
     folder = tmp_path / "own"
     folder.mkdir()
     for path in sorted((photos / "images").iterdir()):
         (folder / path.name).write_bytes(path.read_bytes())
-    base = lab.Settings(data=str(folder), on_bad_image="skip", **{**SMALL, "images": 16})
-    order = [int(i) for i in shuffled_images(base)]
-    names = sorted(path.name for path in folder.iterdir())
-    for place in (3, 10, 17):  # in the first look, beyond it, and among those that make up for it
-        (folder / names[order[place]]).write_bytes(b"")
+    base = {"images": 16, "on_bad_image": "skip"}
+    order = [int(i) for i in shuffled_images(lab.Settings(data=str(folder), **base))]
+    paths = sorted(folder.iterdir())
+    bad = [order[place] for place in (3, 5, 10, 17)]  # in the first look, and beyond it
+    commented, linked, *empty = [paths[index] for index in bad]
+    commented.write_bytes(with_segment(encode(photo()), COMMENT, b"words"))
+    linked.unlink()
+    linked.symlink_to("nowhere.jpg")
+    for path in empty:
+        path.write_bytes(b"")
     monkeypatch.setattr("labkit.runs.checks.FIRST_LOOK_IMAGES", 8)
-    experiment = lab.Experiment("test", question="?", variants={"a": base}, baseline="a")
-    finished = lab.run(experiment, blocks=1, results=tmp_path / "results", progress=False)
-    assert sorted(finished.info["excluded"]) == sorted(order[place] for place in (3, 10, 17))
-    assert {trial.images for trial in finished.trials} == {32}
+    monkeypatch.setitem(lab.DECODERS, "picky", picky)
+    variants = {"opencv": {}, "picky": {"decoder": "picky"}}
+    finished = compare(folder, tmp_path / "results", variants, base={**base, "epochs": 1})
+    assert sorted(finished.info["excluded"]) == sorted(bad)
+    assert {(trial.status, trial.images) for trial in finished.trials} == {("ok", 16)}
+    assert "2 unreadable images are left out for all variants" in finished.info["notes"]
+    note, *_ = finished.info["local_notes"]
+    assert f"{commented.name}: comments are not supported" in note
+    assert f"{linked.name}, a broken link: No such file or directory" in note
 
 
 # --- storage --------------------------------------------------------------------------------
-
-# A real device that is ready at once: what is looked at here is not how fast it is.
-IDLE = {**SMALL, "device": "cpu", "step": "nothing", "num_workers": 0}
-
-
-def compare(photos, results, variants, cancel=None, **changes):
-    """Run variants that each change some settings of the same base; the first is the baseline."""
-    base = lab.Settings(data=str(photos), **{**IDLE, **changes.pop("base", {})})
-    experiment = lab.Experiment(
-        "test",
-        question="Where does the data lie?",
-        variants={label: replace(base, **one) for label, one in variants.items()},
-        baseline=next(iter(variants)),
-        **changes,
-    )
-    return lab.run(experiment, blocks=2, results=results, cancel=cancel, progress=False)
 
 
 @pytest.fixture
@@ -244,7 +239,7 @@ def test_a_copy_in_memory_beside_the_disk_and_a_disk_that_is_not_there(
     )  # fmt: skip
     assert finished.info["status"] == "finished"
     measured = [trial for trial in finished.trials if trial.status == "ok"]
-    assert Counter(trial.variant for trial in measured) == {"here": 4, "memory": 2}
+    assert Counter(trial.variant for trial in measured) == {"here": 2, "memory": 1}
     assert {trial.labels["storage"] for trial in measured} == {"real"}
     facts = finished.info["storages"]
     assert set(facts) == {"here", "tmpfs"}
@@ -314,69 +309,6 @@ def test_a_model_never_stands_beside_measured_media(photos, tmp_path):
     assert not (tmp_path / "test").exists()
 
 
-# --- the same work to the end ---------------------------------------------------------------
-
-
-def spoils_later_batches(spoil):
-    """A loader whose first batch, all that preflight looks at, is right."""
-
-    def load(source, settings):
-        from labkit.parts.loading import load_with_torch
-
-        loader = load_with_torch(source, settings)
-
-        class Spoiled:
-            def __iter__(self):
-                for number, batch in enumerate(loader):
-                    yield {**batch, "image": spoil(batch["image"])} if number else batch
-
-        return Spoiled()
-
-    return load
-
-
-def blackened(image):
-    return image * 0 - 1.8
-
-
-def noise(image):
-    """Random pixels of the same mean and spread."""
-    import torch
-
-    return image.mean() + image.std() * torch.randn(image.shape)
-
-
-def test_other_pixels_are_found_out_without_any_loss_and_honest_variants_pass(
-    photos, tmp_path, monkeypatch
-):
-    planted = {"black": blackened, "noise": noise, "bgr": lambda image: image.flip(1)}
-    for name, spoil in planted.items():
-        monkeypatch.setitem(lab.LOADERS, name, spoils_later_batches(spoil))
-    honest = {
-        "good": {},
-        "pillow": {"decoder": "pillow"},
-        "simplejpeg": {"decoder": "simplejpeg"},
-        "simplejpeg, scaled": {"decoder": "simplejpeg_scaled"},
-        "in a thread": {"prefetcher": "prefetch_generator"},
-        "resized by pillow": {"preprocessor": "classification_pillow"},
-    }
-    finished = compare(
-        photos,
-        tmp_path,
-        {**honest, **{name: {"loader": name} for name in planted}},
-        base={"preprocessor": "classification"},
-    )
-    assert set(finished.info["failed"]) == set(planted)
-    pattern = (
-        r"not the same work as good: the mean of image's \w+ in the last batch of epoch 1 "
-        r"must be within \S+ of \S+, got \S+"
-    )
-    for reason in finished.info["failed"].values():
-        assert re.fullmatch(pattern, reason)
-    rows = {row.variant: row for row in finished.summary.rows}
-    assert {name for name, row in rows.items() if row.status == "ok"} == set(honest)
-
-
 # --- as in the document ---------------------------------------------------------------------
 
 
@@ -421,9 +353,9 @@ def test_as_in_the_document_each_runs_once_in_order_and_its_loop_is_a_step_short
         base={"device": "streams"},
     )
     order = ["original", "prefetched", "both", "original, again"]
-    assert [trial.status for trial in finished.trials] == ["ok"] * 8
-    assert [trial.variant for trial in finished.trials] == order * 2
-    assert [trial.role for trial in finished.trials] == ["A1", "", "", ""] * 2
+    assert [trial.status for trial in finished.trials] == ["ok"] * 4
+    assert [trial.variant for trial in finished.trials] == order
+    assert [trial.role for trial in finished.trials] == ["A1", "", "", ""]
     # Two epochs of two batches of four images, and those that leave out the last batch.
     images = {trial.variant: trial.images for trial in finished.trials}
     assert images == {"original": 16, "prefetched": 8, "both": 8, "original, again": 16}
@@ -436,7 +368,7 @@ def test_as_in_the_document_each_runs_once_in_order_and_its_loop_is_a_step_short
     assert [row.variant for row in summary.rows] == order
     assert {row.status for row in summary.rows} == {"ok"}
     assert {row.verdict for row in summary.rows} == {""}
-    assert (summary.n_blocks, summary.aa_ratio, summary.judged) == (2, None, False)
+    assert (summary.n_blocks, summary.aa_ratio, summary.judged) == (1, None, False)
     assert any(
         note.startswith("as in the document: variants in its order") for note in summary.notes
     )

@@ -1,0 +1,179 @@
+"""A run that was killed or stopped by a full disk is completed, and only where it can be."""
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+import psutil
+import pytest
+from places import memory_mounted
+
+import labkit as lab
+from labkit.machine import hardware
+from labkit.runs.store import load_run, write_info
+
+PATIENCE_S = 300.0  # how long to look for something that must happen; not a speed limit
+OTHER_WORK = "other work"
+
+
+@pytest.fixture(scope="module")
+def one_block(photos, tmp_path_factory):
+    """A finished run of two variants, and a third that is not the same work."""
+    base = lab.Settings(
+        data=str(photos), device="cpu", step="nothing", preprocessor="vectorized",
+        cache="as found", input_px=64, batch_size=4, images=8, num_workers=1, epochs=1,
+    )  # fmt: skip
+    results = tmp_path_factory.mktemp("results")
+    variants = lab.vary(base, decoder=["opencv", "pillow"])
+    variants[OTHER_WORK] = replace(base, preprocessor="classification")
+    experiment = lab.Experiment("test", question="?", variants=variants, baseline="opencv")
+    return lab.run(experiment, blocks=1, results=results, progress=False)
+
+
+def changed(run, folder, **changes):
+    """A copy of a run whose run.json says something else."""
+    shutil.copytree(run.folder, folder)
+    write_info(folder, {**run.info, **changes})
+    return folder
+
+
+def unfinished(run, folder, *, blocks):
+    """A copy of a run that wants more blocks than it has."""
+    return changed(run, folder, blocks=blocks, status="running")
+
+
+def rows_in(folder):
+    return (folder / "trials.jsonl").read_bytes()
+
+
+def assert_complete(run, blocks):
+    assert run.info["status"] == "finished"
+    done = Counter((t.variant, t.block, t.role) for t in run.trials if t.status == "ok")
+    arms = [("opencv", "A1"), ("opencv", "A2"), ("pillow", "")]
+    assert done == {(name, block, role): 1 for name, role in arms for block in range(blocks)}
+    assert run.summary.n_blocks == blocks
+    rows = {row.variant: row for row in run.summary.rows}
+    assert (rows["opencv"].blocks, rows["pillow"].blocks) == (blocks, blocks)
+    # What was refused as other work is never measured, however often the run is resumed.
+    assert rows[OTHER_WORK].status == "failed"
+    assert "not the same work" in rows[OTHER_WORK].reason
+
+
+def until(condition):
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class FillsTheDisk(threading.Event):
+    """Is asked whether to cancel while each trial runs: fills the disk once there are new rows."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.filler = folder, folder.parent / "filler"
+        self.rows_before = rows_in(folder)
+
+    def is_set(self):
+        if not self.filler.exists() and rows_in(self.folder) != self.rows_before:
+            with self.filler.open("wb", buffering=0) as file:
+                try:
+                    while file.write(b"x" * 4096):
+                        pass
+                except OSError:
+                    self.rows_before = rows_in(self.folder)
+        return False
+
+
+def test_a_full_disk_is_one_clear_sentence_and_costs_no_finished_row(one_block, tmp_path):
+    with memory_mounted(tmp_path / "small", size="1m") as small:
+        folder = unfinished(one_block, small / "run", blocks=2)
+        fills = FillsTheDisk(folder)
+        message = (
+            f"results must have room for more, got 0 B free in {folder} (No space left on device); "
+            f"free some space, then complete the run with: labkit run --resume {folder}"
+        )
+        with pytest.raises(OSError, match=f"^{re.escape(message)}$"):
+            lab.resume(folder, cancel=fills, progress=False)
+        assert rows_in(folder).startswith(fills.rows_before)
+        assert not rows_in(folder).endswith(b"\n")  # an append came to nothing midway
+        stopped = load_run(folder)
+        assert (len(stopped.trials), stopped.set_aside) == (rows_in(folder).count(b"\n"), 1)
+
+        fills.filler.unlink()
+        completed = lab.resume(folder, progress=False)
+        assert rows_in(folder).startswith(fills.rows_before)
+        assert_complete(completed, 2)
+        assert completed.set_aside == 1
+
+
+def test_a_half_written_last_line_is_set_aside_and_its_trial_run_again(one_block, tmp_path):
+    folder = unfinished(one_block, tmp_path / "run", blocks=1)
+    whole = rows_in(folder)
+    half = whole[: -len(whole.splitlines()[-1]) // 2]
+    calibration = one_block.info["calibration"]
+    (folder / "trials.jsonl").write_bytes(half)
+    completed = lab.resume(folder, progress=False)
+    assert rows_in(folder).startswith(half)
+    assert_complete(completed, 1)
+    assert (completed.set_aside, completed.info["calibration"]) == (1, calibration)
+
+
+@pytest.mark.skipif(not hardware.can_fork(), reason="no server to kill without fork")
+def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_path):
+    folder = unfinished(one_block, tmp_path / "run", blocks=2)
+    runner = psutil.Popen(
+        [sys.executable, "-m", "labkit.cli", "run", "--resume", str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    killed = set()
+
+    def kill_every_server():
+        for child in runner.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "labkit.runs.server" in child.cmdline() and child.pid not in killed:
+                    child.kill()
+                    killed.add(child.pid)
+        return runner.poll() is not None
+
+    assert until(kill_every_server)
+    assert 2 <= len(killed) <= 4  # the baseline is asked once more; others may lie between
+    assert runner.returncode == 1
+    said = r"^labkit: baseline 'opencv' must be able to run here, got: the trial.* ended "
+    assert re.search(said, runner.stderr.read(), re.MULTILINE)
+    assert load_run(folder).info["skipped"] == {}
+    assert_complete(lab.resume(folder, progress=False), 2)
+
+
+# --- what is not resumed --------------------------------------------------------------------
+
+
+def test_resuming_a_run_with_a_part_that_is_gone_lists_the_choices(one_block, monkeypatch):
+    monkeypatch.delitem(lab.DECODERS, "pillow")
+    with pytest.raises(ValueError, match=r"decoder must be one of .*, got 'pillow'"):
+        lab.resume(one_block.folder, progress=False)
+
+
+def test_resuming_a_run_with_a_setting_of_another_version_is_one_sentence(one_block, tmp_path):
+    variants = {name: {**v, "turbo": 5} for name, v in one_block.info["variants"].items()}
+    with pytest.raises(ValueError, match="known to this version of labkit, got turbo"):
+        lab.resume(changed(one_block, tmp_path / "run", variants=variants), progress=False)
+
+
+def test_resuming_on_other_data_or_another_machine_is_refused(one_block, tmp_path):
+    data = {**one_block.info["data"], "manifest_hash": "other"}
+    with pytest.raises(ValueError, match="data must be what the run began with"):
+        lab.resume(changed(one_block, tmp_path / "data", data=data), progress=False)
+    provenance = {**one_block.info["provenance"], "machine_id": "other"}
+    with pytest.raises(ValueError, match="run must be resumed on the machine it began on"):
+        lab.resume(changed(one_block, tmp_path / "m", provenance=provenance), progress=False)
