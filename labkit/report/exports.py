@@ -14,9 +14,8 @@ from pathlib import Path
 from labkit.contracts import utc_now
 from labkit.files import unused, write_whole
 from labkit.report import bars as figures
-from labkit.report import charts, recipe, side_by_side, table
+from labkit.report import charts, recipe, share, side_by_side, table
 from labkit.report.report import write_report
-from labkit.report.share import pack
 from labkit.runs.store import REPORTS, StoredRun, explain_unwritable
 from labkit.settings import pick
 
@@ -73,7 +72,7 @@ def _report(runs: Sequence[StoredRun], results: Path) -> Path:
 
 
 def _share(runs: Sequence[StoredRun], results: Path) -> Path:
-    return pack(runs[0])
+    return share.write(runs[0])
 
 
 EXPORTS: dict[str, Callable[[Sequence[StoredRun], Path], Path]] = {

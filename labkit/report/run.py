@@ -75,7 +75,7 @@ class Run(StoredRun):
 
     def share(self, file: Path | str | None = None) -> Path:
         """Write one file for a colleague, without names, hosts and paths of this machine."""
-        return share.pack(self, file)
+        return share.write(self, file)
 
     def save(self) -> list[Path]:
         """Write table.csv and the charts into the run's folder; return the files."""

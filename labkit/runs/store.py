@@ -1,12 +1,14 @@
-"""Run folders: write, read, list and find them.
+"""Write, read, list and find run folders.
 
     results/<experiment>/<utc>-<short id>/run.json      what was run, how, on what
                                           trials.jsonl  one whole row per line
-    results/shared/<experiment>/…         runs of colleagues, opened with `share`
+    results/shared/<experiment>/…         runs of colleagues, from share files
 
 A row is flushed and synced as soon as its trial is done, so a crash loses at most the trial that
-was running. Half a line, left by a killed process or a full disk, is skipped and counted; rows are
-never rewritten.
+was running. A half-written line, left by a killed process or a full disk, is skipped and counted.
+
+In `run.json`, what may not leave this machine stands in the block `local`; a share file leaves it
+out. Labels of variants, questions and notes are the user's own words and are shared.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +30,6 @@ from labkit import units
 from labkit.analysis.summary import Summary, summarize
 from labkit.contracts import Trial
 from labkit.files import locked, write_whole
-from labkit.runs import local
 from labkit.settings import AS_PUBLISHED
 
 # Format history of run.json
@@ -35,10 +37,31 @@ from labkit.settings import AS_PUBLISHED
 #   2  `local`: what may not leave this machine; request
 SCHEMA = 2
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
-SHARED = "shared"  # the folder of results, and what run.json says, of runs made elsewhere
-REPORTS = "reports"  # the folder of results for what is made of several runs
-RESERVED = (SHARED, REPORTS)  # no experiment's runs can lie there
+SHARED = "shared"  # folder of results and field of run.json, for runs made elsewhere
+REPORTS = "reports"  # folder of results, for files made from several runs
+RESERVED = (SHARED, REPORTS)  # an experiment cannot have these names
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+NAME = r"\w+"  # other storages, and other values of the settings below, are folders or addresses
+A_PLACE = "a folder"
+NOT_SHARED = "not shared"
+SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": A_PLACE}
+# What may not leave this machine, in run.json and in rows: pattern of a field's name -> patterns
+# of the fields below it, or what replaces its value in a share file (None: nothing).
+LOCAL = {
+    "variants": {".*": SETTINGS},
+    "request": {"settings": SETTINGS, "variants": {".*": SETTINGS}},
+    "settings": SETTINGS,
+    "data": {"folder": None},
+    "storages": {NAME: {"device|remark": None}, ".*": None},
+    "costs": {".*": {"folder": None}},
+    "provenance": {"gpu": {"reason": None}},
+    "medium": {"device": None},
+    "disturbance": {"busiest_program": None},
+    "skipped|failed": {".*": NOT_SHARED},
+    "reason": NOT_SHARED,
+    "local_notes": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +112,8 @@ def hold(folder: Path) -> Iterator[None]:
         OSError: it cannot be written; the message says what to do.
     """
     busy = RuntimeError(
-        f"run must be under way in one process at a time, got another that has {folder}; "
-        "wait until it has ended, or end it, and resume again"
+        f"run must be in progress in one process at a time, got another process for {folder}; "
+        "wait until it ends, or end it, and resume again"
     )
     with contextlib.ExitStack() as held:
         with explain_unwritable(folder):
@@ -141,7 +164,8 @@ def explain_unwritable(folder: Path | str) -> Iterator[None]:
 
 def write_info(folder: Path, info: dict[str, object]) -> None:
     """Replace `run.json` in one step."""
-    text = json.dumps(local.split(info), indent=1, ensure_ascii=False) + "\n"
+    shared, local = split_local(info)
+    text = json.dumps({**shared, "local": local}, indent=1, ensure_ascii=False) + "\n"
     with explain_unwritable(folder):
         write_whole(folder / RUN_FILE, text)
 
@@ -160,7 +184,42 @@ def read_info(folder: Path) -> dict[str, object]:
     if not isinstance(stored, dict):
         raise ValueError(f"{RUN_FILE} must be a JSON object, got another file in {folder.name}")
     check_version(stored, folder.name)
-    return local.join(stored)
+    return _merge(stored, stored.pop("local", {}))
+
+
+def split_local(
+    facts: Mapping[str, object], fields: Mapping[str, object] = LOCAL
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Return what may be shared of a run's facts or of a row, and what may not leave this machine.
+
+    Args:
+        facts: what `run.json` holds, or a row, of any version; not changed.
+        fields: which of them are local.
+    """
+    shared, local = {}, {}
+    for name, value in facts.items():
+        key = next((key for key in fields if re.fullmatch(key, name, re.DOTALL)), None)
+        rule = fields.get(key)
+        if isinstance(rule, dict):
+            is_dict = isinstance(value, Mapping)
+            shared[name], below = split_local(value, rule) if is_dict else (value, {})
+            if below:
+                local[name] = below
+        elif key is None or not value or (rule == A_PLACE and re.fullmatch(NAME, str(value))):
+            shared[name] = value
+        else:
+            local[name] = value
+            if rule is not None:
+                shared[name] = rule
+    return shared, local
+
+
+def _merge(shared: dict[str, object], local: Mapping[str, object]) -> dict[str, object]:
+    """Put what is local back in its place."""
+    for name, value in local.items():
+        both = isinstance(value, dict) and isinstance(shared.get(name), dict)
+        shared[name] = _merge(shared[name], value) if both else value
+    return shared
 
 
 def check_version(info: Mapping[str, object], name: str) -> None:
@@ -186,22 +245,18 @@ def check_version(info: Mapping[str, object], name: str) -> None:
 
 
 def append_trial(folder: Path, trial: Trial) -> None:
-    """Add one trial and return when it is safely on the disk."""
-    append_rows(folder, [trial.to_row()])
-
-
-def append_rows(folder: Path, rows: Iterable[dict[str, object]]) -> None:
-    """Add rows together and return when they are safely on the disk.
+    """Add a trial's row and return when it is safely on the disk.
 
     Raises:
         OSError: the disk is full, or cannot be written to; the message says what to do.
     """
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    line = (json.dumps(trial.to_row(), ensure_ascii=False) + "\n").encode()
     with explain_unwritable(folder), (folder / TRIALS_FILE).open("ab+") as file:
-        # After a crash the last line may lack its end: keep the new rows off it.
-        if file.tell() and not _ends_with_newline(file):
-            lines = b"\n" + lines
-        file.write(lines)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a crash left half a line
+                line = b"\n" + line
+        file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
@@ -263,42 +318,58 @@ def list_shared(results: Path | str, experiment: str = "*") -> list[Path]:
     return list_runs(Path(results) / SHARED, experiment)
 
 
-def newest_runs(
-    results: Path | str, weigh: Callable[[Mapping[str, object]], float | None]
-) -> dict[str, StoredRun]:
-    """Find the run of each experiment with the largest weight, the newest of equals.
+def best_runs(
+    results: Path | str,
+    weigh: Callable[[Mapping[str, object]], float | None],
+    experiment: str = "*",
+) -> Iterator[StoredRun]:
+    """Yield runs, those with the largest weight first, of equals the newest.
 
-    Runs that colleagues shared are never taken, wherever they lie.
+    Runs that colleagues shared and runs that cannot be read are left out.
 
     Args:
         results: folder that holds all results.
         weigh: returns a run's weight from its `run.json`; None leaves the run out.
-
-    Returns:
-        Experiment's name -> run.
+        experiment: one experiment's name, or all.
     """
-    weighed: dict[str, list[tuple[float, Path]]] = {}
-    for folder in list_runs(results):  # oldest first
-        try:
+    weighed = []
+    for folder in list_runs(results, experiment):
+        with contextlib.suppress(ValueError, KeyError):  # of a newer labkit, or no run
             info = read_info(folder)
-            weight = None if info.get(SHARED) else weigh(info)
-        except (ValueError, KeyError):
-            continue  # not a run of this lab's
-        if weight is not None:
-            weighed.setdefault(folder.parent.name, []).append((weight, folder))
-    best = {}
-    for name, runs in weighed.items():
-        for _, folder in sorted(runs, key=lambda run: run[0])[::-1]:  # of equals the newest first
-            try:
-                best[name] = load_run(folder)
-            except ValueError:
-                continue  # of a newer labkit: an older run has to do
-            break
-    return best
+            if SHARED not in info and (weight := weigh(info)) is not None:
+                weighed.append((weight, folder.name, folder))
+    for _, _, folder in sorted(weighed, reverse=True):
+        try:
+            run = load_run(folder)
+        except ValueError:  # rows of a newer labkit
+            continue
+        yield run
+
+
+def newest_runs(
+    results: Path | str, weigh: Callable[[Mapping[str, object]], float | None]
+) -> dict[str, StoredRun]:
+    """Return the first of `best_runs` of each experiment, by the experiment's name."""
+    names = sorted({folder.parent.name for folder in list_runs(results)})
+    firsts = {name: next(best_runs(results, weigh, name), None) for name in names}
+    return {name: run for name, run in firsts.items() if run is not None}
+
+
+def earlier_runs(
+    results: Path | str, experiment: str, *, machine_id: str, mode: str
+) -> Iterator[StoredRun]:
+    """Yield a machine's finished runs of an experiment: those in `mode` first, the newest first."""
+
+    def weigh(info: Mapping[str, object]) -> bool | None:
+        measured_on = (info.get("provenance") or {}).get("machine_id")
+        is_finished = info["status"] == "finished" and info.get("shuffled", True)
+        return info["mode"] == mode if measured_on == machine_id and is_finished else None
+
+    return best_runs(results, weigh, experiment)
 
 
 def find_run(results: Path | str, name: str) -> StoredRun:
-    """Find a run by its folder, its id (or the start of it), or an experiment's newest.
+    """Find a run by its folder, its id (or the start or end of it), or an experiment's newest.
 
     A run that a colleague shared is found by folder and id, where none of this machine's is.
 
@@ -309,11 +380,12 @@ def find_run(results: Path | str, name: str) -> StoredRun:
     if (Path(name) / RUN_FILE).is_file():
         return load_run(name)
     folders = list_runs(results)
-    newest = [folder for folder in folders if folder.parent.name == name]
-    # One in the document's own order answers another question: its id finds it.
-    corrected = [folder for folder in newest if _is_corrected(folder)]
-    newest = (corrected or newest)[-1:]
-    matches = newest or _called(name, folders) or _called(name, list_shared(results))
+    if name in {folder.parent.name for folder in folders}:
+        # A run in the document's own order answers another question: its id finds it.
+        corrected = best_runs(results, lambda info: info.get("protocol") != AS_PUBLISHED, name)
+        if (newest := next(corrected, None)) is not None:
+            return newest
+    matches = _called(name, folders) or _called(name, list_shared(results))
     if not matches:
         known = ", ".join(f"{f.parent.name}/{f.name}" for f in folders[-5:]) or "none yet"
         raise FileNotFoundError(
@@ -331,43 +403,3 @@ def find_run(results: Path | str, name: str) -> StoredRun:
 def _called(name: str, folders: list[Path]) -> list[Path]:
     exact = [folder for folder in folders if folder.name == name]
     return exact or [f for f in folders if f.name.startswith(name) or f.name.endswith(name)]
-
-
-def _is_corrected(folder: Path) -> bool:
-    try:
-        return read_info(folder).get("protocol") != AS_PUBLISHED
-    except ValueError:  # of a newer labkit
-        return False
-
-
-def _ends_with_newline(file: object) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
-
-
-def earlier_runs(
-    results: Path | str, experiment: str, *, machine_id: str, mode: str
-) -> Iterator[StoredRun]:
-    """Yield a machine's finished runs, those in the same mode first, the newest first.
-
-    Args:
-        results: folder that holds all results.
-        experiment: its name.
-        machine_id: whose runs.
-        mode: quick, document or full.
-    """
-    found = []
-    for folder in list_runs(results, experiment):
-        try:
-            info = read_info(folder)
-            measured_on = (info.get("provenance") or {}).get("machine_id")
-            is_finished = info["status"] == "finished" and info.get("shuffled", True)
-            if measured_on == machine_id and is_finished:
-                found.append((info["mode"] == mode, folder.name, folder))
-        except (ValueError, KeyError):
-            continue  # not a run of this lab's
-    for _, _, folder in sorted(found, reverse=True):
-        try:
-            yield load_run(folder)
-        except ValueError:
-            continue  # of a newer labkit

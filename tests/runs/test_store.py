@@ -162,8 +162,8 @@ def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
     )
     assert holder.stdout.readline() == "held\n"
     message = (
-        f"run must be under way in one process at a time, got another that has {folder}; "
-        "wait until it has ended, or end it, and resume again"
+        f"run must be in progress in one process at a time, got another process for {folder}; "
+        "wait until it ends, or end it, and resume again"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
         with hold(folder):
