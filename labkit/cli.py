@@ -1,24 +1,34 @@
-"""The lab from a shell: one command for everything that a person asks of it.
-
-    labkit list | forecast | run | table | chart | claims | disputes | savings | recipe | report
-           pack | open | diagnose | doctor
-
-Every setting is an option, generated from Settings like the notebooks' form.
-Thin: here the words are parsed; `commands` calls the library and prints.
-"""
+"""The lab from a shell: `labkit COMMAND`.  Every setting is an option, generated from Settings."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from labkit import commands
+import labkit as lab
+from labkit import units
+from labkit.claims import ledger
+from labkit.diagnosis.diagnose import find_files, load_target
+from labkit.experiments.request import Request
+from labkit.machine import media
+from labkit.report import report as reports
+from labkit.report import table as tables
+from labkit.report.bars import to_bytes
+from labkit.report.doctor import doctor_rows
+from labkit.report.timeline_chart import timeline_chart
 from labkit.resolve import TABLES
-from labkit.settings import MODES, field_kinds, help_texts
+from labkit.runs import store
+from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
+
+CHART_KINDS = (".png", ".svg", ".pdf")
+CHART_DPI = 300
+Options = argparse.Namespace
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,12 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
         Exit status: 0 done, 1 could not (one line on stderr says why), 2 wrong use,
         130 cancelled.
     """
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     if threading.current_thread() is threading.main_thread():
-        # Asked to end from outside, leave nothing behind, just as after Ctrl-C.
+        # A terminated run cleans up as after Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return options.command(options)
+        return options.command(options) or 0
     except KeyboardInterrupt:
         print("labkit: cancelled", file=sys.stderr)
         return 130
@@ -45,191 +55,262 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
+# --- commands -------------------------------------------------------------------------------
+
+
+def _list(options: Options) -> None:
+    print("experiments:")
+    for name in lab.CATALOG:
+        experiment = lab.experiment(name)
+        groups = set(experiment.groups.values())
+        variants = f"{len(groups)} groups" if groups else " · ".join(experiment.variants)
+        print(f"  {name:20} {experiment.question}\n  {'':20} {variants}  ({experiment.source})")
+    print(f"\nruns in {options.results}:")
+    folders = [*lab.list_runs(options.results), *store.list_shared(options.results)]
+    for folder in folders:
+        try:
+            info = store.read_info(folder)
+            said = f"{info.get('mode')}, {info.get('status')}"
+            said += f", from {info[store.SHARED]['from']}" if store.SHARED in info else ""
+        except (ValueError, OSError) as error:  # the others can still be listed
+            said = f"cannot be read: {error}"
+        print(f"  {folder.parent.name}/{folder.name}  {said}")
+    if not folders:
+        print("  none yet")
+
+
+def _run(options: Options) -> int:
+    if options.resume:
+        return _show(lab.resume(lab.find_run(options.resume, options.results).folder))
+    # Build all before running any: a typo in the third name must not cost two runs.
+    built = {}
+    for name in options.names or [name for name in lab.CATALOG if lab.experiment(name).main_road]:
+        try:
+            built[name] = request(options, name).build()
+        except ValueError as error:
+            if options.names:
+                raise
+            print(f"{name} is left out: {error}\n", file=sys.stderr)
+    status = 0 if built else 1
+    for name, experiment in built.items():
+        how = {"blocks": options.blocks, "results": options.results}
+        try:
+            status = max(status, _show(lab.run(experiment, options.mode, **how)))
+        except (ValueError, OSError, RuntimeError) as error:
+            if len(built) == 1:
+                raise
+            print(f"labkit: {name}: {error}\n", file=sys.stderr)  # the others can still be run
+            status = 1
+    return status
+
+
+def request(options: Options, name: str) -> Request:
+    """Return what the options of `labkit run` ask for of one experiment."""
+    return Request(
+        experiment=name,
+        mode=options.mode,
+        blocks=options.blocks,
+        protocol=options.protocol.replace("-", " "),
+        settings={key: getattr(options, key) for key in field_kinds() if hasattr(options, key)},
+        variants=tuple(options.variant),
+        baseline=options.baseline,
+    )
+
+
+def _show(run: lab.Run) -> int:
+    files = run.save()
+    print(f"\n{run.table()}\n")
+    for title, found in run.findings().items():
+        print(f"{title}\n{found}\n")
+    print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
+    return 0 if run.info["status"] == "finished" else 1
+
+
+def _table(options: Options) -> None:
+    run = lab.find_run(options.run, options.results)
+    if options.json:
+        print(_json(tables.rows(run.summary)))
+    else:
+        print(run.table(detail=True).T.to_string() if options.detail else run.table())
+
+
+def _claims(options: Options) -> None:
+    rows = ledger.answers(options.results)
+    rows = [row for row in rows if not options.numbers or row["number"] in options.numbers]
+    print(_json(rows) if options.json else ledger.claims_text(rows))
+
+
+def _json(rows: list[dict[str, object]]) -> str:
+    return json.dumps(rows, indent=1, ensure_ascii=False)
+
+
+def _report(options: Options) -> None:
+    if not options.runs and not options.markdown and options.out is None:
+        print(f"wrote {reports.write_page(options.results)}")
+        return
+    chosen = [lab.find_run(name, options.results) for name in options.runs] or None
+    for path in lab.report(chosen, options.out, results=options.results, markdown=options.markdown):
+        print(f"wrote {path}")
+
+
+def _recipe(options: Options) -> None:
+    written = lab.find_run(options.run, options.results).recipe(options.variant)
+    if options.out is None:
+        print(written, end="")
+    else:
+        options.out.write_text(written, encoding="utf-8")
+        print(f"wrote {options.out}")
+
+
+def _share(options: Options) -> None:
+    path = lab.find_run(options.run, options.results).share(options.out)
+    print(f"wrote {path}, {units.count_bytes(path.stat().st_size)}; open it with: labkit open")
+
+
+def _open(options: Options) -> None:
+    run = lab.open_shared(options.file, options.results)
+    print(f"opened in {run.folder}, from {run.info[store.SHARED]['from']}\n\n{run.table()}")
+
+
+def _diagnose(options: Options) -> None:
+    given = load_target(options.target)
+    if options.files is not None:
+        given["files"] = find_files(options.files)
+    diagnosis = lab.diagnose(**given, verify=options.verify, budget_s=options.budget_s)
+    print(diagnosis)
+    if options.chart:
+        figure = timeline_chart(diagnosis.timeline)
+        options.chart.write_bytes(to_bytes(figure, options.chart.suffix[1:], dpi=CHART_DPI))
+        print(f"wrote {options.chart}")
+
+
+def _doctor(options: Options) -> None:
+    folders = {name: getattr(options, name) for name in media.NAMES}
+    given = {name: Path(folder) for name, folder in folders.items() if folder}
+    if options.write:
+        media.write_media(Path("labkit.toml"), **given)
+    for topic, value, remark in doctor_rows(given):
+        print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
+
+
+# --- options --------------------------------------------------------------------------------
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, instead of after all options."""
+    """Prints what is wrong in one line, instead of after all options."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments"):
             message += f"; a setting must be one of {', '.join(field_kinds())}"
-        self.exit(2, f"labkit: {message}; `labkit --help` and `labkit COMMAND --help` tell more\n")
+        self.exit(2, f"labkit: {message}; see `labkit --help` and `labkit COMMAND --help`\n")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="labkit", description="Why is my GPU at 0 %, and what fixes it?")
-    words = parser.add_subparsers(required=True, metavar="command")
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    whole = _Parser(prog="labkit", description="Why is my GPU at 0 %, and what fixes it?")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    results = argparse.ArgumentParser(add_help=False)
+    results.add_argument("--results", default="results", help="folder that holds the results")
+    one_run = argparse.ArgumentParser(add_help=False, parents=[results])
+    one_run.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
 
-    command = words.add_parser("list", help="the experiments, and the runs there are")
-    _results_option(command)
-    command.set_defaults(command=commands.show_list)
+    def add(name: str, command: Callable, text: str, *parents: argparse.ArgumentParser) -> _Parser:
+        how = {"help": text, "description": text, "parents": parents, "allow_abbrev": False}
+        made = commands.add_parser(name, **how)
+        made.set_defaults(command=command)
+        return made
 
-    command = words.add_parser(
-        "run", help="run experiments and print their tables", allow_abbrev=False
-    )
-    command.add_argument(
-        "names", nargs="*", metavar="NAME", help="experiments (see `labkit list`); none: all"
-    )
-    command.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
-    _results_option(command)
-    _choice_options(command, mode="quick")
-    command.set_defaults(command=commands.run)
+    add("list", _list, "list the experiments, and the runs in the results folder", results)
 
-    command = words.add_parser(
-        "forecast", help="how long a run would take, and the smallest effect it could see"
-    )
-    command.add_argument("names", nargs="*", metavar="NAME", help="experiments; none: all")
-    _results_option(command)
-    _choice_options(command, mode="full")
-    command.set_defaults(command=commands.show_forecast)
+    run = add("run", _run, "run experiments and print their tables", results, _run_options())
+    run.usage = "labkit run [NAME ...] [options]"
+    names = "experiments of `labkit list`; unset: those of the documents"
+    run.add_argument("names", nargs="*", metavar="NAME", help=names)
+    run.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
 
-    command = words.add_parser("table", help="print a run's table")
-    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
-    command.add_argument("--json", action="store_true", help="rows as JSON")
-    command.add_argument("--detail", action="store_true", help="all columns")
-    _results_option(command)
-    command.set_defaults(command=commands.show_table)
+    table = add("table", _table, "print a run's table", one_run)
+    table.add_argument("--json", action="store_true", help="rows as JSON")
+    table.add_argument("--detail", action="store_true", help="all columns")
 
-    command = words.add_parser("chart", help="draw a run's chart into its folder")
-    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
-    _results_option(command)
-    command.set_defaults(command=commands.draw_chart)
+    text = "print the documents' claims and what runs on this machine say of each"
+    claims = add("claims", _claims, text, results)
+    claims.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="unset: all")
+    claims.add_argument("--json", action="store_true", help="rows as JSON")
 
-    command = words.add_parser(
-        "claims", help="every claim of the documents, and what runs on this machine say of it"
-    )
-    command.add_argument("--json", action="store_true", help="rows as JSON")
-    _results_option(command)
-    command.set_defaults(command=commands.show_claims)
+    text = "write an HTML report of the newest or of chosen runs"
+    report = add("report", _report, text, results)
+    names = "run folders, ids or experiments; unset: the newest of each experiment"
+    report.add_argument("runs", nargs="*", metavar="RUN", help=names)
+    report.add_argument("--out", metavar="FOLDER", help="folder that takes report.html")
+    report.add_argument("--markdown", action="store_true", help="also report.md and its figures")
 
-    command = words.add_parser(
-        "disputes", help="what people disagree on, who says what, and what runs here show"
-    )
-    command.add_argument(
-        "numbers", nargs="*", type=int, metavar="NUMBER", help="which of them; none: all"
-    )
-    command.add_argument("--json", action="store_true", help="rows as JSON")
-    _results_option(command)
-    command.set_defaults(command=commands.show_disputes)
+    recipe = add("recipe", _recipe, "print a run's winner as a PyTorch program", one_run)
+    recipe.add_argument("--variant", metavar="LABEL", help="another one than the winner")
+    recipe.add_argument("--out", metavar="FILE", type=Path, help="where to; unset: print it")
 
-    command = words.add_parser("savings", help="what a run's winner saves over a whole training")
-    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
-    command.add_argument("--epochs", type=int, default=100, help="epochs of the whole training")
-    command.add_argument(
-        "--images", type=int, default=118_287, help="images of the full data set; unset: COCO's"
-    )
-    command.add_argument("--gpu-hour", type=float, metavar="PRICE", help="of an hour of the GPU")
-    _results_option(command)
-    command.set_defaults(command=commands.show_savings)
+    share = add("share", _share, "write a run as one file, without names and paths", one_run)
+    share.add_argument("--out", metavar="FILE", help="where to; unset: the run's folder")
 
-    command = words.add_parser(
-        "recipe", help="a run's winner as plain PyTorch code for your train.py"
-    )
-    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
-    command.add_argument("--variant", help="another one than the winner")
-    command.add_argument("--out", metavar="FILE", type=Path, help="write it there; unset: print it")
-    _results_option(command)
-    command.set_defaults(command=commands.write_recipe)
+    open_ = add("open", _open, "open a run that a colleague shared", results)
+    open_.add_argument("file", metavar="FILE", help="made by `labkit share`")
 
-    command = words.add_parser(
-        "report", help="write results/index.html from the newest runs, or a report of chosen runs"
-    )
-    command.add_argument(
-        "runs", nargs="*", metavar="RUN", help="run folders, ids or experiments; none: the newest"
-    )
-    command.add_argument("--out", metavar="FOLDER", help="folder that takes report.html")
-    command.add_argument(
-        "--markdown", action="store_true", help="also report.md, with figure files beside it"
-    )
-    _results_option(command)
-    command.set_defaults(command=commands.write_report)
+    diagnose = add("diagnose", _diagnose, "find what holds your training loop back")
+    text = "called without arguments; returns (loader, step), or a dict with loader and step"
+    diagnose.add_argument("target", metavar="MODULE:FUNCTION", help=text)
+    text = "the loader's files, for what a cold page cache costs"
+    diagnose.add_argument("--files", metavar="GLOB", help=text)
+    diagnose.add_argument("--verify", action="store_true", help="try and measure the remedies")
+    diagnose.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
+    diagnose.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw the timeline")
 
-    command = words.add_parser(
-        "pack", help="one file of a run to send, without user names, host names and paths"
-    )
-    command.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
-    command.add_argument("--out", metavar="FILE", help="where to; unset: the run's folder")
-    _results_option(command)
-    command.set_defaults(command=commands.pack_run)
-
-    command = words.add_parser("open", help="open a run that a colleague packed")
-    command.add_argument("file", metavar="FILE", help="made by `labkit pack`")
-    _results_option(command)
-    command.set_defaults(command=commands.open_shared)
-
-    command = words.add_parser(
-        "diagnose", help="what holds your own training loop back, and what would help"
-    )
-    command.add_argument(
-        "target", metavar="MODULE:FUNCTION",
-        help="called without arguments; returns (loader, step), or a dict with loader and step",
-    )  # fmt: skip
-    command.add_argument(
-        "--files", metavar="GLOB", help="the loader's files, for what a cold page cache costs"
-    )
-    command.add_argument("--verify", action="store_true", help="try the remedies, and measure them")
-    command.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
-    command.add_argument(
-        "--chart", metavar="FILE", type=_chart_file, help="draw the time line there"
-    )
-    command.set_defaults(command=commands.diagnose)
-
-    command = words.add_parser("doctor", help="what this machine has, and what will be skipped")
-    command.add_argument("--data", help="probe this folder's disk too")
-    command.add_argument(
-        "--write", action="store_true", help="keep the folders given here in labkit.toml"
-    )
-    for medium in ("hdd", "ssd", "nvme", "tmpfs"):
-        command.add_argument(f"--{medium}", metavar="DIR", help=f"a folder on the {medium}")
-    command.set_defaults(command=commands.show_doctor)
-    return parser
+    doctor = add("doctor", _doctor, "print what this machine has, and what will be skipped")
+    for name in media.NAMES:
+        text = "a folder of images" if name == "data" else "a folder on this medium"
+        doctor.add_argument(f"--{name}", metavar="DIR", help=text)
+    doctor.add_argument("--write", action="store_true", help="keep these folders in labkit.toml")
+    return whole
 
 
-def _results_option(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--results", default="results", help="folder that holds the results")
-
-
-def _choice_options(command: argparse.ArgumentParser, *, mode: str) -> None:
-    command.add_argument("--mode", default=mode, choices=MODES, help="how much is measured")
-    command.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
-    command.add_argument(
+def _run_options() -> argparse.ArgumentParser:
+    """Return the options that make a Request."""
+    made = argparse.ArgumentParser(add_help=False)
+    made.add_argument("--mode", default="quick", choices=MODES, help="how much is measured")
+    made.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
+    made.add_argument(
         "--protocol",
-        choices=("corrected", "as-in-the-document"),
-        default="corrected",
+        choices=[protocol.replace(" ", "-") for protocol in PROTOCOLS],
+        default=PROTOCOLS[0],
         help="the document's order, cold first variant and loop, instead of what corrects them",
     )
-    command.add_argument(
-        "--variant", action="append", metavar="LABEL", help="only this one; may be repeated"
+    made.add_argument(
+        "--variant", action="append", default=[], metavar="LABEL", help="only this; repeatable"
     )
-    command.add_argument("--baseline", metavar="LABEL", help="reference variant (= 1.0)")
-    _settings_options(command.add_argument_group("settings, for all variants alike"))
-
-
-def _settings_options(group: argparse._ArgumentGroup) -> None:
-    texts = help_texts()
+    made.add_argument("--baseline", metavar="LABEL", help="reference variant (= 1.0)")
+    settings = made.add_argument_group("settings, for all variants")
     for name, (kind, choices, _) in field_kinds().items():
-        table = TABLES.get(name)
-        described = texts[name] + (f" One of: {', '.join(table)}." if table else "")
-        group.add_argument(
+        listed = f" One of: {', '.join(TABLES[name])}." if name in TABLES else ""
+        settings.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
             type=_yes_or_no if kind is bool else kind,
             choices=choices or None,
             metavar=None if choices else {int: "N", bool: "yes|no"}.get(kind, "NAME"),
             default=argparse.SUPPRESS,
-            help=described.replace("%", "%%"),
+            help=(help_texts()[name] + listed).replace("%", "%%"),
         )
+    return made
 
 
 def _yes_or_no(text: str) -> bool:
-    answers = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-    if text.lower() not in answers:
+    if text not in ("yes", "no"):
         raise argparse.ArgumentTypeError(f"must be yes or no, got {text!r}")
-    return answers[text.lower()]
+    return text == "yes"
 
 
 def _chart_file(text: str) -> Path:
-    kinds = (".png", ".svg", ".pdf")
-    if Path(text).suffix not in kinds:
-        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(kinds)}, got {text!r}")
+    if Path(text).suffix not in CHART_KINDS:
+        kinds = ", ".join(CHART_KINDS)
+        raise argparse.ArgumentTypeError(f"must end in one of {kinds}, got {text!r}")
     return Path(text)
 
 

@@ -1,7 +1,8 @@
 """The command line: one experiment through, its table and chart, and every refusal in one line."""
 
 import json
-import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +10,8 @@ import time
 
 import pytest
 
+import labkit as lab
 from labkit.cli import main
-from labkit.runs import store
 from labkit.settings import field_kinds
 
 ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "1"]
@@ -36,13 +37,12 @@ def refused(capsys, *arguments):
 
 
 def test_a_run_leaves_its_rows_its_table_and_its_charts(finished):
-    (folder,) = store.list_runs(finished)
+    (folder,) = lab.list_runs(finished)
     names = {path.name for path in folder.iterdir()}
     assert {"run.json", "trials.jsonl", "table.csv", "chart.png", "chart.svg", "chart.pdf"} <= names
-    run = store.load_run(folder)
+    run = lab.find_run(folder)
     assert run.info["status"] == "finished"
-    assert len(run.trials) == 3 * 4
-    assert {trial.status for trial in run.trials} == {"ok"}
+    assert [trial.status for trial in run.trials] == ["ok"] * 3 * 4
     # Equal work: every trial delivered the same number of images.
     assert {trial.images for trial in run.trials} == {16}
 
@@ -62,36 +62,41 @@ def test_the_json_table_has_the_promised_columns(finished, capsys):
     assert rows[1]["blocks"] == 3
 
 
-def test_the_report_shows_the_run(finished, capsys):
-    assert main(["report", "--results", str(finished)]) == 0
-    page = (finished / "index.html").read_text(encoding="utf-8")
-    assert "How much time does simpler preprocessing code save?" in page
-    assert str(finished / "index.html") in capsys.readouterr().out
+def test_every_other_command_shows_or_writes_the_run(finished, tmp_path, capsys):
+    def say(*words):
+        assert main([*map(str, words), "--results", str(finished)]) == 0
+        return capsys.readouterr().out
+
+    listed = say("list")
+    assert "prefetching " in listed
+    assert "quick, finished" in listed
+    assert "How much time does simpler preprocessing code save?" in say("table", "preprocessing")
+    assert "resident_share_before" in say("table", "preprocessing", "--detail")
+    (claim,) = json.loads(say("claims", "1", "--json"))
+    assert claim["number"] == 1
+    say("recipe", "preprocessing", "--out", tmp_path / "fast.py")
+    compile((tmp_path / "fast.py").read_text(), "fast.py", "exec")
+    say("report", "preprocessing", "--out", tmp_path)
+    assert "How much time does simpler" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    say("share", "preprocessing", "--out", tmp_path / "run.labkit.zip")
+    assert main(["open", str(tmp_path / "run.labkit.zip"), "--results", str(tmp_path)]) == 0
+    (opened,) = lab.list_runs(tmp_path / "shared")
+    assert str(opened) in capsys.readouterr().out
 
 
-def test_the_list_shows_experiments_and_runs(finished, capsys):
-    assert main(["list", "--results", str(finished)]) == 0
+def test_help_has_a_line_per_command_and_an_option_per_setting(capsys):
+    for words in (["--help"], ["run", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
     shown = capsys.readouterr().out
-    assert "prefetching " in shown
-    assert "quick, finished" in shown
-
-
-def test_the_chart_command_names_its_files(finished, capsys):
-    assert main(["chart", "preprocessing", "--results", str(finished)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith("chart.png")
-
-
-def test_every_setting_is_an_option(capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    shown = capsys.readouterr().out
+    for name in "list run table claims report recipe share open diagnose doctor".split():
+        assert re.search(rf"^    {name} +\w.*$", shown, re.MULTILINE)
     assert all(f"--{name.replace('_', '-')}" in shown for name in field_kinds())
 
 
 def test_doctor_says_what_will_be_skipped(photos, capsys):
     assert main(["doctor", "--data", str(photos)]) == 0
     shown = capsys.readouterr().out
-    assert "cores" in shown
     assert "/dev/shm" in shown
     assert str(photos) in shown
 
@@ -154,12 +159,10 @@ def test_broken_images_are_listed_before_anything_is_timed(photos, tmp_path, cap
     assert "truncated.jpg" in line
     assert "zero.jpg" in line
     assert "on_bad_image=skip" in line
-    assert store.find_run(tmp_path / "r", "preprocessing").trials == ()
+    assert lab.find_run("preprocessing", tmp_path / "r").trials == ()
 
 
 def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, capsys):
-    import shutil
-
     shutil.copytree(photos, tmp_path / "photos")
     first, second, *_ = sorted((tmp_path / "photos" / "images").iterdir())
     first.write_bytes(second.read_bytes())
@@ -171,10 +174,8 @@ def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, ca
     assert first.name in line
 
 
-@pytest.mark.thorough
-@pytest.mark.alone
 @pytest.mark.skipif(sys.platform == "win32", reason="no POSIX signals")
-def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(photos, tmp_path, capsys):
+def test_a_terminated_command_keeps_its_rows_and_resume_completes_them(photos, tmp_path, capsys):
     folder = tmp_path / "results"
     command = [sys.executable, "-m", "labkit.cli", "run", "preprocessing", "--data", str(photos)]
     shell = subprocess.Popen(
@@ -186,18 +187,19 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(photos, tmp_path,
         if rows and rows[0].read_text().count("\n") >= 2:
             break
         time.sleep(0.05)
-    os.kill(shell.pid, signal.SIGINT)
+    # A command in the background ignores SIGINT, so a suite that runs there could not send it.
+    shell.send_signal(signal.SIGTERM)
     _, errors = shell.communicate(timeout=30)
     assert shell.returncode == 130
     assert "cancelled; complete it with: labkit run --resume" in errors
 
-    run = store.find_run(folder, "preprocessing")
+    run = lab.find_run("preprocessing", folder)
     assert run.info["status"] == "cancelled"
     before = [trial for trial in run.trials if trial.status == "ok"]
     assert 2 <= len(before) < 12
 
     assert main(["run", "--resume", run.folder.name, "--results", str(folder)]) == 0
-    after = store.load_run(run.folder)
+    after = lab.find_run(run.folder)
     done = [(t.block, t.variant, t.role) for t in after.trials if t.status == "ok"]
     assert len(done) == len(set(done)) == 12
     assert [t for t in after.trials if t.status == "ok"][: len(before)] == before

@@ -23,7 +23,7 @@ LAYERS = [
     {"experiments"},
     {"claims", "diagnosis"},
     {"report"},
-    {"panel", "commands", "cli", "__init__"},
+    {"panel", "cli", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Imports that still point up; this list only shrinks.

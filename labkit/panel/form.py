@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.experiments.request import Request
 from labkit.machine import media
-from labkit.panel.view import help_line
 from labkit.resolve import TABLES, complete_here
 from labkit.runs.experiment import Experiment
 from labkit.runs.kinds import KINDS
@@ -186,6 +186,11 @@ class Form:
     def _all(self) -> list[Widget]:
         own = [self._mode, self._blocks, self._protocol, self._baseline]
         return [*own, *self._settings.values(), *self._variants.values()]
+
+
+def help_line(text: str) -> str:
+    """Show a line of help."""
+    return f'<div class="labkit-help">{escape(text)}</div>'
 
 
 def row(children: Iterable[Widget]) -> Widget:

@@ -1,27 +1,51 @@
-"""What a panel shows, as HTML: a run's result, its last trial, progress, errors, downloads.
+"""The panel of an experiment: a form, the run in progress, its result, and earlier runs.
 
-    Run, Job, files ─▶ strings of HTML ─▶ the panel's widgets
+    Form ─ Request ─▶ Run ─▶ job (a thread) ─▶ status, chart and table as trials finish
+    earlier runs and share files ─▶ Show ─▶ one result, or several side by side ─▶ Export
 
-Colours are JupyterLab's own, so that both themes are readable.  Main trap: labels, reasons and
-paths may hold any text, so all of it is escaped here, whatever it is.
+Callbacks may come on any thread, where printing and displaying reach no cell; and JupyterLab shows
+a callback's exception nowhere, so every handler is guarded.  All text is escaped: labels, reasons
+and paths may hold anything.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import mimetypes
-from collections.abc import Sequence
-from functools import lru_cache
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.contracts import Trial
+from labkit.experiments.catalog import CATALOG
+from labkit.experiments.request import Request
 from labkit.machine import hardware
-from labkit.panel.job import Job
-from labkit.report import bars as figures
-from labkit.report import charts, side_by_side, table
-from labkit.runs.store import SHARED, StoredRun, is_under_way, load_run, read_info
+from labkit.panel import job
+from labkit.panel.form import Form, help_line, row
+from labkit.report import run as runs
+from labkit.report.bars import mimebundle
+from labkit.report.exports import EXPORTS, export
+from labkit.runs.experiment import Experiment, forecast
+from labkit.runs.store import (
+    SHARED,
+    is_under_way,
+    list_runs,
+    list_shared,
+    load_run,
+    read_info,
+    why_hopeless,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from ipywidgets import VBox, Widget
 
 STYLE = """<style>
 .labkit-panel { color: var(--jp-ui-font-color1, #1a1a1a); padding: 8px; max-width: 1100px; }
@@ -30,7 +54,7 @@ STYLE = """<style>
 .labkit-panel .labkit-help { color: var(--jp-ui-font-color1, #333); font-size: 90%; }
 .labkit-panel .labkit-form { display: flex; flex-flow: row wrap; align-items: stretch; }
 .labkit-panel .labkit-field { width: 330px; max-width: 100%; margin: 2px 14px 2px 0; }
-.labkit-panel .labkit-variants .widget-checkbox { margin-right: 14px; }
+.labkit-variants .widget-checkbox { margin-right: 14px; }
 .labkit-panel .labkit-result, .labkit-panel .labkit-trials { overflow-x: auto; }
 .labkit-panel img { max-width: 100%; height: auto; }
 .labkit-panel .labkit-field .labkit-help { line-height: 1.25; margin-left: 4px; }
@@ -53,56 +77,389 @@ STYLE = """<style>
 .labkit-panel a { color: var(--jp-content-link-color, #0b57d0); text-decoration: underline; }
 </style>"""
 
-REAL = {"real storage"}  # goes without saying
 NOTHING = "<div>no trial is finished yet</div>"
-DOWNLOADABLE_BYTES = 40_000_000  # as a link; more is only named
+DOWNLOADABLE_BYTES = 40_000_000  # as a link; of larger files only the path is shown
 HELD = 8  # drawn results that are kept, for panels that show the same one
+LISTED_RUNS = 5  # lines of the list
+RUNS_HELP = "Earlier runs; hold Ctrl or Shift to choose several."
+# How the host spent a trial: field of an epoch -> words.
+PHASES = {
+    "startup": "start-up of the loader",
+    "wait": "wait for data",
+    "transfer": "transfer",
+    "compute": "compute and everything else",
+}
 
 
-def help_line(text: str) -> str:
-    """Show a setting's help under its control."""
-    return f'<div class="labkit-help">{escape(text)}</div>'
+def panel(
+    experiment: str | Experiment | None = None,
+    *,
+    mode: str = "quick",
+    blocks: int | None = None,
+    results: Path | str = "results",
+    **settings: object,
+) -> VBox:
+    """Show an experiment as a form that runs it.
+
+    Args:
+        experiment: a key of `CATALOG`, or an experiment of one's own; unset: a list to choose from.
+        mode: quick, document or full; what the form shows at first.
+        blocks: repetitions; unset: the mode's.
+        results: folder that takes the runs, and holds the earlier ones.
+        **settings: settings for all variants, as ``data="data/coco", num_workers=4``.
+
+    Returns:
+        A widget that shows itself at the end of a cell.  It shows the run in progress, else the
+        newest one; nothing is run before the user presses *Run*.
+
+    Raises:
+        ValueError: an unknown experiment, mode or setting; the choices are listed.
+    """
+    asked = {"mode": mode, "blocks": blocks, "settings": settings}
+    if experiment is not None:
+        return Panel(Request(experiment=experiment, **asked), Path(results)).box
+    return _chooser(Request(experiment=_first(), **asked), Path(results))
 
 
-def question(text: str) -> str:
-    """Show what the panel is about."""
-    return f"<h3>{escape(text)}</h3>"
+def _first() -> str:
+    """Return the experiment in progress if the catalog has it, else the catalog's first."""
+    current = job.current()
+    return current.name if current and current.name in CATALOG else next(iter(CATALOG))
 
 
-def status(state: str, progress: str = "") -> str:
+def _chooser(start: Request, results: Path) -> VBox:
+    """Show a list of experiments above the panel of the one that is chosen."""
+    import ipywidgets as widgets
+
+    names = widgets.Dropdown(description="experiment", options=list(CATALOG), value=start.name)
+    problem = _html("labkit-error")
+    shown = Panel(start, results)
+    box = widgets.VBox([names, problem, shown.box])
+
+    def change(event: dict) -> None:
+        nonlocal shown
+        try:
+            other = Panel(replace(start, experiment=event["new"]), results)
+        except Exception as error:  # the panel that is shown stays
+            problem.value = error_html(error, traceback.format_exc())
+            return
+        shown.close()
+        shown, problem.value = other, ""
+        box.children = (names, problem, shown.box)
+
+    names.observe(change, "value")
+    return box
+
+
+class Panel:
+    """The widgets of a panel and what they do.
+
+    Args:
+        start: what the form shows at first.
+        results: folder of all results.
+
+    Raises:
+        ValueError: what is asked for cannot be built.
+    """
+
+    def __init__(self, start: Request, results: Path) -> None:
+        import ipywidgets as widgets
+
+        self._start, self._changing = start, threading.Lock()
+        self._results = results.absolute()  # a notebook may change its folder
+        self._shown: list[Path] = []
+        self._form = Form(start)
+        self._form.observe(self._guarded(self._on_change))
+        self._run = self._button("Run", "Measure what is chosen above", self._on_run)
+        self._cancel = self._button("Cancel", "Stop; finished trials stay", self._on_cancel)
+        self._resume = self._button("Resume", "Measure what the run below lacks", self._on_resume)
+        self._status, self._bar = _html("labkit-status"), widgets.FloatProgress(min=0.0, max=1.0)
+        self._bar.add_class("labkit-progress")
+        self._forecast, self._again = _html("labkit-forecast"), _html("labkit-again")
+        self._strip, self._error = _html("labkit-strip"), _html("labkit-error")
+        self._result, self._trials = _html("labkit-result"), _html("labkit-trials")
+        self._exported = _html("labkit-exported")
+        self._runs = widgets.SelectMultiple(
+            description="runs",
+            rows=LISTED_RUNS,
+            layout={"width": "auto", "flex": "1 1 420px", "min_width": "0"},
+        )
+        self._file = widgets.FileUpload(
+            description="Open a share file", accept=".zip", layout={"width": "auto"}
+        )
+        self._file.observe(self._guarded(self._on_file), "value")
+        self._format = widgets.Dropdown(description="format", options=list(EXPORTS))
+        self.box = widgets.VBox(self._layout())
+        self.box.add_class("labkit-panel")
+        self.box._view_count = 0  # from here on the front end counts
+        self.box.observe(self._on_views, "_view_count")
+        job.follow(self._on_job)
+        self._guarded(self._open)()
+
+    def close(self) -> None:
+        """Follow no run any more."""
+        job.forget(self._on_job)
+
+    def _layout(self) -> list[Widget]:
+        import ipywidgets as widgets
+
+        reset = self._button("Reset", "Back to what was there at first", self._on_reset)
+        show = self._button("Show", "From disk, without running again", self._on_show)
+        write = self._button("Export", "Write a file", self._on_export)
+        return [
+            widgets.HTML(STYLE),
+            widgets.HTML(f"<h3>{escape(self._start.whole().question)}</h3>"),
+            self._form.box,
+            self._forecast,
+            self._again,
+            row([self._run, self._cancel, self._resume, reset]),
+            self._status,
+            self._bar,
+            self._strip,
+            self._error,
+            self._result,
+            self._trials,
+            widgets.HTML(help_line(RUNS_HELP)),
+            row([self._runs, show, self._file]),
+            row([self._format, write]),
+            self._exported,
+        ]
+
+    def _on_views(self, change: dict) -> None:
+        """Draw nothing while no page shows this panel, as after its cell was run again."""
+        if not change["new"]:
+            self.close()
+        elif not change["old"]:
+            job.follow(self._on_job)
+            if (current := job.current()) is not None and change["old"] is not None:
+                self._on_job(current, has_new_rows=True)
+
+    def _open(self) -> None:
+        """Show the run in progress, else the newest one."""
+        self._on_change()
+        folders = self._list_runs()
+        current = job.current()
+        if current is not None and current.is_in_progress:
+            self._on_job(current, has_new_rows=True)
+            return
+        self._status.value = status_html("ready")
+        self._allow()
+        if folders:
+            self._show(folders[:1])
+
+    # --- what is chosen ---------------------------------------------------------------------
+
+    def _on_change(self) -> None:
+        self._forecast.value = self._again.value = ""
+        request = self._form.refresh()
+        options = {"blocks": request.blocks, "results": self._results}
+        expected = forecast(request.build(), request.mode, **options)
+        self._forecast.value = f"<div>{escape(str(expected))}</div>"
+        self._again.value = again_html(request, str(self._results))
+        self._error.value = ""
+
+    def _on_reset(self) -> None:
+        self._form.reset()
+        self._on_change()
+
+    # --- running ----------------------------------------------------------------------------
+
+    def _on_run(self) -> None:
+        request = self._form.request()
+        options = {"results": self._results, "blocks": request.blocks}
+        run = partial(runs.run, request.build(), request.mode, **options)
+        # Before it starts: a run that fails at once says why from its own thread.
+        self._error.value = self._strip.value = self._trials.value = ""
+        self._shown, self._result.value = [], NOTHING
+        job.start(request.name, run)
+
+    def _on_resume(self) -> None:
+        (folder,) = self._shown
+        self._error.value = ""
+        job.start(self._start.name, partial(runs.resume, folder))
+
+    def _on_cancel(self) -> None:
+        if (current := job.current()) is not None:
+            current.cancel()
+            self._say(current)
+
+    def _on_job(self, current: job.Job, has_new_rows: bool) -> None:
+        """Show how far a run is; called in the run's thread."""
+        self._guarded(partial(self._follow, current, has_new_rows))()
+
+    def _follow(self, current: job.Job, has_new_rows: bool) -> None:
+        self._say(current)
+        if current.name != self._start.name or not has_new_rows:
+            return
+        if current.folder is not None:
+            self._draw(current.folder, is_open=current.is_in_progress)
+        if not current.is_in_progress:
+            self._list_runs()
+            self._say(current)
+
+    def _say(self, current: job.Job) -> None:
+        """Show how far it is, and allow what can be done now."""
+        if job.current() is not current:
+            return  # the next has begun while this one's last rows were drawn
+        name = "" if current.name == self._start.name else f" {current.name}"
+        with self._changing:  # or Cancel, on another thread, would show a state that is over
+            self._status.value = status_html(f"{current.state}{name}", current.progress())
+            self._bar.value = current.share()
+            self._allow()
+        if current.error is not None and not name:
+            self._error.value = error_html(current.error, current.traceback)
+
+    def _draw(self, folder: Path, *, is_open: bool) -> None:
+        trials = load_run(folder).trials
+        self._shown = [folder]
+        self._strip.value = strip_html(last_measured(trials))
+        self._result.value = result_html(folder)
+        self._trials.value = trials_html(trials, is_open=is_open)
+
+    def _allow(self) -> None:
+        """Enable the buttons that can be pressed now."""
+        current = job.current()
+        is_busy = current is not None and current.is_in_progress
+        self._run.disabled = is_busy
+        self._cancel.disabled = not is_busy or current.state == "cancelling"
+        self._resume.disabled = is_busy or not (
+            len(self._shown) == 1 and can_be_resumed(self._shown[0])
+        )
+        self._form.disable(is_disabled=is_busy)
+
+    # --- earlier runs -----------------------------------------------------------------------
+
+    def _list_runs(self) -> list[Path]:
+        """List the runs anew, the newest first, colleagues' after this machine's."""
+        own = list_runs(self._results, self._start.name)
+        shared = list_shared(self._results, self._start.name)
+        lines = []
+        for folder in [*reversed(own), *reversed(shared)]:
+            with contextlib.suppress(Exception):  # one that cannot be read hides no other
+                lines.append((run_line(folder), folder))
+        folders = [folder for _, folder in lines]
+        chosen = [folder for folder in self._runs.value if folder in folders]
+        self._runs.options = lines
+        self._runs.value = chosen
+        return folders
+
+    def _on_show(self) -> None:
+        if not self._runs.value:
+            raise ValueError("runs must be at least one, got none; choose some in the list")
+        self._show(self._runs.value)
+
+    def _show(self, folders: Sequence[Path]) -> None:
+        self._error.value = self._strip.value = self._trials.value = ""
+        if len(folders) == 1:
+            self._draw(folders[0], is_open=False)
+            said = f"shows {folders[0].name}, {status_of(folders[0])}"
+        else:
+            compared = runs.compare([load_run(folder) for folder in folders])
+            self._result.value = figure_html(compared.chart()) + compared.table()._repr_html_()
+            self._shown = list(folders)
+            said = f"shows {len(folders)} runs side by side"
+        current = job.current()
+        if current is None or not current.is_in_progress:
+            self._status.value = status_html("ready", said)
+        self._allow()
+
+    def _on_file(self) -> None:
+        if not self._file.value:
+            return
+        (given,) = self._file.value
+        self._file.value = ()
+        with tempfile.TemporaryDirectory() as place:
+            path = Path(place, Path(given["name"]).name)
+            path.write_bytes(given["content"])
+            run = runs.open_shared(path, self._results)
+        name = run.info["experiment"]
+        if name != self._start.name:
+            raise ValueError(
+                f"share file must hold a run of {self._start.name} to be shown here, got one of "
+                f"{name}; it is in {run.folder}, and in the list of lab.panel({name!r})"
+            )
+        self._list_runs()
+        self._show([run.folder])
+
+    def _on_export(self) -> None:
+        self._exported.value = ""
+        shown = [load_run(folder) for folder in self._shown]
+        self._exported.value = download_html(export(shown, self._format.value, self._results))
+
+    # --- handlers ---------------------------------------------------------------------------
+
+    def _button(self, text: str, tooltip: str, action: Callable[[], None]) -> Widget:
+        import ipywidgets as widgets
+
+        made = widgets.Button(description=text, tooltip=tooltip, layout={"width": "auto"})
+        made.on_click(self._guarded(action))
+        return made
+
+    def _guarded(self, action: Callable[[], None]) -> Callable[..., None]:
+        """Show what an action raises instead of losing it."""
+
+        def handle(*_: object) -> None:
+            try:
+                action()
+            except Exception as problem:
+                self._error.value = error_html(problem, traceback.format_exc())
+
+        return handle
+
+
+def _html(name: str) -> Widget:
+    """Make a place for HTML; `name` is its class."""
+    import ipywidgets as widgets
+
+    box = widgets.HTML()
+    box.add_class(name)
+    return box
+
+
+# --- what is shown, as HTML -----------------------------------------------------------------
+
+
+def status_html(state: str, progress: str = "") -> str:
     """Show what is going on, announced to screen readers."""
     said = f"{state}: {progress}" if progress else state
     return f'<div role="status" aria-live="polite">{escape(said)}</div>'
 
 
-def lines(sentences: Sequence[str]) -> str:
-    """Show sentences below each other."""
-    return "".join(f"<div>{escape(sentence)}</div>" for sentence in sentences)
-
-
-def error(message: str, traceback_text: str = "") -> str:
-    """Show an error: one line that says what to do, the rest folded."""
-    if not message:
-        return ""
-    folded = (
+def error_html(problem: BaseException, traceback_text: str) -> str:
+    """Show an error in one line that says what to do, its traceback folded."""
+    said = " ".join(str(problem).split())
+    if not said or not isinstance(problem, ValueError | OSError | RuntimeError | ImportError):
+        said = f"{type(problem).__name__}: {said}"  # none of labkit's own messages
+    return (
+        f'<div role="alert"><strong>{escape(said)}</strong></div>'
         f"<details><summary>traceback</summary><pre>{escape(traceback_text)}</pre></details>"
-        if traceback_text
-        else ""
     )
-    return f'<div role="alert"><strong>{escape(message)}</strong></div>{folded}'
 
 
-def strip(trial: Trial | None) -> str:
-    """Show how the host spent a trial, and how busy the device was.
+def again_html(request: Request, results: str) -> str:
+    """Show the same request as a command line and as Python, folded."""
+    (data, *others) = {settings.data for settings in request.build().variants.values()}
+    if not others and Path(data).is_dir():  # a copied line may be run in another folder
+        settings = {**request.settings, "data": str(Path(data).resolve())}
+        request = replace(request, settings=settings)
+    texts = filter(None, [request.command_line(results), request.python_code(results)])
+    blocks = "".join(f"<pre>{escape(text)}</pre>" for text in texts)
+    return f"<details><summary>the same from a shell, and as Python</summary>{blocks}</details>"
 
-    Args:
-        trial: the last one that was measured; None: none yet.
-    """
+
+def last_measured(trials: Sequence[Trial]) -> Trial | None:
+    """Return the last trial that was measured."""
+    return next((trial for trial in reversed(trials) if trial.status == "ok"), None)
+
+
+def strip_html(trial: Trial | None) -> str:
+    """Show how the host spent a trial, and how busy the device was."""
     if trial is None or not trial.epochs:
         return ""
     shares = {
         name: sum(getattr(epoch, f"{name}_s") for epoch in trial.epochs) / trial.time_s
-        for name in ("startup", "wait", "transfer")
+        for name in PHASES
+        if name != "compute"
     }
     shares["compute"] = max(0.0, 1 - sum(shares.values()))
     bar = "".join(
@@ -111,7 +468,7 @@ def strip(trial: Trial | None) -> str:
     )
     said = [
         f'<span class="labkit-key labkit-{name}"></span>{words} {units.percent(shares[name])}'
-        for name, words in _PHASES.items()
+        for name, words in PHASES.items()
     ]
     if trial.gpu_util_mean is not None:
         said.append(
@@ -120,117 +477,95 @@ def strip(trial: Trial | None) -> str:
         )
     if trial.emulated_busy_share is not None:
         said.append(f"emulated device busy {units.percent(trial.emulated_busy_share)}")
-    name = f"{trial.variant} {trial.role}".rstrip()
     parts = " ".join(f'<span class="labkit-share">{part}</span>' for part in said)
     return (
-        f"<div>last trial, {escape(name)}: {parts}</div>"
+        f"<div>last trial, {escape(_name(trial))}: {parts}</div>"
         f'<div class="labkit-strip-bar" aria-hidden="true">{bar}</div>'
     )
 
 
-_PHASES = {
-    "startup": "start-up of the loader",
-    "wait": "wait for data",
-    "transfer": "transfer",
-    "compute": "compute and everything else",
-}
-
-
-def last_trial(run: StoredRun) -> Trial | None:
-    """Give the trial that was measured last."""
-    return next((trial for trial in reversed(run.trials) if trial.status == "ok"), None)
-
-
-def trials(run: StoredRun, *, is_open: bool) -> str:
-    """List every trial, the newest first: what grows while a run goes on.
-
-    Args:
-        run: as far as it has come.
-        is_open: whether the list is unfolded.
-    """
-    rows = [_trial_cells(trial) for trial in reversed(run.trials)]
-    if not rows:
+def trials_html(trials: Sequence[Trial], *, is_open: bool) -> str:
+    """List every trial, the newest first; `is_open` unfolds the list."""
+    if not trials:
         return ""
-    header = "".join(f'<th scope="col">{name}</th>' for name in _TRIAL_COLUMNS)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in rows
-    )
+    import pandas as pd
+
+    columns = ["block", "variant", "all epochs", "rate", "in memory before", "status"]
+    table = pd.DataFrame([_cells(trial) for trial in reversed(trials)], columns=columns)
+    with pd.option_context("display.max_colwidth", None):
+        listed = table.to_html(index=False, border=0, justify="left")
     return (
         f"<details{' open' if is_open else ''}><summary>"
-        f"{units.count(len(rows), 'trial')}, the newest first</summary>"
-        f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></details>"
+        f"{units.count(len(trials), 'trial')}, the newest first</summary>{listed}</details>"
     )
 
 
-_TRIAL_COLUMNS = ("block", "variant", "all epochs", "rate", "in memory before", "status")
-
-
-def _trial_cells(trial: Trial) -> list[str]:
-    name = [str(trial.block + 1), f"{trial.variant} {trial.role}".rstrip()]
+def _cells(trial: Trial) -> list[str]:
     if trial.status != "ok":
-        return [
-            *name,
-            units.UNKNOWN,
-            units.UNKNOWN,
-            units.UNKNOWN,
-            f"{trial.status}: {trial.reason}",
-        ]
-    return [
-        *name,
-        units.seconds(trial.time_s),
-        units.rate(trial.images / trial.time_s),
-        units.percent(trial.cache_proof.get("resident_share_before")),
-        trial.status,
-    ]
+        measured = [units.UNKNOWN] * 3
+        said = f"{trial.status}: {trial.reason}"
+    else:
+        resident = trial.cache_proof.get("resident_share_before")
+        rate = units.rate(trial.images / trial.time_s)
+        measured, said = [units.seconds(trial.time_s), rate, units.percent(resident)], trial.status
+    return [str(trial.block + 1), _name(trial), *measured, said]
 
 
-def result(folder: Path) -> str:
-    """Show a run: its chart and its table; as far as it has come, if it is under way."""
+def _name(trial: Trial) -> str:
+    return f"{trial.variant} {trial.role}".rstrip()
+
+
+def result_html(folder: Path) -> str:
+    """Show a run's chart and table, as far as it has come."""
     # Whatever changes a run's folder changes one of these files.
-    stamps = tuple(
-        path.stat().st_mtime_ns for path in sorted(folder.glob("*.json*")) if path.exists()
-    )
-    return _result(folder, stamps)
+    stamps = tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*.json*")))
+    return _result_html(folder, stamps)
 
 
 @lru_cache(maxsize=HELD)
-def _result(folder: Path, stamps: tuple[int, ...]) -> str:
-    run = load_run(folder)
-    if last_trial(run) is None:
+def _result_html(folder: Path, stamps: tuple[int, ...]) -> str:
+    run = runs.find_run(folder)
+    if last_measured(run.trials) is None:
         return NOTHING
-    shown = figures.mimebundle(charts.chart(run.summary))[0]["text/html"]
-    return f"{shown}{table.table(run.summary)._repr_html_()}"
+    return figure_html(run.chart()) + run.table()._repr_html_()
 
 
-def beside(folders: Sequence[Path]) -> str:
-    """Show several runs, each against its own baseline."""
-    runs = [load_run(folder) for folder in folders]
-    shown = figures.mimebundle(side_by_side.side_by_side(runs))[0]["text/html"]
-    return f"{shown}{side_by_side.compare_table(runs)._repr_html_()}"
+def figure_html(figure: object) -> str:
+    """Show a figure as a picture with its description."""
+    return mimebundle(figure)[0]["text/html"]
 
 
 def status_of(folder: Path) -> str:
-    """Say how a run stands; one whose process was killed still calls itself running."""
+    """Return a run's status; one whose process was killed still calls itself running."""
     status = str(read_info(folder)["status"])
     return "stopped" if status == "running" and not is_under_way(folder) else status
 
 
-def history_line(folder: Path) -> str:
-    """Write a run as one line of a list: when, mode, status, what stood in, where from."""
+def can_be_resumed(folder: Path) -> bool:
+    """Return whether a run of this machine's lacks trials that can still be measured."""
+    info = read_info(folder)
+    is_ours = info["provenance"]["machine_id"] == hardware.provenance()["machine_id"]
+    is_open = info["status"] != "finished" and SHARED not in info
+    return is_ours and is_open and not why_hopeless(info)
+
+
+def run_line(folder: Path) -> str:
+    """Return a run as one line of a list: when, mode, status, stand-ins, machine if another."""
     info = read_info(folder)
     parts = [units.minute(info["created_utc"]), info["mode"], status_of(folder)]
     if info.get("protocol", "corrected") != "corrected":
         parts.append(info["protocol"])
     devices = {str(values.get("device")) for values in info.get("variants", {}).values()}
-    media = (str(facts["label"]).split("(")[0] for facts in (info.get("storages") or {}).values())
-    parts += sorted(devices - {"None"}) + sorted({f"{label} storage" for label in media} - REAL)
+    media = {str(facts["label"]).split("(")[0] for facts in (info.get("storages") or {}).values()}
+    parts += sorted(devices - {"None"})
+    parts += [f"{label} storage" for label in sorted(media - {"real"})]
     if SHARED in info:
         parts.append(hardware.describe(info["provenance"]))
     return " · ".join([*parts, folder.name.split("-")[-1]])
 
 
-def download(path: Path) -> str:
-    """Say where a file is, with a link that downloads it."""
+def download_html(path: Path) -> str:
+    """Show where a file is, with a link that downloads it."""
     size_bytes = path.stat().st_size
     said = f"saved {escape(str(path.resolve()))} ({units.count_bytes(size_bytes)})"
     if size_bytes > DOWNLOADABLE_BYTES:
@@ -243,27 +578,3 @@ def download(path: Path) -> str:
         f"download {escape(path.name)}</a>"
     )
     return f"<div>{said} · {link}</div>"
-
-
-def copy_button(text: str) -> str:
-    """Offer to put a text on the clipboard, where the browser allows it."""
-    put = (
-        "navigator.clipboard && navigator.clipboard.writeText(this.dataset.text)"
-        ".then(() => { this.textContent = 'copied' })"
-    )
-    return (
-        f'<button class="jupyter-button" data-text="{escape(text)}" onclick="{put}">'
-        "put it on the clipboard</button>"
-    )
-
-
-def explain(job: Job) -> str:
-    """Show why a job failed; empty where it did not."""
-    return error(one_line(job.error), job.traceback) if job.error is not None else ""
-
-
-def one_line(problem: BaseException) -> str:
-    """Write an exception as a person should read it."""
-    said = " ".join(str(problem).split())
-    is_ours = isinstance(problem, ValueError | OSError | RuntimeError | ImportError)
-    return said if said and is_ours else f"{type(problem).__name__}: {said}"

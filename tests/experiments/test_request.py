@@ -8,7 +8,7 @@ import pytest
 from fakes import fake_info
 
 import labkit as lab
-from labkit import cli, commands
+from labkit import cli
 from labkit.experiments.request import Request
 from labkit.settings import AS_PUBLISHED
 
@@ -40,9 +40,9 @@ REQUESTS = [
 def test_the_command_line_asks_for_the_same(request_):
     program, *words = shlex.split(request_.command_line())
     assert program == "labkit"
-    options = cli._parser().parse_args(words)
+    options = cli.parser().parse_args(words)
     (name,) = options.names
-    assert commands._request(options, name) == request_
+    assert cli.request(options, name) == request_
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)

@@ -1,14 +1,266 @@
-"""What a panel shows says the measured shares, and stays text whatever the text is."""
+"""The panel without a browser: what it shows, and what its buttons do and allow."""
 
+import html
+import re
+import shlex
+import shutil
+import threading
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+from traitlets.utils.bunch import Bunch
+
 import labkit as lab
 from labkit.contracts import Epoch, Trial
-from labkit.panel import view as views
+from labkit.experiments.request import Request
+from labkit.panel import job, view
+from labkit.runs.store import write_info
 
+PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
+SMALL = {
+    "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "cache": "as found",
+    "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1, "epochs": 1,
+}  # fmt: skip
 EXAMPLES = Path(__file__).parents[2] / "results/examples/2-cores-emulated"
+EXAMPLE = EXAMPLES / "preprocessing"
 HOSTILE = '<script>alert("1")</script>'
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    monkeypatch.setattr(job, "_current", None)
+    monkeypatch.setattr(job, "_watchers", [])
+
+
+def below(widget):
+    """A widget and all inside it."""
+    found = [widget]
+    for child in getattr(widget, "children", ()):
+        found += below(child)
+    return found
+
+
+def labelled(box, text):
+    (found,) = (w for w in below(box) if getattr(w, "description", None) == text)
+    return found
+
+
+def shown(box, name):
+    """The HTML of a part of a panel, by its class."""
+    (found,) = (w for w in below(box) if f"labkit-{name}" in w._dom_classes)
+    return found.value
+
+
+def words(text):
+    """What a user reads of HTML."""
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))).strip()
+
+
+def said(box, name):
+    return words(shown(box, name))
+
+
+def press(box, text):
+    labelled(box, text).click()
+
+
+def finish():
+    assert job.current().wait(PATIENCE_S)
+    for thread in threading.enumerate():  # the last drawing is the run's thread's
+        if thread.name.startswith("labkit "):
+            thread.join(PATIENCE_S)
+
+
+def can_press(box):
+    names = ("Run", "Cancel", "Resume", "Reset", "Show", "Export")
+    return [text for text in names if not labelled(box, text).disabled]
+
+
+@pytest.fixture
+def small(photos):
+    return lab.Experiment(
+        "small",
+        question="Which decoder is <faster>?",
+        variants=lab.vary(lab.Settings(data=str(photos), **SMALL), decoder=["opencv", "pillow"]),
+        baseline="opencv",
+    )
+
+
+@pytest.fixture
+def panel(small, tmp_path):
+    return lab.panel(small, blocks=1, results=tmp_path)
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """Results that hold two runs of one experiment, the newest last."""
+    for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb"):
+        shutil.copytree(EXAMPLE, tmp_path / "preprocessing" / name)
+    return tmp_path
+
+
+def test_run_shows_rows_and_then_the_result_from_disk(panel, small, tmp_path):
+    assert said(panel, "status") == "ready"
+    assert said(panel, "forecast").startswith("quick mode: about ")
+    assert can_press(panel) == ["Run", "Reset", "Show", "Export"]
+    seen = []
+    (trials,) = (w for w in below(panel) if "labkit-trials" in w._dom_classes)
+    trials.observe(lambda change: seen.append(words(change["new"])), "value")
+    press(panel, "Run")
+    assert "Cancel" in can_press(panel)
+    assert "Run" not in can_press(panel)
+    assert labelled(panel, "num_workers").disabled
+    finish()
+    assert shown(panel, "error") == ""
+    # More and more rows, drawn while the run goes on.
+    counts = [int(text.split(" trial")[0]) for text in seen if text]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, 3)
+    assert said(panel, "status") == "finished: trial 3 of 3"
+    assert re.match(r"last trial, \w+( A[12])?: start-up of the loader \d", said(panel, "strip"))
+    assert 'alt="Which decoder is &lt;faster&gt;?' in shown(panel, "result")
+    assert "<table" in shown(panel, "result")
+    assert can_press(panel) == ["Run", "Reset", "Show", "Export"]
+    (folder,) = lab.list_runs(tmp_path)
+    assert [value for _, value in labelled(panel, "runs").options] == [folder]
+
+    # The same without running: what a reopened notebook finds.
+    again = lab.panel(small, results=tmp_path)
+    assert said(again, "status") == f"ready: shows {folder.name}, finished"
+    assert shown(again, "result") == shown(panel, "result")
+    press(again, "Export")
+    assert f"saved {folder / 'chart.png'}" in said(again, "exported")
+    labelled(again, "format").value = "CSV"
+    press(again, "Export")
+    assert 'download="table.csv"' in shown(again, "exported")
+
+
+def test_a_second_panel_takes_up_the_run_and_may_cancel_it(panel, small, tmp_path):
+    labelled(panel, "blocks").value = "60"
+    press(panel, "Run")
+    second = lab.panel(small, results=tmp_path)
+    assert "Cancel" in can_press(second)
+    assert "Run" not in can_press(second)
+    press(second, "Cancel")
+    assert said(second, "status").startswith("cancelling")
+    finish()
+    for each in (panel, second):
+        assert said(each, "status").startswith("cancelled")
+        assert shown(each, "error") == ""
+        assert "Run" in can_press(each)
+        assert "Cancel" not in can_press(each)
+    (folder,) = lab.list_runs(tmp_path)
+    assert lab.find_run(folder).info["status"] == "cancelled"
+    assert "Resume" in can_press(panel)
+
+
+def test_errors_stand_in_the_panel_with_their_next_step(panel):
+    labelled(panel, "data").value = "/no/such/folder"
+    press(panel, "Run")
+    finish()
+    assert said(panel, "status").startswith("failed")
+    assert said(panel, "error").startswith("data must be ")
+    assert "Traceback" in shown(panel, "error")
+    press(panel, "Reset")
+    assert shown(panel, "error") == ""
+    labelled(panel, "input_px").value = "100"
+    message = "input_px must be a positive multiple of 32, got 100; try 256 or 512"
+    assert said(panel, "error").startswith(message)
+    press(panel, "Show")
+    message = "runs must be at least one, got none; choose some in the list"
+    assert said(panel, "error").startswith(message)
+
+
+def test_the_request_is_shown_as_a_command_line_and_as_python(panel, photos, tmp_path):
+    box = lab.panel("preprocessing", results=tmp_path, data=str(photos))
+    labelled(box, "num_workers").value = "1"
+    labelled(box, "vectorized").value = False
+    command = (
+        f"labkit run preprocessing --mode quick --variant original --variant simplified "
+        f"--data {shlex.quote(str(photos))} --num-workers 1 --results {tmp_path}"
+    )
+    assert command in said(box, "again")
+    assert "lab.experiment('preprocessing'" in said(box, "again")
+    # An experiment of the user's own has no name that a shell knows.
+    assert "labkit run" not in said(panel, "again")
+    assert "lab.run(experiment, 'quick'" in said(panel, "again")
+
+
+def test_several_runs_stand_side_by_side_and_are_exported_as_one_figure(earlier):
+    box = lab.panel("preprocessing", results=earlier)
+    newest, oldest = lab.list_runs(earlier)[::-1]
+    assert said(box, "status").startswith(f"ready: shows {newest.name}")
+    labelled(box, "runs").value = (newest, oldest)
+    press(box, "Show")
+    assert said(box, "status") == "ready: shows 2 runs side by side"
+    assert shown(box, "result").count("<img") == 1
+    assert "Resume" not in can_press(box)
+    labelled(box, "format").value = "CSV"
+    press(box, "Export")
+    assert said(box, "error").startswith("runs must be one for CSV, got 2; choose one")
+    labelled(box, "format").value = "SVG"
+    press(box, "Export")
+    assert f"saved {earlier / 'reports'}" in said(box, "exported")
+
+
+def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factory):
+    file = lab.find_run(EXAMPLE).share(tmp_path_factory.mktemp("shared") / "run.labkit.zip")
+
+    def upload(box, name, data):
+        """What ipywidgets makes of a file that the user chose."""
+        labelled(box, "Open a share file").value = (
+            Bunch(
+                name=name, type="application/zip", size=len(data), content=memoryview(data),
+                last_modified=datetime(2026, 1, 1, tzinfo=UTC),
+            ),
+        )  # fmt: skip
+
+    box = lab.panel("preprocessing", results=earlier)
+    upload(box, file.name, file.read_bytes())
+    assert shown(box, "error") == ""
+    (folder,) = lab.list_runs(earlier / "shared")
+    assert said(box, "status").startswith(f"ready: shows {folder.name}")
+    texts = [text for text, _ in labelled(box, "runs").options]
+    assert len(texts) == 3
+    assert "machine" in texts[-1]
+    upload(box, "a.zip", b"no zip")
+    assert "share file must be" in said(box, "error")
+    other = lab.panel("prefetching", results=earlier)
+    upload(other, file.name, file.read_bytes())
+    assert said(other, "error").startswith(
+        "share file must hold a run of prefetching to be shown here, got one of preprocessing"
+    )
+
+
+def test_a_killed_run_is_called_stopped_and_a_broken_one_hides_no_other(earlier):
+    oldest, newest = lab.list_runs(earlier)
+    write_info(newest, {**lab.find_run(newest).info, "status": "running"})
+    box = lab.panel("preprocessing", results=earlier)
+    assert said(box, "status") == f"ready: shows {newest.name}, stopped"
+    assert " stopped " in labelled(box, "runs").options[0][0]
+    (newest / "run.json").write_text('{"mode": 5, "status": null, "created_utc": 1}')
+    box = lab.panel("preprocessing", results=earlier)
+    assert [value for _, value in labelled(box, "runs").options] == [oldest]
+
+
+def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
+    box = lab.panel(results=earlier, preprocessor="vectorized")
+    names = labelled(box, "experiment")
+    assert names.options == tuple(lab.CATALOG)
+    watching = len(job._watchers)
+    names.value = "storage"  # the panel that is shown stays
+    problem, shown_now = box.children[1:]
+    assert words(problem.value).startswith("preprocessor must be left out for storage")
+    assert box.children[2] is shown_now
+    names.value = "combined"
+    names.value = "workers"
+    assert problem.value == ""
+    assert lab.experiment("workers").question in words(box.children[2].children[1].value)
+    assert len(job._watchers) == watching  # the panel that went hears nothing more
+
+
 EPOCH = Epoch(
     epoch_s=2.0, startup_s=0.1, first_batch_s=0.2, wait_s=0.5, transfer_s=0.2, forward_s=None,
     backward_s=None, launch_s=0.0, sync_s=0.0, steps=4, images=16, batch_bytes=1, compute_s=None,
@@ -23,64 +275,44 @@ def trial(**values):
     return Trial(**{**usual, **values})
 
 
-def words(html):
-    """What a person reads, and the elements it is made of."""
-    texts, elements = [], []
-    parser = HTMLParser()
-    parser.handle_data = texts.append
-    parser.handle_starttag = lambda name, _: elements.append(name)
-    parser.feed(html)
-    return " ".join(" ".join(texts).split()), elements
-
-
-def test_the_strip_says_where_the_hosts_time_went():
-    said, _ = words(views.strip(trial(role="A1")))
-    assert said == (
+def test_the_strip_shows_where_the_hosts_time_went():
+    assert words(view.strip_html(trial(role="A1"))) == (
         "last trial, both A1: start-up of the loader 5.0 % wait for data 25.0 % transfer 10.0 % "
         "compute and everything else 60.0 %"
     )
 
 
-def test_hostile_text_stays_text_everywhere(tmp_path):
+def test_trials_are_listed_the_newest_first_with_what_failed():
+    trials = [trial(), trial(block=1, status="failed", reason=HOSTILE, epochs=())]
+    text = words(view.trials_html(trials, is_open=True))
+    assert text.startswith("2 trials, the newest first")
+    assert text.index("2 both – – – failed") < text.index("1 both 4.00 s 8.00 images/s – ok")
+
+
+def test_hostile_text_stays_text(tmp_path):
     file = tmp_path / "<b>.txt"
     file.write_text("x")
-    shown = [
-        views.status("failed", HOSTILE),
-        views.lines([HOSTILE]),
-        views.error(HOSTILE, HOSTILE),
-        views.strip(trial(variant=HOSTILE)),
-        views.help_line(HOSTILE),
-        views.question(HOSTILE),
-        views.copy_button(HOSTILE),
-        views.download(file),
+    everything = [
+        view.status_html("failed", HOSTILE),
+        view.error_html(ValueError(HOSTILE), HOSTILE),
+        view.strip_html(trial(variant=HOSTILE)),
+        view.trials_html([trial(variant=HOSTILE, status="failed", reason=HOSTILE)], is_open=True),
+        view.again_html(Request(experiment="storage", settings={"data": HOSTILE}), HOSTILE),
+        view.download_html(file),
     ]
-    for html in shown:
-        _, elements = words(html)
-        assert {"script", "b"}.isdisjoint(elements)
-    said, _ = words(views.error(HOSTILE))
-    assert said == HOSTILE
+    elements = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda name, _: elements.append(name)
+    for text in everything:
+        parser.feed(text)
+    assert {"script", "b"}.isdisjoint(elements)
 
 
-def test_a_line_of_the_history_says_when_how_and_what_stood_in():
-    said = views.history_line(EXAMPLES / "storage")
-    assert said.startswith("2026-11-21 ")
-    assert said.endswith(
+def test_a_line_of_the_list_says_when_how_and_what_stood_in():
+    line = view.run_line(EXAMPLES / "storage")
+    assert line.startswith("2026-11-21 ")
+    assert line.endswith(
         " UTC · quick · finished · emulated · throttled storage · unknown storage · storage"
     )
-    said = views.history_line(EXAMPLES / "prefetching_as_in_the_document")
-    assert " · as in the document · emulated · throttled storage · " in said
-
-
-def test_trials_are_listed_the_newest_first_with_what_failed():
-    run = lab.Run(
-        folder=None,
-        info={},
-        trials=(trial(), trial(block=1, status="failed", reason=HOSTILE, epochs=())),
-        set_aside=0,
-    )
-    said, elements = words(views.trials(run, is_open=True))
-    assert said.startswith("2 trials, the newest first")
-    assert said.index("2 both – – – failed") < said.index("1 both 4.00 s 8.00 images/s – ok")
-    assert "script" not in elements
-    assert "<details open>" in views.trials(run, is_open=True)
-    assert "<details>" in views.trials(run, is_open=False)
+    line = view.run_line(EXAMPLES / "prefetching_as_in_the_document")
+    assert " · as in the document · emulated · throttled storage · " in line
