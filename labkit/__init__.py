@@ -23,7 +23,8 @@ from labkit.report.doctor import describe_data, doctor
 from labkit.report.report import write_report as report
 from labkit.report.run import Run, claims, compare, find_run, newest_run, open_shared, resume, run
 from labkit.report.timeline_chart import timeline_chart
-from labkit.runs.experiment import Experiment, forecast
+from labkit.runs.experiment import Experiment
+from labkit.runs.runner import forecast
 from labkit.runs.store import list_runs
 from labkit.settings import Settings, vary
 

@@ -30,8 +30,6 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 POINTING_UP = {
     ("claims/disputes.py", "report"),
     ("claims/ledger.py", "report"),
-    ("experiments/largest_batch.py", "report"),
-    ("experiments/tuning.py", "report"),
 }
 PARTS = {"storage", "packing", "decoding", "preprocessing", "loading", "prefetching", "devices"}
 PARTS |= {"training", "operations"}

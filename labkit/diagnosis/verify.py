@@ -21,7 +21,8 @@ from labkit.analysis.statistics import log_ratio, ratio_interval
 from labkit.diagnosis import loaders
 from labkit.diagnosis.measure import Plan
 from labkit.diagnosis.remedies import LESS_OFTEN, Remedy
-from labkit.runs.experiment import Experiment, run
+from labkit.runs.experiment import Experiment
+from labkit.runs.runner import run
 from labkit.settings import Settings
 
 if TYPE_CHECKING:

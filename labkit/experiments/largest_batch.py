@@ -25,14 +25,14 @@ from labkit.runs.process import Launcher
 from labkit.settings import MODES, Settings, pick
 
 if TYPE_CHECKING:
-    from labkit.report.frame import Frame
+    import pandas as pd
 
 TENTHS = (5, 9, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """What `largest_batch` found; shows itself as a table."""
+    """What `largest_batch` found; shown as a table."""
 
     settings: Settings
     """Complete, with the largest batch."""
@@ -44,10 +44,10 @@ class Largest:
     """How many there are: no batch is larger."""
 
     def experiment(self) -> Experiment:
-        """Ask whether batches of about half, 90 % and all of the largest train faster.
+        """Return an experiment that compares 50 %, 90 % and 100 % of the largest batch.
 
         Raises:
-            ValueError: the largest is too small to be divided so.
+            ValueError: the largest is below 10 images.
         """
         tenth, base = self.settings.batch_size // 10, self.settings
         if not tenth:
@@ -69,28 +69,36 @@ class Largest:
             ),
         )
 
-    def table(self) -> Frame:
-        """Return every batch size that was tried, with the memory it takes."""
-        from labkit.report.frame import frame_of
+    def table(self) -> pd.DataFrame:
+        """Return the peak memory of every batch size that was tried; NaN: it does not fit."""
+        import pandas as pd
 
-        rows = [
-            [size, *(held or (None, None)), held and held[0] / self.total_bytes]
+        rows = {
+            size: (*(held or (None, None)), held and held[0] / self.total_bytes)
             for size, held in self.tried.items()
-        ]
-        columns = ["batch_size", "allocated_bytes", "reserved_bytes", "allocated_share"]
-        frame = frame_of(columns, rows)
+        }
+        columns = ["allocated_bytes", "reserved_bytes", "allocated_share"]
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=float)
+        return table.rename_axis("batch_size")
+
+    def caption(self) -> str:
+        """Return the largest batch in words."""
         size = self.settings.batch_size
-        frame.caption = (f"The largest batch that fits: {size} images",)
-        frame.notes = ("No bytes: the batch does not fit.",)
+        text = f"The largest batch that fits: {size} images."
         if size + MULTIPLE > self.images:
-            frame.notes += (f"There are only {self.images} images: no larger batch was tried.",)
-        return frame
+            text += f" There are only {self.images} images: no larger batch was tried."
+        return text
 
     def __repr__(self) -> str:
-        return repr(self.table())
+        return f"{self.caption()}\n{self.table().to_string(float_format='{:,.2f}'.format)}"
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
+        return (
+            self.table()
+            .style.format(precision=2, thousands=",")
+            .set_caption(self.caption())
+            .to_html()
+        )
 
 
 @single_run_lock()

@@ -1,9 +1,9 @@
-"""Find the cheapest loader settings among the fastest ones, in two minutes.
+"""Find the loader settings that are as fast as the fastest and take the least CPU time.
 
-Two runs measure the default and its rivals in the same blocks: first other numbers of workers, then
-the other knobs around the best of them.  What is within 3 % of the fastest is equally fast, and of
-equals the one that takes the fewest CPU-seconds is best ([002] 3.3).  The first run's best is
-measured again, as the best of many noisy numbers is too good.
+Two runs measure the default and other settings in the same blocks: first other numbers of workers,
+then the other loader settings around the best of them.  Settings within 3 % of the fastest count as
+equally fast; of these the one with the fewest CPU seconds is chosen ([002] 3.3).  The second run
+measures the first one's best again: the best of many noisy numbers is biased.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,18 +22,19 @@ from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.resolve import complete_here
 from labkit.runs.active import Progress
-from labkit.runs.experiment import Experiment, run
+from labkit.runs.experiment import Experiment
+from labkit.runs.runner import run
 from labkit.runs.store import StoredRun
 from labkit.settings import MODES, Settings, read_settings
 
 if TYPE_CHECKING:
-    from labkit.report.frame import Frame
+    import pandas as pd
 
 DEFAULT = "default"
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 EQUALLY_FAST = 0.03
-# Quick blocks are off by some percent, in times as in CPU-seconds: for less, what somebody chose
-# with more knowledge of the rest is not left.
+# Quick blocks are off by some percent, in times and in CPU seconds: a smaller saving is no reason
+# to change the default.
 WORTH_CHANGING = 0.10
 BUDGET_S = 105.0  # and some seconds for processes to end
 FIRST_SHARE = 0.45  # of the time; the second round has more blocks
@@ -43,17 +45,17 @@ CLOSE = 0.10
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one setting takes."""
+    """What one choice of settings takes."""
 
     settings: Settings
     normalized_time: float
-    """Of the default's time, in the same blocks."""
+    """Relative to the default in the same blocks."""
     cpu_s_per_1000_images: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What `tune` found; shows itself as a table."""
+    """What `tune` found; shown as a table."""
 
     settings: Settings
     """The given ones, with the chosen knobs filled in."""
@@ -64,34 +66,38 @@ class Tuned:
     runs: tuple[StoredRun, ...]
     """Where the numbers come from."""
     is_whole: bool
-    """Whether there was time for everything."""
+    """Whether the budget was enough to try everything."""
 
-    def table(self) -> Frame:
-        """Return every setting that was tried, with what was chosen above."""
-        from labkit.report.frame import frame_of
+    def table(self) -> pd.DataFrame:
+        """Return the normalized time and the CPU seconds of every setting that was tried."""
+        import pandas as pd
 
-        rows = [
-            [label, each.normalized_time, each.cpu_s_per_1000_images]
+        rows = {
+            label: (each.normalized_time, each.cpu_s_per_1000_images)
             for label, each in self.measured.items()
-        ]
-        frame = frame_of(["setting", "normalized_time", "cpu_s_per_1000_images"], rows)
-        chosen = self.measured[self.label].settings
-        knobs = ", ".join(f"{name}={value}" for name, value in _knobs(chosen).items())
+        }
+        columns = ["normalized_time", "cpu_s_per_1000_images"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+
+    def caption(self) -> str:
+        """Return what was chosen, what it was measured on, and how."""
+        knobs = _knobs(self.measured[self.label].settings)
         verb = "Keep the default" if self.label == DEFAULT else f"Take {self.label}"
-        measured_on = [line for run in self.runs[:1] for line in stand_ins(run.summary)]
-        frame.caption = (f"{verb}: {knobs}", *measured_on)
-        frame.notes = (
+        lines = [
+            f"{verb}: " + ", ".join(f"{name}={value}" for name, value in knobs.items()) + ".",
+            *(f"{line}." for run in self.runs[:1] for line in stand_ins(run.summary)),
             f"The cheapest of those within {units.limit(EQUALLY_FAST)} of the fastest; numbers of "
             "quick mode, no verdict.",
-            *(() if self.is_whole else ("Not everything was tried: budget_s was too short.",)),
-        )
-        return frame
+        ]
+        if not self.is_whole:
+            lines.append("Not everything was tried: budget_s was too short.")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return repr(self.table())
+        return f"{self.caption()}\n{self.table().to_string(float_format='{:.3g}'.format)}"
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
+        return self.table().style.format(precision=3).set_caption(escape(self.caption())).to_html()
 
 
 def tune(
@@ -102,18 +108,15 @@ def tune(
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> Tuned:
-    """Find the cheapest loader settings on the plateau of the fastest, in under two minutes.
+    """Find the cheapest of the fastest loader settings, in under two minutes.
 
     Args:
-        settings: what is to be trained on what; its own loader settings are the default that is
-            to be beaten, unset ones are what a run would fill in.
-        results: folder that takes the runs; they are called `tune`.
+        settings: the pipeline; its loader settings are the default to compare with, unset ones
+            are filled in as for a run.
+        results: folder that takes the runs; their experiment is `tune`.
         budget_s: stop measuring after so many seconds.
         cancel: set by another thread to stop.
-        progress: as in `experiment.run`.
-
-    Returns:
-        The settings, and every number that they were chosen by.
+        progress: as in `lab.run`.
 
     Raises:
         ValueError: settings or data that cannot work, or a budget too small for two settings.
@@ -150,13 +153,12 @@ def tune(
 
 
 def choose(measured: Mapping[str, Measured]) -> str:
-    """Choose of the equally fast the one that takes the fewest CPU-seconds.
+    """Return the label of the equally fast settings that take the fewest CPU seconds.
+
+    The default is kept if it is equally fast and no other takes 10 % less.
 
     Args:
         measured: label -> numbers; "default" among them.
-
-    Returns:
-        A label; the default where it is equally fast and next to nothing is cheaper.
     """
     plateau = _close_to_fastest(measured, EQUALLY_FAST)
     cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
@@ -168,11 +170,11 @@ def choose(measured: Mapping[str, Measured]) -> str:
 
 
 def to_measure_again(measured: Mapping[str, Measured], best: str) -> list[str]:
-    """Name what the first round leaves open: its best, and the fastest of the others that is close.
+    """Return the first round's best, and the fastest of the others within 10 %.
 
     Args:
         measured: label -> numbers; "default" among them, which every round measures anyway.
-        best: what `choose` took.
+        best: what `choose` returned.
     """
     close = _close_to_fastest(measured, CLOSE)
     others = sorted(close.keys() - {DEFAULT, best}, key=lambda label: close[label].normalized_time)
@@ -185,7 +187,7 @@ def _close_to_fastest(measured: Mapping[str, Measured], share: float) -> dict[st
 
 
 def worker_counts(default: Settings) -> dict[str, Settings]:
-    """Return the first round's rivals of the default: other numbers of workers."""
+    """Return what the first round compares with the default: other numbers of workers."""
     cores = hardware.cores()
     counts = dict.fromkeys((0, 1, cores, 2 * cores))
     return {
@@ -196,7 +198,7 @@ def worker_counts(default: Settings) -> dict[str, Settings]:
 
 
 def _around(best: Settings, label: str) -> dict[str, Settings]:
-    """Return the best one's neighbours: each of the other knobs turned."""
+    """Return the best settings with each of the other loader settings changed."""
     changes: list[dict[str, object]] = []
     if best.loader.startswith("torch") and best.num_workers:
         deep = {"prefetch_factor": 2 * best.prefetch_factor}
@@ -212,7 +214,7 @@ def _around(best: Settings, label: str) -> dict[str, Settings]:
 
 
 class _Until(threading.Event):
-    """Set after a moment, or once the user cancels."""
+    """Set once the time is over, or when the user cancels."""
 
     def __init__(self, ends_s: float, cancel: threading.Event | None) -> None:
         super().__init__()
@@ -228,7 +230,7 @@ class _Until(threading.Event):
 def _round(
     default: Settings, rivals: Mapping[str, Settings], blocks: int, until: _Until, **how: object
 ) -> StoredRun:
-    """Measure rivals beside the default until the time is over."""
+    """Measure other settings and the default until the time is over."""
     experiment = Experiment(
         "tune",
         question="Which loader settings are the cheapest of the fastest?",
@@ -243,7 +245,7 @@ def _round(
 
 
 def _measured(found: StoredRun, before: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Add a run's numbers to those there are; of two for one setting the later."""
+    """Add a run's numbers to the earlier ones, and replace those that were measured again."""
     measured = dict(before)
     for row in found.summary.rows:
         if row.normalized_time is not None and row.cpu_s_per_1000_images is not None:

@@ -33,7 +33,8 @@ from labkit.panel.form import Form, help_line, row
 from labkit.report import run as runs
 from labkit.report.bars import mimebundle
 from labkit.report.exports import EXPORTS, export
-from labkit.runs.experiment import Experiment, forecast
+from labkit.runs.experiment import Experiment
+from labkit.runs.runner import forecast
 from labkit.runs.store import (
     SHARED,
     is_under_way,

@@ -17,8 +17,7 @@ from labkit.report import savings as saved
 from labkit.report.dial_chart import dial_chart
 from labkit.report.epoch_chart import epoch_chart
 from labkit.report.side_by_side import compare_table, side_by_side
-from labkit.runs import experiment as runs
-from labkit.runs import store
+from labkit.runs import runner, store
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment
 from labkit.runs.store import StoredRun, newest_runs
@@ -115,7 +114,7 @@ def run(
         Cancelled: `cancel` was set while data at a URL was copied to this machine.
     """
     options = {"results": results, "blocks": blocks, "cancel": cancel, "progress": progress}
-    return _held(runs.run(experiment, mode, **options))
+    return _held(runner.run(experiment, mode, **options))
 
 
 def resume(
@@ -137,7 +136,7 @@ def resume(
             machine.
         RuntimeError: another run is in progress in this process, or another process has this one.
     """
-    return _held(runs.resume(folder, cancel=cancel, progress=progress))
+    return _held(runner.resume(folder, cancel=cancel, progress=progress))
 
 
 def find_run(name: Path | str, results: Path | str = "results") -> Run:

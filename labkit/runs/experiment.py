@@ -1,33 +1,15 @@
-"""Experiment: what is compared, and the run that compares it.
-
-    run:    check ─▶ run folder ─┐
-    resume: check_resumable ─────┴▶ prepare: stage ─ check the work ─ calibrate ─▶ blocks
-
-Settings may be unset in an experiment; `check` fills them in for this machine, and the run folder
-holds what was really run.
-"""
+"""Experiment: a question, and the variants that answer it."""
 
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
-from labkit.analysis.forecast import Forecast
-from labkit.analysis.forecast import forecast as expect
-from labkit.contracts import Cancelled
-from labkit.machine import hardware
-from labkit.resolve import own_parts
-from labkit.runs.active import ActiveRun, Progress, single_run_lock
-from labkit.runs.kinds import EPOCHS, KINDS
-from labkit.runs.preconditions import check, check_resumable
-from labkit.runs.runner import run_blocks
-from labkit.runs.schedule import check_blocks
-from labkit.runs.store import RESERVED, StoredRun, create_run, earlier_runs, hold, load_run
-from labkit.settings import CORRECTED, MODES, PROTOCOLS, Settings, pick
+from labkit.runs.store import RESERVED
+from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
+
+EPOCHS = "epochs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +89,6 @@ class Experiment:
         for label in self.published:
             pick(dict(self.variants), label, "published label")
         pick(dict.fromkeys(PROTOCOLS), self.protocol, "protocol")
-        pick(KINDS, self.kind, "kind")
 
     def grouped(self, labels: Iterable[str]) -> dict[str, dict]:
         """Return what `run.json` holds of groups and tasks; nothing where there are none.
@@ -124,132 +105,3 @@ class Experiment:
             firsts[groups[self.baseline]] = self.baseline
             told |= {"groups": groups, "baselines": {g: firsts[g] for g in groups.values()}}
         return told
-
-
-def forecast(
-    experiment: Experiment,
-    mode: str = "full",
-    *,
-    blocks: int | None = None,
-    results: Path | str = "results",
-) -> Forecast:
-    """Say before a run how long it will take and the smallest effect it can see.
-
-    Args:
-        experiment: what would be compared.
-        mode: quick, document or full.
-        blocks: repetitions; unset: the mode's.
-        results: folder with earlier runs, whose noise is taken.
-
-    Returns:
-        Shows itself as a sentence.
-    """
-    chosen = pick(MODES, mode, "mode")
-    wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
-    machine_id = hardware.provenance()["machine_id"]
-    earlier = earlier_runs(results, experiment.name, machine_id=machine_id, mode=mode)
-    return expect(
-        (run.summary for run in earlier),
-        mode=mode,
-        blocks=check_blocks(chosen, blocks),
-        variants={label: asdict(settings) for label, settings in wanted.items()},
-        baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
-        trial_s=KINDS[experiment.kind].trial_s(mode),
-    )
-
-
-@single_run_lock()
-def run(
-    experiment: Experiment,
-    mode: str = "quick",
-    *,
-    results: Path | str = "results",
-    blocks: int | None = None,
-    cancel: threading.Event | None = None,
-    progress: Progress | bool = True,
-) -> StoredRun:
-    """Run an experiment.
-
-    Args:
-        experiment: what to compare.
-        mode: quick, document or full.
-        results: folder that takes the run folder.
-        blocks: repetitions; unset: the mode's.
-        cancel: set by another thread to stop; finished trials stay.
-        progress: whether to print a bar with ETA, or an object to report to instead.
-
-    Returns:
-        The run as it is on disk; `run.info["status"]` is finished or cancelled.
-
-    Raises:
-        ValueError: settings, data or parts that cannot work, before anything is timed.
-        RuntimeError: the baseline cannot be measured here (finished rows stay), or another run
-            is in progress in this process.
-        Cancelled: `cancel` was set while data at a URL was copied to this machine.
-    """
-    info = check(experiment, mode, blocks, cancel)
-    own = own_parts()
-    folder = create_run(Path(results), info)
-    with hold(folder):
-        return _complete(ActiveRun(folder, info, own=own, cancel=cancel, progress=progress))
-
-
-@single_run_lock()
-def resume(
-    folder: Path | str,
-    *,
-    cancel: threading.Event | None = None,
-    progress: Progress | bool = True,
-) -> StoredRun:
-    """Run what is missing of a run that was cancelled or killed.
-
-    Args:
-        folder: a run folder.
-        cancel: as in `run`.
-        progress: as in `run`.
-
-    Raises:
-        FileNotFoundError: there is no run in this folder.
-        ValueError: a part of it is not known here, its data changed, or it began on another
-            machine.
-        RuntimeError: another run is in progress in this process, or another process has this one.
-    """
-    found = load_run(folder)
-    check_resumable(found)
-    own = own_parts()
-    with hold(found.folder):
-        info = load_run(folder).info  # as the process that had it last left it
-        return _complete(ActiveRun(found.folder, info, own=own, cancel=cancel, progress=progress))
-
-
-def _complete(run: ActiveRun) -> StoredRun:
-    """Do everything that is missing; finished rows stay whatever happens."""
-    for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
-        run.progress.say(note)
-    kind = KINDS[run.info.get("kind", EPOCHS)]
-    # The processes end before the cleanup: they may still read what it removes.
-    with _status_saved(run), ExitStack() as cleanup, run.launcher:
-        run.check_baselines()
-        kind.prepare(run, cleanup)
-        run_blocks(run, kind.measure)
-    return load_run(run.folder)
-
-
-@contextmanager
-def _status_saved(run: ActiveRun) -> Iterator[None]:
-    run.save(status="running", reason="")
-    try:
-        yield
-    except Cancelled:
-        run.save(status="cancelled")
-    except KeyboardInterrupt:
-        run.save(status="cancelled")
-        run.progress.say(f"cancelled; complete it with: labkit run --resume {run.folder}")
-        raise
-    except Exception as error:
-        run.save(status="failed", reason=str(error))
-        raise
-    else:
-        run.save(status="finished")
-    finally:
-        run.progress.close()

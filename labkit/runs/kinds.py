@@ -6,18 +6,21 @@ operation:  equal work ─▶ trials time one image operation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from labkit.analysis.forecast import forecast
+from labkit.analysis.forecast import Forecast, forecast
 from labkit.analysis.validity import baselines_of
 from labkit.contracts import Skip, Trial, utc_now
+from labkit.machine import hardware
 from labkit.resolve import stored_folder, traits
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
 from labkit.runs.calibration import calibrate
 from labkit.runs.checks import check_images, check_stand_ins, check_work, drop_failed
+from labkit.runs.experiment import EPOCHS
 from labkit.runs.packs import ensure_pack
 from labkit.runs.reads import save_read_counts
 from labkit.runs.schedule import Planned
@@ -43,7 +46,7 @@ class Kind:
     """Runs one trial."""
     settings: frozenset[str]
     """Names of the settings that have an effect."""
-    trial_s: Callable[[str], float | None]
+    trial_s: Mapping[str, float]
     """Mode -> seconds of a trial, where they are known before a run."""
 
 
@@ -69,7 +72,7 @@ def _prepare_operations(run: ActiveRun, cleanup: ExitStack) -> None:
     tasks = {label: run.info["tasks"][label] for label in run.remaining}
     drop_failed(run, run.ask("compare_operations", settings=asdict(run.baseline), tasks=tasks))
     run.save(calibration={})
-    _say_forecast(run, trial_s=operation_trials.trial_s(run.mode.name))
+    _say_forecast(run)
 
 
 def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
@@ -123,13 +126,11 @@ def _say_forecast(run: ActiveRun, **known: float) -> None:
     """Print how long a run with verdicts takes and what it can detect."""
     if not run.mode.judged:
         return
-    mode, machine_id = run.mode.name, run.info["provenance"]["machine_id"]
-    earlier = earlier_runs(
-        run.folder.parents[1], run.info["experiment"], machine_id=machine_id, mode=mode
-    )
-    expected = forecast(
-        (before.summary for before in earlier),
-        mode=mode,
+    expected = expect(
+        run.folder.parents[1],
+        run.info["experiment"],
+        kind=run.info.get("kind", EPOCHS),
+        mode=run.mode.name,
         blocks=run.info["blocks"],
         variants={label: asdict(settings) for label, settings in run.remaining.items()},
         baselines=baselines_of(run.info).values(),
@@ -137,6 +138,24 @@ def _say_forecast(run: ActiveRun, **known: float) -> None:
     )
     run.progress.say(str(expected))
     run.save(forecast={**asdict(expected), "mde": expected.mde(expected.blocks)})
+
+
+def expect(
+    results: Path | str, experiment: str, *, kind: str, mode: str, **known: object
+) -> Forecast:
+    """Forecast a run from the earlier ones of this machine.
+
+    Args:
+        results: folder with earlier runs.
+        experiment: its name.
+        kind: of its trials, a key of `KINDS`.
+        mode: quick, document or full.
+        **known: the other arguments of `analysis.forecast.forecast`.
+    """
+    machine_id = hardware.provenance()["machine_id"]
+    earlier = earlier_runs(results, experiment, machine_id=machine_id, mode=mode)
+    summaries = (run.summary for run in earlier)
+    return forecast(summaries, mode=mode, trial_s=KINDS[kind].trial_s.get(mode), **known)
 
 
 def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
@@ -178,18 +197,20 @@ def _measure_operation(run: ActiveRun, planned: Planned) -> Trial:
     return Trial.from_row({**row, **measured})
 
 
-EPOCHS = "epochs"
 KINDS: dict[str, Kind] = {
     EPOCHS: Kind(
         prepare=_prepare_epochs,
         measure=_measure_epochs,
         settings=frozenset(field_kinds()),
-        trial_s=lambda mode: None,
+        trial_s={},
     ),
     "operation": Kind(
         prepare=_prepare_operations,
         measure=_measure_operation,
         settings=frozenset({"data", "seed"}),
-        trial_s=operation_trials.trial_s,
+        trial_s={
+            mode: seconds + operation_trials.TRIAL_OVERHEAD_S
+            for mode, seconds in operation_trials.TRIAL_S.items()
+        },
     ),
 }

@@ -76,11 +76,6 @@ AGREEMENTS: dict[str, Agreement] = {
 }
 
 
-def trial_s(mode: str) -> float:
-    """Return the approximate seconds of a trial."""
-    return TRIAL_S[mode] + TRIAL_OVERHEAD_S
-
-
 def load(settings: Settings, task: Mapping[str, object]) -> None:
     """Make the pictures and import the library, for all trials forked from this process."""
     pictures(settings, task["width_px"], task["height_px"])

@@ -12,7 +12,6 @@ import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from labkit import pipeline
 from labkit.contracts import Skip, utc_now
@@ -27,6 +26,7 @@ from labkit.resolve import (
     resolve,
 )
 from labkit.runs import timing
+from labkit.runs.experiment import Experiment
 from labkit.runs.kinds import KINDS
 from labkit.runs.schedule import check_blocks
 from labkit.runs.staging import why_not_throttled
@@ -38,9 +38,6 @@ from labkit.settings import (
     pick,
     read_settings,
 )
-
-if TYPE_CHECKING:
-    from labkit.runs.experiment import Experiment
 
 # Variants that differed in these would do different work.
 SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
@@ -80,7 +77,7 @@ def check(
     data = _describe_data(variants[experiment.baseline])
     _check_equal_work(variants)
     _check_together(parts, data["images"])
-    names = KINDS[experiment.kind].settings
+    names = pick(KINDS, experiment.kind, "kind").settings
     return {
         "schema": SCHEMA,
         "kind": experiment.kind,

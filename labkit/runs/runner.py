@@ -1,29 +1,170 @@
-"""Blocks: every variant once and the baseline twice (A1, A2), in random order, block after block.
+"""Run an experiment, resume a run, and forecast how long one takes.
 
-Each trial has a fresh process, and its row is saved as it ends.  The runner sleeps meanwhile:
-nothing may run beside a measurement.
+    run:    check ─▶ run folder ─┐
+    resume: check_resumable ─────┴▶ prepare: stage ─ check the work ─ calibrate ─▶ blocks
+
+A block has every variant once and the baseline twice (A1, A2), in random order.  Each trial has a
+fresh process, and its row is saved as it ends.  The runner sleeps meanwhile: nothing may run beside
+a measurement.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
 
 from labkit import units
 from labkit.analysis.equal_work import unequal_work
+from labkit.analysis.forecast import Forecast
 from labkit.analysis.summary import second_attempt_note
 from labkit.analysis.validity import a_over_a, attempt_of, valid_trials, why_disturbed
 from labkit.contracts import Cancelled, Skip, Trial
-from labkit.runs.active import ActiveRun
-from labkit.runs.kinds import UnequalWork
+from labkit.resolve import own_parts
+from labkit.runs.active import ActiveRun, Progress, single_run_lock
+from labkit.runs.experiment import EPOCHS, Experiment
+from labkit.runs.kinds import KINDS, UnequalWork, expect
+from labkit.runs.preconditions import check, check_resumable
 from labkit.runs.process import TrialFailed, TrialKilled
-from labkit.runs.schedule import Planned, next_trials
-from labkit.runs.store import append_trial, load_run
+from labkit.runs.schedule import Planned, check_blocks, next_trials
+from labkit.runs.store import StoredRun, append_trial, create_run, hold, load_run
+from labkit.settings import MODES, pick
 
 FAILURES_BEFORE_DROPPED = 2
 
 
-def run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) -> None:
+def forecast(
+    experiment: Experiment,
+    mode: str = "full",
+    *,
+    blocks: int | None = None,
+    results: Path | str = "results",
+) -> Forecast:
+    """Forecast how long a run takes and the smallest effect that it can detect.
+
+    Args:
+        experiment: what would be compared.
+        mode: quick, document or full.
+        blocks: repetitions; unset: the mode's.
+        results: folder with earlier runs, whose noise is taken.
+
+    Returns:
+        Shows itself as a sentence.
+    """
+    chosen = pick(MODES, mode, "mode")
+    wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
+    return expect(
+        results,
+        experiment.name,
+        kind=experiment.kind,
+        mode=mode,
+        blocks=check_blocks(chosen, blocks),
+        variants={label: asdict(settings) for label, settings in wanted.items()},
+        baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
+    )
+
+
+@single_run_lock()
+def run(
+    experiment: Experiment,
+    mode: str = "quick",
+    *,
+    results: Path | str = "results",
+    blocks: int | None = None,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
+) -> StoredRun:
+    """Run an experiment.
+
+    Args:
+        experiment: what to compare.
+        mode: quick, document or full.
+        results: folder that takes the run folder.
+        blocks: repetitions; unset: the mode's.
+        cancel: set by another thread to stop; finished trials stay.
+        progress: whether to print a bar with ETA, or an object to report to instead.
+
+    Returns:
+        The run as it is on disk; `run.info["status"]` is finished or cancelled.
+
+    Raises:
+        ValueError: settings, data or parts that cannot work, before anything is timed.
+        RuntimeError: the baseline cannot be measured here (finished rows stay), or another run
+            is in progress in this process.
+        Cancelled: `cancel` was set while data at a URL was copied to this machine.
+    """
+    info = check(experiment, mode, blocks, cancel)
+    own = own_parts()
+    folder = create_run(Path(results), info)
+    with hold(folder):
+        return _complete(ActiveRun(folder, info, own=own, cancel=cancel, progress=progress))
+
+
+@single_run_lock()
+def resume(
+    folder: Path | str,
+    *,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
+) -> StoredRun:
+    """Run what is missing of a run that was cancelled or killed.
+
+    Args:
+        folder: a run folder.
+        cancel: as in `run`.
+        progress: as in `run`.
+
+    Raises:
+        FileNotFoundError: there is no run in this folder.
+        ValueError: a part of it is not known here, its data changed, or it began on another
+            machine.
+        RuntimeError: another run is in progress in this process, or another process has this one.
+    """
+    found = load_run(folder)
+    check_resumable(found)
+    own = own_parts()
+    with hold(found.folder):
+        info = load_run(folder).info  # as the process that had it last left it
+        return _complete(ActiveRun(found.folder, info, own=own, cancel=cancel, progress=progress))
+
+
+def _complete(run: ActiveRun) -> StoredRun:
+    """Do everything that is missing; finished rows stay whatever happens."""
+    for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
+        run.progress.say(note)
+    kind = KINDS[run.info.get("kind", EPOCHS)]
+    # The processes end before the cleanup: they may still read what it removes.
+    with _status_saved(run), ExitStack() as cleanup, run.launcher:
+        run.check_baselines()
+        kind.prepare(run, cleanup)
+        _run_blocks(run, kind.measure)
+    return load_run(run.folder)
+
+
+@contextmanager
+def _status_saved(run: ActiveRun) -> Iterator[None]:
+    run.save(status="running", reason="")
+    try:
+        yield
+    except Cancelled:
+        run.save(status="cancelled")
+    except KeyboardInterrupt:
+        run.save(status="cancelled")
+        run.progress.say(f"cancelled; complete it with: labkit run --resume {run.folder}")
+        raise
+    except Exception as error:
+        run.save(status="failed", reason=str(error))
+        raise
+    else:
+        run.save(status="finished")
+    finally:
+        run.progress.close()
+
+
+def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) -> None:
     """Run the trials that the plan and the rows so far ask for."""
     trials = list(load_run(run.folder).trials)
     failures, killed = Counter(), set()

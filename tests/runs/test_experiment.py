@@ -8,8 +8,9 @@ import pytest
 
 import labkit as lab
 from labkit.machine import gpu, hardware
-from labkit.runs.experiment import Experiment, run
+from labkit.runs.experiment import Experiment
 from labkit.runs.preconditions import check
+from labkit.runs.runner import run
 from labkit.settings import Settings, vary
 
 BASE = Settings()
