@@ -194,8 +194,3 @@ def move_batch(batch: object, device: str) -> object:
 def count_bytes(batch: object) -> int:
     """Return the bytes of a batch's tensors and arrays."""
     return sum(leaf.nbytes for leaf in arrays(batch))
-
-
-def count_samples(batch: object) -> int:
-    """Return the length of a batch's first array that has one; 1 where there is none."""
-    return next((int(leaf.shape[0]) for leaf in arrays(batch) if len(leaf.shape)), 1)

@@ -28,11 +28,9 @@ from itertools import cycle
 from pathlib import Path
 
 from labkit import units
-from labkit.contracts import SystemClock
 from labkit.diagnosis import loaders, stages
 from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
 from labkit.diagnosis.profile import kinds_of
-from labkit.diagnosis.watch import EpochPhases, Phases
 from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import EmulatedDevice
@@ -145,12 +143,8 @@ class Loop:
             with _one_thread():
                 self.resident.append(loaders.copy_batch(batch))
 
-    def batches(self) -> Iterator:
-        """Iterate over the loader; a loader that stalls raises `Stopped`."""
-        return _without_stalls(self.loader)
-
     def run(self, batch: object) -> object:
-        """Do what the user's loop does with a batch."""
+        """Call the step with a batch, transferred before."""
         return self.step(batch if self._transfer is None else self._transfer(batch))
 
     def alone(self, loader: Iterable, steps: Steps) -> Stretch:
@@ -313,8 +307,6 @@ class Collected:
     loop: Loop
     stretches: list[Stretch] = field(default_factory=list)
     """Of the blocks, in the order of measuring."""
-    phases: EpochPhases | None = None
-    """Of the first steps, as `watch` would show them."""
     stages: stages.Stages | None = None
     host_kinds: dict[str, float] = field(default_factory=dict)
     """Kind of work -> its share of the step; see `profile.kinds_of`."""
@@ -385,14 +377,10 @@ def _measure(
 ) -> None:
     loop, ends_s = found.loop, time.monotonic() + budget_s
     say("first steps", 0.0)
-    recorder = Phases(SystemClock())
-    try:
-        look_s = _look(loop, device, recorder)
-    finally:
-        found.phases = recorder.result()
+    step_s = _look(loop, device)
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     stretch_s = min(max(budget_s * ARMS_SHARE / BLOCKS / len(arms), SHORTEST_S), LONGEST_S)
-    plan = Plan(loop, look_s, stretch_s)
+    plan = Plan(loop, step_s, stretch_s)
     order = random.Random(SEED)
     warmed = not files
     for block in range(BLOCKS):
@@ -420,13 +408,11 @@ def _measure(
     _look_into_step(found, PROFILE_SHARE * budget_s)
 
 
-def _look(loop: Loop, device: EmulatedDevice | None, recorder: Phases) -> float:
+def _look(loop: Loop, device: EmulatedDevice | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
     begun_s, count = time.perf_counter(), 0
-    loop.device = find_device(device) if device is not None else loop.device
     first_s = 0.0
-    batches = recorder.over(loop.batches())
-    for batch in batches:
+    for batch in _without_stalls(loop.loader):
         _check_batch(batch)
         loop.keep(batch)
         loop.run(batch)
@@ -440,7 +426,6 @@ def _look(loop: Loop, device: EmulatedDevice | None, recorder: Phases) -> float:
             break
     if not count:
         raise Stopped("loader must yield at least one batch, got an empty one; look at its length")
-    batches.close()  # takes the recorder's hooks off
     loop.device.synchronize()
     return (time.perf_counter() - begun_s) / (count - 1) if count > 1 else first_s
 

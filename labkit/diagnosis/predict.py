@@ -256,7 +256,8 @@ class Measured:
     pinned_s: float | None = None
     """Copy of a batch to the device from pinned memory."""
     limited_s: float | None = None
-    """A step of the loader alone with one thread in each worker; compare with `alone_s`."""
+    """A step of the loader alone with one thread in each worker, beside `alone_s`; measured only
+    where the workers' threads need more cores than there are."""
     alone_s: float | None = None
     """A step of the loader alone."""
     worker_threads: float = 1.0

@@ -72,8 +72,7 @@ def prefetch_more(measured: Measured) -> Iterator[Remedy]:
     }
     if not tried:
         return
-    best = min(tried.values())
-    factor = next(factor for factor, found in tried.items() if found <= best * (1 + DELTA))
+    factor = _least_that_suffices(tried)
     ahead_bytes = factor * knobs.num_workers * measured.batch_bytes
     slowest_s = max(work.wait_s + work.cpu_s for work in parts.works)
     mean_s = sum(work.wait_s + work.cpu_s for work in parts.works) / len(parts.works)
@@ -89,14 +88,17 @@ def prefetch_more(measured: Measured) -> Iterator[Remedy]:
     )
 
 
+def _least_that_suffices(tried: Mapping[int, float]) -> int:
+    best = min(tried.values())
+    return next(number for number, predicted in tried.items() if predicted <= best * (1 + DELTA))
+
+
 def limit_threads(measured: Measured) -> Iterator[Remedy]:
     """Workers that start threads of their own may need more cores than there are."""
     knobs, parts = measured.knobs, measured.parts
-    if knobs is None or not knobs.num_workers or not measured.limited_s or not measured.alone_s:
+    if measured.limited_s is None:
         return
     wanted = knobs.num_workers * measured.worker_threads
-    if wanted <= parts.cores:
-        return
     faster = measured.limited_s / measured.alone_s
     works = tuple(Work(wait_s=w.wait_s, cpu_s=w.cpu_s * faster) for w in parts.works)
     yield Remedy(
@@ -126,8 +128,7 @@ def more_workers(measured: Measured) -> Iterator[Remedy]:
     }
     if not tried:
         return
-    best = min(tried.values())
-    count = next(count for count, predicted in tried.items() if predicted <= best * (1 + DELTA))
+    count = _least_that_suffices(tried)
     waits = sum(work.wait_s for work in parts.works)
     share = waits / (sum(work.cpu_s for work in parts.works) + waits or 1.0)
     if not now:

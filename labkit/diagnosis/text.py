@@ -164,9 +164,6 @@ def sentences(found: Diagnosis) -> Iterator[str]:
             "Data loading is not the bottleneck: no loading change is predicted to save 3 %. The "
             "step itself is: try a smaller model or input, mixed precision, a faster device."
         )
-    phases = found.collected.phases
-    if phases is not None and phases.timed_steps:
-        yield f"Phases by the host's clock: {epoch_line(phases, None)}."
     blocks, loop = len(found.collected.of("resident")), found.collected.loop
     cold = "" if found.collected.of("cold") else " No arm was cold: give files for that."
     yield (

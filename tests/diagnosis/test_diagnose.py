@@ -106,7 +106,7 @@ def test_it_says_so_on_one_screen(without_workers):
 
 
 def test_nothing_is_to_gain_where_the_device_is_the_limit():
-    step = Emulated(ms=20)
+    step = Emulated(ms=10)
     found = diagnose(
         DataLoader(Slow(length=16, cpu_s=0.0001), batch_size=4), step, device=step.device
     )
