@@ -1,6 +1,5 @@
 """labkit: why is my GPU at 0 %, and what fixes it?  The public names, nothing else."""
 
-from labkit.claims.disputes import disputes
 from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.example import example_loop
 from labkit.diagnosis.profile import call_graph
@@ -53,7 +52,6 @@ __all__ = [
     "compare",
     "describe_data",
     "diagnose",
-    "disputes",
     "doctor",
     "example_loop",
     "experiment",

@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -135,9 +136,17 @@ def _table(options: Options) -> None:
 
 
 def _claims(options: Options) -> None:
-    rows = ledger.answers(options.results)
-    rows = [row for row in rows if not options.numbers or row["number"] in options.numbers]
-    print(_json(rows) if options.json else ledger.claims_text(rows))
+    rows = ledger.answers(options.results, numbers=options.numbers)
+    if options.json:
+        print(_json(rows))
+        return
+    for row in rows:
+        print(textwrap.fill(f"{row['number']:>2}  {row['claim']} {row['document']}", 100))
+        said = [f"{side['by']}: {side['says']}" for side in row["sides"]]
+        published = f"published: {row['published']}" if row["published"] else ""
+        answer = ": ".join(filter(None, (row["experiment"], row["answer"])))
+        for line in filter(None, (published, *said, row["footnote"], answer)):
+            print(textwrap.indent(textwrap.fill(line, 94), "      "))
 
 
 def _json(rows: list[dict[str, object]]) -> str:

@@ -29,11 +29,13 @@ def test_claims_stand_beside_the_notebook_that_runs_their_experiment():
         for number in re.findall(r"\d+", numbers):
             claim = claims[int(number)]
             found[int(number)] = path
-            assert any(f'"{test.experiment}"' in code for test in claim.tests)
+            assert any(f'"{c.experiment}"' in code for c in claim.contrasts)
             assert set(claim.documents) <= set(re.findall(r"\[\d+\]", documents))
     there = {"prefetching", "storage", "preprocessing", "opencv_vs_pil", "operations"}
     there |= {"packing", "small_files", "offline", "distance"}
     there |= {"workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size"}
     there |= {"sampling", "bottlenecks"}
     there |= {"stalls", "checkpoints", "logs", "metric_reports", "evaluation", "progress", "loss"}
-    assert set(found) == {c.number for c in CLAIMS if there & {test.experiment for test in c.tests}}
+    assert set(found) == {
+        claim.number for claim in CLAIMS if there & {c.experiment for c in claim.contrasts}
+    }

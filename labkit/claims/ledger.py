@@ -1,119 +1,122 @@
-"""Answer the documents' claims from the newest runs on this machine.
+"""Judge the documents' claims by this machine's newest runs.
 
-`claims.toml` holds the claims and the variants that test them.  Words of agreement need full mode,
-and over a stand-in a result is only consistent with a claim.  Source: EVIDENCE 1.
+`claims.toml` holds the claims, who says otherwise, and the contrasts that test them.  A contrast
+with the baseline has the verdict of its run; all others of a run are judged together (Holm).
+Agreement takes full mode, and over a stand-in a result is at most consistent with a claim.
+Source: EVIDENCE 1.
 """
 
 from __future__ import annotations
 
-import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.stand_ins import EMULATED_WORDS
-from labkit.analysis.stand_ins import find_stand_ins as stand_ins
-from labkit.analysis.statistics import agreement
-from labkit.analysis.summary import Row
-from labkit.claims.answers import ANSWERS, beside_baselines
-from labkit.experiments import catalog
+from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
+from labkit.analysis.statistics import UNSTABLE, agreement
+from labkit.analysis.summary import Ratio, Row, Summary, ratios
+from labkit.experiments.tuning import EQUALLY_FAST
 from labkit.machine import hardware
 from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-DATA = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
-# Experiments whose variants only this machine's GPU can name -> what makes them.
-MADE_BY = {"batch_size_fill": "lab.largest_batch(…).experiment(), on CUDA,"}
-COLUMNS = 100
+NO_DIFFERENCE = "no practical difference"
 OPPOSITE = {"faster": "slower", "slower": "faster"}
+MIN_GPU_UTIL_DIFFERENCE = 0.1  # NVML's sampling periods do not match a loop's steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Test:
-    """A variant that bears on a claim."""
+class Contrast:
+    """Two variants of an experiment whose times are compared; see `claims.toml`."""
 
     experiment: str
     variant: str = ""
-    """Empty where the answer is no normalized time of one variant."""
-    expected: float | None = None
-    """The normalized time that the document reported."""
-    direction: str = ""
-    """faster or slower, where no figure is given; empty: the claim names no effect."""
+    against: str = ""
+    expected: float | str | Sequence[str] = ""
+    judge: str = ""
+    made_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One statement of the documents."""
+    """One statement of the documents; see `claims.toml`."""
 
     number: int
-    documents: tuple[str, ...]
+    documents: Sequence[str]
     claim: str
-    tests: tuple[Test, ...]
     published: str = ""
-    """The figure in the document's own terms; empty where it gives none."""
+    sides: Sequence[Mapping[str, str]] = ()
+    """by, says."""
+    footnote: str = ""
     reason: str = ""
-    """Why it cannot be tested here as long as there is no experiment."""
+    contrasts: Sequence[Contrast] = ()
 
 
-CLAIMS = tuple(
-    Claim(
-        **{
-            **row,
-            "documents": tuple(row["documents"]),
-            "tests": tuple(Test(**t) for t in row["tests"]),
-        }
+def _read_claims() -> tuple[Claim, ...]:
+    text = Path(__file__).with_name("claims.toml").read_text(encoding="utf-8")
+    return tuple(
+        Claim(**{**row, "contrasts": [Contrast(**c) for c in row.get("contrasts", ())]})
+        for row in tomllib.loads(text)["claim"]
     )
-    for row in DATA["claim"]
-)
 
 
-def answers(results: Path | str, machine_id: str | None = None) -> list[dict[str, object]]:
-    """Answer every claim from the runs there are.
+CLAIMS = _read_claims()
+
+
+def answers(
+    results: Path | str, machine_id: str | None = None, *, numbers: Sequence[int] = ()
+) -> list[dict[str, object]]:
+    """Answer claims from the newest runs.
 
     Args:
         results: folder that holds all results.
         machine_id: whose runs count; unset: this machine's.
+        numbers: which claims; none: all.
 
     Returns:
-        A row per claim: number, document, claim, published, experiment, answer, and run (ids
-        of the runs that the answer rests on, or nothing).
+        A record per claim: number, document, claim, published, sides (by, says), footnote,
+        experiment, answer, run (ids of the runs that the answer rests on), and contrasts: of each
+        experiment, compared, answer, ratio, low, high (95 % interval) and verdict.
+
+    Raises:
+        ValueError: there is no claim of such a number.
     """
-    if machine_id is None:
-        machine_id = hardware.provenance()["machine_id"]
+    known = {claim.number: claim for claim in CLAIMS}
+    if unknown := [number for number in numbers if number not in known]:
+        raise ValueError(
+            f"numbers must be from 1 to {len(known)}, got {unknown[0]}; leave them out for all"
+        )
+    machine_id = machine_id or hardware.provenance()["machine_id"]
     runs = newest_runs(results, lambda info: weigh_answer(info, machine_id))
-    return [_row(claim, runs) for claim in CLAIMS]
+    evidence = {name: _Evidence(run) for name, run in runs.items()}
+    return [_answer(claim, evidence) for n, claim in known.items() if n in (numbers or known)]
 
 
 def answers_of(run: StoredRun, machine_id: str) -> list[dict[str, object]]:
-    """Answer from one run the claims that its experiment tests.
+    """Answer the claims that a run's experiment tests from this run alone.
 
     Args:
         run: any run.
-        machine_id: whose runs may answer.
+        machine_id: whose runs count.
 
     Returns:
-        Rows as of `answers`, resting on this run alone; none for a run that is not finished
-        or of another machine.
+        Records as of `answers`; none for a run that is not finished or of another machine.
     """
     if weigh_answer(run.info, machine_id) is None:
         return []
-    name = run.info["experiment"]
-    own = [
-        replace(claim, tests=tests)
+    name, evidence = run.info["experiment"], _Evidence(run)
+    asked = [
+        replace(claim, contrasts=[c for c in claim.contrasts if c.experiment == name])
         for claim in CLAIMS
-        if (tests := tuple(test for test in claim.tests if test.experiment == name))
     ]
-    return [_row(claim, {name: run}) for claim in own]
+    return [_answer(claim, {name: evidence}) for claim in asked if claim.contrasts]
 
 
 def weigh_answer(info: Mapping[str, object], machine_id: str) -> int | None:
-    """Weigh a run as an answer: only finished ones from this machine, best those with verdicts.
+    """Rank a run as an answer: finished, on this machine, and best with verdicts.
 
     Args:
         info: what `run.json` holds.
@@ -126,191 +129,329 @@ def weigh_answer(info: Mapping[str, object], machine_id: str) -> int | None:
     if info.get("status") != "finished" or measured_on != machine_id:
         return None
     if info.get("protocol") == AS_PUBLISHED:
-        return 0  # what it shows may be the order's doing
-    mode = MODES.get(info["mode"])
-    return 2 if mode is not None and mode.judged else 1
+        return 0  # its fixed order may explain what it shows
+    return 2 if _is_judged(info) else 1
 
 
-def _row(claim: Claim, runs: Mapping[str, StoredRun]) -> dict[str, object]:
-    experiments = list(dict.fromkeys(test.experiment for test in claim.tests))
+class _Evidence:
+    """A run, its rows by variant, and what its contrasts came to."""
+
+    def __init__(self, run: StoredRun) -> None:
+        self.run, self.info = run, run.info
+
+    @cached_property
+    def summary(self) -> Summary:
+        return self.run.summary
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        return {row.variant: row for row in self.summary.rows}
+
+    @cached_property
+    def ratios(self) -> dict[tuple[str, str], Ratio]:
+        """(variant, against) -> ratio; against the baseline as the run itself has it."""
+        found = {
+            (row.variant, ""): Ratio(
+                ratio=row.normalized_time, low=row.ci_low, high=row.ci_high,
+                blocks=row.blocks, verdict=row.verdict,
+            )
+            for row in self.summary.rows
+            if row.normalized_time is not None
+        }  # fmt: skip
+        name = self.info["experiment"]
+        asked = [c for claim in CLAIMS for c in claim.contrasts if c.experiment == name]
+        pairs = dict.fromkeys((c.variant, c.against) for c in asked if c.against)
+        wanted = [
+            (self.rows[variant], self.rows[against], "total")
+            for variant, against in pairs
+            if variant in self.rows and against in self.rows
+        ]
+        for (variant, against, _), ratio in ratios(self.summary, wanted).items():
+            found[variant, against] = ratio
+        return found
+
+
+def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object]:
+    experiments = list(dict.fromkeys(c.experiment for c in claim.contrasts))
+    judged = [_judge(claim, c, evidence.get(c.experiment)) for c in claim.contrasts]
     return {
         "number": claim.number,
         "document": ", ".join(claim.documents),
         "claim": claim.claim,
         "published": claim.published,
+        "sides": [dict(side) for side in claim.sides],
+        "footnote": claim.footnote,
         "experiment": ", ".join(experiments),
-        "answer": answer(claim, runs),
-        "run": ", ".join(runs[name].folder.name for name in experiments if name in runs),
+        "answer": _join(claim, judged),
+        "run": ", ".join(evidence[x].run.folder.name for x in experiments if x in evidence),
+        "contrasts": judged,
     }
 
 
-def answer(claim: Claim, runs: Mapping[str, StoredRun]) -> str:
-    """Say in one line what the runs say of a claim.
+def _join(claim: Claim, judged: Sequence[Mapping[str, object]]) -> str:
+    """Return the answers of all contrasts in one line; equal ones are named together."""
+    if not judged:
+        return f"not testable here: {claim.reason}" if claim.reason else "no experiment yet"
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in judged:
+        alike.setdefault((one["experiment"], one["answer"]), []).append(one["compared"])
+    if len({answer for _, answer in alike}) == 1:
+        return judged[0]["answer"]
+    experiments = [experiment for experiment, _ in alike]
+    lines = []
+    for (experiment, answer), compared in alike.items():
+        name = [experiment] if len(set(experiments)) > 1 else []
+        if not name or experiments.count(experiment) > 1:
+            name.append(" and ".join(compared))
+        lines.append(f"{' '.join(name)}: {answer}")
+    return "; ".join(lines)
 
-    Args:
-        claim: one of `CLAIMS`.
-        runs: experiment's name -> the run that speaks for it.
-    """
-    asked = [test.variant for test in claim.tests]
-    said = {
-        _name(test, alone=asked.count(test.variant) == 1): _answer(
-            claim, test, runs.get(test.experiment)
+
+def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict[str, object]:
+    against = f" ÷ {contrast.against}" if contrast.against else ""
+    found = {
+        "experiment": contrast.experiment, "compared": contrast.variant + against,
+        "answer": "not run", "ratio": None, "low": None, "high": None, "verdict": "",
+    }  # fmt: skip
+    if evidence is None:
+        how = f"not run: {contrast.made_by} makes it"
+        return found | ({"answer": how} if contrast.made_by else {})
+    if contrast.judge:
+        return found | {"answer": _judge_otherwise(contrast, evidence)}
+    if why := _why_missing(contrast, evidence):
+        return found | {"answer": why}
+    ratio = evidence.ratios.get((contrast.variant, contrast.against))
+    if ratio is None:
+        return found | {"answer": "not run: no block has both"}
+    return found | {
+        "answer": _say_ratio(claim, contrast, evidence, ratio),
+        "ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict,
+    }  # fmt: skip
+
+
+def _why_missing(contrast: Contrast, evidence: _Evidence) -> str:
+    """Return why a run has no number for a variant, or ''."""
+    for name in filter(None, (contrast.against, contrast.variant)):
+        row = evidence.rows.get(name)
+        if row is None:
+            return "not run: this run has no such variant"
+        if row.normalized_time is None:
+            whose = f"{name}: " if contrast.against else ""
+            if row.status == "missing":
+                return f"{whose}not run: {row.reason}"
+            failed = "failed: " if row.status == "failed" else ""
+            return f"{whose}not testable here: {failed}{row.reason or row.status}"
+    return ""
+
+
+def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Ratio) -> str:
+    rows, expected, verdict = _compared(contrast, evidence), contrast.expected, ratio.verdict
+    figures = units.normalized(ratio.ratio)
+    if ratio.low is not None:
+        figures += f" {units.interval(ratio.low, ratio.high)}"
+    if isinstance(expected, float):
+        figures += f" measured, {units.normalized(expected)} published"
+    if not verdict:
+        return _say(figures, rows, why_unjudged=_why_unjudged(evidence.info, ratio.blocks))
+    if verdict == UNSTABLE:
+        return _say(figures, rows, f"{UNSTABLE}, no verdict")
+    if isinstance(expected, float):
+        return _say(figures, rows, agreement(ratio.low, ratio.high, expected))
+    if expected and isinstance(expected, str):
+        word = {expected: "agrees", OPPOSITE[expected]: "differs", NO_DIFFERENCE: "differs"}.get(
+            verdict, "inconclusive"
         )
-        for test in claim.tests
-    }
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return "; ".join(f"{name}: {words}" for name, words in said.items())
+        return _say(figures if word == verdict else f"{verdict}, {figures}", rows, word)
+    if right := [s["by"] for s, word in zip(claim.sides, expected) if word == verdict]:
+        word = f"{EMULATED_WORDS['agrees']}, emulated," if find_stand_ins(rows) else "agrees"
+        figures += f", {word} with {'; '.join(right)}"
+    elif any(expected) and verdict in (*OPPOSITE, NO_DIFFERENCE):
+        figures += ", no side expects that"
+    return _say(figures, rows, verdict)
 
 
-def _name(test: Test, *, alone: bool) -> str:
-    """Name a test by its variant, unless another experiment has one of that name."""
-    if alone and test.variant:
-        return test.variant
-    return f"{test.experiment} {test.variant}".rstrip()
-
-
-def _answer(claim: Claim, test: Test, run: StoredRun | None) -> str:
-    experiment, variant = test.experiment, test.variant
-    if run is None and experiment in MADE_BY:
-        return f"not run: {MADE_BY[experiment]} asks it"
-    if run is None and experiment not in catalog.CATALOG:
-        missing = "no experiment yet"
-        return f"not testable here: {claim.reason}; {missing}" if claim.reason else missing
-    if run is None:
-        return "not run"
-    if claim.number in ANSWERS:
-        return _answer_otherwise(claim.number, variant, run)
-    summary = run.summary
-    if summary.has_groups:
-        return beside_baselines(run.info, summary, variant)
-    rows = {row.variant: row for row in summary.rows}
-    if variant not in rows:
-        return "not run: this run has no such variant"
-    if rows[variant].normalized_time is None:
-        return say_unmeasured(rows[variant])
-    return _measured(run.info, summary.rows[0], rows[variant], test)
-
-
-def _answer_otherwise(number: int, variant: str, run: StoredRun) -> str:
-    """Answer by what is no normalized time; see `claim_answers`."""
-    summary = run.summary
-    rows = {row.variant: row for row in summary.rows}
-    if variant and variant not in rows:
-        return "not run: this run has no such variant"
-    if variant and rows[variant].normalized_time is None:
-        return say_unmeasured(rows[variant])
-    found = ANSWERS[number](rows, variant, run.info["variants"])
-    where = conditions(found.rows)
-    if not found.word:
-        return f"{found.figures}{where}"
-    if not summary.judged:
-        return f"{found.figures}{where}; {why_unjudged(run.info, summary.n_blocks)}"
-    word = found.word
-    if stand_ins(found.rows):
-        word = f"{EMULATED_WORDS[word]}, emulated"
-    return f"{word}{where}: {found.figures}"
-
-
-def say_unmeasured(row: Row) -> str:
-    """Say why a variant without a number answers nothing."""
-    if row.status == "missing":
-        return f"not run: {row.reason}"
-    failed = "failed: " if row.status == "failed" else ""
-    return f"not testable here: {failed}{row.reason or row.status}"
-
-
-def _measured(info: Mapping[str, object], baseline: Row, row: Row, test: Test) -> str:
-    """Compare a row with its claim: the word if there is one, conditions, figures."""
-    expected = test.expected
-    compared = [baseline, row]
-    where = conditions(compared)
-    figures = units.normalized(row.normalized_time)
-    if row.ci_low is not None:
-        figures += f" {units.interval(row.ci_low, row.ci_high)}"
-    figures += " measured"
-    if expected is not None:
-        figures += f", {units.normalized(expected)} published"
-    if not row.verdict:
-        return f"{figures}{where}; {why_unjudged(info, row.blocks)}"
-    word = _word(row, test)
-    if expected is None and not word.startswith(row.verdict):
-        figures = f"{row.verdict}, {figures}"  # there is no figure that would say it
-    if stand_ins(compared) and word in EMULATED_WORDS:
+def _say(figures: str, rows: Sequence[Row], word: str = "", *, why_unjudged: str = "") -> str:
+    """Write an answer: the word if there is one, what stood in, the figures."""
+    where = _conditions(rows)
+    if why_unjudged:
+        return f"{figures}{where}, {why_unjudged}"
+    if not word:
+        return f"{figures}{where}"
+    if find_stand_ins(rows) and word in EMULATED_WORDS:
         word = f"{EMULATED_WORDS[word]}, emulated"
     return f"{word}{where}: {figures}"
 
 
-def _word(row: Row, test: Test) -> str:
-    if row.verdict == "machine unstable":
-        return "machine unstable, no verdict"
-    if test.expected is not None:
-        return agreement(row.ci_low, row.ci_high, test.expected)
-    if not test.direction:
-        return row.verdict
-    if row.verdict == test.direction:
-        return "agrees"
-    against = (OPPOSITE[test.direction], "no practical difference")
-    return "differs" if row.verdict in against else "inconclusive"
+def _compared(contrast: Contrast, evidence: _Evidence) -> list[Row]:
+    """Return the rows of a contrast, the one that the other is divided by first."""
+    first = contrast.against or next(iter(evidence.rows))
+    names = dict.fromkeys((first, contrast.variant or first))
+    return [evidence.rows[name] for name in names]
 
 
-def why_unjudged(info: Mapping[str, object], blocks: int) -> str:
-    """Return why a number from so many complete blocks has no verdict."""
+def _is_judged(info: Mapping[str, object]) -> bool:
+    mode = MODES.get(info["mode"])
+    return mode is not None and mode.judged
+
+
+def _why_unjudged(info: Mapping[str, object], blocks: int) -> str:
     if info.get("protocol") == AS_PUBLISHED:
         return f"no verdict for a run {AS_PUBLISHED}"
-    mode = MODES.get(info["mode"])
-    if mode is None or not mode.judged:
+    if not _is_judged(info):
         return f"no verdict in {info['mode']} mode"
     return f"{blocks} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
 
 
-def conditions(compared: Sequence[Row]) -> str:
-    """Name what stood in for the real thing, and what else a number has to be read with.
+def _conditions(rows: Sequence[Row]) -> str:
+    """Name stand-ins and what else differs from the document's experiment, in brackets."""
 
-    Args:
-        compared: the row that others are divided by, and then those.
+    def labels(of: Sequence[Row], kind: str) -> list[str]:
+        return [label for row in of for label in row.labels.get(kind, "").split(" / ")]
 
-    Returns:
-        " (emulated accelerator, warm cache)", or nothing.
+    said = list(find_stand_ins(rows))
+    if any(label.startswith("unknown") for label in labels(rows, "storage")):
+        said.append("storage of unknown kind")
+    if "warm" in labels(rows[:1], "cache"):
+        said.append("warm cache")
+    return f" ({', '.join(said)})" if said else ""
+
+
+# --- answers that are no normalized time ----------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a run shows."""
+
+    figures: str
+    rows: Sequence[Row]
+    """The rows it rests on, the baseline first."""
+    word: str = ""
+    """agrees, differs or inconclusive; empty where there is nothing to agree with."""
+
+
+def _judge_otherwise(contrast: Contrast, evidence: _Evidence) -> str:
+    if not evidence.summary.has_groups and (why := _why_missing(contrast, evidence)):
+        return why
+    found = JUDGES[contrast.judge](contrast, evidence)
+    summary = evidence.summary
+    unjudged = bool(found.word) and not summary.judged
+    why = _why_unjudged(evidence.info, summary.n_blocks) if unjudged else ""
+    return _say(found.figures, found.rows, found.word, why_unjudged=why)
+
+
+def largest_phase(contrast: Contrast, evidence: _Evidence) -> Finding:
+    """Find the phase that takes most of the loop, as a call graph's first level shows it."""
+    rows = _compared(contrast, evidence)
+    phases = _phases(rows[-1])
+    agrees = max(phases, key=phases.get) == contrast.expected
+    return Finding(figures=_shares(phases), rows=rows, word="agrees" if agrees else "differs")
+
+
+def phases(contrast: Contrast, evidence: _Evidence) -> Finding:
+    """Compare [002]'s phases where the device's computing is the bottleneck."""
+    rows = _compared(contrast, evidence)
+    parts = _phases(rows[-1])
+    loading = parts.pop("waiting for batches") + parts.pop("transfer")
+    agrees = loading < parts["forward and backward"]
+    return Finding(
+        figures=_shares({"loading with transfer": loading, **parts}),
+        rows=rows,
+        word="agrees" if agrees else "differs",
+    )
+
+
+def gpu_util(contrast: Contrast, evidence: _Evidence) -> Finding:
+    """Compare GPU-util where loading is the bottleneck with where computing is."""
+    rows = _compared(contrast, evidence)[::-1]
+    utils = [row.gpu_util for row in rows]
+    if None not in utils:
+        said = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
+        agrees = utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE
+        word = "agrees" if agrees else "differs"
+        return Finding(figures=f"GPU-util {', '.join(said)}", rows=rows, word=word)
+    said = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
+    busy = [
+        f"{units.percent(row.emulated_busy_share)} {row.variant}"
+        for row in rows
+        if row.emulated_busy_share is not None
+    ]
+    if busy:
+        said += f"; the device computed for {', '.join(busy)} of the time"
+    return Finding(figures=said, rows=rows)
+
+
+def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Finding:
+    """Find the number of workers that [002]'s rule takes: of equally fast ones the cheapest.
+
+    Numbers of workers that wait at most 3 % of an epoch longer than the best are equally fast.
     """
-    said = ", ".join([*stand_ins(compared), *_remarks(compared)])
-    return f" ({said})" if said else ""
+    settings = evidence.info["variants"]
+    counts = {
+        settings[name]["num_workers"]: row
+        for name, row in evidence.rows.items()
+        if None not in (row.wait_share, row.time_s, row.cpu_percent)
+    }
+    if len(counts) < 2:
+        return Finding(figures="not run: this run has no two numbers of workers", rows=())
+    waits_s = {n: row.wait_share * row.time_s for n, row in counts.items()}
+    margin_s = EQUALLY_FAST * min(row.time_s for row in counts.values())
+    equal = [n for n in counts if waits_s[n] - min(waits_s.values()) <= margin_s]
+    taken = min(equal, key=lambda n: (counts[n].cpu_percent, n))
+    curve = "; ".join(
+        f"{n}: {units.seconds(waits_s[n])}, {counts[n].cpu_percent:.0f} %" for n in sorted(counts)
+    )
+    said = f"by this rule {units.count(taken, 'worker')}; workers, waiting, CPU: {curve}"
+    return Finding(figures=said, rows=tuple(counts.values()))
 
 
-def _remarks(rows: Sequence[Row]) -> list[str]:
-    """Name what else keeps a comparison from being the document's own; the baseline is first."""
-    remarks = []
-    if any(label.startswith("unknown") for label in _labels(rows, "storage")):
-        remarks.append("storage of unknown kind")
-    if "warm" in _labels(rows[:1], "cache"):
-        remarks.append("warm cache")
-    return remarks
+def most_groups(contrast: Contrast, evidence: _Evidence) -> Finding:
+    """Count the groups in which a variant is faster than their baseline; most is more than half."""
+    summary, name = evidence.summary, contrast.variant
+    rows = [
+        row
+        for row in summary.rows
+        if row.name == name and row.ratios and not summary.is_baseline(row)
+    ]
+    if not rows:
+        why = f"this run has no group with {name} and another baseline"
+        if summary.rejected and not summary.n_blocks:
+            why = "every block was rejected"
+        return Finding(figures=f"not run: {why}", rows=())
+    if not any(row.verdict for row in rows):
+        less = sum(row.normalized_time < 1 for row in rows)
+        figures = f"{name} took less time in {less} of {len(rows)} groups"
+        return Finding(figures=figures, rows=rows, word="inconclusive")
+    faster = sum(row.verdict == "faster" for row in rows)
+    slower = sum(row.verdict == "slower" for row in rows)
+    word = "inconclusive"
+    if max(faster, slower) * 2 > len(rows):
+        word = "agrees" if faster > slower else "differs"
+    if not summary.stable:
+        word = f"{UNSTABLE}, no verdict"
+    return Finding(
+        figures=f"{name} faster in {faster}, slower in {slower} of {len(rows)}",
+        rows=rows,
+        word=word,
+    )
 
 
-def _labels(rows: Sequence[Row], kind: str) -> list[str]:
-    return [label for row in rows for label in row.labels.get(kind, "").split(" / ")]
+JUDGES: dict[str, Callable[[Contrast, _Evidence], Finding]] = {
+    judge.__name__: judge
+    for judge in (largest_phase, phases, gpu_util, cheapest_workers, most_groups)
+}
 
 
-def claims_table(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Make the table that a notebook shows of `answers`."""
-    from labkit.report.frame import Frame
-
-    return Frame(rows).set_index("number")
-
-
-def claims_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Write `answers` for a terminal, at most 100 columns wide."""
-    lines = []
-    for row in rows:
-        lines += wrapped("", f"{row['number']:>2}  {row['claim']} {row['document']}")
-        if row["published"]:
-            lines += wrapped("      ", f"published: {row['published']}")
-        lines += wrapped("      ", f"{row['experiment']}: {row['answer']}")
-    return "\n".join(lines)
+def _phases(row: Row) -> dict[str, float]:
+    """Divide the epochs among what the host did; the device's wait belongs to its computing."""
+    epochs_s = [epoch_s for trial in row.epochs_s for epoch_s in trial]
+    startup = row.startup_s * len(epochs_s) / sum(epochs_s)
+    return {
+        "waiting for batches": row.wait_share + startup,
+        "transfer": row.transfer_share,
+        "forward and backward": row.step_share + row.sync_share,
+    }
 
 
-def wrapped(head: str, words: str) -> list[str]:
-    """Break words into lines for a terminal, each of which begins with `head`."""
-    wrap = textwrap.TextWrapper(COLUMNS, initial_indent=head, subsequent_indent=head or "    ")
-    wrap.break_on_hyphens = False
-    return wrap.wrap(words)
+def _shares(phases: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {units.percent(share)}" for name, share in phases.items())

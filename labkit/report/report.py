@@ -104,7 +104,7 @@ def _section(run: StoredRun, here: str) -> Section:
     warnings = list(shown.warnings)
     if not is_own:
         warnings.insert(0, f"Measured on another machine: {hardware.describe(measured_on)}.")
-    tested = {test.experiment for claim in CLAIMS for test in claim.tests}
+    tested = {c.experiment for claim in CLAIMS for c in claim.contrasts}
     claims = answers_of(run, here) if is_own else []
     return replace(
         shown,

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.claims.ledger import answers, claims_table
+from labkit.claims.ledger import answers
 from labkit.report import charts, recipe, report, share, table
 from labkit.report import savings as saved
 from labkit.report.dial_chart import dial_chart
@@ -201,6 +201,26 @@ def compare(runs: Sequence[StoredRun]) -> Comparison:
     return Comparison(runs)
 
 
-def claims(results: Path | str = "results") -> pd.DataFrame:
-    """Show every claim of the documents, and what this machine's runs say of it."""
-    return claims_table(answers(results)).drop(columns="run")
+def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Frame:
+    """Show the documents' claims, who says otherwise, and what this machine's runs say.
+
+    Args:
+        results: folder that holds all results.
+        numbers: which claims; none: all.
+
+    Raises:
+        ValueError: there is no claim of such a number.
+    """
+    from labkit.report.frame import frame_of
+
+    rows = answers(results, numbers=numbers)
+    columns = ("number", "document", "claim", "published", "experiment", "answer")
+    frame = frame_of(columns, [[row[name] for name in columns] for row in rows])
+    frame.second_lines = {
+        row["number"]: "; ".join(
+            [f"{side['by']}: {side['says']}" for side in row["sides"]]
+            + ([row["footnote"]] if row["footnote"] else [])
+        )
+        for row in rows
+    }
+    return frame

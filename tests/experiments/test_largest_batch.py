@@ -72,7 +72,7 @@ def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
     assert experiment.notes == (
         "Batches: 50 % of the largest 40, 90 % of the largest 72, 100 % of the largest 80 images.",
     )
-    asked = {(test.experiment, test.variant) for claim in CLAIMS for test in claim.tests}
+    asked = {(c.experiment, c.variant) for claim in CLAIMS for c in claim.contrasts}
     assert {variant for name, variant in asked if name == experiment.name} < set(variants)
     assert [settings.batch_size for settings in variants.values()] == [40, 72, 80]
     assert math.lcm(40, 72, 80) == 9 * 80

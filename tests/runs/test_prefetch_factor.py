@@ -1,6 +1,6 @@
 """What torch's prefetch_factor counts: batches of each worker, not samples.
 
-[001] 1.5 says samples; the footnote of dispute 2 (`lab.disputes`) says what is counted here.
+[001] 1.5 says samples; the footnote of claim 14 says what is counted here.
 """
 
 import pytest

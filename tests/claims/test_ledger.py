@@ -1,0 +1,330 @@
+"""Each claim has one record, and its answer is no more than the runs here can carry."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from statistics import fmean, stdev
+
+import pytest
+from fake_runs import COLD, HERE, OPERATION_TIMES, fake_grouped_run, make_run, save_run
+from fakes import LABELS, fake_trial, fake_trials
+
+import labkit as lab
+from labkit.claims.ledger import CLAIMS, JUDGES, answers
+from labkit.machine import hardware
+
+VERDICTS = {"faster", "slower", "no practical difference"}
+THREAD = "prefetch_generator"
+
+
+def record(results, number):
+    (found,) = answers(results, HERE, numbers=[number])
+    return found
+
+
+def answer_to(results, number):
+    return record(results, number)["answer"]
+
+
+def contrast(results, number, compared):
+    """One contrast of the experiment prefetching_in_depth."""
+    (found,) = [
+        one
+        for one in record(results, number)["contrasts"]
+        if (one["experiment"], one["compared"]) == ("prefetching_in_depth", compared)
+    ]
+    return found
+
+
+# --- claims.toml --------------------------------------------------------------------------
+
+
+def test_every_item_of_the_checklist_is_there_once():
+    assert [claim.number for claim in CLAIMS] == list(range(1, 39))
+    assert len({claim.claim for claim in CLAIMS}) == 38
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: str(claim.number))
+def test_contrasts_name_variants_of_the_catalog_and_figures_that_were_published(claim, monkeypatch):
+    monkeypatch.setattr(hardware, "cores", lambda: 16)
+    for c in claim.contrasts:
+        assert bool(c.made_by) == (c.experiment not in lab.CATALOG)
+        if not c.made_by:
+            experiment = lab.experiment(c.experiment)
+            known = {*experiment.variants, *experiment.in_full, ""}
+            known |= {label.rpartition(": ")[2] for label in experiment.groups}
+            known |= {"nvme"}  # which this machine may not have
+            assert {c.variant, c.against} <= known
+            assert c.against != experiment.baseline, "is what an empty `against` stands for"
+        if isinstance(c.expected, float):
+            assert experiment.published[c.variant] == c.expected
+            assert f"{c.expected:.1%}".replace("%", " %") in claim.published
+        elif c.judge:
+            assert c.judge in JUDGES
+        elif isinstance(c.expected, list):
+            assert len(c.expected) == len(claim.sides)
+            assert set(c.expected) <= {"", *VERDICTS}
+        else:
+            assert c.expected in ("", "faster", "slower")
+
+
+# --- against the baseline -----------------------------------------------------------------
+
+
+def test_without_runs_every_claim_says_what_is_missing(tmp_path):
+    rows = answers(tmp_path / "none", HERE)
+    assert [row["number"] for row in rows] == list(range(1, 39))
+    assert {row["run"] for row in rows} == {""}
+    said = {row["number"]: row["answer"] for row in rows}
+    assert (said[19], said[27]) == ("not run", "no experiment yet")
+    assert said[35] == "not testable here: it takes several GPUs, and the lab drives one"
+    made = "batch_size_fill: not run: lab.largest_batch(settings).experiment() makes it"
+    assert made in said[16]
+
+
+def test_a_full_run_that_agrees(tmp_path):
+    folder = make_run(tmp_path)
+    row = record(tmp_path, 19)
+    assert re.match(
+        r"prefetching: agrees: 0\.\d{3} \[0\.\d+, 0\.\d+\] measured, 0\.894 published; ",
+        row["answer"],
+    )
+    assert (row["document"], row["run"]) == ("[004]", folder.name)
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_a_full_run_too_noisy_for_the_published_effect(tmp_path):
+    make_run(tmp_path, noise=0.15)
+    assert answer_to(tmp_path, 19).startswith("prefetching: inconclusive: ")
+
+
+def test_media_of_unknown_kind_and_a_warm_baseline_are_named(tmp_path):
+    labels = {**COLD, "storage": "unknown", "cache": "warm"}
+    make_run(tmp_path, {"hdd": 1.0, "tmpfs": 0.864}, experiment="storage", labels=labels)
+    said = "agrees (storage of unknown kind, warm cache): "
+    assert answer_to(tmp_path, 9).startswith(said)
+
+
+def test_an_unstable_machine_gives_no_word(tmp_path):
+    trials = []
+    for block in range(8):
+        seconds = {"A1": 1.0, "A2": 1.2 + 0.01 * block}
+        trials += [fake_trial("original", block, role, s) for role, s in seconds.items()]
+        trials.append(fake_trial("vectorized", block, "", 0.7))
+    make_run(
+        tmp_path,
+        trials=trials,
+        experiment="preprocessing",
+        times={"original": 1.0, "vectorized": 0.7},
+    )
+    said = "machine unstable, no verdict (emulated accelerator): "
+    assert answer_to(tmp_path, 24).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("true", "noise", "said"),
+    [
+        (0.8, 0.01, "agrees: faster, 0."),
+        (1.2, 0.01, "differs: slower, 1."),
+        (1.0, 0.002, "differs: no practical difference, "),
+        (1.0, 0.15, "inconclusive: "),
+        (0.978, 0.012, "inconclusive: real but small, 0."),
+    ],
+)
+def test_a_claim_without_a_figure_is_held_to_its_direction(tmp_path, true, noise, said):
+    times = {"original": 1.0, "vectorized": true}
+    make_run(tmp_path, times, experiment="preprocessing", noise=noise)
+    assert answer_to(tmp_path, 24).startswith(said)
+
+
+def test_a_variant_that_cannot_run_here_says_why(tmp_path):
+    times = {"original": 1.0, "data_prefetcher": 0.891, "both": 0.897}
+    trials = [t for t in fake_trials(times, blocks=8, labels=COLD) if t.variant == "original"]
+    trials.append(fake_trial("both", 0, status="failed", reason="out of memory"))
+    make_run(tmp_path, times, trials=trials, skipped={"data_prefetcher": "no CUDA here"})
+    assert answer_to(tmp_path, 20) == (
+        "prefetching data_prefetcher: not testable here: no CUDA here; "
+        "prefetching both: not testable here: failed: out of memory; "
+        "pin_memory: not run; prefetching_in_depth: not run"
+    )
+
+
+# --- between other variants, and with sides -----------------------------------------------
+
+
+def in_depth(results, times, **more):
+    return make_run(results, times, experiment="prefetching_in_depth", **more)
+
+
+def test_variants_are_compared_within_blocks_with_a_plain_95_percent_interval(tmp_path):
+    times = {"original": 1.0, THREAD: 0.9, "equal depth": 0.9}
+    trials = fake_trials(times, blocks=10, noise=0.05, labels=COLD)
+    in_depth(tmp_path, times, trials=trials)
+    time_s = {(t.variant, t.block): t.time_s for t in trials}
+    d = [math.log(time_s[THREAD, b] / time_s["equal depth", b]) for b in range(10)]
+    half = 2.262157 * stdev(d) / math.sqrt(10)  # Student's t, 9 degrees of freedom, 95 %
+    one = contrast(tmp_path, 19, f"{THREAD} ÷ equal depth")
+    assert one["ratio"] == pytest.approx(math.exp(fmean(d)))
+    assert one["low"] == pytest.approx(math.exp(fmean(d) - half), rel=1e-6)
+    assert one["high"] == pytest.approx(math.exp(fmean(d) + half), rel=1e-6)
+
+
+def test_a_result_agrees_with_the_side_that_expects_it(tmp_path):
+    times = {"original": 1.0, THREAD: 0.9, "equal depth": 0.9}
+    in_depth(tmp_path, times, noise=0.004)
+    deeper = contrast(tmp_path, 19, f"{THREAD} ÷ equal depth")
+    assert deeper["verdict"] == "no practical difference"
+    assert deeper["answer"].endswith(", agrees with Lightning #1454, lightly #1304")
+    assert contrast(tmp_path, 19, THREAD)["answer"].endswith(", agrees with [004] 2.1")
+
+
+def test_a_result_that_no_side_expects_is_named(tmp_path):
+    in_depth(tmp_path, {"original": 1.0, THREAD: 1.3}, noise=0.004)
+    said = contrast(tmp_path, 19, THREAD)["answer"]
+    assert said.startswith("slower: 1.") and said.endswith(", no side expects that")
+
+
+def test_over_a_stand_in_a_result_is_consistent_and_no_more(tmp_path):
+    in_depth(tmp_path, {"original": 1.0, THREAD: 0.9}, labels=LABELS)
+    said = contrast(tmp_path, 19, THREAD)["answer"]
+    assert said.startswith("faster (emulated accelerator): 0.")
+    assert said.endswith(", consistent, emulated, with [004] 2.1")
+    make_run(tmp_path, labels=LABELS)
+    assert "prefetching: consistent, emulated (emulated acc" in answer_to(tmp_path, 19)
+
+
+# --- which run speaks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["running", "cancelled", "failed"])
+def test_a_run_that_broke_off_does_not_hide_the_one_before(tmp_path, status):
+    make_run(tmp_path, name="20250101T000000Z-aaaa")
+    make_run(tmp_path, name="20250201T000000Z-bbbb", status=status, trials=[])
+    assert record(tmp_path, 19)["run"] == "20250101T000000Z-aaaa"
+
+
+def test_a_full_run_speaks_first_and_one_as_in_the_document_last(tmp_path):
+    own = {"protocol": "as in the document", "shuffled": False}
+    make_run(tmp_path, name="20250401T000000Z-dddd", **own)
+    assert "published, no verdict for a run as in the document" in answer_to(tmp_path, 19)
+    make_run(tmp_path, name="20250301T000000Z-cccc", mode="quick", blocks=3)
+    assert "published, no verdict in quick mode" in answer_to(tmp_path, 19)
+    make_run(tmp_path, name="20250101T000000Z-aaaa")
+    assert record(tmp_path, 19)["run"] == "20250101T000000Z-aaaa"
+
+
+# --- answers that are no normalized time --------------------------------------------------
+
+NAIVE = "computing, not synchronized"
+# Shares of an epoch: waiting for batches, transfer, forward and backward, waiting for the device.
+PHASES = {
+    "loading": (0.80, 0.02, 0.02, 0.15),
+    "computing": (0.00, 0.02, 0.20, 0.77),
+    "loss in loops": (0.00, 0.02, 0.90, 0.07),
+    NAIVE: (0.00, 0.79, 0.20, 0.00),
+}
+
+
+def make_bottlenecks(results, *, labels=COLD, utils=None):
+    """A run whose epochs have these phases; start-up takes the remaining hundredth."""
+    trials = []
+    for trial in fake_trials(dict.fromkeys(PHASES, 1.0), blocks=8, noise=0.002, labels=labels):
+        wait, transfer, step, sync = PHASES[trial.variant]
+        epochs = tuple(
+            replace(
+                epoch, startup_s=0.01 * epoch.epoch_s, wait_s=wait * epoch.epoch_s,
+                transfer_s=transfer * epoch.epoch_s, launch_s=step * epoch.epoch_s,
+                sync_s=sync * epoch.epoch_s,
+            )
+            for epoch in trial.epochs
+        )  # fmt: skip
+        busy = None if utils else trial.emulated_busy_share
+        util = (utils or {}).get(trial.variant)
+        trials.append(replace(trial, epochs=epochs, gpu_util_mean=util, emulated_busy_share=busy))
+    times = dict.fromkeys(PHASES, 1.0)
+    make_run(results, times, experiment="bottlenecks", trials=trials)
+
+
+def test_phases_show_the_bottleneck_only_where_the_loop_waits_for_the_device(tmp_path):
+    make_bottlenecks(tmp_path)
+    parts = "transfer 2.0 %, forward and backward"
+    assert answer_to(tmp_path, 1) == (
+        f"loading: agrees: waiting for batches 81.0 %, {parts} 17.0 %; computing and loss in "
+        f"loops: agrees: waiting for batches 1.0 %, {parts} 97.0 %"
+    )
+    assert answer_to(tmp_path, 2) == (
+        "computing: agrees: loading with transfer 3.0 %, forward and backward 97.0 %; "
+        f"{NAIVE}: differs: loading with transfer 80.0 %, forward and backward 20.0 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("loading", "word"), [(0.2, "agrees"), (0.95, "differs"), (0.9, "differs")]
+)
+def test_waiting_for_data_lowers_gpu_util_or_does_not(tmp_path, loading, word):
+    make_bottlenecks(tmp_path, utils={"loading": loading, "computing": 0.98})
+    said = f"{word}: GPU-util {100 * loading:.1f} % loading, 98.0 % computing"
+    assert answer_to(tmp_path, 3) == said
+
+
+def test_without_nvml_gpu_util_is_not_made_up(tmp_path):
+    make_bottlenecks(tmp_path, labels=LABELS)
+    assert answer_to(tmp_path, 3) == (
+        "not testable here: GPU-util is NVML's, of an NVIDIA GPU; the device computed for 70.0 % "
+        "loading, 70.0 % computing of the time (emulated accelerator)"
+    )
+
+
+def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
+    waits, cpu_percents = (0.06, 0.6, 0.3, 0.05), (170.0, 90.0, 120.0, 190.0)
+    counts = {"as many as cores": 2, "no workers": 0, "1 worker": 1, "twice as many": 4}
+    measured = dict(zip(counts, zip(waits, cpu_percents)))
+    trials = []
+    for trial in fake_trials(dict.fromkeys(counts, 1.0), blocks=8, noise=0, drift=0):
+        wait, cpu_percent = measured[trial.variant]
+        epochs = tuple(replace(epoch, wait_s=wait * epoch.epoch_s) for epoch in trial.epochs)
+        trials.append(replace(trial, cpu_percent=cpu_percent, epochs=epochs))
+    folder = make_run(tmp_path, dict.fromkeys(counts, 1.0), experiment="workers", trials=trials)
+    info = json.loads((folder / "run.json").read_text())
+    info["variants"] = {name: {"num_workers": n} for name, n in counts.items()}
+    (folder / "run.json").write_text(json.dumps(info))
+    assert answer_to(tmp_path, 5) == (
+        "by this rule 2 workers; workers, waiting, CPU: 0: 1.20 s, 90 %; 1: 600 ms, 120 %; "
+        "2: 120 ms, 170 %; 4: 100 ms, 190 % (emulated accelerator)"
+    )
+
+
+CROP = "crop, 320×240"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({}, "agrees: opencv faster in 3, slower in 0 of 3"),
+        (
+            {"times": {**OPERATION_TIMES, CROP: {"pillow": 1.0, "opencv": 1.5}}},
+            "agrees: opencv faster in 2, slower in 1 of 3",
+        ),
+        ({"mode": "quick"}, "opencv took less time in 3 of 3 groups, no verdict in quick mode"),
+        ({"second": 1.5}, "machine unstable, no verdict"),
+        ({"busy": (0, 1, 2)}, "in 3 of 3 groups, 5 complete blocks, a verdict needs 6"),
+        ({"busy": range(8)}, "not run: every block was rejected"),
+        ({"times": {CROP: {"pillow": 1.0, "numpy": 0.5}}}, "not run: this run has no"),
+    ],
+)
+def test_a_variant_in_many_groups_is_answered_by_counting(tmp_path, how, said):
+    own = {"mode": "full", "provenance": {"machine_id": HERE}, **how}
+    save_run(tmp_path, fake_grouped_run(blocks=8, **own))
+    assert said in answer_to(tmp_path, 23)
+
+
+# --- what users call ----------------------------------------------------------------------
+
+
+def test_a_table_shows_the_claims_asked_for_and_who_says_otherwise(tmp_path):
+    make_run(tmp_path, machine_id=hardware.provenance()["machine_id"])
+    shown = lab.claims(tmp_path, numbers=[14, 19])._repr_html_()
+    assert "agrees: 0." in shown and "PyTorch #100703" in shown
+    with pytest.raises(ValueError, match="numbers must be from 1 to 38, got 39; leave them out"):
+        lab.claims(tmp_path, numbers=[39])
