@@ -14,7 +14,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test test-all report clean
+.PHONY: lab jupyter test report clean
 
 lab: .venv/core
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -27,24 +27,11 @@ lab: .venv/core
 jupyter: .venv/core
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ROOT) notebooks/00_start.ipynb
 
-# Two files of tests at a time; then what measures, alone.  A failure in the first is no reason to
-# leave out the second.
-define tests
-status=0; \
-$(BIN)/pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder -m "not alone and $(1)" || status=1; \
-$(BIN)/pytest -m "alone and $(1)" || status=1; \
-exit $$status
-endef
-
 test: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
-	$(call tests,not thorough)
-
-# Everything: half an hour and more.
-test-all: test
-	$(call tests,thorough)
+	$(BIN)/pytest -n $(AT_ONCE) --dist loadgroup --no-loadscope-reorder
 
 report: .venv/core
 	$(BIN)/labkit report

@@ -63,6 +63,11 @@ class Server:
     mark: str
     log: Path
 
+    @property
+    def settings(self) -> Path:
+        """The folder of JupyterLab's settings; a page reads them when it is opened."""
+        return self.folder / ".jupyter" / "settings"
+
     def processes(self) -> list[psutil.Process]:
         """List the server and all that was started below it, wherever in the tree it is now."""
         return marked(MARK, self.mark)
@@ -149,17 +154,12 @@ def rows_in(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def serve(
-    folder: Path,
-    command: Sequence[str] | None = None,
-    settings: Mapping[str, Mapping[str, object]] | None = None,
-) -> Iterator[Server]:
+def serve(folder: Path, command: Sequence[str] | None = None) -> Iterator[Server]:
     """Start a server and wait until it answers; end it and all its kernels afterwards.
 
     Args:
         folder: what it serves, made by `make_workplace`.
         command: starts it; unset: ``jupyter lab``.
-        settings: of JupyterLab, as a person may choose them: schema of apputils -> values.
 
     Raises:
         RuntimeError: it ended, or did not answer; the message holds its log.
@@ -178,7 +178,7 @@ def serve(
         "LabApp": {**SERVER_CONFIG["LabApp"], "workspaces_dir": str(place / "workspaces")},
     }
     _write_json(place / "config/jupyter_server_config.json", server_config)
-    for name, values in {**SETTINGS, **(settings or {})}.items():
+    for name, values in SETTINGS.items():
         path = f"settings/@jupyterlab/apputils-extension/{name}.jupyterlab-settings"
         _write_json(place / path, values)
     environment = {

@@ -1,10 +1,8 @@
 """Shared fixtures, the order of the tests, and which are skipped for want of CUDA or rivals.
 
-    make test:  pytest -n 2 -m "not alone"   one process has all tests of a file; two at a time
-                pytest -m alone              then, one by one, what measures or takes a machine
-
-Main trap: what runs beside other tests has no machine of its own.  So nothing there may ask how
-fast it is; a test that does, or that shares a server or a device with others, is marked `alone`.
+Several processes test at a time.  Each has all tests of a file, or those marked with the same
+`xdist_group`: what shares a JupyterLab or a disk is one group, a notebook is one of its own.
+Nothing may depend on how fast it is: other tests use the same cores.
 """
 
 import importlib.util
@@ -13,8 +11,8 @@ import signal
 
 import pytest
 
-# What takes long begins first: then no process goes on long after the others.
-LONG = ("test_runner", "test_launcher", "test_survival", "test_cli")
+# Groups that take long begin first: then no process goes on long after the others.
+LONG = ("notebooks", "browser", "runs")
 
 
 def pytest_configure():
@@ -24,12 +22,13 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     # The rivals' threads stay in the process once they are imported: no other test is to fork, or
     # to count its threads, beside them.
     rivals = {item.path for item in items if _needs_rivals(item)}
-    items.sort(
-        key=lambda item: (item.path in rivals, _needs_rivals(item), item.path.stem not in LONG)
-    )
+    items.sort(key=lambda item: (item.path in rivals, _needs_rivals(item), _place(item)))
     cuda_items = [item for item in items if item.get_closest_marker("needs_cuda")]
     # A machine that has it must not go green by skipping.
     if cuda_items and os.environ.get("FAIL_WITHOUT_CUDA") != "1":
@@ -38,6 +37,11 @@ def pytest_collection_modifyitems(items):
         _skip(cuda_items, gpu.cuda().reason)
     if os.environ.get("FAIL_WITHOUT_RIVALS") != "1":
         _skip(list(filter(_needs_rivals, items)), _missing_rivals())
+
+
+def _place(item):
+    folder = item.path.parent.name
+    return LONG.index(folder) if folder in LONG else len(LONG)
 
 
 def _skip(items, reason):
@@ -59,20 +63,6 @@ def _is_installed(module):
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # what it lies in
         return False
-
-
-@pytest.fixture(scope="session", autouse=True)
-def beside_others():
-    """Let an emulated device pass whose host is not its own: other processes test at the same time.
-
-    What it is held to elsewhere is tested alone.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            from labkit.runs import checks
-
-            patch.setattr(checks, "FREE_LOADER_MIN_AU", 0.0)
-        yield
 
 
 @pytest.fixture(scope="session")

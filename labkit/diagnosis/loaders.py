@@ -87,6 +87,8 @@ def copied(
     if values.get("num_workers", loader.num_workers):
         values["timeout"] = loader.timeout or STALL_S
         values.setdefault("prefetch_factor", loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+    if "num_workers" in changes:  # a warning of torch's would be about a number the lab chose
+        values["check_worker_number_rationality"] = lambda: None
     for name, value in values.items():
         object.__setattr__(twin, name, value)  # torch forbids changes after construction
     try:

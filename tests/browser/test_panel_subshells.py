@@ -1,25 +1,28 @@
 """The panel where JupyterLab sends all messages to the kernel's main thread."""
 
+import json
+
 import pytest
 
-from benchmarks.jupyter import make_workplace, rows_in, serve
+from benchmarks.jupyter import rows_in
 from benchmarks.lab_page import LabPage
 from browser.runs import ACKNOWLEDGED_S, ENDED_S, GRACE, cancel, start, status_of
 from labkit.runs.store import load_run
 
-DISABLED = {"kernels-settings": {"commsOverSubshells": "disabled"}}
+SETTING = "@jupyterlab/apputils-extension/kernels-settings.jupyterlab-settings"
 
 
 @pytest.fixture
-def lab(browser, notebooks, tmp_path):
-    folder = make_workplace(tmp_path / "lab", notebooks)
-    with serve(folder, settings=DISABLED) as server:
-        lab = LabPage(browser, server, "04_preprocessing")
-        yield lab
-        lab.close()
+def lab(browser, server):
+    """A notebook that was opened with JupyterLab's setting as a user may choose it."""
+    setting = server.settings / SETTING
+    setting.write_text(json.dumps({"commsOverSubshells": "disabled"}))
+    lab = LabPage(browser, server, "04_preprocessing")
+    yield lab
+    lab.close()
+    setting.unlink()
 
 
-@pytest.mark.thorough
 def test_run_and_cancel_without_subshells(lab):
     lab.run_all()
     assert lab.subshells == "disabled"

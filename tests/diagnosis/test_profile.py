@@ -59,7 +59,6 @@ def test_without_workers_all_is_in_the_main_process(photos):
     assert "imdecode" in functions(graph, "main process")
 
 
-@pytest.mark.thorough
 def test_spawned_workers_are_in_the_graph(photos):
     loader = DataLoader(
         Photos(photos), batch_size=4, num_workers=1, multiprocessing_context="spawn"

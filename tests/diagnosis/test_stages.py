@@ -71,7 +71,6 @@ def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
     assert vars(loader) == before
 
 
-@pytest.mark.thorough
 def test_spawned_workers_are_seen_too(photos):
     loader = DataLoader(
         Photos(photos), batch_size=4, num_workers=1, multiprocessing_context="spawn"

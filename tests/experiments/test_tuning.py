@@ -69,7 +69,6 @@ def test_a_budget_too_small_for_two_settings_is_refused(photos, tmp_path):
         lab.tune(lab.Settings(data=str(photos)), results=tmp_path, budget_s=0, progress=False)
 
 
-@pytest.mark.thorough
 def test_real_settings_are_tuned(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "FIRST_BLOCKS", 1)
     monkeypatch.setattr(tuning, "SECOND_BLOCKS", 1)

@@ -7,11 +7,14 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from benchmarks.lab_page import why_no_browser
+
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-FEW = {"images": 16}
+# These run in JupyterLab where there is a browser: see tests/browser.
+IN_BROWSER = () if why_no_browser() else ("02_prefetching", "04_preprocessing")
+ON_THE_DISK = ("03_storage", "06_combined")  # a machine has one throttled disk
+SMALL = {"images": 16, "input_px": 64, "batch_size": 4, "num_workers": 1}
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-# Each takes half a minute; of those that are built alike some stand for all.
-ALWAYS_RUN = ("00", "01", "07", "12")
 
 
 def parameters(notebook):
@@ -39,22 +42,19 @@ def test_a_notebook_holds_words_settings_and_calls(path):
             )
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, marks=() if path.stem.startswith(ALWAYS_RUN) else pytest.mark.thorough)
-        for path in NOTEBOOKS
-    ],
-    ids=lambda path: path.stem,
-)
+def runs(path):
+    group = "throttled disk" if path.stem in ON_THE_DISK else path.stem
+    return pytest.param(path, marks=pytest.mark.xdist_group(group), id=path.stem)
+
+
+@pytest.mark.parametrize("path", [runs(p) for p in NOTEBOOKS if p.stem not in IN_BROWSER])
 @pytest.mark.notebooks
-@pytest.mark.alone
 def test_a_notebook_runs_without_a_click(path, photos, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     # As papermill does it: the given values in a cell right after the defaults.
     given = f"data = {str(photos)!r}\nresults = {str(tmp_path)!r}"
     if "changes =" in parameters(notebook).source:  # 00_start has none, and runs at full length
-        given += f"\nchanges = {FEW}"
+        given += f"\nchanges = {SMALL}"
     place = notebook.cells.index(parameters(notebook)) + 1
     notebook.cells.insert(place, nbformat.v4.new_code_cell(given))
     client = NotebookClient(

@@ -267,33 +267,3 @@ def test_a_runner_that_is_killed_leaves_no_server_and_its_copy_goes_with_the_nex
     with stage(settings_for(photos, storage="far_0ms_7000mbit_staged", cache="warm")):
         assert not [path for path in var.iterdir() if "8000mbit" in path.name]
     assert list(var.iterdir()) == []
-
-
-@pytest.mark.thorough
-@pytest.mark.alone  # a distance has to be as long as its label says
-def test_a_run_reads_from_afar_and_from_a_copy_and_records_the_cost(photos, tmp_path):
-    if not os.access("/var/tmp", os.W_OK):
-        pytest.skip("this platform has no /var/tmp")
-    base = lab.Settings(data=str(photos), **SMALL)
-    far = replace(base, storage="far_20ms_1000mbit")
-    asked = lab.Experiment(
-        "test",
-        question="?",
-        variants={
-            "direct": far,
-            "copied first": replace(base, storage="far_20ms_1000mbit_staged", cache="warm"),
-            "cold": replace(far, cache="cold"),
-        },
-        baseline="direct",
-    )
-    run = lab.run(asked, blocks=1, results=tmp_path / "results", progress=False)
-    assert run.info["status"] == "finished", run.info
-    facts = run.info["storages"]["far_20ms_1000mbit_staged"]
-    assert run.info["costs"] == {
-        "copied first": {"bytes": facts["copied_bytes"], "copy_s": facts["copied_s"]}
-    }
-    assert [rate["refused"] for rate in facts["rates"]] == [False] * 3
-    assert run.info["skipped"]["cold"].startswith("cache must be 'as found' for images that come")
-    (direct,) = [t for t in run.trials if t.variant == "direct" and t.role in ("A1", "")][:1]
-    assert direct.epochs[0].epoch_s > 2 * 0.020  # every worker reads at least two images
-    assert not locate("far_20ms_1000mbit_staged", photos).copy.exists()

@@ -274,7 +274,6 @@ def test_a_worker_that_is_killed_in_a_read_is_an_error_for_the_others_and_no_han
 # --- the self-check -------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 @EVERY_METHOD
 def test_the_check_measures_at_random_and_in_order(photos, method):
     reader = open_folder(photos)

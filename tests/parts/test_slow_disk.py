@@ -199,7 +199,6 @@ def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
 
 
 @needs_disk
-@pytest.mark.alone
 def test_no_more_is_delivered_than_was_requested(place, monkeypatch):
     monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
     disk = slow_disk.up(**ROOM, folder=place)
@@ -249,7 +248,6 @@ def kill_at(number, action):
 
 
 @needs_disk
-@pytest.mark.thorough
 def test_killed_at_any_step_it_leaves_nothing_after_the_next_start(
     place, somebody_elses, monkeypatch
 ):

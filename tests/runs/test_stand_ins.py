@@ -11,7 +11,6 @@ from labkit.runs.checks import REMEMBERED_S, SELF_CHECKS, check_emulator, check_
 from labkit.runs.process import TrialKilled
 from labkit.settings import Settings
 
-pytestmark = pytest.mark.alone  # elsewhere an emulated device passes whatever it reaches
 PROVENANCE = {"machine_id": "m", "kernel": "6.1"}
 RATE = {
     "pattern": "random", "unit": "files", "readers": 2, "requested_per_s": 81.0,

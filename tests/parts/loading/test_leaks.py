@@ -20,10 +20,8 @@ from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from labkit.settings import MODES, Settings, complete
 
-pytestmark = pytest.mark.thorough
-
 PATIENCE_S = 60.0  # how long a thread that has ended may still be there
-TIMES = 100
+TIMES = 20
 RIVALS = [pytest.param(name, marks=pytest.mark.needs_rivals) for name in ("tf_data", "dali")]
 
 
@@ -38,7 +36,7 @@ def settings(data, loader, **changes):
 
 @pytest.fixture(scope="module")
 def small_photos(tmp_path_factory):
-    """So small that a hundred epochs take no time to decode."""
+    """So small that many epochs take no time to decode."""
     folder = tmp_path_factory.mktemp("small")
     for number in range(24):
         (folder / f"{number}.jpg").write_bytes(encode(photo()))
@@ -68,7 +66,7 @@ def break_off(loader, times):
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")
 @pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated", "step": "timed"}])
 @pytest.mark.parametrize("name", ["torch", "threads", *RIVALS])
-def test_breaking_off_a_hundred_times_leaves_nothing(small_photos, name, how):
+def test_breaking_off_again_and_again_leaves_nothing(small_photos, name, how):
     times = TIMES if not how else 5  # through the thread that pins, likewise
     _, loader = open_loader(resolve(settings(small_photos, name, **how)))
     break_off(loader, 3)  # what is started once, and stays
@@ -80,13 +78,12 @@ def test_breaking_off_a_hundred_times_leaves_nothing(small_photos, name, how):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("name", ["torch", "threads"])
-def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_path, name):
+def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_path):
     whole = sorted((photos / "images").iterdir())[0].read_bytes()
     for number in range(8):
         (tmp_path / f"{number}.jpg").write_bytes(whole)
     broken = tmp_path / "5.jpg"
-    _, loader = open_loader(resolve(settings(tmp_path, name, num_workers=2)))
+    _, loader = open_loader(resolve(settings(tmp_path, "threads", num_workers=2)))
     before = held()
     broken.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"5\.jpg: image must be a complete JPEG"):
