@@ -21,8 +21,8 @@ from labkit.machine import media
 from labkit.report import report as reports
 from labkit.report import table as tables
 from labkit.report.bars import to_bytes
+from labkit.report.charts import timeline
 from labkit.report.doctor import doctor_rows
-from labkit.report.timeline_chart import timeline_chart
 from labkit.resolve import TABLES
 from labkit.runs import store
 from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
@@ -188,7 +188,7 @@ def _diagnose(options: Options) -> None:
     diagnosis = lab.diagnose(**given, verify=options.verify, budget_s=options.budget_s)
     print(diagnosis)
     if options.chart:
-        figure = timeline_chart(diagnosis.timeline)
+        figure = timeline(diagnosis.timeline)
         options.chart.write_bytes(to_bytes(figure, options.chart.suffix[1:], dpi=CHART_DPI))
         print(f"wrote {options.chart}")
 

@@ -1,4 +1,4 @@
-"""What every figure must keep to, asked of matplotlib's own text extents after drawing."""
+"""What every figure must keep to, measured with matplotlib's own text extents after drawing."""
 
 import itertools
 
@@ -28,20 +28,14 @@ def everything_written(figure):
     return " ".join(t.get_text().replace("\n", " ") for t in texts(figure))
 
 
-def check_that_all_texts_are_whole_and_apart(figure, *, dpi=None, axes_share=0.25):
-    """Check that no text is cut off or written over another.
-
-    Args:
-        figure: drawn.
-        dpi: dots per inch at which it is looked at; unset: those it was laid out with.
-        axes_share: of the width that the axes must have at least.
-    """
+def check_texts_are_whole_and_apart(figure, *, dpi=None):
+    """Check that no text is cut off or overlaps another, at `dpi` dots per inch."""
     if dpi:
         figure.set_dpi(dpi)
         with style():
             figure.canvas.draw()
     for axes in figure.axes:
-        assert axes.get_window_extent().width > axes_share * figure.bbox.width
+        assert axes.get_window_extent().width > 0.15 * figure.bbox.width
     boxes, pixel = {}, figure.dpi / 96
     for i, text in enumerate(texts(figure)):
         # Without the white box behind a reason, which may touch what lies under it.

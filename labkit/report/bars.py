@@ -1,13 +1,15 @@
-"""What every chart has in common: look, head, legend and foot, and the files.
+"""Horizontal bars, and what every chart has in common: look, title, legend, footer and files.
 
-    head: question, stand-ins, conditions   ┐
-          what a chart draws                ├─ save() -> .png .svg .pdf
-    legend                                  │   mimebundle() -> a notebook
-    foot: where the numbers come from       ┘
+    title: question, stand-ins, conditions  ┐
+    axes: draw_rows() or another drawing    ├─ save() -> .png .svg .pdf
+    legend                                  │  mimebundle() -> a notebook
+    footer: where the numbers come from     ┘
 
-Lengths are in inches, so that long texts get lines instead of being cut.  Equal summaries give
-equal bytes.  Figures are made without pyplot, under one lock: its global state breaks in the
-threads a notebook runs.
+Texts are wrapped at a fixed number of characters, so the number of lines gives the height of
+title, legend and footer. Matplotlib's constrained layout places the axes in what is left.
+
+Equal summaries give equal bytes. Figures are made without pyplot, under one lock: matplotlib's
+global state breaks in the threads of a notebook.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from __future__ import annotations
 import base64
 import html
 import io
-import re
+import textwrap
 import threading
+import unicodedata
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,32 +27,51 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.analysis.summary import Summary
-from labkit.report import captions
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("labkit.mplstyle")
 # Matplotlib's settings are global, also for figures made in other threads.
 _LOCK = threading.RLock()
 
+WIDTH_IN = 8.4
 PAD_IN = 0.15
-LINE_IN = 0.19  # one line of 10 pt text
-SMALL_LINE_IN = 0.17  # of 9 pt
-ORIGIN_PT, ORIGIN_LINE_IN = 7.5, 0.135
-LEGEND_PT, LEGEND_LINE_IN = 9, 0.2
-LEGEND_KEY_IN = 0.62  # the mark of an entry, and the space around it
-
+ROW_IN = 0.62  # a row of bars; higher where a name or a reason has many lines
+AXIS_IN = 0.6  # ticks and label of the x axis
+LEGEND_LINE_IN = 0.2
+FOOTER_PT = 8
+# Characters of a line: DejaVu Sans then fills at most nine tenths of the figure's width.
+NAME_CHARS, REASON_CHARS, FOOTER_CHARS = 26, 76, 126
 INK, SOFT_INK, WARNING_INK = "#1a1a1a", "#555555", "#9c3a00"
+
+# Fill and hatch: blue and orange differ for every kind of colour vision, hatches without colour.
+LOOKS = {
+    "baseline": ("#dcdcdc", "////"),
+    "faster": ("#6baed6", ""),
+    "slower": ("#fdae6b", "xxxx"),
+    "other": ("#c6dbef", ""),
+    "first epoch": ("#7fa8c9", "////"),
+    "later epochs": ("#e3edf5", ""),
+}
 EDGE = {"edgecolor": "#707070", "linewidth": 0.7}
 DOT = {
     "marker": "o", "markersize": 4, "color": INK, "alpha": 0.75, "linestyle": "none",
     "clip_on": False,
 }  # fmt: skip
+# Larger and open, so that a dot under it shows.
+OUTLIER = {
+    "marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK,
+    "markeredgewidth": 1.3, "linestyle": "none", "clip_on": False,
+}  # fmt: skip
+PUBLISHED = {
+    "marker": "D", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": "#7a0177",
+    "markeredgewidth": 1.6, "linestyle": "none", "clip_on": False,
+}  # fmt: skip
+INTERVAL = {"color": INK, "linewidth": 1.6, "marker": "|", "markersize": 8}
 # Tried in this order for letters that DejaVu Sans lacks.
 CJK_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC",
@@ -59,7 +81,247 @@ CJK_FONTS = (
 )  # fmt: skip
 
 
-WIDTH_IN = 8.4
+# --- bars ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A bar, the marks on it, and the text beside it."""
+
+    length: float
+    look: str
+    """A key of `LOOKS`."""
+    dots: Sequence[float]
+    """A value per trial or epoch."""
+    outliers: Sequence[int] = ()
+    """Which dots lie far from the others."""
+    interval: tuple[float, float] | None = None
+    published: float | None = None
+    value: str
+    notes: Sequence[str] = ()
+    """Lines below the value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarRow:
+    """A variant: its bars, or the reason why there are none."""
+
+    name: str
+    bars: Sequence[Bar] = ()
+    reason: str = ""
+
+
+def height_in(rows: Sequence[BarRow]) -> float:
+    """Return the height of some rows, without the axis."""
+    texts = [text for row in rows for text in (_name(row), _reason(row))]
+    lines = max(text.count("\n") for text in texts) + 1
+    return len(rows) * max(ROW_IN, 0.19 * lines + PAD_IN)
+
+
+def draw_rows(axes: Axes, rows: Sequence[BarRow], limit: float, **value_font: object) -> None:
+    """Draw rows of bars from the top down, on an axis from 0.
+
+    Args:
+        axes: empty; row i lies at y = i.
+        rows: what to draw.
+        limit: end of the x axis.
+        **value_font: how the value beside each bar is written.
+    """
+    axes.set(xlim=(0, limit), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(rows)), [_name(row) for row in rows])
+    axes.tick_params(axis="y", length=0)
+    for y, row in enumerate(rows):
+        height = 0.7 / max(1, len(row.bars))
+        for i, bar in enumerate(row.bars):
+            middle = y + height * (i - (len(row.bars) - 1) / 2)
+            _draw_bar(axes, bar, middle, height, limit)
+            lift_pt = 6.5 * len(bar.notes)
+            write_beside(axes, middle, (8, lift_pt), bar.value, **value_font)
+            write_beside(axes, middle, (8, -6.5), "\n".join(bar.notes), size=9)
+        if row.reason:
+            axes.text(
+                limit * 0.01, y, _reason(row), va="center", color=SOFT_INK, style="italic",
+                size=9, in_layout=False,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )  # fmt: skip
+
+
+def _draw_bar(axes: Axes, bar: Bar, y: float, height: float, limit: float) -> None:
+    color, hatch = LOOKS[bar.look]
+    axes.barh(y, bar.length, height=height, color=color, hatch=hatch, zorder=2, **EDGE)
+    # Published figure, interval and dots lie on three lanes, so that none hides another.
+    lane = 0.28 * height if bar.interval or bar.published else 0.0
+    n = len(bar.dots)
+    spread = [y + lane + 0.25 * height * (i / max(1, n - 1) - 0.5) for i in range(n)]
+    for i, (value, at) in enumerate(zip(bar.dots, spread)):
+        axes.plot([value], [at], zorder=4, **(OUTLIER if i in bar.outliers else DOT))
+    if bar.interval:
+        low, high = bar.interval
+        is_cut = high > limit  # an interval that leaves the axis ends in an arrow
+        ends = [0] if is_cut else [0, 1]
+        axes.plot([low, min(high, limit)], [y, y], zorder=5, markevery=ends, **INTERVAL)
+        if is_cut:
+            axes.plot([limit], [y], zorder=5, clip_on=False, **{**INTERVAL, "marker": ">"})
+    if bar.published is not None:
+        axes.plot([bar.published], [y - lane], zorder=6, **PUBLISHED)
+
+
+def write_beside(
+    axes: Axes, y: float, offset_pt: tuple[float, float], text: str, **font: object
+) -> None:
+    """Write right of the axes, some points right of their end and above y."""
+    axes.annotate(
+        text, (1, y), offset_pt, xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+        va="center", annotation_clip=False, **font,
+    )  # fmt: skip
+
+
+def legend_of(rows: Sequence[BarRow], looks: Mapping[str, str], dot: str) -> list[Artist]:
+    """Return what explains the marks of these rows; nothing where none has a bar.
+
+    Args:
+        rows: what is drawn.
+        looks: key of `LOOKS` -> what it means.
+        dot: what a dot means.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    bars = [bar for row in rows for bar in row.bars]
+    used = {bar.look for bar in bars}
+    handles: list[Artist] = [
+        Patch(facecolor=LOOKS[look][0], hatch=LOOKS[look][1], label=meaning, **EDGE)
+        for look, meaning in looks.items()
+        if look in used
+    ]
+    marks = (
+        (dot, DOT, bars),
+        ("outlier", OUTLIER, any(bar.outliers for bar in bars)),
+        ("95 % confidence interval", INTERVAL, any(bar.interval for bar in bars)),
+        ("published", PUBLISHED, any(bar.published is not None for bar in bars)),
+    )
+    return handles + [Line2D([], [], label=label, **mark) for label, mark, drawn in marks if drawn]
+
+
+def _name(row: BarRow) -> str:
+    return wrap(row.name, NAME_CHARS)
+
+
+def _reason(row: BarRow) -> str:
+    return wrap(row.reason, REASON_CHARS)
+
+
+# --- title, legend and footer ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """A text of the title: it may be wrapped into several lines."""
+
+    text: str
+    size: float = 9
+    weight: str = "normal"
+    color: str = INK
+    style: str = "normal"
+
+    @property
+    def wrapped(self) -> str:
+        """The text in lines as wide as the figure; its own breaks stay."""
+        return wrap(self.text, int((910 if self.weight == "bold" else 1010) / self.size))
+
+    @property
+    def height_in(self) -> float:
+        """Of all its lines."""
+        return self.size * 0.019 * (1 + self.wrapped.count("\n"))
+
+
+def wrap(text: str, chars: int) -> str:
+    """Break a text into lines of at most so many characters; its own breaks stay."""
+    # Chinese, Japanese and Korean characters are twice as wide.
+    if any(unicodedata.east_asian_width(char) in "WF" for char in text):
+        chars //= 2
+    return "\n".join(textwrap.fill(line, chars) for line in text.split("\n"))
+
+
+@contextmanager
+def page(alt: str) -> Iterator[Figure]:
+    """Draw a figure that shows itself in a notebook.
+
+    Args:
+        alt: all that the picture shows, in words; becomes the figure's label.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        figure.set_label(alt)
+        # Figures made without pyplot do not show themselves; IPython looks for this name.
+        figure._repr_mimebundle_ = partial(mimebundle, figure)
+        yield figure
+        canvas.draw()
+        figure.set_layout_engine("none")  # the places stay as they are, at every resolution
+
+
+def frame(
+    figure: Figure,
+    title: Sequence[Line],
+    footer: str,
+    content_in: float,
+    handles: Sequence[Artist] = (),
+    *,
+    columns: int = 5,
+    legend_title: str | None = None,
+) -> None:
+    """Set the figure's height, and write its title, legend and footer.
+
+    Args:
+        figure: its axes are placed between title and legend.
+        title: from top to bottom.
+        footer: where the numbers come from; line breaks stay.
+        content_in: height of the axes with all that belongs to them.
+        handles: what the legend explains.
+        columns: of the legend.
+        legend_title: above the legend.
+    """
+    foot = wrap(footer, FOOTER_CHARS)
+    foot_in = PAD_IN / 2 + (FOOTER_PT * 0.019 * (1 + foot.count("\n")) if foot else 0)
+    lines = 1 + max((handle.get_label().count("\n") for handle in handles), default=0)
+    legend_lines = -(-len(handles) // columns) * lines + bool(legend_title)
+    bottom_in = foot_in + (LEGEND_LINE_IN * legend_lines + PAD_IN if handles else 0)
+    top_in = 1.5 * PAD_IN + sum(line.height_in for line in title)
+    whole_in = bottom_in + content_in + top_in
+    figure.set_size_inches(WIDTH_IN, whole_in)
+    left = PAD_IN / WIDTH_IN
+    figure.get_layout_engine().set(
+        rect=(left, bottom_in / whole_in, 1 - 2 * left, content_in / whole_in), w_pad=0
+    )
+    if handles:
+        figure.legend(
+            handles=handles, loc="lower left", ncols=columns, borderaxespad=0, borderpad=0,
+            bbox_to_anchor=(left, (foot_in + PAD_IN / 2) / whole_in),
+            title=legend_title, alignment="left", title_fontsize=9,
+        )  # fmt: skip
+    at_in = whole_in - PAD_IN
+    for line in title:
+        figure.text(left, at_in / whole_in, line.wrapped, va="top", **font(line))
+        at_in -= line.height_in
+    figure.text(
+        left, PAD_IN / 2 / whole_in, foot, size=FOOTER_PT, color=SOFT_INK, va="bottom",
+        linespacing=1.25,
+    )  # fmt: skip
+
+
+def font(line: Line) -> dict[str, object]:
+    """Return how a line of the title is written."""
+    return {
+        "size": line.size, "weight": line.weight, "color": line.color, "style": line.style,
+        "linespacing": 1.25,
+    }  # fmt: skip
+
+
+# --- files --------------------------------------------------------------------------------
 
 
 def save(figure: Figure, path_without_suffix: Path | str) -> tuple[Path, Path, Path]:
@@ -83,11 +345,11 @@ def to_bytes(figure: Figure, kind: str, *, dpi: int = 150, outlines: bool = Fals
     """Render a figure to one format.
 
     Args:
-        figure: drawn with `style`.
+        figure: drawn on a `page`.
         kind: png, svg or pdf.
         dpi: dots per inch; svg and pdf need none.
         outlines: draw the letters of an svg, which then looks the same where its fonts are
-            missing; else they are text that can be searched and edited.
+            missing; otherwise they are text that can be searched and edited.
     """
     import matplotlib
 
@@ -109,7 +371,7 @@ def to_bytes(figure: Figure, kind: str, *, dpi: int = 150, outlines: bool = Fals
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use labkit's look, and no setting of the person's own, while drawing."""
+    """Use labkit's look, and none of the user's own settings, while drawing."""
     import matplotlib
     from matplotlib.font_manager import fontManager
 
@@ -122,199 +384,6 @@ def style() -> Iterator[None]:
         cjk = [name for name in CJK_FONTS if name in installed]
         matplotlib.rcParams["font.family"] = ["DejaVu Sans", *cjk[:1]]
         yield
-
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """A figure while it is drawn."""
-
-    figure: Figure
-    fit: Callable[..., str]
-    """Breaks a text into lines, see `fitter`."""
-
-    def frame(
-        self,
-        head: Sequence[tuple[str, float, str, str]],
-        origin: str,
-        content_in: float,
-        handles: Sequence[Artist] = (),
-        legend_title: str = "",
-    ) -> tuple[float, float]:
-        """Make the figure as high as it has to be, and draw head, legend and foot.
-
-        Args:
-            head: (text, size, weight, colour) from top to bottom, from `head` or `fit_head`.
-            origin: where the numbers come from; line breaks stay.
-            content_in: height of all between head and legend.
-            handles: what the legend explains; none: no legend.
-            legend_title: above the legend.
-
-        Returns:
-            The content's lower edge and the figure's height, both in inches.
-        """
-        figure = self.figure
-        foot = "\n".join(fit_foot(line, self.fit) for line in origin.splitlines() if line)
-        columns = count_legend_columns(figure, handles) if handles else 1
-        legend_lines = -(-len(handles) // columns) + bool(legend_title)
-        legend_in = LEGEND_LINE_IN * legend_lines + PAD_IN if legend_lines else 0
-        bottom_in = foot_height_in(foot) + legend_in
-        height_in = bottom_in + content_in + head_height_in(head)
-        figure.set_size_inches(WIDTH_IN, height_in)
-        if handles:
-            corner = PAD_IN / WIDTH_IN, (foot_height_in(foot) + PAD_IN / 2) / height_in
-            figure.legend(
-                handles=handles, loc="lower left", ncols=columns, bbox_to_anchor=corner,
-                borderaxespad=0, borderpad=0, title=legend_title or None, alignment="left",
-                title_fontsize=9,
-            )  # fmt: skip
-        draw_head(figure, head)
-        draw_foot(figure, foot)
-        return bottom_in, height_in
-
-
-@contextmanager
-def page(alt: str) -> Iterator[Page]:
-    """Draw a figure that shows itself in a notebook.
-
-    Args:
-        alt: all that the picture shows, in words; becomes the figure's label.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with style():
-        figure = Figure()
-        canvas = FigureCanvasAgg(figure)
-        figure.set_label(alt)
-        # Figures made without pyplot do not show themselves; IPython looks for this name.
-        figure._repr_mimebundle_ = partial(mimebundle, figure)
-        yield Page(figure=figure, fit=fitter(figure))
-        canvas.draw()
-
-
-def fitter(figure: Figure) -> Callable[..., str]:
-    """Make a function that breaks a text into lines no wider than some inches."""
-    from matplotlib.font_manager import FontProperties
-
-    renderer = figure.canvas.get_renderer()
-
-    def fit(
-        text: str,
-        width_in: float,
-        size: float = 10,
-        weight: str = "normal",
-        slant: str = "normal",
-    ) -> str:
-        font = FontProperties(size=size, weight=weight, style=slant)
-
-        def fits(line: str) -> bool:
-            width_px = renderer.get_text_width_height_descent(line.rstrip(), font, False)[0]
-            return width_px / figure.dpi <= width_in
-
-        lines = [""]
-        for word in _words(text):
-            for piece in [word] if fits(word) else word:  # a word that is too long, by letters
-                if not fits(lines[-1] + piece):
-                    lines.append("")
-                lines[-1] += piece if lines[-1] else piece.lstrip()
-        return "\n".join(line.rstrip() for line in lines)
-
-    return fit
-
-
-def _words(text: str) -> list[str]:
-    # Chinese, Japanese and Korean break between any two letters; names also after _ - / ,
-    wide = "\u2e80-\u9fff\uac00-\ud7ff\uff00-\uffef"
-    return re.findall(rf"\s+|[{wide}]|[^\s{wide}_/,-]+[_/,-]*|[_/,-]+", " ".join(text.split()))
-
-
-def head(summary: Summary, fit: Callable[..., str]) -> list[tuple[str, float, str, str]]:
-    """Compose the title area: (text, size, weight, colour) from top to bottom."""
-    lines = [(summary.question, 13, "bold", INK)]
-    if stand_ins := captions.stand_ins(summary):
-        lines.append((" · ".join(stand_ins), 10, "bold", WARNING_INK))
-    said = [captions.conditions(summary), *captions.other_images(summary)]
-    lines.append((" · ".join(said), 9, "normal", SOFT_INK))
-    return fit_head(lines, fit)
-
-
-def fit_head(
-    lines: Sequence[tuple[str, float, str, str]], fit: Callable[..., str]
-) -> list[tuple[str, float, str, str]]:
-    """Break a title area's texts into lines as wide as the figure; their own breaks stay."""
-    width_in = WIDTH_IN - 2 * PAD_IN
-    return [
-        ("\n".join(fit(line, width_in, size, weight) for line in text.split("\n")), size, weight, c)
-        for text, size, weight, c in lines
-    ]
-
-
-def head_height_in(head: Sequence[tuple[str, float, str, str]]) -> float:
-    """Say how high `draw_head` makes the title area."""
-    return PAD_IN + sum(size * 0.019 * (1 + text.count("\n")) for text, size, *_ in head)
-
-
-def draw_head(
-    figure: Figure, head: Sequence[tuple[str, float, str, str]], top_in: float | None = None
-) -> None:
-    """Write the title area.
-
-    Args:
-        figure: of its final size.
-        head: (text, size, weight, colour) from top to bottom, already broken into lines.
-        top_in: its upper end; unset: the figure's.
-    """
-    height_in = figure.get_size_inches()[1]
-    top_in = (height_in if top_in is None else top_in) - PAD_IN
-    for text, size, weight, color in head:
-        figure.text(
-            PAD_IN / WIDTH_IN, top_in / height_in, text, size=size,
-            weight=weight, color=color, va="top", linespacing=1.25,
-        )  # fmt: skip
-        top_in -= size * 0.019 * (1 + text.count("\n"))
-
-
-def fit_foot(origin: str, fit: Callable[..., str]) -> str:
-    """Break the line that says where the numbers come from, between its parts if it can."""
-    width_in, lines = WIDTH_IN - 2 * PAD_IN, [""]
-    for part in origin.split(" · ") if origin else []:
-        longer = f"{lines[-1]} · {part}" if lines[-1] else part
-        if "\n" in fit(longer, width_in, ORIGIN_PT) and lines[-1]:
-            lines.append(part)
-        else:
-            lines[-1] = longer
-    return "\n".join(fit(line, width_in, ORIGIN_PT) for line in lines if line)
-
-
-def foot_height_in(foot: str) -> float:
-    """Say how high `draw_foot` makes the line at the bottom; 0 without one."""
-    return PAD_IN / 2 + ORIGIN_LINE_IN * (1 + foot.count("\n")) if foot else 0.0
-
-
-def draw_foot(figure: Figure, foot: str) -> None:
-    """Write where the numbers come from, small, at the bottom."""
-    if foot:
-        height_in = figure.get_size_inches()[1]
-        figure.text(
-            PAD_IN / WIDTH_IN, PAD_IN / 2 / height_in, foot, size=ORIGIN_PT,
-            color=SOFT_INK, va="bottom", linespacing=1.25,
-        )  # fmt: skip
-
-
-def count_legend_columns(figure: Figure, handles: Sequence[Artist]) -> int:
-    """Say how many entries of a legend fit into a line; at least 1."""
-    from matplotlib.font_manager import FontProperties
-
-    renderer, font = figure.canvas.get_renderer(), FontProperties(size=LEGEND_PT)
-    labels = [str(handle.get_label()) for handle in handles]
-    widths_in = [
-        renderer.get_text_width_height_descent(label, font, False)[0] / figure.dpi + LEGEND_KEY_IN
-        for label in labels
-    ]
-    room_in = WIDTH_IN - 2 * PAD_IN
-    if sum(widths_in) <= room_in:
-        return max(1, len(handles))
-    return max(1, int(room_in / max(widths_in)))
 
 
 def mimebundle(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, object]]:

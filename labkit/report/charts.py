@@ -1,255 +1,581 @@
-"""A summary as a picture: bars of normalized time, every trial's dot, and the document's figure.
+"""The charts of a run, of several runs, and of a timeline.
 
-    Summary -> chart() -> matplotlib Figure -> figures.save() -> .png .svg .pdf
-
-Main trap: cut axes made the documents' gains look four times as large, so the axis starts
-at 0.  What every chart has in common is in `figures`, its rows in `row_figure`.
+Every axis of values starts at 0: cut axes made the documents' gains look four times as large.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
-from labkit.report import captions
+from labkit.diagnosis.timeline import Band, Timeline
+from labkit.report import captions, row_words
 from labkit.report.bars import (
-    DOT,
-    EDGE,
+    AXIS_IN,
     INK,
+    LOOKS,
     PAD_IN,
     SOFT_INK,
+    WARNING_INK,
     WIDTH_IN,
-    head,
+    Bar,
+    BarRow,
+    Line,
+    draw_rows,
+    font,
+    frame,
+    height_in,
+    legend_of,
     page,
+    wrap,
+    write_beside,
 )
-from labkit.report.row_figure import BAR_IN, ROW_IN, row_figure
+from labkit.report.comparison import APART, Compared, compare
+from labkit.runs.store import StoredRun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Fill and hatch of a bar by verdict: blue and orange stay apart for every kind of colour
-# vision, the hatches without any colour.
-LOOKS = {
-    "baseline": ("#dcdcdc", "////"),
-    "faster": ("#6baed6", ""),
-    "slower": ("#fdae6b", "xxxx"),
-    "other": ("#c6dbef", ""),
-}
-PANEL_IN = 0.5  # title and ticks of a group's panel
-PANEL_ROW_IN = 0.24  # one of its rows
-PANEL_NAME_IN, PANEL_VALUE_IN = 0.95, 0.65  # left and right of the bars
-WHISKER = {"color": INK, "linewidth": 1.6}
-# Far from the other trials of its variant: larger and open, so that one under it shows.
-OUTLIER = {
-    "marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK,
-    "markeredgewidth": 1.3, "linestyle": "none", "clip_on": False,
-}  # fmt: skip
-PUBLISHED = {
-    "marker": "D", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": "#7a0177",
-    "markeredgewidth": 1.6, "linestyle": "none", "clip_on": False,
-}  # fmt: skip
+LINE_OF_NO_CHANGE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 2.5}
 
 
-def chart(summary: Summary) -> Figure:
-    """Draw the normalized times of one run.
+def title(summary: Summary) -> list[Line]:
+    """Return the question, the stand-ins and the conditions of a run."""
+    stood_in = " · ".join(stand_ins(summary))
+    conditions = [captions.conditions(summary), *captions.other_images(summary)]
+    return [
+        Line(summary.question, 13, "bold"),
+        *([Line(stood_in, 10, "bold", WARNING_INK)] if stood_in else []),
+        Line(" · ".join(conditions), color=SOFT_INK),
+    ]
 
-    Args:
-        summary: what `summary.summarize` returns.
+
+# --- normalized times -----------------------------------------------------------------------
+
+
+def times(summary: Summary) -> Figure:
+    """Draw the normalized times of a run.
 
     Returns:
         A figure that shows itself in a notebook; its label is `captions.describe(summary)`.
     """
     if summary.has_groups:
-        return _chart_groups(summary)
-
-    def draw(axes: Axes, middles_in: Sequence[float]) -> list[Artist]:
-        limit = axis_limit(summary.rows)
-        axes.set_xlim(0, limit)
+        return _times_of_groups(summary)
+    rows = [_times_row(summary, row) for row in summary.rows]
+    with page(captions.describe(summary)) as figure:
+        axes = figure.add_subplot()
+        _draw_times(axes, rows, _axis_end(summary.rows))
         axes.set_xlabel("normalized epoch time (lower is better)")
-        draw_rows(axes, summary, middles_in, limit)
-        for row, y in zip(summary.rows, middles_in):
-            write_numbers(axes, row, y)
-        return legend([summary])
-
-    return row_figure(summary, captions.describe(summary), draw)
+        content_in = height_in(rows) + AXIS_IN
+        handles = _times_legend(rows)
+        frame(figure, title(summary), captions.origin(summary.info), content_in, handles)
+    return figure
 
 
-def _chart_groups(summary: Summary) -> Figure:
-    """Draw a panel per group: "decode, 640×480" is in the row decode and the column 640×480.
+def _times_of_groups(summary: Summary) -> Figure:
+    """Draw axes per group: "decode, 640×480" is in the row decode and the column 640×480.
 
-    Each panel has its own axis, as groups are not compared; the time per image is beside each bar.
+    Each has its own axis, as groups are not compared; the time per image is beside each bar.
     """
-    places = {group.rpartition(", ")[::2]: rows for group, rows in summary.groups().items()}
-    columns = list(dict.fromkeys(column for _, column in places))
-    bars: dict[str, int] = {}  # of each row of panels, the most
-    for (name, _), rows in places.items():
-        bars[name] = max(bars.get(name, 0), len(rows))
-    with page(captions.describe(summary)) as drawn:
-        lines = head(summary, drawn.fit)
-        bars_in = PANEL_ROW_IN * sum(bars.values())
-        content_in = bars_in + PANEL_IN * len(bars)
-        handles = legend([summary])
-        bottom_in, height_in = drawn.frame(
-            lines, captions.origin(summary.info), content_in, handles
-        )
-        top_in = bottom_in + content_in
-        width_in = (WIDTH_IN - 2 * PAD_IN - PANEL_NAME_IN) / len(columns) - PANEL_VALUE_IN
-        panels = drawn.figure.subplots(
-            len(bars), len(columns), squeeze=False,
-            gridspec_kw={
-                "height_ratios": list(bars.values()),
-                "hspace": PANEL_IN / (bars_in / len(bars)),
-                "wspace": PANEL_VALUE_IN / width_in,
-                "left": (PAD_IN + PANEL_NAME_IN) / WIDTH_IN,
-                "right": 1 - (PAD_IN + PANEL_VALUE_IN) / WIDTH_IN,
-                "bottom": (bottom_in + PANEL_IN / 2) / height_in,
-                "top": (top_in - PANEL_IN / 2) / height_in,
-            },
-        )  # fmt: skip
-        for panel_row, name in zip(panels, bars):
-            for axes, column in zip(panel_row, columns):
-                if (name, column) not in places:
-                    axes.set_axis_off()
-                    continue
-                _draw_panel(axes, summary, places[name, column])
-                title = f"{name}, {column}" if name else column
-                axes.set_title(title, loc="left", size=9, weight="bold")
-                if axes is not panel_row[0]:
-                    axes.set_yticklabels([])
-    return drawn.figure
-
-
-def _draw_panel(axes: Axes, summary: Summary, rows: Sequence[Row]) -> None:
-    """Draw one group's rows."""
     from matplotlib.ticker import MaxNLocator
 
-    middles_in = [ROW_IN * (i + 0.5) for i in range(len(rows))]
-    limit = axis_limit(rows)
-    axes.set(xlim=(0, limit), ylim=(ROW_IN * len(rows), 0))
-    axes.set_yticks(middles_in, [row.name for row in rows])
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=7.5)
-    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
-    draw_rows(axes, replace(summary, rows=tuple(rows)), middles_in, limit)
-    for row, y in zip(rows, middles_in):
-        if row.normalized_time is None:
-            look = {"va": "center", "size": 8, "color": SOFT_INK, "style": "italic"}
-            axes.text(limit * 0.02, y, row.status, **look)
-        else:
-            write_beside(axes, y, (6, 0), units.seconds(row.time_s), size=8)
+    groups = summary.groups()
+    places = [group.rpartition(", ")[::2] for group in groups]
+    names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
+    drawn = []
+    with page(captions.describe(summary)) as figure:
+        most = dict.fromkeys(names, 0)
+        for (name, _), rows in zip(places, groups.values()):
+            most[name] = max(most[name], len(rows))
+        grid = figure.add_gridspec(len(names), len(columns), height_ratios=list(most.values()))
+        for (name, column), (group, rows) in zip(places, groups.items()):
+            axes = figure.add_subplot(grid[names.index(name), columns.index(column)])
+            bars = [_row_of_group(summary, row) for row in rows]
+            _draw_times(axes, bars, _axis_end(rows), size=9)
+            axes.set_title(group, loc="left", size=9, weight="bold")
+            axes.tick_params(axis="x", labelsize=8)
+            axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+            if column != columns[0]:
+                axes.tick_params(labelleft=False)
+            drawn += bars
+        content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
+        handles = _times_legend(drawn)
+        frame(figure, title(summary), captions.origin(summary.info), content_in, handles)
+    return figure
 
 
-def axis_limit(rows: Sequence[Row]) -> float:
-    """Choose where the axis ends: behind every dot; a very long whisker is cut off."""
+def _times_row(summary: Summary, row: Row) -> BarRow:
+    if row.normalized_time is None:
+        return BarRow(name=row.variant, reason=row_words.reason(row))
+    is_baseline = summary.is_baseline(row)
+    interval = None if row.ci_low is None else (row.ci_low, row.ci_high)
+    notes = [units.interval(*interval)] if interval else []
+    bar = Bar(
+        length=row.normalized_time,
+        look="baseline" if is_baseline else row.verdict if row.verdict in LOOKS else "other",
+        dots=row.ratios,
+        outliers=row.outliers,
+        interval=interval,
+        published=None if is_baseline else row.published,  # the baseline's is 1 by definition
+        value=units.normalized(row.normalized_time),
+        notes=[*notes, row.verdict] if row.verdict else notes,
+    )
+    return BarRow(name=row.variant, bars=(bar,))
+
+
+def _row_of_group(summary: Summary, row: Row) -> BarRow:
+    """Show the time per image in place of the normalized one, and no reasons: there is no room."""
+    drawn = _times_row(summary, row)
+    bars = [replace(bar, value=units.seconds(row.time_s), notes=()) for bar in drawn.bars]
+    return BarRow(name=row.name, bars=bars, reason="" if bars else row.status)
+
+
+def _axis_end(rows: Sequence[Row]) -> float:
+    """Return where the axis ends: behind every dot; a very long interval is cut off."""
     known = [1.0, *(ratio for row in rows for ratio in row.ratios)]
     known += [row.published for row in rows if row.published is not None]
     highs = [row.ci_high for row in rows if row.ci_high is not None]
     return 1.06 * max(*known, min(max(highs, default=0), 1.5 * max(known)))
 
 
-def draw_rows(
-    axes: Axes, summary: Summary, middles_in: Sequence[float | None], limit: float
-) -> None:
-    """Draw the line of no change, and every measured row's bar, dots, interval and figure.
+def _draw_times(axes: Axes, rows: Sequence[BarRow], end: float, **value_font: object) -> None:
+    axes.axvline(1, **LINE_OF_NO_CHANGE)
+    draw_rows(axes, rows, end, **(value_font or {"weight": "bold"}))
+
+
+def _times_legend(rows: Sequence[BarRow]) -> list[Artist]:
+    return legend_of(rows, {"baseline": "baseline"}, "one trial")
+
+
+# --- runs side by side ----------------------------------------------------------------------
+
+
+def side_by_side(runs: Sequence[StoredRun]) -> Figure:
+    """Draw runs of one experiment one below the other, along one axis.
 
     Args:
-        axes: whose y axis is in inches.
-        summary: whose rows.
-        middles_in: the middle of every row.
-        limit: where the x axis ends.
+        runs: one to six of the same experiment, of any machine and mode.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
+
+    Raises:
+        ValueError: as `comparison.compare` does.
     """
-    line = {"color": INK, "linewidth": 1}
-    axes.axvline(1, linestyle=(0, (4, 3)), zorder=2.5, **line)
-    for row, y in zip(summary.rows, middles_in):
-        if row.normalized_time is not None:
-            _draw_row(axes, row, y, limit, is_baseline=summary.is_baseline(row))
+    compared = compare(runs)
+    end = _axis_end([row for one in compared for row in one.summary.rows])
+    rows = [[_times_row(one.summary, row) for row in one.summary.rows] for one in compared]
+    titles = [_title_of_run(one) for one in compared]
+    heights_in = []
+    for lines, bars in zip(titles, rows):
+        heights_in += [PAD_IN + sum(line.height_in for line in lines), height_in(bars)]
+    question = compared[0].summary.question
+    with page(_describe(compared)) as figure:
+        grid = figure.add_gridspec(len(heights_in), 1, height_ratios=heights_in)
+        for i, (lines, bars) in enumerate(zip(titles, rows)):
+            axes = figure.add_subplot(grid[2 * i + 1])
+            _draw_times(axes, bars, end)
+            above_in = PAD_IN / 2
+            for line in reversed(lines):
+                axes.annotate(
+                    line.wrapped, (PAD_IN / WIDTH_IN, 1), (0, 72 * above_in),
+                    xycoords=("figure fraction", "axes fraction"), textcoords="offset points",
+                    va="bottom", in_layout=False, **font(line),
+                )  # fmt: skip
+                above_in += line.height_in
+        frame(
+            figure,
+            [Line(question, 13, "bold"), Line(APART, color=SOFT_INK)],
+            "\n".join(dict.fromkeys(one.origin for one in compared)),
+            sum(heights_in) + 0.45 * len(compared),
+            _times_legend([row for bars in rows for row in bars]),
+            legend_title="normalized epoch time (lower is better)",
+        )
+    return figure
 
 
-def _draw_row(axes: Axes, row: Row, y: float, limit: float, *, is_baseline: bool) -> None:
-    look = "baseline" if is_baseline else row.verdict if row.verdict in LOOKS else "other"
-    color, hatch = LOOKS[look]
-    axes.barh(
-        y,
-        row.normalized_time,
-        height=BAR_IN,
-        color=color,
-        hatch=hatch,
-        zorder=2,
-        **EDGE,
-    )
-    # The document's figure, the interval and the dots lie on three lanes, to hide nothing.
-    above, below = y - 0.13, y + 0.12
-    n = len(row.ratios)
-    spread = [below + 0.08 * (i / max(1, n - 1) - 0.5) for i in range(n)]
-    for places, mark in ((set(range(n)) - set(row.outliers), DOT), (row.outliers, OUTLIER)):
-        at = sorted(places)
-        axes.plot([row.ratios[i] for i in at], [spread[i] for i in at], zorder=4, **mark)
-    if row.ci_low is not None:
-        draw_whisker(axes, (row.ci_low, row.ci_high), y, limit)
-    if row.published is not None and not is_baseline:  # the baseline's is 1 by definition
-        axes.plot([row.published], [above], zorder=6, **PUBLISHED)
-
-
-def draw_whisker(axes: Axes, ends: tuple[float, float], y: float, limit: float) -> None:
-    """Draw an interval; one that leaves the axis is cut off and ends in an arrow."""
-    low, high = ends
-    cut = high > limit
-    end, cap = min(high, limit), {"color": INK, "markersize": 8, "zorder": 5}
-    axes.plot([low, end], [y, y], zorder=5, solid_capstyle="butt", **WHISKER)
-    axes.plot([low], [y], "|", **cap)
-    axes.plot([end], [y], ">" if cut else "|", clip_on=False, **cap)
-
-
-def write_numbers(axes: Axes, row: Row, y: float) -> None:
-    """Write a row's ratio, interval and verdict beside its bar."""
-    if row.normalized_time is None:
-        return
-    interval = "" if row.ci_low is None else units.interval(row.ci_low, row.ci_high)
-    beside, under = (interval, row.verdict) if row.verdict else ("", interval)
-    lift_pt = 7 if under else 0
-    value = units.normalized(row.normalized_time)
-    write_beside(axes, y, (8, lift_pt), value, weight="bold")
-    write_beside(axes, y, (48, lift_pt), beside, size=9)
-    write_beside(axes, y, (8, -lift_pt), under, size=9)
-
-
-def write_beside(
-    axes: Axes, y: float, offset_pt: tuple[float, float], text: str,
-    size: float = 10, **font: object,
-) -> None:  # fmt: skip
-    """Write right of the axes, some points right of their end and above y."""
-    axes.annotate(
-        text, (1, y), offset_pt, size=size,
-        xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="center",
-        annotation_clip=False, **font,
-    )  # fmt: skip
-
-
-def legend(summaries: Sequence[Summary]) -> list[Artist]:
-    """Make what explains the marks of all these runs' rows; nothing where none is measured."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    measured = [row for s in summaries for row in s.rows if row.normalized_time is not None]
-    if not measured:
-        return []
-    color, hatch = LOOKS["baseline"]
-    handles = [
-        Patch(facecolor=color, hatch=hatch, label="baseline", **EDGE),
-        Line2D([], [], label="one trial", **DOT),
+def _title_of_run(one: Compared) -> list[Line]:
+    about = [one.minute, one.machine, *captions.plain_labels(one.summary)]
+    lines = [
+        Line(one.title, weight="bold"),
+        Line(" · ".join(filter(None, about)), color=SOFT_INK),
+        Line(" · ".join(stand_ins(one.summary)), weight="bold", color=WARNING_INK),
     ]
-    if any(row.outliers for row in measured):
-        handles.append(Line2D([], [], label="outlier", **OUTLIER))
-    if any(row.ci_low is not None for row in measured):
-        whisker = {"marker": "|", "markersize": 8, **WHISKER}
-        handles.append(Line2D([], [], label="95 % interval", **whisker))
-    others = [row for s in summaries for row in s.rows if not s.is_baseline(row)]
-    if any(row.published is not None and row.normalized_time is not None for row in others):
-        handles.append(Line2D([], [], label="published", **PUBLISHED))
+    return [line for line in lines if line.text]
+
+
+def _describe(compared: Sequence[Compared]) -> str:
+    """Write all numbers of the figure, for screen readers."""
+    sentences = [compared[0].summary.question, f"Runs side by side, {APART}"]
+    for one in compared:
+        sentences += [f"{one.title}, {one.machine}", *stand_ins(one.summary)]
+        for name, row in one.rows.items():
+            sentences.append(f"{name}: {captions.describe_row(one.summary, row)}")
+    return captions.join_sentences(sentences)
+
+
+# --- epochs ---------------------------------------------------------------------------------
+
+# What was measured of a variant's bytes: heading, and its distance from the axis in points. A
+# time alone does not show whether a disk or the page cache was fast.
+COLUMNS = (
+    ("in memory\nbefore epoch 1", 66),
+    ("bytes from disk,\nall epochs", 164),
+    ("pages\nswapped", 246),
+)
+
+
+def epochs(summary: Summary) -> Figure:
+    """Draw the seconds of each variant's first and later epochs, and where their bytes came from.
+
+    Returns:
+        A figure that shows itself in a notebook; its label is
+        `captions.describe_epochs(summary)`.
+    """
+    rows = [_epochs_row(row) for row in summary.rows]
+    ends = [max(bar.dots) for row in rows for bar in row.bars]
+    with page(captions.describe_epochs(summary)) as figure:
+        axes = figure.add_subplot()
+        draw_rows(axes, rows, 1.06 * max(ends, default=1.0), size=9)
+        axes.set_xlabel("seconds per epoch (lower is better)")
+        if ends:
+            for heading, right_pt in COLUMNS:
+                write_beside(axes, -0.5, (right_pt, 14), heading, size=8.5, color=SOFT_INK)
+        for y, row in enumerate(summary.rows):
+            for (_, right_pt), text in zip(COLUMNS, row_words.proof(row) if rows[y].bars else ()):
+                write_beside(axes, y, (right_pt, 0), text, size=9)
+        # Variants may differ in their number of epochs: "epoch 2 / epochs 2 to 3 (mean)".
+        later = {bar.name for row in summary.rows for bar in row_words.epoch_bars(row)[1:]}
+        looks = {"first epoch": "epoch 1", "later epochs": " / ".join(sorted(later))}
+        handles = legend_of(rows, looks, "one epoch of one trial")
+        content_in = height_in(rows) + AXIS_IN + 0.4
+        frame(figure, title(summary), captions.origin(summary.info), content_in, handles)
+    return figure
+
+
+def _epochs_row(row: Row) -> BarRow:
+    bars = [
+        Bar(length=bar.mean_s, look=look, dots=bar.all_s, value=units.seconds(bar.mean_s))
+        for bar, look in zip(row_words.epoch_bars(row), ("first epoch", "later epochs"))
+    ]
+    return BarRow(name=row.variant, bars=bars, reason=row_words.reason(row))
+
+
+# --- dial -----------------------------------------------------------------------------------
+
+NEGLIGIBLE = 0.01
+EVERY = re.compile(r"every (\d+ steps|step)")
+GROUP = 0.84  # width of the points and the advice at one position, in positions
+BASELINE = {
+    "color": INK, "marker": "o", "markersize": 6, "markerfacecolor": "white",
+    "linestyle": (0, (4, 3)),
+}  # fmt: skip
+RING = {
+    "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgecolor": INK,
+    "markeredgewidth": 1.2, "linestyle": "none",
+}  # fmt: skip
+# Marker, dashes and colour: apart without any colour.
+SERIES_LOOKS = (
+    ("o", "-", "#08519c"), ("s", (0, (5, 2)), "#d94801"), ("^", (0, (1, 1.5)), "#1a1a1a"),
+    ("D", (0, (5, 2, 1, 2)), "#6a51a3"), ("v", "-", "#737373"), ("P", (0, (5, 2)), "#238b45"),
+    ("X", (0, (1, 1.5)), "#7a0177"), ("<", (0, (5, 2, 1, 2)), "#0570b0"), (">", "-", "#a65628"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Variants that differ only in how often something happens."""
+
+    name: str
+    points: tuple[tuple[int, Row], ...]
+    """Steps between two events, and what was measured; the most frequent first."""
+
+
+def find_series(info: Mapping[str, object], summary: Summary) -> list[Series]:
+    """Group the measured variants whose labels differ only in "every N steps".
+
+    Args:
+        info: what `run.json` holds.
+        summary: of the same run.
+
+    Returns:
+        Nothing where the experiment has no dial, or its baseline is on the dial itself.
+    """
+    if not info.get("dial") or _series_name(summary.baseline) != summary.baseline:
+        return []
+    setting = info["dial"]["setting"]
+    found: dict[str, list[tuple[int, Row]]] = {}
+    for row in summary.rows:
+        name, steps = _series_name(row.variant), info["variants"][row.variant].get(setting)
+        if steps and name != row.variant and row.normalized_time is not None:
+            found.setdefault(name, []).append((steps, row))
+    return [
+        Series(name=name, points=tuple(sorted(points, key=lambda point: point[0])))
+        for name, points in found.items()
+    ]
+
+
+def _series_name(variant: str) -> str:
+    # "loops, every 10 steps" -> "loops"
+    return ", ".join(part for part in variant.split(", ") if not EVERY.fullmatch(part))
+
+
+def dial(info: Mapping[str, object], summary: Summary) -> Figure:
+    """Draw normalized time over the number of steps between two events.
+
+    Args:
+        info: what `run.json` holds.
+        summary: of the same run.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
+    """
+    found = find_series(info, summary)
+    costs = [_say_cost(series) for series in found] or ["No variant was measured along the dial."]
+    if not summary.judged:
+        costs.append(f"No verdict in {summary.mode} mode.")
+    shown = [
+        summary.question, *stand_ins(summary), captions.conditions(summary),
+        f"Normalized epoch time along the dial; {summary.baseline} is 1",
+    ]  # fmt: skip
+    for series in found:
+        for _, row in series.points:
+            shown.append(f"{row.variant}: {captions.describe_row(summary, row)}")
+    with page(captions.join_sentences([*shown, *costs])) as figure:
+        handles = _draw_dial(figure.add_subplot(), summary, found, info["dial"])
+        lines = [*title(summary), *map(Line, costs)]
+        frame(figure, lines, captions.origin(summary.info), 3.9, handles, columns=3)
+    return figure
+
+
+def _draw_dial(
+    axes: Axes, summary: Summary, found: Sequence[Series], chosen: Mapping[str, object]
+) -> list[Artist]:
+    from matplotlib.lines import Line2D
+
+    advice = chosen["advice"]
+    steps = sorted({n for series in found for n, _ in series.points} | {advice} - {None, 0})
+    places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
+    axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + ["never"])
+    axes.set_xlim(-0.5, len(steps) + 0.5)
+    axes.set_xlabel(f"every N steps ({chosen['setting']})")
+    axes.set_ylabel("normalized epoch time")
+    highest = max([1.0, *(row.normalized_time for series in found for _, row in series.points)])
+    axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
+    axes.grid(axis="y")
+    axes.axhline(1, **LINE_OF_NO_CHANGE)
+    handles = []
+    if summary.rows[0].normalized_time is not None:
+        axes.plot([len(steps)], [1], zorder=3, **BASELINE)
+        handles.append(Line2D([], [], label=f"{summary.baseline} (baseline)", **BASELINE))
+    if advice:
+        place, label = places[advice], f"{chosen['source']}: every {advice} steps"
+        band = (place - GROUP / 2, place + GROUP / 2)
+        handles.append(axes.axvspan(*band, color="#e6e6e6", zorder=0, label=label))
+    limits = [_negligible_from(series) for series in found]
+    for i, (series, limit) in enumerate(zip(found, limits)):
+        marker, dashes, color = SERIES_LOOKS[i % len(SERIES_LOOKS)]
+        # Beside each other, or equal points would hide one another.
+        shift = GROUP / len(found) * (i - (len(found) - 1) / 2)
+        xs = [places[n] + shift for n, _ in series.points]
+        ys = [row.normalized_time for _, row in series.points]
+        look = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
+        label = wrap(series.name or "every N steps", 28)
+        handles += axes.plot(xs, ys, linestyle=dashes, label=label, **look)
+        for x, (n, row) in zip(xs, series.points):
+            if row.ci_low is not None:
+                axes.vlines(x, row.ci_low, row.ci_high, color=color)
+            if n == limit:
+                axes.plot([x], [row.normalized_time], **RING)
+    if any(limits):
+        handles.append(Line2D([], [], label=f"less than {units.limit(NEGLIGIBLE)}", **RING))
     return handles
+
+
+def _negligible_from(series: Series) -> int | None:
+    """Return the fewest steps from which on every interval ends below `NEGLIGIBLE`."""
+    least = None
+    for steps, row in reversed(series.points):
+        if row.ci_high is None or row.ci_high > 1 + NEGLIGIBLE:
+            break
+        least = steps
+    return least
+
+
+def _say_cost(series: Series) -> str:
+    """State from how many steps on a series costs less than `NEGLIGIBLE`."""
+    limit, name = units.limit(NEGLIGIBLE), series.name or "cost"
+    if (least := _negligible_from(series)) is not None:
+        return f"{name}: less than {limit} at every {_steps(least)} or more"
+    steps, row = series.points[-1]
+    is_more = row.ci_low is not None and row.ci_low > 1 + NEGLIGIBLE
+    cost = f"{units.normalized(row.normalized_time)} at every {_steps(steps)}"
+    return f"{name}: {'more than' if is_more else 'not known to be below'} {limit} ({cost})"
+
+
+def _steps(n: int) -> str:
+    return "step" if n == 1 else f"{n} steps"
+
+
+# --- timeline -------------------------------------------------------------------------------
+
+GPU_UTIL = (
+    "GPU-Util is the share of NVML's sampling period (1/6 to 1 s) in which some kernel ran. It "
+    "does not show how much of the GPU worked: one small kernel on one multiprocessor reads "
+    "100 %. Waits that are shorter than the period are not visible."
+)
+EMULATED = (
+    "There is no GPU-Util here: the bands are when the emulated device's model computed. A real "
+    "GPU's GPU-Util would be their average over 1/6 to 1 s, and would not show shorter waits."
+)
+CURVE_IN, LANE_IN, CORE_IN = 0.62, 0.2, 0.16
+CORES_IN = (0.34, 1.3)  # height of all cores: at least, at most
+# Fill and hatch of a lane.
+LANE_LOOKS = (("#fdd0a2", "////"), ("#6baed6", ""), ("#c7c7c7", "xxxx"), ("#e5e5e5", "...."))
+
+
+def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host") -> Figure:
+    """Draw device, memory, cores, disk and host above one another along one axis of time.
+
+    Args:
+        seen: what `record_timeline` returned.
+        title: above all.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds the titles of all panels.
+    """
+    panels, missing = _panels(seen)
+    titles = [wrap(said, 100) for said, _, _ in panels]
+    heights_in = [height_in for _, height_in, _ in panels]
+    footer = EMULATED if seen.device is not None and seen.gpu_util is None else GPU_UTIL
+    lines = [Line(title, 13, "bold")]
+    if seen.device is not None:
+        lines.append(Line("Emulated accelerator", 10, "bold", WARNING_INK))
+    lines += [Line(why, color=SOFT_INK, style="italic") for why in missing]
+    with page(captions.join_sentences([title, *missing, *titles, footer])) as figure:
+        content_in = sum(heights_in) + sum(0.36 + 0.17 * said.count("\n") for said in titles)
+        if panels:
+            content_in += AXIS_IN
+            ratios = {"height_ratios": heights_in}
+            drawn = figure.subplots(len(panels), sharex=True, squeeze=False, gridspec_kw=ratios)
+            for axes, said, (_, _, draw) in zip(drawn[:, 0], titles, panels):
+                axes.set_title(said, loc="left", size=9)
+                draw(axes)
+            axes.set_xlim(0, seen.duration_s or 1.0)
+            axes.set_xlabel("seconds")
+        frame(figure, lines, footer, content_in)
+    return figure
+
+
+def _panels(seen: Timeline) -> tuple[list[tuple[str, float, Callable]], list[str]]:
+    """Return title, height and drawing of every panel, and why the others are missing."""
+    panels, missing = [], []
+
+    def add_curve(title: str, values: Sequence, scale: float, unit: str, top: float = 0) -> None:
+        scaled = [float("nan") if value is None else scale * value for value in values]
+        draw = partial(_draw_curve, at_s=seen.at_s, values=scaled, unit=unit, top=top)
+        panels.append((title, CURVE_IN, draw))
+
+    def add_missing(what: str, field: str) -> None:
+        missing.append(f"{what}: {seen.missing.get(field, 'not measured')}")
+
+    if seen.device is not None:
+        share = units.percent(_share(seen.device, seen.duration_s))
+        title = f"device computing, {share} of the time: {seen.device_label}"
+        draw = partial(_draw_lanes, lanes={"busy": seen.device}, looks=LANE_LOOKS[1:2])
+        panels.append((title, LANE_IN, draw))
+    elif seen.gpu_util is None:
+        add_missing("device: neither GPU-Util nor GPU memory", "gpu_util")
+    else:
+        mean = units.percent(fmean(share for share in seen.gpu_util if share is not None))
+        add_curve(f"GPU-Util as NVML reports it, {mean} on average", seen.gpu_util, 100, "%", 100)
+    if seen.gpu_memory_bytes is not None:
+        most = units.count_bytes(max(filter(None, seen.gpu_memory_bytes), default=0))
+        title = f"GPU memory in use by all programs, at most {most}"
+        add_curve(title, seen.gpu_memory_bytes, 1e-9, "GB")
+    if seen.cores is None:
+        add_missing("CPU per core", "cores")
+    else:
+        known = [shares for shares in seen.cores if shares is not None]
+        n = len(known[0])
+        tinted = "" if len(known) == len(seen.cores) else "; tinted: not counted"
+        title = f"CPU per core, all programs (white idle, black busy{tinted}): on average "
+        title += f"{fmean(map(sum, known)):.1f} of {units.count(n, 'core')} busy"
+        low, high = CORES_IN
+        draw = partial(_draw_cores, at_s=seen.at_s, cores=seen.cores, n=n)
+        panels.append((title, min(max(CORE_IN * n, low), high), draw))
+    if seen.read_bytes_per_s is None:
+        add_missing("read from disks", "read_bytes_per_s")
+    else:
+        most = max(filter(None, seen.read_bytes_per_s), default=0)
+        title = "read from disks by this process and its workers, without the page cache: "
+        title += f"at most {units.count_bytes(most)}/s" if most else "nothing"
+        add_curve(title, seen.read_bytes_per_s, 1e-6, "MB/s")
+    if seen.host:
+        shares = [
+            f"{name} {units.percent(_share(bands, seen.duration_s))}"
+            for name, bands in seen.host.items()
+        ]
+        draw = partial(_draw_lanes, lanes=seen.host, looks=LANE_LOOKS)
+        panels.append((f"host, of the time: {', '.join(shares)}", LANE_IN * len(shares), draw))
+    else:
+        missing.append("host: nothing was marked")
+    return panels, missing
+
+
+def _draw_curve(
+    axes: Axes, at_s: Sequence[float], values: Sequence[float], unit: str, top: float
+) -> None:
+    edges_s = [0.0, *at_s]  # a value holds from the sample before to its own
+    axes.stairs(values, edges_s, fill=True, color="#c6dbef", linewidth=0)
+    axes.stairs(values, edges_s, baseline=None, color="#08519c", linewidth=1.2)
+    highest = max((value for value in values if value == value), default=0.0)
+    axes.set_ylim(0, top or 1.05 * highest or 1.0)
+    axes.set_ylabel(unit)
+    axes.locator_params(axis="y", nbins=2)
+
+
+def _draw_cores(
+    axes: Axes, at_s: Sequence[float], cores: Sequence[Sequence[float] | None], n: int
+) -> None:
+    by_sample = [[float("nan")] * n if shares is None else shares for shares in cores]
+    axes.set_facecolor("#fbe3cf")  # a sample without counts; a white core was idle
+    axes.grid(visible=False)
+    # As a picture: an .svg of 100,000 squares would be of no use.
+    axes.pcolormesh(
+        [0.0, *at_s], range(n + 1), list(zip(*by_sample)), cmap="Greys", vmin=0, vmax=1,
+        rasterized=True,
+    )  # fmt: skip
+    axes.set_ylim(n, 0)
+    axes.set_yticks([0.5] if n == 1 else [0.5, n - 0.5], ["1"] if n == 1 else ["1", str(n)])
+    axes.set_ylabel("core")
+
+
+def _draw_lanes(
+    axes: Axes, lanes: Mapping[str, Sequence[Band]], looks: Sequence[tuple[str, str]]
+) -> None:
+    axes.set_ylim(len(lanes), 0)
+    axes.set_yticks([i + 0.5 for i in range(len(lanes))], list(lanes))
+    axes.tick_params(axis="y", length=0)
+    for i, bands in enumerate(lanes.values()):
+        color, hatch = looks[i % len(looks)]
+        # No edges: of bands thinner than a pixel nothing else would be seen.
+        axes.broken_barh(
+            [(start_s, end_s - start_s) for start_s, end_s in bands], (i + 0.1, 0.8),
+            facecolor=color, hatch=hatch, edgecolor=SOFT_INK, linewidth=0,
+        )  # fmt: skip
+
+
+def _share(bands: Sequence[Band], duration_s: float) -> float | None:
+    if not duration_s:
+        return None
+    return sum(min(end_s, duration_s) - start_s for start_s, end_s in bands) / duration_s

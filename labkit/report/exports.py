@@ -14,7 +14,7 @@ from pathlib import Path
 from labkit.contracts import utc_now
 from labkit.files import unused, write_whole
 from labkit.report import bars as figures
-from labkit.report import charts, recipe, share, side_by_side, table
+from labkit.report import charts, recipe, share, table
 from labkit.report.report import write_report
 from labkit.runs.store import REPORTS, StoredRun, explain_unwritable
 from labkit.settings import pick
@@ -52,12 +52,12 @@ def export(runs: Sequence[StoredRun], form: str, results: Path | str = "results"
 def _figure(runs: Sequence[StoredRun], results: Path, *, kind: str) -> Path:
     name = f"chart.{kind}"
     if len(runs) == 1:
-        path, figure = runs[0].folder / name, charts.chart(runs[0].summary)
+        path, figure = runs[0].folder / name, charts.times(runs[0].summary)
     else:
         stamp = utc_now().replace(":", "").replace("-", "")
         path = unused(results / REPORTS / f"{runs[0].info['experiment']}-{stamp}-{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = side_by_side.side_by_side(runs)
+        figure = charts.side_by_side(runs)
     return write_whole(path, figures.to_bytes(figure, kind, dpi=PNG_DPI))
 
 

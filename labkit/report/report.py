@@ -20,9 +20,6 @@ from labkit.experiments.request import Request
 from labkit.report import charts, report_words, table
 from labkit.report.captions import self_checks, stand_ins
 from labkit.report.costs import costs
-from labkit.report.dial_chart import dial_chart as draw_dial
-from labkit.report.dial_chart import find_series
-from labkit.report.epoch_chart import epoch_chart as draw_epochs
 from labkit.report.findings import findings
 from labkit.report.predictions import has_combinations, predictions
 from labkit.runs.store import newest_runs
@@ -210,11 +207,11 @@ def save(run: StoredRun) -> list[Path]:
 
 def _draw(info: Mapping[str, object], summary: Summary) -> dict[str, Figure]:
     """Draw all charts of a run of epochs: what its files are called -> figure."""
-    drawn = {"chart": charts.chart(summary)}
+    drawn = {"chart": charts.times(summary)}
     if info.get("epoch_chart"):
-        drawn["epochs"] = draw_epochs(summary)
-    if find_series(info, summary):
-        drawn["dial"] = draw_dial(info, summary)
+        drawn["epochs"] = charts.epochs(summary)
+    if charts.find_series(info, summary):
+        drawn["dial"] = charts.dial(info, summary)
     return drawn
 
 

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 from labkit.claims.ledger import answers
 from labkit.report import charts, recipe, report, share, table
 from labkit.report import savings as saved
-from labkit.report.dial_chart import dial_chart
-from labkit.report.epoch_chart import epoch_chart
-from labkit.report.side_by_side import compare_table, side_by_side
+from labkit.report.comparison import compare_table
 from labkit.runs import runner, store
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment
@@ -49,11 +47,11 @@ class Run(StoredRun):
             ValueError: an unknown kind, or the experiment has no dial.
         """
         draw = {
-            "times": lambda: charts.chart(self.summary),
-            "epochs": lambda: epoch_chart(self.summary),
+            "times": lambda: charts.times(self.summary),
+            "epochs": lambda: charts.epochs(self.summary),
         }
         if self.info.get("dial"):
-            draw["dial"] = lambda: dial_chart(self.info, self.summary)
+            draw["dial"] = lambda: charts.dial(self.info, self.summary)
         return pick(draw, kind, "kind")()
 
     def findings(self) -> dict[str, Frame]:
@@ -193,7 +191,7 @@ class Comparison:
 
     def chart(self) -> Figure:
         """Draw the runs side by side."""
-        return side_by_side(self._runs)
+        return charts.side_by_side(self._runs)
 
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:

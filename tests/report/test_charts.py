@@ -1,38 +1,38 @@
-"""Charts: equal bytes for equal summaries, honest axes, and nothing cut off or overlapping.
-
-Geometry is asked of matplotlib's own text extents after drawing.
-Run: python -m pytest tests/test_charts.py
-"""
+"""Charts: they draw the right numbers on honest axes, and nothing is cut off or overlaps."""
 
 import pickle
 import warnings
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib
 import pytest
+from fake_dials import all_of, fake_dial
+from fake_runs import fake_machine_run, their_run
 from fakes import (
     LABELS,
+    MEDIA,
     fake_info,
     fake_judged_trials,
     fake_media_info,
+    fake_media_trials,
     fake_trials,
 )
-from figure_checks import check_that_all_texts_are_whole_and_apart, everything_written, texts
+from figure_checks import check_texts_are_whole_and_apart, everything_written, texts
 from matplotlib.font_manager import fontManager
 
 from labkit import units
 from labkit.analysis.summary import summarize
-from labkit.report import bars as figures
-from labkit.report import captions, charts
+from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Timeline
+from labkit.experiments.catalog import CATALOG
+from labkit.report import bars, captions, charts, row_words
+from labkit.settings import Settings
 
 SVG = "{http://www.w3.org/2000/svg}"
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
-PUBLISHED = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
-CJK_QUESTION = "当GPU利用率为零时，哪一种方法最有帮助？"
-LONG_REASON = (
-    "no directory for this medium is configured: write one into labkit.toml and try again!"
-)
-LONG_NAME = "a variant with a very long name and_an_identifier_of_many_letters_without_any_space"
+CHINESE = "当GPU利用率为零时，哪一种方法最有帮助？"
+REASON = "no directory for this medium is configured: write one into labkit.toml and try again!"
+LONG = "a variant with a very long name and_an_identifier_of_many_letters_without_any_space"
 
 
 def make_summary(times=TIMES, *, labels=LABELS, blocks=3, noise=0.02, **info):
@@ -41,161 +41,375 @@ def make_summary(times=TIMES, *, labels=LABELS, blocks=3, noise=0.02, **info):
     return summarize(fake_info(names, blocks=blocks, **info), trials)
 
 
-# --- bytes --------------------------------------------------------------------------------
-
-
-def test_the_same_summary_gives_the_same_files(tmp_path):
-    first = figures.save(charts.chart(make_summary(published=PUBLISHED)), tmp_path / "a.b")
-    with matplotlib.rc_context({"font.size": 30, "savefig.dpi": 10, "axes.facecolor": "red"}):
-        again = figures.save(charts.chart(make_summary(published=PUBLISHED)), tmp_path / "again")
-    assert [path.name for path in first] == ["a.b.png", "a.b.svg", "a.b.pdf"]
-    for one, other in zip(first, again):
-        assert one.read_bytes() == other.read_bytes()
-
-
-def test_every_word_of_an_svg_is_text_and_its_letters_can_be_drawn_instead():
-    figure = charts.chart(make_summary())
-    root = ElementTree.fromstring(figures.to_bytes(figure, "svg"))
-    written = {"".join(node.itertext()) for node in root.iter(f"{SVG}text")}
-    wanted = {line for t in texts(figure) for line in t.get_text().split("\n")}
-    assert wanted <= written
-    assert len(wanted) > 10
-    families = {style for node in root.iter(f"{SVG}text") for style in [node.get("style")]}
-    assert all("'DejaVu Sans', Verdana" in style for style in families)
-    outlined = ElementTree.fromstring(figures.to_bytes(figure, "svg", outlines=True))
-    assert not list(outlined.iter(f"{SVG}text"))
-
-
-def test_a_figure_can_be_pickled_and_still_shows_itself():
-    figure = charts.chart(make_summary({"<b>": 1.0, "&": 0.9}))
-    again = pickle.loads(pickle.dumps(figure))
-    data, _ = again._repr_mimebundle_(include=None, exclude=None)
-    assert data == figure._repr_mimebundle_()[0]
-    assert set(data) == {"text/html", "image/png"}
-    assert 'alt="' in data["text/html"]
-    assert "<b>" not in data["text/html"]
-
-
-# --- what is shown ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("times", [TIMES, {"a": 1.0, "b": 0.99}, {"a": 1.0, "b": 40.0}])
-def test_bars_dots_and_published_figures_stand_on_an_axis_from_zero(times):
-    summary = make_summary(times, published=dict.fromkeys(times, 0.891))
-    figure = charts.chart(summary)
-    (axes,) = figure.axes
-    by_marker = {}
-    for line in axes.lines:
-        by_marker.setdefault(line.get_marker(), []).extend(line.get_xdata())
-    low, high = axes.get_xlim()
-    assert low == 0
-    assert high > max(by_marker["o"])
-    assert sorted(by_marker["o"]) == sorted(x for row in summary.rows for x in row.ratios)
-    assert by_marker["D"] == [0.891] * (len(times) - 1)  # the baseline's is 1 by definition
-    assert "published" in everything_written(figure)
-    assert [bar.get_width() for bar in axes.patches] == [r.normalized_time for r in summary.rows]
-    # The y axis points down, so the first row is the highest.
-    middles = [bar.get_y() for bar in axes.patches]
-    assert middles == sorted(middles)
-    assert axes.get_ylim()[0] > axes.get_ylim()[1]
-
-
 def judged_summary(**info):
     """With an outlier of ssd and a block that is left out."""
     return summarize(fake_media_info(mode="full", blocks=10, **info), fake_judged_trials())
 
 
-def test_an_outlier_keeps_its_place_and_has_a_mark_of_its_own():
-    summary = judged_summary()
-    figure = charts.chart(summary)
-    dots, marks = set(), []
-    for line in figure.axes[0].lines:
-        if line.get_marker() == "o":
-            is_open = line.get_markerfacecolor() == "none"
-            marks += list(line.get_xdata()) if is_open else []
-            dots |= set() if is_open else set(line.get_xdata())
-    outliers = [row.ratios[i] for row in summary.rows for i in row.outliers]
-    assert marks == outliers
-    assert summary.rows[1].ratios[summary.rows[1].outliers[0]] in marks
-    assert dots == {x for row in summary.rows for x in row.ratios} - set(outliers)
-    assert "outlier" in everything_written(figure)
-    assert "outlier" not in everything_written(charts.chart(make_summary()))
-    assert max(outliers) < figure.axes[0].get_xlim()[1]
+def lengths(axes):
+    return [bar.get_width() for bar in axes.patches]
 
 
-def test_a_whisker_that_leaves_the_axis_ends_in_an_arrow():
-    summary = make_summary({"a": 1.0, "b": 1.0}, blocks=2, noise=0.5)
-    (axes,) = charts.chart(summary).axes
-    limit = axes.get_xlim()[1]
-    assert summary.rows[1].ci_high > limit
-    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == ">"] == [limit]
+def marks(axes, marker, *, are_open=False):
+    """The places along the x axis of all marks of one kind."""
+    lines = [line for line in axes.lines if line.get_marker() == marker]
+    return sorted(
+        x
+        for line in lines
+        if (line.get_markerfacecolor() == "none") == are_open
+        for x in line.get_xdata()
+    )
 
 
-def test_skipped_variants_keep_their_place_and_say_why():
-    summary = make_summary(skipped={"dali": "nvidia-dali is not installed"})
-    figure = charts.chart(summary)
-    assert "skipped: nvidia-dali is not installed" in everything_written(figure)
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()][-1] == "dali"
-    assert len(figure.axes[0].patches) == len(TIMES)
+# --- files --------------------------------------------------------------------------------
 
 
-ORIGIN = {
-    "created_utc": "2026-11-21T19:12:22Z",
-    "run": "20261121T191222Z-1f2e",
-    "provenance": {"machine_id": "7a93da180d42", "cores": 2, "cpu_model": "A CPU with a name " * 5},
-}
+def test_equal_summaries_give_equal_files_whatever_the_users_settings_of_matplotlib(tmp_path):
+    first = bars.save(charts.times(make_summary(published=TIMES)), tmp_path / "a.b")
+    with matplotlib.rc_context({"font.size": 30, "savefig.dpi": 10, "axes.facecolor": "red"}):
+        again = bars.save(charts.times(make_summary(published=TIMES)), tmp_path / "again")
+    assert [path.name for path in first] == ["a.b.png", "a.b.svg", "a.b.pdf"]
+    for one, other in zip(first, again):
+        assert one.read_bytes() == other.read_bytes()
 
 
-def test_where_the_numbers_come_from_stands_at_the_foot_in_small_letters():
-    summary = make_summary(**ORIGIN)
-    figure = charts.chart(summary)
-    foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
-    # A line ends between two parts, or inside a long one.
-    said = foot.get_text().replace("\n", " ").replace(" · ", " ")
-    assert said == captions.origin(summary.info).replace(" · ", " ")
-    assert figure.get_label().endswith(f" From: {captions.origin(summary.info)}.")
-    assert foot.get_fontsize() == min(t.get_fontsize() for t in texts(figure))
-    check_that_all_texts_are_whole_and_apart(figure)
+def test_text_in_an_svg_is_text_unless_outlines_are_asked_for():
+    figure = charts.times(make_summary())
+    nodes = list(ElementTree.fromstring(bars.to_bytes(figure, "svg")).iter(f"{SVG}text"))
+    wanted = {line for t in texts(figure) for line in t.get_text().split("\n")}
+    assert wanted <= {"".join(node.itertext()) for node in nodes}
+    assert all("'DejaVu Sans', Verdana" in node.get("style") for node in nodes)
+    outlined = ElementTree.fromstring(bars.to_bytes(figure, "svg", outlines=True))
+    assert not list(outlined.iter(f"{SVG}text"))
 
 
-# --- geometry -----------------------------------------------------------------------------
-
-AWKWARD = {
-    "one variant": make_summary({"only": 1.0}),
-    "nothing measured": make_summary({}, skipped={"a": LONG_REASON, "b": ""}),
-    "twelve long names": make_summary({f"{LONG_NAME} {i}": 1 + 0.1 * i for i in range(12)}),
-    "long names, long reasons": make_summary(
-        {LONG_NAME: 1.0, f"{LONG_NAME} 2": 0.5}, skipped={f"{LONG_NAME} 3": LONG_REASON * 3}
-    ),
-    "hundredfold noise": make_summary({"a": 1.0, "b": 40.0, "c": 0.01}, blocks=2, noise=1.0),
-    "unbreakable question": make_summary(question="W" * 200),
-    "Chinese": make_summary({"原始": 1.0, "预取" * 20: 0.9}, question=CJK_QUESTION * 4),
-    "outliers": judged_summary(published={"hdd": 1.0, "ssd": 0.86}),
-    "dollars": make_summary({"$HOME": 1.0, "$a_b$ \\frac": 0.9}),
-    "published far away": make_summary(published={"data_prefetcher": 7.5}),
-    "document": make_summary({"a": 1.0, "b": 0.9}, mode="document", blocks=1),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("summary", AWKWARD.values(), ids=AWKWARD.keys())
-def test_no_text_is_cut_or_written_over_on_screen_and_in_print(summary):
-    figure = charts.chart(summary)
-    check_that_all_texts_are_whole_and_apart(figure)
-    check_that_all_texts_are_whole_and_apart(figure, dpi=300)
-    assert min(t.get_fontsize() for t in texts(figure)) >= 5  # can be read in print
-    written = everything_written(figure)
-    for row in summary.rows:
-        if row.normalized_time is not None:
-            assert units.normalized(row.normalized_time) in written
-            assert row.verdict in ("baseline", "") or row.verdict in written
+def test_a_figure_can_be_pickled_and_still_shows_itself():
+    figure = charts.times(make_summary({"<b>": 1.0, "&": 0.9}))
+    data, _ = pickle.loads(pickle.dumps(figure))._repr_mimebundle_(include=None, exclude=None)
+    assert data == figure._repr_mimebundle_()[0]
+    assert 'alt="' in data["text/html"]
+    assert "<b>" not in data["text/html"]
 
 
 @pytest.mark.skipif(
-    not {font.name for font in fontManager.ttflist} & set(figures.CJK_FONTS),
+    not {font.name for font in fontManager.ttflist} & set(bars.CJK_FONTS),
     reason="no CJK font is installed",
 )
 def test_chinese_is_written_with_a_font_that_has_it(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*missing from font.*")
-        figure = charts.chart(make_summary({"原始": 1.0, "预取": 0.9}, question=CJK_QUESTION))
-        figures.save(figure, tmp_path / "chart")
+        figure = charts.times(make_summary({"原始": 1.0, "预取": 0.9}, question=CHINESE))
+        bars.save(figure, tmp_path / "chart")
+
+
+# --- normalized times -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [TIMES, {"a": 1.0, "b": 0.99}, {"a": 1.0, "b": 40.0}])
+def test_bars_dots_and_published_figures_stand_on_an_axis_from_zero(times):
+    summary = make_summary(times, published=dict.fromkeys(times, 0.891))
+    figure = charts.times(summary)
+    (axes,) = figure.axes
+    assert lengths(axes) == [row.normalized_time for row in summary.rows]
+    assert marks(axes, "o") == sorted(x for row in summary.rows for x in row.ratios)
+    assert marks(axes, "D") == [0.891] * (len(times) - 1)  # the baseline's is 1 by definition
+    low, high = axes.get_xlim()
+    assert low == 0 and high > max(marks(axes, "o"))
+    middles = [bar.get_window_extent().y0 for bar in axes.patches]
+    assert middles == sorted(middles, reverse=True)  # the first row is the highest
+    assert axes.patches[0].get_hatch() == "////"
+    written = everything_written(figure)
+    for part in ("Emulated accelerator", "published", "95 % confidence interval"):
+        assert part in written
+
+
+def test_verdicts_stand_beside_their_bars_and_an_outlier_has_a_mark_of_its_own():
+    summary = judged_summary()
+    figure = charts.times(summary)
+    (axes,) = figure.axes
+    outliers = [row.ratios[i] for row in summary.rows for i in row.outliers]
+    assert marks(axes, "o", are_open=True) == outliers != []
+    assert not set(outliers) & set(marks(axes, "o"))
+    assert max(outliers) < axes.get_xlim()[1]
+    written = everything_written(figure)
+    assert all(row.verdict in written for row in summary.rows)
+    assert "outlier" in written
+    assert "outlier" not in everything_written(charts.times(make_summary()))
+
+
+def test_an_interval_that_leaves_the_axis_ends_in_an_arrow():
+    summary = make_summary({"a": 1.0, "b": 1.0}, blocks=2, noise=0.5)
+    (axes,) = charts.times(summary).axes
+    limit = axes.get_xlim()[1]
+    assert summary.rows[1].ci_high > limit
+    assert marks(axes, ">") == [limit]
+
+
+def test_skipped_variants_keep_their_place_and_show_why():
+    figure = charts.times(make_summary(skipped={"dali": "nvidia-dali is not installed"}))
+    assert "skipped: nvidia-dali is not installed" in everything_written(figure)
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()][-1] == "dali"
+    assert len(figure.axes[0].patches) == len(TIMES)
+
+
+def test_the_footer_and_the_description_hold_where_the_numbers_come_from():
+    provenance = {"machine_id": "7a93da180d42", "cores": 2, "cpu_model": "A CPU with a name " * 5}
+    summary = make_summary(run="20261121T191222Z-1f2e", provenance=provenance)
+    figure = charts.times(summary)
+    origin = captions.origin(summary.info)
+    foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
+    assert foot.get_text().replace("\n", " ") == origin
+    assert figure.get_label().endswith(f" From: {origin}.")
+
+
+# --- epochs ---------------------------------------------------------------------------------
+
+
+def media_summary(media=MEDIA, *, blocks=3, noise=0.005, **info):
+    info = fake_media_info(media, **info)
+    for name in info.get("skipped", {}):
+        info["variants"][name] = {"storage": name, "cache": "cold"}
+    return summarize(info, fake_media_trials(media, blocks=blocks, noise=noise))
+
+
+def test_bars_are_as_long_as_the_epochs_and_beside_them_is_where_the_bytes_came_from():
+    # A trial that is not known to be cold would not count, one taken as found does.
+    unknown = replace(
+        MEDIA["ssd"], cache="as found", read_share=None, resident_share=None, swapped_pages=None
+    )
+    longer = replace(MEDIA["tmpfs"], epochs_s=(*MEDIA["tmpfs"].epochs_s, 1.0), swapped_pages=1_000)
+    summary = media_summary({**MEDIA, "ssd": unknown, "t": longer}, skipped={"nvme": REASON})
+    figure = charts.epochs(summary)
+    (axes,) = figure.axes
+    drawn = [bar for row in summary.rows for bar in row_words.epoch_bars(row)]
+    assert lengths(axes) == pytest.approx([bar.mean_s for bar in drawn])
+    assert marks(axes, "o") == sorted(x for bar in drawn for x in bar.all_s)
+    assert axes.get_xlim()[0] == 0
+    written = everything_written(figure)
+    for part in ("0.0 % (cold)", "50.1 %", "100.0 % (warm)", "unknown (as found)", "3,000"):
+        assert part in written
+    assert "epoch 2 / epochs 2 to 3 (mean)" in written
+    assert f"skipped: {REASON}" in written
+    assert "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s)" in written
+
+
+# --- side by side ---------------------------------------------------------------------------
+
+
+def test_runs_share_one_axis_and_each_shows_its_own_numbers_machine_and_stand_ins():
+    runs = [fake_machine_run(), their_run(), fake_machine_run({"original": 1.0, "slow": 7.0})]
+    figure = charts.side_by_side(runs)
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
+    for axes, run in zip(figure.axes, runs, strict=True):
+        rows = run.summary.rows
+        assert lengths(axes) == [row.normalized_time for row in rows]
+        assert marks(axes, "o") == sorted(x for row in rows for x in row.ratios)
+        assert axes.patches[0].get_hatch() == "////"  # its own baseline
+        for row in rows:
+            assert f"{row.variant}: {units.normalized(row.normalized_time)}" in figure.get_label()
+    written = everything_written(figure)
+    for part in (
+        "quick mode · 3 blocks", "full mode · 8 blocks", "2025-03-04 05:06 UTC · 16 cores",
+        "NVIDIA H200 (machine abcdef)", "Emulated accelerator (matched, 11.2 ms/",
+        "each run against its own baseline; no run is divided by another",
+        "torch 2.13.0", "torch 2.12.0", "run mine", "run theirs",
+    ):  # fmt: skip
+        assert part in written
+    assert "ada" not in written
+
+
+# --- dial -----------------------------------------------------------------------------------
+
+LOGS = {"every step": 1.05, "every 10 steps": 1.004, "every 100 steps": 1.0}
+DIALS = [name for name in CATALOG if CATALOG[name](Settings()).dial]
+RING = 11  # size of the mark from which on a cost is negligible
+
+
+def dial(name="logs", times=LOGS, **more):
+    return charts.dial(*fake_dial(name, times, **more))
+
+
+@pytest.mark.parametrize("name", DIALS)
+def test_every_variant_of_a_dial_has_its_place(name):
+    info, summary = fake_dial(name, all_of(name))
+    series = charts.find_series(info, summary)
+    assert sum(len(one.points) for one in series) == len(all_of(name))
+    drawn = charts.dial(info, summary).axes[0].lines
+    heights = [list(line.get_ydata()) for line in drawn]
+    for one in series:
+        assert [row.normalized_time for _, row in one.points] in heights
+
+
+def test_the_axis_of_a_dial_starts_at_zero_and_shows_the_documents_advice():
+    figure = dial(times={"every step": 1.2})  # also where nobody measured the advice
+    (axes,) = figure.axes
+    assert axes.get_ylim()[0] == 0
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "100", "never"]
+    (band,) = axes.patches
+    assert band.get_x() < 1 < band.get_x() + band.get_width()
+    assert "[001] 5.1: every 100 steps" in everything_written(figure)
+    assert not dial("checkpoints", {"every 10 steps": 1.3}).axes[0].patches
+
+
+@pytest.mark.parametrize(
+    ("times", "more", "said"),
+    [
+        (LOGS, {}, "less than 1 % at every 10 steps or more"),
+        # A cheap point before a costly one does not count.
+        (
+            {"every step": 1.0, "every 10 steps": 1.1, "every 100 steps": 1.0},
+            {},
+            "less than 1 % at every 100 steps or more",
+        ),
+        ({"every 100 steps": 1.5}, {}, "more than 1 % (1.5"),
+        ({"every 100 steps": 1.0}, {"noise": 0.1}, "not known to be below 1 %"),
+        (LOGS, {"mode": "quick", "blocks": 3, "noise": 0.02}, "No verdict in quick mode."),
+        ({}, {"skipped": dict.fromkeys(LOGS, "no room"), "blocks": 0}, "No variant was measured"),
+    ],
+)
+def test_a_dial_states_from_how_many_steps_on_the_cost_is_negligible(times, more, said):
+    figure = dial(times=times, **more)
+    assert said in everything_written(figure)
+    assert said in figure.get_label()
+    rings = [line for line in figure.axes[0].lines if line.get_markersize() == RING]
+    assert len(rings) == said.startswith("less")
+
+
+def test_where_the_baseline_is_on_the_dial_itself_there_is_no_series():
+    assert not charts.find_series(
+        *fake_dial("logs", {"every 100 steps": 0.9}, baseline="every step")
+    )
+
+
+# --- timeline -------------------------------------------------------------------------------
+
+N = 40
+LABEL = "emulated(resnet50_a100, 1.09 ms/image)"
+STEPS = [0.1 * i for i in range(N)]
+NO_GPU = Timeline(
+    duration_s=4.0,
+    at_s=tuple(0.1 * (i + 1) for i in range(N)),
+    cores=tuple((0.1, 0.9) if i % 2 else (0.5, 0.2) for i in range(N)),
+    read_bytes_per_s=tuple(2e7 if i < 10 else 0.0 for i in range(N)),
+    host={
+        "wait": tuple((at_s, at_s + 0.07) for at_s in STEPS),
+        "compute": tuple((at_s + 0.07, at_s + 0.1) for at_s in STEPS),
+    },
+    missing={"gpu_util": NO_CUDA, "gpu_memory_bytes": NO_CUDA},
+)
+EMULATED = replace(
+    NO_GPU, device=tuple((at_s + 0.07, at_s + 0.1) for at_s in STEPS), device_label=LABEL
+)
+REAL = replace(
+    NO_GPU,
+    gpu_util=tuple(None if i == 3 else 0.3 for i in range(N)),
+    gpu_memory_bytes=tuple(4_000_000_000 + 10_000_000 * i for i in range(N)),
+    missing={},
+)
+NOTHING = Timeline(
+    duration_s=0.0,
+    missing={
+        "gpu_util": NO_CUDA, "gpu_memory_bytes": NO_CUDA, "cores": NO_CORES,
+        "read_bytes_per_s": NO_READS,
+    },
+)  # fmt: skip
+MANY = replace(
+    REAL,
+    cores=tuple(None if i == 7 else tuple([0.5] * 192) for i in range(N)),
+    read_bytes_per_s=tuple(0.0 for _ in range(N)),
+    host={f"forward, part {i}": ((0.1 * i, 0.1 * i + 0.1),) for i in range(6)},
+)
+
+
+@pytest.mark.parametrize(
+    ("timeline", "footer"),
+    [(REAL, charts.GPU_UTIL), (NO_GPU, charts.GPU_UTIL), (EMULATED, charts.EMULATED)],
+)
+def test_all_panels_of_a_timeline_share_one_axis_of_time_and_start_at_zero(timeline, footer):
+    figure = charts.timeline(timeline)
+    for axes in figure.axes:
+        assert axes.get_xlim() == (0, timeline.duration_s)
+        assert min(axes.get_ylim()) == 0
+    assert footer in everything_written(figure)
+    assert footer in figure.get_label()
+
+
+def test_an_emulated_device_is_named_so_and_its_share_is_right():
+    written = everything_written(charts.timeline(EMULATED))
+    assert "Emulated accelerator" in written
+    assert f"device computing, 30.0 % of the time: {LABEL}" in written
+
+
+def test_what_was_not_measured_is_missing_with_its_reason():
+    figure = charts.timeline(NOTHING)
+    assert figure.axes == []
+    for why in (NO_CUDA, NO_CORES, NO_READS, "nothing was marked"):
+        assert why in everything_written(figure)
+        assert why in figure.get_label()
+
+
+# --- geometry -------------------------------------------------------------------------------
+
+
+def with_epochs(change):
+    return {name: replace(m, epochs_s=change(m.epochs_s)) for name, m in MEDIA.items()}
+
+
+def long_names(values):
+    return {f"{name} {LONG}": value for name, value in values.items()}
+
+
+NO_ROOM = dict.fromkeys(LOGS, "no room")
+NO_ROWS = replace(fake_machine_run(skipped={"dali": REASON}), trials=())
+AWKWARD = {
+    "one variant": lambda: charts.times(make_summary({"only": 1.0})),
+    "nothing measured": lambda: charts.times(make_summary({}, skipped={"a": REASON, "b": ""})),
+    "sixteen long names": lambda: charts.times(
+        make_summary({f"{LONG} {i}": 1 + 0.1 * i for i in range(16)}, question=f"{LONG}? " * 3)
+    ),
+    "long reason": lambda: charts.times(make_summary(skipped={LONG: REASON * 3})),
+    "hundredfold noise": lambda: charts.times(
+        make_summary({"a": 1.0, "b": 40.0, "c": 0.01}, blocks=2, noise=1.0)
+    ),
+    "Chinese": lambda: charts.times(
+        make_summary({"原始": 1.0, "预取" * 20: 0.9}, question=CHINESE * 4)
+    ),
+    "judged": lambda: charts.times(judged_summary(published={"hdd": 1.0, "ssd": 0.86})),
+    "dollars": lambda: charts.times(make_summary({"$HOME": 1.0, "$a_b$ \\frac": 0.9})),
+    "published far away": lambda: charts.times(make_summary(published={"data_prefetcher": 7.5})),
+    "five epochs": lambda: charts.epochs(media_summary(with_epochs(lambda s: (*s, *s[1:] * 3)))),
+    "epochs, minutes": lambda: charts.epochs(
+        media_summary(with_epochs(lambda s: tuple(120 * x for x in s)))
+    ),
+    "epochs, long names": lambda: charts.epochs(
+        media_summary(long_names(MEDIA), skipped={"nvme": REASON * 4})
+    ),
+    "epochs, nothing": lambda: charts.epochs(
+        summarize(fake_media_info(skipped=dict.fromkeys(MEDIA, "no disk")), [])
+    ),
+    "six runs": lambda: charts.side_by_side([fake_machine_run(), their_run()] * 3),
+    "runs, long names": lambda: charts.side_by_side(
+        [fake_machine_run(long_names(TIMES), name=LONG), their_run()]
+    ),
+    "runs, nothing": lambda: charts.side_by_side([NO_ROWS, their_run(), NO_ROWS]),
+    "runs, nothing known": lambda: charts.side_by_side(
+        [fake_machine_run(provenance={}, created_utc=None)] * 2
+    ),
+    "dial": lambda: dial("logs", all_of("logs")),
+    "dial, much noise": lambda: dial(
+        "metric_reports", all_of("metric_reports"), noise=0.4, blocks=2
+    ),
+    "dial, slow": lambda: dial("checkpoints", all_of("checkpoints", 1_234)),
+    "dial, nothing": lambda: dial("logs", {}, skipped=NO_ROOM, blocks=0),
+    "timeline, nothing": lambda: charts.timeline(NOTHING, f"{LONG} {LONG}"),
+    "timeline, emulated": lambda: charts.timeline(EMULATED),
+    "timeline, many": lambda: charts.timeline(MANY, CHINESE * 3),
+}
+
+
+@pytest.mark.parametrize("draw", AWKWARD.values(), ids=AWKWARD.keys())
+def test_no_text_is_cut_off_or_overlaps_on_screen_and_in_print(draw):
+    figure = draw()
+    check_texts_are_whole_and_apart(figure)
+    check_texts_are_whole_and_apart(figure, dpi=300)
+    assert min(text.get_fontsize() for text in texts(figure)) >= 8  # can be read in print

@@ -94,7 +94,7 @@ def test_a_run_with_a_dial_has_it_as_its_second_chart_everywhere(tmp_path):
     kinds = ("png", "svg", "pdf")
     assert names == {"table.csv", *(f"{c}.{k}" for c in ("chart", "dial") for k in kinds)}
     label = Run.chart(run, "dial").get_label()
-    assert "less than 1 % from every 100 steps on" in label
+    assert "less than 1 % at every 100 steps or more" in label
     assert list(report.section(run).figures) == ["chart", "dial"]
     assert report.write_page(tmp_path).read_text(encoding="utf-8").count("<img ") == 2
     paths = write_report(run, tmp_path / "out")

@@ -1,7 +1,7 @@
-"""Runs of one experiment side by side, each against its own baseline: a figure and a table.
+"""Runs of one experiment beside one another, each against its own baseline.
 
-Runs differ in mode, machine and stand-ins, so nothing is ever computed across them, and what
-differs is written with each.
+Runs differ in mode, machine and stand-ins, so nothing is computed across them, and what differs
+is written with each.
 """
 
 from __future__ import annotations
@@ -14,29 +14,13 @@ from labkit import units
 from labkit.analysis.summary import Row, Summary
 from labkit.machine import hardware
 from labkit.report import captions
-from labkit.report.bars import (
-    INK,
-    PAD_IN,
-    SOFT_INK,
-    WARNING_INK,
-    WIDTH_IN,
-    draw_head,
-    fit_head,
-    head_height_in,
-    page,
-)
-from labkit.report.charts import axis_limit, draw_rows, legend, write_numbers
-from labkit.report.row_figure import fit_rows, overhang_in
 from labkit.report.row_words import reason, say_noise_floor
 from labkit.runs.store import StoredRun
 from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from labkit.report.frame import Frame
 
-TICKS_IN = 0.45
 MOST_RUNS = 6
 ABSENT = "not in this run"
 APART = "each run against its own baseline; no run is divided by another"
@@ -115,79 +99,6 @@ def _compared(run: StoredRun) -> Compared:
     )
 
 
-def _all_variants(compared: Sequence[Compared]) -> list[str]:
-    """List the variants of all runs, each once, in their first order."""
-    return list(dict.fromkeys(name for one in compared for name in one.rows))
-
-
-def side_by_side(runs: Sequence[StoredRun]) -> Figure:
-    """Draw runs of one experiment one below the other, along one axis.
-
-    Args:
-        runs: one to six of the same experiment, of any machine and mode.
-
-    Returns:
-        A figure that shows itself in a notebook; its label holds every number.
-
-    Raises:
-        ValueError: as `compare` does.
-    """
-    compared = compare(runs)
-    summaries = [one.summary for one in compared]
-    limit = axis_limit([row for summary in summaries for row in summary.rows])
-    with page(_describe(compared)) as drawn:
-        figure, panels = drawn.figure, []
-        for axes, one in zip(figure.subplots(len(compared), squeeze=False)[:, 0], compared):
-            rows = fit_rows(one.summary, drawn.fit)
-            axes.set(xlim=(0, limit), ylim=(rows.height_in, 0))
-            axes.set_yticks(rows.middles_in, rows.names)
-            axes.tick_params(axis="y", length=0)
-            draw_rows(axes, one.summary, rows.middles_in, limit)
-            for row, y in zip(one.summary.rows, rows.middles_in):
-                write_numbers(axes, row, y)
-            rows.write_reasons(axes)
-            panels.append((axes, fit_head(_title(one), drawn.fit), rows.height_in))
-        content_in = PAD_IN + sum(
-            head_height_in(title) + height_in + TICKS_IN for _, title, height_in in panels
-        )
-        head = [(compared[0].summary.question, 13, "bold", INK), (APART, 9, "normal", SOFT_INK)]
-        bottom_in, height_in = drawn.frame(
-            fit_head(head, drawn.fit), "\n".join(dict.fromkeys(one.origin for one in compared)),
-            content_in, legend(summaries), "normalized epoch time, lower is better",
-        )  # fmt: skip
-        sides = [overhang_in(figure, axes)[:2] for axes, *_ in panels]
-        left_in, right_in = (PAD_IN + max(side) for side in zip(*sides))
-        size = 1 - (left_in + right_in) / WIDTH_IN
-        top_in = bottom_in + content_in
-        for axes, title, rows_in in panels:
-            draw_head(figure, title, top_in)
-            top_in -= head_height_in(title) + rows_in + TICKS_IN
-            at = left_in / WIDTH_IN, (top_in + TICKS_IN) / height_in
-            axes.set_position((*at, size, rows_in / height_in))
-    return figure
-
-
-def _title(one: Compared) -> list[tuple[str, float, str, str]]:
-    """List what is said above a run's bars: (text, size, weight, colour)."""
-    about = [one.minute, one.machine, *captions.plain_labels(one.summary)]
-    lines = [
-        (one.title, 9, "bold", INK),
-        (" · ".join(filter(None, about)), 9, "normal", SOFT_INK),
-        (" · ".join(captions.stand_ins(one.summary)), 9, "bold", WARNING_INK),
-    ]
-    return [line for line in lines if line[0]]
-
-
-def _describe(compared: Sequence[Compared]) -> str:
-    """Write all numbers of the figure, for screen readers."""
-    sentences = [compared[0].summary.question, f"Runs side by side, {APART}"]
-    for one in compared:
-        sentences += [f"{one.title}, {one.machine}", *captions.stand_ins(one.summary)]
-        for name, row in one.rows.items():
-            sentences.append(f"{name}: {captions.describe_row(one.summary, row)}")
-    return captions.join_sentences(sentences)
-
-
 def compare_table(runs: Sequence[StoredRun]) -> Frame:
     """Put runs of one experiment side by side, a column each.
 
@@ -203,7 +114,8 @@ def compare_table(runs: Sequence[StoredRun]) -> Frame:
     from labkit.report.frame import Frame
 
     compared = compare(runs)
-    names, headers = _all_variants(compared), _headers(compared)
+    names = list(dict.fromkeys(name for one in compared for name in one.rows))
+    headers = _headers(compared)
     cells = {header: [_cell(one, name) for name in names] for header, one in zip(headers, compared)}
     frame = Frame(cells, index=names)
     frame.index.name = "variant"
