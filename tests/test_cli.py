@@ -138,30 +138,6 @@ def test_wrong_use_is_one_line(capsys, arguments, message):
     assert message in line
 
 
-def broken_copy(photos, tmp_path):
-    """Twelve whole images, a truncated one and an empty one, without a manifest."""
-    folder = tmp_path / "own images"
-    folder.mkdir()
-    for path in sorted((photos / "images").iterdir())[:12]:
-        (folder / path.name).write_bytes(path.read_bytes())
-    whole = (folder / path.name).read_bytes()
-    (folder / "truncated.jpg").write_bytes(whole[:5000])
-    (folder / "zero.jpg").write_bytes(b"")
-    return folder
-
-
-def test_broken_images_are_listed_before_anything_is_timed(photos, tmp_path, capsys):
-    folder = broken_copy(photos, tmp_path)
-    line = refused(
-        capsys, "run", "preprocessing", "--data", folder, "--results", tmp_path / "r", *SMALL
-    )
-    assert "images must all be readable, got 2 that are not" in line
-    assert "truncated.jpg" in line
-    assert "zero.jpg" in line
-    assert "on_bad_image=skip" in line
-    assert lab.find_run("preprocessing", tmp_path / "r").trials == ()
-
-
 def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, capsys):
     shutil.copytree(photos, tmp_path / "photos")
     first, second, *_ = sorted((tmp_path / "photos" / "images").iterdir())

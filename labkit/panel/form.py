@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.experiments.request import Request
@@ -29,8 +28,7 @@ MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
 BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
 PROTOCOL_HELP = "The document's order, cold first variant and loop, or what corrects them."
 BASELINE_HELP = "The reference variant (= 1.0)."
-IMAGES = (".jpg", ".jpeg")
-MOST_NAMES = 50  # of a folder that are looked at; it may hold a million
+NUMBERS = {"blocks", *(name for name, (kind, *_) in field_kinds().items() if kind is int)}
 
 
 class Form:
@@ -48,7 +46,7 @@ class Form:
 
         self._start, self._experiments = start, _by_protocol(start)
         self._mode = widgets.Dropdown(options=list(MODES), description="mode")
-        self._blocks = _text("blocks")
+        self._blocks = _text(description="blocks")
         protocols = list(self._experiments)
         self._protocol = widgets.Dropdown(options=protocols, description="protocol")
         found = {name: None for one in self._experiments.values() for name in _shared(one)}
@@ -75,11 +73,8 @@ class Form:
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
         given = {name: _value(control) for name, control in self._shown()}
-        hidden = {
-            name: value
-            for name, value in self._start.settings.items()
-            if name not in self._settings
-        }
+        start = self._start.settings
+        hidden = {name: start[name] for name in start if name not in self._settings}
         return replace(
             self._start,
             mode=self._mode.value,
@@ -181,16 +176,18 @@ class Form:
 
     def _say(self, name: str, text: str, control: Widget, found: object) -> None:
         is_auto = _value(control) is None and found is not None
-        self._help[name].value = help_line(f"{text} {AUTO}: {_text_of(found)}" if is_auto else text)
+        # An empty line stays, or a click on Run would miss the button that moves up.
+        self._help[name].value = help_line(text, f"{AUTO}: {_text_of(found)}" if is_auto else "")
 
     def _all(self) -> list[Widget]:
         own = [self._mode, self._blocks, self._protocol, self._baseline]
         return [*own, *self._settings.values(), *self._variants.values()]
 
 
-def help_line(text: str) -> str:
-    """Show a line of help."""
-    return f'<div class="labkit-help">{escape(text)}</div>'
+def help_line(*lines: str) -> str:
+    """Show lines of help."""
+    said = "<br>".join(escape(line) or "&nbsp;" for line in lines)
+    return f'<div class="labkit-help">{said}</div>'
 
 
 def row(children: Iterable[Widget]) -> Widget:
@@ -235,45 +232,36 @@ def _control(name: str, start: Request) -> Widget:
 
     kind, choices, _ = field_kinds()[name]
     said = {"description": name, "tooltip": help_texts()[name]}
-    if kind is int:
-        return _text(name)
     if kind is bool:
         return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **said)
     if name == "storage":  # a folder's path can be written, too
-        return _free([AUTO, *TABLES["storage"], *media.media()], **said)
-    given = start.settings.get(name, getattr(Settings(), name))
+        return widgets.Combobox(options=[AUTO, *TABLES[name], *media.media()], **said)
     if choices := choices or tuple(TABLES.get(name, ())):
+        given = start.settings.get(name)
         others = [] if given in (*choices, None) else [given]  # the run says that it is unknown
         return widgets.Dropdown(options=[AUTO, *choices, *others], **said)
-    return _free([AUTO, *(find_data(str(given)) if name == "data" else [])], **said)
+    return _text(**said)
 
 
-def _text(name: str) -> Widget:
+def _text(**said: str) -> Widget:
     import ipywidgets as widgets
 
-    return widgets.Text(AUTO, description=name, continuous_update=False)
-
-
-def _free(options: list[str], **said: str) -> Widget:
-    import ipywidgets as widgets
-
-    return widgets.Combobox(value=AUTO, options=options, continuous_update=False, **said)
+    return widgets.Text(continuous_update=False, **said)
 
 
 def _value(control: Widget) -> object:
     """Return what a control says; None: auto."""
-    import ipywidgets as widgets
-
     value = control.value.strip() if isinstance(control.value, str) else control.value
     if value in (AUTO, ""):
         return None
-    if type(control) is not widgets.Text:
+    if control.description not in NUMBERS:
         return value
     try:
         return int(value)
     except ValueError:
-        name = control.description
-        raise ValueError(f"{name} must be a whole number or {AUTO}, got {value!r}") from None
+        raise ValueError(
+            f"{control.description} must be a whole number or {AUTO}, got {value!r}"
+        ) from None
 
 
 def _show(control: Widget, value: object) -> None:
@@ -282,23 +270,6 @@ def _show(control: Widget, value: object) -> None:
 
 def _text_of(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def find_data(beside: str) -> list[str]:
-    """List the folders of images next to one, itself first.
-
-    Args:
-        beside: a folder of images; it need not be there.
-    """
-    parent = Path(beside).parent
-    there = sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
-    return [beside, *(str(path) for path in there if path != Path(beside) and _has_images(path))]
-
-
-def _has_images(folder: Path) -> bool:
-    inside = folder / "images" if (folder / "images").is_dir() else folder
-    names = (path for path, _ in zip(inside.iterdir(), range(MOST_NAMES)))
-    return any(path.suffix.lower() in IMAGES for path in names)
 
 
 def _field(control: Widget, text: Widget) -> Widget:

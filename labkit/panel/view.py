@@ -13,12 +13,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import mimetypes
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +41,6 @@ from labkit.runs.store import (
     list_shared,
     load_run,
     read_info,
-    why_hopeless,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -80,7 +78,6 @@ STYLE = """<style>
 
 NOTHING = "<div>no trial is finished yet</div>"
 DOWNLOADABLE_BYTES = 40_000_000  # as a link; of larger files only the path is shown
-HELD = 8  # drawn results that are kept, for panels that show the same one
 LISTED_RUNS = 5  # lines of the list
 RUNS_HELP = "Earlier runs; hold Ctrl or Shift to choose several."
 # How the host spent a trial: field of an epoch -> words.
@@ -116,10 +113,11 @@ def panel(
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.
     """
-    asked = {"mode": mode, "blocks": blocks, "settings": settings}
-    if experiment is not None:
-        return Panel(Request(experiment=experiment, **asked), Path(results)).box
-    return _chooser(Request(experiment=_first(), **asked), Path(results))
+    is_built = isinstance(experiment, Experiment)
+    asked = Request.of(experiment) if is_built else Request(experiment=experiment or _first())
+    settings = {**asked.settings, **settings}
+    start = replace(asked, mode=mode, blocks=blocks, settings=settings)
+    return Panel(start, Path(results)).box if experiment else _chooser(start, Path(results))
 
 
 def _first() -> str:
@@ -185,16 +183,13 @@ class Panel:
             rows=LISTED_RUNS,
             layout={"width": "auto", "flex": "1 1 420px", "min_width": "0"},
         )
-        self._file = widgets.FileUpload(
-            description="Open a share file", accept=".zip", layout={"width": "auto"}
-        )
-        self._file.observe(self._guarded(self._on_file), "value")
         self._format = widgets.Dropdown(description="format", options=list(EXPORTS))
         self.box = widgets.VBox(self._layout())
         self.box.add_class("labkit-panel")
         self.box._view_count = 0  # from here on the front end counts
         self.box.observe(self._on_views, "_view_count")
         job.follow(self._on_job)
+        self._guarded(self._on_change)()
         self._guarded(self._open)()
 
     def close(self) -> None:
@@ -211,9 +206,9 @@ class Panel:
             widgets.HTML(STYLE),
             widgets.HTML(f"<h3>{escape(self._start.whole().question)}</h3>"),
             self._form.box,
+            row([self._run, self._cancel, self._resume, reset]),
             self._forecast,
             self._again,
-            row([self._run, self._cancel, self._resume, reset]),
             self._status,
             self._bar,
             self._strip,
@@ -221,7 +216,7 @@ class Panel:
             self._result,
             self._trials,
             widgets.HTML(help_line(RUNS_HELP)),
-            row([self._runs, show, self._file]),
+            row([self._runs, show]),
             row([self._format, write]),
             self._exported,
         ]
@@ -237,7 +232,6 @@ class Panel:
 
     def _open(self) -> None:
         """Show the run in progress, else the newest one."""
-        self._on_change()
         folders = self._list_runs()
         current = job.current()
         if current is not None and current.is_in_progress:
@@ -311,11 +305,12 @@ class Panel:
             self._error.value = error_html(current.error, current.traceback)
 
     def _draw(self, folder: Path, *, is_open: bool) -> None:
-        trials = load_run(folder).trials
+        run = runs.find_run(folder)
+        measured = [trial for trial in run.trials if trial.status == "ok"]
         self._shown = [folder]
-        self._strip.value = strip_html(last_measured(trials))
-        self._result.value = result_html(folder)
-        self._trials.value = trials_html(trials, is_open=is_open)
+        self._strip.value = strip_html(measured[-1]) if measured else ""
+        self._result.value = result_html(run) if measured else NOTHING
+        self._trials.value = trials_html(run.trials, is_open=is_open)
 
     def _allow(self) -> None:
         """Enable the buttons that can be pressed now."""
@@ -323,10 +318,14 @@ class Panel:
         is_busy = current is not None and current.is_in_progress
         self._run.disabled = is_busy
         self._cancel.disabled = not is_busy or current.state == "cancelling"
-        self._resume.disabled = is_busy or not (
-            len(self._shown) == 1 and can_be_resumed(self._shown[0])
-        )
+        self._resume.disabled = is_busy or not self._is_incomplete()
         self._form.disable(is_disabled=is_busy)
+
+    def _is_incomplete(self) -> bool:
+        if len(self._shown) != 1:
+            return False
+        info = read_info(self._shown[0])
+        return info["status"] != "finished" and SHARED not in info
 
     # --- earlier runs -----------------------------------------------------------------------
 
@@ -355,32 +354,13 @@ class Panel:
             self._draw(folders[0], is_open=False)
             said = f"shows {folders[0].name}, {status_of(folders[0])}"
         else:
-            compared = runs.compare([load_run(folder) for folder in folders])
-            self._result.value = figure_html(compared.chart()) + compared.table()._repr_html_()
+            self._result.value = result_html(runs.compare([load_run(one) for one in folders]))
             self._shown = list(folders)
             said = f"shows {len(folders)} runs side by side"
         current = job.current()
         if current is None or not current.is_in_progress:
             self._status.value = status_html("ready", said)
         self._allow()
-
-    def _on_file(self) -> None:
-        if not self._file.value:
-            return
-        (given,) = self._file.value
-        self._file.value = ()
-        with tempfile.TemporaryDirectory() as place:
-            path = Path(place, Path(given["name"]).name)
-            path.write_bytes(given["content"])
-            run = runs.open_shared(path, self._results)
-        name = run.info["experiment"]
-        if name != self._start.name:
-            raise ValueError(
-                f"share file must hold a run of {self._start.name} to be shown here, got one of "
-                f"{name}; it is in {run.folder}, and in the list of lab.panel({name!r})"
-            )
-        self._list_runs()
-        self._show([run.folder])
 
     def _on_export(self) -> None:
         self._exported.value = ""
@@ -448,15 +428,8 @@ def again_html(request: Request, results: str) -> str:
     return f"<details><summary>the same from a shell, and as Python</summary>{blocks}</details>"
 
 
-def last_measured(trials: Sequence[Trial]) -> Trial | None:
-    """Return the last trial that was measured."""
-    return next((trial for trial in reversed(trials) if trial.status == "ok"), None)
-
-
-def strip_html(trial: Trial | None) -> str:
-    """Show how the host spent a trial, and how busy the device was."""
-    if trial is None or not trial.epochs:
-        return ""
+def strip_html(trial: Trial) -> str:
+    """Show how the host spent a trial."""
     shares = {
         name: sum(getattr(epoch, f"{name}_s") for epoch in trial.epochs) / trial.time_s
         for name in PHASES
@@ -471,13 +444,6 @@ def strip_html(trial: Trial | None) -> str:
         f'<span class="labkit-key labkit-{name}"></span>{words} {units.percent(shares[name])}'
         for name, words in PHASES.items()
     ]
-    if trial.gpu_util_mean is not None:
-        said.append(
-            f"GPU-util {units.percent(trial.gpu_util_mean)}, at 0 % for "
-            f"{units.percent(trial.gpu_util_zero_share)} of the samples"
-        )
-    if trial.emulated_busy_share is not None:
-        said.append(f"emulated device busy {units.percent(trial.emulated_busy_share)}")
     parts = " ".join(f'<span class="labkit-share">{part}</span>' for part in said)
     return (
         f"<div>last trial, {escape(_name(trial))}: {parts}</div>"
@@ -516,38 +482,16 @@ def _name(trial: Trial) -> str:
     return f"{trial.variant} {trial.role}".rstrip()
 
 
-def result_html(folder: Path) -> str:
-    """Show a run's chart and table, as far as it has come."""
-    # Whatever changes a run's folder changes one of these files.
-    stamps = tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*.json*")))
-    return _result_html(folder, stamps)
-
-
-@lru_cache(maxsize=HELD)
-def _result_html(folder: Path, stamps: tuple[int, ...]) -> str:
-    run = runs.find_run(folder)
-    if last_measured(run.trials) is None:
-        return NOTHING
-    return figure_html(run.chart()) + run.table()._repr_html_()
-
-
-def figure_html(figure: object) -> str:
-    """Show a figure as a picture with its description."""
-    return mimebundle(figure)[0]["text/html"]
+def result_html(result: runs.Run | runs.Comparison) -> str:
+    """Show the chart and the table of a run, or of several beside one another."""
+    picture = mimebundle(result.chart())[0]["text/html"]
+    return picture + result.table()._repr_html_()
 
 
 def status_of(folder: Path) -> str:
     """Return a run's status; one whose process was killed still calls itself running."""
     status = str(read_info(folder)["status"])
     return "stopped" if status == "running" and not is_under_way(folder) else status
-
-
-def can_be_resumed(folder: Path) -> bool:
-    """Return whether a run of this machine's lacks trials that can still be measured."""
-    info = read_info(folder)
-    is_ours = info["provenance"]["machine_id"] == hardware.provenance()["machine_id"]
-    is_open = info["status"] != "finished" and SHARED not in info
-    return is_ours and is_open and not why_hopeless(info)
 
 
 def run_line(folder: Path) -> str:

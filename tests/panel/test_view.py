@@ -5,12 +5,10 @@ import re
 import shlex
 import shutil
 import threading
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from traitlets.utils.bunch import Bunch
 
 import labkit as lab
 from labkit.contracts import Epoch, Trial
@@ -205,33 +203,12 @@ def test_several_runs_stand_side_by_side_and_are_exported_as_one_figure(earlier)
     assert f"saved {earlier / 'reports'}" in said(box, "exported")
 
 
-def test_a_share_file_is_opened_as_another_machines_run(earlier, tmp_path_factory):
-    file = lab.find_run(EXAMPLE).share(tmp_path_factory.mktemp("shared") / "run.labkit.zip")
-
-    def upload(box, name, data):
-        """What ipywidgets makes of a file that the user chose."""
-        labelled(box, "Open a share file").value = (
-            Bunch(
-                name=name, type="application/zip", size=len(data), content=memoryview(data),
-                last_modified=datetime(2026, 1, 1, tzinfo=UTC),
-            ),
-        )  # fmt: skip
-
+def test_a_colleagues_run_stands_in_the_list_with_its_machine(earlier, tmp_path):
+    lab.open_shared(lab.find_run(EXAMPLE).share(tmp_path / "run.labkit.zip"), earlier)
     box = lab.panel("preprocessing", results=earlier)
-    upload(box, file.name, file.read_bytes())
-    assert shown(box, "error") == ""
-    (folder,) = lab.list_runs(earlier / "shared")
-    assert said(box, "status").startswith(f"ready: shows {folder.name}")
     texts = [text for text, _ in labelled(box, "runs").options]
     assert len(texts) == 3
     assert "machine" in texts[-1]
-    upload(box, "a.zip", b"no zip")
-    assert "share file must be" in said(box, "error")
-    other = lab.panel("prefetching", results=earlier)
-    upload(other, file.name, file.read_bytes())
-    assert said(other, "error").startswith(
-        "share file must hold a run of prefetching to be shown here, got one of preprocessing"
-    )
 
 
 def test_a_killed_run_is_called_stopped_and_a_broken_one_hides_no_other(earlier):
