@@ -59,7 +59,7 @@ TABLES: dict[str, dict] = {
     "metrics": METRICS,
     "progress_bar": PROGRESS,
 }
-_BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
+BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +365,7 @@ def own_parts() -> bytes:
     own = {}
     for setting, table in TABLES.items():
         for name, part in table.items():
-            if _BUILT_IN[setting].get(name) is not part:
+            if BUILT_IN[setting].get(name) is not part:
                 own[setting, name] = part
     if not own:
         return b""

@@ -3,7 +3,8 @@
     bytes -> read_size_px: refuse what is not a whole JPEG -> a library -> (H, W, 3) uint8 RGB
 
 To add a decoder, write a function like `decode_pillow` and add it to `DECODERS`; the tests check
-every entry of the table.
+every entry of the table. A recipe takes its source, with `open_library` as an import, so a decoder
+uses nothing else of this module.
 
 No decoder applies the EXIF orientation, as in most training code; boxes are in the pixels as
 stored. A scaled decoder does less work and returns other pixels, so its rows and charts are
@@ -25,8 +26,6 @@ import numpy as np
 
 from labkit.contracts import read_size_px
 
-LIBJPEG_WARNING = "Corrupt JPEG data"  # how its messages of repairable damage start
-MIN_FACTOR = 2  # decoding to 5/8 takes longer than decoding in full (measured)
 UNKNOWN = "unknown"
 
 
@@ -58,7 +57,7 @@ def checked(decode: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """
 
     @functools.wraps(decode)
-    def decode_checked(jpeg: bytes, **options: int | None) -> np.ndarray:
+    def decode_checked(jpeg: bytes, **options: int) -> np.ndarray:
         read_size_px(jpeg)
         try:
             return decode(jpeg, **options)
@@ -97,50 +96,41 @@ def decode_opencv(jpeg: bytes) -> np.ndarray:
 @checked
 def decode_pillow(jpeg: bytes) -> np.ndarray:
     """Decode with Pillow; otherwise as `decode_opencv`."""
-    image = open_library("PIL.Image", "pillow").open(io.BytesIO(jpeg), formats=("JPEG",))
+    pillow = open_library("PIL.Image", "pillow")
+    image = pillow.open(io.BytesIO(jpeg), formats=("JPEG",))
     if image.mode != "RGB":  # converting RGB to RGB would copy it
         image = image.convert("RGB")
     return np.array(image)  # np.asarray would be read-only, unlike the others' arrays
 
 
 @checked
-def decode_simplejpeg(jpeg: bytes) -> np.ndarray:
-    """Decode with simplejpeg (libjpeg-turbo); otherwise as `decode_opencv`."""
-    return _simplejpeg_pixels(jpeg)
+def decode_simplejpeg(jpeg: bytes, at_least_px: int = 0) -> np.ndarray:
+    """Decode with simplejpeg (libjpeg-turbo), in full or to a fraction of the size.
 
-
-@checked
-def decode_simplejpeg_scaled(jpeg: bytes, at_least_px: int | None = None) -> np.ndarray:
-    """Decode with simplejpeg to a fraction of the size, from the low frequencies alone.
-
-    This saves work per pixel, but every coefficient is still read from the file. Pixels differ from
-    those of a full decode and a resize: they are averages, where OpenCV's linear filter reads four.
+    A fraction is decoded from the low frequencies alone. This saves work per pixel, but every
+    coefficient is still read from the file. Pixels differ from those of a full decode and a resize:
+    they are averages, where OpenCV's linear filter reads four.
 
     Args:
         jpeg: as in `decode_opencv`.
-        at_least_px: neither side becomes shorter than that; None decodes in full.
+        at_least_px: neither side becomes shorter than that; 0 decodes in full.
 
     Returns:
-        As `decode_opencv`, with sides of an eighth to a half of the length, in eighths; in full
-        where a half would be too short.
+        As `decode_opencv`. Scaled, its sides have an eighth to a half of the length, in eighths, or
+        all of it where a half would be too short.
 
     Source: simplejpeg's `min_height` and `min_width`; libjpeg-turbo's scaled DCT.
     """
-    if at_least_px is None:
-        return _simplejpeg_pixels(jpeg)
-    return _simplejpeg_pixels(
-        jpeg, min_height=at_least_px, min_width=at_least_px, min_factor=MIN_FACTOR
-    )
-
-
-def _simplejpeg_pixels(jpeg: bytes, **scale: int) -> np.ndarray:
     simplejpeg = open_library("simplejpeg", "simplejpeg")
+    # At most to a half: decoding to 5/8 takes longer than decoding in full (measured).
+    scale = {"min_height": at_least_px, "min_width": at_least_px}
+    scale["min_factor"] = 2 if at_least_px else 1
     try:
         return simplejpeg.decode_jpeg(jpeg, "RGB", **scale)
     except ValueError as error:
         # The others decode in spite of libjpeg's warnings. strict=False only here: it also ignores
         # libjpeg's errors, and leaves the rest of the image uninitialized.
-        if not str(error).startswith(LIBJPEG_WARNING):
+        if not str(error).startswith("Corrupt JPEG data"):
             raise
         return simplejpeg.decode_jpeg(jpeg, "RGB", strict=False, **scale)
 
@@ -164,12 +154,11 @@ def decode_kornia_rs(jpeg: bytes) -> np.ndarray:
 def decode_torchvision(jpeg: bytes) -> np.ndarray:
     """Decode with torchvision (libjpeg-turbo); otherwise as `decode_opencv`.
 
-    Its wheels for Linux on x86-64 import only beside a torch built for CUDA.
+    Its wheels for Linux on x86-64 import only beside a torch built for CUDA. The install line names
+    the installed torch too, so that pip keeps it.
     """
     torch = open_library("torch", "torch")
-    # Named beside it, pip keeps the torch that is here.
-    release = torch.__version__.partition("+")[0]
-    images = open_library("torchvision.io", f"torchvision torch=={release}")
+    images = open_library("torchvision.io", f"torchvision torch=={torch.__version__.split('+')[0]}")
     # A copy, as torch warns of bytes, which are not writable.
     data = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
     try:
@@ -183,7 +172,7 @@ DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
     "opencv": decode_opencv,
     "pillow": decode_pillow,
     "simplejpeg": decode_simplejpeg,
-    "simplejpeg_scaled": decode_simplejpeg_scaled,
+    "simplejpeg_scaled": decode_simplejpeg,  # the same, with `at_least_px`
     "kornia_rs": decode_kornia_rs,
     "torchvision": decode_torchvision,
 }

@@ -208,7 +208,7 @@ def decode_scaled(request):
         (128, (180, 240)),  # three eighths
         (240, (240, 320)),
         (256, (480, 640)),  # five eighths would do, and take longer than the whole
-        (None, (480, 640)),
+        (0, (480, 640)),
     ],
 )
 def test_an_image_is_decoded_no_larger_than_it_must(decode_scaled, at_least_px, expected):
