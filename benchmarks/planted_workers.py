@@ -31,6 +31,7 @@ from benchmarks.photo_training import (
 )
 
 IMAGES = 160
+ENTRIES = 250_000  # of an index that every worker reads as it starts
 COMPUTE_MS = 6.0
 
 
@@ -181,7 +182,7 @@ def load_index(worker_id: int) -> None:
 def restarted_workers(site: Site, fixed: bool) -> dict[str, object]:
     """Workers start for every short epoch and read an index first; better: they persist."""
     index = site.scratch / "index.json"
-    entries = [{"image": f"{i:012d}", "class": i % 80, "box": [i, 0, i, 9]} for i in range(250_000)]
+    entries = [{"image": f"{i:012d}", "class": i % 80, "box": [i, 0, i, 9]} for i in range(ENTRIES)]
     index.write_text(json.dumps(entries))
     photos = Indexed(site.paths(IMAGES // 2), index)
     batches = loader(photos, persistent_workers=fixed, worker_init_fn=load_index)

@@ -21,6 +21,7 @@ def site(photos, tmp_path, monkeypatch):
     # Nothing is measured here, so no sample needs to wait.
     monkeypatch.setattr(planted_workers.Labelled, "ANSWER_S", 0.0)
     monkeypatch.setattr(planted_workers.Late, "LATE_S", 0.0)
+    monkeypatch.setattr(planted_workers, "ENTRIES", 1000)
     threads = torch.get_num_threads()
     with Site(photos, tmp_path) as site:
         yield site

@@ -63,7 +63,6 @@ def diagnose(
     *,
     files: Iterable[Path | str] | None = None,
     device: EmulatedDevice | None = None,
-    transfer: Callable[[object], object] | None = None,
     budget_s: float = BUDGET_S,
     verify: bool = False,
     results: Path | str = "results",
@@ -78,7 +77,6 @@ def diagnose(
             changed by some hundred steps on few batches.
         files: what an epoch reads; epochs are measured cold only where they are given.
         device: an emulated device that the step uses; CUDA and the CPU are found.
-        transfer: copies a batch to the device, if the step does not; the step gets its result.
         budget_s: seconds of measuring, at least five; some seconds come on top.
         verify: also measure the remedies that labkit can apply itself; takes up to half a minute
             for each.
@@ -96,10 +94,9 @@ def diagnose(
         settings = loader if isinstance(loader, Settings) else None
         if settings is not None:
             loader, step, files, device = _open_pipeline(settings, stack)
-        paths = _checked(loader, step, device, transfer, files, budget_s)
+        paths = _checked(loader, step, device, files, budget_s)
         say = stack.enter_context(_bar(progress))
-        loop = Loop(loader, step, transfer=transfer)
-        found = collect(loop, files=paths, device=device, budget_s=budget_s, say=say)
+        found = collect(Loop(loader, step), files=paths, device=device, budget_s=budget_s, say=say)
         result = conclude(found)
         if not verify or not result.remedies:
             return result
@@ -113,7 +110,6 @@ def _checked(
     loader: object,
     step: object,
     device: object,
-    transfer: object,
     files: Iterable[Path | str] | None,
     budget_s: float,
 ) -> list[Path]:
@@ -128,8 +124,6 @@ def _checked(
             f"device must be an emulated device that the step uses, or None, got {device!r}; "
             "leave it out: CUDA and the CPU are found"
         )
-    if transfer is not None and not callable(transfer):
-        raise ValueError(f"transfer must be a function of a batch or None, got {transfer!r}")
     if not budget_s >= LEAST_BUDGET_S:
         raise ValueError(
             f"budget_s must be at least {LEAST_BUDGET_S:g}, got {budget_s!r}; "
@@ -290,7 +284,7 @@ class Diagnosis:
         if loop.is_one_shot:  # nothing is left to run
             return Timeline(duration_s=0.0)
         with loaders.random_state_kept(loop.loader):
-            return record_timeline(loop.loader, loop.run, device=loop.device.emulated)
+            return record_timeline(loop.loader, loop.step, device=loop.device.emulated)
 
 
 def conclude(found: Collected) -> Diagnosis:
@@ -378,7 +372,7 @@ def _word(share: Share) -> str:
 
 # --- loader and step named in a shell ---------------------------------------------------------
 
-OPTIONAL = ("files", "device", "transfer")
+OPTIONAL = ("files", "device")
 RETURNS = f"(loader, step), or a dict with loader, step and, if wanted, {', '.join(OPTIONAL)}"
 
 

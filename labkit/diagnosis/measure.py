@@ -116,8 +116,7 @@ class Loop:
     Args:
         loader: any iterable of batches.
         step: called with every batch.
-        device: where the step computes.
-        transfer: called with a batch before the step, which gets what it returns.
+        device: where the step computes; found later unless given.
     """
 
     def __init__(
@@ -125,9 +124,8 @@ class Loop:
         loader: Iterable,
         step: Callable[[object], object],
         device: Host | None = None,
-        transfer: Callable[[object], object] | None = None,
     ) -> None:
-        self.loader, self.step, self._transfer = loader, step, transfer
+        self.loader, self.step = loader, step
         self.device = device or Host()
         self.is_one_shot = hasattr(loader, "__next__")
         self.resident: list[object] = []
@@ -143,17 +141,13 @@ class Loop:
             with _one_thread():
                 self.resident.append(loaders.copy_batch(batch))
 
-    def run(self, batch: object) -> object:
-        """Call the step with a batch, transferred before."""
-        return self.step(batch if self._transfer is None else self._transfer(batch))
-
     def alone(self, loader: Iterable, steps: Steps) -> Stretch:
         """Iterate over a loader and do nothing with its batches."""
         return self._stretch("alone", loader, None, steps)
 
     def together(self, loader: Iterable, steps: Steps, arm: str = "warm") -> Stretch:
         """Iterate over a loader and call the step with its batches."""
-        return self._stretch(arm, loader, self.run, steps)
+        return self._stretch(arm, loader, self.step, steps)
 
     def compute(self, *, steps: int, on: str | None = None) -> Stretch:
         """Call the step with the batches that are kept.
@@ -163,7 +157,7 @@ class Loop:
             on: a device to which they are copied before.
         """
         kept = [loaders.move_batch(batch, on) for batch in self.resident] if on else self.resident
-        return self._stretch("resident", cycle(kept), self.run, Steps(counted=steps))
+        return self._stretch("resident", cycle(kept), self.step, Steps(counted=steps))
 
     def _stretch(
         self, arm: str, loader: Iterable, run: Callable[[object], object] | None, steps: Steps
@@ -415,7 +409,7 @@ def _look(loop: Loop, device: EmulatedDevice | None) -> float:
     for batch in _without_stalls(loop.loader):
         _check_batch(batch)
         loop.keep(batch)
-        loop.run(batch)
+        loop.step(batch)
         count += 1
         if count == 1:
             loop.device = find_device(device)
