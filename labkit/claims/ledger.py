@@ -17,7 +17,7 @@ from pathlib import Path
 from labkit import units
 from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
 from labkit.analysis.statistics import UNSTABLE, agreement
-from labkit.analysis.summary import Ratio, Row, Summary, ratios
+from labkit.analysis.summary import Ratio, Row, ratios
 from labkit.experiments.tuning import EQUALLY_FAST
 from labkit.machine import hardware
 from labkit.runs.store import StoredRun, newest_runs
@@ -137,15 +137,11 @@ class _Evidence:
     """A run, its rows by variant, and what its contrasts came to."""
 
     def __init__(self, run: StoredRun) -> None:
-        self.run, self.info = run, run.info
-
-    @cached_property
-    def summary(self) -> Summary:
-        return self.run.summary
+        self.run = run
 
     @cached_property
     def rows(self) -> dict[str, Row]:
-        return {row.variant: row for row in self.summary.rows}
+        return {row.variant: row for row in self.run.summary.rows}
 
     @cached_property
     def ratios(self) -> dict[tuple[str, str], Ratio]:
@@ -155,10 +151,10 @@ class _Evidence:
                 ratio=row.normalized_time, low=row.ci_low, high=row.ci_high,
                 blocks=row.blocks, verdict=row.verdict,
             )
-            for row in self.summary.rows
+            for row in self.rows.values()
             if row.normalized_time is not None
         }  # fmt: skip
-        name = self.info["experiment"]
+        name = self.run.info["experiment"]
         asked = [c for claim in CLAIMS for c in claim.contrasts if c.experiment == name]
         pairs = dict.fromkeys((c.variant, c.against) for c in asked if c.against)
         wanted = [
@@ -166,7 +162,7 @@ class _Evidence:
             for variant, against in pairs
             if variant in self.rows and against in self.rows
         ]
-        for (variant, against, _), ratio in ratios(self.summary, wanted).items():
+        for (variant, against, _), ratio in ratios(self.run.summary, wanted).items():
             found[variant, against] = ratio
         return found
 
@@ -252,7 +248,7 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
     if isinstance(expected, float):
         figures += f" measured, {units.normalized(expected)} published"
     if not verdict:
-        return _say(figures, rows, why_unjudged=_why_unjudged(evidence.info, ratio.blocks))
+        return _say(figures, rows, why_unjudged=_why_unjudged(evidence.run.info, ratio.blocks))
     if verdict == UNSTABLE:
         return _say(figures, rows, f"{UNSTABLE}, no verdict")
     if isinstance(expected, float):
@@ -331,12 +327,12 @@ class Finding:
 
 
 def _judge_otherwise(contrast: Contrast, evidence: _Evidence) -> str:
-    if not evidence.summary.has_groups and (why := _why_missing(contrast, evidence)):
+    summary = evidence.run.summary
+    if not summary.has_groups and (why := _why_missing(contrast, evidence)):
         return why
     found = JUDGES[contrast.judge](contrast, evidence)
-    summary = evidence.summary
     unjudged = bool(found.word) and not summary.judged
-    why = _why_unjudged(evidence.info, summary.n_blocks) if unjudged else ""
+    why = _why_unjudged(summary.info, summary.n_blocks) if unjudged else ""
     return _say(found.figures, found.rows, found.word, why_unjudged=why)
 
 
@@ -386,7 +382,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Finding:
 
     Numbers of workers that wait at most 3 % of an epoch longer than the best are equally fast.
     """
-    settings = evidence.info["variants"]
+    settings = evidence.run.info["variants"]
     counts = {
         settings[name]["num_workers"]: row
         for name, row in evidence.rows.items()
@@ -407,7 +403,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Finding:
 
 def most_groups(contrast: Contrast, evidence: _Evidence) -> Finding:
     """Count the groups in which a variant is faster than their baseline; most is more than half."""
-    summary, name = evidence.summary, contrast.variant
+    summary, name = evidence.run.summary, contrast.variant
     rows = [
         row
         for row in summary.rows

@@ -215,7 +215,7 @@ def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Fram
     columns = ("number", "document", "claim", "published", "experiment", "answer")
     frame = frame_of(columns, [[row[name] for name in columns] for row in rows])
     frame.second_lines = {
-        row["number"]: "; ".join(
+        row["number"]: " · ".join(
             [f"{side['by']}: {side['says']}" for side in row["sides"]]
             + ([row["footnote"]] if row["footnote"] else [])
         )
