@@ -1,6 +1,7 @@
-"""The documents' experiments, on this machine and on machines that have other disks."""
+"""All experiments, on this machine and on machines that have other disks."""
 
 import ast
+import math
 import os
 import re
 from dataclasses import replace
@@ -13,21 +14,25 @@ from labkit.cli import main
 from labkit.contracts import Skip
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import choose, experiment
+from labkit.machine import hardware
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
 from labkit.runs.experiment import Experiment
 from labkit.settings import AS_PUBLISHED, MODES, Settings, complete
 
 ALL = {name: build(Settings()) for name, build in CATALOG.items()}
-AS_PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.as_published]
-
+PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.as_published]
+PROTOCOLS = [
+    *((name, "corrected") for name in ALL if not ALL[name].tasks),
+    *((name, AS_PUBLISHED) for name in PUBLISHED_TOO),
+]
+PHOTOS = 1000  # what `make lab` makes
 # A machine -> its labkit.toml, whether its files can be evicted, why no disk can be throttled.
 MACHINES = {
     "nothing": ([], True, "needs root"),
     "root": ([], True, ""),
     "hard disk": (["hdd"], True, "needs root"),
-    "hard disk and root": (["hdd"], True, ""),
-    "all disks": (["hdd", "ssd", "nvme", "tmpfs"], True, "needs root"),
+    "all disks": (["hdd", "ssd", "nvme", "tmpfs"], True, ""),
     "nvme only": (["nvme"], True, "needs root"),
     "nvme and root": (["nvme"], True, ""),
     "macOS with a hard disk": (["hdd"], False, "needs Linux"),
@@ -51,26 +56,18 @@ def on(tmp_path, monkeypatch):
     return choose
 
 
-def storages(chosen):
-    """Label -> storage, of all variants."""
-    return {label: settings.storage for label, settings in everything(chosen).items()}
-
-
 def everything(chosen):
     return {**chosen.variants, **chosen.in_full}
 
 
-def every_protocol():
-    return [
-        *((name, "corrected") for name in CATALOG if not ALL[name].tasks),
-        *((name, AS_PUBLISHED) for name in AS_PUBLISHED_TOO),
-    ]
+def storages(chosen):
+    return {label: settings.storage for label, settings in everything(chosen).items()}
 
 
-# --- every machine --------------------------------------------------------------------------
+# --- every experiment, every machine --------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "protocol"), every_protocol())
+@pytest.mark.parametrize(("name", "protocol"), PROTOCOLS)
 def test_every_experiment_can_be_built_here(photos, name, protocol):
     chosen = experiment(name, protocol=protocol, data=str(photos), device="emulated")
     assert next(iter(chosen.variants)) == chosen.baseline
@@ -82,12 +79,26 @@ def test_every_experiment_can_be_built_here(photos, name, protocol):
             continue  # a disk that is not here: a row with its reason
 
 
+@pytest.mark.parametrize("cores", [1, 2, 3, 16, 192])
+def test_no_variant_is_repeated_and_all_batch_sizes_divide_an_epoch(monkeypatch, cores):
+    monkeypatch.setattr(hardware, "cores", lambda: cores)
+    for name, protocol in PROTOCOLS:
+        chosen = experiment(name, protocol=protocol)
+        assert not set(chosen.variants) & set(chosen.in_full), name
+        for mode in ("quick", "full"):
+            variants = everything(chosen) if mode == "full" else chosen.variants
+            assert len(variants) == len(set(variants.values())) > 1, name
+            whole = [
+                complete(s, MODES[mode], cores=cores, has_cuda=False, can_fork=True)
+                for s in variants.values()
+            ]
+            assert math.lcm(*(settings.batch_size for settings in whole)) <= PHOTOS, name
+
+
 @pytest.mark.parametrize("machine", MACHINES)
-def test_on_every_machine_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(
-    on, machine
-):
+def test_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(on, machine):
     on(machine)
-    for name, protocol in every_protocol():
+    for name, protocol in PROTOCOLS:
         chosen = experiment(name, protocol=protocol)
         used = set(storages(chosen).values())
         assert len({storage.startswith("modelled") for storage in used}) == 1, name
@@ -104,82 +115,34 @@ def test_on_every_machine_modelled_disks_stand_alone_and_nothing_is_cold_that_ca
                 assert settings.cache == ("as found" if far else "warm") or far.staged, name
 
 
-# --- which disks ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("machine", ["hard disk", "hard disk and root"])
-@pytest.mark.parametrize("name", ["storage", "combined"])
-def test_a_named_hard_disk_is_used_and_nothing_stands_in(on, machine, name):
+@pytest.mark.parametrize(
+    ("machine", "disk"),
+    [("nothing", "modelled_hdd"), ("nvme and root", "throttled"), ("all disks", "hdd")],
+)
+def test_what_stands_in_for_a_hard_disk_depends_on_the_machine(on, machine, disk):
     on(machine)
-    chosen = experiment(name)
-    used = set(storages(chosen).values())
-    assert used == {"hdd", "ssd"} | ({"tmpfs"} if name == "storage" else set())
-    assert chosen.notes == ()
-
-
-# --- as in the document ---------------------------------------------------------------------
+    for name in ("storage", "combined"):
+        chosen = experiment(name)
+        assert chosen.variants[chosen.baseline].storage == disk
+        assert len(chosen.notes) == (disk != "hdd")
+    nvme = {"throttled": "nvme", "hdd": "nvme"}.get(disk)
+    assert experiment("storage").variants.get("nvme", Settings(storage="")).storage == (nvme or "")
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("name", AS_PUBLISHED_TOO)
+@pytest.mark.parametrize("name", PUBLISHED_TOO)
 def test_as_in_the_document_only_the_first_starts_cold_and_the_last_repeats_it(on, machine, name):
     on(machine)
     chosen = experiment(name, protocol=AS_PUBLISHED)
-    assert chosen.protocol == AS_PUBLISHED
     (first, cold), *others = chosen.variants.items()
     left = "warm" if cold.storage.startswith("modelled") else "as found"
-    assert first == chosen.baseline
-    assert cold.cache == "cold"
+    assert (first, cold.cache) == (chosen.baseline, "cold")
     assert {settings.cache for _, settings in others} == {left}
-    label, again = others[-1]
-    assert label == f"{first}, again"
-    assert again == replace(cold, cache=left)
+    assert others[-1] == (f"{first}, again", replace(cold, cache=left))
 
 
-def test_an_unknown_experiment_or_setting_lists_the_choices():
-    with pytest.raises(ValueError, match=f"experiment must be one of {', '.join(sorted(CATALOG))}"):
-        experiment("speed")
-    with pytest.raises(ValueError, match=r"setting must be one of data, .*, got 'worker'"):
-        experiment("storage", worker=2)
-
-
-# --- combined -------------------------------------------------------------------------------
-
-
-def test_a_persons_settings_count_for_all_variants(on):
-    on("hard disk")
-    for name in ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined"):
-        chosen = experiment(name, num_workers=3, data="my/photos", seed=7)
-        for settings in everything(chosen).values():
-            assert (settings.num_workers, settings.data, settings.seed) == (3, "my/photos", 7)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        (
-            "storage",
-            {"cache": "warm"},
-            "cache must be left out for storage, which takes cold, w",
-        ),
-        ("storage", {"storage": "tmpfs"}, "storage must be left out for storage, which takes hdd"),
-        ("combined", {"preprocessor": "loops"}, "preprocessor must be left out for combined"),
-        ("prefetching", {"prefetcher": "both"}, "prefetcher must be left out for prefetching"),
-        ("distance", {"num_workers": 3}, "num_workers must be left out for distance"),
-        ("packing", {"packing": "raw"}, "packing must be left out for packing, which takes folder"),
-        ("offline", {"stored": "pixels"}, "stored must be left out for offline, which takes jpeg"),
-    ],
-)
-def test_a_setting_that_the_experiment_decides_is_refused_not_dropped(on, name, changes, message):
-    on("hard disk")
-    with pytest.raises(ValueError, match=re.escape(message)):
-        experiment(name, **changes)
-
-
-def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, monkeypatch):
-    on("hard disk")
-    (Path.cwd() / "labkit.toml").unlink()
-    monkeypatch.setattr(slow_disk, "why_not", lambda: "")
+def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on):
+    on("root")
     chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3)
     assert chosen.variants["hdd"].storage == "throttled"
     chosen = choose(chosen, ["hdd", "ssd"])  # a variant that is left out does not come back
@@ -191,11 +154,37 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on, 
     assert "none can be throttled here (mount: permission denied)" in note
 
 
+# --- the user's settings --------------------------------------------------------------------
+
+
+def test_the_users_settings_count_for_all_variants(on):
+    on("hard disk")
+    for name in ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined"):
+        chosen = experiment(name, num_workers=3, data="my/photos", seed=7)
+        for settings in everything(chosen).values():
+            assert (settings.num_workers, settings.data, settings.seed) == (3, "my/photos", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("storage", {"cache": "warm"}, "cache must be left out for storage, which takes cold, w"),
+        ("storage", {"storage": "tmpfs"}, "storage must be left out for storage, which takes hdd"),
+        ("combined", {"preprocessor": "loops"}, "preprocessor must be left out for combined"),
+        ("distance", {"num_workers": 3}, "num_workers must be left out for distance"),
+        ("offline", {"stored": "pixels"}, "stored must be left out for offline, which takes jpeg"),
+        ("speed", {}, f"experiment must be one of {', '.join(sorted(CATALOG))}"),
+        ("storage", {"worker": 2}, "setting must be one of data, "),
+        ("packing", {"protocol": AS_PUBLISHED}, "protocol must be 'corrected' for packing, got "),
+    ],
+)
+def test_a_setting_that_the_experiment_decides_is_refused_not_dropped(on, name, changes, message):
+    on("hard disk")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment(name, **changes)
+
+
 # --- a new experiment -----------------------------------------------------------------------
-
-
-def test_an_experiment_is_listed_by_its_own_name():
-    assert [chosen.name for chosen in ALL.values()] == list(CATALOG)
 
 
 def test_a_new_experiment_is_one_function(monkeypatch, tmp_path, capsys):
@@ -213,6 +202,10 @@ def test_a_new_experiment_is_one_function(monkeypatch, tmp_path, capsys):
     assert list(experiment("mine", protocol=AS_PUBLISHED).variants) == ["mine", "theirs"]
     assert main(["list", "--results", str(tmp_path)]) == 0
     assert "Is mine faster?" in capsys.readouterr().out
+
+
+def test_experiments_are_listed_by_their_own_names():
+    assert [chosen.name for chosen in ALL.values()] == list(CATALOG)
 
 
 def is_an_experiments_name(node):
