@@ -42,8 +42,7 @@ from labkit.runs.store import (
 SUFFIX = ".labkit.zip"
 # A full run of all media takes some MB.
 MAX_FILE_BYTES, MAX_MEMBER_BYTES = 20_000_000, 50_000_000
-MAX_ITEMS, MAX_KEYS, MAX_KEY_CHARACTERS, MAX_CHARACTERS = 20_000, 200, 100, 2_000
-MAX_NUMBER = 1e18
+MAX_ITEMS, MAX_KEYS, MAX_KEY_CHARACTERS, MAX_CHARACTERS, MAX_NUMBER = 20_000, 200, 100, 2_000, 1e18
 # These control a terminal, or reverse the direction of writing.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 FOLDER_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)
@@ -166,8 +165,7 @@ def _read(path: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(path) as file:
             names = file.namelist()
             if sorted(names) != [RUN_FILE, TRIALS_FILE]:
-                got = ", ".join(map(repr, names[:5])) or "an empty one"
-                raise _refused(f"hold {RUN_FILE} and {TRIALS_FILE}", got)
+                raise _refused(f"hold {RUN_FILE} and {TRIALS_FILE}", f"{names[:5]}")
             for entry in file.infolist():
                 # With other methods one small block can expand to gigabytes in a single read.
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -224,7 +222,7 @@ def _fits(value: object, hint: object) -> bool:
         return isinstance(value, str) and len(value) <= MAX_CHARACTERS and not CONTROL.search(value)
     if hint is object:
         return any(_fits(value, kind) for kind in (Plain, list[object], dict[str, object]))
-    if origin in (typing.Union, types.UnionType):
+    if origin is types.UnionType:
         return any(_fits(value, each) for each in inner)
     if origin is typing.Literal:
         return value in inner

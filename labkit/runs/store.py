@@ -102,7 +102,7 @@ def create_run(results: Path, info: dict[str, object]) -> Path:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Let no other process run or resume a run meanwhile; a killed process holds nothing.
+    """Lock a run, so that no other process runs or resumes it; a kill ends the lock.
 
     Args:
         folder: the run folder.
@@ -123,23 +123,23 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 def is_under_way(folder: Path) -> bool:
-    """Return whether a process runs or resumes a run now, whatever its `run.json` says."""
+    """Return whether a process holds a run now, whatever the status in its `run.json`."""
     try:
         with hold(folder):
             return False
     except RuntimeError:
         return True
-    except OSError:  # of another user's, or on a disk that cannot be written
+    except OSError:  # another user's, or on a disk that cannot be written
         return False
 
 
 @contextlib.contextmanager
 def explain_unwritable(folder: Path | str) -> Iterator[None]:
-    """Turn the errors of a folder that cannot be written into a sentence.
+    """Explain errors of writing to a folder, and what to do.
 
     Raises:
         OSError: the disk is full.
-        PermissionError: what is done inside could not write to the folder for another reason.
+        PermissionError: any other OSError inside the block.
     """
     try:
         yield
@@ -151,14 +151,12 @@ def explain_unwritable(folder: Path | str) -> Iterator[None]:
             ) from error
         there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
         free = units.count_bytes(shutil.disk_usage(there).free)
-        has_begun = (Path(folder) / RUN_FILE).is_file()
+        advice = "free some space or choose another folder with --results"
+        if (Path(folder) / RUN_FILE).is_file():
+            advice = f"free some space, then complete the run with: labkit run --resume {folder}"
         raise OSError(
             f"results must have room for more, got {free} free in {folder} ({error.strerror}); "
-            + (
-                f"free some space, then complete the run with: labkit run --resume {folder}"
-                if has_begun
-                else "free some space or choose another folder with --results"
-            )
+            f"{advice}"
         ) from error
 
 
@@ -174,7 +172,7 @@ def read_info(folder: Path) -> dict[str, object]:
     """Read `run.json` alone.
 
     Raises:
-        ValueError: it is not a run's, or one that this version cannot read.
+        ValueError: it is another file, or of a version that cannot be read.
     """
     text = (folder / RUN_FILE).read_text(encoding="utf-8")
     try:
