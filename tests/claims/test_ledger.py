@@ -40,11 +40,6 @@ def contrast(results, number, compared):
 # --- claims.toml --------------------------------------------------------------------------
 
 
-def test_every_item_of_the_checklist_is_there_once():
-    assert [claim.number for claim in CLAIMS] == list(range(1, 39))
-    assert len({claim.claim for claim in CLAIMS}) == 38
-
-
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: str(claim.number))
 def test_contrasts_name_variants_of_the_catalog_and_figures_that_were_published(claim, monkeypatch):
     monkeypatch.setattr(hardware, "cores", lambda: 16)
@@ -90,13 +85,8 @@ def test_a_full_run_that_agrees(tmp_path):
         r"prefetching: agrees: 0\.\d{3} \[0\.\d+, 0\.\d+\] measured, 0\.894 published; ",
         row["answer"],
     )
-    assert (row["document"], row["run"]) == ("[004]", folder.name)
+    assert row["run"] == folder.name
     assert json.loads(json.dumps(row)) == row
-
-
-def test_a_full_run_too_noisy_for_the_published_effect(tmp_path):
-    make_run(tmp_path, noise=0.15)
-    assert answer_to(tmp_path, 19).startswith("prefetching: inconclusive: ")
 
 
 def test_media_of_unknown_kind_and_a_warm_baseline_are_named(tmp_path):
