@@ -115,7 +115,7 @@ def test_a_variant_labelled_with_a_folder_is_refused(made, tmp_path):
 def test_a_run_in_progress_is_not_shared(made, tmp_path):
     folder = tmp_path / "decoders" / made.folder.name
     shutil.copytree(made.folder, folder)
-    with hold(folder), pytest.raises(RuntimeError, match="^run must have ended before it is"):
+    with hold(folder), pytest.raises(RuntimeError, match="run must have ended before"):
         write(load_run(folder))
 
 
@@ -255,7 +255,7 @@ GOOD = [("run.json", "{}"), ("trials.jsonl", "")]
     ("members", "how", "message"),
     [
         ([*GOOD, ("../evil.py", "x")], {}, "hold run.json and trials.jsonl, got .*'../evil.py'"),
-        ([("/etc/run.json", "{}"), GOOD[1]], {}, "hold run.json and trials.jsonl, got '/etc"),
+        ([("/etc/run.json", "{}"), GOOD[1]], {}, r"hold run.json and trials.jsonl, got \['/etc"),
         ([], {}, r"hold run.json and trials.jsonl, got \[\]"),
         (GOOD, {"compression": zipfile.ZIP_LZMA}, "a plain zip, got another compression of run"),
         ([("run.json", "[1]"), GOOD[1]], {}, "hold plain JSON objects"),
