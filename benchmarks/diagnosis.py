@@ -104,7 +104,7 @@ CASES = {case.make.__name__: case for case in ALL}
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of one case."""
+    """The result of one case."""
 
     name: str
     said: str = ""
@@ -249,7 +249,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
 
 
 def confusion(ran: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
-    """Count what was said of what was planted; return a table's header and rows."""
+    """Return header and rows of a table: diagnosed bottlenecks by planted ones."""
     counts = Counter((one.case.bottleneck, one.said or "failed") for one in ran)
     planted = list(dict.fromkeys(one.case.bottleneck for one in ran))
     said = [word for word in dict.fromkeys([*planted, *(word for _, word in counts)])
@@ -259,7 +259,7 @@ def confusion(ran: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
 
 
 def judge(outcomes: Sequence[Outcome]) -> list[tuple[bool, str]]:
-    """Say of both limits whether they are met."""
+    """Return for both limits whether they are met, and a line of text."""
     ran = [outcome for outcome in outcomes if not outcome.skipped]
     limits = (
         ("the right bottleneck", [one.is_right for one in ran], LEAST_RIGHT),

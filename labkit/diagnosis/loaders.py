@@ -1,7 +1,7 @@
 """The user's own loader and its batches: checked, copied with other arguments, walked through.
 
 The user's loader is never changed.  A copy shares its data set, its sampler and their random
-generators, so whoever iterates over one restores the generators' states (`random_state_kept`).
+generators; `random_state_kept` restores their states after iterating over one.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     worker ─ wait, work ─┐                          ┌─▶ device ─ compute
     worker ─ wait, work ─┴─ in order ─▶ host ─ take, copy, launch, (sync)
 
-Every worker and the host have a timeline of their own; whoever works at the same time shares the
-cores.  As in torch's DataLoader, worker k mod W makes batch k, batches are handed over in order,
+Every worker and the host have a timeline of their own; those that compute at the same time share
+the cores.  As in torch's DataLoader, worker k mod W makes batch k, the host takes batches in order,
 and batch k may begin once k - W × prefetch_factor batches were taken.  The device works beside the
 host, which may run a few steps ahead.  Two busy cores do less than twice the work of one
 (hyper-threads, memory bandwidth), so `share_when_full` is fitted to what the loader alone took.

@@ -184,7 +184,7 @@ def _profile_worker(folder: str, _: int) -> None:
 
 def _write(profiler: Profiler, path: Path) -> None:
     session = profiler.stop()
-    with contextlib.suppress(OSError):  # nobody waited for it
+    with contextlib.suppress(OSError):  # the folder is gone: nothing waited for it
         session.save(path)
         path.rename(path.with_suffix(".json"))  # now it is whole
 
@@ -217,7 +217,7 @@ KINDS = {
         r"|labkit/(parts|diagnosis)/devices\.py:",
     ),
 }
-# Calls of torch, numpy and the like are computing, whoever made them.
+# Calls of torch, numpy and the like are computing, whatever called them.
 LIBRARY = re.compile(r"site-packages/(torch|numpy|scipy|cv2)/|^<built-in>:_?(Tensor|Variable)")
 
 

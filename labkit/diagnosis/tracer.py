@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 READ, DECODE, TRANSFORM = "read", "decode", "transform"
 
-# What is known of a function, whoever calls it.
+# Rules for functions, whatever calls them.
 READS = "reads"
 DECODES = "decodes"
 READS_OPENLY = "reads openly"  # the user's own: what it calls are stages, but not what waits

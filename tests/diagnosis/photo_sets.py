@@ -1,4 +1,4 @@
-"""Data sets as people write them: map-style, in batches, iterable; with faults on demand."""
+"""Data sets as users write them: map-style, in batches, iterable; with faults on demand."""
 
 import os
 import threading

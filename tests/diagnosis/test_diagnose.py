@@ -32,6 +32,7 @@ def short_stretches():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LEAST_BUDGET_S", BUDGET_S)
         patch.setattr(measure, "SHORTEST_S", 0.1)
+        patch.setattr(measure, "FEWEST_STEPS", 4)
         yield
 
 
@@ -108,7 +109,7 @@ def test_it_says_so_on_one_screen(without_workers):
 
 
 def test_nothing_is_to_gain_where_the_device_is_the_limit():
-    step = Emulated(ms=10)
+    step = Emulated(ms=20)
     found = diagnose(
         DataLoader(Slow(length=16, cpu_s=0.0001), batch_size=4), step, device=step.device
     )
