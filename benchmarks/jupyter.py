@@ -14,13 +14,12 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nbformat
@@ -165,13 +164,13 @@ def serve(folder: Path, command: Sequence[str] | None = None) -> Iterator[Server
         RuntimeError: it ended, or did not answer; the message holds its log.
     """
     place = folder / ".jupyter"
-    port, mark = _free_port(), secrets.token_hex(8)
+    mark = secrets.token_hex(8)
     server_config = {
         **SERVER_CONFIG,
         "ServerApp": {
             **SERVER_CONFIG["ServerApp"],
             "ip": "127.0.0.1",
-            "port": port,
+            "port": 0,  # any that is free when it is taken
             "root_dir": str(folder),
             "allow_root": True,
         },
@@ -201,9 +200,9 @@ def serve(folder: Path, command: Sequence[str] | None = None) -> Iterator[Server
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    server = Server(f"http://127.0.0.1:{port}", folder, mark, log)
+    server = Server("", folder, mark, log)
     try:
-        _wait_for_answer(server, process)
+        server = replace(server, url=_wait_for_url(server, process, place / "runtime"))
         yield server
     finally:
         _end(server, process)
@@ -214,19 +213,16 @@ def _write_json(path: Path, values: Mapping[str, object]) -> None:
     path.write_text(json.dumps(values), encoding="utf-8")
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def _wait_for_answer(server: Server, process: subprocess.Popen) -> None:
+def _wait_for_url(server: Server, process: subprocess.Popen, runtime: Path) -> str:
+    """Wait until the server has written down its address and answers there."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s and process.poll() is None:
         with contextlib.suppress(OSError, ValueError):
-            with urllib.request.urlopen(f"{server.url}/api", timeout=1) as answer:
-                json.load(answer)
-            return
+            for written in runtime.glob("jpserver-*.json"):
+                url = json.loads(written.read_text(encoding="utf-8"))["url"].rstrip("/")
+                with urllib.request.urlopen(f"{url}/api", timeout=1) as answer:
+                    json.load(answer)
+                return url
         time.sleep(LOOK_EVERY_S)
     how = "did not answer" if process.poll() is None else f"ended with {process.returncode}"
     raise RuntimeError(f"jupyter {how}:\n{server.log.read_text(encoding='utf-8')}")

@@ -54,7 +54,7 @@ NEW_S, RESUMED_S, GOING_ON_S = 6.0, 2.5, 1.0
 INTO_TRIAL_S = 0.5  # a trial takes a few tenths of a second
 INTO_LIFE_S = 0.2  # that of a loader worker
 # How long to look for something that must happen; no speed limit.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 LOOK_EVERY_S = 0.01
 
 BEGIN = """

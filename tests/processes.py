@@ -1,8 +1,25 @@
 """Processes that a test started, told from what earlier tests keep running beside it."""
 
+import os
+import threading
+
 import psutil
 
 
 def newest_child() -> psutil.Process:
     """Find the child of this process that was started last."""
     return max(psutil.Process().children(), key=lambda child: (child.create_time(), child.pid))
+
+
+def left() -> set[object]:
+    """List what this process has: open files, threads, processes below it, known helpers.
+
+    What earlier tests left may end meanwhile, so compare with <=.
+    """
+    this = psutil.Process()
+    return {
+        *(f"file {number}" for number in os.listdir("/proc/self/fd")),  # noqa: PTH208
+        *threading.enumerate(),
+        *this.children(recursive=True),
+        os.environ.get("LABKIT_HELPERS"),
+    }

@@ -10,21 +10,6 @@ from benchmarks.diagnosis import Outcome
 from benchmarks.truth import judge
 
 
-def test_a_ratio_pairs_the_times_of_a_round():
-    ratio = frame.ratio([2.0, 4.0, 8.0], [1.0, 2.0, 4.0])
-    assert str(ratio) == "2.000 [2.000, 2.000]"
-
-
-def test_every_arm_runs_once_in_each_round():
-    order = []
-    arms = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}
-    taken = frame.in_turn(arms, rounds=4)
-    rounds = [order[i : i + 3] for i in range(3, 15, 3)]
-    assert [sorted(names) for names in rounds] == [["a", "b", "c"]] * 4
-    assert rounds[1] == rounds[0][::-1]
-    assert sorted(n for numbers in taken.values() for n in numbers) == list(range(4, 16))
-
-
 def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
     report = frame.Report("Speed", Namespace(save=tmp_path / "kept"))
     report.table(("arm", "ratio"), [("faster", "0.5")])

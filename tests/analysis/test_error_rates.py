@@ -44,12 +44,6 @@ def test_without_holm_the_simulated_false_positives_exceed_the_limit(monkeypatch
     assert not normal_noise.passes(WIDENED_SE)
 
 
-def test_without_holm_several_variants_are_called_equal_too_often(monkeypatch):
-    monkeypatch.setattr(statistics, "holm", lambda p_values: [ALPHA] * len(p_values))
-    *_, four_variants = simulated.equality_granted(150, SEED)
-    assert not four_variants.passes(WIDENED_SE)
-
-
 def test_without_pairing_the_simulated_power_falls_below_the_limit(monkeypatch):
     monkeypatch.setattr(summary, "log_ratio", lambda time_s, base_s: math.log(time_s))
     assert not any(r.passes(WIDENED_SE) for r in simulated.power(50, SEED))

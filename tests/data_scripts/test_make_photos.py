@@ -62,7 +62,7 @@ def test_annotations_describe_the_files_with_cocos_categories(photos):
     assert ids >= {row["category_id"] for row in coco["annotations"]}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**40), image_id=st.integers(1, 200_000))
 def test_boxes_enclose_exactly_what_is_visible(seed, image_id):
     scene = plan_scene(seed, image_id)

@@ -100,13 +100,14 @@ def test_the_doctor_looks_at_the_media_of_labkit_toml_and_those_it_is_given(tmp_
     for number in range(30):
         (tmp_path / "photos" / f"{number}.jpg").write_bytes(os.urandom(8192))
     media.write_media(tmp_path / "labkit.toml", hdd="photos")
+    probe = media.Probe(files=30, reads_per_s=3000.0)
+    monkeypatch.setattr(hardware, "probe_random_reads", lambda directory: probe)
     rows = hardware.doctor_report({"data": tmp_path / "photos", "ssd": tmp_path / "gone"})
     topics = {topic: (value, remark) for topic, value, remark in rows}
     medium = media.describe_medium(tmp_path)
     assert f": {medium.filesystem} on {medium.device}, " in topics["data"][0]
     if not medium.in_memory and hasattr(os, "posix_fadvise"):
         assert topics["data"][0].endswith(" cold reads/s")
-        probe = media.probe_random_reads(tmp_path / "photos")
         believed = media.is_hard_disk(medium, probe)
         assert topics["hdd"][1].startswith("not believed to be a hard disk: ") == (not believed)
         assert ("its kind is unknown" in topics["data"][1]) == bool(

@@ -1,7 +1,6 @@
 """Helpers: processes beside a run, which answer, end with it and are none of its work."""
 
 import os
-import sys
 
 import psutil
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from labkit.contracts import Skip
 from labkit.machine import helper
 from labkit.machine.helper import HELPERS, Helper
-from labkit.machine.usage import tree_pss_bytes
+from tests.processes import left
 
 # Answers every line with what it was told, until its input ends.
 ECHO = ["-c", "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"]
@@ -30,25 +29,15 @@ def test_it_answers_line_by_line_and_is_known_while_it_is_up():
 
 @pytest.mark.parametrize("program", [["-c", "print('hello')"], ["-m", "labkit.gone"]])
 def test_one_that_does_not_answer_is_skipped_and_leaves_nothing(program):
-    before = psutil.Process().children(), psutil.Process().num_fds(), os.environ.get(HELPERS)
+    before = left()
     with pytest.raises(Skip, match=r"^the echo could not be started: "):
         Helper("the echo", program, {})
-    after = psutil.Process().children(), psutil.Process().num_fds(), os.environ.get(HELPERS)
-    assert after == before
+    assert left() <= before
 
 
 def test_one_that_says_nothing_is_skipped_and_ended(monkeypatch):
-    before = psutil.Process().children()
+    before = left()
     monkeypatch.setattr(helper, "ANSWER_TIMEOUT_S", 0.05)
     with pytest.raises(Skip, match=r"the echo must answer within 0\.05 s, got nothing"):
         Helper("the echo", ["-c", "import time; time.sleep(600)"], {})
-    assert psutil.Process().children() == before
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="PSS is Linux's")
-def test_its_memory_is_none_of_the_trials():
-    large = ["-c", f"held = b'x' * 100_000_000\n{ECHO[1]}"]
-    before = tree_pss_bytes()
-    one = Helper("the echo", large, {})
-    assert tree_pss_bytes() < before + 50_000_000
-    one.close()
+    assert left() <= before

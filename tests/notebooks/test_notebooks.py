@@ -13,7 +13,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # These run in JupyterLab where there is a browser: see tests/browser.
 IN_BROWSER = () if why_no_browser() else ("02_prefetching", "04_preprocessing")
 ON_THE_DISK = ("03_storage", "06_combined")  # a machine has one throttled disk
-SMALL = {"images": 16, "input_px": 64, "batch_size": 4, "num_workers": 1}
+FEW = {"images": 16}
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -54,7 +54,7 @@ def test_a_notebook_runs_without_a_click(path, photos, tmp_path):
     # As papermill does it: the given values in a cell right after the defaults.
     given = f"data = {str(photos)!r}\nresults = {str(tmp_path)!r}"
     if "changes =" in parameters(notebook).source:  # 00_start has none, and runs at full length
-        given += f"\nchanges = {SMALL}"
+        given += f"\nchanges = {FEW}"
     place = notebook.cells.index(parameters(notebook)) + 1
     notebook.cells.insert(place, nbformat.v4.new_code_cell(given))
     client = NotebookClient(

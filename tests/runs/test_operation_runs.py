@@ -23,9 +23,34 @@ def few(photos, **changes):
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    results = tmp_path_factory.mktemp("results")
-    return lab.run(few(photos), blocks=2, results=results, progress=False)
+def cancelled(photos, tmp_path_factory):
+    """A run that was cancelled after its first row."""
+    cancel = threading.Event()
+
+    class Cancels:
+        shown = False
+
+        def rate(self, rate):
+            cancel.set()
+
+        def __getattr__(self, name):
+            return lambda *given, **named: None
+
+    how = {"results": tmp_path_factory.mktemp("results"), "cancel": cancel, "progress": Cancels()}
+    return lab.run(few(photos), blocks=2, **how)
+
+
+@pytest.fixture(scope="module")
+def run(cancelled):
+    return lab.resume(cancelled.folder, progress=False)
+
+
+def test_a_cancelled_run_is_completed_row_by_row(cancelled, run):
+    assert cancelled.info["status"] == "cancelled"
+    assert [trial.status for trial in cancelled.trials].count("ok") == 1
+    assert run.trials[: len(cancelled.trials)] == cancelled.trials
+    done = [(t.block, t.variant, t.role) for t in run.trials if t.status == "ok"]
+    assert len(done) == len(set(done))
 
 
 def test_a_row_has_its_group_and_says_what_it_timed(run):
@@ -61,29 +86,6 @@ def test_table_and_chart_show_groups(run):
     titles = [axes.get_title(loc="left") for axes in chart.axes]
     assert titles == [*GROUPS]
     assert {path.name for path in Run.save(run)} >= {"table.csv", "chart.png"}
-
-
-def test_a_cancelled_run_is_completed_row_by_row(photos, tmp_path):
-    cancel = threading.Event()
-
-    class Cancels:
-        shown = False
-
-        def rate(self, rate):
-            cancel.set()
-
-        def __getattr__(self, name):
-            return lambda *given, **named: None
-
-    cancelled = lab.run(few(photos), blocks=1, results=tmp_path, cancel=cancel, progress=Cancels())
-    assert cancelled.info["status"] == "cancelled"
-    assert [trial.status for trial in cancelled.trials].count("ok") == 1
-    finished = lab.resume(cancelled.folder, progress=False)
-    assert finished.info["status"] == "finished"
-    assert finished.trials[: len(cancelled.trials)] == cancelled.trials
-    done = [(t.variant, t.role) for t in finished.trials if t.status == "ok"]
-    assert len(done) == len(set(done))
-    assert {group for group, _ in lab.table(finished).index} == set(GROUPS)
 
 
 def test_a_broken_photograph_ends_the_run_and_is_named(photos, tmp_path):

@@ -109,10 +109,8 @@ ensure_pack(settings, to=Path(sys.argv[3]), jobs=1, cancel=Kills())
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_a_killed_packer_leaves_nothing_that_opens_and_the_next_call_makes_it(
-    packing, data, tmp_path
-):
+def test_a_killed_packer_leaves_nothing_that_opens_and_the_next_call_makes_it(data, tmp_path):
+    packing = "tfrecord"  # in several files
     command = [sys.executable, "-c", KILLED, data, packing, tmp_path / "pack"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run(command, env=env).returncode == -signal.SIGKILL
@@ -130,7 +128,7 @@ def test_of_two_processes_that_want_the_same_pack_one_makes_it(data):
     )
     command = [sys.executable, "-c", program, data]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0] for process in both]
+    said = [process.communicate(timeout=180)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sum("packed" in text for text in said) == 1
 
@@ -166,12 +164,11 @@ def test_a_folder_that_a_user_named_is_never_removed(data, tmp_path):
         make(wanted(data), to=tmp_path / "thesis")
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_an_image_that_cannot_be_decoded_is_named(jobs, data, tmp_path):
+def test_an_image_that_cannot_be_decoded_is_named(data, tmp_path):
     path = sorted((data / "images").iterdir())[9]
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ValueError, match=f"^{path}: image must be a complete JPEG, got 5000"):
-        make(wanted(data), to=tmp_path / "pack", jobs=jobs)
+        make(wanted(data), to=tmp_path / "pack")
     assert pack_format(tmp_path / "pack") is None
 
 
@@ -210,11 +207,10 @@ def test_every_engine_makes_the_pack_that_one_process_makes(engine, data, tmp_pa
     # One of the user's own, which other processes do not know.
     mine = Preprocessor(lambda sample, px: {"mine": sample.image_rgb[:px, :px] // 2})
     monkeypatch.setitem(lab.PREPROCESSORS, "mine", mine)
-    for stored in ("pixels", "sample"):
-        settings = wanted(data, stored=stored, preprocessor="mine")
-        make(settings, to=tmp_path / f"one-{stored}")
-        make(settings, to=tmp_path / f"two-{stored}", engine=engine, jobs=2)
-        assert contents(tmp_path / f"one-{stored}") == contents(tmp_path / f"two-{stored}")
+    settings = wanted(data, stored="sample", preprocessor="mine")
+    make(settings, to=tmp_path / "one")
+    make(settings, to=tmp_path / "two", engine=engine, jobs=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
     path = sorted((data / "images").iterdir())[9]
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ValueError, match=f"^{path}: image must be a complete JPEG, got 5000"):
@@ -233,8 +229,10 @@ def test_without_pyspark_or_java_spark_says_what_to_install(data, monkeypatch, t
 PIXELS = ["--to", "raw", "--stored", "pixels", "--px", "256", "--jobs", "1"]
 
 
-@pytest.mark.parametrize("out", [[], ["--out", "elsewhere"]])
-@pytest.mark.parametrize(("packing", "stored"), [("raw", "pixels"), ("folder", "resized")])
+@pytest.mark.parametrize(
+    ("packing", "stored", "out"),
+    [("raw", "pixels", []), ("folder", "resized", ["--out", "elsewhere"])],
+)
 def test_the_script_packs_and_says_how_to_read_it(
     packing, stored, data, out, capsys, monkeypatch, tmp_path
 ):

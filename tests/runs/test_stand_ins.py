@@ -6,10 +6,17 @@ import time
 import pytest
 
 from labkit.contracts import UTC, utc_now
+from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.runs import checks
 from labkit.runs.checks import REMEMBERED_S, SELF_CHECKS, check_emulator, check_stand_ins
 from labkit.runs.process import TrialKilled
 from labkit.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_run(monkeypatch):
+    monkeypatch.setattr(checks, "FREE_LOADER_MIN_AU", FREE_LOADER_MIN_AU)
+
 
 PROVENANCE = {"machine_id": "m", "kernel": "6.1"}
 RATE = {

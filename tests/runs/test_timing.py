@@ -151,7 +151,8 @@ def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(
     photos, monkeypatch, start_method
 ):
     in_workers, in_loop = [], []
-    chosen = Settings(**settings(photos, images=8, cache="as found", start_method=start_method))
+    how = {"start_method": start_method, "persistent_workers": True}
+    chosen = Settings(**settings(photos, images=8, cache="as found", **how))
 
     def load(source, settings):
         return load_with_torch(ReportsCollector(source), settings)
@@ -174,7 +175,6 @@ def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(
 @pytest.mark.parametrize(
     ("preprocessor", "step", "entries"),
     [
-        ("on_device", "detector", {"image", "heatmap", "size_wh", "offset_xy", "cell", "mask"}),
         ("on_device", "timed", {"pixels", "colours", "boxes_ragged", "boxes_ragged_counts"}),
         ("vectorized", "timed", {"image", "heatmap", "size_wh", "offset_xy", "cell", "mask"}),
     ],
@@ -206,8 +206,7 @@ def launcher(tmp_path_factory):
         yield launcher
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["ending", "persistent"])
-@pytest.mark.parametrize("cache", ["cold", "warm"])
+@pytest.mark.parametrize(("cache", "persistent"), [("cold", False), ("warm", True)])
 def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cache, persistent):
     """Workers of the first epoch have ended by the end, persistent ones are still alive."""
     if not hardware.can_fork():

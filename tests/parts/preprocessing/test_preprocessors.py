@@ -120,7 +120,7 @@ def generated_samples(drawn) -> Sample:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(samples=st.lists(generated_samples(), min_size=1, max_size=3))
 def test_all_detector_preprocessors_do_the_same_work(samples):
     assert_same_work(samples, input_px=64)
@@ -203,7 +203,7 @@ def test_the_label_is_the_class_of_the_largest_box(name):
     assert finish(name, [make_sample()], 64)["label"] == [0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     height=st.integers(1, 300), width=st.integers(1, 300), input_px=st.sampled_from([32, 64, 224])
 )

@@ -193,6 +193,7 @@ def test_a_real_training_saves_reports_evaluates_and_says_so_in_its_row(launcher
         device="cpu",
         step="classifier",
         preprocessor="classification",
+        images=8,
         checkpoint_every=2,
         checkpoint_to=f"{tmp_path}/",
         saver="thread",

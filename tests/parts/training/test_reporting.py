@@ -24,7 +24,7 @@ from labkit.parts.training.reporting import (
     Terminal,
     check_sink,
 )
-from tests.processes import newest_child
+from tests.processes import left, newest_child
 
 LINES = [f"step {step} loss {1 / step:.4f} ü" for step in range(1, 201)]
 EVERY_SINK = [*SINKS, "http_0ms"]
@@ -181,16 +181,6 @@ def test_a_bar_draws_as_often_as_tqdm_does(name, loss, monkeypatch):
 
 
 # --- nothing is left ------------------------------------------------------------------------
-
-
-def left():
-    this = psutil.Process()
-    return {
-        *(f"file {number}" for number in os.listdir("/proc/self/fd")),  # noqa: PTH208
-        *threading.enumerate(),
-        *this.children(recursive=True),
-        os.environ.get("LABKIT_HELPERS"),
-    }
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
