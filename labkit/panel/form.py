@@ -7,7 +7,7 @@ A control that is left alone shows "auto", and its help says what a run would us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipywidgets import Widget
 
 AUTO = "auto"
-LABEL_WIDTH = "120px"
+LABEL_WIDTH = "150px"  # report_in_background
 MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
 BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
 PROTOCOL_HELP = "The document's order, cold first variant and loop, or what corrects them."
@@ -57,7 +57,8 @@ class Form:
             for one in self._experiments.values()
             for label in (*one.variants, *one.in_full)
         }
-        self._variants = {label: check_box(label) for label in measured}
+        box = {"indent": False, "layout": {"width": "auto"}}
+        self._variants = {one: widgets.Checkbox(description=one, **box) for one in measured}
         self._baseline = widgets.Dropdown(options=[AUTO, *measured], description="baseline")
         self.box = self._layout()
         self.reset()
@@ -72,7 +73,7 @@ class Form:
         kept = tuple(label for label in labels if self._variants[label].value)
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
-        given = {name: _value(control) for name, control in self._shown()}
+        given = {name: _value(self._settings[name]) for name in self._names()}
         start = self._start.settings
         hidden = {name: start[name] for name in start if name not in self._settings}
         return replace(
@@ -105,11 +106,11 @@ class Form:
         Raises:
             ValueError: as `request`, or what is chosen cannot be run.
         """
-        labels, shown = self._labels(), dict(self._shown())
+        labels, names = self._labels(), self._names()
         for label, box in self._variants.items():
             _display(box, is_shown=label in labels)
         for name in self._settings:
-            _display(self._boxes[name], is_shown=name in shown)
+            _display(self._boxes[name], is_shown=name in names)
         request = self.request()
         whole = request.whole()
         shared = Settings(**_shared(whole))
@@ -117,8 +118,8 @@ class Form:
         found = {**vars(complete_here(shared, mode)), "blocks": mode.blocks}
         self._say("blocks", BLOCKS_HELP, self._blocks, found["blocks"])
         self._say("baseline", BASELINE_HELP, self._baseline, whole.baseline)
-        for name, control in shown.items():
-            self._say(name, help_texts()[name], control, found[name])
+        for name in names:
+            self._say(name, help_texts()[name], self._settings[name], found[name])
         return request
 
     def observe(self, handler: Callable[[object], None]) -> None:
@@ -169,10 +170,9 @@ class Form:
         whole = self._experiments[self._protocol.value]
         return [*whole.variants, *(whole.in_full if MODES[self._mode.value].judged else ())]
 
-    def _shown(self) -> Iterator[tuple[str, Widget]]:
-        """Yield the settings that the chosen protocol leaves open."""
-        for name in _shared(self._experiments[self._protocol.value]):
-            yield name, self._settings[name]
+    def _names(self) -> list[str]:
+        """List the settings that the chosen protocol leaves open."""
+        return list(_shared(self._experiments[self._protocol.value]))
 
     def _say(self, name: str, text: str, control: Widget, found: object) -> None:
         is_auto = _value(control) is None and found is not None
@@ -195,13 +195,6 @@ def row(children: Iterable[Widget]) -> Widget:
     import ipywidgets as widgets
 
     return widgets.HBox(list(children), layout={"flex_flow": "row wrap"})
-
-
-def check_box(label: str) -> Widget:
-    """Make a check box as wide as its label."""
-    import ipywidgets as widgets
-
-    return widgets.Checkbox(description=label, indent=False, layout={"width": "auto"})
 
 
 def _by_protocol(start: Request) -> dict[str, Experiment]:

@@ -207,12 +207,12 @@ class Panel:
             widgets.HTML(f"<h3>{escape(self._start.whole().question)}</h3>"),
             self._form.box,
             row([self._run, self._cancel, self._resume, reset]),
+            self._error,
             self._forecast,
             self._again,
             self._status,
             self._bar,
             self._strip,
-            self._error,
             self._result,
             self._trials,
             widgets.HTML(help_line(RUNS_HELP)),
@@ -245,13 +245,15 @@ class Panel:
     # --- what is chosen ---------------------------------------------------------------------
 
     def _on_change(self) -> None:
-        self._forecast.value = self._again.value = ""
-        request = self._form.refresh()
-        options = {"blocks": request.blocks, "results": self._results}
-        expected = forecast(request.build(), request.mode, **options)
-        self._forecast.value = f"<div>{escape(str(expected))}</div>"
-        self._again.value = again_html(request, str(self._results))
-        self._error.value = ""
+        said = again = ""
+        try:
+            request = self._form.refresh()
+            options = {"blocks": request.blocks, "results": self._results}
+            said = str(forecast(request.build(), request.mode, **options))
+            again = again_html(request, str(self._results))
+            self._error.value = ""
+        finally:  # at once: while they were empty, a click would miss the button that moved
+            self._forecast.value, self._again.value = f"<div>{escape(said)}</div>", again
 
     def _on_reset(self) -> None:
         self._form.reset()
