@@ -227,7 +227,7 @@ class Line:
     @property
     def wrapped(self) -> str:
         """The text in lines as wide as the figure; its own breaks stay."""
-        return wrap(self.text, int((910 if self.weight == "bold" else 1010) / self.size))
+        return wrap(self.text, int((960 if self.weight == "bold" else 1030) / self.size))
 
     @property
     def height_in(self) -> float:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -206,7 +208,7 @@ def side_by_side(runs: Sequence[StoredRun]) -> Figure:
 def _title_of_run(one: Compared) -> list[Line]:
     about = [one.minute, one.machine, *captions.plain_labels(one.summary)]
     lines = [
-        Line(one.title, weight="bold"),
+        Line(" · ".join(captions.how_measured(one.summary)), weight="bold"),
         Line(" · ".join(filter(None, about)), color=SOFT_INK),
         Line(" · ".join(stand_ins(one.summary)), weight="bold", color=WARNING_INK),
     ]
@@ -217,7 +219,8 @@ def _describe(compared: Sequence[Compared]) -> str:
     """Write all numbers of the figure, for screen readers."""
     sentences = [compared[0].summary.question, f"Runs side by side, {APART}"]
     for one in compared:
-        sentences += [f"{one.title}, {one.machine}", *stand_ins(one.summary)]
+        measured = " · ".join(captions.how_measured(one.summary))
+        sentences += [f"{measured}, {one.machine}", *stand_ins(one.summary)]
         for name, row in one.rows.items():
             sentences.append(f"{name}: {captions.describe_row(one.summary, row)}")
     return captions.join_sentences(sentences)
@@ -291,16 +294,11 @@ SERIES_LOOKS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """Variants that differ only in how often something happens."""
-
-    name: str
-    points: tuple[tuple[int, Row], ...]
-    """Steps between two events, and what was measured; the most frequent first."""
+# Steps between two events, and what was measured; the most frequent first.
+Points = list[tuple[int, Row]]
 
 
-def find_series(info: Mapping[str, object], summary: Summary) -> list[Series]:
+def find_series(info: Mapping[str, object], summary: Summary) -> dict[str, Points]:
     """Group the measured variants whose labels differ only in "every N steps".
 
     Args:
@@ -308,20 +306,17 @@ def find_series(info: Mapping[str, object], summary: Summary) -> list[Series]:
         summary: of the same run.
 
     Returns:
-        Nothing where the experiment has no dial, or its baseline is on the dial itself.
+        Name -> points; nothing where the experiment has no dial, or its baseline is on the dial.
     """
     if not info.get("dial") or _series_name(summary.baseline) != summary.baseline:
-        return []
-    setting = info["dial"]["setting"]
-    found: dict[str, list[tuple[int, Row]]] = {}
+        return {}
+    found: dict[str, Points] = {}
     for row in summary.rows:
-        name, steps = _series_name(row.variant), info["variants"][row.variant].get(setting)
+        name = _series_name(row.variant)
+        steps = info["variants"][row.variant].get(info["dial"]["setting"])
         if steps and name != row.variant and row.normalized_time is not None:
             found.setdefault(name, []).append((steps, row))
-    return [
-        Series(name=name, points=tuple(sorted(points, key=lambda point: point[0])))
-        for name, points in found.items()
-    ]
+    return {name: sorted(points, key=itemgetter(0)) for name, points in found.items()}
 
 
 def _series_name(variant: str) -> str:
@@ -340,16 +335,17 @@ def dial(info: Mapping[str, object], summary: Summary) -> Figure:
         A figure that shows itself in a notebook; its label holds every number.
     """
     found = find_series(info, summary)
-    costs = [_say_cost(series) for series in found] or ["No variant was measured along the dial."]
+    costs = [_say_cost(name, points) for name, points in found.items()] or [
+        "No variant was measured along the dial."
+    ]
     if not summary.judged:
         costs.append(f"No verdict in {summary.mode} mode.")
     shown = [
         summary.question, *stand_ins(summary), captions.conditions(summary),
         f"Normalized epoch time along the dial; {summary.baseline} is 1",
     ]  # fmt: skip
-    for series in found:
-        for _, row in series.points:
-            shown.append(f"{row.variant}: {captions.describe_row(summary, row)}")
+    for _, row in chain(*found.values()):
+        shown.append(f"{row.variant}: {captions.describe_row(summary, row)}")
     with page(captions.join_sentences([*shown, *costs])) as figure:
         handles = _draw_dial(figure.add_subplot(), summary, found, info["dial"])
         lines = [*title(summary), *map(Line, costs)]
@@ -358,18 +354,19 @@ def dial(info: Mapping[str, object], summary: Summary) -> Figure:
 
 
 def _draw_dial(
-    axes: Axes, summary: Summary, found: Sequence[Series], chosen: Mapping[str, object]
+    axes: Axes, summary: Summary, found: Mapping[str, Points], chosen: Mapping[str, object]
 ) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     advice = chosen["advice"]
-    steps = sorted({n for series in found for n, _ in series.points} | {advice} - {None, 0})
+    every = [*chain(*found.values())]
+    steps = sorted({n for n, _ in every} | ({advice} if advice else set()))
     places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
     axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + ["never"])
     axes.set_xlim(-0.5, len(steps) + 0.5)
     axes.set_xlabel(f"every N steps ({chosen['setting']})")
     axes.set_ylabel("normalized epoch time")
-    highest = max([1.0, *(row.normalized_time for series in found for _, row in series.points)])
+    highest = max([1.0, *(row.normalized_time for _, row in every)])
     axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
     axes.grid(axis="y")
     axes.axhline(1, **LINE_OF_NO_CHANGE)
@@ -381,17 +378,17 @@ def _draw_dial(
         place, label = places[advice], f"{chosen['source']}: every {advice} steps"
         band = (place - GROUP / 2, place + GROUP / 2)
         handles.append(axes.axvspan(*band, color="#e6e6e6", zorder=0, label=label))
-    limits = [_negligible_from(series) for series in found]
-    for i, (series, limit) in enumerate(zip(found, limits)):
+    limits = [_negligible_from(points) for points in found.values()]
+    for i, ((name, points), limit) in enumerate(zip(found.items(), limits)):
         marker, dashes, color = SERIES_LOOKS[i % len(SERIES_LOOKS)]
         # Beside each other, or equal points would hide one another.
         shift = GROUP / len(found) * (i - (len(found) - 1) / 2)
-        xs = [places[n] + shift for n, _ in series.points]
-        ys = [row.normalized_time for _, row in series.points]
+        xs = [places[n] + shift for n, _ in points]
+        ys = [row.normalized_time for _, row in points]
         look = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
-        label = wrap(series.name or "every N steps", 28)
+        label = wrap(name or "every N steps", 28)
         handles += axes.plot(xs, ys, linestyle=dashes, label=label, **look)
-        for x, (n, row) in zip(xs, series.points):
+        for x, (n, row) in zip(xs, points):
             if row.ci_low is not None:
                 axes.vlines(x, row.ci_low, row.ci_high, color=color)
             if n == limit:
@@ -401,22 +398,22 @@ def _draw_dial(
     return handles
 
 
-def _negligible_from(series: Series) -> int | None:
+def _negligible_from(points: Points) -> int | None:
     """Return the fewest steps from which on every interval ends below `NEGLIGIBLE`."""
     least = None
-    for steps, row in reversed(series.points):
+    for steps, row in reversed(points):
         if row.ci_high is None or row.ci_high > 1 + NEGLIGIBLE:
             break
         least = steps
     return least
 
 
-def _say_cost(series: Series) -> str:
+def _say_cost(name: str, points: Points) -> str:
     """State from how many steps on a series costs less than `NEGLIGIBLE`."""
-    limit, name = units.limit(NEGLIGIBLE), series.name or "cost"
-    if (least := _negligible_from(series)) is not None:
+    limit, name = units.limit(NEGLIGIBLE), name or "cost"
+    if (least := _negligible_from(points)) is not None:
         return f"{name}: less than {limit} at every {_steps(least)} or more"
-    steps, row = series.points[-1]
+    steps, row = points[-1]
     is_more = row.ci_low is not None and row.ci_low > 1 + NEGLIGIBLE
     cost = f"{units.normalized(row.normalized_time)} at every {_steps(steps)}"
     return f"{name}: {'more than' if is_more else 'not known to be below'} {limit} ({cost})"

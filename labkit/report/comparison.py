@@ -11,36 +11,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
 from labkit.machine import hardware
 from labkit.report import captions
 from labkit.report.row_words import reason, say_noise_floor
 from labkit.runs.store import StoredRun
-from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
     from labkit.report.frame import Frame
 
 MOST_RUNS = 6
-ABSENT = "not in this run"
 APART = "each run against its own baseline; no run is divided by another"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One of several runs, and the words that stand over it."""
+    """One of several runs, and what is written with it."""
 
     summary: Summary
-    title: str
-    """Mode, blocks, what is special about the run."""
     minute: str
     """When it began; empty where that is not known."""
     machine: str
-    machine_id: str
-    run: str
-    """Its folder's own name."""
+    header: str
+    """Of its column."""
     origin: str
-    """Versions, labkit and run: machine and minute stand over it already."""
+    """Versions, labkit and run."""
 
     @property
     def rows(self) -> dict[str, Row]:
@@ -75,27 +71,19 @@ def compare(runs: Sequence[StoredRun]) -> list[Compared]:
             f"runs must be of an experiment without groups, got {names[0]}; "
             "show each of them with lab.chart(run)"
         )
-    return [_compared(run) for run in runs]
+    return [_compared(run, number) for number, run in enumerate(runs, 1)]
 
 
-def _compared(run: StoredRun) -> Compared:
-    summary = run.summary
+def _compared(run: StoredRun, number: int) -> Compared:
     provenance, created = run.info.get("provenance") or {}, run.info.get("created_utc")
+    minute = units.minute(created) if created else ""
+    known = {**run.info, "run": run.folder.name, "created_utc": ""}
     return Compared(
-        summary=summary,
-        title=" · ".join(captions.how_measured(summary)),
-        minute=units.minute(created) if created else "",
+        summary=run.summary,
+        minute=minute,
         machine=hardware.describe(provenance) if provenance else "",
-        machine_id=str(provenance.get("machine_id") or ""),
-        run=run.folder.name,
-        origin=captions.origin(
-            {
-                **run.info,
-                "run": run.folder.name,
-                "provenance": {**provenance, "machine_id": ""},
-                "created_utc": "",
-            }
-        ),
+        header=" · ".join(filter(None, [f"run {number}", f"{run.summary.mode} mode", minute])),
+        origin=captions.origin({**known, "provenance": {**provenance, "machine_id": ""}}),
     )
 
 
@@ -115,48 +103,26 @@ def compare_table(runs: Sequence[StoredRun]) -> Frame:
 
     compared = compare(runs)
     names = list(dict.fromkeys(name for one in compared for name in one.rows))
-    headers = _headers(compared)
-    cells = {header: [_cell(one, name) for name in names] for header, one in zip(headers, compared)}
-    frame = Frame(cells, index=names)
+    frame = Frame({one.header: [_cell(one, name) for name in names] for one in compared}, names)
     frame.index.name = "variant"
     frame.caption = (compared[0].summary.question, f"normalized epoch time, {APART}")
-    frame.notes = [_note(header, one) for header, one in zip(headers, compared)]
+    frame.notes = [_note(one) for one in compared]
     return frame
-
-
-def _headers(compared: Sequence[Compared]) -> list[str]:
-    """Name the columns: mode and minute, and where that is not enough machine and run."""
-    several = len({one.machine_id for one in compared}) > 1
-    headers = []
-    for one in compared:
-        parts = [f"{one.summary.mode} mode"]
-        if one.summary.protocol != CORRECTED:
-            parts.append(one.summary.protocol)
-        parts.append(one.minute)
-        if several:
-            parts.append(f"machine {one.machine_id[: hardware.MACHINE_ID_SHOWN] or 'unknown'}")
-        headers.append(" · ".join(filter(None, parts)))
-    return [
-        header if headers.count(header) == 1 else f"{header} · run {number}: {one.run}"
-        for number, (header, one) in enumerate(zip(headers, compared), 1)
-    ]
 
 
 def _cell(one: Compared, name: str) -> str:
     row = one.rows.get(name)
     if row is None:
-        return f"{units.UNKNOWN} {ABSENT}"
+        return f"{units.UNKNOWN} not in this run"
     if why := reason(row):
         return why
-    said = units.normalized(row.normalized_time)
-    if row.ci_low is not None:
-        said += f" {units.interval(row.ci_low, row.ci_high)}"
+    interval = "" if row.ci_low is None else f" {units.interval(row.ci_low, row.ci_high)}"
     word = "baseline" if name == one.summary.baseline else row.verdict
-    return f"{said}, {word}" if word else said
+    return f"{units.normalized(row.normalized_time)}{interval}" + (f", {word}" if word else "")
 
 
-def _note(header: str, one: Compared) -> str:
+def _note(one: Compared) -> str:
     summary = one.summary
     noise = say_noise_floor(summary.aa_s, summary.aa_ratio, summary.aa_low, summary.aa_high)
-    said = [one.machine, *captions.stand_ins(summary), captions.conditions(summary), noise]
-    return f"{header}: {' · '.join(part for part in said if part and part not in header)}"
+    parts = [one.machine, *stand_ins(summary), captions.conditions(summary), noise]
+    return f"{one.header}: {' · '.join(filter(None, parts))}"

@@ -233,11 +233,11 @@ def dial(name="logs", times=LOGS, **more):
 def test_every_variant_of_a_dial_has_its_place(name):
     info, summary = fake_dial(name, all_of(name))
     series = charts.find_series(info, summary)
-    assert sum(len(one.points) for one in series) == len(all_of(name))
+    assert sum(map(len, series.values())) == len(all_of(name))
     drawn = charts.dial(info, summary).axes[0].lines
     heights = [list(line.get_ydata()) for line in drawn]
-    for one in series:
-        assert [row.normalized_time for _, row in one.points] in heights
+    for points in series.values():
+        assert [row.normalized_time for _, row in points] in heights
 
 
 def test_the_axis_of_a_dial_starts_at_zero_and_shows_the_documents_advice():
