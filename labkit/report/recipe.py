@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import jinja2
 
 COMMENT_COLUMNS = 98
-WRITTEN = ("packing", "decoder", "preprocessor", "loader", "prefetcher", "saver", "metrics")
+PARTS = ("packing", "decoder", "preprocessor", "loader", "prefetcher")
+PARTS += ("saver", "metrics", "progress_bar")
 # What a program imports where these names occur in it.
 IMPORTS = {
     "copy": "import copy",
@@ -149,7 +150,7 @@ def _settings(run: StoredRun, variant: str) -> Settings:
             f"variant must load with torch or threads, got loader {settings.loader!r} in "
             f"{variant!r}; see labkit/parts/loading for its pipeline"
         )
-    for name in (*WRITTEN, "progress_bar"):
+    for name in PARTS:
         pick(BUILT_IN[name], getattr(settings, name), f"{name} of a recipe")
     if settings.report_every:
         check_sink(settings.report_to)

@@ -149,7 +149,7 @@ class ActiveRun:
         return {label: its for label, its in self.variants.items() if label not in self.dropped}
 
     def ask(self, job: str, **arguments: object) -> object:
-        """Run a job in a fresh process, once more if it is killed; see `Launcher.run`."""
+        """Run a job in a fresh process, and once more if it is killed; see `Launcher.run`."""
         try:
             return self.launcher.run(job, arguments, self.cancel)
         except TrialKilled as killed:
@@ -159,16 +159,16 @@ class ActiveRun:
             return self.launcher.run(job, arguments, self.cancel)
 
     def save(self, **changes: object) -> None:
-        """Change what `run.json` holds."""
+        """Change fields of `run.json`."""
         self.info.update(changes)
         write_info(self.folder, self.info)
 
     def note(self, line: str, *, is_local: bool = False) -> None:
-        """Keep a sentence with the run, and say it now.
+        """Add a note to the run and show it.
 
         Args:
-            line: the sentence.
-            is_local: whether it names files, and so must not leave this machine.
+            line: a sentence.
+            is_local: whether it names files, which must not leave this machine.
         """
         notes = self.info.setdefault("local_notes" if is_local else "notes", [])
         if line not in notes:
@@ -211,7 +211,7 @@ class ActiveRun:
         )
 
     def append(self, planned: Planned, status: str, reason: str) -> None:
-        """Add the row of a trial that has no times."""
+        """Add the row of a trial without times."""
         settings = asdict(self.variants[planned.variant])
         row = self.row(planned, status=status, settings=settings, started_utc=utc_now())
         append_trial(self.folder, Trial.from_row({**row, "reason": reason}))
