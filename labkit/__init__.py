@@ -20,8 +20,17 @@ from labkit.parts.storage import STORAGES
 from labkit.parts.training import LOSSES, STEPS, Step
 from labkit.report.charts import timeline as timeline_chart
 from labkit.report.doctor import describe_data, doctor
-from labkit.report.report import write_report as report
-from labkit.report.run import Run, claims, compare, find_run, newest_run, open_shared, resume, run
+from labkit.report.run import (
+    Run,
+    claims,
+    compare,
+    find_run,
+    newest_run,
+    open_shared,
+    report,
+    resume,
+    run,
+)
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import forecast
 from labkit.runs.store import list_runs

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,8 +19,6 @@ from labkit.claims import ledger
 from labkit.diagnosis.diagnose import find_files, load_target
 from labkit.experiments.request import Request
 from labkit.machine import media
-from labkit.report import report as reports
-from labkit.report import table as tables
 from labkit.report.bars import to_bytes
 from labkit.report.charts import timeline
 from labkit.report.doctor import doctor_rows
@@ -130,7 +129,7 @@ def _show(run: lab.Run) -> int:
 def _table(options: Options) -> None:
     run = lab.find_run(options.run, options.results)
     if options.json:
-        print(_json(tables.rows(run.summary)))
+        print(_json([asdict(row) for row in run.summary.rows]))
     else:
         print(run.table(detail=True).T.to_string() if options.detail else run.table())
 
@@ -154,9 +153,6 @@ def _json(rows: list[dict[str, object]]) -> str:
 
 
 def _report(options: Options) -> None:
-    if not options.runs and not options.markdown and options.out is None:
-        print(f"wrote {reports.write_page(options.results)}")
-        return
     chosen = [lab.find_run(name, options.results) for name in options.runs] or None
     for path in lab.report(chosen, options.out, results=options.results, markdown=options.markdown):
         print(f"wrote {path}")

@@ -273,7 +273,6 @@ def fake_media_info(
         },
         "published": {"hdd": 1.0, "ssd": 0.86, "tmpfs": 0.864},
         "source": "[004] section 3.2, experiment 2",
-        "epoch_chart": True,
         **more,
     }
 

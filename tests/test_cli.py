@@ -110,7 +110,7 @@ def test_doctor_says_what_will_be_skipped(photos, capsys):
         (["run", "prefetching", "--data", "missing"], "missing"),
         (["run", "--resume", "nope"], "got 'nope'; newest runs: none yet"),
         (["table", "nope"], "run must be a run folder, an id or an experiment with results in"),
-        (["report"], "results must hold at least one run, got none in"),
+        (["report"], "runs must be at least one, got none in"),
     ],
 )
 def test_what_cannot_work_is_one_line_with_the_choices(tmp_path, capsys, arguments, message):

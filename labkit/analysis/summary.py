@@ -457,6 +457,35 @@ def _log_times(row: Row, which: str) -> dict[int, float]:
     return {block: fmean(both) for block, both in logs.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpochBar:
+    """The first epoch of a variant, or those after it."""
+
+    name: str
+    mean_s: float
+    """Geometric mean over trials."""
+    all_s: tuple[float, ...]
+    """Of every trial."""
+
+
+def epoch_bars(row: Row) -> tuple[EpochBar, ...]:
+    """Return the first epoch of a variant and the later ones, which memory may serve.
+
+    Returns:
+        One or two; none without a trial.
+    """
+    if not row.epochs_s:
+        return ()
+    first = tuple(epochs_s[0] for epochs_s in row.epochs_s)
+    bars = [EpochBar(name="epoch 1", mean_s=geometric_mean(first), all_s=first)]
+    if later := [epochs_s[1:] for epochs_s in row.epochs_s if len(epochs_s) > 1]:
+        n = 1 + max(map(len, later))
+        mean_s = geometric_mean(map(fmean, later))
+        name = "epoch 2" if n == 2 else f"epochs 2 to {n} (mean)"
+        bars.append(EpochBar(name=name, mean_s=mean_s, all_s=sum(later, ())))
+    return tuple(bars)
+
+
 # --- averages of a variant's trials --------------------------------------------------
 
 

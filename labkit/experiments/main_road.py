@@ -85,7 +85,6 @@ def storage(base: Settings) -> Experiment:
         source="[004] section 3.2, experiment 2",
         as_published=_in_order(every),
         main_road=True,
-        epoch_chart=True,
         knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )
 

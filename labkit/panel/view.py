@@ -366,7 +366,7 @@ class Panel:
 
     def _on_export(self) -> None:
         self._exported.value = ""
-        shown = [load_run(folder) for folder in self._shown]
+        shown = [runs.find_run(folder) for folder in self._shown]
         self._exported.value = download_html(export(shown, self._format.value, self._results))
 
     # --- handlers ---------------------------------------------------------------------------

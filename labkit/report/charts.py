@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
-from labkit.analysis.summary import Row, Summary
+from labkit.analysis.summary import Row, Summary, epoch_bars
 from labkit.diagnosis.timeline import Band, Timeline
-from labkit.report import captions, row_words
+from labkit.report import words
 from labkit.report.bars import (
     AXIS_IN,
     INK,
@@ -53,7 +53,7 @@ LINE_OF_NO_CHANGE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3)), "zo
 def title(summary: Summary) -> list[Line]:
     """Return the question, the stand-ins and the conditions of a run."""
     stood_in = " · ".join(stand_ins(summary))
-    conditions = [captions.conditions(summary), *captions.other_images(summary)]
+    conditions = [words.conditions(summary), *words.other_images(summary)]
     return [
         Line(summary.question, 13, "bold"),
         *([Line(stood_in, 10, "bold", WARNING_INK)] if stood_in else []),
@@ -68,18 +68,18 @@ def times(summary: Summary) -> Figure:
     """Draw the normalized times of a run.
 
     Returns:
-        A figure that shows itself in a notebook; its label is `captions.describe(summary)`.
+        A figure that shows itself in a notebook; its label is `words.describe(summary)`.
     """
     if summary.has_groups:
         return _times_of_groups(summary)
     rows = [_times_row(summary, row) for row in summary.rows]
-    with page(captions.describe(summary)) as figure:
+    with page(words.describe(summary)) as figure:
         axes = figure.add_subplot()
         _draw_times(axes, rows, _axis_end(summary.rows))
         axes.set_xlabel("normalized epoch time (lower is better)")
         content_in = height_in(rows) + AXIS_IN
         handles = _times_legend(rows)
-        frame(figure, title(summary), captions.origin(summary.info), content_in, handles)
+        frame(figure, title(summary), words.origin(summary.info), content_in, handles)
     return figure
 
 
@@ -94,7 +94,7 @@ def _times_of_groups(summary: Summary) -> Figure:
     places = [group.rpartition(", ")[::2] for group in groups]
     names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
     drawn = []
-    with page(captions.describe(summary)) as figure:
+    with page(words.describe(summary)) as figure:
         most = dict.fromkeys(names, 0)
         for (name, _), rows in zip(places, groups.values()):
             most[name] = max(most[name], len(rows))
@@ -111,13 +111,13 @@ def _times_of_groups(summary: Summary) -> Figure:
             drawn += bars
         content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
         handles = _times_legend(drawn)
-        frame(figure, title(summary), captions.origin(summary.info), content_in, handles)
+        frame(figure, title(summary), words.origin(summary.info), content_in, handles)
     return figure
 
 
 def _times_row(summary: Summary, row: Row) -> BarRow:
     if row.normalized_time is None:
-        return BarRow(name=row.variant, reason=row_words.reason(row))
+        return BarRow(name=row.variant, reason=words.reason(row))
     is_baseline = summary.is_baseline(row)
     interval = None if row.ci_low is None else (row.ci_low, row.ci_high)
     notes = [units.interval(*interval)] if interval else []
@@ -206,9 +206,9 @@ def side_by_side(runs: Sequence[StoredRun]) -> Figure:
 
 
 def _title_of_run(one: Compared) -> list[Line]:
-    about = [one.minute, one.machine, *captions.plain_labels(one.summary)]
+    about = [one.minute, one.machine, *words.plain_labels(one.summary)]
     lines = [
-        Line(" · ".join(captions.how_measured(one.summary)), weight="bold"),
+        Line(" · ".join(words.how_measured(one.summary)), weight="bold"),
         Line(" · ".join(filter(None, about)), color=SOFT_INK),
         Line(" · ".join(stand_ins(one.summary)), weight="bold", color=WARNING_INK),
     ]
@@ -219,11 +219,11 @@ def _describe(compared: Sequence[Compared]) -> str:
     """Write all numbers of the figure, for screen readers."""
     sentences = [compared[0].summary.question, f"Runs side by side, {APART}"]
     for one in compared:
-        measured = " · ".join(captions.how_measured(one.summary))
+        measured = " · ".join(words.how_measured(one.summary))
         sentences += [f"{measured}, {one.machine}", *stand_ins(one.summary)]
         for name, row in one.rows.items():
-            sentences.append(f"{name}: {captions.describe_row(one.summary, row)}")
-    return captions.join_sentences(sentences)
+            sentences.append(f"{name}: {words.describe_row(one.summary, row)}")
+    return words.join_sentences(sentences)
 
 
 # --- epochs ---------------------------------------------------------------------------------
@@ -242,11 +242,11 @@ def epochs(summary: Summary) -> Figure:
 
     Returns:
         A figure that shows itself in a notebook; its label is
-        `captions.describe_epochs(summary)`.
+        `words.describe_epochs(summary)`.
     """
     rows = [_epochs_row(row) for row in summary.rows]
     ends = [max(bar.dots) for row in rows for bar in row.bars]
-    with page(captions.describe_epochs(summary)) as figure:
+    with page(words.describe_epochs(summary)) as figure:
         axes = figure.add_subplot()
         draw_rows(axes, rows, 1.06 * max(ends, default=1.0), size=9)
         axes.set_xlabel("seconds per epoch (lower is better)")
@@ -254,23 +254,23 @@ def epochs(summary: Summary) -> Figure:
             for heading, right_pt in COLUMNS:
                 write_beside(axes, -0.5, (right_pt, 14), heading, size=8.5, color=SOFT_INK)
         for y, row in enumerate(summary.rows):
-            for (_, right_pt), text in zip(COLUMNS, row_words.proof(row) if rows[y].bars else ()):
+            for (_, right_pt), text in zip(COLUMNS, words.proof(row) if rows[y].bars else ()):
                 write_beside(axes, y, (right_pt, 0), text, size=9)
         # Variants may differ in their number of epochs: "epoch 2 / epochs 2 to 3 (mean)".
-        later = {bar.name for row in summary.rows for bar in row_words.epoch_bars(row)[1:]}
+        later = {bar.name for row in summary.rows for bar in epoch_bars(row)[1:]}
         looks = {"first epoch": "epoch 1", "later epochs": " / ".join(sorted(later))}
         handles = legend_of(rows, looks, "one epoch of one trial")
         content_in = height_in(rows) + AXIS_IN + 0.4
-        frame(figure, title(summary), captions.origin(summary.info), content_in, handles)
+        frame(figure, title(summary), words.origin(summary.info), content_in, handles)
     return figure
 
 
 def _epochs_row(row: Row) -> BarRow:
     bars = [
         Bar(length=bar.mean_s, look=look, dots=bar.all_s, value=units.seconds(bar.mean_s))
-        for bar, look in zip(row_words.epoch_bars(row), ("first epoch", "later epochs"))
+        for bar, look in zip(epoch_bars(row), ("first epoch", "later epochs"))
     ]
-    return BarRow(name=row.variant, bars=bars, reason=row_words.reason(row))
+    return BarRow(name=row.variant, bars=bars, reason=words.reason(row))
 
 
 # --- dial -----------------------------------------------------------------------------------
@@ -341,15 +341,15 @@ def dial(info: Mapping[str, object], summary: Summary) -> Figure:
     if not summary.judged:
         costs.append(f"No verdict in {summary.mode} mode.")
     shown = [
-        summary.question, *stand_ins(summary), captions.conditions(summary),
+        summary.question, *stand_ins(summary), words.conditions(summary),
         f"Normalized epoch time along the dial; {summary.baseline} is 1",
     ]  # fmt: skip
     for _, row in chain(*found.values()):
-        shown.append(f"{row.variant}: {captions.describe_row(summary, row)}")
-    with page(captions.join_sentences([*shown, *costs])) as figure:
+        shown.append(f"{row.variant}: {words.describe_row(summary, row)}")
+    with page(words.join_sentences([*shown, *costs])) as figure:
         handles = _draw_dial(figure.add_subplot(), summary, found, info["dial"])
         lines = [*title(summary), *map(Line, costs)]
-        frame(figure, lines, captions.origin(summary.info), 3.9, handles, columns=3)
+        frame(figure, lines, words.origin(summary.info), 3.9, handles, columns=3)
     return figure
 
 
@@ -458,7 +458,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
     if seen.device is not None:
         lines.append(Line("Emulated accelerator", 10, "bold", WARNING_INK))
     lines += [Line(why, color=SOFT_INK, style="italic") for why in missing]
-    with page(captions.join_sentences([title, *missing, *titles, footer])) as figure:
+    with page(words.join_sentences([title, *missing, *titles, footer])) as figure:
         content_in = sum(heights_in) + sum(0.36 + 0.17 * said.count("\n") for said in titles)
         if panels:
             content_in += AXIS_IN

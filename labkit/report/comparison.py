@@ -14,12 +14,11 @@ from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
 from labkit.machine import hardware
-from labkit.report import captions
-from labkit.report.row_words import reason, say_noise_floor
+from labkit.report import words
 from labkit.runs.store import StoredRun
 
 if TYPE_CHECKING:
-    from labkit.report.frame import Frame
+    from labkit.report.table import Table
 
 MOST_RUNS = 6
 APART = "each run against its own baseline; no run is divided by another"
@@ -83,38 +82,41 @@ def _compared(run: StoredRun, number: int) -> Compared:
         minute=minute,
         machine=hardware.describe(provenance) if provenance else "",
         header=" · ".join(filter(None, [f"run {number}", f"{run.summary.mode} mode", minute])),
-        origin=captions.origin({**known, "provenance": {**provenance, "machine_id": ""}}),
+        origin=words.origin({**known, "provenance": {**provenance, "machine_id": ""}}),
     )
 
 
-def compare_table(runs: Sequence[StoredRun]) -> Frame:
+def compare_table(runs: Sequence[StoredRun]) -> Table:
     """Put runs of one experiment side by side, a column each.
 
     Args:
         runs: one to six of the same experiment, of any machine and mode.
 
     Returns:
-        A DataFrame of text with a row per variant; nothing in it is computed across columns.
+        A table of text with a row per variant; nothing in it is computed across columns.
 
     Raises:
         ValueError: as `compare` does.
     """
-    from labkit.report.frame import Frame
+    import pandas as pd
+
+    from labkit.report.table import Table
 
     compared = compare(runs)
     names = list(dict.fromkeys(name for one in compared for name in one.rows))
-    frame = Frame({one.header: [_cell(one, name) for name in names] for one in compared}, names)
-    frame.index.name = "variant"
-    frame.caption = (compared[0].summary.question, f"normalized epoch time, {APART}")
-    frame.notes = [_note(one) for one in compared]
-    return frame
+    cells = {one.header: [_cell(one, name) for name in names] for one in compared}
+    return Table(
+        pd.DataFrame(cells, index=pd.Index(names, name="variant")),
+        heading=(compared[0].summary.question, f"normalized epoch time, {APART}"),
+        notes=[_note(one) for one in compared],
+    )
 
 
 def _cell(one: Compared, name: str) -> str:
     row = one.rows.get(name)
     if row is None:
         return f"{units.UNKNOWN} not in this run"
-    if why := reason(row):
+    if why := words.reason(row):
         return why
     interval = "" if row.ci_low is None else f" {units.interval(row.ci_low, row.ci_high)}"
     word = "baseline" if name == one.summary.baseline else row.verdict
@@ -123,6 +125,6 @@ def _cell(one: Compared, name: str) -> str:
 
 def _note(one: Compared) -> str:
     summary = one.summary
-    noise = say_noise_floor(summary.aa_s, summary.aa_ratio, summary.aa_low, summary.aa_high)
-    parts = [one.machine, *stand_ins(summary), captions.conditions(summary), noise]
+    noise = words.noise_floor(summary)
+    parts = [one.machine, *stand_ins(summary), words.conditions(summary), noise]
     return f"{one.header}: {' · '.join(filter(None, parts))}"

@@ -13,19 +13,22 @@ from labkit.resolve import open_source
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from labkit.report.table import Table
 
 
-def doctor(data: str | None = None) -> pd.DataFrame:
+def doctor(data: str | None = None) -> Table:
     """Show what this machine has, and what will be skipped and why.
 
     Args:
         data: probe this folder's disk too, if it is there.
     """
-    from labkit.report.frame import Frame
+    import pandas as pd
+
+    from labkit.report.table import Table
 
     folders = {"data": Path(data)} if data and Path(data).is_dir() else {}
-    return Frame(doctor_rows(folders), columns=["", "here", "remark"]).set_index("")
+    rows = pd.DataFrame(doctor_rows(folders), columns=["", "here", "remark"])
+    return Table(rows.set_index(""))
 
 
 def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
@@ -45,7 +48,7 @@ def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
     ]
 
 
-def describe_data(data: str) -> pd.DataFrame:
+def describe_data(data: str) -> Table:
     """Show what a folder of images holds.
 
     Args:
@@ -54,7 +57,9 @@ def describe_data(data: str) -> pd.DataFrame:
     Raises:
         ValueError: there are no images.
     """
-    from labkit.report.frame import Frame
+    import pandas as pd
+
+    from labkit.report.table import Table
 
     reader = open_source(Settings(data=data))
     made = " (synthesized: this folder has none)" if reader.boxes == "synthesized" else ""
@@ -63,4 +68,4 @@ def describe_data(data: str) -> pd.DataFrame:
         "boxes": reader.boxes + made,
         "manifest": reader.manifest_hash[:12],
     }
-    return Frame(facts.items(), columns=["", data]).set_index("")
+    return Table(pd.DataFrame(facts.items(), columns=["", data]).set_index(""))

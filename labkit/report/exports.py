@@ -1,34 +1,41 @@
-"""Exports: a run as the file that a paper, a colleague or a train.py wants.
-
-    run(s) ─ EXPORTS[format] ─▶ one file in the run's folder
-
-Nothing is divided across machines or modes: of several runs there are figures and the report only.
-"""
+"""Files of a run for a paper, a colleague or a training program: format -> what writes it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
-from labkit.contracts import utc_now
 from labkit.files import unused, write_whole
-from labkit.report import bars as figures
-from labkit.report import charts, recipe, share, table
-from labkit.report.report import write_report
-from labkit.runs.store import REPORTS, StoredRun, explain_unwritable
+from labkit.report import bars
+from labkit.report.run import Run, compare, report
+from labkit.runs.store import REPORTS, explain_unwritable
 from labkit.settings import pick
 
 PNG_DPI = 300  # what journals ask for
 
+# Of one run, in its folder.
+EXPORTS: dict[str, Callable[[Run], Path]] = {
+    "PNG": lambda run: _draw(run.chart(), run.folder / "chart.png"),
+    "SVG": lambda run: _draw(run.chart(), run.folder / "chart.svg"),
+    "PDF": lambda run: _draw(run.chart(), run.folder / "chart.pdf"),
+    "CSV": lambda run: write_whole(run.folder / "table.csv", run.table(detail=True).to_csv()),
+    "HTML report": lambda run: run.report(markdown=False)[0],
+    "Markdown report": lambda run: run.report()[1],
+    "Recipe": lambda run: write_whole(run.folder / "recipe.py", run.recipe()),
+    "Share file": lambda run: run.share(),
+}
+# Of several runs; numbers of different runs never stand in one table.
+OF_SEVERAL = ("PNG", "SVG", "PDF", "HTML report")
 
-def export(runs: Sequence[StoredRun], form: str, results: Path | str = "results") -> Path:
+
+def export(runs: Sequence[Run], form: str, results: Path | str = "results") -> Path:
     """Write one file.
 
     Args:
         runs: one, or several to be shown side by side.
         form: a key of `EXPORTS`.
-        results: folder of all results; takes what is made of several runs.
+        results: folder of all results.
 
     Returns:
         Where it is: in the run's folder; of several runs in ``results/reports``.
@@ -46,47 +53,16 @@ def export(runs: Sequence[StoredRun], form: str, results: Path | str = "results"
             f"{', '.join(OF_SEVERAL)}"
         )
     with explain_unwritable(results):
-        return write(runs, Path(results))
-
-
-def _figure(runs: Sequence[StoredRun], results: Path, *, kind: str) -> Path:
-    name = f"chart.{kind}"
-    if len(runs) == 1:
-        path, figure = runs[0].folder / name, charts.times(runs[0].summary)
-    else:
-        stamp = utc_now().replace(":", "").replace("-", "")
-        path = unused(results / REPORTS / f"{runs[0].info['experiment']}-{stamp}-{name}")
+        if len(runs) == 1:
+            return write(runs[0])
+        if form == "HTML report":
+            return report(runs, results=results, markdown=False)[0]
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        name = f"{runs[0].info['experiment']}-{stamp}-chart.{form.lower()}"
+        path = unused(Path(results) / REPORTS / name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = charts.side_by_side(runs)
-    return write_whole(path, figures.to_bytes(figure, kind, dpi=PNG_DPI))
+        return _draw(compare(runs).chart(), path)
 
 
-def _text(
-    runs: Sequence[StoredRun], results: Path, *, name: str, write: Callable[[StoredRun], str]
-) -> Path:
-    return write_whole(runs[0].folder / name, write(runs[0]))
-
-
-def _report(runs: Sequence[StoredRun], results: Path) -> Path:
-    return write_report(runs, results=results, markdown=False)[0]
-
-
-def _share(runs: Sequence[StoredRun], results: Path) -> Path:
-    return share.write(runs[0])
-
-
-EXPORTS: dict[str, Callable[[Sequence[StoredRun], Path], Path]] = {
-    "PNG": partial(_figure, kind="png"),
-    "SVG": partial(_figure, kind="svg"),
-    "PDF": partial(_figure, kind="pdf"),
-    "CSV": partial(
-        _text, name="table.csv", write=lambda run: table.table(run.summary, detail=True).to_csv()
-    ),
-    "Markdown table": partial(
-        _text, name="table.md", write=lambda run: table.markdown(run.summary)
-    ),
-    "HTML report": _report,
-    "Recipe": partial(_text, name="recipe.py", write=recipe.recipe),
-    "Share file": _share,
-}
-OF_SEVERAL = ("PNG", "SVG", "PDF", "HTML report")
+def _draw(figure: object, path: Path) -> Path:
+    return write_whole(path, bars.to_bytes(figure, path.suffix[1:], dpi=PNG_DPI))

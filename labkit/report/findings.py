@@ -1,112 +1,382 @@
-"""Memory against disks: the comparisons of a run that ask what the page cache does.
+"""What a run's rows support beside its table: memory against disks, costs, combinations, savings.
 
-Variants that differ only in the cache are compared epoch by epoch, media in memory with a disk
-that was read cold, and with a disk whose files were all in memory.  Which variants belong
-together follows from their settings.
+Which variants belong together follows from their settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from labkit.analysis.summary import Row, Summary, ratios
-from labkit.parts.storage.cache_state import WARM_MIN_SHARE
+from labkit import units
+from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
+from labkit.analysis.winner import why_not, winner
+from labkit.machine import hardware
+from labkit.report.words import reason
 from labkit.resolve import traits
-from labkit.runs.store import StoredRun
+from labkit.runs.store import how_to_complete
 
 if TYPE_CHECKING:
-    from labkit.report.frame import Frame
+    from labkit.report.run import Run
+    from labkit.report.table import Table, Tables
 
-# Directories and programs are read too, so a run from memory still reads a little.
-MEMORY_MAX_READ_SHARE = 0.01
-COLUMNS = [
-    "variant", "divided by", "epochs", "ratio", "ci_low", "ci_high", "verdict", "disk_read_share",
-    "swapped_pages",
-]  # fmt: skip
-NOTE = (
-    "disk_read_share: bytes the variant read from a disk, of all bytes it read; swapped_pages: of "
-    "the whole machine, during the trials of both."
+Variants = Mapping[str, Mapping[str, object]]
+
+HOUR_S = 3_600
+CACHE_SHARE = 0.8  # assumed: programs, workers and batches take the rest of the memory
+# What the experiment "combined" changes.
+FACTORS = ("storage", "prefetcher", "preprocessor")
+MODELS = ("additive", "multiplicative", "best_single", "max_load_compute")
+# [004] 3.1 to 3.3, each change alone on the hard disk (DOCUMENTS 0.1), and section 4's 39 %.
+DOCUMENT_SINGLES = {
+    "ssd": 0.860,
+    "prefetch_generator": 0.894,
+    "data_prefetcher": 0.891,
+    "simplified": 0.661,
+}
+DOCUMENT_COMBINED = 0.61
+# [004] sections 1 and 4; DOCUMENTS A, "Headline arithmetic".
+DOCUMENT_SAVINGS = (
+    "The document: 100 epochs of 110,000 images at 100 min each are 6.94 days (it says 7); 39 % "
+    "less is 4.24 days (it says 4.5)."
 )
 
 
-def findings(run: StoredRun) -> Frame:
-    """Return the comparisons of cold, warm and in-memory variants.
+def findings(run: Run) -> Tables:
+    """Return what a run supports beside its table, without tables that would be empty."""
+    from labkit.report.table import Tables
 
-    Args:
-        run: of any experiment.
+    if run.info.get("groups"):
+        return Tables()
+    tables = {
+        "Cold, warm and in memory": _against_memory(run),
+        "What storing costs": _costs(run),
+        "Do the savings add up?": _combinations(run),
+    }
+    return Tables({title: table for title, table in tables.items() if table is not None})
 
-    Returns:
-        A row per comparison; none without two measured variants that differ only in the cache.
-    """
-    from labkit.report.frame import frame_of
 
-    summary = run.summary
-    pairs = list(_pairs(run.info["variants"], summary))
-    found = ratios(summary, pairs)
+def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None) -> Table:
+    """Return what each variant would save over a whole training, as `Run.savings` describes it."""
+    given = (("epochs", epochs, 1), ("images", images, 1), ("gpu_hour", gpu_hour, 0))
+    for name, value, least in given:
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if run.info.get("groups"):
+        raise ValueError("run must measure epochs, got one of operations")
+    data, summary = run.info.get("data") or {}, run.summary
+    if not data.get("bytes"):
+        raise ValueError("run must record the size of its data, got none; run it again")
+    if summary.rows[0].normalized_time is None:
+        raise ValueError(
+            f"run must hold a complete block of its baseline, got none; {how_to_complete(run)}"
+        )
+    data_bytes = data["bytes"] / data["images"] * images
+    recorded_bytes = (run.info.get("provenance") or {}).get("memory_bytes")
+    cache_bytes = CACHE_SHARE * (recorded_bytes or hardware.memory_bytes())
+    fits = data_bytes <= cache_bytes
+    # All trials of a run have equally many images.
+    scale = images / next(trial.epochs[0].images for trial in run.trials if trial.epochs)
+
+    cells, base_s, extrapolated = [], None, []
+    for row in summary.rows:
+        first_s = later_s = total_s = None
+        if row.epochs_s:
+            first_s, *later = (scale * bar.mean_s for bar in epoch_bars(row))
+            later_s = first_s if not fits else later[0] if later else None
+        remark = _why_left_out(row, run, fits=fits)
+        if not remark and later_s is None and epochs > 1:
+            remark = "later epochs were not measured; run it with epochs=2"
+        if not remark:
+            total_s = first_s + (epochs - 1) * (later_s or 0.0)
+            extrapolated.append(row.variant)
+            remark = _not_counted(row, run)
+        if row is summary.rows[0]:
+            base_s = total_s
+        saved_h = None if None in (base_s, total_s) else (base_s - total_s) / HOUR_S
+        cells.append(
+            {
+                "variant": row.variant,
+                "normalized_time": row.normalized_time,
+                "verdict": row.verdict,
+                "first_epoch_s": first_s,
+                "later_epoch_s": later_s,
+                "total_h": total_s and total_s / HOUR_S,
+                "saved_h": saved_h,
+                **({} if gpu_hour is None else {"saved_money": saved_h and saved_h * gpu_hour}),
+                "remark": remark,
+            }
+        )
+    best = winner(summary, among=extrapolated)
+    found = "No variant is faster" if best is summary.rows[0] else f"Winner: {best.variant}"
+    verdict = "" if summary.judged else f"; no verdict in {summary.mode} mode"
+    return _table(
+        cells,
+        heading=(f"{epochs} epochs of {images:,} images", *stand_ins(summary)),
+        notes=(
+            f"{found}{verdict}.",
+            f"The full data set has {units.count_bytes(data_bytes)}, the page cache holds "
+            f"{units.count_bytes(cache_bytes)} ({units.percent(CACHE_SHARE)} of memory): later "
+            f"epochs are read from {'memory' if fits else 'the disk'}.",
+            DOCUMENT_SAVINGS,
+        ),
+    )
+
+
+def _table(cells: Sequence[Mapping[str, object]], **around: Sequence[str]) -> Table:
+    import pandas as pd
+
+    from labkit.report.table import Table
+
+    return Table(pd.DataFrame(cells).set_index("variant"), **around)
+
+
+def _why_left_out(row: Row, run: Run, *, fits: bool) -> str:
+    """Return why a variant is not extrapolated, "" where it is."""
+    if why := reason(row):
+        return why
+    if row.normalized_time < 1 and (why := why_not(run.summary, row)):
+        return why
+    if fits:
+        return ""
+    if traits(run.info["variants"][row.variant]).in_memory:
+        return "the full data set does not fit into memory"
+    if row.labels.get("cache") != "cold":
+        return "measured warm, but the full data set does not fit into memory; run it cold"
+    return ""
+
+
+def _not_counted(row: Row, run: Run) -> str:
+    if traits(run.info["variants"][row.variant]).in_memory:
+        return "without the copy into memory"
+    return "" if row.labels.get("cache") == "cold" else "without the first, cold epoch"
+
+
+# --- memory against disks ---------------------------------------------------------------
+
+
+def _against_memory(run: Run) -> Table | None:
+    """Compare variants that differ only in the cache, and media in memory with disks."""
+    pairs = list(_pairs(run.info["variants"], run.summary))
+    found = ratios(run.summary, pairs)
     cells = []
     for one, other, epochs in pairs:
         if ratio := found.get((one.variant, other.variant, epochs)):
             pages = [one.swapped_pages, other.swapped_pages]
             cells.append(
-                [
-                    one.variant, other.variant, epochs, ratio.ratio, ratio.low, ratio.high,
-                    ratio.verdict, one.device_read_share, None if None in pages else sum(pages),
-                ]
-            )  # fmt: skip
-    frame = frame_of(COLUMNS, cells)
-    frame.notes = (NOTE,)
-    return frame
+                {
+                    "variant": one.variant,
+                    "divided by": other.variant,
+                    "epochs": epochs,
+                    "ratio": ratio.ratio,
+                    "ci_low": ratio.low,
+                    "ci_high": ratio.high,
+                    "verdict": ratio.verdict,
+                    "disk_read_share": one.device_read_share,
+                    "swapped_pages": None if None in pages else sum(pages),
+                }
+            )
+    note = (
+        "disk_read_share: bytes that the variant read from a disk, of all bytes it read. "
+        "swapped_pages: of the whole machine, in the trials of both."
+    )
+    return _table(cells, notes=(note,)) if cells else None
 
 
-def _pairs(
-    settings: Mapping[str, Mapping[str, object]], summary: Summary
-) -> Iterator[tuple[Row, Row, str]]:
-    """Find which variants to compare, in which epochs."""
-    rows = [row for row in summary.rows if row.epochs_s and row.variant in settings]
+def _pairs(variants: Variants, summary: Summary) -> Iterator[tuple[Row, Row, str]]:
+    """Yield which variants to compare, in which epochs."""
+    rows = [row for row in summary.rows if row.epochs_s and row.variant in variants]
     twins = [
         (cold, other)
         for cold in rows
         for other in rows
-        if settings[cold.variant].get("cache") == "cold" != settings[other.variant].get("cache")
-        and _same(settings, cold, other, except_for=("cache",))
+        if variants[cold.variant].get("cache") == "cold" != variants[other.variant].get("cache")
+        and _differ_only_in(variants, cold, other, "cache")
     ]
     if not twins:
         return
-    in_memory = [row for row in rows if traits(settings[row.variant]).in_memory]
+    in_memory = [row for row in rows if traits(variants[row.variant]).in_memory]
     beside_memory = [
         (cold, row)
         for cold, _ in twins
         for row in in_memory
-        # The baseline against memory is what the chart of normalized times shows.
+        # The baseline against memory is in the run's table.
         if cold.variant != summary.baseline
-        and _same(settings, cold, row, except_for=("cache", "storage"))
+        and _differ_only_in(variants, cold, row, "cache", "storage")
     ]
     for cold, other in twins + beside_memory:
         yield cold, other, "epoch 1"
         yield cold, other, "later"
     for row in in_memory:
         for disk in rows:
-            if (
-                disk not in in_memory
-                and _read_from_memory(row)
-                and _read_from_memory(disk)
-                and _same(settings, disk, row, except_for=("cache", "storage"))
-            ):
+            # A row that is labelled warm was measured to be: its trials count only then.
+            is_warm = disk not in in_memory and disk.labels.get("cache") == "warm"
+            if is_warm and _differ_only_in(variants, disk, row, "cache", "storage"):
                 yield row, disk, "total"
 
 
-def _same(
-    settings: Mapping[str, Mapping[str, object]], one: Row, other: Row, *, except_for: tuple
-) -> bool:
-    """Return whether two variants differ in nothing but the named settings."""
-    ignored = dict.fromkeys(except_for)
-    return {**settings[one.variant], **ignored} == {**settings[other.variant], **ignored}
+def _differ_only_in(variants: Variants, one: Row, other: Row, *names: str) -> bool:
+    ignored = dict.fromkeys(names)
+    return {**variants[one.variant], **ignored} == {**variants[other.variant], **ignored}
 
 
-def _read_from_memory(row: Row) -> bool:
-    """Return whether all files were in memory before, and nearly nothing came from a disk."""
-    held, read = row.resident_share_before, row.device_read_share
-    if held is None or read is None:
-        return False
-    return held >= WARM_MIN_SHARE and read <= MEMORY_MAX_READ_SHARE
+# --- what storing costs -----------------------------------------------------------------
+
+
+def _costs(run: Run) -> Table | None:
+    """Return what each variant's files cost once, and after how many epochs that is earned back."""
+    made, summary, data = run.info.get("costs") or {}, run.summary, run.info.get("data")
+    if not made:
+        return None
+    base = made.get(summary.baseline) or {}
+    cells = []
+    for row in summary.rows:
+        own = made.get(row.variant) or {}
+        reads = (run.info.get("reads") or {}).get(row.variant) or {}
+        size_bytes = own["bytes"] if own else data["bytes"]
+        made_s, saved_s = _made_s(own), _saved_s_per_epoch(row, run)
+        # Equal files cost nothing more; a gain that a verdict denies earns nothing back.
+        gains = own != base and not (summary.judged and row.verdict != "faster")
+        epochs = None
+        if gains and made_s is not None and saved_s is not None and saved_s > 0:
+            epochs = math.ceil(max(0.0, made_s - (_made_s(base) or 0.0)) / saved_s)
+        cells.append(
+            {
+                "variant": row.variant,
+                "size_bytes": size_bytes,
+                "of_original": size_bytes / data["bytes"] if data["bytes"] else None,
+                "made_s": made_s,
+                "opens_per_image": reads.get("opens"),
+                "reads_per_image": reads.get("calls"),
+                "disk_requests_per_image": reads.get("requests"),
+                "saved_s_per_epoch": saved_s,
+                "earned_back_epochs": epochs,
+            }
+        )
+    notes = (
+        "Opens, reads and disk requests are counted in a separate pass over cold images, without "
+        "workers; files mapped into memory are read without calls.",
+        "saved_s_per_epoch is for an epoch of all images. earned_back_epochs is made_s beyond the "
+        "baseline's, divided by it.",
+    )
+    return _table(cells, notes=notes)
+
+
+def _made_s(made: Mapping[str, object]) -> float | None:
+    """Add up the seconds of packing and copying; None where one of them was not recorded."""
+    seconds = [made[name] for name in ("pack_s", "copy_s") if name in made]
+    return sum(seconds) if seconds and None not in seconds else None
+
+
+def _saved_s_per_epoch(row: Row, run: Run) -> float | None:
+    summary, images = run.summary, (run.info.get("calibration") or {}).get("images")
+    base_s = summary.rows[0].time_s
+    if row.variant == summary.baseline or None in (row.normalized_time, base_s, images):
+        return None
+    epoch_s = base_s / summary.epochs * run.info["data"]["images"] / images
+    return epoch_s * (1 - row.normalized_time)
+
+
+# --- do single changes predict combined ones? -------------------------------------------
+
+
+def _combinations(run: Run) -> Table | None:
+    """Compare combined changes with what the single ones predict.
+
+    The max model assumes that loading and computing run side by side, so that the longer one sets
+    the pace; what the baseline does not overlap is added. Loading alone is measured by a variant
+    without a step, computing alone by one with a resident batch.
+
+    Source: DOCUMENTS C, "Combined"; the differential method is DS-Analyzer's (VLDB 2021).
+    """
+    rows = {row.variant: row for row in run.summary.rows}
+    base = run.info["variants"][run.info["baseline"]]
+    base_key = _factors(base)
+    combinations: dict[tuple, Row] = {}
+    loads: dict[tuple, Row] = {}
+    computes: dict[object, Row] = {}
+    for name, settings in run.info["variants"].items():
+        storage, prefetcher, preprocessor = key = _factors(settings)
+        left_out = traits(settings).leaves_out
+        if "computing" in left_out:
+            if prefetcher == base.get("prefetcher"):
+                loads.setdefault((storage, preprocessor), rows[name])
+        elif "loading" in left_out:
+            computes.setdefault(preprocessor, rows[name])
+        elif settings | dict.fromkeys(FACTORS) == base | dict.fromkeys(FACTORS):
+            combinations.setdefault(key, rows[name])
+    changed = {key: [i for i in range(3) if key[i] != base_key[i]] for key in combinations}
+    if not any(len(places) > 1 for places in changed.values()):
+        return None
+
+    def floors(key: tuple) -> list[Row | None]:
+        return [loads.get((key[0], key[2])), computes.get(key[2])]
+
+    cells = []
+    for key, row in combinations.items():
+        if not changed[key]:
+            continue
+        singles = [
+            combinations.get((*base_key[:i], key[i], *base_key[i + 1 :])) for i in changed[key]
+        ]
+        if len(singles) == 1:  # a single change would predict itself
+            singles = []
+        parts = [*floors(key), *floors(base_key)]
+        predicted = [*_compose(list(map(_time, singles))), _max_model(*map(_time, parts))]
+        inside = [
+            name
+            for name, x in zip(MODELS, predicted)
+            if None not in (x, row.ci_low) and row.ci_low <= x <= row.ci_high
+        ]
+        missing = "full mode measures the parts" if None in [*singles, *parts] else ""
+        measured = (row.normalized_time, row.ci_low, row.ci_high)
+        cells.append(_predicted(row.variant, measured, predicted, inside, reason(row) or missing))
+    for prefetcher in ("prefetch_generator", "data_prefetcher"):  # the document does not say which
+        singles = [DOCUMENT_SINGLES[name] for name in ("ssd", prefetcher, "simplified")]
+        name, figure = f"[004]: ssd, {prefetcher}, simplified", (DOCUMENT_COMBINED, None, None)
+        remark = "single runs, no interval"
+        cells.append(_predicted(name, figure, [*_compose(singles), None], [], remark))
+    return _table(cells)
+
+
+def _predicted(
+    variant: str,
+    measured: Sequence[float | None],
+    predicted: Sequence[float | None],
+    inside: Sequence[str],
+    remark: str,
+) -> dict[str, object]:
+    return {
+        "variant": variant,
+        **dict(zip(("measured", "ci_low", "ci_high"), measured)),
+        **dict(zip(MODELS, predicted)),
+        "inside_interval": ", ".join(inside),
+        "remark": remark,
+    }
+
+
+def _factors(settings: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(settings.get(factor) for factor in FACTORS)
+
+
+def _time(row: Row | None) -> float | None:
+    return None if row is None else row.normalized_time
+
+
+def _compose(singles: Sequence[float | None]) -> list[float | None]:
+    """Return the additive, multiplicative and best-single predictions."""
+    if not singles or None in singles:
+        return [None, None, None]
+    return [1 + sum(single - 1 for single in singles), math.prod(singles), min(singles)]
+
+
+def _max_model(
+    load: float | None, compute: float | None, base_load: float | None, base_compute: float | None
+) -> float | None:
+    """Predict from loading and computing alone, as shares of the baseline's time, which is 1."""
+    if None in (load, compute, base_load, base_compute):
+        return None
+    # Such a part is noisy: one above the baseline leaves nothing that could be unoverlapped.
+    return max(load, compute) + max(0.0, 1 - max(base_load, base_compute))

@@ -20,8 +20,7 @@ from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.analysis.winner import passed_over, winner
 from labkit.parts.training.reporting import check_sink
-from labkit.report.captions import how_measured, plain_labels
-from labkit.report.row_words import document, reason
+from labkit.report.words import how_measured, plain_labels, published, reason
 from labkit.resolve import BUILT_IN, traits
 from labkit.runs.store import StoredRun, how_to_complete
 from labkit.settings import Settings, pick, read_settings
@@ -201,7 +200,7 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
             measured += f", 95 % interval {units.interval(row.ci_low, row.ci_high)}"
         measured += f", {row.verdict}" if row.verdict else ", no verdict"
         if row.published is not None:
-            measured += f"; the document reported {document(summary, row)}"
+            measured += f"; the document reported {published(summary, row)}"
         yield measured
     if is_floor(own, baseline):
         yield "It does only part of the baseline's work, so it is a limit and no remedy."

@@ -1,225 +1,274 @@
-"""Reports: chosen runs as one HTML file, and as Markdown with figure files, to keep or to send.
+"""Reports: runs as one HTML file, and as Markdown with figure files, to keep or to send.
 
-runs ─ notebook.section ─┬─ page ───────────▶ report.html (needs nothing beside it)
-       claims            └─ markdown_report ▶ report.md + figures/….png .svg .pdf
+    run ─▶ facts() ─┬─▶ page.html.j2 ─▶ report.html, which needs no other file
+                    └─▶ report.md.j2 ─▶ report.md and figures/….png .svg .pdf
+
+Labels, reasons and folders are free text, so both templates escape every value.
 """
 
 from __future__ import annotations
 
-import itertools
+import base64
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.analysis.summary import Summary
-from labkit.claims.ledger import CLAIMS, answers, answers_of
-from labkit.experiments.catalog import CATALOG
+from labkit import units
+from labkit.analysis.stand_ins import stand_ins
+from labkit.claims.ledger import answers, answers_of
 from labkit.experiments.request import Request
-from labkit.report import charts, report_words, table
-from labkit.report.captions import self_checks, stand_ins
-from labkit.report.costs import costs
-from labkit.report.findings import findings
-from labkit.report.predictions import has_combinations, predictions
-from labkit.runs.store import newest_runs
+from labkit.files import unused, write_whole
+from labkit.machine import hardware
+from labkit.report import bars, words
+from labkit.runs.store import REPORTS, SHARED, StoredRun, explain_unwritable
 from labkit.settings import AS_PUBLISHED
 
 if TYPE_CHECKING:
+    import jinja2
     from matplotlib.figure import Figure
 
-    from labkit.report.frame import Frame
-from labkit.files import unused, write_whole
-from labkit.machine import hardware
-from labkit.report import bars as figures
-from labkit.report.page import Section, markdown_report, page
-from labkit.runs.store import REPORTS, SHARED, StoredRun, explain_unwritable
+    from labkit.report.run import Run
+    from labkit.report.table import Table
 
-PAGE = "index.html"
+Pairs = list[tuple[str, str]]
+
 HTML, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
+STATUS = {"cancelled": "was cancelled", "failed": "failed", "running": "is not finished"}
 
 
 def write_report(
-    runs: StoredRun | Sequence[StoredRun] | None = None,
+    runs: Sequence[Run],
     folder: Path | str | None = None,
     *,
     results: Path | str = "results",
     markdown: bool = True,
+    all_claims: bool = False,
 ) -> list[Path]:
-    """Write what chosen runs asked, did and found, as files that need nothing else.
-
-    Args:
-        runs: one or several; unset: every experiment's newest in `results`.
-        folder: takes the files, and is made if missing; unset: of one run its own folder, of
-            several a new one in ``results/reports``.
-        results: folder that holds all results.
-        markdown: write report.md and its figures too.
-
-    Returns:
-        report.html; then, if asked for, report.md and every figure file.
-
-    Raises:
-        ValueError: there is no run.
-        OSError: the folder cannot be written; the message says what to do.
-    """
-    if runs is None:
-        runs = newest_to_show(results)
-    chosen = [runs] if isinstance(runs, StoredRun) else list(runs)
-    if not chosen:
+    """Write the report of some runs, as `run.report` describes it; with all claims at its end."""
+    if not runs:
         raise ValueError(
             f"runs must be at least one, got none in {results}; "
             "make one with: labkit run prefetching"
         )
-    here = hardware.provenance()["machine_id"]
-    sections = [_section(run, here) for run in chosen]
     if folder is not None:
         to = Path(folder)
-    elif len(chosen) == 1:
-        to = chosen[0].folder
+    elif all_claims:
+        to = Path(results)
+    elif len(runs) == 1:
+        to = runs[0].folder
     else:
         to = unused(Path(results) / REPORTS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+    sections = [facts(run) for run in runs]
+    claims = claims_table(answers(results)) if all_claims else None
     with explain_unwritable(to):
         to.mkdir(parents=True, exist_ok=True)
-        written = [write_whole(to / HTML, page(sections))]
+        page = _environment(is_html=True).get_template("page.html.j2")
+        written = [write_whole(to / HTML, page.render(sections=sections, claims=claims))]
         if markdown:
-            names = [
-                [f"{FIGURES}/{number}-{run.info['experiment']}-{name}" for name in shown.figures]
-                for number, (run, shown) in enumerate(zip(chosen, sections), 1)
-            ]
-            written.append(write_whole(to / MARKDOWN, markdown_report(sections, names)))
+            for number, (run, section) in enumerate(zip(runs, sections), 1):
+                name = f"{FIGURES}/{number}-{run.info['experiment']}"
+                section["images"] = {kind: f"{name}-{kind}" for kind in section["charts"]}
+            page = _environment(is_html=False).get_template("report.md.j2")
+            text = page.render(sections=sections, claims=claims)
+            text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+            written.append(write_whole(to / MARKDOWN, text))
             (to / FIGURES).mkdir(exist_ok=True)
-            for shown, paths in zip(sections, names):
-                for figure, path in zip(shown.figures.values(), paths):
-                    written += figures.save(figure, to / path)
+            for section in sections:
+                for kind, path in section["images"].items():
+                    written += bars.save(section["charts"][kind], to / path)
     return written
 
 
-def _section(run: StoredRun, here: str) -> Section:
-    """Add to what every page shows of a run whose it is, and what it answers."""
-    shown, measured_on = section(run), run.info.get("provenance") or {}
-    is_own = not run.info.get(SHARED) and measured_on.get("machine_id") == here
-    warnings = list(shown.warnings)
-    if not is_own:
-        warnings.insert(0, f"Measured on another machine: {hardware.describe(measured_on)}.")
-    tested = {c.experiment for claim in CLAIMS for c in claim.contrasts}
-    claims = answers_of(run, here) if is_own else []
-    return replace(
-        shown,
-        warnings=warnings,
-        claims=claims if run.info["experiment"] in tested else None,
-    )
-
-
-def write_page(results: Path | str = "results") -> Path:
-    """Write one self-contained page: the claims, and every experiment's newest finished run.
-
-    Args:
-        results: folder that holds all results.
-
-    Raises:
-        ValueError: there is no run yet.
-    """
-    newest = newest_to_show(results)
-    if not newest:
-        raise ValueError(
-            f"results must hold at least one run, got none in {results}; "
-            "make one with: labkit run prefetching"
-        )
-    sections = [section(run) for run in newest]
-    with explain_unwritable(results):
-        return write_whole(Path(results) / PAGE, page(sections, answers(results)))
-
-
-def newest_to_show(results: Path | str) -> list[StoredRun]:
-    """Take every experiment's run to show: in the documents' order, a person's own after it.
-
-    A run as in the document stands beside the corrected one.
-    """
-    # Where nothing is finished, what there is.
-    newest = newest_runs(results, lambda info: 0) | newest_runs(results, is_finished)
-    faithful = newest_runs(
-        results,
-        lambda info: 0 if _is_as_published(info) and info["status"] == "finished" else None,
-    )
-    known = [name for name in CATALOG if name in newest]
-    shown = []
-    for name in [*known, *sorted(set(newest) - set(known))]:
-        shown.append(newest[name])
-        if name in faithful and faithful[name].folder != newest[name].folder:
-            shown.append(faithful[name])
-    return shown
-
-
-def section(run: StoredRun) -> Section:
-    """Gather what a page shows of a run."""
-    name = f"{run.folder.parent.name}/{run.folder.name}"
-    request = Request.read(run.info)
-    unfinished = list(filter(None, [report_words.whole(run.info)]))
-    summary = run.summary
-    warnings = stand_ins(summary)
-    title = summary.question
-    if _is_as_published(run.info):
-        title += f" ({AS_PUBLISHED})"
-    return Section(
-        title=title,
-        run=name,
-        warnings=[*unfinished, *warnings],
-        conditions=table.table_conditions(summary)[1 if warnings else 0 :],
-        setup=report_words.setup(run.info),
-        differences=report_words.differences(run.info),
-        hardware=report_words.hardware(run.info),
-        figures=_draw(run.info, summary),
-        header=table.table_header(summary),
-        cells=table.table_cells(summary),
-        second_lines=table.second_lines(summary),
-        checks=self_checks(summary),
-        tables=more_tables(run),
-        notes=summary.notes,
-        command=request.command_line(),
-        code=request.python_code(),
-        info=run.info,
-    )
-
-
-def more_tables(run: StoredRun) -> dict[str, Frame]:
-    """Return what else a run supports beside its table: title -> table, without empty ones."""
-    if run.info.get("groups"):
-        return {}
-    found = {"Cold, warm and in memory": findings(run), "What storing costs": costs(run)}
-    if has_combinations(run):
-        found["Do the savings add up?"] = predictions(run)
-    return {title: frame for title, frame in found.items() if len(frame)}
-
-
-def save(run: StoredRun) -> list[Path]:
-    """Write a run's derived files into its folder.
-
-    Returns:
-        table.csv, then .png, .svg and .pdf of each chart.
-    """
+def save(run: Run) -> list[Path]:
+    """Write table.csv, then .png, .svg and .pdf of each chart, into the run's folder."""
     csv = run.folder / "table.csv"
     with explain_unwritable(run.folder):
-        write_whole(csv, table.table(run.summary, detail=True).to_csv())
-        drawn = _draw(run.info, run.summary)
-        files = [figures.save(figure, run.folder / name) for name, figure in drawn.items()]
-    return [csv, *itertools.chain(*files)]
+        write_whole(csv, run.table(detail=True).to_csv())
+        files = [csv]
+        for kind in run.charts:
+            name = "chart" if kind == "times" else kind
+            files += bars.save(run.chart(kind), run.folder / name)
+    return files
 
 
-def _draw(info: Mapping[str, object], summary: Summary) -> dict[str, Figure]:
-    """Draw all charts of a run of epochs: what its files are called -> figure."""
-    drawn = {"chart": charts.times(summary)}
-    if info.get("epoch_chart"):
-        drawn["epochs"] = charts.epochs(summary)
-    if charts.find_series(info, summary):
-        drawn["dial"] = charts.dial(info, summary)
-    return drawn
+def facts(run: Run) -> dict[str, object]:
+    """Return what a report shows of a run: texts, (name, text) pairs, tables and figures."""
+    info, summary, request = run.info, run.summary, Request.read(run.info)
+    provenance: Mapping = info.get("provenance") or {}
+    here = hardware.provenance()["machine_id"]
+    is_own = not info.get(SHARED) and provenance.get("machine_id") == here
+    answered = answers_of(run, here) if is_own else []
+    suffix = f" ({AS_PUBLISHED})" if info.get("protocol") == AS_PUBLISHED else ""
+    elsewhere = f"Measured on another machine: {hardware.describe(provenance)}."
+    warnings = [_unfinished(info), "" if is_own else elsewhere, *stand_ins(summary)]
+    return {
+        "title": f"{summary.question}{suffix}",
+        "warnings": list(filter(None, warnings)),
+        "conditions": words.conditions(summary),
+        "charts": {kind: run.chart(kind) for kind in run.charts},
+        "table": run.table(),
+        "tables": run.findings(),
+        "claims": claims_table(answered) if answered else None,
+        "method": method_facts(run),
+        "differences": _differences(info),
+        "hardware": machine_facts(info),
+        "command": request.command_line(),
+        "code": request.python_code(),
+    }
 
 
-def _is_as_published(info: Mapping[str, object]) -> bool:
-    return info.get("protocol") == AS_PUBLISHED
+def _unfinished(info: Mapping[str, object]) -> str:
+    status = str(info.get("status"))
+    if status == "finished":
+        return ""
+    why = f": {info['reason']}" if info.get("reason") else ""
+    return f"This run {STATUS.get(status, f'is {status}')}{why}. Only completed trials count."
 
 
-def is_finished(info: Mapping[str, object]) -> int | None:
-    """Weigh a run for `newest_runs`: finished ones only."""
-    # A run as in the document answers another question; it must not hide a corrected one.
-    return None if info["status"] != "finished" else int(not _is_as_published(info))
+def method_facts(run: StoredRun) -> Pairs:
+    """Return how a run was measured, on which data, with which settings."""
+    info, calibration = run.info, run.info.get("calibration") or {}
+    data: Mapping = info.get("data") or {}
+    found = {
+        "run": f"{info['experiment']}/{run.folder.name}",
+        "started": units.minute(str(info["created_utc"])) if info.get("created_utc") else "",
+        "blocks planned": str(info.get("blocks") or ""),
+        "order": _order(info),
+        "data": ", ".join(
+            [
+                *([units.count(data["images"], "image")] if "images" in data else []),
+                *([units.count_bytes(data["bytes"])] if "bytes" in data else []),
+                *(f"{name}: {data[name]}" for name in ("folder", "boxes") if data.get(name)),
+                *([f"manifest {data['manifest'][:12]}"] if data.get("manifest") else []),
+            ]
+        ),
+        "images per epoch": units.count(calibration["images"]) if "images" in calibration else "",
+        "settings": _settings({**_common(info), "data": None}),
+    }
+    return [(name, text) for name, text in found.items() if text]
+
+
+def _order(info: Mapping[str, object]) -> str:
+    if info.get("protocol") == AS_PUBLISHED:
+        return f"{AS_PUBLISHED}: only the first variant of a block starts cold"
+    orders = {True: "random in each block, the baseline twice", False: "as given, once a block"}
+    return orders.get(info.get("shuffled"), "")
+
+
+def _settings(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+def _common(info: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that are the same in all variants."""
+    first, *others = (info.get("variants") or {}).values() or [{}]
+    return {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
+
+
+def _differences(info: Mapping[str, object]) -> Table | None:
+    """Return the settings in which variants differ; None where they do not."""
+    common, variants = _common(info), info.get("variants") or {}
+    own = {
+        label: _settings({name: value for name, value in settings.items() if name not in common})
+        for label, settings in variants.items()
+    }
+    return _table({"variant": own.keys(), "settings": own.values()}) if any(own.values()) else None
+
+
+def machine_facts(info: Mapping[str, object]) -> Pairs:
+    """Return the machine, software and media of a run."""
+    provenance: Mapping = info.get("provenance") or {}
+    memory_bytes = provenance.get("memory_bytes")
+    versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}
+    system = (
+        f"{provenance.get('platform', 'unknown')}, kernel {provenance.get('kernel', 'unknown')}"
+    )
+    software = [f"{name} {version}" for name, version in versions.items() if version]
+    found = [
+        ("machine", hardware.describe(provenance)),
+        ("memory", "" if memory_bytes is None else units.count_bytes(memory_bytes)),
+        ("system", f"{system}, virtual" if provenance.get("virtual") is True else system),
+        ("software", ", ".join(filter(None, [words.revision(provenance), *software]))),
+    ]
+    for name, medium in (info.get("storages") or {}).items():
+        parts = [medium.get("filesystem"), medium.get("device"), medium.get("label")]
+        found.append((f"medium {name}", ", ".join(str(part) for part in parts if part)))
+    return [(name, text) for name, text in found if text]
+
+
+def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Return claims with their answers, and who says otherwise in small print.
+
+    Args:
+        rows: from `ledger.answers`.
+    """
+    names = ("number", "document", "claim", "published", "experiment", "answer")
+    sides = [[f"{side['by']}: {side['says']}" for side in row["sides"]] for row in rows]
+    small = [" · ".join([*said, row["footnote"] or ""]) for said, row in zip(sides, rows)]
+    columns = {name: [row[name] for row in rows] for name in names}
+    return _table(columns, small_print=[text.removesuffix(" · ") for text in small])
+
+
+def _table(columns: Mapping[str, object], small_print: Sequence[str] = ()) -> Table:
+    import pandas as pd
+
+    from labkit.report.table import Table
+
+    frame = pd.DataFrame({name: list(values) for name, values in columns.items()})
+    return Table(frame.set_index(frame.columns[0]), small_print=small_print)
+
+
+# --- templates --------------------------------------------------------------------------
+
+# Markup anywhere; brackets stay readable, for only "](", "][" and "]:" make links.
+_ANYWHERE = re.compile(r"([\\`*<>|~$&]|\](?=[(\[:])|!(?=\[)|(?<![^\W_])_|_(?![^\W_])|:(?=//))")
+# Markup at the start of a line: headings, quotes, lists, boxes to tick, rules.
+_AT_START = re.compile(r"^([#=]|[+-](?=[\s+-]|$)|\[(?=[ xX]\])|\d+(?=[.)](?:\s|$)))")
+
+
+def _environment(*, is_html: bool) -> jinja2.Environment:
+    import jinja2
+    from markupsafe import Markup
+
+    def finalize(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escape_markdown(str(value)))
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("labkit.report", "."),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        finalize=None if is_html else finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "svg": lambda figure: base64.b64encode(
+            bars.to_bytes(figure, "svg", outlines=True)
+        ).decode(),
+        "html": lambda table: Markup(table.to_html(heading=(), exclude_styles=True)),
+        "cells": lambda texts: Markup(" | ".join(map(escape_markdown, texts))),
+        # In an alternative text every bracket counts.
+        "alt": lambda text: Markup(re.sub(r"\\?([\[\]])", r"\\\1", escape_markdown(text))),
+        "code": lambda text, language: Markup(_fenced(text, language)),
+    }
+    return environment
+
+
+def _svg(figure: Figure) -> str:
+    return base64.b64encode(bars.to_bytes(figure, "svg", outlines=True)).decode()
+
+
+def escape_markdown(text: str) -> str:
+    """Return any text as one line that Markdown shows as it is."""
+    line = _ANYWHERE.sub(r"\\\1", " ".join(text.split()))
+    # A digit cannot be escaped, what follows it can.
+    return _AT_START.sub(lambda m: f"{m[1]}\\" if m[1].isdigit() else f"\\{m[1]}", line)
+
+
+def _fenced(text: str, language: str) -> str:
+    """Return a text in a fence that none of its lines can close."""
+    longest = max(map(len, re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"

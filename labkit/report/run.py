@@ -6,61 +6,92 @@ Everything is derived from the stored rows and can be made again at any time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.claims.ledger import answers
-from labkit.report import charts, recipe, report, share, table
-from labkit.report import savings as saved
+from labkit.experiments.catalog import CATALOG
+from labkit.report import bars, charts, recipe, share
 from labkit.report.comparison import compare_table
+from labkit.report.report import claims_table, save, write_report
 from labkit.runs import runner, store
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment
 from labkit.runs.store import StoredRun, newest_runs
-from labkit.settings import pick
+from labkit.settings import AS_PUBLISHED, pick
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from labkit.report.frame import Frame
+    from labkit.report.table import Table, Tables
 
 
 class Run(StoredRun):
     """A run of an experiment, as it lies on disk."""
 
-    def table(self, detail: bool = False) -> pd.DataFrame:
-        """Show its main columns, or with `detail` everything that was measured."""
-        return table.table(self.summary, detail)
+    def table(self, detail: bool = False) -> Table | pd.DataFrame:
+        """Return the times, verdicts and published figures of all variants.
+
+        Args:
+            detail: everything that was measured, as numbers in seconds, bytes and shares, in a
+                plain DataFrame.
+        """
+        from labkit.report.table import table
+
+        return table(self.summary, detail)
+
+    @property
+    def charts(self) -> tuple[str, ...]:
+        """The kinds of charts that this run has."""
+        caches = {settings.get("cache") for settings in self.info["variants"].values()}
+        kinds = {"times": True, "epochs": {"cold", "warm"} <= caches}
+        kinds["dial"] = bool(self.info.get("dial") and charts.find_series(self.info, self.summary))
+        return tuple(kind for kind, has in kinds.items() if has)
 
     def chart(self, kind: str = "times") -> Figure:
         """Draw a chart.
 
         Args:
-            kind: "times": normalized epoch times; "epochs": the epochs one by one, with what was
-                in memory and what came from a disk; "dial": normalized time over how often the
+            kind: "times": normalized times; "epochs": the epochs one by one, with what was in
+                memory and what came from a disk; "dial": normalized time over how often the
                 training loop does something.
 
         Raises:
-            ValueError: an unknown kind, or the experiment has no dial.
+            ValueError: a kind that this run does not have.
         """
         draw = {
             "times": lambda: charts.times(self.summary),
             "epochs": lambda: charts.epochs(self.summary),
+            "dial": lambda: charts.dial(self.info, self.summary),
         }
-        if self.info.get("dial"):
-            draw["dial"] = lambda: charts.dial(self.info, self.summary)
-        return pick(draw, kind, "kind")()
+        return pick({name: draw[name] for name in self.charts}, kind, "kind")()
 
-    def findings(self) -> dict[str, Frame]:
-        """Return the tables that a run supports beside its own: title -> table."""
-        return report.more_tables(self)
+    def findings(self) -> Tables:
+        """Return the tables that this run supports beside its own: title -> table."""
+        from labkit.report.findings import findings
 
-    def savings(self, *, epochs: int, images: int, gpu_hour: float | None = None) -> Frame:
-        """Return what each variant would save over a whole training; see `savings.savings`."""
-        return saved.savings(self, epochs=epochs, images=images, gpu_hour=gpu_hour)
+        return findings(self)
+
+    def savings(self, *, epochs: int, images: int, gpu_hour: float | None = None) -> Table:
+        """Return what each variant would save over a whole training.
+
+        A run measures a subset, whose later epochs may come from memory. A data set that memory
+        cannot hold is read from the disk in every epoch, so warm times are not extrapolated to it.
+
+        Args:
+            epochs: of the whole training.
+            images: of the full data set, per epoch.
+            gpu_hour: price of an hour of the GPU, in any currency.
+
+        Raises:
+            ValueError: an argument is out of range, or the run cannot be extrapolated.
+        """
+        from labkit.report.findings import savings
+
+        return savings(self, epochs=epochs, images=images, gpu_hour=gpu_hour)
 
     def recipe(self, variant: str | None = None) -> str:
         """Return the winner, or another variant, as a plain PyTorch program."""
@@ -68,7 +99,7 @@ class Run(StoredRun):
 
     def report(self, folder: Path | str | None = None, *, markdown: bool = True) -> list[Path]:
         """Write report.html and, if asked for, report.md with its figures; see `lab.report`."""
-        return report.write_report(self, folder, markdown=markdown)
+        return report(self, folder, markdown=markdown)
 
     def share(self, file: Path | str | None = None) -> Path:
         """Write one file for a colleague, without names, hosts and paths of this machine."""
@@ -76,10 +107,12 @@ class Run(StoredRun):
 
     def save(self) -> list[Path]:
         """Write table.csv and the charts into the run's folder; return the files."""
-        return report.save(self)
+        return save(self)
 
 
 def _held(stored: StoredRun) -> Run:
+    if isinstance(stored, Run):
+        return stored
     return Run(**{field.name: getattr(stored, field.name) for field in fields(StoredRun)})
 
 
@@ -153,8 +186,66 @@ def find_run(name: Path | str, results: Path | str = "results") -> Run:
 
 def newest_run(name: str, results: Path | str = "results") -> Run | None:
     """Return an experiment's newest finished run; None where there is none."""
-    found = newest_runs(results, report.is_finished).get(name)
+    found = newest_runs(results, _is_finished).get(name)
     return found and _held(found)
+
+
+def newest_to_show(results: Path | str = "results") -> list[StoredRun]:
+    """Return the newest run of every experiment, in the order of the catalog, then own ones.
+
+    A run as in the document stands beside the corrected one; where no run is finished, the newest
+    unfinished one is taken.
+    """
+    newest = newest_runs(results, lambda info: 0) | newest_runs(results, _is_finished)
+    published = newest_runs(results, _is_finished_as_published)
+    shown = []
+    for name in sorted(
+        newest, key=lambda name: (name not in CATALOG, [*CATALOG, name].index(name), name)
+    ):
+        shown.append(newest[name])
+        if name in published and published[name].folder != newest[name].folder:
+            shown.append(published[name])
+    return shown
+
+
+def _is_finished(info: Mapping[str, object]) -> int | None:
+    # A run as in the document answers another question: it never hides a corrected one.
+    is_corrected = info.get("protocol") != AS_PUBLISHED
+    return int(is_corrected) if info["status"] == "finished" else None
+
+
+def _is_finished_as_published(info: Mapping[str, object]) -> int | None:
+    return 0 if _is_finished(info) == 0 else None
+
+
+def report(
+    runs: Run | Sequence[Run] | None = None,
+    folder: Path | str | None = None,
+    *,
+    results: Path | str = "results",
+    markdown: bool = True,
+) -> list[Path]:
+    """Write what runs asked, measured and found, as files that need nothing else.
+
+    Args:
+        runs: one or several; unset: the newest of every experiment, and what all of them show of
+            the documents' claims.
+        folder: takes the files, and is made if missing; unset: of one run its own folder, of
+            several a new one in ``results/reports``, without runs `results`.
+        results: folder that holds all results.
+        markdown: write report.md and its figures too.
+
+    Returns:
+        report.html; then, if asked for, report.md and every figure file.
+
+    Raises:
+        ValueError: there is no run.
+        OSError: the folder cannot be written; the message says what to do.
+    """
+    chosen = newest_to_show(results) if runs is None else runs
+    chosen = [chosen] if isinstance(chosen, StoredRun) else list(chosen)
+    options = {"results": results, "markdown": markdown, "all_claims": runs is None}
+    return write_report(list(map(_held, chosen)), folder, **options)
 
 
 def open_shared(file: Path | str, results: Path | str = "results") -> Run:
@@ -185,13 +276,19 @@ class Comparison:
         self._runs = list(runs)
         self._table = compare_table(self._runs)
 
-    def table(self) -> Frame:
-        """Show a column per run."""
+    def table(self) -> Table:
+        """Return a table with a column per run."""
         return self._table
 
     def chart(self) -> Figure:
         """Draw the runs side by side."""
         return charts.side_by_side(self._runs)
+
+    def _repr_html_(self) -> str:
+        return bars.mimebundle(self.chart())[0]["text/html"] + self._table.to_html()
+
+    def __repr__(self) -> str:
+        return repr(self._table)
 
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:
@@ -199,8 +296,8 @@ def compare(runs: Sequence[StoredRun]) -> Comparison:
     return Comparison(runs)
 
 
-def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Frame:
-    """Show the documents' claims, who says otherwise, and what this machine's runs say.
+def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Table:
+    """Return the documents' claims, who says otherwise, and what this machine's runs show.
 
     Args:
         results: folder that holds all results.
@@ -209,16 +306,4 @@ def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Fram
     Raises:
         ValueError: there is no claim of such a number.
     """
-    from labkit.report.frame import frame_of
-
-    rows = answers(results, numbers=numbers)
-    columns = ("number", "document", "claim", "published", "experiment", "answer")
-    frame = frame_of(columns, [[row[name] for name in columns] for row in rows])
-    frame.second_lines = {
-        row["number"]: " · ".join(
-            [f"{side['by']}: {side['says']}" for side in row["sides"]]
-            + ([row["footnote"]] if row["footnote"] else [])
-        )
-        for row in rows
-    }
-    return frame
+    return claims_table(answers(results, numbers=numbers))

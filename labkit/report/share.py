@@ -24,7 +24,7 @@ from labkit.contracts import SCHEMA as ROW_SCHEMA
 from labkit.contracts import Trial, utc_now
 from labkit.files import write_whole
 from labkit.machine import hardware
-from labkit.report import report_words, table
+from labkit.report import report, words
 from labkit.runs.store import (
     RESERVED,
     RUN_FILE,
@@ -139,9 +139,9 @@ def open_shared(file: Path | str, results: Path | str = "results") -> StoredRun:
     try:
         run = StoredRun(folder=folder, info=info, trials=tuple(map(Trial.from_row, rows)))
         info[SHARED] = {"opened_utc": utc_now(), "from": hardware.describe(info["provenance"])}
-        table.text(run.summary)
-        report_words.setup(info)
-        report_words.hardware(info)
+        words.describe(run.summary)
+        report.method_facts(run)
+        report.machine_facts(info)
     except Exception as error:  # a stranger's numbers can be wrong in any way
         raise _refused("hold a run that can be shown", f"{error!r:.200}") from None
     with explain_unwritable(results):

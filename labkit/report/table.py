@@ -1,155 +1,166 @@
-"""A summary as tables.
+"""Tables: a pandas Styler with a heading, small print under the rows, and notes.
 
-    Summary -> table() for notebooks, text() for terminals, markdown(), rows() for JSON
+    Summary ─▶ table() ─▶ Table ─▶ HTML in a notebook, text in a terminal, cells for Markdown
 
-Every text goes through `units`; `page` makes HTML of the same cells.  Under each row stands in
-small print what it rests on.  Main trap: a table without its conditions travels alone, so mode,
-blocks, noise floor, stand-ins and their checks are part of every form.
+This module imports pandas, so import it where a table is made.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+from pandas.io.formats.style import Styler
 
 from labkit import units
+from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
-from labkit.report import captions, render, row_words
+from labkit.report import words
 
-if TYPE_CHECKING:
-    from labkit.report.frame import Frame
+_LINE = "1px solid rgba(128, 128, 128, .35)"  # on light and dark pages
+STYLES = [
+    {"selector": "", "props": "border-collapse: collapse; margin: .5em 0"},
+    {"selector": "tr", "props": "background: transparent"},
+    {"selector": "th, td", "props": "text-align: left; vertical-align: top; padding: .3em .7em"},
+    {"selector": "tbody th, tbody td", "props": f"border-top: {_LINE}"},
+    {"selector": ".small-print td", "props": "border: none; padding-top: 0; opacity: .8"},
+]
 
 
-def table(summary: Summary, detail: bool = False) -> Frame:
-    """Make the table that a notebook shows.
+class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table.html.j2")):
+    """A table that shows itself: as HTML in a notebook, as text in a terminal.
 
     Args:
-        summary: what `summary.summarize` returns.
-        detail: all fields of every row, as numbers in seconds, bytes and shares, instead of
-            five columns of text.
+        data: the DataFrame, also as the attribute `data`; its index names the rows.
+        heading: lines above the table, the first in bold.
+        small_print: a line under each row, "" for none.
+        notes: lines below the table.
+    """
+
+    def __init__(
+        self,
+        data: pd.DataFrame,
+        *,
+        heading: Sequence[str] = (),
+        small_print: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(data, cell_ids=False)
+        self.heading, self.small_print, self.notes = heading, small_print, notes
+        self.set_table_styles(STYLES)
+        self.format(lambda cell: _html(_text(cell))).format_index(lambda name: _html(str(name)))
+
+    @property
+    def header(self) -> list[str]:
+        """The names of the index and the columns."""
+        return [*(name or "" for name in self.data.index.names), *map(str, self.data.columns)]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The texts of every row, its name first."""
+        cells = self.data.reset_index().itertuples(index=False)
+        return [[_text(cell) for cell in row] for row in cells]
+
+    def to_html(self, *args: object, **kwargs: object) -> str:
+        """Return the table as HTML; arguments as of `pandas.io.formats.style.Styler.to_html`."""
+        more = {"heading": self.heading, "small_print": self.small_print, "notes": self.notes}
+        # A long name may break behind its underscores.
+        header = [_html(name).replace("_", "_<wbr>") for name in self.header]
+        return super().to_html(*args, **{"sparse_index": False, "header": header, **more, **kwargs})
+
+    def __repr__(self) -> str:
+        cells = [self.header, *self.rows]
+        widths = [max(map(_columns, column)) for column in zip(*cells)]
+        lines = [
+            "  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths))
+            for row in cells
+        ]
+        head, *body = (line.rstrip() for line in lines)
+        shown = [*self.heading, ""] if self.heading else []
+        shown += [head, "  ".join("-" * width for width in widths)]
+        for line, small in zip(body, self.small_print or [""] * len(body)):
+            shown += [line, *units.small_print(small)]
+        return "\n".join([*shown, *([""] if self.notes else []), *(f"- {x}" for x in self.notes)])
+
+
+class Tables(dict):
+    """Title -> table, shown below each other."""
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<h4>{escape(title)}</h4>{found.to_html()}" for title, found in self.items()
+        )
+
+    def __repr__(self) -> str:
+        return "\n\n".join(f"{title}\n\n{found}" for title, found in self.items())
+
+
+def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
+    """Return a run's table.
+
+    Args:
+        summary: of the run.
+        detail: every field of every row as numbers in seconds, bytes and shares, in a plain
+            DataFrame.
 
     Returns:
-        A DataFrame with a row per variant; caption, second lines and notes are shown with it,
-        but are no cells.
+        A row per variant: time, normalized time with its 95 % confidence interval, the
+        document's figure and the verdict, with what the numbers rest on in small print.
     """
-    from labkit.report.frame import Frame
-
     names = ["group", "variant"] if summary.has_groups else ["variant"]
     if detail:
         left_out = ["labels", "epochs_s", "in_blocks", *(["group"] if len(names) == 1 else [])]
-        numbers = Frame(rows(summary)).drop(columns=left_out)
-        frame = numbers.join(Frame([row.labels for row in summary.rows])).set_index(names)
-    else:
-        frame = Frame(table_cells(summary), columns=table_header(summary)).set_index(names)
-        frame.second_lines = dict(zip(frame.index, second_lines(summary)))
-    frame.caption = (summary.question, *table_conditions(summary))
-    frame.notes = tuple(table_notes(summary))
-    return frame
-
-
-def rows(summary: Summary) -> list[dict[str, object]]:
-    """List every field of every row, as JSON can hold it: text, numbers, lists, null."""
-    return [{name: _as_json(value) for name, value in asdict(row).items()} for row in summary.rows]
-
-
-def text(summary: Summary) -> str:
-    """Write the table for a terminal: question, conditions, aligned columns, notes."""
-    cells = [table_header(summary), *table_cells(summary)]
-    widths = [max(_columns(row[i]) for row in cells) for i in range(len(cells[0]))]
-    header, *body = (
-        "  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths))
-        for row in cells
-    )
-    rule = "  ".join("-" * width for width in widths[:-1]) + "  " + "-" * len(cells[0][-1])
-    lines = [summary.question, *table_conditions(summary), "", header, rule]
-    for line, second in zip(body, second_lines(summary)):
-        lines += [line, *units.small_print(second)]
-    notes = [f"- {note}" for note in table_notes(summary)]
-    return "\n".join(line.rstrip() for line in [*lines, *([""] if notes else []), *notes])
-
-
-def markdown(summary: Summary) -> str:
-    """Write the table as GitHub's Markdown, with its conditions and notes."""
-    return render.markdown(
-        "table.md.j2",
-        title=summary.question,
-        conditions=table_conditions(summary),
-        header=table_header(summary),
-        rows=table_cells(summary),
-        second_lines=second_lines(summary),
-        notes=table_notes(summary),
+        numbers = pd.DataFrame(map(asdict, summary.rows)).drop(columns=left_out)
+        return numbers.join(pd.DataFrame([row.labels for row in summary.rows])).set_index(names)
+    cells = [_cells(summary, row) for row in summary.rows]
+    return Table(
+        pd.DataFrame(cells).set_index(names),
+        heading=[summary.question, *stand_ins(summary), words.conditions(summary)],
+        small_print=[words.small_print(summary, row) for row in summary.rows],
+        notes=[*words.checks(summary), *summary.notes],
     )
 
 
-def table_header(summary: Summary) -> list[str]:
-    """Name the columns: five; four where variants are compared in groups, and the group before."""
+def _cells(summary: Summary, row: Row) -> dict[str, str]:
+    normalized = units.normalized(row.normalized_time)
+    if row.ci_low is not None:
+        normalized += f" {units.interval(row.ci_low, row.ci_high)}"
+    measured = {"normalized time [95 % interval]": normalized}
+    verdict = {"verdict": words.reason(row) or row.verdict or units.UNKNOWN}
+    time = units.seconds(row.time_s)
     if summary.has_groups:
-        return ["group", "variant", "time per image", "normalized time [95 % interval]", "verdict"]
+        return {
+            "group": row.group,
+            "variant": row.name,
+            "time per image": time,
+            **measured,
+            **verdict,
+        }
     epochs = {1: "one-epoch time", 2: "two-epoch time"}
-    return [
-        "variant",
-        epochs.get(summary.epochs, f"time of {summary.epochs} epochs"),
-        "normalized time [95 % interval]",
-        "document",
-        "verdict",
-    ]
+    column = epochs.get(summary.epochs, f"time of {summary.epochs} epochs")
+    document = {"document": words.published(summary, row)}
+    return {"variant": row.variant, column: time, **measured, **document, **verdict}
 
 
-def table_cells(summary: Summary) -> list[list[str]]:
-    """Write the columns of every row."""
-    if summary.has_groups:
-        return [
-            [
-                row.group,
-                row.name,
-                units.seconds(row.time_s),
-                _normalized(row),
-                _verdict(row),
-            ]
-            for row in summary.rows
-        ]
-    return [
-        [
-            row.variant,
-            units.seconds(row.time_s),
-            _normalized(row),
-            row_words.document(summary, row),
-            _verdict(row),
-        ]
-        for row in summary.rows
-    ]
+def _text(cell: object) -> str:
+    if isinstance(cell, str):
+        return cell
+    if cell is None or cell != cell:  # NaN
+        return units.UNKNOWN
+    return f"{cell:,.3f}" if cell % 1 else f"{cell:,.0f}"
 
 
-def _normalized(row: Row) -> str:
-    value = units.normalized(row.normalized_time)
-    return value if row.ci_low is None else f"{value} {units.interval(row.ci_low, row.ci_high)}"
+def _html(text: str) -> str:
+    # An interval and a number with its unit stay on one line.
+    joined = re.sub(r"\[[^\]]*\]|^[\d.,]+ \S+$", lambda m: m[0].replace(" ", "\u00a0"), text)
+    return escape(joined)
 
 
-def _verdict(row: Row) -> str:
-    return row_words.reason(row) or row.verdict or units.UNKNOWN
-
-
-def second_lines(summary: Summary) -> list[str]:
-    """Write what the numbers of every row rest on; empty for a row without a number."""
-    return [row_words.second_line(summary, row) for row in summary.rows]
-
-
-def table_conditions(summary: Summary) -> list[str]:
-    """Say how the numbers came about: stand-ins first, then mode, blocks and labels."""
-    stand_ins, line = captions.stand_ins(summary), captions.conditions(summary)
-    return [" · ".join(stand_ins), line] if stand_ins else [line]
-
-
-def table_notes(summary: Summary) -> list[str]:
-    """List what else has to be said: how the stand-ins did, what is missing or was left out."""
-    return [*captions.self_checks(summary), *summary.notes]
-
-
-def _as_json(value: object) -> object:
-    return [_as_json(x) for x in value] if isinstance(value, tuple | list) else value
-
-
-def _columns(cell: str) -> int:
-    """Count the terminal columns of a text: Chinese letters take two."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in cell)
+def _columns(text: str) -> int:
+    """Count the terminal columns of a text: Chinese characters take two."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

@@ -62,8 +62,6 @@ class Experiment:
     """Names of the settings that the form shows first, after the data."""
     dial: Dial | None = None
     """The setting whose steps are the axis of a second chart."""
-    epoch_chart: bool = False
-    """Whether a second chart shows the epochs one by one."""
     otherwise: Callable[[Experiment, str], Experiment] | None = None
     """Returns what to run instead of an experiment whose throttled disk cannot be put up.
 

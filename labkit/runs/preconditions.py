@@ -97,7 +97,6 @@ def check(
         "published": dict(experiment.published),
         "source": experiment.source,
         "dial": experiment.dial and asdict(experiment.dial),
-        "epoch_chart": experiment.epoch_chart,
         "skipped": skipped,
         "failed": {},
         "status": "running",

@@ -10,7 +10,6 @@ from fakes import fake_info, fake_trials
 
 from labkit.analysis.winner import passed_over, winner
 from labkit.report.run import Run
-from labkit.report.savings import savings
 
 
 def fake_run(times, *, mode="quick", blocks=3, **changes):
@@ -39,7 +38,7 @@ def test_what_does_other_work_never_wins(less, why):
     summary = run.summary
     assert winner(summary).variant == "honest"
     assert passed_over(summary).get("less") == why
-    assert savings(run, epochs=10, images=160).notes[0].startswith("Winner: honest")
+    assert run.savings(epochs=10, images=160).notes[0].startswith("Winner: honest")
 
 
 def test_the_fastest_wins_where_nothing_is_judged_and_only_what_is_judged_faster_elsewhere():

@@ -22,10 +22,10 @@ from figure_checks import check_texts_are_whole_and_apart, everything_written, t
 from matplotlib.font_manager import fontManager
 
 from labkit import units
-from labkit.analysis.summary import summarize
+from labkit.analysis.summary import epoch_bars, summarize
 from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Timeline
 from labkit.experiments.catalog import CATALOG
-from labkit.report import bars, captions, charts, row_words
+from labkit.report import bars, charts, words
 from labkit.settings import Settings
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -156,7 +156,7 @@ def test_the_footer_and_the_description_hold_where_the_numbers_come_from():
     provenance = {"machine_id": "7a93da180d42", "cores": 2, "cpu_model": "A CPU with a name " * 5}
     summary = make_summary(run="20261121T191222Z-1f2e", provenance=provenance)
     figure = charts.times(summary)
-    origin = captions.origin(summary.info)
+    origin = words.origin(summary.info)
     foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
     assert foot.get_text().replace("\n", " ") == origin
     assert figure.get_label().endswith(f" From: {origin}.")
@@ -181,7 +181,7 @@ def test_bars_are_as_long_as_the_epochs_and_beside_them_is_where_the_bytes_came_
     summary = media_summary({**MEDIA, "ssd": unknown, "t": longer}, skipped={"nvme": REASON})
     figure = charts.epochs(summary)
     (axes,) = figure.axes
-    drawn = [bar for row in summary.rows for bar in row_words.epoch_bars(row)]
+    drawn = [bar for row in summary.rows for bar in epoch_bars(row)]
     assert lengths(axes) == pytest.approx([bar.mean_s for bar in drawn])
     assert marks(axes, "o") == sorted(x for bar in drawn for x in bar.all_s)
     assert axes.get_xlim()[0] == 0

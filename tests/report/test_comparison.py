@@ -32,7 +32,7 @@ def test_runs_of_groups_are_sent_to_their_own_chart():
 
 def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():
     mine, theirs = fake_machine_run(), their_run()
-    both = lab.compare([mine, theirs]).table()
+    both = lab.compare([mine, theirs]).table().data
     for run, column in zip((mine, theirs), both.columns):
         base, *others = run.summary.rows
         assert both.loc[base.variant, column] == "1.000, baseline"
@@ -41,14 +41,14 @@ def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():
             said += f" {units.interval(row.ci_low, row.ci_high)}"
             said += f", {row.verdict}" if row.verdict else ""
             assert both.loc[row.variant, column] == said
-    assert both.iloc[:, 0].tolist() == lab.compare([mine]).table().iloc[:, 0].tolist()
+    assert both.iloc[:, 0].tolist() == lab.compare([mine]).table().data.iloc[:, 0].tolist()
     assert "faster" in both.iloc[2, 1] and "faster" not in both.iloc[2, 0]  # quick speaks none
 
 
 def test_variants_stand_in_line_and_what_a_run_lacks_is_said():
     mine = fake_machine_run({"original": 1.0, "dali": 0.8}, skipped={"ffcv": "not installed"})
     theirs = fake_machine_run({"original": 1.0, "both": 0.9, "dali": 0.5})
-    table = lab.compare([mine, theirs]).table()
+    table = lab.compare([mine, theirs]).table().data
     assert list(table.index) == ["original", "dali", "ffcv", "both"]
     assert table.loc["ffcv"].tolist() == ["skipped: not installed", "– not in this run"]
     assert table.loc["both"].iloc[0] == "– not in this run"

@@ -61,6 +61,7 @@ def is_csv(path):
 def is_markdown(path):
     lines = path.read_text().splitlines()
     assert any(line.startswith("| original") for line in lines)
+    assert list(path.parent.glob("figures/*.png"))
 
 
 def is_html(path):
@@ -86,7 +87,7 @@ CHECKS = {
     "SVG": is_svg,
     "PDF": is_pdf,
     "CSV": is_csv,
-    "Markdown table": is_markdown,
+    "Markdown report": is_markdown,
     "HTML report": is_html,
     "Recipe": is_recipe,
     "Share file": is_share,
@@ -130,7 +131,7 @@ def test_an_export_that_fails_leaves_the_earlier_file_whole(runs, results):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # Python ignores SIGXFSZ
     try:
-        for form in ("CSV", "PNG", "Markdown table", "Recipe"):
+        for form in ("CSV", "PNG", "Markdown report", "Recipe"):
             with pytest.raises(OSError, match="results must be a folder that can be written"):
                 export(runs[:1], form, results)
     finally:
@@ -140,7 +141,7 @@ def test_an_export_that_fails_leaves_the_earlier_file_whole(runs, results):
 
 
 def test_two_exports_in_one_second_are_two_files(runs, results, monkeypatch):
-    monkeypatch.setattr(exports, "utc_now", lambda: "2025-01-02T03:04:05Z")
+    monkeypatch.setattr(exports.time, "strftime", lambda *_: "20250102T030405Z")
     first, second = (export(runs, "SVG", results) for _ in range(2))
     assert first != second
     is_svg(first)

@@ -1,52 +1,313 @@
-"""Comparisons of cold, warm and in-memory variants.
+"""What a run's rows support beside its table, against sums done by hand."""
 
-Run: python -m pytest tests/test_findings.py
-"""
-
+import itertools
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import MEDIA, fake_media_info, fake_media_trials
+from fakes import (
+    MEDIA,
+    fake_epoch,
+    fake_info,
+    fake_media_info,
+    fake_media_trials,
+    fake_trial,
+    fake_trials,
+)
 
-from labkit.report.findings import findings
+import labkit as lab
+from labkit.report.findings import DOCUMENT_COMBINED, DOCUMENT_SINGLES, MODELS
 from labkit.report.run import Run
 
-FULL = {"mode": "full", "blocks": 10}
+
+def made(info, trials):
+    return Run(folder=Path("run"), info=info, trials=tuple(trials))
 
 
-def find(media=MEDIA, *, noise=0.005, change=lambda info: None, **info):
-    info = fake_media_info(media, **info)
-    change(info)
-    trials = fake_media_trials(media, blocks=info.get("blocks", 3), noise=noise)
-    return findings(Run(folder=Path("run"), info=info, trials=tuple(trials)))
+# --- memory against disks -----------------------------------------------------------------
 
 
-def row(found, variant, other, epochs):
-    match = found.loc[[variant]]
-    (index,) = ((match["divided by"] == other) & (match["epochs"] == epochs)).to_numpy().nonzero()
-    (place,) = index
-    return match.iloc[place]
+def against_memory(*, noise=0.005, **info):
+    info = fake_media_info(MEDIA, **info)
+    trials = fake_media_trials(MEDIA, blocks=info.get("blocks", 3), noise=noise)
+    found = made(info, trials).findings()
+    assert list(found) == ["Cold, warm and in memory"]
+    cells = found["Cold, warm and in memory"].data
+    return cells.reset_index().set_index(["variant", "divided by", "epochs"])
 
 
 def test_cold_disks_are_compared_with_their_warm_twins_and_with_memory_epoch_by_epoch():
-    found = find(noise=0)
-    pairs = [(name, *cells) for name, *cells in found[["divided by", "epochs"]].itertuples()]
-    assert pairs == [
+    found = against_memory(noise=0)
+    assert list(found.index) == [
         *(("hdd", "hdd, warm", part) for part in ("epoch 1", "later")),
         *(("ssd", "ssd, warm", part) for part in ("epoch 1", "later")),
         *(("ssd", "tmpfs", part) for part in ("epoch 1", "later")),
         ("tmpfs", "hdd, warm", "total"),
         ("tmpfs", "ssd, warm", "total"),
     ]
-    first = row(found, "hdd", "hdd, warm", "epoch 1")
+    first = found.loc["hdd", "hdd, warm", "epoch 1"]
     assert first["ratio"] == pytest.approx(2.05 / 1.44)
     assert first["disk_read_share"] == pytest.approx(0.501)
     assert first["verdict"] == ""  # quick mode
-    assert row(found, "tmpfs", "ssd, warm", "total")["ratio"] == pytest.approx(2.84 / 2.85)
+    assert found.loc["tmpfs", "ssd, warm", "total"]["ratio"] == pytest.approx(2.84 / 2.85)
 
 
 def test_full_mode_judges_each_comparison():
-    found = find(**FULL)
-    assert row(found, "ssd", "tmpfs", "epoch 1")["verdict"] == "slower"
-    assert row(found, "ssd", "tmpfs", "later")["verdict"] == "no practical difference"
-    assert row(found, "tmpfs", "ssd, warm", "total")["verdict"] == "no practical difference"
+    verdicts = against_memory(mode="full", blocks=10)["verdict"]
+    assert verdicts["ssd", "tmpfs", "epoch 1"] == "slower"
+    assert verdicts["ssd", "tmpfs", "later"] == "no practical difference"
+
+
+# --- what storing costs -------------------------------------------------------------------
+
+DATA = {"images": 1000, "bytes": 100_000_000, "folder": "data/photos"}
+
+
+def pack(pack_s, size_bytes=100_000_000):
+    return {"folder": "packs/x", "images": 1000, "bytes": size_bytes, "pack_s": pack_s}
+
+
+def costs(times, packs, *, mode="full", blocks=10, noise=0.002):
+    """The baseline takes 2 s for two epochs of 100 images: 10 s for an epoch of all images."""
+    info = fake_info(
+        list(times), mode=mode, blocks=blocks, data=DATA, costs=packs, calibration={"images": 100}
+    )
+    trials = fake_trials(times, blocks=blocks, noise=noise, drift=0)
+    return made(info, trials).findings()
+
+
+def test_seconds_once_are_earned_back_by_seconds_saved_per_epoch_of_all_images():
+    packs = {"both": pack(7.0), "mine": pack(50.0, 250_000_000)}
+    cells = costs({"original": 1.0, "both": 0.8, "mine": 0.5}, packs)["What storing costs"].data
+    both, mine = cells.loc["both"], cells.loc["mine"]
+    assert both["saved_s_per_epoch"] == pytest.approx(0.2 * 10, rel=0.05)
+    assert both["earned_back_epochs"] == math.ceil(7.0 / both["saved_s_per_epoch"])
+    assert mine["earned_back_epochs"] == math.ceil(50.0 / mine["saved_s_per_epoch"])
+    assert (both["of_original"], mine["of_original"]) == (1.0, 2.5)
+    assert math.isnan(cells.loc["original", "saved_s_per_epoch"])
+
+
+@pytest.mark.parametrize(
+    ("time", "more"),
+    [
+        (1.0, {}),  # no practical difference
+        (1.5, {"mode": "quick", "blocks": 3}),  # slower
+        (0.9, {"noise": 0.5}),  # inconclusive
+    ],
+)
+def test_what_gains_nothing_is_never_earned_back(time, more):
+    found = costs({"original": 1.0, "both": time}, {"both": pack(7.0)}, **more)
+    both = found["What storing costs"].data.loc["both"]
+    assert both["earned_back_epochs"] is None or math.isnan(both["earned_back_epochs"])
+    assert both["made_s"] == 7.0
+
+
+def test_where_all_read_the_data_as_it_is_there_is_no_table():
+    assert costs({"original": 1.0, "both": 0.5}, {}) == {}
+
+
+# --- do single changes predict combined ones? ---------------------------------------------
+
+# Loading and computing alone, and single changes, as shares of the baseline's time.
+LOADS = {("hdd", "loops"): 0.6, ("ssd", "loops"): 0.5, ("hdd", "on_device"): 0.75,
+         ("ssd", "on_device"): 0.3}  # fmt: skip
+COMPUTES = {"loops": 0.8, "on_device": 0.7}
+SINGLES = {"ssd": 0.9, "prefetch_generator": 0.95, "data_prefetcher": 0.98, "on_device": 0.7}
+
+
+def arm(storage="hdd", prefetcher="none", preprocessor="loops", **other):
+    return {
+        "storage": storage, "prefetcher": prefetcher, "preprocessor": preprocessor,
+        "loader": "torch", "step": "timed", "num_workers": 2, **other,
+    }  # fmt: skip
+
+
+def factorial():
+    """Every arm of full mode with its time; the combinations multiply, so that one is right."""
+    arms = {}
+    prefetchers = ("none", "prefetch_generator", "data_prefetcher")
+    for values in itertools.product(("hdd", "ssd"), prefetchers, ("loops", "on_device")):
+        time = math.prod(SINGLES.get(value, 1.0) for value in values)
+        arms[" ".join(values)] = arm(*values), time
+    for (storage, preprocessor), time in LOADS.items():
+        name = f"load {storage} {preprocessor}"
+        arms[name] = arm(storage, preprocessor=preprocessor, step="nothing"), time
+    for preprocessor, time in COMPUTES.items():
+        arms[f"compute {preprocessor}"] = arm(preprocessor=preprocessor, loader="resident"), time
+    return arms
+
+
+def predictions(arms, *, noise=0.0, blocks=3, **info):
+    """Of (settings, time) by label, the baseline first; no time: not measured."""
+    times = {name: time for name, (_, time) in arms.items() if time is not None}
+    variants = {name: settings for name, (settings, _) in arms.items()}
+    info = {**fake_info(list(arms), **info), "variants": variants}
+    trials = fake_trials(times, noise=noise, drift=0.0, blocks=blocks)
+    return made(info, trials).findings()["Do the savings add up?"].data
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        (
+            "ssd prefetch_generator on_device",
+            (1 - 0.1 - 0.05 - 0.3, 0.9 * 0.95 * 0.7, 0.7, 0.7 + 0.2),
+        ),
+        ("hdd data_prefetcher on_device", (1 - 0.02 - 0.3, 0.98 * 0.7, 0.7, 0.75 + 0.2)),
+        # The baseline's max(0.6, 0.8) leaves 0.2 that is not overlapped.
+        ("ssd none loops", (None, None, None, 0.8 + 0.2)),
+        ("hdd none on_device", (None, None, None, 0.75 + 0.2)),  # loading is longer
+    ],
+)
+def test_each_model_predicts_as_its_sum_says(variant, expected):
+    row = predictions(factorial()).loc[variant]
+    found = [None if math.isnan(row[model]) else row[model] for model in MODELS]
+    assert found == [x and pytest.approx(x) for x in expected]
+
+
+def test_a_variant_that_differs_in_more_than_the_factors_is_no_combination():
+    arms = {**factorial(), "more workers": (arm("ssd", num_workers=8), 0.5)}
+    found = predictions(arms)
+    assert "more workers" not in found.index
+    assert found.loc["ssd none on_device", "additive"] == pytest.approx(1 - 0.1 - 0.3)
+
+
+def test_a_combination_without_a_number_keeps_its_predictions_and_its_reason():
+    arms = factorial()
+    arms["ssd none on_device"] = arms["ssd none on_device"][0], None
+    row = predictions(arms, skipped={"ssd none on_device": "no such disk"}).loc[
+        "ssd none on_device"
+    ]
+    assert math.isnan(row["measured"])
+    assert row["additive"] == pytest.approx(0.6)
+    assert row["remark"] == "skipped: no such disk"
+
+
+def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums():
+    best = arm("ssd", "data_prefetcher", "on_device")
+    shown = predictions({"original": (arm(), 1.0), "best": (best, 0.6)})
+    assert shown.loc["best", "measured"] == pytest.approx(0.6)
+    assert shown.loc["best", list(MODELS)].isna().all()
+    assert shown.loc["best", "remark"] == "full mode measures the parts"
+    document = shown.loc["[004]: ssd, prefetch_generator, simplified"]
+    assert list(document[["measured", *MODELS[:3]]]) == pytest.approx(
+        [0.61, 0.415, 0.860 * 0.894 * 0.661, 0.661]
+    )
+
+
+def test_the_measured_interval_tells_which_model_holds():
+    shown = predictions(factorial(), noise=0.02, blocks=6, mode="full")
+    inside = shown.loc["ssd prefetch_generator on_device", "inside_interval"].split(", ")
+    assert "multiplicative" in inside  # how the run was made
+    assert "additive" not in inside
+
+
+def test_the_documents_figures_are_those_of_the_catalog():
+    published = {
+        name: value
+        for experiment in ("prefetching", "storage", "preprocessing")
+        for name, value in lab.experiment(experiment).published.items()
+    }
+    assert DOCUMENT_SINGLES == {name: published[name] for name in DOCUMENT_SINGLES}
+    assert DOCUMENT_COMBINED in lab.experiment("combined").published.values()
+
+
+# --- savings over a whole training --------------------------------------------------------
+
+GB = 10**9
+COLD = {"storage": "real", "cache": "cold", "accelerator": "cuda:H200"}
+WARM = {**COLD, "cache": "warm"}
+TIMES = {"original": 10.0, "fast": 5.0}
+# fake_trial: 160 images per epoch, of which epoch 1 takes 60 % and epoch 2 40 % of the time.
+HUNDRED = {"epochs": 100, "images": 1600}
+TIGHT = GB // 10  # of 0.16 GB in all
+
+
+def timed(times=TIMES, *, labels=COLD, memory_bytes=64 * GB, epochs_s=None, in_memory=()):
+    """A run whose trials take exactly `times` seconds; the first variant is the baseline."""
+    base, *others = times
+    info = fake_info(
+        [*times],
+        data={"images": 1000, "bytes": GB // 10},
+        provenance={"memory_bytes": memory_bytes},
+    )
+    info["variants"] = {
+        name: {"storage": "tmpfs" if name in in_memory else "here"} for name in times
+    }
+    trials = []
+    for block in range(2):
+        for name, role in ((base, "A1"), (base, "A2"), *((name, "") for name in others)):
+            known = WARM if name in in_memory else labels
+            trial = fake_trial(name, block, role, times[name], labels=known)
+            if epochs_s:
+                trial = replace(trial, epochs=tuple(map(fake_epoch, epochs_s[name])))
+            trials.append(trial)
+    return made(info, trials)
+
+
+def test_only_the_first_epoch_is_cold_where_memory_holds_the_data():
+    found = timed().savings(**HUNDRED).data
+    base, fast = found.loc["original"], found.loc["fast"]
+    # 160 images take 6 s and 4 s, so 1600 take ten times as long.
+    assert (base["first_epoch_s"], base["later_epoch_s"]) == pytest.approx((60, 40))
+    assert base["total_h"] == pytest.approx((60 + 99 * 40) / 3600)
+    assert fast["saved_h"] == pytest.approx((4020 - 2010) / 3600)
+    assert "saved_money" not in found
+    priced = timed().savings(**HUNDRED, gpu_hour=8).data
+    assert priced.loc["fast", "saved_money"] == pytest.approx(8 * fast["saved_h"])
+
+
+def test_every_epoch_is_cold_where_memory_does_not_hold_the_full_data_set():
+    run = timed(memory_bytes=GB)
+    # 100 KB an image: 80 % of 1 GB holds 8,000 images, and the run's 1,000 with ease.
+    fits, not_fits = (run.savings(epochs=100, images=n).data.loc["fast"] for n in (8000, 8001))
+    assert fits["later_epoch_s"] == pytest.approx(20 * 5)
+    assert not_fits["later_epoch_s"] == not_fits["first_epoch_s"]
+    assert not_fits["total_h"] == pytest.approx(100 * not_fits["first_epoch_s"] / 3600)
+
+
+def test_later_epochs_are_the_mean_of_all_that_were_measured():
+    epochs_s = {"original": (6.0, 4.0, 5.0, 6.0), "fast": (3.0, 2.0, 1.0, 3.0)}
+    found = timed(epochs_s=epochs_s).savings(**HUNDRED).data
+    assert list(found["later_epoch_s"]) == pytest.approx([50, 20])
+
+
+def test_data_in_memory_is_out_where_it_does_not_fit():
+    times = {"hdd": 10.0, "tmpfs": 5.0}
+    tight = timed(times, in_memory=["tmpfs"], memory_bytes=TIGHT).savings(**HUNDRED)
+    assert tight.notes[0].startswith("No variant is faster")
+    assert tight.data.loc["tmpfs", "remark"] == "the full data set does not fit into memory"
+    assert math.isnan(tight.data.loc["tmpfs", "saved_h"])
+    roomy = timed(times, in_memory=["tmpfs"]).savings(**HUNDRED).data.loc["tmpfs"]
+    assert roomy["remark"] == "without the copy into memory"
+    assert roomy["saved_h"] > 0
+
+
+def test_a_warm_run_is_not_extrapolated_to_data_that_memory_cannot_hold():
+    tight = timed(labels=WARM, memory_bytes=TIGHT).savings(**HUNDRED).data
+    assert tight["total_h"].isna().all()
+    assert tight.loc["fast", "remark"].startswith("measured warm, but")
+    roomy = timed(labels=WARM).savings(**HUNDRED).data
+    assert list(roomy["remark"]) == ["without the first, cold epoch"] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"images": 0}, "images must be at least 1, got 0"),
+        ({"gpu_hour": -1}, "gpu_hour must be at least 0, got -1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(asked, message):
+    with pytest.raises(ValueError, match=message):
+        timed().savings(**{**HUNDRED, **asked})
+
+
+def test_savings_name_what_stood_in_above_the_table():
+    emulated = {**COLD, "accelerator": "emulated(matched, 11.2 ms/image)"}
+    assert str(timed(labels=emulated).savings(**HUNDRED)).splitlines()[:2] == [
+        "100 epochs of 1,600 images",
+        "Emulated accelerator (matched, 11.2 ms/image)",
+    ]

@@ -1,7 +1,4 @@
-"""Reports: what is in the run folder and no more, in two forms, and no free text that is markup.
-
-Run: python -m pytest tests/test_reports.py
-"""
+"""Reports: two forms with the same parts, files that need nothing else, no free text as markup."""
 
 import re
 import shutil
@@ -13,33 +10,28 @@ import pytest
 from fake_runs import fake_grouped_run
 from fakes import CHECKED, fake_info, fake_trials
 
-from labkit.cli import main
+import labkit as lab
 from labkit.machine import hardware
-from labkit.report.page import page
-from labkit.report.report import section, write_report
-from labkit.runs.store import append_trial, create_run, load_run
+from labkit.runs.store import append_trial, create_run
 from labkit.settings import AS_PUBLISHED
 
 NASTY = '<script>alert(1)</script> "q" \' & | `a` ](http://x) <img src=x onerror=alert(2)>'
 TIMES = {"original": 1.0, "prefetch_generator": 0.9, "data_prefetcher": 0.8}
 ORDER = (
-    "What was done", "Hardware and software", "Claims of the documents", "Notes", "Provenance",
-    "Run it again",
+    "normalized time [95 % interval]", "Claims of the documents", "Method",
+    "Hardware and software", "Run it again",
 )  # fmt: skip
-
-
-def here():
-    """What run.json says of the machine that the tests run on."""
-    return {"machine_id": hardware.provenance()["machine_id"], "cores": 2, "cpu_model": "Some CPU"}
 
 
 def make_run(results, times=TIMES, **info):
     """A finished run of prefetching from this machine, unless told otherwise, on disk."""
-    written = fake_info(list(times), **{"provenance": here(), "blocks": 3, **info})
-    folder = create_run(Path(results), written)
+    here = {"machine_id": hardware.provenance()["machine_id"], "cores": 2, "cpu_model": "Some CPU"}
+    folder = create_run(
+        Path(results), fake_info(list(times), **{"provenance": here, "blocks": 3, **info})
+    )
     for trial in fake_trials(times):
         append_trial(folder, trial)
-    return load_run(folder)
+    return lab.find_run(folder)
 
 
 class Outline(HTMLParser):
@@ -53,7 +45,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        if tag not in {"meta", "img", "br"}:
+        if tag not in {"meta", "img", "br", "wbr"}:
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -83,14 +75,14 @@ def nasty(tmp_path_factory):
         "data": {"folder": NASTY, "images": 3, "boxes": NASTY},
         "storages": {NASTY: {"filesystem": NASTY, "device": NASTY, "label": NASTY}},
         "provenance": {"machine_id": NASTY, "cpu_model": NASTY, "versions": {NASTY: NASTY}},
+        "request": {"experiment": NASTY, "mode": NASTY, "settings": {"data": NASTY + "\n```"}},
     }  # fmt: skip
     run = make_run(results, {"original": 1.0, NASTY: 0.8})
     variants = {
         label: {**values, "data": NASTY}
         for label, values in fake_info(["original", NASTY, "dali"])["variants"].items()
     }
-    run = replace(run, info={**run.info, **info, "variants": variants})
-    return write_report(run, results / "<b>")
+    return replace(run, info={**run.info, **info, "variants": variants}).report(results / "<b>")
 
 
 # --- the files ----------------------------------------------------------------------------
@@ -98,8 +90,8 @@ def nasty(tmp_path_factory):
 
 def test_one_run_is_written_into_its_own_folder(tmp_path):
     run = make_run(tmp_path)
-    paths = write_report(run)
-    figure = "figures/1-prefetching-chart"
+    paths = run.report()
+    figure = "figures/1-prefetching-times"
     assert [str(path.relative_to(run.folder)) for path in paths] == [
         "report.html", "report.md", f"{figure}.png", f"{figure}.svg", f"{figure}.pdf",
     ]  # fmt: skip
@@ -111,7 +103,7 @@ def test_one_run_is_written_into_its_own_folder(tmp_path):
 
 def test_several_runs_get_a_folder_beside_the_runs_and_never_the_same_one(tmp_path):
     runs = [make_run(tmp_path), replace(fake_grouped_run(), folder=tmp_path / "operations" / "one")]
-    first, second = (write_report(runs, results=tmp_path, markdown=False) for _ in range(2))
+    first, second = (lab.report(runs, results=tmp_path, markdown=False) for _ in range(2))
     assert [path.name for path in (*first, *second)] == ["report.html"] * 2
     assert first[0].parent != second[0].parent
     assert {path.parent.parent for path in (*first, *second)} == {tmp_path / "reports"}
@@ -122,7 +114,7 @@ def test_several_runs_get_a_folder_beside_the_runs_and_never_the_same_one(tmp_pa
 
 def test_every_link_of_the_markdown_is_relative_and_leads_to_a_file(tmp_path):
     run = make_run(tmp_path)
-    paths = write_report([run, run], tmp_path / "out")
+    paths = lab.report([run, run], tmp_path / "out")
     text = read(paths, "report.md")
     links = re.findall(r"(?<!\\)\]\(([^)]*)\)", text)
     assert {(tmp_path / "out" / link) for link in links} == {
@@ -134,75 +126,94 @@ def test_every_link_of_the_markdown_is_relative_and_leads_to_a_file(tmp_path):
     assert str(tmp_path) not in text
 
 
-def test_without_runs_all_newest_ones_are_taken(tmp_path):
-    make_run(tmp_path)
+def test_without_runs_the_newest_finished_ones_and_all_claims_are_shown(tmp_path):
+    make_run(tmp_path, question="Older?")
     newest = make_run(tmp_path, question="Newest?")
     newest.folder.rename(newest.folder.with_name("99990101T000000Z-ffff"))
-    make_run(tmp_path, experiment="mine")
-    (path,) = write_report(results=tmp_path, folder=tmp_path / "out", markdown=False)
-    shown = words_of(path.read_text(encoding="utf-8"))
-    assert shown.count("What was done") == 2
-    assert "Newest?" in shown
+    failed = make_run(tmp_path, status="failed", question="Failed?")
+    failed.folder.rename(failed.folder.with_name("99990101T000001Z-ffff"))
+    published = make_run(tmp_path, protocol=AS_PUBLISHED)
+    for name in ("mine", "preprocessing"):
+        make_run(tmp_path, experiment=name, question=f"{name}?")
+    (path,) = lab.report(results=tmp_path, folder=tmp_path / "out", markdown=False)
+    html = path.read_text(encoding="utf-8")
+    shown = words_of(html)
+    assert "Older?" not in shown
+    assert "Failed?" not in shown
+    expected = ("Newest?", f"{published.summary.question} (as in the document)", "preprocessing?",
+                "mine?", "All claims")  # fmt: skip
+    places = [shown.index(part) for part in expected]
+    assert places == sorted(places)  # a run as in the document stands beside the corrected one
+    targets = {attributes["id"] for tag, attributes in Outline(html).tags if tag == "section"}
+    links = {attributes["href"] for tag, attributes in Outline(html).tags if tag == "a"}
+    assert len(targets) == 5
+    assert links == {f"#{target}" for target in targets}
     with pytest.raises(ValueError, match=r"runs must be at least one, got none in .*labkit run"):
-        write_report(results=tmp_path / "empty")
+        lab.report(results=tmp_path / "empty")
 
 
-def test_the_command_names_its_files(tmp_path, capsys):
-    run, out = make_run(tmp_path), tmp_path / "out"
-    asked = ["report", "prefetching", "--out", str(out), "--results", str(tmp_path)]
-    assert main(asked) == 0
-    assert capsys.readouterr().out == f"wrote {out / 'report.html'}\n"
-    assert main(["report", run.folder.name, "--markdown", "--results", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [f"wrote {run.folder / name}" for name in ("report.html", "report.md")]
-    assert main(["report", "nope", "--results", str(tmp_path)]) == 1
-    assert "got 'nope'; newest runs: prefetching/" in capsys.readouterr().err
+def test_runs_whose_folders_have_one_part_can_be_reported_together(tmp_path, monkeypatch):
+    run = make_run(tmp_path)
+    monkeypatch.chdir(run.folder.parent)
+    one = replace(run, folder=Path(run.folder.name))
+    (path,) = lab.report([one, one], results=tmp_path, markdown=False)
+    assert path.parent.parent == tmp_path / "reports"
 
 
 # --- what they say ------------------------------------------------------------------------
 
 
 def test_both_forms_have_the_same_parts_in_the_same_order(tmp_path):
-    run = make_run(tmp_path, published={"data_prefetcher": 0.891})
-    paths = write_report(run)
-    for shown in (words_of(read(paths, "report.html")), read(paths, "report.md")):
-        places = [shown.index(part) for part in (run.info["question"], *ORDER)]
+    run = make_run(tmp_path, published={"data_prefetcher": 0.891}, **CHECKED)
+    paths = run.report()
+    html = read(paths, "report.html")
+    for shown in (words_of(html), read(paths, "report.md")):
+        places = [shown.index(part) for part in (run.summary.question, *ORDER)]
         assert places == sorted(places)
-        assert "labkit run prefetching" in shown
-        assert "2 cores, Some CPU, GPU unknown (machine " in shown
+        for part in (
+            "Emulated accelerator (matched, 11.2 ms/image)",
+            "throttled: 80.0 of 81.0 files/s random",
+            "labkit run prefetching",
+            'lab.run(experiment, "quick")'.replace('"', "'"),
+            "2 cores, Some CPU, GPU unknown (machine ",
+            "prefetcher=data_prefetcher",
+            f"prefetching/{run.folder.name}",
+        ):
+            assert part in shown.replace("\\_", "_")
+        assert str(tmp_path) not in shown
+    for tag, attributes in Outline(html).tags:
+        assert tag not in {"script", "link", "iframe"}
+        assert (attributes.get("src") or attributes.get("href") or "#").startswith(("data:", "#"))
+        assert tag != "img" or "data_prefetcher: 0." in attributes["alt"]
 
 
 def test_a_cancelled_run_says_so_before_anything_else(tmp_path):
-    run = make_run(tmp_path, status="cancelled", blocks=9)
-    (path,) = write_report(run, markdown=False)
+    (path,) = make_run(tmp_path, status="cancelled", blocks=9).report(markdown=False)
     shown = words_of(path.read_text(encoding="utf-8"))
-    said = "This run was cancelled. Only what it had measured counts."
-    assert shown.index(run.info["question"]) < shown.index(said) < shown.index("What was done")
-    assert "None: claims are answered by finished runs of this machine." in shown
+    warning = "This run was cancelled. Only completed trials count."
+    assert shown.index(warning) < shown.index("Method")
 
 
 def test_claims_are_answered_by_this_run_of_this_machine_alone(tmp_path):
     make_run(tmp_path, {**TIMES, "data_prefetcher": 5.0})  # another run, which must not answer
-    run = make_run(tmp_path)
-    (path,) = write_report(run, markdown=False)
+    (path,) = make_run(tmp_path).report(markdown=False)
     shown = words_of(path.read_text(encoding="utf-8"))
-    claims = shown[shown.index("Claims of the documents") : shown.index("Notes")]
+    claims = shown[shown.index("Claims of the documents") : shown.index("Method")]
     assert "19 [004] prefetch_generator loads the next batch in the background" in claims
     assert "no verdict in quick mode" in claims
-    assert "not run: this run has no such variant" in claims  # it has no "both"
     assert "5.0" not in claims
     assert "Measured on another machine" not in shown
 
 
 @pytest.mark.parametrize("how", ["shared", "copied"])
-def test_a_run_of_another_machine_is_named_and_answers_nothing(tmp_path, how):
+def test_a_run_of_another_machine_is_named_and_answers_no_claim(tmp_path, how):
     there = {"machine_id": "a colleague's", "cores": 96, "gpu": {"works": True, "name": "H200"}}
     info = {"provenance": there} if how == "copied" else {"shared": {"from": "x"}}
-    (path,) = write_report(make_run(tmp_path, **info), markdown=False)
+    (path,) = make_run(tmp_path, **info).report(markdown=False)
     shown = words_of(path.read_text(encoding="utf-8"))
     named = "96 cores, H200 (machine a coll" if how == "copied" else "2 cores, Some CPU"
     assert f"Measured on another machine: {named}" in shown
-    assert "None: claims are answered by finished runs of this machine." in shown
+    assert "Claims of the documents" not in shown
 
 
 # --- free text ----------------------------------------------------------------------------
@@ -210,13 +221,12 @@ def test_a_run_of_another_machine_is_named_and_answers_nothing(tmp_path, how):
 
 def test_free_text_in_the_markdown_stays_text(nasty):
     text = read(nasty, "report.md")
+    assert re.search(r"^`{4}python\n", text, re.MULTILINE)  # which no line of the code closes
     # Code is shown as it is; outside of it nothing may be left that a reader would take for markup.
     prose = re.sub(r"^(`{3,})\w*\n.*?\n\1$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert prose.count("script") > 10
     plain = re.sub(r"\\.", "", prose)
-    assert set(re.findall(r"<[^>]*>", plain)) == {
-        "<br>", "<small>", "</small>", "<details>", "</details>", "<summary>", "</summary>",
-    }  # fmt: skip
+    assert set(re.findall(r"<[^>]*>", plain)) == {"<br>", "<small>", "</small>"}
     assert "`" not in plain
     assert "://" not in plain
     assert all(link.startswith("figures/") for link in re.findall(r"\]\(([^)]*)\)", plain))
@@ -225,7 +235,7 @@ def test_free_text_in_the_markdown_stays_text(nasty):
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
 
 
-def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty, tmp_path):
+def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty):
     sync_api = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -254,54 +264,11 @@ def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty, tmp_path
             assert (found["scripts"], found["links"], found["tooWide"]) == (0, 0, False)
             assert found["images"] == [True]  # the chart, and no picture of a free text's
             assert found["text"].count("<script>alert(1)</script>") > 10
-        # On paper: everything is there, what was folded too, and no table is wider than the sheet.
+        # On paper no table is wider than the sheet.
         page.emulate_media(media="print")
         page.set_viewport_size({"width": 700, "height": 1000})
         wide = "[...document.querySelectorAll('table')].filter(t => t.scrollWidth > 700).length"
         assert page.evaluate(wide) == 0
-        folded = "document.querySelector('.stored').getBoundingClientRect().height"
-        assert page.evaluate(folded) > 100
         browser.close()
     assert dialogs == []
     assert {url.split(":")[0] for url in asked} <= {"file", "data"}
-
-
-def test_runs_whose_folders_have_one_part_can_be_reported_together(tmp_path, monkeypatch):
-    run = make_run(tmp_path)
-    monkeypatch.chdir(run.folder.parent)
-    one = replace(run, folder=Path(run.folder.name))
-    (path,) = write_report([one, one], results=tmp_path, markdown=False)
-    assert path.parent.parent == tmp_path / "reports"
-
-
-# --- the page -----------------------------------------------------------------------------
-
-
-def test_the_page_is_well_formed_and_needs_nothing_beside_it(tmp_path):
-    run = make_run(tmp_path, **CHECKED)
-    claim = dict.fromkeys(("document", "claim", "published", "experiment", "answer"), NASTY)
-    shown = page([section(run), section(run)], [{"number": 1, **claim}])
-    outline = Outline(shown)
-    for tag, attributes in outline.tags:
-        assert tag not in {"script", "link", "iframe"}
-        assert (attributes.get("src") or attributes.get("href") or "#").startswith(("data:", "#"))
-        assert tag != "img" or "data_prefetcher: 0." in attributes["alt"]
-    targets = {attributes["id"] for tag, attributes in outline.tags if tag == "section"}
-    links = {attributes["href"].lstrip("#") for tag, attributes in outline.tags if tag == "a"}
-    assert len(targets) == 3
-    assert links == targets
-    assert str(tmp_path) not in shown
-    words = words_of(shown)
-    for part in (
-        "Emulated accelerator (matched, 11.2 ms/image)",
-        "data_prefetcher prefetcher = data_prefetcher",
-        f"prefetching/{run.folder.name}",
-        "throttled checked: 80.0 of 81.0 files/s at random",
-    ):
-        assert part in words
-
-
-def test_no_line_of_a_text_closes_its_fence(tmp_path):
-    text = read(write_report(make_run(tmp_path, notes=[], reason="a\n```\n````b")), "report.md")
-    assert text.count("```json") == 1
-    assert re.search(r"^`{5}json\n", text, re.MULTILINE)

@@ -124,7 +124,7 @@ def test_runs_of_earlier_versions_can_be_shared(info, tmp_path):
     run = load_run(info.parent)
     opened = open_shared(write(run, tmp_path), tmp_path)
     assert len(opened.trials) == len(run.trials)
-    rows, theirs = (table.table(each.summary).to_numpy().tolist() for each in (run, opened))
+    rows, theirs = (table.table(each.summary).rows for each in (run, opened))
     assert theirs == rows
 
 

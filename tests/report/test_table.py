@@ -1,57 +1,94 @@
-"""Tables: the same numbers in every form, and no free text that breaks one.
+"""Tables: the same numbers in every form, what they rest on, and no free text that is markup."""
 
-Run: python -m pytest tests/test_report.py
-"""
-
+import csv
+import io
 import json
 import re
+from dataclasses import asdict, replace
 
+import pytest
 from fakes import (
     CHECKED,
+    LABELS,
+    RATES,
+    THROTTLED,
     fake_info,
     fake_judged_trials,
     fake_media_info,
+    fake_throttled_hdd,
     fake_trial,
     fake_trials,
 )
 
 from labkit.analysis.summary import summarize
-from labkit.report import table as report
+from labkit.report import words
+from labkit.report.table import Table, Tables, table
 
-NASTY = '<script>alert("x")</script> & | `a` *b* [c](d)'
+NASTY = '<script>alert("x")</script> & $HOME'
+TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
 
 
-def make_summary(times=None, *, blocks=3, **info):
-    times = times or {"original": 1.0, "data_prefetcher": 0.5}
+def make_summary(times=TIMES, *, labels=LABELS, **info):
     names = [*times, *info.get("skipped", {})]
-    return summarize(fake_info(names, blocks=blocks, **info), fake_trials(times, blocks=blocks))
+    return summarize(fake_info(names, **info), fake_trials(times, labels=labels))
 
 
-# --- tables -------------------------------------------------------------------------------
+def judged_summary(**info):
+    """Ten blocks, of which one is rejected; ssd has an outlier and a trial that was not cold."""
+    info = fake_media_info(mode="full", blocks=10, **info)
+    info["variants"] |= {name: {"storage": name} for name in info.get("skipped", {})}
+    return summarize(info, fake_judged_trials())
+
+
+# --- the table ----------------------------------------------------------------------------
 
 
 def test_the_table_has_five_columns_of_text():
     trials = [
-        fake_trial("base", 0, "A1", 2.0), fake_trial("base", 0, "A2", 2.0),
-        fake_trial("other", 0, "", 1.0),
-        fake_trial("base", 1, "A1", 2.0), fake_trial("base", 1, "A2", 2.0),
-        fake_trial("other", 1, "", 1.0),
-    ]  # fmt: skip
+        fake_trial(name, block, role, 1.0 if name == "other" else 2.0)
+        for block in range(2)
+        for name, role in (("base", "A1"), ("base", "A2"), ("other", ""))
+    ]
     names = ["base", "other", "dali"]
     info = fake_info(names, published={"other": 0.61}, skipped={"dali": "not installed"})
-    table = report.table(summarize(info, trials)).reset_index()
-    assert list(table.columns) == [
+    found = table(summarize(info, trials))
+    assert found.header == [
         "variant", "two-epoch time", "normalized time [95 % interval]", "document", "verdict",
     ]  # fmt: skip
-    assert table.values.tolist() == [
+    assert found.rows == [
         ["base", "2.00 s", "1.000", "–", "–"],
         ["other", "1.00 s", "0.500 [0.500, 0.500]", "0.610", "–"],
         ["dali", "–", "–", "–", "skipped: not installed"],
     ]
 
 
+def test_html_and_text_hold_question_conditions_numbers_small_print_and_notes_in_order():
+    summary = judged_summary(skipped={"nvme": "not named"}, **CHECKED)
+    found = table(summary)
+    html = re.sub(r"<.*?>", "", found.to_html(exclude_styles=True)).replace("\u00a0", " ")
+    text = str(found)
+    for shown in (" ".join(html.split()), " ".join(text.split())):
+        parts = [
+            summary.question,
+            "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s)",
+            "full mode · 9 blocks, 1 rejected",
+            "normalized time [95 % interval]",
+            *(
+                part
+                for row, small in zip(found.rows, found.small_print)
+                for part in (row[0], small)
+            ),
+            "throttled: 80.0 of 81.0 files/s random",
+            "1 block rejected: ",
+        ]
+        at = 0
+        for part in parts:
+            at = shown.index(part, at)
+    assert not found.small_print[-1]  # the last row was skipped
+
+
 def test_the_terminal_table_is_aligned_also_with_chinese_names():
-    lines = report.text(make_summary({"original": 1.0, "数据预取": 0.5})).splitlines()
+    lines = str(table(make_summary({"original": 1.0, "数据预取": 0.5}))).splitlines()
     # A Chinese letter takes two columns of a terminal, so four of them take eight.
     latin, chinese = (
         re.search(r"\d\.\d{3}", line).start()
@@ -63,69 +100,179 @@ def test_the_terminal_table_is_aligned_also_with_chinese_names():
     assert not any(line.endswith(" ") for line in lines)
 
 
-def test_the_terminal_table_says_under_which_conditions():
-    summary = make_summary(blocks=3, notes=["one image was unreadable"], status="cancelled")
-    question, stand_ins, conditions, *rest = report.text(summary).splitlines()
-    assert question == summary.question
-    assert stand_ins == "Emulated accelerator (matched, 11.2 ms/image)"
-    assert "quick mode · 3 blocks · storage: real" in conditions
-    assert any(f"(A/A {summary.aa_ratio:.3f} [" in line for line in rest)
-    assert "- one image was unreadable" in rest
+def test_no_free_text_becomes_markup():
+    info = {"question": NASTY, "notes": [NASTY], "source": NASTY}
+    html = table(
+        make_summary({"original": 1.0, NASTY: 0.5}, skipped={"b": NASTY}, **info)
+    ).to_html()
+    assert "<script>" not in html
+    assert html.count("&lt;script&gt;") == 5  # question, source, variant, reason, note
+    assert "mathjax_ignore" in html  # dollars are no formula
 
 
-def test_markdown_cells_hold_any_text():
-    summary = make_summary(skipped={NASTY: NASTY + "\nsecond line"}, question=NASTY)
-    lines = [line for line in report.markdown(summary).splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + 3
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {6}
-    assert "<script>" not in re.sub(r"\\<", "", report.markdown(summary))
-    assert "](d)" not in report.markdown(summary).replace(r"\](d)", "")
+def test_numbers_of_other_tables_are_readable_and_keep_their_data():
+    import pandas as pd
+
+    data = pd.DataFrame({"saved_s": [1234567.0, 0.25, None], "x": ["a", None, "c"]}, index=[*"uvw"])
+    found = Table(data)
+    assert found.rows == [["u", "1,234,567", "a"], ["v", "0.250", "–"], ["w", "–", "c"]]
+    assert "saved_<wbr>s" in found.to_html()
+    shown = Tables({NASTY: found})
+    assert "<script>" not in shown._repr_html_()
+    assert str(shown).startswith(NASTY)
+    assert found.data is data
 
 
-# --- second lines -------------------------------------------------------------------------
-
-
-def judged_summary(**info):
-    info = fake_media_info(mode="full", blocks=10, **info)
-    info["variants"] |= {name: {"storage": name} for name in info.get("skipped", {})}
-    return summarize(info, fake_judged_trials())
-
-
-def test_in_a_terminal_each_row_is_followed_by_what_it_rests_on():
-    summary = judged_summary(skipped={"nvme": "not named"}, **CHECKED)
-    lines = report.text(summary).splitlines()
-    for row, second in zip(summary.rows, report.second_lines(summary)):
-        (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{row.variant}  ")]
-        below = []
-        for line in lines[at + 1 :]:
-            if not line.startswith("    "):
-                break
-            below.append(line.strip())
-        assert " ".join(below) == second
-    assert not second  # the last row was skipped
-    assert any(line.startswith("- throttled checked: 80.0 of 81.0 files/s") for line in lines)
-
-
-def test_every_field_of_a_row_survives_json_as_what_it_is():
+def test_the_detailed_table_has_every_field_as_csv_and_json_can_hold_it():
     summary = judged_summary()
-    back = json.loads(json.dumps(report.rows(summary), allow_nan=False))
-    assert back == report.rows(summary)  # lists, not tuples
-    (place,) = back[1]["outliers"]
-    assert back[1]["ratios"][place] == max(back[1]["ratios"])
-    assert (back[1]["left_out"], back[1]["agreement"]) == (1, "inconclusive")
-    detail = report.table(summary, detail=True)
+    rows = [asdict(row) for row in summary.rows]
+    assert json.loads(json.dumps(rows, allow_nan=False))[1]["left_out"] == 1
+    detail = table(summary, detail=True)
     assert {"outliers", "left_out", "mde", "agreement", "level"} <= set(detail.columns)
+    cells = list(csv.DictReader(io.StringIO(detail.to_csv())))
+    assert [float(cell["normalized_time"]) for cell in cells] == [
+        pytest.approx(row.normalized_time, abs=1e-12) for row in summary.rows
+    ]
 
 
-def test_the_notebooks_table_says_what_it_stands_on():
-    summary = judged_summary(**CHECKED)
-    table = report.table(summary)
-    for shown in (repr(table), table._repr_html_().replace("&quot;", '"')):
-        for words in (
-            summary.question,
-            "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s)",
-            "full mode · 9 blocks, 1 rejected",
-            "throttled checked: 80.0 of 81.0 files/s",
-            "1 block rejected: ",
-        ):
-            assert words in shown
+# --- what a number rests on ---------------------------------------------------------------
+
+
+def small_prints(summary):
+    return {row.variant: words.small_print(summary, row) for row in summary.rows}
+
+
+def test_the_small_print_says_noise_proof_medium_and_what_is_odd():
+    summary = judged_summary()
+    ratio = f"A/A {summary.aa_ratio:.3f} [{summary.aa_low:.3f}, {summary.aa_high:.3f}]"
+    row = summary.rows[1]
+    (place,) = row.outliers
+    found = small_prints(summary)
+    assert found["hdd"] == (
+        f"noise floor {100 * summary.aa_s:.1f} % ({ratio}) · "
+        "cold (0.0 % in memory before, 50.1 % of bytes from disk) · throttled storage"
+    )
+    assert found["ssd"] == (
+        f"8 of 9 blocks · smallest detectable effect {100 * row.mde:.1f} % · "
+        "cold (0.0 % in memory before, 50.2 % of bytes from disk) · real storage · "
+        f"1 outlier, kept: {row.ratios[place]:.3f} · 1 trial left out: not shown to be cold"
+    )
+    assert small_prints(make_summary(skipped={"dali": "not installed"}))["dali"] == ""
+
+
+REAL = {"storage": "real", "accelerator": "cuda:H200"}
+PUBLISHED = {"true": 0.894, "far": 0.6, "none": 0.999}
+TRUE = {"base": 1.0, "true": 0.894, "far": 0.9, "none": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (REAL, ("agrees", "differs")),
+        (REAL | {"storage": "unknown"}, ("agrees", "differs")),
+        (
+            REAL | {"accelerator": "emulated(matched, 2 ms/image)"},
+            ("consistent (emulated)", "not consistent (emulated)"),
+        ),
+        (
+            REAL | {"storage": "modelled(7200 rpm)"},
+            ("consistent (emulated)", "not consistent (emulated)"),
+        ),
+        (REAL | {"storage": THROTTLED}, ("consistent (emulated)", "not consistent (emulated)")),
+    ],
+)
+def test_agreement_over_a_stand_in_is_never_said_as_of_the_real_thing(labels, expected):
+    trials = fake_trials(TRUE, blocks=10, noise=0.01, labels=labels)
+    summary = summarize(fake_info(list(TRUE), mode="full", published=PUBLISHED), trials)
+    cells = table(summary).data["document"]
+    assert cells["base"] == "–"
+    assert (cells["true"], cells["far"]) == (f"0.894, {expected[0]}", f"0.600, {expected[1]}")
+    emulated = " (emulated)" if "emulated" in expected[0] else ""
+    assert cells["none"] == f"0.999, inconclusive{emulated}"
+
+
+def test_a_baseline_on_a_stand_in_makes_the_comparison_emulated():
+    trials = [
+        replace(t, labels={**REAL, "storage": THROTTLED} if t.variant == "base" else REAL)
+        for t in fake_trials(TRUE, blocks=10, noise=0.01)
+    ]
+    summary = summarize(fake_info(list(TRUE), mode="full", published=PUBLISHED), trials)
+    assert table(summary).data["document"]["true"] == "0.894, consistent (emulated)"
+    assert "published 0.894, consistent (emulated), faster" in words.describe(summary)
+
+
+# --- what a run rests on ------------------------------------------------------------------
+
+
+def test_stand_ins_are_named_with_the_variants_they_belong_to():
+    found = table(summarize(fake_info(["hdd", "ssd"]), fake_throttled_hdd()))
+    assert found.heading[1] == "Throttled storage (81 reads/s): hdd"
+    assert "accelerator: cuda:H200" in found.heading[2]
+
+
+def test_a_check_says_when_it_was_made_with_how_many_readers_and_what_was_refused():
+    random, sequential = RATES
+    off = {**random, "readers": 8, "delivered_per_s": 41.0, "refused": True}
+    free = {**sequential, "requested_per_s": None}
+    facts = {"rates": [off, free], "rates_checked_utc": "2026-11-20T09:05:59Z"}
+    checked = {"free_loader_au": 0.99512, "free_loader_checked_utc": "2026-11-21T14:03:22Z"}
+    summary = make_summary(calibration=checked, storages={"hdd": facts})
+    assert words.checks(summary) == [
+        "emulated accelerator: 99.5 % busy with a free loader (required: 99 %; "
+        "checked 2026-11-21 14:03 UTC)",
+        "hdd: refused, 41.0 of 81.0 files/s random with 8 readers, 104.9 MB/s sequential with "
+        "2 readers, no limit (tolerance: 5 %; checked 2026-11-20 09:05 UTC)",
+    ]
+
+
+def test_rejected_blocks_are_counted_where_they_are_left_out_and_disturbed_where_not():
+    assert "full mode · 9 blocks, 1 rejected · " in words.conditions(judged_summary())
+    summary = summarize(fake_media_info(blocks=3), fake_judged_trials(blocks=3))
+    assert "quick mode · 3 blocks, 1 disturbed · " in words.conditions(summary)
+
+
+@pytest.mark.parametrize(("mode", "is_said"), [("full", True), ("quick", False)])
+def test_an_unstable_machine_is_named_wherever_something_is_judged(mode, is_said):
+    trials = [
+        replace(t, epochs=tuple(replace(e, epoch_s=1.3 * e.epoch_s) for e in t.epochs))
+        if t.role == "A2"
+        else t
+        for t in fake_trials(TIMES, blocks=10)
+    ]
+    summary = summarize(fake_info(list(TIMES), mode=mode, published=TIMES), trials)
+    assert ("machine unstable, no verdicts" in words.conditions(summary)) is is_said
+    assert words.published(summary, summary.rows[1]) == "0.894"
+
+
+def test_the_alternative_text_holds_all_that_the_chart_shows():
+    summary = make_summary(published=TIMES, skipped={"dali": "not installed"})
+    text, row = words.describe(summary), summary.rows[1]
+    assert text.startswith(summary.question)
+    for part in (
+        "Emulated accelerator",
+        "quick mode · 3 blocks",
+        f"prefetch_generator: {row.normalized_time:.3f}, 95 % interval [",
+        "published 0.894",
+        "dali: skipped: not installed.",
+    ):
+        assert part in text
+    assert "\n" not in text
+
+
+def test_the_origin_names_machine_versions_run_and_time_and_nothing_personal():
+    versions = {"torch": "2.13.0", "opencv": "5.0.0", "pillow": "13", "simplejpeg": "unknown"}
+    info = {
+        "run": "20261121T191222Z-1f2e",
+        "created_utc": "2026-11-21T19:12:22Z",
+        "variants": {"a": {"decoder": "opencv", "data": "/home/ada/photos", "num_workers": 2}},
+        "data": {"folder": "/home/ada/photos"},
+        "provenance": {
+            "machine_id": "7a93da180d42", "cpu_model": "AMD EPYC", "cores": 2, "dirty": False,
+            "versions": versions, "revision": "d3b547a28684a3e15409176c609ce62422561b00",
+            "gpu": {"works": False, "name": ""},
+        },
+    }  # fmt: skip
+    assert words.origin(info) == (
+        "2 cores, AMD EPYC, no GPU (machine 7a93da) · torch 2.13.0, opencv 5.0.0 · "
+        "labkit d3b547a · run 20261121T191222Z-1f2e · 2026-11-21 19:12 UTC"
+    )

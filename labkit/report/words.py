@@ -1,0 +1,307 @@
+"""The sentences that tables, charts, the report and the panel share.
+
+Summary -> conditions(), checks(), noise_floor()          of a run
+Row     -> small_print(), published(), reason(), proof()  of a variant
+Summary -> describe(), describe_epochs()                  alternative texts of charts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from labkit import units
+from labkit.analysis.stand_ins import (
+    EMULATED_WORDS,
+    STAND_INS,
+    find_stand_ins,
+    is_warned_of,
+    split_label,
+    stand_ins,
+)
+from labkit.analysis.statistics import UNSTABLE
+from labkit.analysis.summary import Row, Summary, epoch_bars
+from labkit.machine import hardware
+from labkit.parts.devices import FREE_LOADER_MIN_AU
+from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.settings import CORRECTED
+
+# Labels of variants whose work is not the same as the baseline's.
+OF_WORK = ("images", "loss", "precision", "training loop")
+REVISION_SHOWN = 7  # characters of a commit, as git shows it
+NOT_KNOWN = "unknown"
+
+
+# --- a run ------------------------------------------------------------------------------
+
+
+def conditions(summary: Summary) -> str:
+    """Return in one line how a run was measured: mode, blocks, labels, document."""
+    source = [f"document: {summary.source}"] if summary.source else []
+    return " · ".join([*how_measured(summary), *plain_labels(summary), *source])
+
+
+def how_measured(summary: Summary) -> list[str]:
+    """Return the mode, the blocks that count, and what is special about the run."""
+    blocks = units.count(summary.n_blocks, "block")
+    if summary.rejected:
+        done = "rejected" if summary.are_rejected_left_out else "disturbed"
+        blocks += f", {len(summary.rejected)} {done}"
+    parts = [f"{summary.mode} mode", blocks]
+    if summary.judged and not summary.stable:
+        parts.append(f"{UNSTABLE}, no verdicts")
+    if summary.has_groups and summary.aa_ratio is not None:
+        parts.append(noise_floor(summary))
+    if summary.protocol != CORRECTED:
+        parts.append(summary.protocol)
+    return parts
+
+
+def plain_labels(summary: Summary) -> list[str]:
+    """Return the labels that all variants share, without stand-ins."""
+    return [
+        f"{name}: {label}"
+        for name, label in sorted(summary.labels.items())
+        if not is_warned_of(name, label)
+    ]
+
+
+def other_images(summary: Summary) -> list[str]:
+    """Return the variants that read or decode other images than the rest, which charts must say."""
+    if "images" in summary.labels:
+        return []
+    return [
+        f"{row.variant}: {row.labels['images']}" for row in summary.rows if "images" in row.labels
+    ]
+
+
+def noise_floor(summary: Summary) -> str:
+    """Return the noise of two equal runs: "noise floor 1.2 % (A/A 0.996 [0.981, 1.012])"."""
+    if summary.aa_ratio is None:
+        return ""
+    ratio = f"A/A {units.normalized(summary.aa_ratio)}"
+    if summary.aa_s is None:
+        return ratio
+    interval = units.interval(summary.aa_low, summary.aa_high)
+    return f"noise floor {units.percent(summary.aa_s)} ({ratio} {interval})"
+
+
+def checks(summary: Summary) -> list[str]:
+    """Return how close each stand-in came to what it stands for, measured before the run.
+
+    Returns:
+        Lines such as "emulated accelerator: 99.7 % busy with a free loader (required: 99 %)";
+        empty where nothing stands in.
+    """
+    found, calibration = [], summary.calibration
+    if (busy := calibration.get("free_loader_au")) is not None:
+        tries = calibration.get("free_loader_tries", 1)
+        best = f", best of {tries} tries" if tries > 1 else ""
+        found.append(
+            f"emulated accelerator: {units.percent(busy)} busy with a free loader{best} (required: "
+            f"{units.limit(FREE_LOADER_MIN_AU)}{_when(calibration, 'free_loader_checked_utc')})"
+        )
+    for name, facts in summary.storages.items():
+        if rates := facts.get("rates"):
+            refused = "refused, " if any(rate["refused"] for rate in rates) else ""
+            found.append(
+                f"{name}: {refused}{', '.join(map(_delivered, rates))} (tolerance: "
+                f"{units.limit(MAX_ERROR_SHARE)}{_when(facts, 'rates_checked_utc')})"
+            )
+    return found
+
+
+def _delivered(rate: Mapping[str, object]) -> str:
+    wanted = rate["requested_per_s"]
+    measured = units.delivered(rate["delivered_per_s"], wanted, rate["unit"])
+    limit = ", no limit" if wanted is None else ""
+    return f"{measured} {rate['pattern']} with {units.count(rate['readers'], 'reader')}{limit}"
+
+
+def _when(facts: Mapping[str, object], key: str) -> str:
+    return f"; checked {units.minute(facts[key])}" if facts.get(key) else ""
+
+
+def origin(info: Mapping[str, object]) -> str:
+    """Return in one line the machine, versions, run and time; nothing personal.
+
+    Args:
+        info: what `run.json` holds, and `run`: the name of its folder.
+    """
+    provenance = info.get("provenance") or {}
+    parts = [hardware.describe(provenance) if provenance.get("machine_id") else ""]
+    parts += [", ".join(_versions(info)), revision(provenance)]
+    parts.append(f"run {info['run']}" if info.get("run") else "")
+    parts.append(units.minute(info["created_utc"]) if info.get("created_utc") else "")
+    return " · ".join(filter(None, parts))
+
+
+def revision(provenance: Mapping[str, object]) -> str:
+    """Return the commit of labkit that measured, "" where it is not known."""
+    commit = provenance.get("revision") or NOT_KNOWN
+    changed = " with changes" if provenance.get("dirty") is True else ""
+    return "" if commit == NOT_KNOWN else f"labkit {commit[:REVISION_SHOWN]}{changed}"
+
+
+def _versions(info: Mapping[str, object]) -> list[str]:
+    """Return the versions of torch and of the libraries that a variant's settings name."""
+    versions = (info.get("provenance") or {}).get("versions") or {}
+    settings = [x for key in ("variants", "tasks") for x in (info.get(key) or {}).values()]
+    named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
+    # A library's scaled decoder, DALI on the CPU, and tf.data in all its ways.
+    named |= {value.removesuffix("_scaled").removesuffix("_cpu") for value in named}
+    named |= {"tensorflow" for value in named if value.startswith("tf_data")}
+    return [
+        f"{name} {version}"
+        for name, version in versions.items()
+        if name in {"torch", *named} and version != NOT_KNOWN
+    ]
+
+
+# --- a variant --------------------------------------------------------------------------
+
+
+def reason(row: Row) -> str:
+    """Return why a variant has no number; "" where it has one."""
+    if row.normalized_time is not None:
+        return ""
+    return f"{row.status}: {row.reason}" if row.reason else row.status
+
+
+def published(summary: Summary, row: Row) -> str:
+    """Return the document's figure and whether this run agrees with it.
+
+    Returns:
+        "0.894", "0.894, agrees"; over a stand-in "0.894, consistent (emulated)"; or a dash.
+    """
+    figure = units.normalized(row.published)
+    if not row.agreement:
+        return figure
+    compared = [r for r in summary.rows if summary.is_baseline(r) or r.variant == row.variant]
+    if find_stand_ins(compared):
+        return f"{figure}, {EMULATED_WORDS.get(row.agreement, row.agreement)} (emulated)"
+    return f"{figure}, {row.agreement}"
+
+
+def small_print(summary: Summary, row: Row) -> str:
+    """Return what a variant's number rests on, "" where it has none.
+
+    Returns:
+        "8 of 10 blocks · smallest detectable effect 4.1 % · cold (0.0 % in memory before, 50.1 %
+        of bytes from disk)", then stand-ins, outliers and trials that were left out.
+    """
+    if row.normalized_time is None:
+        return ""
+    n = summary.n_blocks
+    blocks = f"{row.blocks} of {n} blocks" if row.blocks < n else ""
+    noise = "" if row.mde is None else f"smallest detectable effect {units.percent(row.mde)}"
+    if summary.is_baseline(row):
+        noise = "" if summary.has_groups else noise_floor(summary)
+    work = [row.labels.get(kind, "") for kind in OF_WORK if kind not in summary.labels]
+    left_out = ""
+    if row.left_out:
+        cache = row.labels.get("cache", "")
+        left_out = f"{units.count(row.left_out, 'trial')} left out: not shown to be {cache}"
+    parts = [
+        blocks,
+        noise,
+        _cache(row),
+        *work,
+        *_own_labels(summary, row),
+        _outliers(row),
+        left_out,
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def proof(row: Row) -> tuple[str, str, str]:
+    """Return what was measured of a variant's files: in memory, read from disk, pages swapped.
+
+    Returns:
+        "0.0 % (cold)" (before epoch 1), "50.0 %" (of the bytes of all epochs), "0".
+    """
+    cache, share = row.labels.get("cache", ""), row.resident_share_before
+    in_memory = NOT_KNOWN if share is None else units.percent(share)
+    read = NOT_KNOWN if row.device_read_share is None else units.percent(row.device_read_share)
+    swapped = NOT_KNOWN if row.swapped_pages is None else units.count(row.swapped_pages)
+    return f"{in_memory} ({cache})" if cache else in_memory, read, swapped
+
+
+def _outliers(row: Row) -> str:
+    values = ", ".join(units.normalized(row.ratios[place]) for place in row.outliers)
+    return f"{units.count(len(row.outliers), 'outlier')}, kept: {values}" if values else ""
+
+
+def _cache(row: Row) -> str:
+    """Return the cache state with its measurement; "cold (not measured)" without one."""
+    cache, measured = row.labels.get("cache", ""), []
+    if row.resident_share_before is not None:
+        measured.append(f"{units.percent(row.resident_share_before)} in memory before")
+    if row.device_read_share is not None:
+        measured.append(f"{units.percent(row.device_read_share)} of bytes from disk")
+    if row.swapped_pages:
+        measured.append(f"{units.count(row.swapped_pages, 'page')} swapped")
+    found = ", ".join(measured)
+    return f"{cache} ({found or 'not measured'})" if cache else found
+
+
+def _own_labels(summary: Summary, row: Row) -> list[str]:
+    """Return the media and devices of a variant that the others do not share."""
+    found = []
+    for kind in STAND_INS.keys() & row.labels.keys() - summary.labels.keys():
+        labels = {other.labels[kind] for other in summary.rows if kind in other.labels}
+        word, _ = split_label(row.labels[kind])
+        # The details stand above the table, unless they tell two variants apart.
+        is_enough = [split_label(label)[0] for label in labels].count(word) == 1
+        found.append(f"{word} {kind}" if is_enough else f"{kind}: {row.labels[kind]}")
+    return found
+
+
+# --- alternative texts of charts --------------------------------------------------------
+
+
+def describe(summary: Summary) -> str:
+    """Return what the chart of normalized times shows."""
+    what = "each group has its baseline" if summary.has_groups else f"{summary.baseline} is 1"
+    rows = [
+        f"{row.variant}: {describe_row(summary, row)}"
+        for row in summary.rows
+        if summary.has_groups or not summary.is_baseline(row) or row.normalized_time is None
+    ]
+    return describe_run(summary, [f"Normalized time, lower is better; {what}", *rows])
+
+
+def describe_row(summary: Summary, row: Row) -> str:
+    """Return all that a chart shows of one variant."""
+    if why := reason(row):
+        return why
+    parts = [units.seconds(row.time_s)] if summary.has_groups else []
+    parts.append(units.normalized(row.normalized_time))
+    if row.ci_low is not None:
+        parts.append(f"95 % interval {units.interval(row.ci_low, row.ci_high)}")
+    if row.published is not None:
+        parts.append(f"published {published(summary, row)}")
+    return ", ".join(filter(None, [*parts, row.verdict, _outliers(row)]))
+
+
+def describe_epochs(summary: Summary) -> str:
+    """Return what the chart of single epochs shows."""
+    rows = []
+    for row in summary.rows:
+        times = [f"{bar.name} {units.seconds(bar.mean_s)}" for bar in epoch_bars(row)]
+        memory, disk, swap = proof(row)
+        shown = f"{memory} in memory before, {disk} from disk, {swap} pages swapped"
+        rows.append(f"{row.variant}: {reason(row) or ', '.join([*times, shown])}")
+    return describe_run(summary, ["Seconds per epoch, lower is better", *rows])
+
+
+def describe_run(summary: Summary, shown: Sequence[str]) -> str:
+    """Put a run's question, conditions and origin around what its chart shows."""
+    about = [summary.question, *stand_ins(summary), conditions(summary), *other_images(summary)]
+    source = [f"From: {where}"] if (where := origin(summary.info)) else []
+    return join_sentences([*about, *checks(summary), *shown, *source])
+
+
+def join_sentences(sentences: Sequence[str]) -> str:
+    """End every sentence that has no mark of its own with a full stop."""
+    ends = ("?", "!", ".", "？", "。")
+    return " ".join(s if s.endswith(ends) else f"{s}." for s in sentences if s)
