@@ -17,6 +17,7 @@ from labkit.experiments.request import choose, experiment
 from labkit.machine import hardware
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
+from labkit.runs import preconditions
 from labkit.runs.experiment import Experiment
 from labkit.settings import AS_PUBLISHED, MODES, Settings, complete
 
@@ -141,17 +142,22 @@ def test_as_in_the_document_only_the_first_starts_cold_and_the_last_repeats_it(o
     assert others[-1] == (f"{first}, again", replace(cold, cache=left))
 
 
-def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(on):
+def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
+    on, monkeypatch, photos
+):
     on("root")
-    chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3)
+    why_not = "mount: permission denied"
+    monkeypatch.setattr(preconditions, "why_not_throttled", lambda settings: why_not)
+    chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3, data=str(photos))
     assert chosen.variants["hdd"].storage == "throttled"
     chosen = choose(chosen, ["hdd", "ssd"])  # a variant that is left out does not come back
-    instead = chosen.otherwise(chosen, "mount: permission denied")
-    assert storages(instead) == {"hdd": "modelled_hdd", "ssd": "modelled_ssd"}
-    assert instead.variants["hdd"].num_workers == 3
-    assert instead.protocol == AS_PUBLISHED
-    [note] = instead.notes
-    assert "none can be throttled here (mount: permission denied)" in note
+    info = preconditions.check(chosen, "quick", None)
+    used = {label: settings["storage"] for label, settings in info["variants"].items()}
+    assert used == {"hdd": "modelled_hdd", "ssd": "modelled_ssd"}
+    assert info["variants"]["hdd"]["num_workers"] == 3
+    assert info["protocol"] == AS_PUBLISHED
+    assert [note for note in info["notes"] if "stands in" in note] == []
+    assert any(f"none can be throttled here ({why_not})" in note for note in info["notes"])
 
 
 # --- the user's settings --------------------------------------------------------------------
