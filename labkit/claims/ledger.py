@@ -16,9 +16,8 @@ from pathlib import Path
 
 from labkit import units
 from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
-from labkit.analysis.statistics import UNSTABLE, agreement
+from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
-from labkit.experiments.tuning import EQUALLY_FAST
 from labkit.machine import hardware
 from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
@@ -391,7 +390,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Finding:
     if len(counts) < 2:
         return Finding(figures="not run: this run has no two numbers of workers", rows=())
     waits_s = {n: row.wait_share * row.time_s for n, row in counts.items()}
-    margin_s = EQUALLY_FAST * min(row.time_s for row in counts.values())
+    margin_s = DELTA * min(row.time_s for row in counts.values())
     equal = [n for n in counts if waits_s[n] - min(waits_s.values()) <= margin_s]
     taken = min(equal, key=lambda n: (counts[n].cpu_percent, n))
     curve = "; ".join(

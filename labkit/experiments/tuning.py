@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.statistics import DELTA
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.resolve import complete_here
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-EQUALLY_FAST = 0.03
 # Quick blocks are off by some percent, in times and in CPU seconds: a smaller saving is no reason
 # to change the default.
 WORTH_CHANGING = 0.10
@@ -86,7 +86,7 @@ class Tuned:
         lines = [
             f"{verb}: " + ", ".join(f"{name}={value}" for name, value in knobs.items()) + ".",
             *(f"{line}." for run in self.runs[:1] for line in stand_ins(run.summary)),
-            f"The cheapest of those within {units.limit(EQUALLY_FAST)} of the fastest; numbers of "
+            f"The cheapest of those within {units.limit(DELTA)} of the fastest; numbers of "
             "quick mode, no verdict.",
         ]
         if not self.is_whole:
@@ -160,7 +160,7 @@ def choose(measured: Mapping[str, Measured]) -> str:
     Args:
         measured: label -> numbers; "default" among them.
     """
-    plateau = _close_to_fastest(measured, EQUALLY_FAST)
+    plateau = _close_to_fastest(measured, DELTA)
     cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
     if DEFAULT in plateau:
         least = plateau[cheapest].cpu_s_per_1000_images
