@@ -211,10 +211,10 @@ def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict
     if evidence is None:
         how = f"not run: {contrast.made_by} makes it"
         return found | ({"answer": how} if contrast.made_by else {})
-    if contrast.judge:
-        return found | {"answer": _judge_otherwise(contrast, evidence)}
     if why := _why_missing(contrast, evidence):
         return found | {"answer": why}
+    if contrast.judge:
+        return found | {"answer": JUDGES[contrast.judge](contrast, evidence)}
     ratio = evidence.ratios.get((contrast.variant, contrast.against))
     if ratio is None:
         return found | {"answer": "not run: no block has both"}
@@ -226,6 +226,8 @@ def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict
 
 def _why_missing(contrast: Contrast, evidence: _Evidence) -> str:
     """Return why a run has no number for a variant, or ''."""
+    if evidence.run.summary.has_groups:
+        return ""  # a judge looks the variant up in each of them
     for name in filter(None, (contrast.against, contrast.variant)):
         row = evidence.rows.get(name)
         if row is None:
@@ -314,57 +316,40 @@ def _conditions(rows: Sequence[Row]) -> str:
 # --- answers that are no normalized time ----------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What a run shows."""
-
-    figures: str
-    rows: Sequence[Row]
-    """The rows it rests on, the baseline first."""
-    word: str = ""
-    """agrees, differs or inconclusive; empty where there is nothing to agree with."""
+def _say_finding(
+    evidence: _Evidence, figures: str, rows: Sequence[Row], agrees: bool | None = None
+) -> str:
+    """Write an answer; `agrees` is None where there is nothing to agree with."""
+    summary, word = evidence.run.summary, {None: "", True: "agrees", False: "differs"}[agrees]
+    why = _why_unjudged(summary.info, summary.n_blocks) if word and not summary.judged else ""
+    return _say(figures, rows, word, why_unjudged=why)
 
 
-def _judge_otherwise(contrast: Contrast, evidence: _Evidence) -> str:
-    summary = evidence.run.summary
-    if not summary.has_groups and (why := _why_missing(contrast, evidence)):
-        return why
-    found = JUDGES[contrast.judge](contrast, evidence)
-    unjudged = bool(found.word) and not summary.judged
-    why = _why_unjudged(summary.info, summary.n_blocks) if unjudged else ""
-    return _say(found.figures, found.rows, found.word, why_unjudged=why)
-
-
-def largest_phase(contrast: Contrast, evidence: _Evidence) -> Finding:
+def largest_phase(contrast: Contrast, evidence: _Evidence) -> str:
     """Find the phase that takes most of the loop, as a call graph's first level shows it."""
     rows = _compared(contrast, evidence)
     phases = _phases(rows[-1])
     agrees = max(phases, key=phases.get) == contrast.expected
-    return Finding(figures=_shares(phases), rows=rows, word="agrees" if agrees else "differs")
+    return _say_finding(evidence, _shares(phases), rows, agrees)
 
 
-def phases(contrast: Contrast, evidence: _Evidence) -> Finding:
+def phases(contrast: Contrast, evidence: _Evidence) -> str:
     """Compare [002]'s phases where the device's computing is the bottleneck."""
     rows = _compared(contrast, evidence)
     parts = _phases(rows[-1])
     loading = parts.pop("waiting for batches") + parts.pop("transfer")
-    agrees = loading < parts["forward and backward"]
-    return Finding(
-        figures=_shares({"loading with transfer": loading, **parts}),
-        rows=rows,
-        word="agrees" if agrees else "differs",
-    )
+    figures = _shares({"loading with transfer": loading, **parts})
+    return _say_finding(evidence, figures, rows, loading < parts["forward and backward"])
 
 
-def gpu_util(contrast: Contrast, evidence: _Evidence) -> Finding:
+def gpu_util(contrast: Contrast, evidence: _Evidence) -> str:
     """Compare GPU-util where loading is the bottleneck with where computing is."""
     rows = _compared(contrast, evidence)[::-1]
     utils = [row.gpu_util for row in rows]
     if None not in utils:
         said = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
         agrees = utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE
-        word = "agrees" if agrees else "differs"
-        return Finding(figures=f"GPU-util {', '.join(said)}", rows=rows, word=word)
+        return _say_finding(evidence, f"GPU-util {', '.join(said)}", rows, agrees)
     said = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [
         f"{units.percent(row.emulated_busy_share)} {row.variant}"
@@ -373,10 +358,10 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Finding:
     ]
     if busy:
         said += f"; the device computed for {', '.join(busy)} of the time"
-    return Finding(figures=said, rows=rows)
+    return _say_finding(evidence, said, rows)
 
 
-def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Finding:
+def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> str:
     """Find the number of workers that [002]'s rule takes: of equally fast ones the cheapest.
 
     Numbers of workers that wait at most 3 % of an epoch longer than the best are equally fast.
@@ -388,7 +373,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Finding:
         if None not in (row.wait_share, row.time_s, row.cpu_percent)
     }
     if len(counts) < 2:
-        return Finding(figures="not run: this run has no two numbers of workers", rows=())
+        return "not run: this run has no two numbers of workers"
     waits_s = {n: row.wait_share * row.time_s for n, row in counts.items()}
     margin_s = DELTA * min(row.time_s for row in counts.values())
     equal = [n for n in counts if waits_s[n] - min(waits_s.values()) <= margin_s]
@@ -397,10 +382,10 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Finding:
         f"{n}: {units.seconds(waits_s[n])}, {counts[n].cpu_percent:.0f} %" for n in sorted(counts)
     )
     said = f"by this rule {units.count(taken, 'worker')}; workers, waiting, CPU: {curve}"
-    return Finding(figures=said, rows=tuple(counts.values()))
+    return _say_finding(evidence, said, tuple(counts.values()))
 
 
-def most_groups(contrast: Contrast, evidence: _Evidence) -> Finding:
+def most_groups(contrast: Contrast, evidence: _Evidence) -> str:
     """Count the groups in which a variant is faster than their baseline; most is more than half."""
     summary, name = evidence.run.summary, contrast.variant
     rows = [
@@ -408,30 +393,26 @@ def most_groups(contrast: Contrast, evidence: _Evidence) -> Finding:
         for row in summary.rows
         if row.name == name and row.ratios and not summary.is_baseline(row)
     ]
+    if summary.rejected and not summary.n_blocks:
+        return "not run: every block was rejected"
     if not rows:
-        why = f"this run has no group with {name} and another baseline"
-        if summary.rejected and not summary.n_blocks:
-            why = "every block was rejected"
-        return Finding(figures=f"not run: {why}", rows=())
+        return f"not run: this run has no group with {name} and another baseline"
     if not any(row.verdict for row in rows):
         less = sum(row.normalized_time < 1 for row in rows)
         figures = f"{name} took less time in {less} of {len(rows)} groups"
-        return Finding(figures=figures, rows=rows, word="inconclusive")
+        why = _why_unjudged(summary.info, summary.n_blocks)
+        return _say(figures, rows, why_unjudged=why)
     faster = sum(row.verdict == "faster" for row in rows)
     slower = sum(row.verdict == "slower" for row in rows)
     word = "inconclusive"
-    if max(faster, slower) * 2 > len(rows):
-        word = "agrees" if faster > slower else "differs"
     if not summary.stable:
         word = f"{UNSTABLE}, no verdict"
-    return Finding(
-        figures=f"{name} faster in {faster}, slower in {slower} of {len(rows)}",
-        rows=rows,
-        word=word,
-    )
+    elif max(faster, slower) * 2 > len(rows):
+        word = "agrees" if faster > slower else "differs"
+    return _say(f"{name} faster in {faster}, slower in {slower} of {len(rows)}", rows, word)
 
 
-JUDGES: dict[str, Callable[[Contrast, _Evidence], Finding]] = {
+JUDGES: dict[str, Callable[[Contrast, _Evidence], str]] = {
     judge.__name__: judge
     for judge in (largest_phase, phases, gpu_util, cheapest_workers, most_groups)
 }
