@@ -1,7 +1,4 @@
-"""Runs beside one another: what may stand together, and nothing computed across them.
-
-Run: python -m pytest tests/test_comparison.py
-"""
+"""Runs beside one another: what may stand together, and nothing computed across them."""
 
 import re
 
