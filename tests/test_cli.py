@@ -12,6 +12,7 @@ import pytest
 
 import labkit as lab
 from labkit.cli import main
+from labkit.experiments.request import Request
 from labkit.settings import field_kinds
 
 ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "1"]
@@ -42,6 +43,8 @@ def test_a_run_leaves_its_rows_its_table_and_its_charts(finished):
     assert {"run.json", "trials.jsonl", "table.csv", "chart.png", "chart.svg", "chart.pdf"} <= names
     run = lab.find_run(folder)
     assert run.info["status"] == "finished"
+    asked = Request.read(run.info)
+    assert (asked.experiment, asked.mode, asked.settings["images"]) == ("preprocessing", "quick", 8)
     assert [trial.status for trial in run.trials] == ["ok"] * 3 * 4
     # Equal work: every trial delivered the same number of images.
     assert {trial.images for trial in run.trials} == {16}
