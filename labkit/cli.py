@@ -119,9 +119,7 @@ def request(options: Options, name: str) -> Request:
 
 def _show(run: lab.Run) -> int:
     files = run.save()
-    print(f"\n{run.table()}\n")
-    for title, found in run.findings().items():
-        print(f"{title}\n{found}\n")
+    print(f"\n{run.table()}\n\n{run.findings()}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
     return 0 if run.info["status"] == "finished" else 1
 
