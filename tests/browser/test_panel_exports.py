@@ -44,7 +44,7 @@ def export(lab):
 
 SUFFIXES = {
     "PNG": ".png", "SVG": ".svg", "PDF": ".pdf", "CSV": ".csv",
-    "Markdown table": ".md", "HTML report": ".html", "Recipe": ".py", "Share file": ".labkit.zip",
+    "HTML report": ".html", "Recipe": ".py", "Share file": ".labkit.zip",
 }  # fmt: skip
 
 
@@ -90,14 +90,6 @@ def test_csv_comes_back_as_the_table(export, opened):
     pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(written)), table)
     run = load_run(opened.server.runs()[-1])
     assert set(run.info["variants"]) <= set(table["variant"])
-
-
-def test_markdown_holds_a_table(export):
-    text = export("Markdown table").decode()
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert re.fullmatch(r"\|([ :]*-+[ :]*\|)+", rows[1])
-    assert len({row.count("|") for row in rows}) == 1
-    assert any("prefetch_generator" in row for row in rows)
 
 
 class References(HTMLParser):
