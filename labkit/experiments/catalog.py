@@ -17,7 +17,7 @@ from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.storage import slow_disk
 from labkit.runs.experiment import Experiment
-from labkit.settings import AS_PUBLISHED, CORRECTED, Settings, pick, with_settings
+from labkit.settings import AS_PUBLISHED, CORRECTED, PROTOCOLS, Settings, pick, with_settings
 
 CATALOG: dict[str, Callable[[Settings], Experiment]] = {
     build.__name__: build
@@ -38,7 +38,7 @@ def build(name: str, protocol: str, settings: Mapping[str, object]) -> Experimen
     """Return an experiment of the catalog; arguments and errors as `request.experiment`."""
     base = with_settings(document_base(), dict(settings))
     found = pick(CATALOG, name, "experiment")(base)
-    pick(dict.fromkeys((CORRECTED, AS_PUBLISHED)), protocol, "protocol")
+    pick(dict.fromkeys(PROTOCOLS), protocol, "protocol")
     if protocol == AS_PUBLISHED:
         if not found.as_published:
             known = " and ".join(name for name in CATALOG if CATALOG[name](base).as_published)

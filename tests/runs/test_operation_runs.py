@@ -152,9 +152,3 @@ def test_operations_of_an_earlier_version_are_one_clear_line(tmp_path, capsys):
     assert main(["list", "--results", str(tmp_path)]) == 0
     listed = capsys.readouterr().out
     assert other.name in listed and "cannot be read: run must be one that this version" in listed
-
-
-def test_a_run_of_groups_is_listed_and_shown_by_the_command_line(tmp_path, capsys):
-    folder = save_run(tmp_path, fake_grouped_run())
-    assert main(["table", folder.name, "--results", str(tmp_path)]) == 0
-    assert "decode, 320×240" in capsys.readouterr().out
