@@ -49,7 +49,10 @@ def calibrate(run: ActiveRun) -> None:
     tried = replace(baseline, images=min(baseline.images or usable, usable))
     try:
         calibration = run.ask(
-            "measure_baseline", settings=asdict(tried), excluded=run.info["excluded"]
+            "measure_baseline",
+            settings=asdict(tried),
+            seconds=CALIBRATION_S,
+            excluded=run.info["excluded"],
         )
         of = traits(vars(baseline))
         if of.emulated and "computing" not in of.leaves_out:
@@ -96,12 +99,14 @@ def _note_short_epochs(run: ActiveRun) -> None:
 def measure_baseline(
     settings: Settings,
     *,
+    seconds: float = CALIBRATION_S,
     excluded: frozenset[int] = frozenset(),
 ) -> dict[str, float | None]:
     """Measure how fast the baseline is here, and match the emulated device's speed to it.
 
     Args:
         settings: the baseline's, complete; `images` is how many to try it on.
+        seconds: how long each rate is measured.
         excluded: indices of unreadable images.
 
     Returns:
@@ -121,7 +126,7 @@ def measure_baseline(
     warm_up(pipeline)
     pipeline.source.prepare_cache(settings.cache)
     pipeline.parts.storage.enter()
-    images_per_s, stall_share = steady_rate(pipeline, clock)
+    images_per_s, stall_share = steady_rate(pipeline, clock, seconds)
     compute_s_per_image = None
     if matched and "computing" in of.leaves_out:  # there is nothing to match
         compute_s_per_image = 0.0
@@ -136,7 +141,7 @@ def measure_baseline(
                 settings, clock, compute_s_per_image=compute_s_per_image, excluded=excluded
             )
             pipeline.source.prepare_cache(settings.cache)
-            images_per_s, stall_share = steady_rate(pipeline, clock)
+            images_per_s, stall_share = steady_rate(pipeline, clock, seconds)
             if abs(stall_share - MATCHED_STALL_SHARE) <= MATCHED_WITHIN:
                 break
             compute_s_per_image *= (1 - MATCHED_STALL_SHARE) / (1 - stall_share)
@@ -147,9 +152,7 @@ def measure_baseline(
     }
 
 
-def steady_rate(
-    pipeline: Pipeline, clock: Clock, seconds: float = CALIBRATION_S
-) -> tuple[float, float | None]:
+def steady_rate(pipeline: Pipeline, clock: Clock, seconds: float) -> tuple[float, float | None]:
     """Measure the rate once the queues have settled, over some epochs if they are short.
 
     Every step is waited for, whatever `sync_every` says: the rate is the loader's.

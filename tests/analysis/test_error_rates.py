@@ -20,11 +20,11 @@ WIDENED_SE = 2
 @pytest.mark.parametrize(
     ("prove", "times"),
     [
-        (simulated.false_positives, 150),
-        (simulated.called_unstable, 150),
-        (simulated.power, 80),
-        (simulated.equality_granted, 100),
-        (simulated.coverage, 60),
+        (simulated.false_positives, 80),
+        (simulated.called_unstable, 80),
+        (simulated.power, 40),
+        (simulated.equality_granted, 50),
+        (simulated.coverage, 30),
     ],
 )
 def test_error_rates_keep_their_limits(prove, times):

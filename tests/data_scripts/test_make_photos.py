@@ -22,7 +22,7 @@ from labkit.parts.packing import PACKINGS
 REPOSITORY = Path(__file__).parents[2]
 
 
-def make(out, images=12, **more):
+def make(out, images=8, **more):
     return make_photos(out, images, progress=False, **{"jobs": 1, **more})
 
 
@@ -79,9 +79,9 @@ def test_boxes_enclose_exactly_what_is_visible(seed, image_id):
 def test_more_images_extend_and_fewer_remove_none(photos, tmp_path):
     make(tmp_path / "grown", images=5)
     kept = (tmp_path / "grown" / "images" / "000000000003.jpg").stat()
-    make(tmp_path / "grown", images=12)
+    make(tmp_path / "grown")
     assert contents(tmp_path / "grown") == contents(photos)
-    assert make(tmp_path / "grown", images=3)["images"] == 12
+    assert make(tmp_path / "grown", images=3)["images"] == 8
     again = (tmp_path / "grown" / "images" / "000000000003.jpg").stat()
     assert (again.st_ino, again.st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
 
@@ -157,8 +157,8 @@ def test_more_images_than_fit_are_refused_before_anything_is_written(tmp_path):
 
 
 def test_the_shell_command_says_what_it_made_and_what_is_wrong(photos, capsys):
-    assert main([str(photos), "--images=12"]) == 0
-    assert re.search(r"12 images of \d+ KB on average", capsys.readouterr().out)
+    assert main([str(photos), "--images=8"]) == 0
+    assert re.search(r"8 images of \d+ KB on average", capsys.readouterr().out)
     assert main([str(photos), "--images=-3"]) == 1
     assert "error: images must be at least 1, got -3" in capsys.readouterr().err
 

@@ -55,11 +55,13 @@ def test_a_notebook_runs_without_a_click(path, photos, tmp_path):
     given = f"data = {str(photos)!r}\nresults = {str(tmp_path)!r}"
     if "changes =" in parameters(notebook).source:  # 00_start has none, and runs at full length
         given += f"\nchanges = {FEW}"
+    if "budget_s =" in parameters(notebook).source:
+        given += "\nbudget_s = 6"
     place = notebook.cells.index(parameters(notebook)) + 1
     notebook.cells.insert(place, nbformat.v4.new_code_cell(given))
     client = NotebookClient(
         notebook,
-        timeout=180,
+        timeout=300,
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
     )

@@ -12,7 +12,7 @@ from labkit.panel import job
 from labkit.panel.job import Job
 from labkit.runs.active import single_run_lock
 
-PATIENCE_S = 30.0  # how long to wait for what must happen; not a speed limit
+PATIENCE_S = 120.0  # how long to wait for what must happen; not a speed limit
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ FILE_BYTES = 114_660
 METHODS = [name for name in multiprocessing.get_all_start_methods() if name != "forkserver"]
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)  # a forkserver pickles as spawn does
 NEEDS_FORK = pytest.mark.skipif("fork" not in METHODS, reason="no fork here")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Files:
@@ -169,7 +169,7 @@ def test_a_hard_disk_serves_one_reader_after_the_other(files):
 
 
 @pytest.mark.parametrize("late_s", [0.0, 1e-3])
-@pytest.mark.parametrize("readers", [1, 3, 8])
+@pytest.mark.parametrize("readers", [1, 8])
 @pytest.mark.parametrize("disk", [HARD_DISK, SATA_SSD, NVME_SSD], ids=lambda disk: disk.name)
 def test_readers_that_sleep_in_their_own_time_get_what_the_disk_delivers(
     tmp_path, disk, readers, late_s

@@ -16,6 +16,7 @@ from labkit.settings import Settings
 @pytest.fixture(autouse=True)
 def as_in_a_run(monkeypatch):
     monkeypatch.setattr(checks, "FREE_LOADER_MIN_AU", FREE_LOADER_MIN_AU)
+    monkeypatch.setattr(checks, "EMULATOR_TRIES", 5)
 
 
 PROVENANCE = {"machine_id": "m", "kernel": "6.1"}

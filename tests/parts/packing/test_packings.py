@@ -235,7 +235,7 @@ def test_forks_read_while_threads_of_the_parent_read(packing, tmp_path):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(10):
+        for _ in range(3):
             in_child(lambda: assert_gives(reader, samples))
             in_child(lambda: assert_gives(other.open(tmp_path / "pack"), samples))
     finally:

@@ -43,7 +43,7 @@ def by_the_paper(logits, size_wh, offset_xy, batch) -> float:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("boxes_per_image", [(3, 1), (4, 0), (0, 0), (128, 7)])
+@pytest.mark.parametrize("boxes_per_image", [(3, 1), (4, 0), (0, 0), (30, 7)])
 def test_every_loss_has_the_papers_number_and_the_same_gradients(boxes_per_image, device):
     batch = make_batch(boxes_per_image)
     batch["mask"][:, 1::2] = 0  # boxes that left the crop leave their slots empty
