@@ -279,7 +279,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
 
 
 def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> bool:
-    """Say whether a variant does only part of its baseline's work: it is no remedy to be judged.
+    """Return whether a variant does only part of its baseline's work, which is never judged.
 
     Args:
         settings: by name; step and loader count.
@@ -351,7 +351,7 @@ def _variant_row(
 def _outcome(
     name: str, info: Mapping, trials: Sequence[Trial], valid: ValidTrials, *, measured: bool
 ) -> dict:
-    """Say whether a variant has numbers, and if not, why."""
+    """Return whether a variant has numbers, and if not, why."""
     published = (info.get("published") or {}).get(name)
     violations = valid.cache_violations.get(name, ())
     status, reason = "ok", ""
@@ -449,7 +449,7 @@ def ratios(
 
 
 def _log_times(row: Row, which: str) -> dict[int, float]:
-    """Give one log time per block; of the baseline's two runs the geometric mean, as everywhere."""
+    """Return one log time per block; of the baseline's two runs the geometric mean."""
     logs: dict[int, list[float]] = {}
     for block, epochs_s in zip(row.in_blocks, row.epochs_s, strict=True):
         if which != "later" or len(epochs_s) > 1:
@@ -557,7 +557,7 @@ def _cpu_s_per_1000_images(runs: Sequence[Trial]) -> float | None:
 
 
 def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | None]:
-    """Give the median wait of a step and the one that a step in a hundred exceeds."""
+    """Return the median and the 99th percentile of a step's wait."""
     if any(epoch.waits_s is None for epoch in epochs):  # rows of schema 2 have only their sum
         return None, None
     waits_s = sorted(wait_s for epoch in epochs for wait_s in epoch.waits_s)
@@ -574,7 +574,7 @@ def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
 
 
 def _resident_share_before(runs: Sequence[Trial]) -> float | None:
-    """Give the share of the trial that is furthest from what its label says."""
+    """Return the share of the trial that is furthest from what its label says."""
     shares = [trial.cache_proof.get("resident_share_before") for trial in runs]
     if None in shares:
         return None
@@ -632,14 +632,13 @@ def _run_notes(
     n_blocks = len(valid.blocks)
     if info.get("protocol") == AS_PUBLISHED:
         notes.append(
-            "as in the document: variants in its order, only the first of a block starts cold, "
-            "the others find what it left in memory; a difference may be the order's, so no "
-            "verdicts"
+            "as in the document: variants in its order, only the first of a block starts cold; no "
+            "verdicts, as the order may explain a difference"
         )
     elif mode in MODES and not MODES[mode].judged:
-        notes.append(f"{mode} mode: numbers, no verdicts")
+        notes.append(f"no verdicts in {mode} mode")
     elif not judged:
-        notes.append(f"{n_blocks} complete blocks: verdicts need at least {MIN_JUDGED_BLOCKS}")
+        notes.append(f"no verdicts: {n_blocks} complete blocks, {MIN_JUDGED_BLOCKS} needed")
     if n_blocks < planned and info.get("status") == "finished":
         notes.append(f"{n_blocks} of {planned} blocks count")
     elif n_blocks < planned:
@@ -649,22 +648,22 @@ def _run_notes(
         notes.append(rejected_note(valid.rejected, left_out=valid.are_rejected_left_out))
     base = (run for blocks in valid.base_runs.values() for runs in blocks.values() for run in runs)
     if judged and (unseen := unwatched(base)):
-        notes.append(f"no block could be rejected for {', '.join(unseen)}: not watched here")
+        notes.append(f"not monitored on this machine: {', '.join(unseen)}")
     if torn := info.get("set_aside"):
         notes.append(
-            f"{units.count(torn, 'half-written line')} set aside: a process was killed or the "
-            "disk was full; its trial does not count, and a resumed run measures it again"
+            f"{units.count(torn, 'incomplete line')} of trials.jsonl skipped, after a killed "
+            "process or a full disk; resume the run to measure the trial again"
         )
     if judged and not stable:
         notes.append(
-            "machine unstable: the baseline's own two runs differ systematically; "
+            "machine unstable: the baseline's two runs differ systematically; "
             "close other programs and run again"
         )
     return notes
 
 
 def second_attempt_note(aa: Sequence[float]) -> str:
-    """Say why everything was measured once more.
+    """Return why everything is measured again.
 
     Args:
         aa: the first attempt's ln(A2/A1), one per block.
@@ -672,28 +671,25 @@ def second_attempt_note(aa: Sequence[float]) -> str:
     ratio = units.normalized(math.exp(fmean(aa)))
     interval = units.interval(*ratio_interval(aa))
     return (
-        f"the baseline's own two runs differed at first (A/A ratio {ratio} {interval}): "
-        "everything is measured once more, and then that is what counts"
+        f"the baseline's two runs differed (A/A ratio {ratio} {interval}): all variants are "
+        "measured again, and only the second attempt counts"
     )
 
 
 def _row_notes(
     info: Mapping[str, object], valid: ValidTrials, trials: Sequence[Trial]
 ) -> list[str]:
-    """Return which variants have fewer blocks than the run, and why."""
-    notes, n_blocks, baselines = [], len(valid.blocks), baselines_of(info)
+    """Return which variants lost trials, and why."""
+    notes, baselines = [], baselines_of(info)
     for name in info["variants"]:
         broken = [t for t in trials if t.variant == name and t.status in ("failed", "skipped")]
         group = group_of(info, name)
-        is_baseline = name == baselines.get(group)
-        blocks = len(valid.base_runs[group] if is_baseline else valid.runs[name])
+        counted = valid.base_runs[group] if name == baselines.get(group) else valid.runs[name]
         if violations := valid.cache_violations.get(name, ()):
             notes.append(
                 f"{name}: {units.count(len(violations), 'trial')} left out, last: {violations[-1]}"
             )
-        if 0 < blocks < n_blocks:
-            notes.append(f"{name}: {blocks} of {n_blocks} blocks")
-        if blocks and broken:
+        if counted and broken:
             last = broken[-1]
             notes.append(f"{name}: {last.status} {len(broken)}×, last: {last.reason}")
     return notes
@@ -702,7 +698,5 @@ def _row_notes(
 def _inconclusive_note(name: str, s: float, blocks: int, alpha: float) -> str:
     """Return what these blocks would have detected, and how many would detect more."""
     seen, needed = detectable_share(s, blocks, alpha), blocks_needed(s, alpha)
-    note = f"{name}: inconclusive; these blocks show effects from {units.percent(seen)} up"
-    if needed > blocks:
-        note += f", about {needed} blocks would show {units.percent(DELTA)}"
-    return note
+    note = f"{name}: inconclusive; smallest detectable effect {units.percent(seen)}"
+    return note + (f", {units.limit(DELTA)} with about {needed} blocks" if needed > blocks else "")

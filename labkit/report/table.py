@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
@@ -50,7 +51,9 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
         small_print: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
-        super().__init__(data, cell_ids=False)
+        # The same table has the same id, so that pages do not change when they are made again.
+        uuid = f"{zlib.crc32(data.to_csv().encode()):x}"
+        super().__init__(data, cell_ids=False, uuid=uuid)
         self.heading, self.small_print, self.notes = heading, small_print, notes
         self.set_table_styles(STYLES)
         self.format(lambda cell: _html(_text(cell))).format_index(lambda name: _html(str(name)))
