@@ -66,7 +66,10 @@ def _list(options: Options) -> None:
         variants = f"{len(groups)} groups" if groups else " · ".join(experiment.variants)
         print(f"  {name:20} {experiment.question}\n  {'':20} {variants}  ({experiment.source})")
     print(f"\nruns in {options.results}:")
-    folders = [*lab.list_runs(options.results), *store.list_shared(options.results)]
+    folders = [
+        *lab.list_runs(options.results),
+        *lab.list_runs(Path(options.results) / store.SHARED),
+    ]
     for folder in folders:
         try:
             info = store.read_info(folder)

@@ -34,14 +34,7 @@ from labkit.report.bars import mimebundle
 from labkit.report.exports import EXPORTS, export
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import forecast
-from labkit.runs.store import (
-    SHARED,
-    is_under_way,
-    list_runs,
-    list_shared,
-    load_run,
-    read_info,
-)  # fmt: skip
+from labkit.runs.store import SHARED, is_in_progress, list_runs, load_run, read_info
 
 if TYPE_CHECKING:
     from ipywidgets import VBox, Widget
@@ -334,7 +327,7 @@ class Panel:
     def _list_runs(self) -> list[Path]:
         """List the runs anew, the newest first, colleagues' after this machine's."""
         own = list_runs(self._results, self._start.name)
-        shared = list_shared(self._results, self._start.name)
+        shared = list_runs(Path(self._results) / SHARED, self._start.name)
         lines = []
         for folder in [*reversed(own), *reversed(shared)]:
             with contextlib.suppress(Exception):  # one that cannot be read hides no other
@@ -493,7 +486,7 @@ def result_html(result: runs.Run | runs.Comparison) -> str:
 def status_of(folder: Path) -> str:
     """Return a run's status; one whose process was killed still calls itself running."""
     status = str(read_info(folder)["status"])
-    return "stopped" if status == "running" and not is_under_way(folder) else status
+    return "stopped" if status == "running" and not is_in_progress(folder) else status
 
 
 def run_line(folder: Path) -> str:

@@ -33,7 +33,7 @@ from labkit.runs.store import (
     StoredRun,
     check_version,
     explain_unwritable,
-    is_under_way,
+    is_in_progress,
     load_run,
     split_local,
     write_info,
@@ -77,7 +77,7 @@ def write(run: StoredRun, file: Path | str | None = None) -> Path:
         ValueError: a variant is labelled with a folder, or the run exceeds the limits of a file.
         OSError: the file cannot be written.
     """
-    if is_under_way(run.folder):
+    if is_in_progress(run.folder):
         raise RuntimeError(
             f"run must have ended before it is shared, got one in progress in {run.folder}; "
             "wait for it or cancel it"

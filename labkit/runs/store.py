@@ -122,7 +122,7 @@ def hold(folder: Path) -> Iterator[None]:
         yield
 
 
-def is_under_way(folder: Path) -> bool:
+def is_in_progress(folder: Path) -> bool:
     """Return whether a process holds a run now, whatever the status in its `run.json`."""
     try:
         with hold(folder):
@@ -284,36 +284,24 @@ def load_run(folder: Path | str) -> StoredRun:
     return StoredRun(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
 
 
-def why_hopeless(info: Mapping[str, object]) -> str:
-    """Return why resuming cannot complete a run, as its baseline is out; '' if it can."""
-    baseline = info.get("baseline")
-    for status in ("skipped", "failed"):
-        if why := (info.get(status) or {}).get(baseline):
-            return f"{baseline!r} is out ({status}: {why})"
-    return ""
-
-
 def how_to_complete(run: StoredRun) -> str:
     """Return what the user can do about a run that is incomplete."""
-    if why := why_hopeless(run.info):
-        return f"{why}; start a new run"
+    baseline = run.info.get("baseline")
+    for status in ("skipped", "failed"):
+        if why := (run.info.get(status) or {}).get(baseline):  # resuming cannot complete it
+            return f"{baseline!r} is out ({status}: {why}); start a new run"
     return f"complete it with: labkit run --resume {run.folder.name}"
 
 
 def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
-    """List the folders of runs made here, oldest first.
+    """List the folders of runs, oldest first.
 
     Args:
-        results: folder that holds all results.
+        results: folder that holds all results; runs that colleagues shared lie in its `shared`.
         experiment: one experiment's name, or all.
     """
     found = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
     return sorted((path.parent for path in found), key=lambda folder: folder.name)
-
-
-def list_shared(results: Path | str, experiment: str = "*") -> list[Path]:
-    """List the folders of runs that colleagues shared; arguments and order as in `list_runs`."""
-    return list_runs(Path(results) / SHARED, experiment)
 
 
 def best_runs(
@@ -383,7 +371,7 @@ def find_run(results: Path | str, name: str) -> StoredRun:
         corrected = best_runs(results, lambda info: info.get("protocol") != AS_PUBLISHED, name)
         if (newest := next(corrected, None)) is not None:
             return newest
-    matches = _called(name, folders) or _called(name, list_shared(results))
+    matches = _called(name, folders) or _called(name, list_runs(Path(results) / SHARED))
     if not matches:
         known = ", ".join(f"{f.parent.name}/{f.name}" for f in folders[-5:]) or "none yet"
         raise FileNotFoundError(

@@ -23,7 +23,6 @@ from labkit.runs.store import (
     find_run,
     hold,
     list_runs,
-    list_shared,
     load_run,
     newest_runs,
 )
@@ -143,7 +142,7 @@ def test_an_opened_run_has_the_same_numbers_of_another_machine(made, packed, ope
     assert [path.name for path in opened.folder.parents[1].iterdir()] == ["decoders"]
     results = opened.folder.parents[2]
     assert open_shared(packed, results) == opened
-    assert list_shared(results) == [opened.folder]
+    assert list_runs(results / "shared") == [opened.folder]
 
 
 def test_a_shared_run_is_never_taken_for_this_machines(opened, tmp_path):
