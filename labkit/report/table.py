@@ -27,9 +27,12 @@ _LINE = "1px solid rgba(128, 128, 128, .35)"  # on light and dark pages
 STYLES = [
     {"selector": "", "props": "border-collapse: collapse; margin: .5em 0"},
     {"selector": "tr", "props": "background: transparent"},
-    {"selector": "th, td", "props": "text-align: left; vertical-align: top; padding: .3em .7em"},
+    {"selector": "th, td", "props": "text-align: left; vertical-align: top; padding: .3em .5em"},
     {"selector": "tbody th, tbody td", "props": f"border-top: {_LINE}"},
-    {"selector": ".small-print td", "props": "border: none; padding-top: 0; opacity: .8"},
+    {
+        "selector": ".small-print td",
+        "props": "border: none; padding-top: 0; opacity: .8; font-size: 90%",
+    },
 ]
 
 
