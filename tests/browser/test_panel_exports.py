@@ -44,7 +44,7 @@ def export(lab):
 
 SUFFIXES = {
     "PNG": ".png", "SVG": ".svg", "PDF": ".pdf", "CSV": ".csv",
-    "HTML report": ".html", "Recipe": ".py", "Share file": ".labkit.zip",
+    "HTML report": ".html", "Markdown report": ".md", "Recipe": ".py", "Share file": ".labkit.zip",
 }  # fmt: skip
 
 
@@ -90,6 +90,10 @@ def test_csv_comes_back_as_the_table(export, opened):
     pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(written)), table)
     run = load_run(opened.server.runs()[-1])
     assert set(run.info["variants"]) <= set(table["variant"])
+
+
+def test_markdown_report_holds_the_table(export):
+    assert re.search(r"^\|.*prefetch_generator", export("Markdown report").decode(), re.MULTILINE)
 
 
 class References(HTMLParser):
