@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.jupyter import make_workplace, serve
 from benchmarks.lab_page import LabPage, browse, why_no_browser
+from browser.runs import asked, reset
 
 # All that a run has, and as small as it can be.
 SMALL = {
@@ -60,6 +61,8 @@ def opened(browser, server):
     lab = LabPage(browser, server, "02_prefetching")
     lab.run_all()
     lab.save()
+    lab.until(lambda: asked(lab), "the panel is complete")
+    lab.untouched = asked(lab)
     yield lab
     lab.close()
 
@@ -70,7 +73,7 @@ def lab(opened):
     opened.wait_for_status("ready", "finished", "cancelled", "failed")
     # Reset alone would change nothing where nothing was changed, and could not be waited for.
     opened.type_into("blocks", SOME_BLOCKS)
-    opened.press("Reset")
-    opened.until(lambda: opened.field("blocks").input_value() == "auto", "the form is reset")
+    opened.until(lambda: str(SOME_BLOCKS) in asked(opened), "the change is seen")
+    reset(opened)
     yield opened
     assert opened.problems == []

@@ -7,6 +7,17 @@ ACKNOWLEDGED_S, ENDED_S = 1.0, 5.0  # as promised on a machine with nothing else
 GRACE = 6  # machines that run tests have; the seconds are printed
 
 
+def asked(lab):
+    """What the panel would run, in words; they follow every change of the form."""
+    return lab.panel.locator(".labkit-again").text_content()
+
+
+def reset(lab):
+    """Press Reset and wait for its end: what is typed meanwhile would be reset, too."""
+    lab.press("Reset")
+    lab.until(lambda: asked(lab) == lab.untouched, "the form is reset")
+
+
 def start(lab, **fields):
     """Fill in number fields and press Run; wait until its folder is there."""
     before = lab.server.runs()

@@ -11,6 +11,7 @@ from browser.runs import (
     ENDED_S,
     GRACE,
     cancel,
+    reset,
     start,
     status_of,
     wait_until_nothing_is_left,
@@ -57,8 +58,8 @@ def test_a_changed_dropdown_is_in_the_new_rows(lab):
     assert "last trial" in lab.panel.locator(".labkit-strip").text_content()
     newest = lab.field("runs").locator("option").first
     lab.until(lambda: folder.name.split("-")[-1] in newest.text_content(), "it is in the history")
-    lab.press("Reset")
-    lab.until(lambda: lab.field("preprocessor").input_value() == "vectorized", "it is reset")
+    reset(lab)
+    assert lab.field("preprocessor").input_value() == "vectorized"
 
 
 def test_cancel_keeps_finished_rows_and_resume_completes_them(lab, capsys):
@@ -88,7 +89,7 @@ def test_an_error_is_one_line_with_the_next_step(lab):
     error = lab.panel.locator(".labkit-error")
     lab.until(lambda: "/nowhere" in error.text_content(), "the error is shown, or gone")
     assert error.locator("details").first.get_attribute("open") is None
-    lab.press("Reset")
+    reset(lab)
     lab.until(lambda: not error.text_content().strip(), "the error is shown, or gone")
 
 
