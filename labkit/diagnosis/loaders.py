@@ -13,7 +13,7 @@ import reprlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,7 @@ def copied(
         iterators.add(iterator)
         return iterator
 
-    values = {"_iterator": None, "_get_iterator": get_iterator, **changes}
+    values = {"_iterator": None, "_get_iterator": get_iterator, "_iterators": iterators, **changes}
     if start is not None:
         values["worker_init_fn"] = partial(_start, start, loader.worker_init_fn)
     if values.get("num_workers", loader.num_workers):
@@ -94,10 +94,17 @@ def copied(
     try:
         yield twin
     finally:
-        for iterator in list(iterators):
-            if hasattr(iterator, "_shutdown_workers"):
-                iterator._shutdown_workers()
+        end_workers(twin)
         object.__setattr__(twin, "_iterator", None)
+
+
+def end_workers(loader: object) -> None:
+    """End the workers of all iterators of a copy made by `copied`."""
+    for iterator in list(getattr(loader, "_iterators", ())):
+        if hasattr(iterator, "_shutdown_workers"):
+            # Torch raises in whatever runs when it learns that a worker died: here at the latest.
+            with suppress(RuntimeError):
+                iterator._shutdown_workers()
 
 
 def _start(first: Callable[[int], None], own: Callable[[int], None] | None, number: int) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.diagnosis.loaders import copied, is_data_loader
+from labkit.diagnosis.loaders import copied, end_workers, is_data_loader
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,9 +143,13 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
     profiler.start()
     begun_s = time.perf_counter()
     try:
-        _run(loader, step, begun_s + seconds, steps)
-    except Exception as caught:
-        error = caught
+        try:
+            _run(loader, step, begun_s + seconds, steps)
+        except Exception as caught:
+            error = caught
+            end_workers(loader)
+    except RuntimeError as late:  # of torch, once more, where its signal of a dead worker came late
+        error = error or late
     finally:
         session = profiler.stop()
         _running.remove(profiler)
