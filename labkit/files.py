@@ -129,7 +129,7 @@ def locked(
 
 def progress_stream() -> TextIO:
     """Return the stream for progress: stdout in a notebook, which shows stderr as errors."""
-    return sys.stdout if "ipykernel" in sys.modules else sys.stderr
+    return sys.stdout if "ipykernel.kernelapp" in sys.modules else sys.stderr
 
 
 def bar(items: Iterable | None = None, **options: object) -> object:

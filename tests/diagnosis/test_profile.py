@@ -33,7 +33,7 @@ def nothing_stays_behind(monkeypatch, tmp_path):
 
 
 def train_step(batch):
-    torch.ones(64, 64) @ torch.ones(64, 64)
+    torch.ones(640, 640) @ torch.ones(640, 640)  # long enough to be seen
 
 
 def functions(graph, process):
