@@ -2,9 +2,9 @@
 
     notebooks, photographs ─▶ copied into a folder ─▶ serve(folder) ─▶ Server.url, .left(), .rows()
 
-Nothing a person has set up is read or changed: settings, workspaces, kernels' histories all lie in
-the folder.  Main trap: a server that is killed leaves its kernels, so all are found by a mark that
-they inherit.
+Nothing that the user has set up is read or changed: settings, workspaces and kernels' histories all
+lie in the folder.  A server that is killed leaves its kernels running, so all are found by an
+environment variable that they inherit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOK_EVERY_S = 0.05
 ENDS_WITHIN_S = 10.0
 # What may stay: the server, however it was started, and kernels that wait.
 STAYS = {"make", "jupyter", "jupyter-lab", "jupyterlab", "ipykernel_launcher"}
-# As a person would write them; read instead of the person's own.
+# As a user would write them; read instead of the user's own.
 SERVER_CONFIG = {
     "ServerApp": {
         "open_browser": False,
@@ -82,7 +82,7 @@ class Server:
         return left
 
     def shut_down_kernels(self) -> None:
-        """End all kernels, as a person does in the list of what is running."""
+        """End all kernels, as a user does in the list of what is running."""
         for kernel in self._ask("GET", "api/kernels"):
             self._ask("DELETE", f"api/kernels/{kernel['id']}")
 

@@ -201,7 +201,7 @@ class Siege:
         return next(iter(list_runs(self._results)), None)
 
     def _start(self) -> None:
-        """Start the run, or resume it as a person would."""
+        """Start the run, or resume it as a user would."""
         folder, self._harmed = self._folder(), 0
         self._choose_moment(RESUMED_S if folder else NEW_S)
         command = ["-m", "labkit.cli", "run", "--resume", str(folder)]
@@ -249,7 +249,7 @@ class Siege:
         return self._lose(f"there was no {target} for {PATIENCE_S:.0f} s")
 
     def _family(self) -> dict[str, list[psutil.Process]]:
-        """Tell the runner's processes apart."""
+        """Return the runner's processes by their role."""
         family = {"runner": [self._runner]}
         below = {self._runner.pid: "server"}
         roles = dict(itertools.pairwise(TARGETS))
@@ -335,7 +335,7 @@ class Siege:
         return True
 
     def _planned(self, info: dict) -> set[tuple[str, int, str]]:
-        """Say which trials must be there: each variant once a block, the baseline twice."""
+        """Return which trials must be there: each variant once a block, the baseline twice."""
         return {
             (label, block, role)
             for block in range(self._blocks)

@@ -1,10 +1,10 @@
-"""One notebook in JupyterLab in Chromium, and the panel in it, used as a person uses them.
+"""One notebook in JupyterLab in Chromium, and the panel in it, used as a user uses them.
 
     serve(folder) ─▶ browse() ─▶ LabPage(…) ─▶ run_all(), press("Run"), status
 
 What goes wrong on a page is kept: errors on the console, errors nobody caught, requests that leave
-this machine.  Main trap: JupyterLab ignores "run" without a word until the notebook's kernel has
-said what it is, and calls itself idle between two cells.
+this machine.  JupyterLab silently ignores "run" until the notebook's kernel has said what it is,
+and calls itself idle between two cells.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ COMMAND = "([name, options]) => window.jupyterapp.commands.execute(name, options
 
 
 def why_no_browser() -> str:
-    """Say what is missing for a browser test; empty where there is one."""
+    """Return what is missing for a browser test; '' where nothing is."""
     if importlib.util.find_spec("playwright") is None:
         return "playwright is not installed: pip install --editable '.[dev]'"
     if chromium() is None:
@@ -123,7 +123,7 @@ class LabPage:
         self.wait_until_ready()
 
     def close(self) -> None:
-        """Close the tab; its kernel stays, as a person's does."""
+        """Close the tab; its kernel stays, as a user's does."""
         self.context.close()
 
     def wait_until_ready(self) -> None:
@@ -133,7 +133,7 @@ class LabPage:
         self.until(lambda: self.page.evaluate(READY), "the notebook's kernel is ready")
 
     def reload(self) -> None:
-        """Reload the page, as a person does by F5."""
+        """Reload the page, as a user does by F5."""
         self.page.reload()
         self.wait_until_ready()
 

@@ -275,7 +275,7 @@ def check_batch(batch: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec])
 def tolerance_levels(
     *, decoders_differ: bool, scaled: bool, decoded_scaled: bool = False
 ) -> float | None:
-    """Say how far pixels may be from the baseline's on average, in grey levels.
+    """Return how far pixels may be from the baseline's on average, in grey levels.
 
     Args:
         decoders_differ: JPEG decoders round chroma differently.
@@ -299,7 +299,7 @@ def difference(
     *,
     levels: float | None = None,
 ) -> str:
-    """Say in one line how a batch differs from the baseline's; empty where it does the same work.
+    """Return in one line how a batch differs from the baseline's; '' where the work is the same.
 
     Args:
         batch: entry name -> array, already checked by `check_batch`.
@@ -351,7 +351,7 @@ class Skip(Exception):  # noqa: N818 - not an error: the variant cannot run here
 
 
 class Cancelled(Exception):  # noqa: N818 - a request, not an error
-    """The person cancelled; everything that was started has been ended."""
+    """The user cancelled; everything that was started has been ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,7 +477,7 @@ class Trial:
 
 
 def utc_now() -> str:
-    """Give the time as rows record it: 2026-11-21T03:46:00Z."""
+    """Return the time as rows record it: 2026-11-21T03:46:00Z."""
     return time.strftime(UTC, time.gmtime())
 
 

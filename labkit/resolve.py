@@ -159,7 +159,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
 
 
 def traits(settings: Mapping[str, object]) -> Traits:
-    """Say what a variant's parts mean for comparing it with others.
+    """Return what a variant's parts mean for comparing it with others.
 
     Args:
         settings: by name, as rows and run.json hold them; a part that is not known here, and a
@@ -354,7 +354,7 @@ def _preprocessors_for(batch: str) -> list[str]:
 
 
 def own_parts() -> bytes:
-    """Pack the table entries that a person added or replaced, for another process.
+    """Pack the table entries that the user added or replaced, for another process.
 
     Returns:
         What `register` takes; empty where nothing was added.
@@ -383,7 +383,7 @@ def own_parts() -> bytes:
 
 
 def register(packed: bytes) -> None:
-    """Enter a person's own parts into the tables of this process.
+    """Enter the user's own parts into the tables of this process.
 
     Args:
         packed: from `own_parts`; never from a file.
@@ -448,7 +448,7 @@ def stored_folder(settings: Settings) -> Path:
 
 
 def is_original(settings: Settings) -> bool:
-    """Say whether settings read the data that they name, and not a pack of it."""
+    """Return whether settings read the data that they name, and not a pack of it."""
     as_it_is = settings.packing == "folder" and settings.stored == JPEG
     return as_it_is or pack_format(place(settings.data)) is not None
 

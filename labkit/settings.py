@@ -30,7 +30,7 @@ INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One variant's settings; every field is set by a person or left unset."""
+    """One variant's settings; every field is set by the user or left unset."""
 
     data: str = "data/photos"
     """Images: a folder (COCO layout, or any tree of .jpg/.jpeg files) or its URL, as https://."""
@@ -254,7 +254,7 @@ def complete(
     """Fill every unset field but `images`, from the mode and the machine.
 
     Args:
-        settings: a person's choice; what is set stays.
+        settings: the user's choice; what is set stays.
         mode: presets for image size and batch size.
         cores: CPU cores this process may use.
         has_cuda: a CUDA device runs kernels of this torch build.
@@ -296,7 +296,7 @@ def help_texts() -> dict[str, str]:
 
 @cache
 def field_kinds() -> dict[str, tuple[type, tuple[str, ...], bool]]:
-    """Say what each field accepts, for the form, the command line and the checks.
+    """Return what each field accepts, for the form, the command line and the checks.
 
     Returns:
         field name -> (int, bool or str; the closed choices, if any; may be unset).

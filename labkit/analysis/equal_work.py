@@ -130,7 +130,7 @@ def _other_first_loss(trial: Trial, base: Trial) -> str:
 
 def _is_same_data(trial: Trial, other: Trial) -> bool:
     a, b = traits(trial.settings), traits(other.settings)
-    # One batch over and over, or another image last; preflight has compared an epoch of those.
+    # One batch over and over, or another image last; an epoch of those was compared before timing.
     repeats = a.repeats_batch or b.repeats_batch
     reorders = (a.own_order or b.own_order) and not _are_same(trial, other, ("loader",))
     is_same_end = a.steps_short == b.steps_short and not repeats and not reorders
@@ -138,7 +138,7 @@ def _is_same_data(trial: Trial, other: Trial) -> bool:
 
 
 def _have_same_pixels(trial: Trial, other: Trial) -> bool:
-    """Say whether every pixel must be the same; rivals round in ways of their own."""
+    """Return whether every pixel must be the same; rivals round in ways of their own."""
     is_outside = traits(trial.settings).outside or traits(other.settings).outside
     names = (*SAME_PIXELS, "loader") if is_outside else SAME_PIXELS
     return _are_same(trial, other, names)

@@ -44,7 +44,7 @@ def build(name: str, protocol: str, settings: Mapping[str, object]) -> Experimen
             known = " and ".join(name for name in CATALOG if CATALOG[name](base).as_published)
             raise ValueError(
                 f"protocol must be {CORRECTED!r} for {name}, got {protocol!r}; "
-                f"{known} know the document's own"
+                f"{known} can also be run as in their document"
             )
         found = replace(found, variants=found.as_published, in_full={}, protocol=protocol)
     found = _on_this_machine(found, base.storage)

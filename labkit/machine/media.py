@@ -149,7 +149,7 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
 
 
 def _sections(lines: list[str]) -> list[str]:
-    """Say of each line under which [header] it stands; blank lines at its end are left out."""
+    """Return the [header] above each line; blank lines have none."""
     sections, current = [], ""
     for line in lines:
         if header := re.match(r"\s*(\[[^\]]*\])", line):
@@ -182,7 +182,7 @@ def _read(path: Path) -> dict[str, Path]:
 
 
 def describe_medium(path: str | Path) -> Medium:
-    """Say what a file or directory lies on.
+    """Return what a file or directory lies on.
 
     Raises:
         OSError: it does not exist.

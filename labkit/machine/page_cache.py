@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 def can_evict() -> bool:
-    """Say whether this platform can drop files from its page cache; some filesystems cannot."""
+    """Return whether this platform can drop files from its page cache; some filesystems cannot."""
     return hasattr(os, "posix_fadvise")
 
 

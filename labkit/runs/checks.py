@@ -265,7 +265,7 @@ def _difference(
     base: Settings,
     specs: dict[str, ArraySpec],
 ) -> str:
-    """Say in one line how a batch differs from the baseline's; '' where the work is the same."""
+    """Return in one line how a batch differs from the baseline's; '' where the work is the same."""
     if set(reference) != set(batch):
         return (
             f"batch must have the baseline's entries {', '.join(sorted(reference))}, "
@@ -460,7 +460,7 @@ def check_batch_fits(settings: Settings) -> None:
 
 
 def out_of_memory(error: BaseException, settings: Settings) -> str:
-    """Say in one line that memory ran out; '' where something else went wrong."""
+    """Return in one line that memory ran out; '' where something else went wrong."""
     message = one_line(error)
     if not OUT_OF_MEMORY.search(message):
         return ""

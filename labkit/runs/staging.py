@@ -280,7 +280,7 @@ def why_not_throttled(settings: Settings) -> str:
 
 
 def _describe(storage: Storage) -> dict[str, object]:
-    """Say what a medium is, and what the rows may call it."""
+    """Return what a medium is, and what the rows may call it."""
     if storage.is_remote:
         medium = Medium(
             filesystem="remote",

@@ -1,7 +1,4 @@
-"""The largest batch: found by trying, said with what it takes, and divided for an experiment.
-
-Run: python -m pytest tests/test_largest_batch.py
-"""
+"""The largest batch: found by trying, said with what it takes, and divided for an experiment."""
 
 import math
 

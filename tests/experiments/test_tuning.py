@@ -1,7 +1,4 @@
-"""Tuning: which settings are taken by the numbers, in which words, and once for real.
-
-Run: python -m pytest tests/test_tuning.py
-"""
+"""Tuning: which settings are taken by the numbers, in which words, and once for real."""
 
 import re
 import threading
@@ -54,7 +51,7 @@ def test_the_table_shows_what_was_chosen_and_every_number(label, title):
     assert "budget_s was too short" in shown._repr_html_()
 
 
-def test_a_person_can_cancel_and_what_was_measured_stays(photos, tmp_path):
+def test_a_user_can_cancel_and_what_was_measured_stays(photos, tmp_path):
     cancel = threading.Event()
     cancel.set()
     settings = lab.Settings(data=str(photos))

@@ -115,7 +115,7 @@ def in_child(action):
 
 
 def answer(action):
-    """Give what a function says in another process."""
+    """Return what a function returns in another process."""
     pid, ended = in_child(action)
     with os.fdopen(ended) as pipe:
         text = pipe.read()
@@ -168,7 +168,7 @@ def test_it_is_a_real_disk_with_limits_and_goes_without_a_trace(place, somebody_
 
 
 def counted_reads(disk):
-    """Ask the kernel how many reads of the device it let the group do."""
+    """Return how many reads of the device the kernel let the group do."""
     number = procfs.text(f"/sys/block/{disk.device.name}/dev").strip()
     if slow_disk.find_tree()[1] == 1:
         lines = (disk.cgroup / "blkio.throttle.io_serviced").read_text().splitlines()

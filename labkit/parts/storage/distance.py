@@ -139,7 +139,7 @@ class RemoteStorage(Storage):
         return RemoteReader(reader, self.address)
 
     def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str) -> dict[str, object]:
-        """Say that no page cache here has a part in it; see `Storage.prepare_cache`."""
+        """Return a proof without a page cache of this machine; see `Storage.prepare_cache`."""
         if not self.is_remote:
             return super().prepare_cache(reader, ids, cache)
         cache_state.make_warm(reader.reader.files_of(np.sort(ids)))  # the server's own reads
@@ -282,7 +282,7 @@ class Connection:
         self._http.close()
 
     def get(self, path: str) -> Iterator[bytes]:
-        """Ask for a path, and yield the body's pieces.
+        """Request a path, and yield the body's pieces.
 
         Raises:
             OSError: the server refuses, or is gone.

@@ -399,11 +399,11 @@ class PageCache:
         self._held_bytes.value = 0
 
     def holds(self, ids: np.ndarray) -> np.ndarray:
-        """Say for each of N files whether it is held: (N,) bool."""
+        """Return for each of N files whether it is held: (N,) bool."""
         return np.frombuffer(self._newer, dtype=np.int64)[ids] != ABSENT
 
     def touch(self, i: int) -> bool:
-        """Make a file the newest, if it fits at all; say whether it was held before."""
+        """Make a file the newest, if it fits at all; return whether it was held before."""
         needed_bytes = int(self._file_bytes[i])
         held = self._newer[i] != ABSENT
         if held:
