@@ -14,7 +14,8 @@ from labkit.cli import main
 from labkit.contracts import Skip
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import choose, experiment
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
+from labkit.machine.gpu import CudaState
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
 from labkit.runs import preconditions
@@ -158,6 +159,24 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
     assert info["protocol"] == AS_PUBLISHED
     assert [note for note in info["notes"] if "stands in" in note] == []
     assert any(f"none can be throttled here ({why_not})" in note for note in info["notes"])
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 8])
+def test_equal_depth_is_what_a_thread_holds_more(monkeypatch, cores):
+    monkeypatch.setattr(hardware, "cores", lambda: cores)
+    variants = lab.experiment("prefetching_in_depth").variants
+    plain, deep = variants["original"], variants["equal depth"]
+    more = plain.num_workers * (deep.prefetch_factor - plain.prefetch_factor)
+    assert 2 <= more < 2 + plain.num_workers  # whole batches for each worker, and no more
+
+
+def test_without_a_gpu_precision_is_compared_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
+    small = lab.experiment("precision").variants["amp"]
+    assert (small.device, small.preprocessor, small.input_px) == ("cpu", "classification", 64)
+    assert lab.experiment("precision", device="emulated").variants["amp"].device == "emulated"
+    monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=True, reason=""))
+    assert lab.experiment("precision").variants["amp"].device is None
 
 
 # --- the user's settings --------------------------------------------------------------------
