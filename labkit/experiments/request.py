@@ -44,8 +44,8 @@ class Request:
         Args:
             info: what its `run.json` holds.
         """
-        if "request" in info:
-            return cls._from({"experiment": None, **info["request"]})
+        if stored := info.get("request"):
+            return cls._from(stored)
         name = info["experiment"]
         return cls(experiment=name if name in catalog.CATALOG else None, mode=info["mode"])
 

@@ -17,7 +17,7 @@ import types
 import typing
 import zipfile
 import zlib
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 
 from labkit.contracts import SCHEMA as ROW_SCHEMA
@@ -25,6 +25,7 @@ from labkit.contracts import Trial, utc_now
 from labkit.files import write_whole
 from labkit.machine import hardware
 from labkit.report import report, words
+from labkit.runs.experiment import Dial
 from labkit.runs.store import (
     RESERVED,
     RUN_FILE,
@@ -49,12 +50,34 @@ FOLDER_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)
 
 Plain = str | int | float | bool | None
 Facts = dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What `Request.to_dict` writes."""
+
+    experiment: str | None = None
+    mode: str = ""
+    blocks: int | None = None
+    protocol: str = ""
+    settings: dict[str, Plain] = field(default_factory=dict)
+    variants: list[str] = field(default_factory=list)
+    baseline: str | None = None
+
+
 # Of run.json; other fields hold any JSON within the limits.
 TYPES = {
     **dict.fromkeys(("run", "experiment", "question", "mode", "status", "created_utc"), str),
     "provenance": Facts,
     "variants": dict[str, dict[str, Plain]],
+    "request": _Request | None,
     "blocks": int | None,
+    "dial": Dial | None,
+    "excluded": list[int] | None,
+    "data": dict[str, Plain] | None,
+    "calibration": dict[str, Plain] | None,
+    "costs": dict[str, dict[str, Plain]] | None,
+    "reads": dict[str, dict[str, Plain]] | None,
     "notes": list[str] | None,
     "published": dict[str, float] | None,
     "skipped": dict[str, str] | None,
