@@ -244,9 +244,7 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "svg": lambda figure: base64.b64encode(
-            bars.to_bytes(figure, "svg", outlines=True)
-        ).decode(),
+        "svg": _svg,
         "html": lambda table: Markup(table.to_html(heading=(), exclude_styles=True)),
         "cells": lambda texts: Markup(" | ".join(map(escape_markdown, texts))),
         # In an alternative text every bracket counts.
