@@ -231,8 +231,9 @@ def parser() -> argparse.ArgumentParser:
     run = add("run", _run, "run experiments and print their tables", results, _run_options())
     run.usage = "labkit run [NAME ...] [options]"
     names = "experiments of `labkit list`; unset: those of the documents"
-    run.add_argument("names", nargs="*", metavar="NAME", help=names)
-    run.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
+    which = run.add_mutually_exclusive_group()
+    which.add_argument("names", nargs="*", metavar="NAME", default=[], help=names)
+    which.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
 
     table = add("table", _table, "print a run's table", one_run)
     table.add_argument("--json", action="store_true", help="rows as JSON")

@@ -97,11 +97,15 @@ def test_help_has_a_line_per_command_and_an_option_per_setting(capsys):
     assert all(f"--{name.replace('_', '-')}" in shown for name in field_kinds())
 
 
-def test_doctor_says_what_will_be_skipped(photos, capsys):
+def test_doctor_says_what_will_be_skipped(monkeypatch, photos, capsys):
+    def absent(jpeg):
+        raise ImportError("mine is not installed; pip install mine")
+
+    monkeypatch.setitem(lab.DECODERS, "mine", absent)
     assert main(["doctor", "--data", str(photos)]) == 0
     shown = capsys.readouterr().out
-    assert "/dev/shm" in shown
-    assert str(photos) in shown
+    assert re.search(rf"^data +{re.escape(str(photos))}", shown, re.MULTILINE)
+    assert re.search(r"^decoder mine +skipped\n +→ mine is not installed", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,7 @@ def test_what_cannot_work_is_one_line_with_the_choices(tmp_path, capsys, argumen
         ),
         (["run", "--num-workers", "two"], "--num-workers: invalid int value: 'two'"),
         (["run", "--cache", "hot"], "--cache: invalid choice: 'hot' (choose from"),
+        (["run", "prefetching", "--resume", "x"], "--resume: not allowed with argument NAME"),
         (["dance"], "invalid choice: 'dance' (choose from"),
     ],
 )
