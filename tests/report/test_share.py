@@ -228,6 +228,7 @@ def test_the_crafted_file_itself_is_one(tmp_path):
         ({"question": "x" * 2001}, "within the limits of size"),
         ({"question": "a\x1b[2Jb"}, "within the limits of size"),
         ({"notes": ["a", 1]}, "hold notes as labkit writes it"),
+        ({"local_notes": [{}]}, "hold local_notes as labkit writes it"),
         ({"request": {"foo": 1}}, "hold request as labkit writes it, got {'foo': 1}"),
         ({"excluded": ["a", {}]}, "hold excluded as labkit writes it"),
         ({"dial": "x"}, "hold dial as labkit writes it"),
