@@ -76,9 +76,12 @@ TYPES = {
     "excluded": list[int] | None,
     "data": dict[str, Plain] | None,
     "calibration": dict[str, Plain] | None,
-    "costs": dict[str, dict[str, Plain]] | None,
-    "reads": dict[str, dict[str, Plain]] | None,
-    **dict.fromkeys(("source", "protocol", "reason"), str | None),
+    **dict.fromkeys(("costs", "reads", "tasks"), dict[str, dict[str, Plain]] | None),
+    "storages": dict[str, Facts] | None,
+    **dict.fromkeys(("forecast", "timing"), Facts | None),
+    **dict.fromkeys(
+        ("source", "protocol", "reason", "kind", "accelerator", "baseline"), str | None
+    ),
     **dict.fromkeys(("groups", "baselines"), dict[str, str] | None),
     **dict.fromkeys(("notes", "local_notes", "twice"), list[str] | None),
     "published": dict[str, float] | None,
