@@ -167,7 +167,7 @@ class Panel:
         self._resume = self._button("Resume", "Measure what the run below lacks", self._on_resume)
         self._status, self._bar = _html("labkit-status"), widgets.FloatProgress(min=0.0, max=1.0)
         self._bar.add_class("labkit-progress")
-        self._forecast, self._again = widgets.HTML(), _html("labkit-again")
+        self._forecast, self._again = _html("labkit-forecast"), _html("labkit-again")
         self._strip, self._error = _html("labkit-strip"), _html("labkit-error")
         self._result, self._trials = _html("labkit-result"), _html("labkit-trials")
         self._exported = _html("labkit-exported")
