@@ -6,8 +6,8 @@ SSD ?=
 NVME ?=
 MODE ?= quick
 BIN := .venv/bin
-# Processes that test at the same time: one more than two cores, as many tests wait for a device.
-AT_ONCE ?= 3
+# Processes that test at the same time.
+AT_ONCE ?= 2
 # --allow-root is refused by nobody but root, and only root needs it.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
@@ -31,7 +31,7 @@ test: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
-	$(BIN)/pytest -n $(AT_ONCE) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder
 
 report: .venv/core
 	$(BIN)/labkit report

@@ -1,7 +1,7 @@
 """Shared fixtures, the order of the tests, and which are skipped for want of CUDA or rivals.
 
-Several processes test at a time.  Each has all tests of a file, or those marked with the same
-`xdist_group`: what shares a JupyterLab or a disk is one group, a notebook is one of its own.
+Several processes test at a time.  Each has all tests of a file; what shares a JupyterLab or the
+throttled disk is one group, a notebook is one of its own.
 Nothing may depend on how fast it is: other tests use the same cores.
 """
 
@@ -19,6 +19,8 @@ settings.register_profile(
 settings.load_profile("tests")
 # Groups that take long begin first: then no process goes on long after the others.
 LONG = ("notebooks", "browser", "runs")
+# A machine has one throttled disk.
+ON_THE_DISK = ("runs/test_staging.py", "test_slow_disk.py", "[03_storage]", "[06_combined]")
 
 
 def pytest_configure():
@@ -27,10 +29,28 @@ def pytest_configure():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    # Not by xdist's own marks, which pytest-xdist 3.8 loses with pytest 9.2.
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return _group(nodeid)
+
+    return Groups(config, log)
+
+
+def _group(nodeid):
+    path = nodeid.partition("::")[0]
+    if path.startswith("tests/browser/"):
+        return "browser"
+    if any(name in nodeid for name in ON_THE_DISK):
+        return "throttled disk"
+    return nodeid if path.startswith("tests/notebooks/") else path
+
+
 def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     # The rivals' threads stay in the process once they are imported: no other test is to fork, or
     # to count its threads, beside them.
     rivals = {item.path for item in items if _needs_rivals(item)}

@@ -92,10 +92,16 @@ def create_run(results: Path, info: dict[str, object]) -> Path:
     Raises:
         OSError: results cannot be written; the message says what to do.
     """
+    runs = results / str(info["experiment"])
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    folder = results / str(info["experiment"]) / f"{stamp}-{secrets.token_hex(2)}"
     with explain_unwritable(results):
-        folder.mkdir(parents=True)
+        runs.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = runs / f"{stamp}-{secrets.token_hex(2)}"
+            # One of 65,536 pairs of runs of the same second has the same four digits.
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
     write_info(folder, info)
     return folder
 

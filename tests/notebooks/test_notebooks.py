@@ -12,7 +12,6 @@ from benchmarks.lab_page import why_no_browser
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # These run in JupyterLab where there is a browser: see tests/browser.
 IN_BROWSER = () if why_no_browser() else ("02_prefetching", "04_preprocessing")
-ON_THE_DISK = ("03_storage", "06_combined")  # a machine has one throttled disk
 FEW = {"images": 16}
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -42,12 +41,10 @@ def test_a_notebook_holds_words_settings_and_calls(path):
             )
 
 
-def runs(path):
-    group = "throttled disk" if path.stem in ON_THE_DISK else path.stem
-    return pytest.param(path, marks=pytest.mark.xdist_group(group), id=path.stem)
+RUN_HERE = [path for path in NOTEBOOKS if path.stem not in IN_BROWSER]
 
 
-@pytest.mark.parametrize("path", [runs(p) for p in NOTEBOOKS if p.stem not in IN_BROWSER])
+@pytest.mark.parametrize("path", RUN_HERE, ids=lambda path: path.stem)
 @pytest.mark.notebooks
 def test_a_notebook_runs_without_a_click(path, photos, tmp_path):
     notebook = nbformat.read(path, as_version=4)

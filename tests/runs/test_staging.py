@@ -334,7 +334,6 @@ def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data,
 # --- media ----------------------------------------------------------------------------------
 
 
-@pytest.mark.xdist_group("throttled disk")  # a machine has one
 @pytest.mark.skipif(bool(slow_disk.why_not()), reason="a throttled disk cannot be put up here")
 def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
     if slow_disk.find() is not None:
