@@ -81,7 +81,8 @@ def test_the_cores_that_the_trial_left_free_are_those_of_the_machine_without_its
     subprocess.run([sys.executable, "-c", SPIN], check=True)
     after = since(before)
     assert free <= 1.1 * os.cpu_count()
-    assert after["free_cores"] <= free - 0.8 * SPIN_S / after["duration_s"]
+    # Not compared with `free`, of which the snapshots themselves took a share.
+    assert after["free_cores"] <= os.cpu_count() - 0.8 * SPIN_S / after["duration_s"]
 
 
 def test_what_was_unknown_stays_unknown():
