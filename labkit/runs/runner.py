@@ -77,25 +77,7 @@ def run(
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> StoredRun:
-    """Run an experiment.
-
-    Args:
-        experiment: what to compare.
-        mode: quick, document or full.
-        results: folder that takes the run folder.
-        blocks: repetitions; unset: the mode's.
-        cancel: set by another thread to stop; finished trials stay.
-        progress: whether to print a bar with ETA, or an object to report to instead.
-
-    Returns:
-        The run as it is on disk; `run.info["status"]` is finished or cancelled.
-
-    Raises:
-        ValueError: settings, data or parts that cannot work, before anything is timed.
-        RuntimeError: the baseline cannot be measured here (finished rows stay), or another run
-            is in progress in this process.
-        Cancelled: `cancel` was set while data at a URL was copied to this machine.
-    """
+    """Run an experiment; arguments and errors as of `lab.run`."""
     info = check(experiment, mode, blocks, cancel)
     own = own_parts()
     folder = create_run(Path(results), info)
@@ -110,19 +92,7 @@ def resume(
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> StoredRun:
-    """Run what is missing of a run that was cancelled or killed.
-
-    Args:
-        folder: a run folder.
-        cancel: as in `run`.
-        progress: as in `run`.
-
-    Raises:
-        FileNotFoundError: there is no run in this folder.
-        ValueError: a part of it is not known here, its data changed, or it began on another
-            machine.
-        RuntimeError: another run is in progress in this process, or another process has this one.
-    """
+    """Run what a run lacks; arguments and errors as of `lab.resume`."""
     found = load_run(folder)
     check_resumable(found)
     own = own_parts()
