@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
-from labkit.machine.gpu import GpuWatch, Reading, cuda, open_gpu
-from labkit.machine.usage import Sampler, tree_read_bytes
+from labkit.machine.gpu import Reading, cuda, open_gpu
+from labkit.machine.usage import GpuWatch, Sampler, tree_read_bytes
 from labkit.parts.devices import EmulatedDevice
 
 if TYPE_CHECKING:
@@ -350,11 +350,8 @@ def _measure(seconds: float) -> dict[str, tuple[str, str]]:
     rows = {}
     for name, (launch, operations) in loads.items():
         _keep_busy(launch, SETTLE_S)
-        watch = GpuWatch(wanted=True)
-        try:
+        with GpuWatch() as watch:
             launches, took_s = _keep_busy(launch, seconds)
-        finally:
-            watch.stop()
         done_per_s = launches * operations / took_s
         rows[name] = (
             units.percent(watch.totals()["gpu_util_mean"]),

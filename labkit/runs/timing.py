@@ -260,7 +260,7 @@ def measure(
         "cpu_percent": 100 * cpu_s / wall_s,
         "epochs": tuple(epochs),
         "cache_proof": pipeline.source.prove_cache(cache_proof),
-        "disturbance": {**disturbed, **usage.gpu_clocks()},
+        "disturbance": disturbed,
         "labels": {
             "storage": pipeline.parts.storage.label,
             "cache": settings.cache,  # as produced and verified, or prepare() had skipped
