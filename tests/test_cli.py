@@ -116,6 +116,10 @@ def test_doctor_says_what_will_be_skipped(monkeypatch, photos, capsys):
         (["run", "prefetching", "--input-px", "100"], "input_px must be a positive multiple of 32"),
         (["run", "prefetching", "--data", "missing"], "missing"),
         (["run", "--resume", "nope"], "got 'nope'; newest runs: none yet"),
+        (
+            ["run", "--resume", "x", "--mode", "full", "--num-workers", "3"],
+            "--resume must be given without mode, num_workers: a run goes on as it began",
+        ),
         (["table", "nope"], "run must be a run folder, an id or an experiment with results in"),
         (["report"], "runs must be at least one, got none in"),
     ],
