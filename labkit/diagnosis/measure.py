@@ -34,8 +34,8 @@ from labkit.diagnosis.profile import kinds_of
 from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import EmulatedDevice
+from labkit.runs.checks import one_line
 
-SILENT_S = 30.0  # a loader or step that gives nothing for so long has stalled
 KEPT_BATCHES, KEPT_BYTES = 8, 1 << 29  # of the resident arm
 LOOK_S, LOOK_STEPS = 3.0, 12
 BLOCKS = 5
@@ -209,8 +209,7 @@ class Loop:
 
     def _check_goes_on(self, done: int, before: int, wanted: int, arm: str) -> None:
         if done == before:
-            what = "at least one batch" if not done else "batches in every epoch"
-            raise Stopped(f"loader must yield {what}, got an empty one; look at its length")
+            raise Stopped("loader must yield batches in every epoch, got none; look at its length")
         if self.is_one_shot and done < wanted:
             raise Stopped(
                 f"loader must have {wanted} batches more to measure {arm}, got {done}; "
@@ -271,19 +270,19 @@ def _without_stalls(loader: Iterable) -> Iterator:
 
 @contextmanager
 def _stall_limit(for_what: str) -> Iterator[None]:
-    """Interrupt what takes longer than `SILENT_S`, where this thread can be interrupted."""
+    """Interrupt what takes longer than `STALL_S`, where this thread can be interrupted."""
     if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
         yield
         return
 
     def stop(*_: object) -> None:
         raise Stopped(
-            f"waited {SILENT_S:g} s for {for_what}, got nothing; "
+            f"waited {loaders.STALL_S:g} s for {for_what}, got nothing; "
             "try it by hand with num_workers=0, where an error shows itself"
         )
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SILENT_S)
+    signal.setitimer(signal.ITIMER_REAL, loaders.STALL_S)
     try:
         yield
     finally:
@@ -352,12 +351,10 @@ def collect(
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return what was raised; for an error in a worker torch's message is a whole traceback."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    said = one_line(error)
     if "Original Traceback" in str(error):
-        return f"{lines[-1].strip()} (in a loader worker)"
-    said = f"{type(error).__name__}: {lines[0]}".rstrip(": ")
-    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in lines[0]:
+        return f"{said} (in a loader worker)"
+    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in said:
         return f"a loader worker ended while it was waited for ({said}); was memory left?"
     return said
 
