@@ -133,14 +133,7 @@ def _parse(text: str, path: Path) -> dict[str, Path]:
         table = tomllib.loads(text).get("media", {})
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} must be a TOML file, got an error: {error}") from None
-    if not isinstance(table, dict):
-        raise ValueError(f"{path} must have a table [media], got {table!r}")
     for name, directory in table.items():
-        if not re.fullmatch(r"[a-z0-9_]+", name):
-            raise ValueError(
-                f"medium must be lower-case letters, digits and _, got {name!r} in {path}; "
-                "rename it"
-            )
         if not isinstance(directory, str):
             raise ValueError(f"{name} in {path} must be a directory in quotes, got {directory!r}")
     return {name: path.parent / directory for name, directory in table.items()}

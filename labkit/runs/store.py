@@ -124,7 +124,7 @@ def hold(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         with explain_unwritable(folder):
             # Of the files here, this one is never replaced by another.
-            held.enter_context(locked(folder / TRIALS_FILE, busy=busy, make=True))
+            held.enter_context(locked(folder / TRIALS_FILE, busy))
         yield
 
 

@@ -9,10 +9,9 @@ The manifest is written last, so a folder that has one is whole.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -258,15 +257,15 @@ def finish_folder(
     Returns:
         The images' bytes.
     """
-    digest = hashlib.sha256()
-    write_whole(root / ANNOTATIONS, _hashed(coco_json(images), digest.update))
+    annotations = coco_json(images).encode()
+    write_whole(root / ANNOTATIONS, annotations)
     size_bytes = sum(image.size_bytes for image in images)
     manifest = {
         "schema": SCHEMA,
         **about,
         "images": len(images),
         "bytes": size_bytes,
-        "annotations_sha256": digest.hexdigest(),
+        "annotations_sha256": sha256(annotations),
         "files": {
             f"images/{image.name}": {"bytes": image.size_bytes, "sha256": image.sha256}
             for image in images
@@ -274,12 +273,6 @@ def finish_folder(
     }
     write_whole(root / MANIFEST, json.dumps(manifest, indent=1))
     return size_bytes
-
-
-def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
-    for piece in pieces:
-        update(piece)
-        yield piece
 
 
 def _find_annotations(root: Path) -> tuple[Path, Path] | None:
@@ -308,40 +301,17 @@ def _find_annotations(root: Path) -> tuple[Path, Path] | None:
 
 
 def _find_jpegs(root: Path) -> list[str]:
-    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links.
-
-    Raises:
-        ValueError: one of them is a named pipe, a socket or a device: reading it may never end.
-    """
-    names, seen, waiting = [], set(), [root]
-    while waiting:
-        folder = waiting.pop()
-        real = folder.resolve()
-        if real in seen:  # a link to a parent folder would never end
-            continue
-        seen.add(real)
-        below = folder.relative_to(root).as_posix()
+    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links."""
+    names, seen = [], set()
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        below = Path(folder).relative_to(root).as_posix()
         prefix = "" if below == "." else below + "/"
-        subfolders = []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                # Hidden: thumbnails, "._photo.jpg" of macOS, checkpoints of notebooks.
-                if entry.name.startswith("."):
-                    continue
-                if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
-                    subfolders.append(folder / entry.name)
-                elif entry.name.lower().endswith((".jpg", ".jpeg")):
-                    _check_regular(entry)
-                    names.append(prefix + entry.name)
-        waiting += sorted(subfolders, reverse=True)
+        # Hidden: thumbnails, "._photo.jpg" of macOS, checkpoints of notebooks. A link to a parent
+        # folder would never end.
+        subfolders[:] = [] if real in seen else sorted(n for n in subfolders if n[0] != ".")
+        if real not in seen:
+            images = (name for name in files if name.lower().endswith((".jpg", ".jpeg")))
+            names += [prefix + name for name in images if name[0] != "."]
+        seen.add(real)
     return sorted(names)
-
-
-def _check_regular(entry: os.DirEntry) -> None:
-    if entry.is_file(follow_symlinks=False):
-        return
-    path = Path(entry.path)
-    if path.exists() and not path.is_file():  # `read` reports a broken link
-        raise ValueError(
-            f"data must hold regular files, got a named pipe, socket or device at {path}; remove it"
-        )
