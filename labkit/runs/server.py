@@ -39,7 +39,7 @@ JOBS = {
     "find_bad_images": "labkit.runs.checks",
     "check_rates": "labkit.runs.staging",
     "count_reads": "labkit.runs.reads",
-    "search_on_cuda": "labkit.runs.batch_search",
+    "search_on_cuda": "labkit.runs.timing",
     "compare_operations": "labkit.runs.operation_trials",
     "time_operation": "labkit.runs.operation_trials",
     "jpeg_back_ends": "labkit.parts.decoding",
