@@ -17,6 +17,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from io import FileIO
 from pathlib import Path
 
 
@@ -32,11 +33,11 @@ def evict(path: Path) -> None:
         OSError: it cannot be read.
         AttributeError: there is no posix_fadvise on this platform.
     """
-    with _Opened(path) as file:
+    with path.open("rb", buffering=0) as file:
         if not _is_clean(file):
-            os.fdatasync(file.number)
+            os.fdatasync(file)
         # Length 0 is up to the end: a length that ends inside a page keeps that page.
-        os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def residency(paths: Iterable[Path]) -> tuple[float | None, str]:
@@ -63,33 +64,19 @@ class _CannotCount(Exception):  # noqa: N818 - the next way of counting is tried
     """This way of counting does not work here, or not for this file."""
 
 
-class _Opened:
-    """A file open for reading: its number, path and size."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> _Opened:
-        self.number = os.open(self.path, os.O_RDONLY)
-        self.size_bytes = os.fstat(self.number).st_size
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.number)
-
-    @property
-    def pages(self) -> int:
-        return -(-self.size_bytes // mmap.PAGESIZE)
-
-
-def _share(paths: list[Path], count: Callable[[_Opened], int]) -> float | None:
+def _share(paths: list[Path], count: Callable[[FileIO, int], int]) -> float | None:
     resident = pages = 0
     for path in paths:
-        with _Opened(path) as file:
-            if file.pages:
-                resident += count(file)
-                pages += file.pages
+        with path.open("rb", buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes:
+                resident += count(file, size_bytes)
+                pages += _pages(size_bytes)
     return resident / pages if pages else None
+
+
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // mmap.PAGESIZE)
 
 
 @cache
@@ -119,15 +106,15 @@ class _CacheStat(ctypes.Structure):
     )
 
 
-def _cachestat(file: _Opened) -> _CacheStat:
+def _cachestat(file: FileIO, size_bytes: int) -> _CacheStat:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise _CannotCount
     stat = _CacheStat()
     # With length 0 (to the end) pages of a large folio beyond the end would count too.
-    whole = _Range(0, file.size_bytes)
+    whole = _Range(0, size_bytes)
     failed = _libc().syscall(
         ctypes.c_long(CACHESTAT),
-        ctypes.c_int(file.number),
+        ctypes.c_int(file.fileno()),
         ctypes.byref(whole),
         ctypes.byref(stat),
         ctypes.c_uint(0),
@@ -137,44 +124,44 @@ def _cachestat(file: _Opened) -> _CacheStat:
     return stat
 
 
-def _count_by_cachestat(file: _Opened) -> int:
-    return _cachestat(file).resident
+def _count_by_cachestat(file: FileIO, size_bytes: int) -> int:
+    return _cachestat(file, size_bytes).resident
 
 
-def _count_by_mincore(file: _Opened) -> int:
+def _count_by_mincore(file: FileIO, size_bytes: int) -> int:
     if sys.platform != "linux" or not _mincore_tells_the_truth(file):
         raise _CannotCount
     libc = _libc()
-    address = libc.mmap(None, file.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file.number, 0)
+    address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise _CannotCount
     try:
-        pages = ctypes.create_string_buffer(file.pages)
-        if libc.mincore(address, file.size_bytes, pages):
+        pages = ctypes.create_string_buffer(_pages(size_bytes))
+        if libc.mincore(address, size_bytes, pages):
             raise _CannotCount
         return sum(page & 1 for page in pages.raw)  # the other bits are undefined
     finally:
-        libc.munmap(address, file.size_bytes)
+        libc.munmap(address, size_bytes)
 
 
-def _mincore_tells_the_truth(file: _Opened) -> bool:
+def _mincore_tells_the_truth(file: FileIO) -> bool:
     """Whether the kernel lets us see: we own the file or may write it."""
-    return os.fstat(file.number).st_uid == os.geteuid() or os.access(
-        file.path, os.W_OK, effective_ids=True
+    return os.fstat(file.fileno()).st_uid == os.geteuid() or os.access(
+        file.name, os.W_OK, effective_ids=True
     )
 
 
 # Tried in this order; the first that works for all files counts.
-COUNTERS: dict[str, Callable[[_Opened], int]] = {
+COUNTERS: dict[str, Callable[[FileIO, int], int]] = {
     "cachestat": _count_by_cachestat,
     "mincore": _count_by_mincore,
 }
 
 
-def _is_clean(file: _Opened) -> bool:
+def _is_clean(file: FileIO) -> bool:
     """Whether everything is known to be on the disk; a sync for nothing costs a disk's flush."""
     try:
-        stat = _cachestat(file)
+        stat = _cachestat(file, os.fstat(file.fileno()).st_size)
     except _CannotCount:
         return False
     return not stat.dirty and not stat.write_back

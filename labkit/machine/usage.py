@@ -28,7 +28,6 @@ from labkit.machine.gpu import Reading, open_gpu
 
 PERIOD_S = 0.1
 NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
-FIRST_LOOK_S = 0.3  # workers are still starting before
 RESTS = 100  # times the CPU time of a reading of all processes
 
 
@@ -52,7 +51,7 @@ class Usage:
         self._watches = ExitStack()
         if self._watches_gpu:
             self._watches.enter_context(self._gpu)
-        self._watches.enter_context(Sampler(self._look_at_pss, PERIOD_S, FIRST_LOOK_S))
+        self._watches.enter_context(Sampler(self._look_at_pss, PERIOD_S))
         if self._shm_before is not None:
             self._watches.enter_context(Sampler(self._look_at_shm, PERIOD_S))
         if _has_allocator():
@@ -94,13 +93,10 @@ class Sampler:
     Args:
         look: called until the context ends.
         period_s: rest between two calls; longer where a call takes more than a hundredth of it.
-        first_s: rest before the first call; `period_s` unless given.
     """
 
-    def __init__(
-        self, look: Callable[[], object], period_s: float, first_s: float | None = None
-    ) -> None:
-        self._look, self._period_s, self._first_s = look, period_s, first_s
+    def __init__(self, look: Callable[[], object], period_s: float) -> None:
+        self._look, self._period_s = look, period_s
 
     def __enter__(self) -> Sampler:
         self._stop = threading.Event()
@@ -113,7 +109,7 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        rest_s = self._first_s or self._period_s
+        rest_s = self._period_s
         while not self._stop.wait(rest_s):
             before_s = time.thread_time()  # time spent waiting for a core costs others nothing
             self._look()
@@ -154,16 +150,12 @@ def own_cpu_s() -> float:
     """Return the CPU seconds of this process and its descendants, ended or alive; no helpers."""
     import psutil
 
-    total_s, helpers, this = 0.0, helper.pids(), psutil.Process()
-    # A parent is read after its children, so that it counts those that end meanwhile.
-    for process in (*reversed(this.children(recursive=True)), this):
-        if process.pid in helpers:
-            continue
-        try:
-            used = process.cpu_times()
-        except psutil.Error:
-            continue
-        total_s += sum(used[:4])  # its own and its ended children's, user and system
+    total_s, helpers = 0.0, helper.pids()
+    for process in _lowest_first():
+        with suppress(psutil.Error):
+            if process.pid not in helpers:
+                # Its own and its ended children's, user and system.
+                total_s += sum(process.cpu_times()[:4])
     return total_s
 
 
@@ -173,14 +165,19 @@ def own_major_faults() -> int | None:
     Returns:
         None where the platform does not count them.
     """
+    counts = [procfs.major_faults(process.pid) for process in _lowest_first()]
+    return None if counts[-1] is None else sum(count for count in counts if count is not None)
+
+
+def _lowest_first() -> list:
+    """List the descendants of this process and at last itself, as psutil's processes.
+
+    A parent is read after its children, so that it counts those that end meanwhile.
+    """
     import psutil
 
     this = psutil.Process()
-    if procfs.major_faults(this.pid) is None:
-        return None
-    # A parent is read after its children, so that it counts those that end meanwhile.
-    below = [procfs.major_faults(child.pid) for child in reversed(this.children(recursive=True))]
-    return sum(count for count in (*below, procfs.major_faults(this.pid)) if count is not None)
+    return [*reversed(this.children(recursive=True)), this]
 
 
 def tree_pss_bytes() -> int | None:
