@@ -1,4 +1,4 @@
-"""Write files whole, lock them, and show the progress of work on many of them.
+"""Write files whole, and show the progress of work on many of them.
 
     content ─▶ .<name>.part ─ replace ─▶ <name>
 
@@ -82,34 +82,6 @@ def write_whole(path: Path, content: bytes | str) -> Path:
     with whole(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
-
-
-@contextlib.contextmanager
-def locked(path: Path, busy: Exception) -> Iterator[None]:
-    """Hold a file, made if it is missing, against other processes; a killed one holds nothing.
-
-    Where the platform or the file system has no locks, nothing is held.
-
-    Args:
-        path: the file.
-        busy: what is raised where another process holds it.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise busy from None
-        except OSError:  # some network file systems
-            pass
-        yield
 
 
 def progress_stream() -> TextIO:

@@ -1,12 +1,10 @@
 """A file is whole or not there."""
 
-import errno
-import os
 from pathlib import Path
 
 import pytest
 
-from labkit.files import locked, write_whole
+from labkit.files import write_whole
 
 
 def names(folder):
@@ -42,28 +40,3 @@ def test_a_folder_in_the_way_is_not_lost(tmp_path):
     with pytest.raises(OSError):
         write_whole(tmp_path / "x", "new")
     assert names(tmp_path) == ["x"]
-
-
-needs_locks = pytest.mark.skipif(os.name != "posix", reason="this platform has no flock")
-
-
-@needs_locks
-def test_one_at_a_time_holds_a_file(tmp_path):
-    busy = ValueError("taken")
-    with locked(tmp_path / "x", busy), pytest.raises(ValueError, match=r"^taken$"):
-        with locked(tmp_path / "x", busy):
-            pass
-    with locked(tmp_path / "x", busy):
-        pass
-
-
-@needs_locks
-def test_where_there_are_no_locks_nothing_is_held_and_work_goes_on(tmp_path, monkeypatch):
-    import fcntl
-
-    def refuse(number, how):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with locked(tmp_path / "x", ValueError()), locked(tmp_path / "x", ValueError()):
-        pass
