@@ -95,6 +95,15 @@ def can_fork() -> bool:
     return sys.platform == "linux" and hasattr(os, "fork")
 
 
+def has_bfloat16() -> bool:
+    """Whether torch computes bfloat16 with vector instructions on this CPU.
+
+    Source: ATen's mkldnn_bf16_device_check, which asks x86 CPUs for AVX-512.
+    """
+    flags = _cpu_flags()
+    return flags is None or "avx512bw" in flags
+
+
 def provenance() -> dict[str, object]:
     """Describe the machine and its software, for `run.json`.
 
@@ -199,8 +208,14 @@ def _product_name() -> str:
 
 
 def _is_virtual() -> bool | str:
+    flags = _cpu_flags()
+    return "unknown" if flags is None else "hypervisor" in flags
+
+
+def _cpu_flags() -> list[str] | None:
+    """Return what the CPU can do, as Linux names it; None on others than x86."""
     flags = re.search(r"^flags\s*:(.*)$", procfs.text("/proc/cpuinfo"), re.MULTILINE)
-    return "unknown" if flags is None else "hypervisor" in flags[1].split()  # x86 only
+    return flags and flags[1].split()
 
 
 def _revision() -> tuple[str, bool | str]:
