@@ -59,11 +59,11 @@ class Medium:
     """As "ext4", "overlay", "nfs4"; "unknown" where there is no /proc."""
     device: str
     """The device file; the filesystem's name where there is none, never a server's."""
-    rotational: bool | None
+    rotational: bool | None = None
     """What the disk claims; None where no block device is known."""
-    scheduler: str
-    readahead_kb: int | None
-    free_bytes: int
+    scheduler: str = "unknown"
+    readahead_kb: int | None = None
+    free_bytes: int = 0
 
     @property
     def in_memory(self) -> bool:

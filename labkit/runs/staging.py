@@ -281,14 +281,7 @@ def _describe(storage: Storage) -> dict[str, object]:
     """Return what a medium is, and what the rows may call it."""
     reads_per_s, doubt = None, ""
     if storage.is_remote:
-        medium = Medium(
-            filesystem="remote",
-            device="network",
-            rotational=None,
-            scheduler="unknown",
-            readahead_kb=None,
-            free_bytes=0,
-        )
+        medium = Medium(filesystem="remote", device="network")
     elif storage.name in ("tmpfs", *CLAIMS):
         medium, reads_per_s, doubt = check_medium(storage.name, storage.directory)
     else:

@@ -18,14 +18,7 @@ from labkit.machine.media import (
     write_media,
 )
 
-DISK = Medium(
-    filesystem="ext4",
-    device="/dev/sda1",
-    rotational=True,
-    scheduler="none",
-    readahead_kb=128,
-    free_bytes=1,
-)
+DISK = Medium(filesystem="ext4", device="/dev/sda1")
 
 
 @pytest.fixture
