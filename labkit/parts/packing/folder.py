@@ -301,17 +301,40 @@ def _find_annotations(root: Path) -> tuple[Path, Path] | None:
 
 
 def _find_jpegs(root: Path) -> list[str]:
-    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links."""
-    names, seen = [], set()
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        below = Path(folder).relative_to(root).as_posix()
-        prefix = "" if below == "." else below + "/"
-        # Hidden: thumbnails, "._photo.jpg" of macOS, checkpoints of notebooks. A link to a parent
-        # folder would never end.
-        subfolders[:] = [] if real in seen else sorted(n for n in subfolders if n[0] != ".")
-        if real not in seen:
-            images = (name for name in files if name.lower().endswith((".jpg", ".jpeg")))
-            names += [prefix + name for name in images if name[0] != "."]
+    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links.
+
+    Raises:
+        ValueError: one of them is a named pipe, a socket or a device: reading it may never end.
+    """
+    names, seen, waiting = [], set(), [root]
+    while waiting:
+        folder = waiting.pop()
+        real = folder.resolve()
+        if real in seen:  # a link to a parent folder would never end
+            continue
         seen.add(real)
+        below = folder.relative_to(root).as_posix()
+        prefix = "" if below == "." else below + "/"
+        subfolders = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                # Hidden: thumbnails, "._photo.jpg" of macOS, checkpoints of notebooks.
+                if entry.name.startswith("."):
+                    continue
+                if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
+                    subfolders.append(folder / entry.name)
+                elif entry.name.lower().endswith((".jpg", ".jpeg")):
+                    _check_regular(entry)
+                    names.append(prefix + entry.name)
+        waiting += sorted(subfolders, reverse=True)
     return sorted(names)
+
+
+def _check_regular(entry: os.DirEntry) -> None:
+    if entry.is_file(follow_symlinks=False):
+        return
+    path = Path(entry.path)
+    if path.exists() and not path.is_file():  # `read` reports a broken link
+        raise ValueError(
+            f"data must hold regular files, got a named pipe, socket or device at {path}; remove it"
+        )
