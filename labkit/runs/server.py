@@ -14,6 +14,7 @@ CUDA is initialized in the job only: a process forked afterwards could not use i
 from __future__ import annotations
 
 import base64
+import gc
 import importlib
 import json
 import os
@@ -56,6 +57,7 @@ def serve() -> None:
         importlib.import_module(module)
     for module in JOBS.values():
         importlib.import_module(module)
+    gc.freeze()
     requests = sys.stdin.buffer
     while line := requests.readline():
         request = _parse(line)
