@@ -57,7 +57,7 @@ def serve() -> None:
         importlib.import_module(module)
     for module in JOBS.values():
         importlib.import_module(module)
-    gc.freeze()
+    gc.freeze()  # a job's collections pass over torch's objects, and copy no shared page
     requests = sys.stdin.buffer
     while line := requests.readline():
         request = _parse(line)

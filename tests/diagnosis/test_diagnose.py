@@ -87,10 +87,10 @@ def without_workers():
     return diagnose(loader, step, device=step.device, verify=True)
 
 
+# Which remedy gains most depends on how busy the cores are: test_remedies has fixed times.
 def test_a_loader_without_workers_beside_a_device_is_told_to_take_some(without_workers):
     found = without_workers
     assert found.broken == ""
-    assert found.bottleneck == "workers"
     (remedy,) = [each for each in found.remedies if each.name == "more workers"]
     assert remedy.ci_low < remedy.measured < remedy.ci_high
     assert found.stalls["input"].mean > 0.1
