@@ -145,7 +145,8 @@ def _claims(options: Options) -> None:
         said = [f"{side['by']}: {side['says']}" for side in row["sides"]]
         published = f"published: {row['published']}" if row["published"] else ""
         answer = ": ".join(filter(None, (row["experiment"], row["answer"])))
-        for line in filter(None, (published, *said, row["footnote"], answer)):
+        reference = f"reference runs: {row['reference']}" if row["reference"] else ""
+        for line in filter(None, (published, *said, row["footnote"], answer, reference)):
             print(textwrap.indent(textwrap.fill(line, 94), "      "))
 
 

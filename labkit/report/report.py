@@ -208,6 +208,9 @@ def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
     sides = [[f"{side['by']}: {side['says']}" for side in row["sides"]] for row in rows]
     small = [" · ".join([*said, row["footnote"] or ""]) for said, row in zip(sides, rows)]
     columns = {name: [row[name] for row in rows] for name in names}
+    columns["here"] = columns.pop("answer")
+    if any(reference := [row.get("reference", "") for row in rows]):
+        columns["reference runs"] = reference
     return _table(columns, small_print=[text.removesuffix(" · ") for text in small])
 
 

@@ -112,6 +112,14 @@ def test_an_unstable_machine_gives_no_word(tmp_path):
     assert answer_to(tmp_path, 24).startswith(said)
 
 
+def test_a_figure_that_saves_more_than_the_baseline_waits_is_out_of_reach(tmp_path):
+    times = {"original": 1.0, "simplified": 0.85}  # the document's figure is 0.661
+    make_run(tmp_path, times, experiment="preprocessing")
+    said = answer_to(tmp_path, 25)
+    assert said.startswith("not reproducible here: 0.8")
+    assert said.endswith("; waiting is 30 % of the epoch, the document saved 34 %")
+
+
 @pytest.mark.parametrize(
     ("true", "noise", "said"),
     [
@@ -307,6 +315,19 @@ def test_a_variant_in_many_groups_is_answered_by_counting(tmp_path, how, said):
     own = {"mode": "full", "provenance": {"machine_id": HERE}, **how}
     save_run(tmp_path, fake_grouped_run(blocks=8, **own))
     assert said in answer_to(tmp_path, 23)
+
+
+def test_reference_runs_stand_beside_this_machines_with_their_machine(tmp_path):
+    make_run(tmp_path, mode="quick")
+    make_run(tmp_path / "examples", name="prefetching", machine_id="another")
+    make_run(tmp_path / "examples", name="prefetching_quick", mode="quick", machine_id="another")
+    row = record(tmp_path, 19)
+    assert "no verdict in quick mode" in row["answer"]
+    assert row["reference"].startswith("agrees: 0.")
+    assert row["reference"].endswith("; on unknown cores, GPU unknown (machine anothe)")
+    shown = lab.claims(tmp_path, numbers=[19])._repr_html_()
+    assert "reference runs" in shown and "machine anothe" in shown
+    assert record(tmp_path, 9)["reference"] == ""
 
 
 # --- what users call ----------------------------------------------------------------------
