@@ -32,7 +32,8 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-JITTER = 7  # tells its draws from the preprocessor's, which have the same seed, epoch and image
+# Tell these draws from the preprocessor's, which have the same seed, epoch and image.
+JITTER, KEPT = 7, 8
 
 
 class Order:
@@ -155,9 +156,14 @@ class Source:
             input_px=self.settings.input_px,
         )
 
-    def prepare_cache(self, cache: str) -> dict[str, object]:
-        """Produce a cache state of the epoch's images and measure it; see `Storage`."""
-        return self.parts.storage.prepare_cache(self.reader, self.order.image_ids, cache)
+    def prepare_cache(self, cache: str | int) -> dict[str, object]:
+        """Produce a cache state of the epoch's images and measure it; see `Storage`.
+
+        Which images stay in memory is drawn anew for every epoch.
+        """
+        drawn = np.random.default_rng((self.settings.seed, self.order.epoch, KEPT))
+        ids = drawn.permutation(self.order.image_ids)
+        return self.parts.storage.prepare_cache(self.reader, ids, cache)
 
     def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
         """Complete the proof after the epochs; see `Storage`."""

@@ -196,6 +196,11 @@ def complete_here(settings: Settings, mode: Mode) -> Settings:
     )
 
 
+def label_cache(settings: Settings) -> str:
+    """Label the state of the page cache: cold, warm, as found or "50 % cached"."""
+    return settings.cache if settings.cached is None else f"{settings.cached} % cached"
+
+
 def label_samples(settings: Settings) -> dict[str, str]:
     """Label a row whose samples are not made from the original images in full, or come late."""
     px = settings.input_px
@@ -231,11 +236,12 @@ def _check_remote(settings: Settings, storage: Storage) -> None:
     """Refuse what cannot be where every image comes over a network."""
     if not storage.is_remote:
         return
-    if settings.cache != "as found":
+    if settings.cache_state != "as found":
         raise Skip(
             f"cache must be 'as found' for images that come over a network, got "
-            f"{settings.cache!r}: none of them is in this machine's page cache, so neither cold "
-            "nor warm can be produced; set cache='as found', or a storage to copy them to"
+            f"{label_cache(settings)!r}: none of them is in this machine's page cache, so no state "
+            "of it can be produced; set cache='as found' and leave cached unset, or set a storage "
+            "to copy them to"
         )
     if settings.packing != "folder":
         raise Skip(

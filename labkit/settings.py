@@ -23,7 +23,7 @@ T = TypeVar("T")
 LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
-    "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
+    "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
 }  # fmt: skip
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 
@@ -40,6 +40,8 @@ class Settings:
     """Medium to read from: a name, labkit.toml's, a folder's path, or as far_20ms_1000mbit."""
     cache: Literal["cold", "warm", "as found"] = "cold"
     """Page cache before epoch 1: cold (evicted), warm (read beforehand), or left as it is."""
+    cached: int | None = None
+    """Percent of the data in memory before every epoch, drawn at random; unset: as cache says."""
     packing: str = "folder"
     """How the images are stored: one file each, or packed together."""
     stored: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
@@ -131,6 +133,13 @@ class Settings:
                 f"input_px must be a positive multiple of {INPUT_PX_STEP}, got {self.input_px}; "
                 "try 256 or 512"
             )
+        if self.cached is not None and self.cached > 100:
+            raise ValueError(f"cached must be at most 100, got {self.cached}")
+
+    @property
+    def cache_state(self) -> str | int:
+        """What memory holds when an epoch starts: `cached`, else `cache` (of epoch 1 only)."""
+        return self.cache if self.cached is None else self.cached
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from labkit.analysis.validity import (
     is_baseline_run_twice,
     noise,
     rejected_note,
+    shares_before,
     unwatched,
     valid_trials,
 )
@@ -125,7 +126,8 @@ class Row:
     gpu_reserved_bytes: int | None = None
     """What torch's allocator had taken of it at most: the rest of it is cache."""
     resident_share_before: float | None = None
-    """Share of the files' pages that memory held before epoch 1; measured."""
+    """Share of the files' pages that memory held before epoch 1, or before every epoch where
+    `cached` is set: the furthest from what was asked; measured."""
     device_read_share: float | None = None
     """Bytes fetched from a device, of those asked for, over all epochs."""
     swapped_pages: int | None = None
@@ -574,12 +576,14 @@ def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
 
 
 def _resident_share_before(runs: Sequence[Trial]) -> float | None:
-    """Return the share of the trial that is furthest from what its label says."""
-    shares = [trial.cache_proof.get("resident_share_before") for trial in runs]
+    """Return the share of the epoch that is furthest from what its label says."""
+    shares = [share for trial in runs for share in shares_before(trial)]
     if None in shares:
         return None
+    percent = runs[0].settings.get("cached")
     cold = any(trial.labels.get("cache") == "cold" for trial in runs)
-    return max(shares) if cold else min(shares)
+    asked = float(not cold) if percent is None else percent / 100
+    return max(shares, key=lambda share: abs(share - asked))
 
 
 def _device_read_share(runs: Sequence[Trial]) -> float | None:

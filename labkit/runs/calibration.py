@@ -124,7 +124,7 @@ def measure_baseline(
     )
     pipeline.source.start_worker(0)
     warm_up(pipeline)
-    pipeline.source.prepare_cache(settings.cache)
+    pipeline.source.prepare_cache(settings.cache_state)
     pipeline.parts.storage.enter()
     images_per_s, stall_share = steady_rate(pipeline, clock, seconds)
     compute_s_per_image = None
@@ -140,7 +140,7 @@ def measure_baseline(
             pipeline = build(
                 settings, clock, compute_s_per_image=compute_s_per_image, excluded=excluded
             )
-            pipeline.source.prepare_cache(settings.cache)
+            pipeline.source.prepare_cache(settings.cache_state)
             images_per_s, stall_share = steady_rate(pipeline, clock, seconds)
             if abs(stall_share - MATCHED_STALL_SHARE) <= MATCHED_WITHIN:
                 break

@@ -236,7 +236,7 @@ def test_the_crafted_file_itself_is_one(tmp_path):
         ({"reads": {"a": 1}}, "hold reads as labkit writes it"),
         ({"calibration": {"x": nested(600)}}, "nested too deeply|JSON texts"),
         ({"baseline": "c"}, "hold a run that can be shown, got KeyError"),
-        ({"rows": [row(schema=99)]}, "schema must be at most 4, got 99 in trials.jsonl"),
+        ({"rows": [row(schema=99)]}, "schema must be at most 5, got 99 in trials.jsonl"),
         ({"rows": [row(evil=1)]}, "hold rows as labkit writes them"),
         ({"rows": [row(variant="c")]}, "hold rows as labkit writes them"),
         ({"rows": [row(epochs=[{"epoch_s": 1.0}])]}, "hold rows as labkit writes them"),
