@@ -31,6 +31,7 @@ from labkit.report.run import (
     resume,
     run,
 )
+from labkit.runs.device_speed import calibrate
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import forecast
 from labkit.runs.store import list_runs
@@ -54,6 +55,7 @@ __all__ = [
     "Settings",
     "Step",
     "ThreadLoader",
+    "calibrate",
     "call_graph",
     "chart",
     "choose",

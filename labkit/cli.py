@@ -191,6 +191,11 @@ def _diagnose(options: Options) -> None:
         print(f"wrote {options.chart}")
 
 
+def _calibrate(options: Options) -> None:
+    for input_px in options.input_px:
+        print(lab.calibrate(options.data, input_px, results=options.results))
+
+
 def _doctor(options: Options) -> None:
     folders = {name: getattr(options, name) for name in media.NAMES}
     given = {name: Path(folder) for name, folder in folders.items() if folder}
@@ -271,6 +276,19 @@ def parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
     diagnose.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw the timeline")
 
+    text = "measure anew how fast the simulated GPU is to be, and keep it for all runs"
+    calibrate = add("calibrate", _calibrate, text, results)
+    calibrate.add_argument("--data", metavar="NAME", default=lab.Settings.data, help="images")
+    quick_px = MODES["quick"].input_px
+    calibrate.add_argument(
+        "--input-px",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=[quick_px],
+        help=f"side of the model input; unset: quick mode's {quick_px}",
+    )
+
     doctor = add("doctor", _doctor, "print what this machine has, and what will be skipped")
     for name in media.NAMES:
         text = "a folder of images" if name == "data" else "a folder on this medium"
@@ -302,7 +320,7 @@ def _run_options() -> argparse.ArgumentParser:
             dest=name,
             type=_yes_or_no if kind is bool else kind,
             choices=choices or None,
-            metavar=None if choices else {int: "N", bool: "yes|no"}.get(kind, "NAME"),
+            metavar=None if choices else {int: "N", float: "N", bool: "yes|no"}.get(kind, "NAME"),
             default=argparse.SUPPRESS,
             help=(help_texts()[name] + listed).replace("%", "%%"),
         )

@@ -21,7 +21,6 @@ import numpy as np
 from labkit import contracts
 from labkit.contracts import Clock, Device, DeviceBatch, Sample
 from labkit.machine import shared_memory
-from labkit.parts.devices import with_compute
 from labkit.parts.loading import Outside
 from labkit.parts.packing import Reader
 from labkit.parts.preprocessing import device_bytes
@@ -348,7 +347,6 @@ def build(
     clock: Clock,
     *,
     excluded: frozenset[int] = frozenset(),
-    compute_s_per_image: float | None = None,
 ) -> Pipeline:
     """Open every part that the settings name.
 
@@ -356,7 +354,6 @@ def build(
         settings: complete (`settings.complete`).
         clock: what the emulated device tells the time by.
         excluded: indices of unreadable images.
-        compute_s_per_image: the matched profile's speed, from calibration.
 
     Raises:
         ValueError: settings that cannot work.
@@ -364,7 +361,7 @@ def build(
     """
     parts = resolve(settings)
     source, loader = open_loader(parts, excluded=excluded)
-    device = parts.make_device(with_compute(parts.profile, compute_s_per_image), clock)
+    device = parts.make_device(parts.profile, clock)
     charged = (settings.preprocessor, settings.batch_size, settings.input_px)
     return Pipeline(
         parts=parts,

@@ -127,6 +127,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
     _check_remote(settings, storage)
     _check_packing(settings)
     _check_step(settings)
+    _check_device_speed(settings)
     _check_training(settings)
     if settings.prefetcher in NEEDS_STREAMS and settings.device == "cpu":
         raise Skip(
@@ -140,6 +141,9 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
     decode, preprocessor = DECODERS[settings.decoder], PREPROCESSORS[settings.preprocessor]
     if settings.decoder in SCALED:
         decode = partial(decode, at_least_px=settings.input_px)
+    profile = PROFILES[settings.profile]
+    if profile.compute_s_per_image is None and settings.device_speed is not None:
+        profile = replace(profile, compute_s_per_image=1 / settings.device_speed)
     on_device = preprocessor.on_device is not None
     return Resolved(
         settings=settings,
@@ -151,7 +155,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
         load=LOADERS[settings.loader],
         prefetch=PREFETCHERS[settings.prefetcher],
         make_device=DEVICES[settings.device],
-        profile=PROFILES[settings.profile],
+        profile=profile,
         make_step=STEPS[settings.step],
         finishes_on_device=on_device and settings.step not in ("timed", "nothing"),
         charges_device=on_device and settings.step == "timed",
@@ -297,6 +301,22 @@ def _check_step(settings: Settings) -> None:
         raise ValueError(
             f"preprocessor must be one of {', '.join(_preprocessors_for(settings.step))} for the "
             f"step {settings.step}, got {settings.preprocessor!r}"
+        )
+
+
+def _check_device_speed(settings: Settings) -> None:
+    """Refuse a speed for a device that has its own."""
+    if settings.device_speed is None:
+        return
+    if settings.device != "emulated":
+        raise Skip(
+            f"device_speed must be unset on device {settings.device}, which is as fast as it is, "
+            f"got {settings.device_speed:g}; choose device emulated"
+        )
+    if PROFILES[settings.profile].compute_s_per_image is not None:
+        raise ValueError(
+            f"device_speed must be unset with the profile {settings.profile}, which has its own, "
+            f"got {settings.device_speed:g}; choose profile calibrated"
         )
 
 

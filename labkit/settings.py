@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,6 +26,8 @@ LEAST = {
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
     "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
 }  # fmt: skip
+# Values that earlier versions wrote: they fitted the emulated device to each run.
+RENAMED = {("profile", "matched"): "calibrated"}
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 
 
@@ -76,8 +79,10 @@ class Settings:
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
     """Where the training step runs; unset: cuda if it works here, else emulated."""
-    profile: str = "matched"
-    """Emulated device only: how fast it computes; matched stalls the baseline by 30 %."""
+    profile: str = "calibrated"
+    """Emulated device only: how fast it computes; calibrated: as `device_speed` says."""
+    device_speed: float | None = None
+    """Emulated device only: images/s it trains with the model alone; unset: `labkit calibrate`."""
     step: str | None = None
     """The work on a batch; unset: what the preprocessor is for, or timed if emulated."""
     loss: str = "vectorized"
@@ -128,6 +133,10 @@ class Settings:
             _check_kind(field.name, getattr(self, field.name))
         for name, least in LEAST.items():
             _at_least(name, getattr(self, name), least)
+        if self.device_speed is not None and not 0 < self.device_speed < math.inf:
+            raise ValueError(
+                f"device_speed must be a number of images/s above 0, got {self.device_speed}"
+            )
         if self.input_px is not None and (self.input_px < 1 or self.input_px % INPUT_PX_STEP):
             raise ValueError(
                 f"input_px must be a positive multiple of {INPUT_PX_STEP}, got {self.input_px}; "
@@ -242,6 +251,7 @@ def read_settings(stored: Mapping[str, object]) -> Settings:
     Raises:
         ValueError: this version does not know a setting or its value.
     """
+    stored = {name: RENAMED.get((name, value), value) for name, value in stored.items()}
     known = {field.name for field in fields(Settings)}
     if unknown := sorted(set(stored) - known):
         raise ValueError(
@@ -260,7 +270,7 @@ def complete(
     can_fork: bool,
     real_step: str = "detector",
 ) -> Settings:
-    """Fill every unset field but `images`, from the mode and the machine.
+    """Fill every unset field but `images` and `device_speed`, from the mode and the machine.
 
     Args:
         settings: the user's choice; what is set stays.
@@ -271,7 +281,8 @@ def complete(
         real_step: what a device that is not emulated does with the preprocessor's batches.
 
     Returns:
-        Settings in which only `images` may still be None (calibration chooses it).
+        Settings in which only `images` and `device_speed` may still be None: calibration finds
+        them.
     """
     device = settings.device or ("cuda" if has_cuda else "emulated")
     defaults = {
@@ -308,7 +319,7 @@ def field_kinds() -> dict[str, tuple[type, tuple[str, ...], bool]]:
     """Return what each field accepts, for the form, the command line and the checks.
 
     Returns:
-        field name -> (int, bool or str; the closed choices, if any; may be unset).
+        field name -> (int, float, bool or str; the closed choices, if any; may be unset).
     """
     kinds = {}
     for name, hint in typing.get_type_hints(Settings).items():
@@ -330,8 +341,9 @@ def _check_kind(name: str, value: object) -> None:
     if value is None and may_be_unset:
         return
     # bool is a kind of int in Python; a worker count of True would be a typo.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        words = {int: "a whole number", bool: "True or False", str: "text"}[kind]
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
+        words = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}[kind]
         raise ValueError(f"{name} must be {words}, got {value!r}")
     if choices and value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

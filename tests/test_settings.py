@@ -69,7 +69,8 @@ def test_a_mode_fills_only_what_is_unset(mode):
     filled = complete(own, mode, **machine)
     assert (filled.input_px, filled.num_workers, filled.device) == (96, 0, "cpu")
     assert filled.batch_size == mode.batch_size
-    unset = {name for name, (_, _, may) in field_kinds().items() if may} - {"images", "cached"}
+    unset = {name for name, (_, _, may) in field_kinds().items() if may}
+    unset -= {"images", "cached", "device_speed"}
     assert all(getattr(complete(Settings(), mode, **machine), name) is not None for name in unset)
 
 
@@ -92,3 +93,4 @@ def test_stored_settings_of_another_version_are_refused_in_one_line():
         read_settings(stored)
     del stored["turbo"]
     assert read_settings(stored) == Settings(num_workers=3)
+    assert read_settings({**stored, "profile": "matched"}) == Settings(num_workers=3)

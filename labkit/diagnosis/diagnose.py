@@ -34,15 +34,15 @@ from labkit.machine import shared_memory
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.training.callbacks import open_callbacks
 from labkit.pipeline import build
-from labkit.resolve import complete_here, traits
-from labkit.runs.calibration import measure_baseline
+from labkit.resolve import complete_here
+from labkit.runs.device_speed import device_of, is_calibrated
 from labkit.settings import MODES, Settings
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
-IMAGES, CALIBRATION_IMAGES = 400, 96  # of an epoch of settings, unless set
+IMAGES = 400  # of an epoch of settings, unless set
 # EVIDENCE 1: below, between and above these shares of the time.
 MODERATELY, HIGHLY = 0.05, 0.20
 WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
@@ -93,6 +93,7 @@ def diagnose(
     with ExitStack() as stack:
         settings = loader if isinstance(loader, Settings) else None
         if settings is not None:
+            settings = _calibrated(settings, results, progress)
             loader, step, files, device = _open_pipeline(settings, stack)
         paths = _checked(loader, step, device, files, budget_s)
         say = stack.enter_context(_bar(progress))
@@ -167,17 +168,23 @@ class _Prefetched:
         return self._length
 
 
+def _calibrated(settings: Settings, results: Path | str, progress: bool) -> Settings:
+    """Fill in what is unset as a quick run does, the simulated GPU's speed too."""
+    settings = complete_here(settings, MODES["quick"])
+    settings = replace(settings, images=settings.images or IMAGES)
+    if not is_calibrated(settings):
+        return settings
+    device = device_of(settings, results, progress=progress)
+    return replace(settings, device_speed=device.device_images_per_s)
+
+
 def _open_pipeline(settings: Settings, stack: ExitStack) -> tuple:
     """Return loader, step, files and emulated device of settings, opened in this process.
 
-    What is unset is filled in as by a quick run.  The step is the loop of `runs.timing` without its
+    The step is the loop of `runs.timing` without its
     timers.  A prefetcher's work is not in it: it delivers device batches and counts as the loader.
     """
-    settings = complete_here(settings, MODES["quick"])
-    settings = replace(settings, images=settings.images or IMAGES)
-    fewer = replace(settings, images=min(settings.images, CALIBRATION_IMAGES))
-    speed = measure_baseline(fewer) if traits(vars(settings)).emulated else {}
-    pipeline = build(settings, SystemClock(), compute_s_per_image=speed.get("compute_s_per_image"))
+    pipeline = build(settings, SystemClock())
     device = pipeline.device
     callbacks = open_callbacks(settings, device, pipeline.step, stack)
     steps = iter(range(1, sys.maxsize))

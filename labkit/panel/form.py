@@ -28,7 +28,9 @@ MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
 BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
 PROTOCOL_HELP = "The document's order, cold first variant and loop, or what corrects them."
 BASELINE_HELP = "The reference variant (= 1.0)."
-NUMBERS = {"blocks", *(name for name, (kind, *_) in field_kinds().items() if kind is int)}
+NUMBERS = {"blocks": int} | {
+    name: kind for name, (kind, *_) in field_kinds().items() if kind in (int, float)
+}
 
 
 class Form:
@@ -249,11 +251,13 @@ def _value(control: Widget) -> object:
         return None
     if control.description not in NUMBERS:
         return value
+    kind = NUMBERS[control.description]
     try:
-        return int(value)
+        return kind(value)
     except ValueError:
+        word = "whole number" if kind is int else "number"
         raise ValueError(
-            f"{control.description} must be a whole number or {AUTO}, got {value!r}"
+            f"{control.description} must be a {word} or {AUTO}, got {value!r}"
         ) from None
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from labkit import units
 from labkit.contracts import Clock, Device, DeviceBatch, Skip
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Profile:
 
     name: str
     compute_s_per_image: float | None
-    """Forward, backward and optimizer; None: set once per run from the baseline (matched)."""
+    """Forward, backward and optimizer; None: as the setting `device_speed` says."""
     source: str
     pinned_bytes_per_s: float = 12e9
     """Host to device from page-locked memory: PCIe 3.0 x16 in practice (DOCUMENTS 0.5)."""
@@ -124,13 +125,11 @@ class Profile:
     """Assumed: the host is busy launching kernels for this share of a step's compute time."""
 
 
-# The documents' GPU fell from 100 % to 0 % for one to two of every five to seven seconds.
-MATCHED_STALL_SHARE = 0.30
 PROFILES: dict[str, Profile] = {
-    "matched": Profile(
-        name="matched",
+    "calibrated": Profile(
+        name="",
         compute_s_per_image=None,
-        source="compute set so that the baseline stalls 30 %, as [004] section 1 saw",
+        source="labkit calibrate: twice the loading rate of the documents' original pipeline",
     ),
     "resnet50_a100": Profile(
         name="resnet50_a100",
@@ -168,11 +167,12 @@ class EmulatedDevice:
 
         if profile.compute_s_per_image is None:
             raise ValueError(
-                f"profile must have compute_s_per_image, got {profile.name!r} without; "
-                "calibrate first"
+                "device_speed must be set for the emulated device, got None; "
+                "`labkit calibrate` measures one"
             )
         self.torch_device = torch.device("cpu")
-        self.label = f"emulated({profile.name}, {profile.compute_s_per_image * 1e3:.3g} ms/image)"
+        rate = units.rate(1 / profile.compute_s_per_image)
+        self.label = f"emulated({', '.join(filter(None, (rate, profile.name)))})"
         self.compute_s = 0.0
         """Seconds of compute finished or queued so far."""
         self.on_run: Callable[[float, float], None] | None = None
@@ -254,10 +254,3 @@ DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
     "cuda": lambda profile, clock: CudaDevice(),
     "emulated": EmulatedDevice,
 }
-
-
-def with_compute(profile: Profile, compute_s_per_image: float | None) -> Profile:
-    """Set a profile's `compute_s_per_image`, unless it has one."""
-    if profile.compute_s_per_image is None:
-        return replace(profile, compute_s_per_image=compute_s_per_image)
-    return profile

@@ -18,7 +18,7 @@ from labkit.machine import hardware
 from labkit.resolve import stored_folder, traits
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
-from labkit.runs.calibration import calibrate
+from labkit.runs.calibration import calibrate, with_device
 from labkit.runs.checks import check_images, check_stand_ins, check_work, drop_failed
 from labkit.runs.experiment import EPOCHS
 from labkit.runs.packs import ensure_pack
@@ -160,13 +160,13 @@ def expect(
 
 def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     calibration = run.info["calibration"]
-    settings = replace(run.variants[planned.variant], images=calibration["images"])
+    settings = with_device(run.variants[planned.variant], calibration)
+    settings = replace(settings, images=calibration["images"])
     started_utc = utc_now()
     measured = run.ask(
         "measure",
         settings=asdict(settings),
         excluded=run.info["excluded"],
-        compute_s_per_image=calibration["compute_s_per_image"],
     )
     row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
     # What a probe measured the medium to be outranks its name.

@@ -207,14 +207,12 @@ def measure(
     settings: Settings,
     *,
     excluded: frozenset[int] = frozenset(),
-    compute_s_per_image: float | None = None,
 ) -> dict[str, object]:
     """Measure one trial in this process.
 
     Args:
-        settings: complete, with `images` set.
+        settings: complete, with `images` set, and `device_speed` for a calibrated device.
         excluded: indices of unreadable images.
-        compute_s_per_image: for the matched profile, from `calibrate`.
 
     Returns:
         The measured fields of `Trial`.
@@ -227,12 +225,7 @@ def measure(
 
     torch.set_num_threads(settings.torch_threads)
     clock = SystemClock()
-    pipeline = build(
-        settings,
-        clock,
-        excluded=excluded,
-        compute_s_per_image=compute_s_per_image,
-    )
+    pipeline = build(settings, clock, excluded=excluded)
     pipeline.source.start_worker(0)
     warm_up(pipeline)
     source = pipeline.source

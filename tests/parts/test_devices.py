@@ -106,10 +106,10 @@ def test_a_host_that_was_held_up_does_slow_the_device():
     assert utilization_of_ten_steps(0.004) == pytest.approx(0.1 / (10 * 0.014 - 9 * 0.001))
 
 
-def test_a_profile_without_a_speed_must_be_calibrated_first():
-    message = "profile must have compute_s_per_image, got 'matched' without; calibrate first"
+def test_a_device_without_a_speed_must_be_calibrated_first():
+    message = "device_speed must be set for the emulated device, got None; `labkit calibrate`"
     with pytest.raises(ValueError, match=re.escape(message)):
-        EmulatedDevice(PROFILES["matched"], FakeClock())
+        EmulatedDevice(PROFILES["calibrated"], FakeClock())
 
 
 def test_the_cpu_has_no_side_stream():

@@ -123,7 +123,7 @@ def test_cpu_seconds_are_those_of_the_epochs_alone(photos, monkeypatch):
 
     monkeypatch.setattr("labkit.runs.timing.fingerprint_of", busily)
     chosen = Settings(**settings(photos, num_workers=0, images=8, cache="as found"))
-    measured = timing.measure(chosen, compute_s_per_image=0.001)
+    measured = timing.measure(chosen)
     # Two epochs of 8 small images, and two fingerprints of half a second each.
     assert 0 < measured["cpu_s"] < 0.5
     wall_s = sum(epoch.epoch_s for epoch in measured["epochs"])
@@ -169,7 +169,7 @@ def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(
 
     monkeypatch.setitem(LOADERS, "torch", load)
     monkeypatch.setitem(STEPS, "nothing", nothing)
-    timing.measure(replace(chosen, step="nothing"), compute_s_per_image=0.0)
+    timing.measure(replace(chosen, step="nothing"))
     assert in_workers == [True] * 16
     assert in_loop == [False] * 4
     assert gc.isenabled()

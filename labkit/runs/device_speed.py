@@ -1,0 +1,247 @@
+"""The speed of the calibrated device: measured once for a machine, its data and an input size.
+
+    reference pipeline, loading alone ─▶ calibration.json ─▶ every run, notebook and panel
+
+The speed of an emulated device is part of the question, so no run chooses it anew: `device_of`
+returns what is kept, and measures it only where nothing is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from labkit import units
+from labkit.analysis.statistics import paired_interval
+from labkit.contracts import utc_now
+from labkit.files import bar, locked, write_whole
+from labkit.machine import hardware
+from labkit.parts.devices import PROFILES
+from labkit.resolve import complete_here, open_original, original, own_parts, traits
+from labkit.runs.active import single_run_lock
+from labkit.runs.process import Launcher
+from labkit.runs.store import explain_unwritable
+from labkit.settings import MODES, Settings
+
+FILE = "calibration.json"
+# The documents' 39 % need a device at least 1.64 times as fast as the loader (EVIDENCE 2).
+TIMES_THE_REFERENCE = 2
+# The documents' original pipeline; data and input size come from the run.
+REFERENCE = Settings(
+    decoder="opencv", preprocessor="loops", loader="torch", num_workers=2, batch_size=8,
+    cache="warm", device="cpu", step="nothing", pin_memory=False,
+)  # fmt: skip
+INPUTS = (
+    "images", "packing", "stored", "decoder", "preprocessor", "loader", "num_workers",
+    "prefetch_factor", "start_method", "batch_size", "cache",
+)  # fmt: skip
+REFERENCE_IMAGES = 512  # a second's worth on most machines; epochs are repeated on faster ones
+PROCESS_S = 1.0
+WITHIN = 0.03  # half the 95 % interval of the mean, as a share of it
+LONGEST_S = 60.0
+LEAST_PROCESSES = 5  # an interval of fewer is narrow by chance too often
+
+Ask = Callable[[str, dict], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedDevice:
+    """How fast the calibrated device trains, and what that was measured from."""
+
+    machine_id: str
+    manifest_hash: str
+    """Of the data."""
+    input_px: int
+    device_images_per_s: float
+    reference_images_per_s: float
+    """Mean loading rate of the reference pipeline."""
+    low: float
+    high: float
+    """The 95 % interval of that mean."""
+    processes: int
+    """How many measured it, each for about a second."""
+    measured_utc: str
+    reference: dict[str, object]
+    """Settings of the reference pipeline."""
+
+    def __str__(self) -> str:
+        half = (self.high - self.low) / 2 / self.reference_images_per_s
+        return (
+            f"simulated GPU of {units.rate(self.device_images_per_s)} at {self.input_px} px: "
+            f"{TIMES_THE_REFERENCE} × the reference's loading rate, "
+            f"{units.rate(self.reference_images_per_s)} ± {units.percent(half)} "
+            f"({self.processes} processes, {units.minute(self.measured_utc)})"
+        )
+
+    __repr__ = __str__
+
+
+@single_run_lock()
+def calibrate(
+    data: str = Settings.data,
+    input_px: int = MODES["quick"].input_px,
+    *,
+    results: Path | str = "results",
+    progress: bool = True,
+) -> CalibratedDevice:
+    """Measure anew how fast the emulated device is to be, and keep it for all later runs.
+
+    It trains twice as many images per second as the documents' original pipeline loads on this
+    machine, with this data and input size.
+
+    Args:
+        data: a folder of images or its URL, as in `Settings`.
+        input_px: side of the model input; quick mode takes 256, full mode 512.
+        results: folder that holds the results; takes calibration.json.
+        progress: show a bar.
+
+    Raises:
+        ValueError: the data cannot be read, or calibration.json is broken.
+        RuntimeError: another process calibrates, or another run is in progress in this one.
+        OSError: `results` cannot be written.
+
+    Source: EVIDENCE 2, A device that stays put.
+    """
+    settings = Settings(data=data, input_px=input_px)
+    return device_of(settings, results, progress=progress, anew=True)
+
+
+def is_calibrated(settings: Settings) -> bool:
+    """Return whether complete settings use the calibrated device, whose speed they do not say."""
+    is_emulated = traits(vars(settings)).emulated and settings.device_speed is None
+    return is_emulated and PROFILES[settings.profile].compute_s_per_image is None
+
+
+def device_of(
+    settings: Settings,
+    results: Path | str,
+    *,
+    ask: Ask | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: bool = True,
+    anew: bool = False,
+) -> CalibratedDevice:
+    """Return the calibrated device of this machine, measuring it where none is kept.
+
+    Args:
+        settings: whose data and input_px count.
+        results: folder that holds the results.
+        ask: runs a job in a fresh process, as `Launcher.run`; None: one of its own.
+        say: shows a sentence.
+        progress: show a bar.
+        anew: measure whatever is kept.
+
+    Raises:
+        ValueError: calibration.json is broken.
+        RuntimeError: another process calibrates.
+    """
+    if ask is None:
+        log = Path(os.devnull)
+        with Launcher(log, fork=hardware.can_fork(), own=own_parts()) as launcher:
+            return device_of(settings, results, ask=launcher.run, progress=progress, anew=anew)
+    path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
+    data = open_original(settings).manifest_hash
+    key = (machine_id, data, settings.input_px)
+    kept = [each for each in _read(path) if _key(each) == key]
+    if kept and not anew:
+        return kept[0]
+    busy = RuntimeError(
+        f"another process calibrates the emulated device in {results}; wait until it is done, "
+        "and start again"
+    )
+    with explain_unwritable(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.parent, busy=busy):
+        say("calibrating the simulated GPU, once for this data and input size: a minute at most")
+        rates, reference = _reference_rates(settings, ask, progress)
+        low, high = paired_interval(rates)
+        device = CalibratedDevice(
+            machine_id=machine_id,
+            manifest_hash=data,
+            input_px=settings.input_px,
+            device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
+            reference_images_per_s=fmean(rates),
+            low=low,
+            high=high,
+            processes=len(rates),
+            measured_utc=utc_now(),
+            reference=reference,
+        )
+        others = [asdict(each) for each in _read(path) if _key(each) != key]
+        with explain_unwritable(path.parent):
+            write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
+    return device
+
+
+def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list[float], dict]:
+    """Measure the reference's loading rate in separate processes, and return its settings."""
+    as_it_is = original(settings)
+    reference = replace(
+        REFERENCE,
+        data=as_it_is.data,
+        packing=as_it_is.packing,
+        stored=as_it_is.stored,
+        input_px=settings.input_px,
+    )
+    reference = complete_here(reference, MODES["quick"])
+    which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
+    bad, _ = ask("find_bad_images", {"settings": asdict(reference), **which})
+    excluded = [index for index, _ in bad]
+    looked_at = min(REFERENCE_IMAGES, len(open_original(settings)))
+    reference = replace(reference, images=max(looked_at - len(excluded), reference.batch_size))
+    rates, began_s = [], time.monotonic()
+    form = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed} of at most 01:00{postfix}"
+    with bar(
+        total=LONGEST_S, desc="calibrating the simulated GPU", disable=not progress, bar_format=form
+    ) as drawn:
+        while len(rates) < LEAST_PROCESSES or (
+            time.monotonic() - began_s < LONGEST_S and _half_share(rates) > WITHIN
+        ):
+            how = {"excluded": excluded, "seconds": PROCESS_S}
+            rates.append(ask("load_rate", {"settings": asdict(reference), **how}))
+            drawn.n = min(time.monotonic() - began_s, LONGEST_S)
+            if len(rates) > 1:
+                drawn.set_postfix_str(f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}")
+        drawn.n = drawn.total
+        drawn.refresh()
+    return rates, {name: getattr(reference, name) for name in INPUTS}
+
+
+def _half_share(rates: list[float]) -> float:
+    low, high = paired_interval(rates)
+    return (high - low) / 2 / fmean(rates)
+
+
+def _key(device: CalibratedDevice) -> tuple[str, str, int]:
+    return device.machine_id, device.manifest_hash, device.input_px
+
+
+def _read(path: Path) -> list[CalibratedDevice]:
+    """Read what is kept, of any machine.
+
+    Raises:
+        ValueError: it is not what `device_of` writes.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    try:
+        stored = json.loads(text)
+        devices = [CalibratedDevice(**each) for each in stored]
+        rates = [(each.device_images_per_s, each.reference_images_per_s) for each in devices]
+        is_whole = all(0 < rate < math.inf for pair in rates for rate in pair)
+    except (ValueError, TypeError):
+        is_whole = False
+    if is_whole and isinstance(stored, list):
+        return devices
+    raise ValueError(
+        f"{FILE} must be what `labkit calibrate` writes, got another file in {path.parent}; "
+        "remove it, and the device is measured anew"
+    )
