@@ -19,6 +19,7 @@ JITTER_MS = 40
 SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
 # prefetch_generator keeps one batch, and its thread holds another.
 THREAD_BATCHES = 2
+TEXTBOOK_PX = 224  # side of the input in most tutorials
 
 
 def workers(base: Settings) -> Experiment:
@@ -353,6 +354,41 @@ def rivals(base: Settings) -> Experiment:
     )
 
 
+def textbook(base: Settings) -> Experiment:
+    """Compare the tutorials' classification pipeline with faster parts, each added to the last.
+
+    Files are in memory, so that the processor alone limits loading.
+    """
+    cores = hardware.cores() if base.num_workers is None else base.num_workers
+    base = replace(base, cache="warm", num_workers=cores, input_px=base.input_px or TEXTBOOK_PX)
+    pillow = replace(base, decoder="pillow", preprocessor="classification_crop_pillow")
+    opencv = replace(base, decoder="opencv", preprocessor="classification_crop")
+    uint8 = replace(base, decoder="simplejpeg", preprocessor="classification_crop_on_device")
+    scaled = replace(uint8, decoder="simplejpeg_scaled")
+    return Experiment(
+        "textbook",
+        question="How much faster than the tutorials' pipeline can this processor load?",
+        variants={
+            "textbook": pillow,
+            "with OpenCV": opencv,
+            "with simplejpeg, uint8": uint8,
+            "with scaled decoding": scaled,
+            "with threads": replace(scaled, loader="threads"),
+        },
+        baseline="textbook",
+        source="no document; the steps of PyTorch's ImageNet example: Pillow, crop, resize, "
+        "normalize in each worker",
+        notes=(
+            "each variant keeps the changes of the variants above it; with uint8, workers send "
+            "pixels and the device normalizes them",
+            "the crop is the central square: one of random size may need pixels that scaled "
+            "decoding leaves out",
+            "Pillow resizes from four pixels, as OpenCV does; its usual average takes longer",
+        ),
+        knobs=("num_workers", "batch_size", "input_px", "device"),
+    )
+
+
 def tf_data(base: Settings) -> Experiment:
     """Compare the stages of [001]'s tf.data pipeline, added one at a time.
 
@@ -404,6 +440,6 @@ def _light(base: Settings) -> Settings:
 
 EXPERIMENTS = (
     workers, prefetch_factor, pin_memory, persistent_workers, short_epochs, batch_size,
-    batch_size_powers, sampling, opencv_threads, prefetching_in_depth, rivals, tf_data,
+    batch_size_powers, sampling, opencv_threads, prefetching_in_depth, textbook, rivals, tf_data,
     num_parallel_reads,
 )  # fmt: skip

@@ -104,7 +104,7 @@ def test_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(on, machi
         chosen = experiment(name, protocol=protocol)
         used = set(storages(chosen).values())
         assert len({storage.startswith("modelled") for storage in used}) == 1, name
-        assert (chosen.notes != ()) is bool({"throttled", "modelled_hdd"} & used), name
+        assert (chosen.notes != ALL[name].notes) is bool({"throttled", "modelled_hdd"} & used), name
         assert all(storage in STORAGES or distance.parse(storage) for storage in used), name
         for settings in everything(chosen).values():
             if settings.storage == "tmpfs":
