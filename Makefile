@@ -6,8 +6,8 @@ SSD ?=
 NVME ?=
 MODE ?= quick
 BIN := .venv/bin
-# Processes that test at the same time.
-AT_ONCE ?= 2
+# Processes that test at the same time: one more than two cores, as many tests wait for a device.
+AT_ONCE ?= 3
 # --allow-root is refused by nobody but root, and only root needs it.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 

@@ -84,6 +84,14 @@ def _list(options: Options) -> None:
 
 def _run(options: Options) -> int:
     if options.resume:
+        alone = ["run", "--resume", options.resume, "--results", options.results]
+        plain = vars(parser().parse_args(alone))
+        others = [name for name, value in vars(options).items() if value != plain.get(name)]
+        if others:
+            raise ValueError(
+                f"--resume must be given without {', '.join(others)}: a run goes on as it began; "
+                "leave that out, or start a new run"
+            )
         return _show(lab.resume(lab.find_run(options.resume, options.results).folder))
     # Build all before running any: a typo in the third name must not cost two runs.
     built = {}

@@ -1,4 +1,4 @@
-"""Write files whole, lock them, and show the progress of work on many of them.
+"""Write files whole, and show the progress of work on many of them.
 
     content ─▶ .<name>.part ─ replace ─▶ <name>
 
@@ -8,7 +8,6 @@ A killed process or a full disk leaves half a file, which must never have the fi
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -67,13 +66,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, content: bytes | str | Iterator[bytes]) -> Path:
+def write_whole(path: Path, content: bytes | str) -> Path:
     """Write a file, or replace it, in one step.
 
     Args:
         path: the file.
-        content: all of it, a text as UTF-8; or its pieces one after the other, where the whole
-            would take much memory.
+        content: all of it, a text as UTF-8.
 
     Returns:
         The file.
@@ -82,49 +80,8 @@ def write_whole(path: Path, content: bytes | str | Iterator[bytes]) -> Path:
         OSError: it cannot be written; an older file of this name is then still there.
     """
     with whole(path) as part:
-        if isinstance(content, Iterator):
-            with part.open("wb") as file:
-                file.writelines(content)
-        else:
-            part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
-
-
-@contextlib.contextmanager
-def locked(
-    path: Path, *, busy: Exception | None = None, make: bool = False
-) -> Iterator[int | None]:
-    """Hold a file or a folder against other processes; a killed one holds nothing.
-
-    Args:
-        path: what to hold.
-        busy: what is raised where another process holds it; unset: BlockingIOError.
-        make: the file, if it is missing.
-
-    Yields:
-        Its descriptor; None where the platform or the file system has no locks, so that nothing is
-        held.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield None
-        return
-    how = os.O_RDONLY if path.is_dir() else os.O_RDWR
-    lock = held = os.open(path, how | (os.O_CREAT if make else 0), 0o666)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise busy or error from None
-        except OSError:  # some network file systems
-            held = None
-        yield held
-    finally:
-        os.close(lock)
 
 
 def progress_stream() -> TextIO:

@@ -321,7 +321,7 @@ def _check_device_speed(settings: Settings) -> None:
 
 
 def _check_training(settings: Settings) -> None:
-    """Refuse a loss without boxes, and what an emulated device cannot compute."""
+    """Refuse a loss without boxes, and what the device cannot compute, or not in bearable time."""
     makes = PREPROCESSORS[settings.preprocessor].batch
     if settings.loss != VECTORIZED and settings.step != "nothing":
         if makes != "detector":
@@ -340,6 +340,11 @@ def _check_training(settings: Settings) -> None:
             f"metrics must be none for the preprocessor {settings.preprocessor}, whose batches "
             f"have no labels, got {settings.metrics!r}; choose preprocessor "
             f"{' or '.join(_preprocessors_for('classifier'))}"
+        )
+    if settings.precision == "amp" and settings.device == "cpu" and not hardware.has_bfloat16():
+        raise Skip(
+            "precision must be fp32 on a CPU without AVX-512, where bfloat16 is far slower, got "
+            "'amp'; choose device cuda"
         )
     for name, plain in {"precision": "fp32", "memory_format": "contiguous"}.items():
         value = getattr(settings, name)

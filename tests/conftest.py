@@ -8,6 +8,7 @@ Nothing may depend on how fast it is: other tests use the same cores.
 import importlib.util
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,8 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
+# The notebooks' JSON library would build a grammar of addresses in each process, in 3 s.
+sys.modules["rfc3987_syntax"] = None
 # Groups that take long begin first: then no process goes on long after the others.
 LONG = ("notebooks", "browser", "runs")
 # A machine has one throttled disk.

@@ -15,8 +15,8 @@ from labkit.cli import main
 from labkit.experiments.request import Request
 from labkit.settings import field_kinds
 
-ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "1"]
-ALL_IMAGES += ["--device", "cpu", "--step", "nothing"]  # ready at once
+ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "0"]
+ALL_IMAGES += ["--device", "cpu", "--step", "nothing", "--epochs", "1"]  # ready at once
 SMALL = [*ALL_IMAGES, "--images", "8"]
 
 
@@ -47,7 +47,7 @@ def test_a_run_leaves_its_rows_its_table_and_its_charts(finished):
     assert (asked.experiment, asked.mode, asked.settings["images"]) == ("preprocessing", "quick", 8)
     assert [trial.status for trial in run.trials] == ["ok"] * 3 * 4
     # Equal work: every trial delivered the same number of images.
-    assert {trial.images for trial in run.trials} == {16}
+    assert {trial.images for trial in run.trials} == {8}
 
 
 def test_the_json_table_has_the_promised_columns(finished, capsys):
@@ -116,6 +116,10 @@ def test_doctor_says_what_will_be_skipped(monkeypatch, photos, capsys):
         (["run", "prefetching", "--input-px", "100"], "input_px must be a positive multiple of 32"),
         (["run", "prefetching", "--data", "missing"], "missing"),
         (["run", "--resume", "nope"], "got 'nope'; newest runs: none yet"),
+        (
+            ["run", "--resume", "x", "--mode", "full", "--num-workers", "3"],
+            "--resume must be given without mode, num_workers: a run goes on as it began",
+        ),
         (["table", "nope"], "run must be a run folder, an id or an experiment with results in"),
         (["report"], "runs must be at least one, got none in"),
     ],

@@ -8,6 +8,7 @@ import pytest
 import labkit as lab
 from labkit import pipeline
 from labkit.contracts import Skip
+from labkit.machine import hardware
 from labkit.resolve import label_samples, resolve
 from labkit.settings import MODES, complete
 
@@ -40,7 +41,7 @@ def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
     ("setting", "value", "plain"),
     [("precision", "amp", "fp32"), ("memory_format", "channels_last", "contiguous")],
 )
-def test_what_an_emulated_device_cannot_compute_is_left_out(setting, value, plain):
+def test_what_an_emulated_device_cannot_compute_is_left_out(monkeypatch, setting, value, plain):
     message = (
         f"{setting} must be {plain} on the emulated device, which computes nothing, "
         f"got '{value}'; choose device cpu or cuda"
@@ -48,4 +49,11 @@ def test_what_an_emulated_device_cannot_compute_is_left_out(setting, value, plai
     with pytest.raises(Skip) as caught:
         resolve(completed(**{setting: value}))
     assert str(caught.value) == message
+    monkeypatch.setattr(hardware, "has_bfloat16", lambda: True)
     resolve(completed(**{setting: value}, device="cpu"))
+
+
+def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkeypatch):
+    monkeypatch.setattr(hardware, "has_bfloat16", lambda: False)
+    with pytest.raises(Skip, match=r"precision must be fp32 on a CPU without AVX-512, .* 'amp'"):
+        resolve(completed(precision="amp", device="cpu"))

@@ -9,7 +9,7 @@ its model learns from few batches.
 from __future__ import annotations
 
 import glob  # a whole pattern, absolute ones too, which Path.glob refuses
-import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -379,8 +379,7 @@ def _word(share: Share) -> str:
 
 # --- loader and step named in a shell ---------------------------------------------------------
 
-OPTIONAL = ("files", "device")
-RETURNS = f"(loader, step), or a dict with loader, step and, if wanted, {', '.join(OPTIONAL)}"
+ARGUMENTS = ("loader", "step", "files", "device")
 
 
 def load_target(name: str) -> dict[str, object]:
@@ -390,48 +389,32 @@ def load_target(name: str) -> dict[str, object]:
         name: module:function; the module may be in the working directory.
 
     Raises:
-        ValueError: there is no such module or function, or it returns something else.
+        ValueError: there is no such function, or it returns something else.
     """
-    module_name, colon, function_name = name.partition(":")
-    if not (colon and module_name and function_name):
-        raise ValueError(f"target must be module:function, got {name!r}; such as train:parts")
-    if module_name.endswith(".py"):
-        meant = module_name.removesuffix(".py").replace("/", ".")
-        raise ValueError(
-            f"target must name a module, got the file {module_name}; write {meant}:{function_name}"
-        )
-    module = _import(module_name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        found = [n for n, value in vars(module).items() if callable(value) and n[:1] != "_"]
-        raise ValueError(
-            f"target must name a function of {module_name}, got {function_name!r}; "
-            f"choose one of: {', '.join(sorted(found)) or 'there is none'}"
-        )
-    returned = function()
-    if isinstance(returned, tuple) and len(returned) == 2:
-        returned = dict(zip(("loader", "step"), returned))
-    if not isinstance(returned, Mapping):
-        raise ValueError(f"{name} must return {RETURNS}, got {loaders.brief(returned)}")
-    keys = set(returned)
-    if not {"loader", "step"} <= keys or keys - {"loader", "step", *OPTIONAL}:
-        raise ValueError(f"{name} must return {RETURNS}, got {', '.join(map(str, returned))}")
-    return dict(returned)
-
-
-def _import(name: str) -> object:
     # A shell's command does not look where it is called, unlike python -m.
     if "" not in sys.path:
         sys.path.insert(0, "")
+    function, why = None, ""
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # something that the user's module itself imports
+        function = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        why = f" ({error})"
+    if not callable(function):
         raise ValueError(
-            f"target must name a module that can be imported, got {name!r}; "
-            "call this in the folder that holds it"
-        ) from None
+            f"target must be module:function, got {name!r}{why}; "
+            "such as train:parts, in the folder that holds train.py"
+        )
+    returned = function()
+    if isinstance(returned, tuple) and len(returned) == 2:
+        returned = dict(zip(ARGUMENTS, returned))
+    if not isinstance(returned, Mapping) or not set(ARGUMENTS[:2]) <= set(returned) <= set(
+        ARGUMENTS
+    ):
+        raise ValueError(
+            f"{name} must return (loader, step), or a dict of {', '.join(ARGUMENTS)}, of which the "
+            f"last two may be missing, got {loaders.brief(returned)}"
+        )
+    return dict(returned)
 
 
 def find_files(pattern: str) -> list[Path]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
-STALL_S = 30.0  # a worker that is silent for longer has stalled
+STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 
 
 def check_loader(loader: Iterable) -> None:

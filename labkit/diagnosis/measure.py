@@ -34,8 +34,8 @@ from labkit.diagnosis.profile import kinds_of
 from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import EmulatedDevice
+from labkit.runs.checks import one_line
 
-SILENT_S = 30.0  # a loader or step that gives nothing for so long has stalled
 KEPT_BATCHES, KEPT_BYTES = 8, 1 << 29  # of the resident arm
 LOOK_S, LOOK_STEPS = 3.0, 12
 BLOCKS = 5
@@ -141,14 +141,6 @@ class Loop:
             with _one_thread():
                 self.resident.append(loaders.copy_batch(batch))
 
-    def alone(self, loader: Iterable, steps: Steps) -> Stretch:
-        """Iterate over a loader and do nothing with its batches."""
-        return self._stretch("alone", loader, None, steps)
-
-    def together(self, loader: Iterable, steps: Steps, arm: str = "warm") -> Stretch:
-        """Iterate over a loader and call the step with its batches."""
-        return self._stretch(arm, loader, self.step, steps)
-
     def compute(self, *, steps: int, on: str | None = None) -> Stretch:
         """Call the step with the batches that are kept.
 
@@ -157,11 +149,11 @@ class Loop:
             on: a device to which they are copied before.
         """
         kept = [loaders.move_batch(batch, on) for batch in self.resident] if on else self.resident
-        return self._stretch("resident", cycle(kept), self.step, Steps(counted=steps))
+        return self.run("resident", cycle(kept), Steps(counted=steps))
 
-    def _stretch(
-        self, arm: str, loader: Iterable, run: Callable[[object], object] | None, steps: Steps
-    ) -> Stretch:
+    def run(self, arm: str, loader: Iterable, steps: Steps) -> Stretch:
+        """Iterate over a loader and, unless it runs alone, call the step with its batches."""
+        run = None if arm == "alone" else self.step
         now, device = time.perf_counter, self.device
         wanted = steps.skipped + steps.counted
         times: list[StepTimes] = []
@@ -209,8 +201,7 @@ class Loop:
 
     def _check_goes_on(self, done: int, before: int, wanted: int, arm: str) -> None:
         if done == before:
-            what = "at least one batch" if not done else "batches in every epoch"
-            raise Stopped(f"loader must yield {what}, got an empty one; look at its length")
+            raise Stopped("loader must yield batches in every epoch, got none; look at its length")
         if self.is_one_shot and done < wanted:
             raise Stopped(
                 f"loader must have {wanted} batches more to measure {arm}, got {done}; "
@@ -271,19 +262,19 @@ def _without_stalls(loader: Iterable) -> Iterator:
 
 @contextmanager
 def _stall_limit(for_what: str) -> Iterator[None]:
-    """Interrupt what takes longer than `SILENT_S`, where this thread can be interrupted."""
+    """Interrupt what takes longer than `STALL_S`, where this thread can be interrupted."""
     if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
         yield
         return
 
     def stop(*_: object) -> None:
         raise Stopped(
-            f"waited {SILENT_S:g} s for {for_what}, got nothing; "
+            f"waited {loaders.STALL_S:g} s for {for_what}, got nothing; "
             "try it by hand with num_workers=0, where an error shows itself"
         )
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SILENT_S)
+    signal.setitimer(signal.ITIMER_REAL, loaders.STALL_S)
     try:
         yield
     finally:
@@ -352,12 +343,10 @@ def collect(
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return what was raised; for an error in a worker torch's message is a whole traceback."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    said = one_line(error)
     if "Original Traceback" in str(error):
-        return f"{lines[-1].strip()} (in a loader worker)"
-    said = f"{type(error).__name__}: {lines[0]}".rstrip(": ")
-    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in lines[0]:
+        return f"{said} (in a loader worker)"
+    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in said:
         return f"a loader worker ended while it was waited for ({said}); was memory left?"
     return said
 
@@ -376,7 +365,7 @@ def _measure(
     stretch_s = min(max(budget_s * ARMS_SHARE / BLOCKS / len(arms), SHORTEST_S), LONGEST_S)
     plan = Plan(loop, step_s, stretch_s)
     order = random.Random(SEED)
-    warmed = not files
+    fits, warmed = bool(files) and _fit_into_memory(files, found), False
     for block in range(BLOCKS):
         left_s = ends_s - time.monotonic() - (1 - ARMS_SHARE) / 2 * budget_s
         if block >= 2 and left_s < len(arms) * stretch_s:
@@ -390,8 +379,10 @@ def _measure(
                     arms.remove("cold")
                     continue
                 warmed = False
-            elif arm in ("warm", "alone") and not warmed:
-                warmed = _warm(files, found)
+            elif arm in ("warm", "alone") and fits and not warmed:
+                for path in files:
+                    path.read_bytes()
+                warmed = True
             found.stretches.append(plan.run(arm))
     say("inside the workers", ARMS_END)
     if not loop.is_one_shot:
@@ -447,14 +438,12 @@ class Plan:
             stretch = loop.compute(steps=self._compute_steps)
             self._compute_steps = min(self._count(stretch.step_s), MOST_STEPS)
             return stretch
-        if arm == "alone":
-            return loop.alone(loop.loader, self.steps)
-        return loop.together(loop.loader, self._once() if arm == "cold" else self.steps, arm)
+        return loop.run(arm, loop.loader, self._once() if arm == "cold" else self.steps)
 
     def epoch_s(self, loader: object) -> float:
         """Measure an epoch with another loader."""
         steps = replace(self.steps, skipped=_skip_of(loader))
-        stretch = self._loop.together(loader, steps)
+        stretch = self._loop.run("warm", loader, steps)
         return stretch.of_epoch(self.epoch_steps or steps.counted + steps.skipped)
 
     def _once(self) -> Steps:
@@ -485,16 +474,14 @@ def _evict(files: Sequence[Path], found: Collected) -> bool:
     return True
 
 
-def _warm(files: Sequence[Path], found: Collected) -> bool:
-    """Read files into memory, where they fit."""
+def _fit_into_memory(files: Sequence[Path], found: Collected) -> bool:
+    """Return whether files can be read into memory; note it where they cannot."""
     total_bytes = sum(path.stat().st_size for path in files)
     if total_bytes > MOST_WARMED * hardware.memory_bytes():
         found.notes.append(
             f"warm is as found: {units.count_bytes(total_bytes)} of files do not fit into memory"
         )
-        return True
-    for path in files:
-        path.read_bytes()
+        return False
     return True
 
 
@@ -503,10 +490,10 @@ def _try_knobs(found: Collected, plan: Plan) -> None:
     loop, loader, cores = found.loop, found.loop.loader, hardware.cores()
     if loader.num_workers < cores and cores > 1:
         with loaders.copied(loader, num_workers=cores) as twin:
-            found.alone_full = loop.alone(twin, replace(plan.steps, skipped=cores))
+            found.alone_full = loop.run("alone", twin, replace(plan.steps, skipped=cores))
     if loader.num_workers and loader.num_workers * worker_threads(found.stages) > cores:
         with loaders.copied(loader, worker_init_fn=loaders.limited_threads(loader)) as twin:
-            found.limited = loop.alone(twin, plan.steps)
+            found.limited = loop.run("alone", twin, plan.steps)
 
 
 def worker_threads(seen: stages.Stages | None) -> float:

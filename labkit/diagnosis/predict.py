@@ -230,36 +230,26 @@ class _Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knobs:
-    """Arguments of the user's DataLoader."""
-
-    num_workers: int
-    prefetch_factor: int
-    persistent_workers: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Measured:
     """A pipeline's parts, and what else remedies depend on; None where not measured."""
 
     parts: Parts
-    stages: tuple[Stage, ...] = ()
-    warm_s: float | None = None
+    warm_s: float
     """An epoch with the files in memory, or as they were found."""
+    stages: tuple[Stage, ...] = ()
     cold_s: float | None = None
     """An epoch with the files evicted before, where that took longer in every block."""
-    knobs: Knobs | None = None
-    """None where the loader is not torch's DataLoader."""
+    is_data_loader: bool = True
+    """Whether the loader is torch's DataLoader."""
+    persistent_workers: bool = False
     batch_bytes: int = 0
     float_share: float = 0.0
     """Share of a batch's bytes that are float32 and float64."""
     pinned_s: float | None = None
     """Copy of a batch to the device from pinned memory."""
-    limited_s: float | None = None
-    """A step of the loader alone with one thread in each worker, beside `alone_s`; measured only
-    where the workers' threads need more cores than there are."""
-    alone_s: float | None = None
-    """A step of the loader alone."""
+    limited: float | None = None
+    """Normalized time of the loader alone with one thread in each worker; measured only where the
+    workers' threads need more cores than there are."""
     worker_threads: float = 1.0
     """Threads that each worker keeps busy, or that OpenCV would start in it."""
     host_kinds_s: Mapping[str, float] = field(default_factory=dict)
@@ -272,7 +262,7 @@ class Measured:
         What a cold epoch takes longer than a warm one stays as it is.
         """
         ratio = self._ratio(simulate(replace(self.parts, **changes)).epoch_s)
-        if self.cold_s is None or self.warm_s is None:
+        if self.cold_s is None:
             return ratio
         return (ratio * self.warm_s + self.cold_s - self.warm_s) / self.cold_s
 
@@ -287,7 +277,7 @@ class Measured:
         free = {"works": (nothing,), "send_s": 0.0, "take_s": 0.0, "startup_s": 0.0}
         computing_s = simulate(replace(self.parts, **free)).epoch_s
         waited_s = now_s - computing_s
-        if self.warm_s is None or waited_s < LEAST_WAIT * now_s or changed_s < computing_s:
+        if waited_s < LEAST_WAIT * now_s or changed_s < computing_s:
             return changed_s / now_s
         more = min(max((self.warm_s - computing_s) / waited_s, 1 / MOST_OFF), MOST_OFF)
         return (computing_s + more * (changed_s - computing_s)) / (computing_s + more * waited_s)
@@ -418,9 +408,7 @@ def _copying(found: Collected) -> tuple[float, str]:
 
 def _calibrated(parts: Parts, found: Collected) -> Parts:
     """Return parts whose simulated loader alone takes as long as the real one."""
-    alone = found.of("alone")
-    if not alone:
-        return parts
+    alone_s = _mean(stretch.step_s for stretch in found.of("alone"))
     nothing = {"host": (HostStep(wait_s=0.0, cpu_s=0.0),), "device_s": 0.0, "copy_s": 0.0}
     nothing |= {"startup_s": 0.0, "steps": 200}
     if parts.workers < parts.cores and found.alone_full is not None:
@@ -428,12 +416,11 @@ def _calibrated(parts: Parts, found: Collected) -> Parts:
         parts = replace(parts, share_when_full=_fitted_share(full, found.alone_full.step_s))
     if parts.workers > 1:
         bare = replace(parts, **nothing)
-        return replace(parts, share_when_full=_fitted_share(bare, _mean(s.step_s for s in alone)))
+        return replace(parts, share_when_full=_fitted_share(bare, alone_s))
     took_s = simulate(replace(parts, **nothing)).epoch_s / nothing["steps"]
-    wanted_s = _mean(s.step_s for s in alone)
     waits_s = _mean(work.wait_s for work in parts.works)
     cpu_s = took_s - waits_s
-    scale = max(wanted_s - waits_s, 0.1 * cpu_s) / cpu_s if cpu_s > 0 else 1.0
+    scale = max(alone_s - waits_s, 0.1 * cpu_s) / cpu_s if cpu_s > 0 else 1.0
     return replace(parts, works=tuple(replace(w, cpu_s=w.cpu_s * scale) for w in parts.works))
 
 
@@ -445,12 +432,6 @@ def _fitted_share(parts: Parts, wanted_s: float) -> float:
         took_s = simulate(replace(parts, share_when_full=middle)).epoch_s / parts.steps
         low, high = (middle, high) if took_s > wanted_s else (low, middle)
     return (low + high) / 2
-
-
-def _kinds_s(found: Collected) -> dict[str, float]:
-    """Return the seconds of each kind of work in a step."""
-    step_s = _mean(stretch.step_s for stretch in found.of("resident"))
-    return {kind: share * step_s for kind, share in found.host_kinds.items()}
 
 
 def _cold_s(found: Collected, steps: int) -> float | None:
@@ -468,7 +449,10 @@ def measured_of(found: Collected) -> Measured:
     """Return everything that remedies depend on."""
     loop = found.loop
     parts, loader = _parts_of(found), loop.loader
-    warm, alone = found.of("warm"), found.of("alone")
+    is_torch = loaders.is_data_loader(loader)
+    alone_s, resident_s = (
+        _mean(stretch.step_s for stretch in found.of(arm)) for arm in ("alone", "resident")
+    )
     measured = found.stages.stages if found.stages else ()
     floats = sum(
         array.nbytes
@@ -478,21 +462,15 @@ def measured_of(found: Collected) -> Measured:
     return Measured(
         parts=parts,
         stages=tuple(one for one in measured if one.kind != SERIALIZATION),
-        warm_s=_mean(s.of_epoch(parts.steps) for s in warm),
+        warm_s=_mean(stretch.of_epoch(parts.steps) for stretch in found.of("warm")),
         cold_s=_cold_s(found, parts.steps),
-        knobs=Knobs(
-            num_workers=loader.num_workers,
-            prefetch_factor=loader.prefetch_factor or loaders.DEFAULT_PREFETCH_FACTOR,
-            persistent_workers=loader.persistent_workers,
-        )
-        if loaders.is_data_loader(loader)
-        else None,
+        is_data_loader=is_torch,
+        persistent_workers=is_torch and loader.persistent_workers,
         batch_bytes=loop.batch_bytes,
         float_share=floats / loop.batch_bytes if loop.batch_bytes else 0.0,
         pinned_s=found.pinned_s,
-        limited_s=found.limited.step_s if found.limited else None,
-        alone_s=_mean(s.step_s for s in alone) if alone else None,
+        limited=found.limited.step_s / alone_s if found.limited else None,
         worker_threads=worker_threads(found.stages),
-        host_kinds_s=_kinds_s(found),
+        host_kinds_s={kind: share * resident_s for kind, share in found.host_kinds.items()},
         has_device=loop.device.has_queue,
     )

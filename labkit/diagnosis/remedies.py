@@ -46,8 +46,8 @@ class Remedy:
 
 def keep_workers(measured: Measured) -> Iterator[Remedy]:
     """Workers that start anew in every epoch could persist."""
-    knobs, parts = measured.knobs, measured.parts
-    if knobs is None or not knobs.num_workers or knobs.persistent_workers:
+    parts = measured.parts
+    if not parts.workers or measured.persistent_workers:
         return
     yield Remedy(
         name="persistent workers",
@@ -62,18 +62,18 @@ def keep_workers(measured: Measured) -> Iterator[Remedy]:
 
 def prefetch_more(measured: Measured) -> Iterator[Remedy]:
     """Late batches delay the loop where too few are prepared ahead."""
-    knobs, parts = measured.knobs, measured.parts
-    if knobs is None or not knobs.num_workers:
+    parts = measured.parts
+    if not parts.workers:
         return
     tried = {
         factor: measured.predict(prefetch_factor=factor)
-        for factor in (knobs.prefetch_factor * 2**k for k in range(1, 5))
-        if factor * knobs.num_workers * measured.batch_bytes <= MOST_PREFETCHED_BYTES
+        for factor in (parts.prefetch_factor * 2**k for k in range(1, 5))
+        if factor * parts.workers * measured.batch_bytes <= MOST_PREFETCHED_BYTES
     }
     if not tried:
         return
     factor = _least_that_suffices(tried)
-    ahead_bytes = factor * knobs.num_workers * measured.batch_bytes
+    ahead_bytes = factor * parts.workers * measured.batch_bytes
     slowest_s = max(work.wait_s + work.cpu_s for work in parts.works)
     mean_s = sum(work.wait_s + work.cpu_s for work in parts.works) / len(parts.works)
     yield Remedy(
@@ -81,7 +81,7 @@ def prefetch_more(measured: Measured) -> Iterator[Remedy]:
         bottleneck="jitter",
         predicted=tried[factor],
         reason=f"a batch takes {units.seconds(mean_s)} to prepare, but some take "
-        f"{units.seconds(slowest_s)}, and only {knobs.prefetch_factor} per worker are ahead",
+        f"{units.seconds(slowest_s)}, and only {parts.prefetch_factor} per worker are ahead",
         change=f"DataLoader(…, prefetch_factor={factor}): "
         f"{units.count_bytes(ahead_bytes)} of batches in memory",
         knobs={"prefetch_factor": factor},
@@ -95,19 +95,18 @@ def _least_that_suffices(tried: Mapping[int, float]) -> int:
 
 def limit_threads(measured: Measured) -> Iterator[Remedy]:
     """Workers that start threads of their own may need more cores than there are."""
-    knobs, parts = measured.knobs, measured.parts
-    if measured.limited_s is None:
+    parts = measured.parts
+    if measured.limited is None:
         return
-    wanted = knobs.num_workers * measured.worker_threads
-    faster = measured.limited_s / measured.alone_s
-    works = tuple(Work(wait_s=w.wait_s, cpu_s=w.cpu_s * faster) for w in parts.works)
+    wanted = parts.workers * measured.worker_threads
+    works = tuple(Work(wait_s=w.wait_s, cpu_s=w.cpu_s * measured.limited) for w in parts.works)
     yield Remedy(
         name="limit threads",
         bottleneck="threads",
         predicted=measured.predict(works=works),
-        reason=f"{knobs.num_workers} workers × {measured.worker_threads:.2g} threads need "
+        reason=f"{parts.workers} workers × {measured.worker_threads:.2g} threads need "
         f"{wanted:.2g} cores of {parts.cores:g}; with one thread each the loader alone takes "
-        f"{units.normalized(faster)} of its time",
+        f"{units.normalized(measured.limited)} of its time",
         change="worker_init_fn=lambda _: (cv2.setNumThreads(0), torch.set_num_threads(1))",
         knobs={"limit_threads": True},
     )
@@ -115,28 +114,27 @@ def limit_threads(measured: Measured) -> Iterator[Remedy]:
 
 def more_workers(measured: Measured) -> Iterator[Remedy]:
     """More workers help where the loop waits for batches and cores are free, or not needed."""
-    knobs, parts = measured.knobs, measured.parts
-    if knobs is None:
+    parts = measured.parts
+    if not measured.is_data_loader:
         return
-    now, factor = knobs.num_workers, knobs.prefetch_factor if knobs.num_workers else 2
     counts = sorted({1, 2, 4, 8, 16, int(parts.cores), 2 * int(parts.cores)})
     tried = {
-        count: measured.predict(workers=count, prefetch_factor=factor)
+        count: measured.predict(workers=count)
         for count in counts
-        if now < count <= MOST_WORKERS
-        and count * factor * measured.batch_bytes <= MOST_PREFETCHED_BYTES
+        if parts.workers < count <= MOST_WORKERS
+        and count * parts.prefetch_factor * measured.batch_bytes <= MOST_PREFETCHED_BYTES
     }
     if not tried:
         return
     count = _least_that_suffices(tried)
     waits = sum(work.wait_s for work in parts.works)
     share = waits / (sum(work.cpu_s for work in parts.works) + waits or 1.0)
-    if not now:
+    if not parts.workers:
         why = "the training loop prepares batches itself, and the device is idle meanwhile"
     elif share > 0.5:
         why = f"preparing a batch is {units.percent(share)} waiting, which needs no core"
     else:
-        why = f"{now} of {parts.cores:g} cores prepare batches, and the others are free"
+        why = f"{parts.workers} of {parts.cores:g} cores prepare batches, and the others are free"
     yield Remedy(
         name="more workers",
         bottleneck="workers",
@@ -311,7 +309,7 @@ def send_simpler(measured: Measured) -> Iterator[Remedy]:
 def read_faster(measured: Measured) -> Iterator[Remedy]:
     """Files could lie on a faster medium, where the loader waits for the medium."""
     change = "copy the files to an SSD or tmpfs once, or pack them into one file"
-    if measured.cold_s and measured.warm_s:
+    if measured.cold_s:
         yield Remedy(
             name="faster medium",
             bottleneck="storage",

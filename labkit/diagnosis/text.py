@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 PHASES = ("wait", "transfer", "forward", "backward", "rest")
 IN_FULL = {"backward": "backward+optimizer"}
-MISLEADS = 0.05  # smaller differences between the two clocks' shares are noise
 NO_CUDA = (
     "No CUDA: seconds of the host's clock. On a CPU the work is done when a call returns; a device "
     "that works on its own may do it in a later phase."
@@ -91,21 +90,10 @@ def _epoch_sentences(phases: EpochPhases) -> Iterator[str]:
     elif phases.host_s["backward"] is None:
         yield "What follows the forward is not split: no torch optimizer made a step."
     if phases.device_s:
-        yield _compare_clocks(phases)
-
-
-def _compare_clocks(phases: EpochPhases) -> str:
-    host, device = _shares(_split(phases.host_s)), _shares(_split(phases.device_s))
-    excess = {name: host[name] - device[name] for name in host}
-    late, early = max(excess, key=excess.get), min(excess, key=excess.get)
-    if excess[late] < MISLEADS:
-        return "Both clocks agree: the host waits for the device within each phase."
-    return (
-        f"The host's clock misleads: {early} is {units.percent(device[early])} of CUDA's time and "
-        f"{units.percent(host[early])} of the host's, which only queues work there. It waits for "
-        f"that work in {late}: {units.percent(host[late])} of the host's time, "
-        f"{units.percent(device[late])} of CUDA's."
-    )
+        yield (
+            "CUDA's column tells where its time went: the host only queues work, and waits for it "
+            "in a later phase."
+        )
 
 
 def _table(phases: EpochPhases) -> list[str]:

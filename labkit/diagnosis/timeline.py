@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
-from labkit.machine.gpu import GpuWatch, Reading, cuda, open_gpu
-from labkit.machine.usage import Sampler, tree_read_bytes
+from labkit.machine.gpu import Reading, cuda, open_gpu
+from labkit.machine.usage import GpuWatch, Sampler, tree_read_bytes
 from labkit.parts.devices import EmulatedDevice
 
 if TYPE_CHECKING:
@@ -108,15 +108,22 @@ class Recorder:
 
     Args:
         clock: the emulated device's; a fake one in tests.
+        device: an emulated device whose computing is recorded.
         period_s: between two samples.
     """
 
-    def __init__(self, clock: Clock | None = None, *, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        device: EmulatedDevice | None = None,
+        *,
+        period_s: float = PERIOD_S,
+    ) -> None:
         self._clock = clock or SystemClock()
         self._sampler = Sampler(self._sample, period_s)
         self._samples: list[dict[str, object]] = []
         self._host: dict[str, list[Band]] = {}
-        self._device: EmulatedDevice | None = None
+        self._device = device
         self._device_bands: list[Band] = []
         self._fetched_bytes = 0
         self._read_gpu: Callable[[], Reading] | None = None
@@ -124,7 +131,8 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         self._start_s = self._clock.now()
-        self._end_s: float | None = None
+        if self._device is not None:
+            self._device.on_run = self._ran
         self._sample()  # what counters are counted from
         self._sampler.__enter__()
         return self
@@ -140,15 +148,9 @@ class Recorder:
         """Record what the host did from `start_s` to `end_s` by the same clock."""
         self._host.setdefault(name, []).append((start_s, end_s))
 
-    def watch(self, device: EmulatedDevice) -> None:
-        """Record when an emulated device computes, until the context ends."""
-        self._device = device
-        device.on_run = self._ran
-
     def recorded(self) -> Timeline:
-        """Return what was recorded so far."""
-        duration_s = (self._clock.now() if self._end_s is None else self._end_s) - self._start_s
-        samples, missing = list(self._samples), {}
+        """Return what was recorded, after the context has ended."""
+        samples, missing = self._samples, {}
         columns = {
             "gpu_util": [sample["busy_percent"] for sample in samples[1:]],
             "gpu_memory_bytes": [sample["used_bytes"] for sample in samples[1:]],
@@ -161,7 +163,7 @@ class Recorder:
             if all(value is None for value in values):
                 columns[name], missing[name] = None, why
         return Timeline(
-            duration_s=duration_s,
+            duration_s=self._end_s - self._start_s,
             at_s=tuple(sample["at_s"] - self._start_s for sample in samples[1:]),
             **{name: values and tuple(values) for name, values in columns.items()},
             host={name: self._from_start(bands) for name, bands in self._host.items()},
@@ -199,7 +201,7 @@ class Recorder:
     def _from_start(self, bands: Sequence[Band]) -> tuple[Band, ...]:
         return tuple(
             (max(start_s - self._start_s, 0.0), end_s - self._start_s)
-            for start_s, end_s in list(bands)
+            for start_s, end_s in bands
             if end_s > self._start_s
         )
 
@@ -227,9 +229,7 @@ def record_timeline(
     """
     clock = clock or SystemClock()
     now = clock.now
-    with Recorder(clock) as timeline:
-        if device is not None:
-            timeline.watch(device)
+    with Recorder(clock, device) as timeline:
         until_s, batches, is_new = now() + seconds, None, True
         while (asked_s := now()) < until_s:
             try:
@@ -350,11 +350,8 @@ def _measure(seconds: float) -> dict[str, tuple[str, str]]:
     rows = {}
     for name, (launch, operations) in loads.items():
         _keep_busy(launch, SETTLE_S)
-        watch = GpuWatch(wanted=True)
-        try:
+        with GpuWatch() as watch:
             launches, took_s = _keep_busy(launch, seconds)
-        finally:
-            watch.stop()
         done_per_s = launches * operations / took_s
         rows[name] = (
             units.percent(watch.totals()["gpu_util_mean"]),

@@ -19,9 +19,9 @@ from labkit.contracts import Skip
 from labkit.machine import gpu, hardware
 from labkit.resolve import complete_here, own_parts
 from labkit.runs.active import single_run_lock
-from labkit.runs.batch_search import MULTIPLE, Held
 from labkit.runs.experiment import Experiment
 from labkit.runs.process import Launcher
+from labkit.runs.timing import MULTIPLE, Held
 from labkit.settings import MODES, Settings, pick
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def largest_batch(
 
 
 def describe(settings: Settings, found: Mapping[str, object]) -> Largest:
-    """Turn what `batch_search.search_on_cuda` found into a `Largest`.
+    """Turn what `timing.search_on_cuda` found into a `Largest`.
 
     Raises:
         ValueError: nothing fits.

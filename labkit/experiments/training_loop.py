@@ -15,8 +15,10 @@ from labkit.settings import Settings
 
 # Settings that the form shows first, where nothing is loaded.
 LOOP_KNOBS = ("batch_size", "input_px", "device")
-# A CPU trains so slowly that only small images make epochs of about a second.
-CPU_PX = 64
+# A CPU trains so slowly that only a few small images make epochs of about a second.
+CPU_PX, CPU_BATCH_SIZE = 64, 4
+# Loops over the boxes take some hundredths of a second for each image.
+LOOPS_BATCH_SIZE = 2
 # Short steps, as on a fast GPU: the shorter the step, the more a stall costs.
 BATCH_SIZE = 8
 EVERY = (1, 10, 100)
@@ -35,6 +37,7 @@ def loss(base: Settings) -> Experiment:
 
     Source: [001] 4.1.
     """
+    base = replace(base, batch_size=base.batch_size or LOOPS_BATCH_SIZE, epochs=1)
     labels = {
         "loops": "loops",
         "loops, looking each time": "loops_sync",
@@ -57,13 +60,17 @@ def loss(base: Settings) -> Experiment:
 def precision(base: Settings) -> Experiment:
     """Compare float32 with mixed precision and with channels_last.
 
-    Without a GPU, a CPU trains the classifier on small images, in bfloat16.
+    Without a GPU, a CPU trains the classifier on small images, in bfloat16 if it has AVX-512.
 
     Source: [004] 2.6.
     """
     if base.device is None and not gpu.cuda().works:
         base = replace(base, device="cpu", preprocessor="classification")
-        base = replace(base, input_px=base.input_px or CPU_PX)
+        base = replace(
+            base,
+            input_px=base.input_px or CPU_PX,
+            batch_size=base.batch_size or CPU_BATCH_SIZE,
+        )
     base = replace(base, precision="fp32", memory_format="contiguous")
     variants = {
         "fp32": base,

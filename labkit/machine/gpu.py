@@ -1,13 +1,13 @@
 """The GPU: whether torch runs kernels on it, and what NVML says of it while a trial runs.
 
     cuda()      NVIDIA driver?  ─▶  one small kernel in another process  ─▶  CudaState
-    open_gpu()  a function that reads NVML once  ─▶  GpuWatch, a thread that calls it at 5 Hz
+    open_gpu()  a function that reads NVML once
 
 A process that forks later must not touch CUDA, and importing torch takes seconds.  So `cuda` first
 asks the driver through NVML, which takes milliseconds and does not initialize CUDA, and runs the
 kernel in another process.  NVML's utilization is the share of its sampling period in which any
 kernel ran: 100 % tells neither how much of the GPU was in use nor at which clock.
-Source: nvml.h (device queries; clocks event reasons; nvmlUtilization_t).
+Source: nvml.h (device queries; nvmlUtilization_t).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,11 +24,6 @@ from types import ModuleType
 from labkit.contracts import Skip
 
 IMPORT_AND_KERNEL_S = 120.0  # a cold `import torch` with CUDA takes up to a minute
-NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
-# Reasons for a lower clock that are no throttling: idle, and application and display clocks, which
-# the user has set and gpu_clock_hz shows.
-CHOSEN_CLOCKS = 0x1 | 0x2 | 0x100
-
 Reading = dict[str, int | None]
 
 
@@ -102,11 +96,9 @@ def cuda() -> CudaState:
 
 
 def _nvidia_driver() -> str:
-    """Return the version of the NVIDIA driver, or "unknown"; Skip where there is no GPU."""
-    try:
-        import pynvml
-    except ImportError:
-        return "unknown"  # torch then tells whether there is a GPU
+    """Return the version of the NVIDIA driver; Skip where there is no GPU."""
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         try:
@@ -134,27 +126,11 @@ def explain_cuda(answer: Mapping[str, object]) -> str:
     torch, error = f"torch {answer['torch']}", str(answer["error"])
     if not answer["cuda"]:
         return f"{torch} is built without CUDA; install a CUDA build of torch to use the GPU"
-    if "driver" in error and "too old" in error:
-        return (
-            f"the NVIDIA driver is too old for {torch}, built for CUDA {answer['cuda']}; "
-            "update the driver, or install a torch build for an older CUDA"
-        )
     if "no kernel image" not in error:
         return error.strip().splitlines()[0] if error else ""
-    # "sm_75" and capability "7.5" -> 75; "sm_90a" has features of one chip only.
-    numbers = [kernel.removeprefix("sm_").rstrip("af") for kernel in answer["kernels"]]
-    known = sorted({int(number) for number in numbers if number.isdigit()})
-    wanted = int(answer["capability"].replace(".", ""))
-    has = ", ".join(f"{number // 10}.{number % 10}" for number in known)
-    advice = f"install a torch build with kernels for {answer['capability']}"
-    if known and wanted < known[0]:
-        # CUDA 13 builds begin with 7.5 (Turing); those for 12.6 still reach back to 5.0.
-        advice = "install an older torch build, such as one for CUDA 12.6"
-    elif known and wanted > known[-1]:
-        advice = "install a newer torch build"
     return (
-        f"{answer['name']} has compute capability {answer['capability']}, but {torch} "
-        f"has kernels for {has} only; {advice}"
+        f"{answer['name']} has compute capability {answer['capability']}, but {torch} has kernels "
+        f"for {', '.join(answer['kernels'])} only; install a torch build with kernels for it"
     )
 
 
@@ -165,12 +141,10 @@ def open_gpu() -> Callable[[], Reading]:
         A function that takes every one of `READINGS` once.
 
     Raises:
-        Skip: there is no NVIDIA driver, no NVML or no GPU.
+        Skip: there is no NVIDIA driver or no GPU.
     """
-    try:
-        import pynvml
-    except ImportError:
-        raise Skip("NVML is read with nvidia-ml-py; pip install nvidia-ml-py") from None
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         gpu = _torch_gpu(pynvml)
@@ -182,21 +156,10 @@ def open_gpu() -> Callable[[], Reading]:
     return lambda: read_gpu(pynvml, gpu)
 
 
-def _slowed_by(nvml: ModuleType, gpu: object) -> int:
-    """Return the bits of the reasons that lower the clock and that the user did not choose."""
-    try:
-        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
-    except (AttributeError, nvml.NVMLError):  # drivers before 535 know the old name only
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    return reasons & ~CHOSEN_CLOCKS
-
-
 # Name of a reading -> how it is read from NVML.
 READINGS: dict[str, Callable[[ModuleType, object], int]] = {
     "busy_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
     "used_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
-    "clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-    "slowed_by": _slowed_by,
 }
 
 
@@ -217,59 +180,6 @@ def read_gpu(nvml: ModuleType, gpu: object) -> Reading:
         except (AttributeError, nvml.NVMLError):
             found[name] = None
     return found
-
-
-class GpuWatch:
-    """Take readings of torch's GPU in a thread until stopped; none where there is no GPU.
-
-    Args:
-        wanted: False takes none.
-    """
-
-    def __init__(self, wanted: bool) -> None:
-        self._samples: list[Reading] = []
-        self._stop = threading.Event()
-        self._thread = None
-        if not wanted:
-            return
-        try:
-            self._read = open_gpu()
-        except Skip:
-            return
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(NVML_PERIOD_S):
-            self._samples.append(self._read())
-
-    def stop(self) -> None:
-        """Stop sampling."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def totals(self) -> dict[str, float | int | None]:
-        """Return the readings as fields of `Trial`; None where there are none."""
-        busy = self._known("busy_percent")
-        return {
-            "gpu_util_mean": sum(busy) / len(busy) / 100 if busy else None,
-            "gpu_util_zero_share": busy.count(0) / len(busy) if busy else None,
-            "gpu_memory_bytes": max(self._known("used_bytes"), default=None),
-        }
-
-    def clocks(self) -> dict[str, float | None]:
-        """Return the mean clock, and the share of readings in which something lowered it."""
-        clocks_mhz, slowed_by = self._known("clock_mhz"), self._known("slowed_by")
-        return {
-            "gpu_clock_hz": 1e6 * sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
-            "gpu_throttled_share": sum(map(bool, slowed_by)) / len(slowed_by)
-            if slowed_by
-            else None,
-        }
-
-    def _known(self, name: str) -> list[int]:
-        return [value for sample in self._samples if (value := sample[name]) is not None]
 
 
 def _torch_gpu(pynvml: ModuleType) -> object:

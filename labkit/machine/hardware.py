@@ -15,22 +15,18 @@ import platform
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 from labkit import units
-from labkit.contracts import Skip
 from labkit.machine import procfs, shared_memory
 from labkit.machine.gpu import cuda
-from labkit.machine.media import describe_medium, is_hard_disk, media, probe_random_reads
+from labkit.machine.media import check_medium, media
 from labkit.machine.page_cache import can_evict
 
 CHECKOUT = Path(__file__).parents[2]
-SYSTEM = Path("/sys/devices/system")
-CLOCK_SOURCE = SYSTEM / "clocksource/clocksource0/current_clocksource"  # as "tsc" or "kvm-clock"
 # Loader workers hand over batches through shared memory; containers often have 64 MB of it.
 SHARED_MEMORY_MIN_BYTES = 1 << 30
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
@@ -99,6 +95,15 @@ def can_fork() -> bool:
     return sys.platform == "linux" and hasattr(os, "fork")
 
 
+def has_bfloat16() -> bool:
+    """Whether torch computes bfloat16 with vector instructions on this CPU.
+
+    Source: ATen's mkldnn_bf16_device_check, which asks x86 CPUs for AVX-512.
+    """
+    flags = _cpu_flags()
+    return flags is None or "avx512bw" in flags
+
+
 def provenance() -> dict[str, object]:
     """Describe the machine and its software, for `run.json`.
 
@@ -109,7 +114,7 @@ def provenance() -> dict[str, object]:
     """
     import psutil
 
-    constraints, room = CHECKOUT / "constraints.txt", shared_memory.usage()
+    constraints = CHECKOUT / "constraints.txt"
     revision, dirty = _revision()
     return {
         "machine_id": _machine_id(psutil.virtual_memory().total),
@@ -121,12 +126,7 @@ def provenance() -> dict[str, object]:
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or "unknown",
         "cores": cores(),
-        "cpu_governor": _cpu_governor(),
-        "clock_source": procfs.text(CLOCK_SOURCE).strip() or "unknown",
-        "timer_resolution_s": time.get_clock_info("perf_counter").resolution,
         "memory_bytes": memory_bytes(),
-        "shm_bytes": None if room is None else room.total,
-        "swap_bytes": psutil.swap_memory().total,
         "versions": versions(),
         "constraints_hash": _short_hash(constraints.read_bytes())
         if constraints.is_file()
@@ -200,13 +200,6 @@ def _cpu_model() -> str:
     return platform.processor() or "unknown"  # arm64 Linux names no model
 
 
-def _cpu_governor() -> str:
-    """Return what sets the cores' frequency, as "performance"; several are joined by " / "."""
-    files = (SYSTEM / "cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    names = {name for file in files if (name := procfs.text(file).strip())}
-    return " / ".join(sorted(names)) or "unknown"
-
-
 def _product_name() -> str:
     """Return the computer's model as its maker names it."""
     names = ("/sys/class/dmi/id/product_name", "/proc/device-tree/model")  # PCs; ARM boards
@@ -215,8 +208,14 @@ def _product_name() -> str:
 
 
 def _is_virtual() -> bool | str:
+    flags = _cpu_flags()
+    return "unknown" if flags is None else "hypervisor" in flags
+
+
+def _cpu_flags() -> list[str] | None:
+    """Return what the CPU can do, as Linux names it; None on others than x86."""
     flags = re.search(r"^flags\s*:(.*)$", procfs.text("/proc/cpuinfo"), re.MULTILINE)
-    return "unknown" if flags is None else "hypervisor" in flags[1].split()  # x86 only
+    return flags and flags[1].split()
 
 
 def _revision() -> tuple[str, bool | str]:
@@ -301,26 +300,12 @@ def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
     """Return value and remark for the medium under a folder."""
     if not directory.is_dir():
         return str(directory), "not there; create it, mount the disk or correct labkit.toml"
-    medium = describe_medium(directory)
+    medium, reads_per_s, doubt = check_medium(name, directory)
     claim = {True: "rotational", False: "not rotational", None: "kind unknown"}[medium.rotational]
     if medium.in_memory:
         claim = "in memory"
     value = f"{directory}: {medium.filesystem} on {medium.device}, {claim}, "
     value += f"{units.count_bytes(medium.free_bytes)} free"
-    probe, reason = None, ""
-    try:
-        probe = probe_random_reads(directory)
-        value += f", {probe.reads_per_s:.0f} cold reads/s"
-    except Skip as skip:
-        reason = f"not probed: {skip}"
-    except OSError as error:
-        reason = f"not probed: {error}"
-    believed = is_hard_disk(medium, probe)
-    if medium.rotational and probe is not None and believed is None:
-        reason = "claims to be rotational, but reads too fast for a hard disk: its kind is unknown"
-    if name == "hdd" and believed is not True:
-        reason = reason or "it does not claim to be rotational"
-        return value, f"not believed to be a hard disk: {reason}"
-    if name in ("ssd", "nvme") and believed is not False:
-        return value, f"not known to be an {name}: {reason or 'the device does not say so'}"
-    return value, reason
+    if reads_per_s is not None:
+        value += f", {reads_per_s:,.0f} cold reads/s"
+    return value, f"{name} is not known to be one: {doubt}" if doubt else ""

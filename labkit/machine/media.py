@@ -1,6 +1,6 @@
 """Media: which directory lies on which kind of disk, and what that disk really is.
 
-    labkit.toml  →  hdd, ssd, …, data  →  describe_medium, probe_random_reads
+    labkit.toml  →  hdd, ssd, …, data  →  check_medium: describe_medium, probe_random_reads
 
 A user says in `labkit.toml` where their disks are, and labkit checks whether that is so.  A virtual
 disk often claims to be rotational and reads thousands of files a second, so the claim alone does
@@ -27,6 +27,7 @@ from itertools import islice
 from pathlib import Path
 
 from labkit.contracts import Skip
+from labkit.files import write_whole
 from labkit.machine import page_cache, procfs
 from labkit.machine.page_cache import can_evict
 
@@ -35,6 +36,8 @@ NAMES = ("hdd", "ssd", "nvme", "tmpfs", "data")
 HEADER = "# Where this machine's media are; by `labkit doctor --write`, or by hand.\n[media]\n"
 
 IN_MEMORY = ("tmpfs", "ramfs")
+# Names that claim a kind of disk -> whether that kind is a hard disk.
+CLAIMS = {"hdd": True, "ssd": False, "nvme": False}
 
 # A 7200 rpm disk does about 81 random reads/s (EVIDENCE 2), some three times that with the
 # head moving little inside one folder; the slowest SATA SSD does thousands.
@@ -56,24 +59,16 @@ class Medium:
     """As "ext4", "overlay", "nfs4"; "unknown" where there is no /proc."""
     device: str
     """The device file; the filesystem's name where there is none, never a server's."""
-    rotational: bool | None
+    rotational: bool | None = None
     """What the disk claims; None where no block device is known."""
-    scheduler: str
-    readahead_kb: int | None
-    free_bytes: int
+    scheduler: str = "unknown"
+    readahead_kb: int | None = None
+    free_bytes: int = 0
 
     @property
     def in_memory(self) -> bool:
         """Whether files here are never anywhere but in memory."""
         return self.filesystem in IN_MEMORY
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """How fast one reader got files that were evicted from memory before."""
-
-    files: int
-    reads_per_s: float
 
 
 def media() -> dict[str, Path]:
@@ -90,7 +85,8 @@ def media() -> dict[str, Path]:
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / FILE_NAME).is_file():
-            return _read(folder / FILE_NAME)
+            path = folder / FILE_NAME
+            return _parse(path.read_text(encoding="utf-8"), path)
     return {}
 
 
@@ -108,13 +104,13 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
     path = Path(path)
     if not dirs:
         raise ValueError(f"dirs must be one or more of {', '.join(NAMES)}, got none")
-    lines = (path.read_text(encoding="utf-8") if path.exists() else HEADER).splitlines()
-    if path.exists():
-        _read(path)
-    if "[media]" not in _sections(lines):
-        lines += ["", *HEADER.splitlines()]
+    text = path.read_text(encoding="utf-8") if path.exists() else HEADER
+    _parse(text, path)
+    if "[media]" not in text:
+        text += f"\n{HEADER}"
     for name, directory in dirs.items():
-        _check_name(name)
+        if name not in NAMES:
+            raise ValueError(f"medium must be one of {', '.join(NAMES)}, got {name!r}")
         directory = Path(directory).absolute()
         if not directory.is_dir():
             raise ValueError(
@@ -126,56 +122,18 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
             directory = directory.relative_to(base)
         # A JSON string is a TOML string too.
         line = f"{name} = {json.dumps(directory.as_posix(), ensure_ascii=False)}"
-        for number, section in enumerate(_sections(lines)):
-            if section == "[media]" and re.match(rf"\s*{name}\s*=", lines[number]):
-                lines[number] = line
-                break
-        else:
-            sections = _sections(lines)
-            lines.insert(len(sections) - sections[::-1].index("[media]"), line)
-    # A crash must not leave half a file, nor an unusual layout a broken one.
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        old = re.search(rf"^\s*{name}\s*=.*", text, re.MULTILINE)
+        text = text.replace(*((old[0], line) if old else ("[media]\n", f"[media]\n{line}\n")), 1)
+    _parse(text, path)  # an unusual layout must not become a broken file
+    write_whole(path, text)
+
+
+def _parse(text: str, path: Path) -> dict[str, Path]:
     try:
-        _read(draft)
-        draft.replace(path)
-    except ValueError:
-        raise ValueError(
-            f"{path} must list its media below a line [media], got another layout; "
-            f"add {', '.join(dirs)} by hand"
-        ) from None
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _sections(lines: list[str]) -> list[str]:
-    """Return the [header] above each line; blank lines have none."""
-    sections, current = [], ""
-    for line in lines:
-        if header := re.match(r"\s*(\[[^\]]*\])", line):
-            current = header[1].replace(" ", "")
-        sections.append(current if line.strip() else "")
-    return sections
-
-
-def _check_name(name: str) -> None:
-    if name not in NAMES:
-        raise ValueError(f"medium must be one of {', '.join(NAMES)}, got {name!r}")
-
-
-def _read(path: Path) -> dict[str, Path]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("media", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = tomllib.loads(text).get("media", {})
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} must be a TOML file, got an error: {error}") from None
-    if not isinstance(table, dict):
-        raise ValueError(f"{path} must have a table [media], got {table!r}")
     for name, directory in table.items():
-        if not re.fullmatch(r"[a-z0-9_]+", name):
-            raise ValueError(
-                f"medium must be lower-case letters, digits and _, got {name!r} in {path}; "
-                "rename it"
-            )
         if not isinstance(directory, str):
             raise ValueError(f"{name} in {path} must be a directory in quotes, got {directory!r}")
     return {name: path.parent / directory for name, directory in table.items()}
@@ -221,12 +179,15 @@ def _queue_folder(mount: procfs.Mount) -> Path | None:
     return next((d / "queue" for d in (disk, disk.parent) if (d / "queue").is_dir()), None)
 
 
-def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> Probe:
+def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> float:
     """Read random files of a directory, whole and cold, one after another.
 
     Args:
         directory: with at least 20 files of 4 KiB to 1 MiB in it or below.
         seconds: when to stop; at most 200 files are read.
+
+    Returns:
+        Reads per second of one reader.
 
     Raises:
         Skip: it cannot be measured here; the text says why.
@@ -255,7 +216,7 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> Probe:
         took_s = time.perf_counter() - start_s
         if took_s > seconds:
             break
-    return Probe(files=done, reads_per_s=done / took_s)
+    return done / took_s
 
 
 def _files(directory: str | Path) -> Iterator[Path]:
@@ -270,12 +231,12 @@ def _is_fit_for_probing(path: Path) -> bool:
     return path.stat().st_size in PROBE_BYTES
 
 
-def is_hard_disk(medium: Medium, probe: Probe | None) -> bool | None:
+def is_hard_disk(medium: Medium, reads_per_s: float | None) -> bool | None:
     """Judge whether a medium is a hard disk: it must say so, and behave like one.
 
     Args:
         medium: from `describe_medium`.
-        probe: from `probe_random_reads`; None where it could not be made.
+        reads_per_s: from `probe_random_reads`; None where it could not be probed.
 
     Returns:
         True or False; None where that is unknown, as with a disk that claims to be rotational
@@ -283,6 +244,38 @@ def is_hard_disk(medium: Medium, probe: Probe | None) -> bool | None:
     """
     if medium.in_memory or medium.rotational is False:
         return False
-    if medium.rotational and probe is not None and probe.reads_per_s <= HARD_DISK_MAX_READS_PER_S:
+    if medium.rotational and reads_per_s is not None and reads_per_s <= HARD_DISK_MAX_READS_PER_S:
         return True
     return None
+
+
+def check_medium(name: str, directory: Path) -> tuple[Medium, float | None, str]:
+    """Describe and probe what a directory lies on, and compare it with its name.
+
+    Args:
+        name: as in labkit.toml.
+        directory: an existing one.
+
+    Returns:
+        The medium; its cold random reads per second, None where it was not probed; why it is not
+        known to be what it is called, empty where it is.
+    """
+    medium = describe_medium(directory)
+    if medium.in_memory:
+        return medium, None, "in memory" if name in CLAIMS else ""
+    if name == "tmpfs":
+        return medium, None, f"on {medium.filesystem}, not in memory"
+    reads_per_s = None
+    try:
+        reads_per_s = probe_random_reads(directory)
+        reason = f"{reads_per_s:,.0f} cold reads/s"
+    except (Skip, OSError) as error:  # the whole text of an OSError names a file
+        reason = f"not probed: {getattr(error, 'strerror', error)}"
+    believed = is_hard_disk(medium, reads_per_s)
+    if believed is CLAIMS.get(name, believed):
+        return medium, reads_per_s, ""
+    if believed is not None:
+        reason = f"{'a' if believed else 'no'} hard disk, {reason}"
+    elif medium.rotational:
+        reason = f"claims to be rotational, {reason}"
+    return medium, reads_per_s, reason

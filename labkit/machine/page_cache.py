@@ -17,6 +17,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from io import FileIO
 from pathlib import Path
 
 Extent = tuple[Path, int, int]
@@ -40,16 +41,16 @@ def evict(path: Path, keep: Sequence[tuple[int, int]] = ()) -> None:
         OSError: it cannot be read.
         AttributeError: there is no posix_fadvise on this platform.
     """
-    with _Opened(path) as file:
+    with path.open("rb", buffering=0) as file:
         if not _is_clean(file):
-            os.fdatasync(file.number)
-        if keep != [(0, file.size_bytes)]:
+            os.fdatasync(file.fileno())
+        if keep != [(0, _size_bytes(file))]:
             # Length 0 is up to the end: a length that ends inside a page keeps that page.
-            os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if keep:
-            os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_RANDOM)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         for start, stop in keep:
-            os.pread(file.number, stop - start, start)
+            os.pread(file.fileno(), stop - start, start)
 
 
 def residency(extents: Iterable[Path | Extent]) -> tuple[float | None, str]:
@@ -76,27 +77,16 @@ class _CannotCount(Exception):  # noqa: N818 - the next way of counting is tried
     """This way of counting does not work here, or not for this file."""
 
 
-class _Opened:
-    """A file open for reading: its number, path and size."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> _Opened:
-        self.number = os.open(self.path, os.O_RDONLY)
-        self.size_bytes = os.fstat(self.number).st_size
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.number)
+def _size_bytes(file: FileIO) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
-def _share(extents: list[Path | Extent], count: Callable[[_Opened, int, int], int]) -> float | None:
+def _share(extents: list[Path | Extent], count: Callable[[FileIO, int, int], int]) -> float | None:
     resident = pages = 0
     for extent in extents:
         path, *span = extent if isinstance(extent, tuple) else (extent,)
-        with _Opened(path) as file:
-            start, stop = span or (0, file.size_bytes)
+        with path.open("rb", buffering=0) as file:
+            start, stop = span or (0, _size_bytes(file))
             if start < stop:
                 start -= start % mmap.PAGESIZE
                 resident += count(file, start, stop)
@@ -131,7 +121,7 @@ class _CacheStat(ctypes.Structure):
     )
 
 
-def _cachestat(file: _Opened, start: int, stop: int) -> _CacheStat:
+def _cachestat(file: FileIO, start: int, stop: int) -> _CacheStat:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise _CannotCount
     stat = _CacheStat()
@@ -139,7 +129,7 @@ def _cachestat(file: _Opened, start: int, stop: int) -> _CacheStat:
     span = _Range(start, stop - start)
     failed = _libc().syscall(
         ctypes.c_long(CACHESTAT),
-        ctypes.c_int(file.number),
+        ctypes.c_int(file.fileno()),
         ctypes.byref(span),
         ctypes.byref(stat),
         ctypes.c_uint(0),
@@ -149,16 +139,16 @@ def _cachestat(file: _Opened, start: int, stop: int) -> _CacheStat:
     return stat
 
 
-def _count_by_cachestat(file: _Opened, start: int, stop: int) -> int:
+def _count_by_cachestat(file: FileIO, start: int, stop: int) -> int:
     return _cachestat(file, start, stop).resident
 
 
-def _count_by_mincore(file: _Opened, start: int, stop: int) -> int:
+def _count_by_mincore(file: FileIO, start: int, stop: int) -> int:
     if sys.platform != "linux" or not _mincore_tells_the_truth(file):
         raise _CannotCount
     libc = _libc()
     length = stop - start
-    address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, file.number, start)
+    address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), start)
     if address in (None, ctypes.c_void_p(-1).value):
         raise _CannotCount
     try:
@@ -170,24 +160,24 @@ def _count_by_mincore(file: _Opened, start: int, stop: int) -> int:
         libc.munmap(address, length)
 
 
-def _mincore_tells_the_truth(file: _Opened) -> bool:
+def _mincore_tells_the_truth(file: FileIO) -> bool:
     """Whether the kernel lets us see: we own the file or may write it."""
-    return os.fstat(file.number).st_uid == os.geteuid() or os.access(
-        file.path, os.W_OK, effective_ids=True
+    return os.fstat(file.fileno()).st_uid == os.geteuid() or os.access(
+        file.name, os.W_OK, effective_ids=True
     )
 
 
 # Tried in this order; the first that works for all files counts.
-COUNTERS: dict[str, Callable[[_Opened, int, int], int]] = {
+COUNTERS: dict[str, Callable[[FileIO, int, int], int]] = {
     "cachestat": _count_by_cachestat,
     "mincore": _count_by_mincore,
 }
 
 
-def _is_clean(file: _Opened) -> bool:
+def _is_clean(file: FileIO) -> bool:
     """Whether everything is known to be on the disk; a sync for nothing costs a disk's flush."""
     try:
-        stat = _cachestat(file, 0, file.size_bytes)
+        stat = _cachestat(file, 0, _size_bytes(file))
     except _CannotCount:
         return False
     return not stat.dirty and not stat.write_back

@@ -20,29 +20,40 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
+from labkit.contracts import Skip
 from labkit.machine import helper, procfs, shared_memory
-from labkit.machine.gpu import GpuWatch
+from labkit.machine.gpu import Reading, open_gpu
 
 PERIOD_S = 0.1
-FIRST_LOOK_S = 0.3  # workers are still starting before
+NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
 RESTS = 100  # times the CPU time of a reading of all processes
 
 
 class Usage:
     """Context that measures the memory and the GPU utilization of a trial.
 
+    The memory is that of this process and its descendants.
+
     Args:
         gpu: also watch torch's GPU.
     """
 
     def __init__(self, *, gpu: bool) -> None:
-        self._watches_gpu = gpu
+        self._watches_gpu, self._gpu = gpu, GpuWatch()
 
     def __enter__(self) -> Usage:
-        self._gpu = GpuWatch(self._watches_gpu)
-        self._memory = MemoryWatch().__enter__()
+        self._peak_pss_bytes: int | None = None
+        # Most that /dev/shm held in addition to what it held at the start.
+        self._peak_shm_bytes: int | None = None
+        self._shm_before = shared_memory.usage()
+        self._watches = ExitStack()
+        if self._watches_gpu:
+            self._watches.enter_context(self._gpu)
+        self._watches.enter_context(Sampler(self._look_at_pss, PERIOD_S))
+        if self._shm_before is not None:
+            self._watches.enter_context(Sampler(self._look_at_shm, PERIOD_S))
         if _has_allocator():
             import torch
 
@@ -51,26 +62,29 @@ class Usage:
 
     def __exit__(self, *_: object) -> None:
         self._allocated = _allocated()
-        self._memory.__exit__()
-        self._gpu.stop()
-
-    def gpu_clocks(self) -> dict[str, float | None]:
-        """Return what the GPU's clock did, for the disturbance log.
-
-        Returns:
-            gpu_clock_hz (mean of the multiprocessors' clock) and gpu_throttled_share (share of
-            the readings with a clock lowered by heat, power or a fault); None where not measured.
-        """
-        return self._gpu.clocks()
+        self._watches.close()
 
     def totals(self) -> dict[str, object]:
-        """Return the measurements as fields of `Trial`."""
+        """Return the measurements as fields of `Trial`.
+
+        A peak is None where the kernel does not tell it or the trial was too short.
+        """
         return {
             "peak_rss_bytes": _peak_rss_bytes(),
-            **self._memory.totals(),
+            "peak_pss_bytes": self._peak_pss_bytes,
+            "peak_shm_bytes": self._peak_shm_bytes,
             **self._gpu.totals(),
             **self._allocated,
         }
+
+    def _look_at_pss(self) -> None:
+        held = tree_pss_bytes()
+        if held is not None:
+            self._peak_pss_bytes = max(self._peak_pss_bytes or 0, held)
+
+    def _look_at_shm(self) -> None:
+        more = shared_memory.usage().used - self._shm_before.used
+        self._peak_shm_bytes = max(self._peak_shm_bytes or 0, more)
 
 
 class Sampler:
@@ -79,13 +93,10 @@ class Sampler:
     Args:
         look: called until the context ends.
         period_s: rest between two calls; longer where a call takes more than a hundredth of it.
-        first_s: rest before the first call; `period_s` unless given.
     """
 
-    def __init__(
-        self, look: Callable[[], object], period_s: float, first_s: float | None = None
-    ) -> None:
-        self._look, self._period_s, self._first_s = look, period_s, first_s
+    def __init__(self, look: Callable[[], object], period_s: float) -> None:
+        self._look, self._period_s = look, period_s
 
     def __enter__(self) -> Sampler:
         self._stop = threading.Event()
@@ -98,59 +109,53 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        rest_s = self._first_s or self._period_s
+        rest_s = self._period_s
         while not self._stop.wait(rest_s):
             before_s = time.thread_time()  # time spent waiting for a core costs others nothing
             self._look()
             rest_s = max(self._period_s, RESTS * (time.thread_time() - before_s))
 
 
-class MemoryWatch:
-    """Context that reads the memory of this process and its descendants meanwhile."""
+class GpuWatch:
+    """Context that reads torch's GPU meanwhile; reads nothing where there is none."""
 
-    def __enter__(self) -> MemoryWatch:
-        self.peak_pss_bytes: int | None = None
-        """Largest sum read; None where the kernel does not tell it or the trial was too short."""
-        self.peak_shm_bytes: int | None = None
-        """Most that /dev/shm held in addition to what it held at the start."""
-        self._shm_before = shared_memory.usage()
-        self._samplers = ExitStack()
-        self._samplers.enter_context(Sampler(self._look_at_pss, PERIOD_S, FIRST_LOOK_S))
-        if self._shm_before is not None:
-            self._samplers.enter_context(Sampler(self._look_at_shm, PERIOD_S))
+    def __init__(self) -> None:
+        self._samples: list[Reading] = []
+        self._sampler = ExitStack()
+
+    def __enter__(self) -> GpuWatch:
+        with suppress(Skip):
+            read = open_gpu()
+            look = Sampler(lambda: self._samples.append(read()), NVML_PERIOD_S)
+            self._sampler.enter_context(look)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._samplers.close()
+        self._sampler.close()
 
-    def totals(self) -> dict[str, int | None]:
-        """Return the peaks as fields of `Trial`."""
-        return {"peak_pss_bytes": self.peak_pss_bytes, "peak_shm_bytes": self.peak_shm_bytes}
-
-    def _look_at_pss(self) -> None:
-        held = tree_pss_bytes()
-        if held is not None:
-            self.peak_pss_bytes = max(self.peak_pss_bytes or 0, held)
-
-    def _look_at_shm(self) -> None:
-        more = shared_memory.usage().used - self._shm_before.used
-        self.peak_shm_bytes = max(self.peak_shm_bytes or 0, more)
+    def totals(self) -> dict[str, float | int | None]:
+        """Return the readings as fields of `Trial`; None where there are none."""
+        busy, used = (
+            [sample[name] for sample in self._samples if sample[name] is not None]
+            for name in ("busy_percent", "used_bytes")
+        )
+        return {
+            "gpu_util_mean": sum(busy) / len(busy) / 100 if busy else None,
+            "gpu_util_zero_share": busy.count(0) / len(busy) if busy else None,
+            "gpu_memory_bytes": max(used, default=None),
+        }
 
 
 def own_cpu_s() -> float:
     """Return the CPU seconds of this process and its descendants, ended or alive; no helpers."""
     import psutil
 
-    total_s, helpers, this = 0.0, helper.pids(), psutil.Process()
-    # A parent is read after its children, so that it counts those that end meanwhile.
-    for process in (*reversed(this.children(recursive=True)), this):
-        if process.pid in helpers:
-            continue
-        try:
-            used = process.cpu_times()
-        except psutil.Error:
-            continue
-        total_s += sum(used[:4])  # its own and its ended children's, user and system
+    total_s, helpers = 0.0, helper.pids()
+    for process in _lowest_first():
+        with suppress(psutil.Error):
+            if process.pid not in helpers:
+                # Its own and its ended children's, user and system.
+                total_s += sum(process.cpu_times()[:4])
     return total_s
 
 
@@ -160,14 +165,19 @@ def own_major_faults() -> int | None:
     Returns:
         None where the platform does not count them.
     """
+    counts = [procfs.major_faults(process.pid) for process in _lowest_first()]
+    return None if counts[-1] is None else sum(count for count in counts if count is not None)
+
+
+def _lowest_first() -> list:
+    """List the descendants of this process and at last itself, as psutil's processes.
+
+    A parent is read after its children, so that it counts those that end meanwhile.
+    """
     import psutil
 
     this = psutil.Process()
-    if procfs.major_faults(this.pid) is None:
-        return None
-    # A parent is read after its children, so that it counts those that end meanwhile.
-    below = [procfs.major_faults(child.pid) for child in reversed(this.children(recursive=True))]
-    return sum(count for count in (*below, procfs.major_faults(this.pid)) if count is not None)
+    return [*reversed(this.children(recursive=True)), this]
 
 
 def tree_pss_bytes() -> int | None:

@@ -47,7 +47,7 @@ STYLE = """<style>
 .labkit-panel .labkit-form { display: flex; flex-flow: row wrap; align-items: stretch; }
 .labkit-panel .labkit-field { width: 330px; max-width: 100%; margin: 2px 14px 2px 0; }
 .labkit-variants .widget-checkbox { margin-right: 14px; }
-.labkit-panel .labkit-result, .labkit-panel .labkit-trials { overflow-x: auto; }
+.labkit-panel .labkit-result { overflow-x: auto; }
 .labkit-panel img { max-width: 100%; height: auto; }
 .labkit-panel .labkit-field .labkit-help { line-height: 1.25; margin-left: 4px; }
 .labkit-panel .widget-label { color: var(--jp-ui-font-color1, #1a1a1a); }
@@ -169,8 +169,7 @@ class Panel:
         self._bar.add_class("labkit-progress")
         self._forecast, self._again = _html("labkit-forecast"), _html("labkit-again")
         self._strip, self._error = _html("labkit-strip"), _html("labkit-error")
-        self._result, self._trials = _html("labkit-result"), _html("labkit-trials")
-        self._exported = _html("labkit-exported")
+        self._result, self._exported = _html("labkit-result"), _html("labkit-exported")
         self._runs = widgets.SelectMultiple(
             description="runs",
             rows=LISTED_RUNS,
@@ -207,7 +206,6 @@ class Panel:
             self._bar,
             self._strip,
             self._result,
-            self._trials,
             widgets.HTML(help_line(RUNS_HELP)),
             row([self._runs, show]),
             row([self._format, write]),
@@ -249,8 +247,12 @@ class Panel:
             self._forecast.value, self._again.value = f"<div>{escape(said)}</div>", again
 
     def _on_reset(self) -> None:
-        self._form.reset()
-        self._on_change()
+        self._form.disable(is_disabled=True)  # what is typed meanwhile would be lost
+        try:
+            self._form.reset()
+            self._on_change()
+        finally:
+            self._allow()
 
     # --- running ----------------------------------------------------------------------------
 
@@ -259,7 +261,7 @@ class Panel:
         options = {"results": self._results, "blocks": request.blocks}
         run = partial(runs.run, request.build(), request.mode, **options)
         # Before it starts: a run that fails at once says why from its own thread.
-        self._error.value = self._strip.value = self._trials.value = ""
+        self._error.value = self._strip.value = ""
         self._shown, self._result.value = [], NOTHING
         job.start(request.name, run)
 
@@ -282,7 +284,7 @@ class Panel:
         if current.name != self._start.name or not has_new_rows:
             return
         if current.folder is not None:
-            self._draw(current.folder, is_open=current.is_in_progress)
+            self._draw(current.folder)
         if not current.is_in_progress:
             self._list_runs()
             self._say(current)
@@ -299,13 +301,12 @@ class Panel:
         if current.error is not None and not name:
             self._error.value = error_html(current.error, current.traceback)
 
-    def _draw(self, folder: Path, *, is_open: bool) -> None:
+    def _draw(self, folder: Path) -> None:
         run = runs.find_run(folder)
         measured = [trial for trial in run.trials if trial.status == "ok"]
         self._shown = [folder]
         self._strip.value = strip_html(measured[-1]) if measured else ""
         self._result.value = result_html(run) if measured else NOTHING
-        self._trials.value = trials_html(run.trials, is_open=is_open)
 
     def _allow(self) -> None:
         """Enable the buttons that can be pressed now."""
@@ -344,9 +345,9 @@ class Panel:
         self._show(self._runs.value)
 
     def _show(self, folders: Sequence[Path]) -> None:
-        self._error.value = self._strip.value = self._trials.value = ""
+        self._error.value = self._strip.value = ""
         if len(folders) == 1:
-            self._draw(folders[0], is_open=False)
+            self._draw(folders[0])
             said = f"shows {folders[0].name}, {status_of(folders[0])}"
         else:
             self._result.value = result_html(runs.compare([load_run(one) for one in folders]))
@@ -441,40 +442,9 @@ def strip_html(trial: Trial) -> str:
     ]
     parts = " ".join(f'<span class="labkit-share">{part}</span>' for part in said)
     return (
-        f"<div>last trial, {escape(_name(trial))}: {parts}</div>"
+        f"<div>last trial, {escape(f'{trial.variant} {trial.role}'.rstrip())}: {parts}</div>"
         f'<div class="labkit-strip-bar" aria-hidden="true">{bar}</div>'
     )
-
-
-def trials_html(trials: Sequence[Trial], *, is_open: bool) -> str:
-    """List every trial, the newest first; `is_open` unfolds the list."""
-    if not trials:
-        return ""
-    import pandas as pd
-
-    columns = ["block", "variant", "all epochs", "rate", "in memory before", "status"]
-    table = pd.DataFrame([_cells(trial) for trial in reversed(trials)], columns=columns)
-    with pd.option_context("display.max_colwidth", None):
-        listed = table.to_html(index=False, border=0, justify="left")
-    return (
-        f"<details{' open' if is_open else ''}><summary>"
-        f"{units.count(len(trials), 'trial')}, the newest first</summary>{listed}</details>"
-    )
-
-
-def _cells(trial: Trial) -> list[str]:
-    if trial.status != "ok":
-        measured = [units.UNKNOWN] * 3
-        said = f"{trial.status}: {trial.reason}"
-    else:
-        resident = trial.cache_proof.get("resident_share_before")
-        rate = units.rate(trial.images / trial.time_s)
-        measured, said = [units.seconds(trial.time_s), rate, units.percent(resident)], trial.status
-    return [str(trial.block + 1), _name(trial), *measured, said]
-
-
-def _name(trial: Trial) -> str:
-    return f"{trial.variant} {trial.role}".rstrip()
 
 
 def result_html(result: runs.Run | runs.Comparison) -> str:

@@ -17,10 +17,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from filelock import FileLock, Timeout
+
 from labkit import units
 from labkit.analysis.statistics import paired_interval
 from labkit.contracts import utc_now
-from labkit.files import bar, locked, write_whole
+from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.devices import PROFILES
 from labkit.resolve import complete_here, open_original, original, own_parts, traits
@@ -151,31 +153,35 @@ def device_of(
     kept = [each for each in _read(path) if _key(each) == key]
     if kept and not anew:
         return kept[0]
-    busy = RuntimeError(
-        f"another process calibrates the emulated device in {results}; wait until it is done, "
-        "and start again"
-    )
     with explain_unwritable(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.parent, busy=busy):
-        say("calibrating the simulated GPU, once for this data and input size: a minute at most")
-        rates, reference = _reference_rates(settings, ask, progress)
-        low, high = paired_interval(rates)
-        device = CalibratedDevice(
-            machine_id=machine_id,
-            manifest_hash=data,
-            input_px=settings.input_px,
-            device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
-            reference_images_per_s=fmean(rates),
-            low=low,
-            high=high,
-            processes=len(rates),
-            measured_utc=utc_now(),
-            reference=reference,
-        )
-        others = [asdict(each) for each in _read(path) if _key(each) != key]
-        with explain_unwritable(path.parent):
-            write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
+    try:
+        with FileLock(f"{path}.lock", timeout=0):
+            say(
+                "calibrating the simulated GPU, once for this data and input size: a minute at most"
+            )
+            rates, reference = _reference_rates(settings, ask, progress)
+            low, high = paired_interval(rates)
+            device = CalibratedDevice(
+                machine_id=machine_id,
+                manifest_hash=data,
+                input_px=settings.input_px,
+                device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
+                reference_images_per_s=fmean(rates),
+                low=low,
+                high=high,
+                processes=len(rates),
+                measured_utc=utc_now(),
+                reference=reference,
+            )
+            others = [asdict(each) for each in _read(path) if _key(each) != key]
+            with explain_unwritable(path.parent):
+                write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
+    except Timeout:
+        raise RuntimeError(
+            f"another process calibrates the emulated device in {results}; wait until it is done, "
+            "and start again"
+        ) from None
     return device
 
 

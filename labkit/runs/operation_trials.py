@@ -15,7 +15,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
 
@@ -49,30 +48,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """How closely the outputs of two libraries must agree."""
-
-    at_most: float
-    """Largest difference of one value."""
-    share: float = 1.0
-    """Share of the values that must be this close."""
-
-
-# Grey levels down to rotate; values of 0..1, or of -2 to 3, after it.
-AGREEMENTS: dict[str, Agreement] = {
+# How closely the outputs of two libraries must agree: the largest difference of one value, in grey
+# levels down to rotate, in values of 0..1 or -2..3 after it; and the share of values so close.
+AGREEMENTS: dict[str, tuple[float, float]] = {
     # The JPEG standard leaves the interpolation of chroma open; swapped channels differ everywhere.
-    "decode": Agreement(at_most=DECODED_TOLERANCE_LEVELS, share=0.9),
+    "decode": (DECODED_TOLERANCE_LEVELS, 0.9),
     # OpenCV and torch round where Pillow's affine transform drops the fraction.
-    "resize": Agreement(at_most=1),
-    "resize, antialiased": Agreement(at_most=1),
-    "crop": Agreement(at_most=0),
-    "flip": Agreement(at_most=0),
+    "resize": (1, 1.0),
+    "resize, antialiased": (1, 1.0),
+    "crop": (0, 1.0),
+    "flip": (0, 1.0),
     # As resize; at the border Pillow cuts off what OpenCV blends with black.
-    "rotate": Agreement(at_most=1, share=0.99),
+    "rotate": (1, 0.99),
     # float32: a division against a multiplication by the reciprocal.
-    "to-tensor": Agreement(at_most=1e-6),
-    "normalize": Agreement(at_most=1e-5),
+    "to-tensor": (1e-6, 1.0),
+    "normalize": (1e-5, 1.0),
 }
 
 
@@ -142,13 +132,13 @@ def compare_operations(
     return verdicts
 
 
-def difference(found: np.ndarray, reference: np.ndarray, agreement: Agreement) -> str:
+def difference(found: np.ndarray, reference: np.ndarray, agreement: tuple[float, float]) -> str:
     """Return in one line how an output differs from the reference; '' if it does not.
 
     Args:
         found: an array of any shape.
         reference: the first library's output.
-        agreement: how close it must be.
+        agreement: how close it must be, as in `AGREEMENTS`.
     """
     if (found.shape, found.dtype) != (reference.shape, reference.dtype):
         wanted, got = (f"{array.shape} {array.dtype}" for array in (reference, found))
@@ -157,11 +147,12 @@ def difference(found: np.ndarray, reference: np.ndarray, agreement: Agreement) -
         return "output must be contiguous, got a strided view"
     apart = np.subtract(found, reference, dtype=np.float32)  # uint8 alone would wrap around
     np.abs(apart, out=apart)
-    close = float((apart <= agreement.at_most).mean())
-    if close < agreement.share:
+    at_most, share = agreement
+    close = float((apart <= at_most).mean())
+    if close < share:
         return (
-            f"{units.percent(agreement.share)} of the values must be at most "
-            f"{agreement.at_most:g} apart, got {units.percent(close)}, "
+            f"{units.percent(share)} of the values must be at most "
+            f"{at_most:g} apart, got {units.percent(close)}, "
             f"the farthest {apart.max():g} apart"
         )
     return ""

@@ -14,6 +14,7 @@ CUDA is initialized in the job only: a process forked afterwards could not use i
 from __future__ import annotations
 
 import base64
+import gc
 import importlib
 import json
 import os
@@ -40,7 +41,7 @@ JOBS = {
     "find_bad_images": "labkit.runs.checks",
     "check_rates": "labkit.runs.staging",
     "count_reads": "labkit.runs.reads",
-    "search_on_cuda": "labkit.runs.batch_search",
+    "search_on_cuda": "labkit.runs.timing",
     "compare_operations": "labkit.runs.operation_trials",
     "time_operation": "labkit.runs.operation_trials",
     "jpeg_back_ends": "labkit.parts.decoding",
@@ -57,6 +58,7 @@ def serve() -> None:
         importlib.import_module(module)
     for module in JOBS.values():
         importlib.import_module(module)
+    gc.freeze()
     requests = sys.stdin.buffer
     while line := requests.readline():
         request = _parse(line)

@@ -27,14 +27,12 @@ from filelock import FileLock, Timeout
 from labkit import units
 from labkit.contracts import Cancelled, Skip
 from labkit.files import bar, whole
-from labkit.machine.media import Medium, describe_medium, is_hard_disk, probe_random_reads
+from labkit.machine.media import CLAIMS, Medium, check_medium, describe_medium
 from labkit.parts.packing import Reader
 from labkit.parts.storage import Storage, locate
 from labkit.resolve import locate_data, open_original, open_reader, open_source, stored_folder
 from labkit.settings import Settings
 
-# Names that claim a kind of disk -> whether that kind is a hard disk.
-CLAIMS = {"hdd": True, "ssd": False, "nvme": False}
 CHECK_S = 1.0
 CHECK_IMAGES = 512
 MARK = "labkit-copy.json"  # what makes a folder ours
@@ -281,47 +279,20 @@ def why_not_throttled(settings: Settings) -> str:
 
 def _describe(storage: Storage) -> dict[str, object]:
     """Return what a medium is, and what the rows may call it."""
+    reads_per_s, doubt = None, ""
     if storage.is_remote:
-        medium = Medium(
-            filesystem="remote",
-            device="network",
-            rotational=None,
-            scheduler="unknown",
-            readahead_kb=None,
-            free_bytes=0,
-        )
+        medium = Medium(filesystem="remote", device="network")
+    elif storage.name in ("tmpfs", *CLAIMS):
+        medium, reads_per_s, doubt = check_medium(storage.name, storage.directory)
     else:
         medium = describe_medium(storage.directory)
     facts = {name: value for name, value in asdict(medium).items() if name != "free_bytes"}
-    facts |= {"label": storage.label, "cold_reads_per_s": None, "remark": ""}
-    doubt = ""
-    if storage.name == "tmpfs":
-        doubt = "" if medium.in_memory else f"on {medium.filesystem}, not in memory"
-    elif storage.name in CLAIMS:
-        doubt = "in memory" if medium.in_memory else _doubt(storage, medium, facts)
-    if doubt:
-        facts["label"] = f"unknown({doubt})"
-        facts["remark"] = f"{storage.name} is not known to be one: {doubt}"
-    return facts
-
-
-def _doubt(storage: Storage, medium: Medium, facts: dict[str, object]) -> str:
-    """Probe a disk; say why it is not the kind that it is called, if it is not."""
-    probe = None
-    try:
-        probe = probe_random_reads(storage.directory)
-        facts["cold_reads_per_s"] = probe.reads_per_s
-        reason = f"{probe.reads_per_s:,.0f} cold reads/s"
-    except Skip as error:
-        reason = f"not probed: {error}"
-    except OSError as error:  # its whole text names a file
-        reason = f"not probed: {error.strerror}"
-    believed = is_hard_disk(medium, probe)
-    if believed is CLAIMS[storage.name]:
-        return ""
-    if believed is None:
-        return f"claims to be rotational, {reason}" if medium.rotational else reason
-    return f"{'a' if believed else 'no'} hard disk, {reason}"
+    return {
+        **facts,
+        "label": f"unknown({doubt})" if doubt else storage.label,
+        "cold_reads_per_s": reads_per_s,
+        "remark": f"{storage.name} is not known to be one: {doubt}" if doubt else "",
+    }
 
 
 def check_rates(

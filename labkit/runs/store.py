@@ -29,7 +29,7 @@ from pathlib import Path
 from labkit import units
 from labkit.analysis.summary import Summary, summarize
 from labkit.contracts import Trial
-from labkit.files import locked, write_whole
+from labkit.files import write_whole
 from labkit.settings import AS_PUBLISHED
 
 # Format history of run.json
@@ -121,10 +121,18 @@ def hold(folder: Path) -> Iterator[None]:
         f"run must be in progress in one process at a time, got another process for {folder}; "
         "wait until it ends, or end it, and resume again"
     )
-    with contextlib.ExitStack() as held:
-        with explain_unwritable(folder):
-            # Of the files here, this one is never replaced by another.
-            held.enter_context(locked(folder / TRIALS_FILE, busy=busy, make=True))
+    with explain_unwritable(folder):
+        # Of the files here, this one is never replaced by another.
+        held = (folder / TRIALS_FILE).open("ab")
+    with held:
+        try:
+            import fcntl
+
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise busy from None
+        except (ImportError, OSError):
+            pass  # Windows, or a network file system without locks: nothing is held
         yield
 
 

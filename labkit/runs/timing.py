@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
 from labkit.parts.storage.cache_state import together
 from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
-from labkit.pipeline import Pipeline, build
+from labkit.pipeline import Pipeline, build, shuffled_images
 from labkit.resolve import label_cache, label_samples
 from labkit.settings import Settings
 
@@ -259,7 +259,7 @@ def measure(
         "cpu_percent": 100 * cpu_s / wall_s,
         "epochs": tuple(epochs),
         "cache_proof": together(proofs),
-        "disturbance": {**disturbed, **usage.gpu_clocks()},
+        "disturbance": disturbed,
         "labels": {
             "storage": pipeline.parts.storage.label,
             "cache": label_cache(settings),  # as produced and verified, or prepare() had skipped
@@ -274,3 +274,71 @@ def measure(
     if pipeline.device.emulated:
         measured["emulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
     return measured
+
+
+# --- the largest batch ------------------------------------------------------------------------
+#
+# 4, 8, 16 … until one does not fit, then the gap is halved in multiples of 4.  The allocator keeps
+# *reserved* memory and hands it out again, so a GPU that is "90 % full" in nvidia-smi may be half
+# empty; *allocated* memory is in use (DOCUMENTS D11).
+# Source: torch.cuda.max_memory_allocated, max_memory_reserved.
+
+MULTIPLE = 4  # [002]: a multiple of 2, better of 4
+# Peak bytes allocated and reserved.
+Held = tuple[int, int]
+
+
+def search(fits: Callable[[int], Held | None], most: int) -> dict[int, Held | None]:
+    """Find the largest size that fits, by doubling and then halving the gap.
+
+    Args:
+        fits: returns the allocated and reserved bytes of a size; None: it does not fit.
+        most: the largest size worth trying.
+
+    Returns:
+        Every size that was tried, ascending; all of them multiples of `MULTIPLE`.
+    """
+    tried: dict[int, Held | None] = {}
+    low, high = 0, most // MULTIPLE + 1  # in multiples: low fits, high does not
+    step = 1
+    while high - low > 1:
+        middle = min(step, high - 1) if step else (low + high) // 2
+        tried[middle * MULTIPLE] = held = fits(middle * MULTIPLE)
+        if held is None:
+            high, step = middle, 0
+        else:
+            low, step = middle, 2 * step
+    return dict(sorted(tried.items()))
+
+
+def search_on_cuda(settings: Settings) -> dict[str, object]:
+    """Find the largest batch that trains on this process's GPU.
+
+    Args:
+        settings: complete, on device cuda; `batch_size` must be a small one.
+
+    Returns:
+        total_bytes of the GPU, most (images there are), and tried: size, allocated and reserved
+        bytes, the last two None where it did not fit.
+    """
+    import torch
+
+    pipeline = build(settings, SystemClock())
+    images = len(shuffled_images(settings))
+
+    def fits(batch_size: int) -> Held | None:
+        gc.collect()  # what the last size left behind
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            warm_up(replace(pipeline, settings=replace(settings, batch_size=batch_size)))
+        except torch.OutOfMemoryError:
+            return None
+        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+    tried = search(fits, images)
+    return {
+        "total_bytes": torch.cuda.get_device_properties(0).total_memory,
+        "images": images,
+        "tried": [[size, *(held or (None, None))] for size, held in tried.items()],
+    }

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import labkit as lab
 from labkit.contracts import SystemClock
 from labkit.diagnosis import diagnose as module
-from labkit.diagnosis import measure, verify
+from labkit.diagnosis import loaders, measure, verify
 from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.measure import Collected, Loop
 from labkit.diagnosis.remedies import Remedy
@@ -189,7 +189,7 @@ def test_a_loader_that_breaks_is_told_of_in_one_line(loader, said):
 
 
 def test_a_loader_that_stalls_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(measure, "SILENT_S", 0.3)
+    monkeypatch.setattr(loaders, "STALL_S", 0.3)
 
     def stalling():
         yield torch.zeros(2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.diagnosis.predict import HostStep, Knobs, Measured, Parts, Work
+from labkit.diagnosis.predict import HostStep, Measured, Parts, Work, simulate
 from labkit.diagnosis.remedies import propose
 from labkit.diagnosis.stages import Stage
 
@@ -15,23 +15,20 @@ def steps(cpu_s, **how):
     return (HostStep(wait_s=0.0, cpu_s=cpu_s, **how),)
 
 
-def measured(knobs=None, parts=None, warm_s=None, **changes):
+def measured(parts=None, warm_s=None, **changes):
     """A pipeline that waits for nothing, unless changed: 10 ms to prepare, 20 ms on a device."""
-    usual_knobs = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": False}
-    set_to = usual_knobs | (knobs or {})
     usual = {
         "works": made(),
-        "workers": set_to["num_workers"],
-        "prefetch_factor": set_to["prefetch_factor"],
+        "workers": 2,
         "host": steps(0.001),
         "device_s": 0.020,
         "steps": 200,
         "cores": 2.0,
     }
+    parts = Parts(**(usual | (parts or {})))
     return Measured(
-        parts=Parts(**(usual | (parts or {}))),
-        knobs=Knobs(**set_to),
-        warm_s=warm_s,
+        parts=parts,
+        warm_s=warm_s or simulate(parts).epoch_s,
         has_device=True,
         batch_bytes=1_000_000,
         **changes,
@@ -51,7 +48,7 @@ def test_nothing_is_proposed_where_nothing_is_to_gain():
 
 
 def test_more_workers_where_the_loop_prepares_by_itself():
-    found = first(measured({"num_workers": 0}, {"works": made(0.030)}))
+    found = first(measured({"workers": 0, "works": made(0.030)}))
     assert (found.name, found.bottleneck) == ("more workers", "workers")
     assert found.change == "DataLoader(…, num_workers=2)"
     assert "the training loop prepares batches itself" in found.reason
@@ -75,7 +72,7 @@ def test_workers_are_kept_where_starting_them_takes_much_of_an_epoch():
 
 def test_more_is_prefetched_where_some_batches_are_late():
     late = tuple(Work(wait_s=0.150 if k == 10 else 0.005, cpu_s=0.001) for k in range(11))
-    found = first(measured({"prefetch_factor": 1}, {"works": late}))
+    found = first(measured({"prefetch_factor": 1, "works": late}))
     assert (found.name, found.bottleneck) == ("more prefetching", "jitter")
     assert "prefetch_factor=4" in found.change
 
@@ -129,11 +126,11 @@ def test_a_python_loop_in_the_step_is_predicted_as_if_it_took_no_time():
 
 
 def test_threads_are_limited_where_that_was_measured_to_help():
-    slow = measured(parts={"works": made(0.080)}, alone_s=0.040, limited_s=0.020, worker_threads=4)
+    slow = measured(parts={"works": made(0.080)}, limited=0.5, worker_threads=4)
     found = first(slow)
     assert (found.name, found.bottleneck) == ("limit threads", "threads")
     assert "2 workers × 4 threads need 8 cores of 2" in found.reason
-    assert names(Measured(**(vars(slow) | {"limited_s": 0.040}))) == []
+    assert names(Measured(**(vars(slow) | {"limited": 1.0}))) == []
 
 
 def test_a_faster_medium_takes_an_epoch_to_what_it_is_from_memory():

@@ -10,7 +10,7 @@ from labkit.contracts import Skip
 from labkit.experiments.largest_batch import describe
 from labkit.machine import gpu
 from labkit.machine.gpu import CudaState
-from labkit.runs.batch_search import search
+from labkit.runs.timing import search
 from labkit.settings import MODES, complete
 
 GIB = 1 << 30

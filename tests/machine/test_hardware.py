@@ -66,11 +66,9 @@ def test_provenance_is_json_and_complete(provenance):
     known = set(hardware.DISTRIBUTIONS)
     assert known - set(hardware.OPTIONAL) <= set(provenance["versions"]) <= known
     assert provenance["gpu"]["works"] in (True, False)
-    for name in ("hardware", "cpu_governor", "clock_source"):
-        assert provenance[name]
+    assert provenance["hardware"]
     assert provenance["virtual"] in (True, False, "unknown")
     assert provenance["cpu_count"] == os.cpu_count() >= provenance["cores"]
-    assert 0 < provenance["timer_resolution_s"] < 1e-3
 
 
 def test_the_machine_id_is_stable_and_gives_nothing_away(provenance):
@@ -100,19 +98,14 @@ def test_the_doctor_looks_at_the_media_of_labkit_toml_and_those_it_is_given(tmp_
     for number in range(30):
         (tmp_path / "photos" / f"{number}.jpg").write_bytes(os.urandom(8192))
     media.write_media(tmp_path / "labkit.toml", hdd="photos")
-    probe = media.Probe(files=30, reads_per_s=3000.0)
-    monkeypatch.setattr(hardware, "probe_random_reads", lambda directory: probe)
+    monkeypatch.setattr(media, "probe_random_reads", lambda directory: 3000.0)
     rows = hardware.doctor_report({"data": tmp_path / "photos", "ssd": tmp_path / "gone"})
     topics = {topic: (value, remark) for topic, value, remark in rows}
     medium = media.describe_medium(tmp_path)
     assert f": {medium.filesystem} on {medium.device}, " in topics["data"][0]
     if not medium.in_memory and hasattr(os, "posix_fadvise"):
         assert topics["data"][0].endswith(" cold reads/s")
-        believed = media.is_hard_disk(medium, probe)
-        assert topics["hdd"][1].startswith("not believed to be a hard disk: ") == (not believed)
-        assert ("its kind is unknown" in topics["data"][1]) == bool(
-            medium.rotational and not believed
-        )
+        assert topics["hdd"][1].startswith("hdd is not known to be one: ")
     assert topics["ssd"][1] == "not there; create it, mount the disk or correct labkit.toml"
 
 

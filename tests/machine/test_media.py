@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from labkit.contracts import Skip
-from labkit.machine import media as module
 from labkit.machine.media import (
     Medium,
-    Probe,
     describe_medium,
     is_hard_disk,
     media,
@@ -20,14 +18,7 @@ from labkit.machine.media import (
     write_media,
 )
 
-DISK = Medium(
-    filesystem="ext4",
-    device="/dev/sda1",
-    rotational=True,
-    scheduler="none",
-    readahead_kb=128,
-    free_bytes=1,
-)
+DISK = Medium(filesystem="ext4", device="/dev/sda1")
 
 
 @pytest.fixture
@@ -54,9 +45,8 @@ def test_what_is_written_is_read_back_also_from_a_folder_below(lab, monkeypatch)
     ("before", "after"),
     [
         (
-            '# mine\n[media]\n# spins\nhdd = "old"  # gone\nssd = "s"\n\n[other]\nhdd = "kept"\n',
-            '# mine\n[media]\n# spins\nhdd = "disk"\nssd = "s"\ndata = "data"\n\n'
-            '[other]\nhdd = "kept"\n',
+            '# mine\n[media]\n# spins\nhdd = "old"  # gone\nssd = "s"\n',
+            '# mine\n[media]\ndata = "data"\n# spins\nhdd = "disk"\nssd = "s"\n',
         ),
         ("[other]\nx = 1\n", "[other]\nx = 1\n"),
     ],
@@ -86,12 +76,7 @@ def test_wrong_media_are_refused_and_nothing_is_written(lab, dirs, message):
     ("text", "message"),
     [
         ("[media\n", "must be a TOML file, got an error"),
-        (
-            '[media]\n"My tape" = "x"\n',
-            "medium must be lower-case letters, digits and _, got 'My t",
-        ),
         ("[media]\nhdd = 3\n", "must be a directory in quotes, got 3"),
-        ("media = 3\n", "must have a table [media], got 3"),
     ],
 )
 def test_a_wrong_file_is_refused_and_left_alone(lab, text, message):
@@ -134,11 +119,8 @@ def photos(tmp_path):
     return tmp_path
 
 
-def test_a_probe_reads_whole_files_and_stops_in_time(photos):
-    probe = probe_random_reads(photos)
-    assert 0 < probe.files <= module.PROBE_FILES
-    assert probe.reads_per_s > 1
-    assert probe_random_reads(photos, seconds=0.0).files == 1
+def test_a_probe_reads_files_of_a_disk(photos):
+    assert probe_random_reads(photos) > 1
 
 
 @pytest.mark.parametrize(
@@ -153,5 +135,4 @@ def test_a_probe_reads_whole_files_and_stops_in_time(photos):
     ],
 )
 def test_a_hard_disk_must_claim_it_and_behave_so(rotational, reads_per_s, believed):
-    probe = reads_per_s and Probe(files=200, reads_per_s=reads_per_s)
-    assert is_hard_disk(replace(DISK, rotational=rotational), probe) is believed
+    assert is_hard_disk(replace(DISK, rotational=rotational), reads_per_s) is believed

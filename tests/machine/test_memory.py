@@ -9,7 +9,7 @@ import time
 import pytest
 
 from labkit.machine import shared_memory
-from labkit.machine.usage import MemoryWatch, tree_pss_bytes
+from labkit.machine.usage import Usage, tree_pss_bytes
 
 MB = 1_000_000
 if tree_pss_bytes() is None:
@@ -63,15 +63,15 @@ def test_children_count_helpers_do_not_and_what_two_share_counts_once():
 
 def test_a_watch_sees_memory_and_shared_memory():
     held = bytearray(b"x") * (50 * MB)
-    with MemoryWatch() as watch:
+    with Usage(gpu=False) as usage:
         path = shared_memory.FOLDER / f"labkit-test-{os.getpid()}"
         try:
             path.write_bytes(b"x" * (8 * MB))
             until = time.monotonic() + 60
-            while not watch.peak_pss_bytes or not watch.peak_shm_bytes:
+            while not usage._peak_pss_bytes or not usage._peak_shm_bytes:
                 assert time.monotonic() < until
                 time.sleep(0.02)
         finally:
             path.unlink(missing_ok=True)
-    assert watch.totals()["peak_pss_bytes"] >= len(held)
-    assert watch.totals()["peak_shm_bytes"] >= 4 * MB  # others may have freed some meanwhile
+    assert usage.totals()["peak_pss_bytes"] >= len(held)
+    assert usage.totals()["peak_shm_bytes"] >= 4 * MB  # others may have freed some meanwhile

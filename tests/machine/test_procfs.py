@@ -1,4 +1,4 @@
-"""Linux's own text files: how lines are taken apart, and what is there where there are none."""
+"""Linux's own text files, beside a process that shares a core."""
 
 import os
 import subprocess
@@ -9,28 +9,6 @@ from pathlib import Path
 import pytest
 
 from labkit.machine import procfs
-
-# Docker on ext4, with a bind mount whose name has a blank in it.
-MOUNTINFO = r"""
-610 520 0:51 / / rw,relatime master:240 - overlay overlay rw,lowerdir=/a:/b,upperdir=/c
-611 610 8:1 /srv/my\040photos /data rw - ext4 /dev/sda1 rw,errors=remount-ro
-612 610 0:28 /docker/abc /sys/fs/cgroup/cpu ro shared:9 - cgroup cgroup rw,cpu,cpuacct
-""".strip()
-
-
-def test_mounts_are_taken_apart():
-    overlay, photos, cgroup = procfs.parse_mounts(MOUNTINFO)
-    assert (overlay.filesystem, overlay.point, overlay.device_number) == (
-        "overlay",
-        Path("/"),
-        "0:51",
-    )
-    assert (photos.source, photos.root, photos.device_number) == (
-        "/dev/sda1",
-        "/srv/my photos",
-        "8:1",
-    )
-    assert cgroup.options == ("rw", "cpu", "cpuacct")
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="needs schedstat")

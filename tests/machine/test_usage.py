@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.machine import page_cache
-from labkit.machine.gpu import GpuWatch, read_gpu
+from labkit.machine.gpu import read_gpu
 from labkit.machine.media import IN_MEMORY, describe_medium
-from labkit.machine.usage import Usage, own_cpu_s, own_major_faults
+from labkit.machine.usage import GpuWatch, Usage, own_cpu_s, own_major_faults
 
 SPIN_S = 0.3
 SPIN = f"import time\nwhile time.process_time() < {SPIN_S}: pass"
@@ -90,14 +90,12 @@ def nvml(**calls):
         return call
 
     offered = {name: answering(answer) for name, answer in calls.items()}
-    return SimpleNamespace(NVMLError=NvmlError, NVML_CLOCK_SM=1, **offered)
+    return SimpleNamespace(NVMLError=NvmlError, **offered)
 
 
 ALL_CALLS = {
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000),
-    "nvmlDeviceGetClockInfo": 1_500,
-    "nvmlDeviceGetCurrentClocksEventReasons": 0x20,
 }
 
 
@@ -106,44 +104,24 @@ ALL_CALLS = {
     [
         ("nvmlDeviceGetUtilizationRates", "busy_percent"),
         ("nvmlDeviceGetMemoryInfo", "used_bytes"),
-        ("nvmlDeviceGetClockInfo", "clock_mhz"),
-        ("nvmlDeviceGetCurrentClocksEventReasons", "slowed_by"),
     ],
 )
 def test_what_nvml_does_not_offer_is_none_and_the_rest_is_read(call, reading):
     others = {name: answer for name, answer in ALL_CALLS.items() if name != call}
     for offered in (others, {**others, call: NvmlError("Not Supported")}):
         found = read_gpu(nvml(**offered), gpu=None)
-        values = {"busy_percent": 40, "used_bytes": 5_000, "clock_mhz": 1_500, "slowed_by": 0x20}
-        assert found == {**values, reading: None}
-
-
-@pytest.mark.parametrize(
-    ("reasons", "slowed_by"),
-    [(0x0, 0), (0x1, 0), (0x2 | 0x100, 0), (0x4, 0x4), (0x1 | 0x8, 0x8), (0x10 | 0x80, 0x90)],
-)
-def test_idle_and_chosen_clocks_are_no_throttling(reasons, slowed_by):
-    found = read_gpu(nvml(nvmlDeviceGetCurrentClocksEventReasons=reasons), gpu=None)
-    assert found["slowed_by"] == slowed_by
+        assert found == {"busy_percent": 40, "used_bytes": 5_000, reading: None}
 
 
 def test_samples_are_summed_up_and_unknown_ones_left_out():
-    watch = GpuWatch(wanted=False)
-    for busy, used, clock, slowed in (
-        (0, 10, 1_000, 0x4),
-        (50, 30, None, 0),
-        (100, 20, 2_000, 0),
-        (50, None, None, None),
-    ):
-        watch._samples.append(
-            {"busy_percent": busy, "used_bytes": used, "clock_mhz": clock, "slowed_by": slowed}
-        )
+    watch = GpuWatch()
+    for busy, used in ((0, 10), (50, 30), (100, 20), (50, None)):
+        watch._samples.append({"busy_percent": busy, "used_bytes": used})
     assert watch.totals() == {
         "gpu_util_mean": 0.5,
         "gpu_util_zero_share": 0.25,
         "gpu_memory_bytes": 30,
     }
-    assert watch.clocks() == {"gpu_clock_hz": 1.5e9, "gpu_throttled_share": 1 / 3}
 
 
 @pytest.mark.needs_cuda
@@ -159,7 +137,7 @@ def test_allocated_memory_is_in_use_and_reserved_memory_also_what_is_kept():
 
 
 @pytest.mark.needs_cuda
-def test_a_busy_gpu_has_a_clock():
+def test_a_busy_gpu_is_seen():
     import torch
 
     matrix = torch.ones(2048, 2048, device="cuda")
@@ -168,7 +146,6 @@ def test_a_busy_gpu_has_a_clock():
         while time.perf_counter() < until_s:
             matrix = (matrix @ matrix).clamp_(max=1.0)
             torch.cuda.synchronize()
-    clocks = usage.gpu_clocks()
-    assert 1e8 < clocks["gpu_clock_hz"] < 1e10
-    assert 0 <= clocks["gpu_throttled_share"] <= 1
-    assert usage.totals()["gpu_memory_bytes"] > matrix.nbytes
+    totals = usage.totals()
+    assert totals["gpu_util_mean"] > 0
+    assert totals["gpu_memory_bytes"] > matrix.nbytes

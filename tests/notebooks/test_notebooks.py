@@ -16,6 +16,15 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # These run in JupyterLab where there is a browser: see tests/browser.
 IN_BROWSER = () if why_no_browser() else ("02_prefetching", "04_preprocessing")
 FEW = {"images": 16}
+# Nothing is measured here: calibrate in no time, as all tests do, and run few and short trials.
+SHORT = """
+from dataclasses import replace
+from labkit.experiments import main_road
+from labkit.runs import calibration, checks
+from labkit.settings import MODES
+calibration.CALIBRATION_S, checks.FREE_LOADER_MIN_AU, checks.EMULATOR_TRIES = 0.1, 0.0, 1
+MODES["quick"], main_road.QUICK_SIZES = replace(MODES["quick"], blocks=2, epoch_s=0.2), 1
+"""
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -62,12 +71,12 @@ def test_a_notebook_runs_without_a_click(path, photos, calibrated, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     # As papermill does it: the given values in a cell right after the defaults.
     given = f"data = {str(photos)!r}\nresults = {str(tmp_path)!r}"
-    if "changes =" in parameters(notebook).source:  # 00_start has none, and runs at full length
+    if "changes =" in parameters(notebook).source:
         given += f"\nchanges = {FEW}"
     if "budget_s =" in parameters(notebook).source:
-        given += "\nbudget_s = 6"
+        given += "\nbudget_s = 5"
     place = notebook.cells.index(parameters(notebook)) + 1
-    notebook.cells.insert(place, nbformat.v4.new_code_cell(given))
+    notebook.cells.insert(place, nbformat.v4.new_code_cell(given + SHORT))
     client = NotebookClient(
         notebook,
         timeout=300,

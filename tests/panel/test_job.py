@@ -1,5 +1,6 @@
 """One run in a thread: what it reports, in which order, and how it ends."""
 
+import os
 import threading
 from functools import partial
 
@@ -123,8 +124,11 @@ def test_a_real_run_is_alone_and_cancelled_with_all_its_processes_keeps_its_rows
     job.follow(lambda told, has_new_rows: has_new_rows and seen.set())
     told = job.start("test", partial(lab.run, slow, "full", blocks=40, results=tmp_path))
     assert seen.wait(PATIENCE_S)
-    children = psutil.Process().children()
-    (server,) = (process for process in children if "labkit.runs.server" in process.cmdline())
+    # Of a process that has ended meanwhile, this tells None where `cmdline()` would raise.
+    children = (
+        p for p in psutil.process_iter(["ppid", "cmdline"]) if p.info["ppid"] == os.getpid()
+    )
+    (server,) = (p for p in children if "labkit.runs.server" in (p.info["cmdline"] or ()))
     below = [server, *server.children(recursive=True)]
     # A cell of the same notebook must not measure beside it.
     message = "a run is already in progress in this process; wait until it ends, or cancel it"

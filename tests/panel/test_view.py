@@ -104,18 +104,15 @@ def test_run_shows_rows_and_then_the_result_from_disk(panel, small, tmp_path):
     assert said(panel, "forecast").startswith("quick mode: about ")
     assert can_press(panel) == ["Run", "Reset", "Show", "Export"]
     seen = []
-    (trials,) = (w for w in below(panel) if "labkit-trials" in w._dom_classes)
-    trials.observe(lambda change: seen.append(words(change["new"])), "value")
+    (strip,) = (w for w in below(panel) if "labkit-strip" in w._dom_classes)
+    strip.observe(lambda change: seen.append(words(change["new"])), "value")
     press(panel, "Run")
     assert "Cancel" in can_press(panel)
     assert "Run" not in can_press(panel)
     assert labelled(panel, "num_workers").disabled
     finish()
     assert shown(panel, "error") == ""
-    # More and more rows, drawn while the run goes on.
-    counts = [int(text.split(" trial")[0]) for text in seen if text]
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (1, 3)
+    assert len(list(filter(None, seen))) > 1  # drawn while the run goes on, too
     assert said(panel, "status") == "finished: trial 3 of 3"
     assert re.match(r"last trial, \w+( A[12])?: start-up of the loader \d", said(panel, "strip"))
     assert 'alt="Which decoder is &lt;faster&gt;?' in shown(panel, "result")
@@ -259,13 +256,6 @@ def test_the_strip_shows_where_the_hosts_time_went():
     )
 
 
-def test_trials_are_listed_the_newest_first_with_what_failed():
-    trials = [trial(), trial(block=1, status="failed", reason=HOSTILE, epochs=())]
-    text = words(view.trials_html(trials, is_open=True))
-    assert text.startswith("2 trials, the newest first")
-    assert text.index("2 both – – – failed") < text.index("1 both 4.00 s 8.00 images/s – ok")
-
-
 def test_hostile_text_stays_text(tmp_path):
     file = tmp_path / "<b>.txt"
     file.write_text("x")
@@ -273,7 +263,6 @@ def test_hostile_text_stays_text(tmp_path):
         view.status_html("failed", HOSTILE),
         view.error_html(ValueError(HOSTILE), HOSTILE),
         view.strip_html(trial(variant=HOSTILE)),
-        view.trials_html([trial(variant=HOSTILE, status="failed", reason=HOSTILE)], is_open=True),
         view.again_html(Request(experiment="storage", settings={"data": HOSTILE}), HOSTILE),
         view.download_html(file),
     ]

@@ -23,7 +23,7 @@ from labkit.parts.storage.cache_state import (
     make_warm,
     prepare,
     prove,
-    resident_share,
+    residency,
 )
 
 FILE_BYTES = 300_000  # 74 pages, the last one partial
@@ -47,7 +47,7 @@ def disk(tmp_path):
 @pytest.fixture
 def files(disk):
     paths = make_files(disk)
-    if resident_share(paths) is None:
+    if residency(paths)[0] is None:
         pytest.skip("this platform does not say what the page cache holds")
     return paths
 
@@ -147,7 +147,7 @@ def test_files_that_do_not_stay_in_memory_skip_warm_with_numbers(shared_memory):
     path = shared_memory / "hole.jpg"
     with path.open("wb") as file:
         file.truncate(FILE_BYTES)  # tmpfs gives no memory to a hole, however often it is read
-    if resident_share([path]) is None:
+    if residency([path])[0] is None:
         pytest.skip("this platform does not say what the page cache holds")
     with pytest.raises(Skip, match=r"at least 98\.0 % in memory, but 0\.0 % .* fewer images"):
         prepare([path], "warm")

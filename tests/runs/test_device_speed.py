@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from filelock import FileLock
 
 import labkit as lab
-from labkit.files import locked
 from labkit.machine import hardware
 from labkit.runs.device_speed import FILE
 from labkit.settings import Settings, vary
@@ -77,7 +77,8 @@ def test_a_broken_file_is_refused_before_anything_is_measured(photos, tmp_path, 
 
 
 def test_only_one_process_calibrates_at_a_time(photos, tmp_path):
-    with locked(tmp_path), pytest.raises(RuntimeError, match="another process calibrates"):
+    lock = FileLock(tmp_path / f"{FILE}.lock")
+    with lock, pytest.raises(RuntimeError, match="another process calibrates"):
         lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
 
 

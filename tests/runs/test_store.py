@@ -1,5 +1,6 @@
 """Rows are safe on disk as they come, and what a crash leaves is read without harm."""
 
+import errno
 import json
 import os
 import re
@@ -185,3 +186,16 @@ def test_a_run_can_be_held_again_after_it_was_let_go(tmp_path):
             with pytest.raises(RuntimeError, match="one process at a time"), hold(folder):
                 pass
     assert len(load_run(folder).trials) == 2
+
+
+@needs_flock
+def test_where_there_are_no_locks_nothing_is_held_and_work_goes_on(tmp_path, monkeypatch):
+    import fcntl
+
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = create_run(tmp_path, INFO)
+    with hold(folder), hold(folder):
+        pass

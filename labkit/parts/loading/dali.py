@@ -64,7 +64,22 @@ class DaliLoader:
         self.idle = None
         paths.start(self._images.positions(self._source, self._settings.batch_size))
         pipeline.reset()
-        return _Epoch(self, pipeline, paths)
+        return self._batches(pipeline, paths)
+
+    def _batches(self, pipeline: object, paths: _Paths) -> Iterator[dict[str, torch.Tensor]]:
+        import torch
+
+        while True:
+            try:
+                outputs = pipeline.run()
+            except StopIteration:
+                break
+            tensors = [torch.from_dlpack(output.as_tensor()) for output in outputs]
+            batch = dict(zip(("image", "label", "sample_id"), tensors))
+            del outputs, tensors  # the loop alone decides how long a batch is kept
+            yield batch
+            del batch
+        self.idle = pipeline, paths
 
     def _build(self) -> tuple[object, _Paths]:
         open_library("nvidia.dali.fn", "DALI")
@@ -113,29 +128,6 @@ class DaliLoader:
             pipeline.set_outputs(image, label, sample_id)
         pipeline.build()
         return pipeline, paths
-
-
-class _Epoch:
-    """One epoch; returns its pipeline at the end, and drops it if the loop ends early."""
-
-    def __init__(self, loader: DaliLoader, pipeline: object, paths: _Paths) -> None:
-        self._loader, self._pipeline, self._paths = loader, pipeline, paths
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        return self
-
-    def __next__(self) -> dict[str, torch.Tensor]:
-        import torch
-
-        if self._pipeline is None:
-            raise StopIteration
-        try:
-            outputs = self._pipeline.run()
-        except StopIteration:
-            self._loader.idle, self._pipeline = (self._pipeline, self._paths), None
-            raise
-        tensors = (torch.from_dlpack(output.as_tensor()) for output in outputs)
-        return dict(zip(("image", "label", "sample_id"), tensors))
 
 
 class _Paths:

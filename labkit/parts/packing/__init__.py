@@ -18,7 +18,7 @@ import numpy as np
 
 from labkit.contracts import Annotation
 from labkit.parts.packing.folder import FolderReader, open_folder, write_folder
-from labkit.parts.packing.formats import HDF5, LMDB, PTH, RAW, TFRECORD, Format
+from labkit.parts.packing.formats import HDF5, LMDB, PTH, RAW, TFRECORD
 from labkit.parts.packing.packs import (
     JPEG,
     PIXELS,
@@ -114,18 +114,10 @@ class Packing:
     """What it can store of an image; see `packs`."""
 
 
-def _pack(format: Format) -> Packing:
-    return Packing(
-        open=partial(open_pack, format),
-        write=partial(write_pack, format),
-    )
-
-
 PACKINGS: dict[str, Packing] = {
     "folder": Packing(open=open_folder, write=write_folder, stores=(JPEG, RESIZED)),
-    "raw": _pack(RAW),
-    "pth": _pack(PTH),
-    "hdf5": _pack(HDF5),
-    "lmdb": _pack(LMDB),
-    "tfrecord": _pack(TFRECORD),
+    **{
+        format.name: Packing(open=partial(open_pack, format), write=partial(write_pack, format))
+        for format in (RAW, PTH, HDF5, LMDB, TFRECORD)
+    },
 }

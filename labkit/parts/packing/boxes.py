@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -132,47 +131,31 @@ def read_coco(
     }
 
 
-def coco_json(images: Collection[tuple]) -> Iterator[bytes]:
-    """Write boxes as COCO's instances JSON, piece by piece; image and annotation ids count from 1.
+def coco_json(images: Iterable[tuple]) -> str:
+    """Return boxes as COCO's instances JSON; image and annotation ids count from 1.
 
     Args:
-        images: (file name, width, height, boxes, ...) of each image; gone through twice, because
-            the format lists all images before the first box.
+        images: (file name, width, height, boxes, ...) of each image.
     """
-    yield b'{"images": ['
-    yield from _comma_separated(
-        {"id": image_id, "file_name": name, "width": width_px, "height": height_px}
-        for image_id, (name, width_px, height_px, *_) in enumerate(images, start=1)
-    )
-    yield b'], "annotations": ['
-    yield from _comma_separated(_rows(images))
-    categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
-    yield b'], "categories": ' + json.dumps(categories).encode() + b"}"
-
-
-def _comma_separated(values: Iterable[object]) -> Iterator[bytes]:
-    """Write what stands between the brackets of a JSON list, a piece for each value."""
-    comma = b""
-    for value in values:
-        yield comma + json.dumps(value).encode()
-        comma = b", "
-
-
-def _rows(images: Iterable[tuple]) -> Iterator[dict[str, object]]:
-    ids = itertools.count(1)
-    for image_id, (_, _, _, annotation, *_) in enumerate(images, start=1):
+    listed, rows = [], []
+    for image_id, (name, width_px, height_px, annotation, *_) in enumerate(images, start=1):
+        listed.append({"id": image_id, "file_name": name, "width": width_px, "height": height_px})
         for (left, top, right, bottom), category_id in zip(
             annotation.boxes_xyxy.tolist(), annotation.category_ids.tolist()
         ):
             width, height = right - left, bottom - top
-            yield {
-                "id": next(ids),
-                "image_id": image_id,
-                "category_id": category_id,
-                "bbox": [left, top, width, height],
-                "area": width * height,
-                "iscrowd": 0,
-            }
+            rows.append(
+                {
+                    "id": len(rows) + 1,
+                    "image_id": image_id,
+                    "category_id": category_id,
+                    "bbox": [left, top, width, height],
+                    "area": width * height,
+                    "iscrowd": 0,
+                }
+            )
+    categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
+    return json.dumps({"images": listed, "annotations": rows, "categories": categories})
 
 
 def synthesize_boxes(name: str, width_px: int, height_px: int) -> Annotation:

@@ -9,10 +9,9 @@ The manifest is written last, so a folder that has one is whole.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -267,15 +266,15 @@ def finish_folder(
     Returns:
         The images' bytes.
     """
-    digest = hashlib.sha256()
-    write_whole(root / ANNOTATIONS, _hashed(coco_json(images), digest.update))
+    annotations = coco_json(images).encode()
+    write_whole(root / ANNOTATIONS, annotations)
     size_bytes = sum(image.size_bytes for image in images)
     manifest = {
         "schema": SCHEMA,
         **about,
         "images": len(images),
         "bytes": size_bytes,
-        "annotations_sha256": digest.hexdigest(),
+        "annotations_sha256": sha256(annotations),
         "files": {
             f"images/{image.name}": {"bytes": image.size_bytes, "sha256": image.sha256}
             for image in images
@@ -283,12 +282,6 @@ def finish_folder(
     }
     write_whole(root / MANIFEST, json.dumps(manifest, indent=1))
     return size_bytes
-
-
-def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
-    for piece in pieces:
-        update(piece)
-        yield piece
 
 
 def _find_annotations(root: Path) -> tuple[Path, Path] | None:

@@ -73,7 +73,7 @@ def prepare(
     for attempt in range(TRIES):
         time.sleep(RETRY_PAUSE_S if attempt else 0)
         produce(watched)
-        share, measured_by = _residency(watched)
+        share, measured_by = residency(watched)
         if share is None or is_reached(share):
             return {
                 "wanted": cache,
@@ -120,7 +120,7 @@ def prove(paths: Iterable[Path], proof: dict[str, object]) -> dict[str, object]:
         # A child that ended and that nobody waited for takes its counts along: unknown, not 0.
         spent = [late - early if late >= early else None for early, late in zip(before, after)]
     proof["file_bytes"] = sum(path.stat().st_size for path in dict.fromkeys(paths))
-    proof["resident_share_after"] = resident_share(paths)
+    proof["resident_share_after"] = residency(paths)[0]
     proof["logical_read_bytes"], proof["device_read_bytes"] = spent
     return proof
 
@@ -201,20 +201,8 @@ STATES: dict[str, tuple[Callable[[Iterable[Path]], None], str, Callable[[float],
 }
 
 
-def resident_share(paths: Iterable[Path]) -> float | None:
-    """Measure how much of the files the page cache holds.
-
-    Returns:
-        Share of all their pages, 0 to 1; None where it cannot be measured or trusted, and
-        where there are no bytes.
-
-    Raises:
-        OSError: a file cannot be opened.
-    """
-    return _residency(list(paths))[0]
-
-
-def _residency(extents: list[Path | Extent]) -> tuple[float | None, str]:
+def residency(extents: list[Path | Extent]) -> tuple[float | None, str]:
+    """Measure how much of the files the page cache holds; see `page_cache.residency`."""
     # zfs reads past the page cache: that would count as cold, whatever its own cache holds.
     if "zfs" in _filesystems(extents):
         return None, "unknown"

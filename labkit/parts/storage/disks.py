@@ -36,7 +36,6 @@ class Disk:
     """Once it reads; shared by all channels."""
     channels: int
     """Accesses that may be under way at once."""
-    source: str
 
     def files_per_s(self, file_bytes: float = TYPICAL_FILE_BYTES, readers: int = 1) -> float:
         """How many files in random places it reads in a second.
@@ -55,29 +54,27 @@ class Disk:
 
 
 # Access: average read seek 7.4 ms (WD Ultrastar DC HC310 specification) and half a turn at
-# 7200 rpm, 4.16 ms; bandwidth: WD Black 4 TB.
+# 7200 rpm, 4.16 ms; bandwidth: storagereview's WD Black 4 TB.
 HARD_DISK = Disk(
     name="7200 rpm",
     access_s=7.4e-3 + 4.16e-3,
     bytes_per_s=154e6,
     channels=1,
-    source="WD DC HC310 specification (seek, rotation), storagereview (WD Black 4 TB bandwidth)",
 )
-# 13,000 reads/s one at a time and 98,000 with 32 under way: eight channels.
+# Samsung 870 EVO data sheet: 13,000 reads/s one at a time and 98,000 with 32 under way, so eight
+# channels.
 SATA_SSD = Disk(
     name="SATA SSD",
     access_s=77e-6,
     bytes_per_s=560e6,
     channels=8,
-    source="Samsung 870 EVO data sheet",
 )
-# 19,000 reads/s one at a time and 600,000 with 32 under way.
+# Samsung 970 EVO Plus data sheet: 19,000 reads/s one at a time and 600,000 with 32 under way.
 NVME_SSD = Disk(
     name="NVMe Gen3",
     access_s=53e-6,
     bytes_per_s=3.5e9,
     channels=32,
-    source="Samsung 970 EVO Plus data sheet",
 )
 # Reads take the time that they really take.
 MEMORY = Disk(
@@ -85,7 +82,6 @@ MEMORY = Disk(
     access_s=0.0,
     bytes_per_s=math.inf,
     channels=1,
-    source="this machine's memory",
 )
 
 

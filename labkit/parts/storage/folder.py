@@ -205,11 +205,8 @@ def in_folder(name: str, data: Path, folder: Path) -> Storage:
     Raises:
         Skip: the folder is not there, or lies inside the data.
     """
-    try:
-        is_there = folder.is_dir()
-    except OSError:  # in a folder that may not be entered, or on a disk that is gone
-        is_there = False
-    if not is_there:
+    # Path.is_dir raises where a folder may not be entered, or is on a disk that is gone.
+    if not os.path.isdir(folder):  # noqa: PTH112
         raise Skip(
             f"{name} must be an existing directory, got {folder}; "
             "create it, mount the disk or correct labkit.toml"

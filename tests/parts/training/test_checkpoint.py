@@ -168,12 +168,3 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_file(name, path):
     with contextlib.closing(SAVERS[name](path)) as saver:
         saver.save(filled(1))
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_closing_ends_the_thread(path):
-    before = set(threading.enumerate())
-    saver = SAVERS["thread"](path)
-    saver.save(filled(1))
-    saver.close()
-    assert set(threading.enumerate()) <= before
-    assert equal(loaded(path), filled(1))
