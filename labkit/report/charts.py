@@ -456,7 +456,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
     footer = EMULATED if seen.device is not None and seen.gpu_util is None else GPU_UTIL
     lines = [Line(title, 13, "bold")]
     if seen.device is not None:
-        lines.append(Line("Emulated accelerator", 10, "bold", WARNING_INK))
+        lines.append(Line("Simulated GPU", 10, "bold", WARNING_INK))
     lines += [Line(why, color=SOFT_INK, style="italic") for why in missing]
     with page(words.join_sentences([title, *missing, *titles, footer])) as figure:
         content_in = sum(heights_in) + sum(0.36 + 0.17 * said.count("\n") for said in titles)

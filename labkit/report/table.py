@@ -128,7 +128,7 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
         pd.DataFrame(cells).set_index(names),
         heading=[summary.question, *stand_ins(summary), words.conditions(summary)],
         small_print=[words.small_print(summary, row) for row in summary.rows],
-        notes=[*words.checks(summary), *summary.notes],
+        notes=[*words.checks(summary), *words.bound(summary), *summary.notes],
     )
 
 

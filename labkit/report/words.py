@@ -13,9 +13,10 @@ from labkit import units
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
     STAND_INS,
+    describe_stand_in,
     find_stand_ins,
     is_warned_of,
-    split_label,
+    stand_in_name,
     stand_ins,
 )
 from labkit.analysis.statistics import UNSTABLE
@@ -89,7 +90,7 @@ def checks(summary: Summary) -> list[str]:
     """Return how close each stand-in came to what it stands for, measured before the run.
 
     Returns:
-        Lines such as "emulated accelerator: 99.7 % busy with a free loader (required: 99 %)";
+        Lines such as "simulated GPU: 99.7 % busy with a free loader (required: 99 %)";
         empty where nothing stands in.
     """
     found, calibration = [], summary.calibration
@@ -97,7 +98,7 @@ def checks(summary: Summary) -> list[str]:
         tries = calibration.get("free_loader_tries", 1)
         best = f", best of {tries} tries" if tries > 1 else ""
         found.append(
-            f"emulated accelerator: {units.percent(busy)} busy with a free loader{best} (required: "
+            f"simulated GPU: {units.percent(busy)} busy with a free loader{best} (required: "
             f"{units.limit(FREE_LOADER_MIN_AU)}{_when(calibration, 'free_loader_checked_utc')})"
         )
     for name, facts in summary.storages.items():
@@ -108,6 +109,20 @@ def checks(summary: Summary) -> list[str]:
                 f"{units.limit(MAX_ERROR_SHARE)}{_when(facts, 'rates_checked_utc')})"
             )
     return found
+
+
+def bound(summary: Summary) -> list[str]:
+    """Return how far faster loading can shorten the epoch here; nothing where it is not known."""
+    x = summary.calibration.get("x")
+    if not x:
+        return []
+    if x <= 1:
+        return [f"x {x:.2f}: the device is the limit, and loading is hidden behind it"]
+    least = units.normalized(1 / x)
+    return [
+        f"x {x:.2f}: faster loading cannot take the normalized time below {least} (1 ÷ x), "
+        "plus what is not overlapped, such as start-up"
+    ]
 
 
 def _delivered(rate: Mapping[str, object]) -> str:
@@ -249,10 +264,10 @@ def _own_labels(summary: Summary, row: Row) -> list[str]:
     found = []
     for kind in STAND_INS.keys() & row.labels.keys() - summary.labels.keys():
         labels = {other.labels[kind] for other in summary.rows if kind in other.labels}
-        word, _ = split_label(row.labels[kind])
+        name = stand_in_name(kind, row.labels[kind])
         # The details stand above the table, unless they tell two variants apart.
-        is_enough = [split_label(label)[0] for label in labels].count(word) == 1
-        found.append(f"{word} {kind}" if is_enough else f"{kind}: {row.labels[kind]}")
+        is_enough = [stand_in_name(kind, label) for label in labels].count(name) == 1
+        found.append(name if is_enough else describe_stand_in(kind, row.labels[kind]))
     return found
 
 

@@ -82,6 +82,6 @@ def test_real_settings_are_tuned(photos, tmp_path, monkeypatch):
     assert all(each.cpu_s_per_1000_images > 0 for each in tuned.measured.values())
     left = {name: getattr(given, name) for name in tuning.KNOBS}
     assert replace(tuned.settings, **left) == given  # nothing else is touched
-    assert "Emulated accelerator (resnet50_h100" in repr(tuned)
+    assert "Simulated GPU, 1,790 images/s, resnet50_h100" in repr(tuned)
     detail = lab.table(tuned.runs[0], detail=True)
     assert (detail["wait_p50_s"] <= detail["wait_p99_s"]).all()

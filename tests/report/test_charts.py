@@ -122,7 +122,7 @@ def test_bars_dots_and_published_figures_stand_on_an_axis_from_zero(times):
     assert middles == sorted(middles, reverse=True)  # the first row is the highest
     assert axes.patches[0].get_hatch() == "////"
     written = everything_written(figure)
-    for part in ("Emulated accelerator", "published", "95 % confidence interval"):
+    for part in ("Simulated GPU", "published", "95 % confidence interval"):
         assert part in written
 
 
@@ -213,7 +213,7 @@ def test_runs_share_one_axis_and_each_shows_its_own_numbers_machine_and_stand_in
     written = everything_written(figure)
     for part in (
         "quick mode · 3 blocks", "full mode · 8 blocks", "2025-03-04 05:06 UTC · 16 cores",
-        "NVIDIA H200 (machine abcdef)", "Emulated accelerator (matched, 11.2 ms/",
+        "NVIDIA H200 (machine abcdef)", "Simulated GPU, 460 images/s",
         "each run against its own baseline; no run is divided by another",
         "torch 2.13.0", "torch 2.12.0", "run mine", "run theirs",
     ):  # fmt: skip
@@ -287,7 +287,7 @@ def test_where_the_baseline_is_on_the_dial_itself_there_is_no_series():
 # --- timeline -------------------------------------------------------------------------------
 
 N = 40
-LABEL = "emulated(resnet50_a100, 1.09 ms/image)"
+LABEL = "emulated(920 images/s, resnet50_a100)"
 STEPS = [0.1 * i for i in range(N)]
 NO_GPU = Timeline(
     duration_s=4.0,
@@ -339,7 +339,7 @@ def test_all_panels_of_a_timeline_share_one_axis_of_time_and_start_at_zero(timel
 
 def test_an_emulated_device_is_named_so_and_its_share_is_right():
     written = everything_written(charts.timeline(EMULATED))
-    assert "Emulated accelerator" in written
+    assert "Simulated GPU" in written
     assert f"device computing, 30.0 % of the time: {LABEL}" in written
 
 

@@ -306,8 +306,8 @@ def test_arguments_out_of_range_are_refused(asked, message):
 
 
 def test_savings_name_what_stood_in_above_the_table():
-    emulated = {**COLD, "accelerator": "emulated(matched, 11.2 ms/image)"}
+    emulated = {**COLD, "accelerator": "emulated(460 images/s)"}
     assert str(timed(labels=emulated).savings(**HUNDRED)).splitlines()[:2] == [
         "100 epochs of 1,600 images",
-        "Emulated accelerator (matched, 11.2 ms/image)",
+        "Simulated GPU, 460 images/s",
     ]
