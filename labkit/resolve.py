@@ -305,7 +305,13 @@ def _check_step(settings: Settings) -> None:
 
 
 def _check_device_speed(settings: Settings) -> None:
-    """Refuse a speed for a device that has its own."""
+    """Refuse a speed for a device that has its own, and a host that spins for another one."""
+    profile = PROFILES[settings.profile]
+    if profile.spins and settings.device != "emulated":
+        raise Skip(
+            f"profile must be another one on device {settings.device}, got {settings.profile}: "
+            "only the emulated device can be waited for in either way"
+        )
     if settings.device_speed is None:
         return
     if settings.device != "emulated":
@@ -313,7 +319,7 @@ def _check_device_speed(settings: Settings) -> None:
             f"device_speed must be unset on device {settings.device}, which is as fast as it is, "
             f"got {settings.device_speed:g}; choose device emulated"
         )
-    if PROFILES[settings.profile].compute_s_per_image is not None:
+    if profile.compute_s_per_image is not None:
         raise ValueError(
             f"device_speed must be unset with the profile {settings.profile}, which has its own, "
             f"got {settings.device_speed:g}; choose profile calibrated"

@@ -98,6 +98,10 @@ def pin_memory(base: Settings) -> Experiment:
     }
     seldom = {f"{label}, no waiting": replace(s, sync_every=0) for label, s in how.items()}
     quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
+    # CUDA's default: the host keeps a core busy while it waits, which the workers lack.
+    spinning = {
+        f"{label}, spinning": replace(s, profile="calibrated_spinning") for label, s in how.items()
+    }
     # Bytes and boxes instead of finished float32 planes: a tenth to copy.
     small = {f"{label}, uint8": replace(s, preprocessor="on_device") for label, s in how.items()}
     return Experiment(
@@ -107,7 +111,7 @@ def pin_memory(base: Settings) -> Experiment:
         baseline="not pinned",
         source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
         "and a side stream",
-        in_full=seldom | small,
+        in_full=seldom | spinning | small,
         knobs=("num_workers", "batch_size", "input_px", "device"),
     )
 
@@ -295,11 +299,15 @@ def prefetching_in_depth(base: Settings) -> Experiment:
         side: replace(pinned, prefetcher=side),
         f"{side}, not pinned": replace(pinned, prefetcher=side, pin_memory=False),
         f"no workers, {side}": replace(alone, prefetcher=side),
+        f"{side}, step first": replace(pinned, prefetcher=f"{side}_step_first"),
     }
     seldom = {
         f"{label}, no waiting": replace(s, sync_every=0)
         for label, s in {"original": pinned, thread: quick[thread], **streams}.items()
     }
+    # Only CUDA has an allocator that must be told.
+    unrecorded = replace(pinned, prefetcher=f"{side}_unrecorded", device="cuda")
+    streams[f"{side} without record_stream, on CUDA"] = unrecorded
     return Experiment(
         "prefetching_in_depth",
         question="Is prefetch_generator worth anything beside the loader's own queue?",

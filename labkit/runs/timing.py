@@ -69,9 +69,9 @@ class _TimedDevice:
         self.batch_bytes += sum(tensor.nbytes for tensor in batch.values())
         return on_device
 
-    def wait(self, batch: DeviceBatch) -> None:
+    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
         start_s = self._clock.now()
-        self._device.wait(batch)
+        self._device.wait(batch, record=record)
         self.transfer_s += self._clock.now() - start_s
 
 

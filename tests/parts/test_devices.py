@@ -66,6 +66,15 @@ def test_launching_keeps_the_host_busy_for_its_share_while_the_device_works():
     assert clock.now() == 8.0
 
 
+@pytest.mark.parametrize("spins", [False, True])
+def test_a_host_that_spins_keeps_its_core_busy_while_it_waits(spins):
+    device, clock = make(spins=spins)
+    device.put(FOUR_BYTES, pinned=False, non_blocking=True, side_stream=False)
+    device.compute(3)
+    device.synchronize()
+    assert (clock.now(), clock.spun_s) == (7.0, 7.0 if spins else 0.0)
+
+
 def test_the_host_cannot_run_further_ahead_than_the_launch_queue():
     device, clock = make()
     for _ in range(QUEUED_STEPS):

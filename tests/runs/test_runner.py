@@ -328,7 +328,7 @@ class WithStreams:
 
         return DeviceBatch(batch)
 
-    def wait(self, batch):
+    def wait(self, batch, *, record=True):
         pass
 
     def synchronize(self):
