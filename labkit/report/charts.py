@@ -86,12 +86,12 @@ def times(summary: Summary) -> Figure:
 def _times_of_groups(summary: Summary) -> Figure:
     """Draw axes per group: "decode, 640×480" is in the row decode and the column 640×480.
 
-    Each has its own axis, as groups are not compared; the time per image is beside each bar.
+    Each has its own axis, as groups are not compared; the time is beside each bar.
     """
     from matplotlib.ticker import MaxNLocator
 
     groups = summary.groups()
-    places = [group.rpartition(", ")[::2] for group in groups]
+    places = [group.partition(", ")[::2] for group in groups]
     names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
     drawn = []
     with page(words.describe(summary)) as figure:
@@ -135,7 +135,7 @@ def _times_row(summary: Summary, row: Row) -> BarRow:
 
 
 def _row_of_group(summary: Summary, row: Row) -> BarRow:
-    """Show the time per image in place of the normalized one, and no reasons: there is no room."""
+    """Show the time in place of the normalized one, and no reasons: there is no room."""
     drawn = _times_row(summary, row)
     bars = [replace(bar, value=units.seconds(row.time_s), notes=()) for bar in drawn.bars]
     return BarRow(name=row.name, bars=bars, reason="" if bars else row.status)

@@ -95,7 +95,7 @@ def prepare(
         )
     raise Skip(
         f"{cache} % of the data must be in memory, give or take {units.percent(CACHED_WITHIN)}, "
-        f"but {held}; free some memory, or close programs that have the files mapped"
+        f"but {held}; use more images, free some memory, or close programs that have them mapped"
     )
 
 
