@@ -9,6 +9,7 @@ from labkit.experiments.catalog import CATALOG
 from labkit.experiments.largest_batch import largest_batch
 from labkit.experiments.request import choose, experiment
 from labkit.experiments.tuning import tune
+from labkit.panel.advice import advise_form
 from labkit.panel.view import panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES
@@ -18,6 +19,7 @@ from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage import STORAGES
 from labkit.parts.training import LOSSES, STEPS, Step
+from labkit.report.advise import advise
 from labkit.report.charts import timeline as timeline_chart
 from labkit.report.doctor import describe_data, doctor
 from labkit.report.run import (
@@ -55,6 +57,8 @@ __all__ = [
     "Settings",
     "Step",
     "ThreadLoader",
+    "advise",
+    "advise_form",
     "calibrate",
     "call_graph",
     "chart",

@@ -162,6 +162,10 @@ def _json(rows: list[dict[str, object]]) -> str:
     return json.dumps(rows, indent=1, ensure_ascii=False)
 
 
+def _advise(options: Options) -> None:
+    print(lab.advise(options.data_gb, options.memory_gb, results=options.results))
+
+
 def _report(options: Options) -> None:
     chosen = [lab.find_run(name, options.results) for name in options.runs] or None
     for path in lab.report(chosen, options.out, results=options.results, markdown=options.markdown):
@@ -257,6 +261,12 @@ def parser() -> argparse.ArgumentParser:
     claims = add("claims", _claims, text, results)
     claims.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="unset: all")
     claims.add_argument("--json", action="store_true", help="rows as JSON")
+
+    text = "print what an SSD, packing or copying first would give for data of a size"
+    advise = add("advise", _advise, text, results)
+    advise.add_argument("--data-gb", metavar="N", type=float, required=True, help="of the images")
+    text = "of the machine that trains; unset: this one's"
+    advise.add_argument("--memory-gb", metavar="N", type=float, help=text)
 
     text = "write an HTML report of the newest or of chosen runs"
     report = add("report", _report, text, results)
