@@ -31,6 +31,7 @@ from labkit.report.run import (
     open_shared,
     report,
     resume,
+    roofline,
     run,
 )
 from labkit.runs.device_speed import calibrate
@@ -81,6 +82,7 @@ __all__ = [
     "record_timeline",
     "report",
     "resume",
+    "roofline",
     "run",
     "table",
     "timeline_chart",

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -113,6 +113,12 @@ def _run(options: Options) -> int:
             print(f"labkit: {name}: {error}\n", file=sys.stderr)  # the others can still be run
             status = 1
     return status
+
+
+def _roofline(options: Options) -> int:
+    asked = replace(request(options, options.name), roofline=True)
+    how = {"blocks": options.blocks, "results": options.results}
+    return _show(lab.run(asked.build(), options.mode, **how))
 
 
 def request(options: Options, name: str) -> Request:
@@ -252,6 +258,10 @@ def parser() -> argparse.ArgumentParser:
     which = run.add_mutually_exclusive_group()
     which.add_argument("names", nargs="*", metavar="NAME", default=[], help=names)
     which.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
+
+    text = "measure how fast an experiment trains with slower and faster devices"
+    roofline = add("roofline", _roofline, text, results, _run_options())
+    roofline.add_argument("name", metavar="NAME", help="an experiment of `labkit list`")
 
     table = add("table", _table, "print a run's table", one_run)
     table.add_argument("--json", action="store_true", help="rows as JSON")

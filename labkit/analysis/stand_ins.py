@@ -74,7 +74,9 @@ def stand_ins(summary: Summary) -> list[str]:
             for label in filter(None, known.get(kind, "").split(" / ")):
                 if is_warned_of(kind, label):
                     line = describe_stand_in(kind, label)
-                    if kind == "accelerator":
+                    if kind == "accelerator" and summary.kind == "roofline":
+                        line = f"{stand_in_name(kind, label)} at several speeds"
+                    elif kind == "accelerator":
                         line += _beside_the_loader(summary)
                     found.setdefault(line[0].upper() + line[1:], []).append(i)
     return [

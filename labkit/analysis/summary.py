@@ -434,7 +434,7 @@ def ratios(
     """
     log_ratios = {}
     for one, other, which in wanted:
-        a, b = _log_times(one, which), _log_times(other, which)
+        a, b = log_times(one, which), log_times(other, which)
         if shared := [block for block in a if block in b]:
             log_ratios[one.variant, other.variant, which] = [a[x] - b[x] for x in shared]
     testable = [key for key, d in log_ratios.items() if len(d) >= 2]
@@ -450,7 +450,7 @@ def ratios(
     return compared
 
 
-def _log_times(row: Row, which: str) -> dict[int, float]:
+def log_times(row: Row, which: str) -> dict[int, float]:
     """Return one log time per block; of the baseline's two runs the geometric mean."""
     logs: dict[int, list[float]] = {}
     for block, epochs_s in zip(row.in_blocks, row.epochs_s, strict=True):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from labkit import units
 from labkit.contracts import Trial
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
+from labkit.experiments.roofline import SUFFIX
 from labkit.machine import hardware
 from labkit.panel import job
 from labkit.panel.form import Form, help_line, row
@@ -87,6 +89,7 @@ def panel(
     *,
     mode: str = "quick",
     blocks: int | None = None,
+    roofline: bool = False,
     results: Path | str = "results",
     **settings: object,
 ) -> VBox:
@@ -96,6 +99,7 @@ def panel(
         experiment: a key of `CATALOG`, or an experiment of one's own; unset: a list to choose from.
         mode: quick, document or full; what the form shows at first.
         blocks: repetitions; unset: the mode's.
+        roofline: at several speeds of the device, as `lab.roofline`.
         results: folder that takes the runs, and holds the earlier ones.
         **settings: settings for all variants, as ``data="data/coco", num_workers=4``.
 
@@ -109,14 +113,15 @@ def panel(
     is_built = isinstance(experiment, Experiment)
     asked = Request.of(experiment) if is_built else Request(experiment=experiment or _first())
     settings = {**asked.settings, **settings}
-    start = replace(asked, mode=mode, blocks=blocks, settings=settings)
+    start = replace(asked, mode=mode, blocks=blocks, roofline=roofline, settings=settings)
     return Panel(start, Path(results)).box if experiment else _chooser(start, Path(results))
 
 
 def _first() -> str:
     """Return the experiment in progress if the catalog has it, else the catalog's first."""
     current = job.current()
-    return current.name if current and current.name in CATALOG else next(iter(CATALOG))
+    name = current.name.removesuffix(SUFFIX) if current else ""
+    return name if name in CATALOG else next(iter(CATALOG))
 
 
 def _chooser(start: Request, results: Path) -> VBox:
@@ -158,6 +163,8 @@ class Panel:
         import ipywidgets as widgets
 
         self._start, self._changing = start, threading.Lock()
+        # Its runs at one speed of the device and at several.
+        self._names = [replace(start, roofline=at_several).name for at_several in (False, True)]
         self._results = results.absolute()  # a notebook may change its folder
         self._shown: list[Path] = []
         self._form = Form(start)
@@ -268,7 +275,7 @@ class Panel:
     def _on_resume(self) -> None:
         (folder,) = self._shown
         self._error.value = ""
-        job.start(self._start.name, partial(runs.resume, folder))
+        job.start(folder.parent.name, partial(runs.resume, folder))
 
     def _on_cancel(self) -> None:
         if (current := job.current()) is not None:
@@ -281,7 +288,7 @@ class Panel:
 
     def _follow(self, current: job.Job, has_new_rows: bool) -> None:
         self._say(current)
-        if current.name != self._start.name or not has_new_rows:
+        if current.name not in self._names or not has_new_rows:
             return
         if current.folder is not None:
             self._draw(current.folder)
@@ -293,7 +300,7 @@ class Panel:
         """Show how far it is, and allow what can be done now."""
         if job.current() is not current:
             return  # the next has begun while this one's last rows were drawn
-        name = "" if current.name == self._start.name else f" {current.name}"
+        name = "" if current.name in self._names else f" {current.name}"
         with self._changing:  # or Cancel, on another thread, would show a state that is over
             self._status.value = status_html(f"{current.state}{name}", current.progress())
             self._bar.value = current.share()
@@ -327,10 +334,10 @@ class Panel:
 
     def _list_runs(self) -> list[Path]:
         """List the runs anew, the newest first, colleagues' after this machine's."""
-        own = list_runs(self._results, self._start.name)
-        shared = list_runs(Path(self._results) / SHARED, self._start.name)
-        lines = []
-        for folder in [*reversed(own), *reversed(shared)]:
+        places, lines = (self._results, self._results / SHARED), []
+        found = [[list_runs(place, name) for name in self._names] for place in places]
+        in_order = [sorted(chain(*of_names), key=lambda folder: folder.name) for of_names in found]
+        for folder in chain(*map(reversed, in_order)):
             with contextlib.suppress(Exception):  # one that cannot be read hides no other
                 lines.append((run_line(folder), folder))
         folders = [folder for _, folder in lines]
@@ -463,6 +470,8 @@ def run_line(folder: Path) -> str:
     """Return a run as one line of a list: when, mode, status, stand-ins, machine if another."""
     info = read_info(folder)
     parts = [units.minute(info["created_utc"]), info["mode"], status_of(folder)]
+    if info.get("kind") == "roofline":
+        parts.append("roofline")
     if info.get("protocol", "corrected") != "corrected":
         parts.append(info["protocol"])
     devices = {str(values.get("device")) for values in info.get("variants", {}).values()}

@@ -1,20 +1,22 @@
 """The charts of a run, of several runs, and of a timeline.
 
-Every axis of values starts at 0: cut axes made the documents' gains look four times as large.
+Every axis of times starts at 0: cut axes made the documents' gains look four times as large.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, cycle, pairwise
 from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.roofline import Pipeline, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars
 from labkit.diagnosis.timeline import Band, Timeline
@@ -23,6 +25,7 @@ from labkit.report.bars import (
     AXIS_IN,
     INK,
     LOOKS,
+    NAME_CHARS,
     PAD_IN,
     SOFT_INK,
     WARNING_INK,
@@ -421,6 +424,121 @@ def _say_cost(name: str, points: Points) -> str:
 
 def _steps(n: int) -> str:
     return "step" if n == 1 else f"{n} steps"
+
+
+# --- roofline -------------------------------------------------------------------------------
+
+DIAGONAL = {"color": INK, "linewidth": 1.2, "zorder": 1.5}
+IDEAL = {"linewidth": 1.2, "zorder": 1.6}
+MEASURED = {"color": INK, "marker": "o", "markersize": 7, "linestyle": "none", "zorder": 3}
+OWN_DEVICE = {"color": INK, "linewidth": 1.4, "linestyle": (0, (1, 1.5)), "zorder": 1.8}
+GROUND = "#efefef"
+ROOFLINE_IN = 4.6
+NAME_LINE = 0.05  # height of a line of a name at the end of a line, as a share of the axis
+
+
+def roofline(summary: Summary) -> Figure:
+    """Draw training speed over the device's speed, a line per pipeline.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
+    """
+    found = pipelines(summary)
+    said = words.roofline(summary, found)
+    with page(words.describe_roofline(summary, found)) as figure:
+        handles = _draw_roofline(figure.add_subplot(), summary, found)
+        question, *conditions = title(summary)
+        lines = [question, *(Line(sentence, 10) for sentence in said), *conditions]
+        frame(figure, lines, words.origin(summary.info), ROOFLINE_IN, handles, columns=2)
+    return figure
+
+
+def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> list[Artist]:
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xlabel("speed of the GPU: images/s that it trains with the model alone")
+    axes.set_ylabel("training speed, images/s")
+    every = [point for pipeline in found for point in pipeline.points]
+    if not every:
+        return []
+    devices = [point.device_images_per_s for point in every]
+    own, own_name = words.own_device(summary)
+    speeds = [point.images_per_s for point in every]
+    left, right = min(devices) / 1.15, max(*devices, own or 0) * 1.15
+    low = min(speeds) / 1.5
+    high = max(*speeds, 3 * low) * 1.3  # where all is alike, noise must not fill the picture
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
+    for axis, span in ((axes.xaxis, right / left), (axes.yaxis, high / low)):
+        digits = (1, 2, 3, 5, 7) if span < 20 else (1, 2, 5) if span < 150 else (1,)
+        axis.set_major_locator(LogLocator(subs=digits))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.grid(axis="both")
+    axes.plot([low, high], [low, high], **DIAGONAL)
+    axes.text(
+        left * 1.08, left * 1.16, "the GPU is the limit", rotation=45, size=9, va="bottom",
+        rotation_mode="anchor", transform_rotates_text=True,
+    )  # fmt: skip
+    if (loading := found[0].loading) is not None:
+        bend = loading.images_per_s
+        axes.axvspan(bend, right, color=GROUND, zorder=0)
+        said = wrap(f"{found[0].name}: the loader is the limit", 40)
+        box = {"facecolor": GROUND, "edgecolor": "none", "pad": 1}
+        axes.text(bend * 1.05, low * 1.05, said, size=9, va="bottom", bbox=box)
+    if own:
+        axes.axvline(own, **OWN_DEVICE)
+        axes.annotate(
+            f"{own_name}: {own:,.0f}", (own, 1), (0, 3), xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points", ha="center", size=9, annotation_clip=False,
+        )  # fmt: skip
+    for pipeline, (marker, dashes, color) in zip(found, cycle(SERIES_LOOKS)):
+        xs = [point.device_images_per_s for point in pipeline.points]
+        ys = [point.images_per_s for point in pipeline.points]
+        axes.plot(xs, ys, **{**MEASURED, "color": color, "marker": marker})
+        for x, point in zip(xs, pipeline.points):
+            if point.low is not None:
+                axes.vlines(x, point.low, point.high, color=color, linewidth=1.6, zorder=3)
+        if pipeline.loading is not None:
+            fine = [left * (right / left) ** (i / 200) for i in range(201)]
+            ideal = [(x, pipeline.ideal_images_per_s(x)) for x in fine]
+            below = [(x, y) for x, y in ideal if y < 0.99 * x]  # above it is the diagonal
+            axes.plot(*zip(*below), color=color, linestyle=dashes, **IDEAL)
+    _write_ends(axes, found)
+    return [
+        Line2D([], [], label="measured, with the 95 % confidence interval", **MEASURED),
+        Line2D([], [], color=INK, label="ideal: the GPU or loading alone, the slower", **IDEAL),
+    ]
+
+
+def _write_ends(axes: Axes, found: Sequence[Pipeline]) -> None:
+    """Write each pipeline's name and last speed right of the axes, none over another."""
+    from scipy.optimize import isotonic_regression
+
+    low, high = map(math.log, axes.get_ylim())
+    ends = []
+    for pipeline, (_, _, color) in zip(found, cycle(SERIES_LOOKS)):
+        if pipeline.points:
+            last = pipeline.points[-1]
+            said = wrap(f"{pipeline.name}: {last.images_per_s:,.0f}", NAME_CHARS)
+            ends.append((last, said, color))
+    ends.sort(key=lambda end: end[0].images_per_s)
+    heights = [(math.log(last.images_per_s) - low) / (high - low) for last, _, _ in ends]
+    # The places closest to the lines' ends that are this far apart.
+    half = [NAME_LINE * (1 + said.count("\n")) / 2 for _, said, _ in ends]
+    apart = list(accumulate((a + b for a, b in pairwise(half)), initial=0))
+    fitted = isotonic_regression([y - gap for y, gap in zip(heights, apart)]).x if ends else []
+    for (last, said, color), place, gap in zip(ends, fitted, apart):
+        end, at = (last.device_images_per_s, last.images_per_s), (1.02, place + gap)
+        # The line by itself, as it would count as the text's extent.
+        axes.annotate(
+            "", end, at, textcoords="axes fraction", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkB": 4},
+        )  # fmt: skip
+        axes.annotate(
+            said, at, (0, 0), "axes fraction", "offset points", va="center", size=9,
+            weight="bold", color=color, annotation_clip=False,
+        )  # fmt: skip
 
 
 # --- timeline -------------------------------------------------------------------------------

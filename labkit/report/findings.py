@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
@@ -48,6 +49,8 @@ def findings(run: Run) -> Tables:
     """Return what a run supports beside its table, without tables that would be empty."""
     from labkit.report.table import Tables
 
+    if run.summary.kind == "roofline":
+        return Tables({"Training speed, images/s": _speeds(run.summary)})
     if run.info.get("groups"):
         return Tables()
     tables = {
@@ -152,6 +155,22 @@ def _not_counted(row: Row, run: Run) -> str:
     if traits(run.info["variants"][row.variant]).in_memory:
         return "without the copy into memory"
     return "" if row.labels.get("cache") == "cold" else "without the first, cold epoch"
+
+
+# --- speeds of a device -----------------------------------------------------------------
+
+
+def _speeds(summary: Summary) -> Table:
+    """Return what each pipeline reaches with each speed of the device, and loading alone."""
+    cells = []
+    for pipeline in pipelines(summary):
+        cells.append({"variant": pipeline.name})
+        for point in pipeline.points:
+            speed = f"{point.images_per_s:,.0f}"
+            cells[-1][f"GPU of {point.device_images_per_s:,.0f}"] = speed
+        if pipeline.loading:
+            cells[-1][ALONE] = f"{pipeline.loading.images_per_s:,.0f}"
+    return _table(cells, notes=("GPU of N: it trains N images/s with the model alone.",))
 
 
 # --- memory against disks ---------------------------------------------------------------

@@ -88,7 +88,7 @@ def save(run: Run) -> list[Path]:
         write_whole(csv, run.table(detail=True).to_csv())
         files = [csv]
         for kind in run.charts:
-            name = "chart" if kind == "times" else kind
+            name = "chart" if kind == run.charts[0] else kind
             files += bars.save(run.chart(kind), run.folder / name)
     return files
 

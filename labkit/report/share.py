@@ -63,6 +63,7 @@ class _Request:
     settings: dict[str, Plain] = field(default_factory=dict)
     variants: list[str] = field(default_factory=list)
     baseline: str | None = None
+    roofline: bool = False
 
 
 # Of run.json; other fields hold any JSON within the limits.

@@ -143,6 +143,8 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
     if summary.kind == "operation":
         column = "time per image"
     time = {column: units.seconds(row.time_s)}
+    if summary.kind == "roofline":
+        time = {"training speed": units.rate(row.images_per_s)}
     if summary.has_groups:
         return {"group": row.group, "variant": row.name, **time, **measured, **verdict}
     document = {"document": words.published(summary, row)}

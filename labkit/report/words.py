@@ -7,9 +7,11 @@ Summary -> describe(), describe_epochs()                  alternative texts of c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from labkit import units
+from labkit.analysis.roofline import Pipeline
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
     STAND_INS,
@@ -114,7 +116,7 @@ def checks(summary: Summary) -> list[str]:
 def bound(summary: Summary) -> list[str]:
     """Return how far faster loading can shorten the epoch here; nothing where it is not known."""
     x = summary.calibration.get("x")
-    if not x:
+    if not x or summary.kind == "roofline":
         return []
     if x <= 1:
         return [f"x {x:.2f}: the device is the limit, and loading is hidden behind it"]
@@ -269,6 +271,80 @@ def _own_labels(summary: Summary, row: Row) -> list[str]:
         is_enough = [stand_in_name(kind, label) for label in labels].count(name) == 1
         found.append(name if is_enough else describe_stand_in(kind, row.labels[kind]))
     return found
+
+
+# --- a roofline -------------------------------------------------------------------------
+
+
+def roofline(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
+    """Return what a roofline answers: speeds with this device, and what a published time takes."""
+    return [*_with_this_device(summary, found), *_published_takes(summary)]
+
+
+def own_device(summary: Summary) -> tuple[float | None, str]:
+    """Return the speed of the device that a roofline is read at, and what it is."""
+    profile = summary.info["variants"][summary.baseline].get("profile", "calibrated")
+    name = "simulated GPU" if profile == "calibrated" else f"simulated GPU ({profile})"
+    return summary.calibration.get("device_images_per_s"), name
+
+
+def _with_this_device(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
+    own, name = own_device(summary)
+    base, others = found[0] if found else None, found[1:]
+    if not own or not base or not base.points:
+        return []
+    # What was not measured is not said: the nearest speed that was.
+    nearest = min(base.points, key=lambda one: abs(math.log(one.device_images_per_s / own)))
+    at = nearest.device_images_per_s
+    names: dict[str, list[tuple[str, float]]] = {}
+    for pipeline in others:
+        for point in pipeline.points:
+            if point.device_images_per_s == at:
+                names.setdefault(_change(point.row), []).append((pipeline.name, point.images_per_s))
+    said = f"With a GPU of {units.rate(at)} ({name}: {own:,.0f}), "
+    if faster := names.pop("faster", None):
+        best, rate = max(faster, key=lambda one: one[1])
+        said += f"“{best}” trains {rate:,.0f} instead of {nearest.images_per_s:,.0f} images/s"
+    else:
+        said += f"“{base.name}” trains {nearest.images_per_s:,.0f} images/s"
+    for change, those in names.items():
+        said += f"; {change}: {', '.join(f'“{name}”' for name, _ in those)}"
+    return [f"{said}."]
+
+
+def _change(row: Row) -> str:
+    if row.verdict == "no practical difference":
+        return "no practical difference"
+    if row.ci_low is None or row.ci_low <= 1 <= row.ci_high:
+        return "no difference shown"
+    return "faster" if row.ci_high < 1 else "slower"
+
+
+def _published_takes(summary: Summary) -> list[str]:
+    said = []
+    for row in summary.rows:
+        if row.published is not None and row.published < 1 and row.normalized_time is not None:
+            least = 1 / row.published
+            said.append(
+                f"The document's {units.normalized(row.published)} for {row.name} takes a loader "
+                f"at least {least:.2f} times as fast (here: {1 / row.normalized_time:.2f}) and a "
+                f"GPU at least {least:.2f} times as fast as the loader."
+            )
+    return said
+
+
+def describe_roofline(summary: Summary, found: Sequence[Pipeline]) -> str:
+    """Return what the chart of a roofline shows."""
+    lines = []
+    for pipeline in found:
+        points = [
+            f"{point.images_per_s:,.0f} at {point.device_images_per_s:,.0f}"
+            for point in pipeline.points
+        ]
+        alone = [f"loading alone {pipeline.loading.images_per_s:,.0f}"] if pipeline.loading else []
+        lines.append(f"{pipeline.name}: {', '.join([*points, *alone])}")
+    shown = ["Training speed over the speed of the GPU, both in images/s", *lines]
+    return describe_run(summary, [*shown, *roofline(summary, found)])
 
 
 # --- alternative texts of charts --------------------------------------------------------

@@ -25,7 +25,7 @@ from labkit.runs.checks import check_emulator, check_images
 from labkit.runs.device_speed import device_of, is_calibrated
 from labkit.runs.process import TrialFailed
 from labkit.runs.timing import time_epoch, warm_up
-from labkit.settings import Settings
+from labkit.settings import Mode, Settings
 
 CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
 # Very short epochs leave most steps out, and each starts its workers anew: then it ends sooner.
@@ -35,8 +35,12 @@ UNSETTLED_STEPS_PER_WORKER = 1
 SHORT_SHARE = 0.9  # epochs shorter than this share of the mode's are worth a note
 
 
-def calibrate(run: ActiveRun) -> None:
+def calibrate(run: ActiveRun, epoch_share: float) -> None:
     """Find the device's rate and the baseline's, and from them how many images an epoch has.
+
+    Args:
+        run: the active run.
+        epoch_share: how long epochs should be, as a share of the mode's.
 
     Raises:
         RuntimeError: the baseline cannot run here, or the emulated device is too slow.
@@ -63,7 +67,8 @@ def calibrate(run: ActiveRun) -> None:
     device_rate = calibration["device_images_per_s"]
     if device_rate is not None and not of.leaves_out:
         calibration["x"] = device_rate / calibration["load_images_per_s"]
-    images = _epoch_images(run, calibration["images_per_s"])
+    mode = replace(run.mode, epoch_s=epoch_share * run.mode.epoch_s)
+    images = _epoch_images(run, mode, calibration["images_per_s"])
     while run.images_looked_at < images + len(run.info["excluded"]):  # others replace bad ones
         check_images(run, images + len(run.info["excluded"]))
     images = min(images, available - len(run.info["excluded"]))
@@ -71,7 +76,7 @@ def calibrate(run: ActiveRun) -> None:
     multiple = math.lcm(*(settings.batch_size for settings in run.remaining.values()))
     calibration["images"] = max(images // multiple, 1) * multiple
     run.save(calibration=calibration)
-    _note_short_epochs(run)
+    _note_short_epochs(run, mode)
 
 
 def _device(run: ActiveRun) -> dict[str, object]:
@@ -106,16 +111,16 @@ def with_device(settings: Settings, calibration: Mapping[str, object]) -> Settin
     return replace(settings, device_speed=calibration["calibrated_images_per_s"])
 
 
-def _epoch_images(run: ActiveRun, images_per_s: float) -> int:
+def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float) -> int:
     baseline, available = run.baseline, run.info["data"]["images"]
-    if baseline.images or not run.mode.epoch_s:
+    if baseline.images or not mode.epoch_s:
         return baseline.images or available
-    least = run.mode.min_steps * baseline.batch_size
-    return min(max(least, round(images_per_s * run.mode.epoch_s)), available)
+    least = mode.min_steps * baseline.batch_size
+    return min(max(least, round(images_per_s * mode.epoch_s)), available)
 
 
-def _note_short_epochs(run: ActiveRun) -> None:
-    calibration, mode = run.info["calibration"], run.mode
+def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
+    calibration = run.info["calibration"]
     steps = calibration["images"] // run.baseline.batch_size
     epoch_s = calibration["images"] / calibration["images_per_s"]
     if steps < mode.min_steps:

@@ -234,9 +234,13 @@ def compare_work(
         label -> (status, reason): "ok", "skipped" or "failed".
     """
     verdicts: dict[str, tuple[str, str]] = {}
+    first: dict[Settings, str] = {}  # label; other groups may have the same settings
     reference = None
     for label in sorted(variants, key=lambda label: label != baseline):  # the baseline first
         settings = variants[label]
+        if (same := first.setdefault(settings, label)) != label:
+            verdicts[label] = verdicts[same]
+            continue
         try:
             parts = resolve(settings)
             check_batch_fits(settings)

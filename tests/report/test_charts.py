@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 from fake_dials import all_of, fake_dial
-from fake_runs import fake_machine_run, their_run
+from fake_runs import LOADING, fake_machine_run, fake_roofline, their_run
 from fakes import (
     LABELS,
     MEDIA,
@@ -284,6 +284,64 @@ def test_where_the_baseline_is_on_the_dial_itself_there_is_no_series():
     )
 
 
+# --- roofline -------------------------------------------------------------------------------
+
+
+def roofline(*given, **more):
+    return charts.roofline(fake_roofline(*given, **more).summary)
+
+
+def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
+    figure = roofline(noise=0.0, overlap=1.0)
+    (axes,) = figure.axes
+    dots = {
+        line.get_marker(): list(zip(line.get_xdata(), line.get_ydata()))
+        for line in axes.lines
+        if len(line.get_xdata()) == 7
+    }
+    assert len(dots) == 3  # told apart without colour
+    devices = [210 * x for x in (0.5, 1, 1.4, 2, 2.8, 4, 8)]
+    for rate, points in zip((210, 260, 400), dots.values()):
+        assert points == [pytest.approx((x, min(x, rate))) for x in devices]
+    said = everything_written(figure)
+    for name in ("simplified: 400", "vectorized: 260", "original: 210", "simulated GPU: 480"):
+        assert name in said
+    (ground,) = axes.patches  # from the baseline's bend to the end
+    assert ground.get_x() == pytest.approx(210)
+    assert ground.get_x() + ground.get_width() == pytest.approx(axes.get_xlim()[1])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {},
+            "With a GPU of 420 images/s (simulated GPU: 480), “simplified” trains 400 instead of "
+            "210 images/s",
+        ),
+        (
+            {"loading": {"none": 210.0, "thread": 211.0}, "noise": 0.03},
+            "images/s; no difference shown: “thread”.",
+        ),
+        (
+            {"loading": {"none": 210.0, "thread": 211.0}, "mode": "full", "blocks": 10},
+            "no practical difference: “thread”.",
+        ),
+        ({"loading": {"none": 210.0, "late": 150.0}}, "slower: “late”."),
+        (
+            {"published": {"original": 1.0, "simplified": 0.661}},
+            "The document's 0.661 for simplified takes a loader at least 1.51 times as fast (here: "
+            "1.90) and a GPU at least 1.51 times as fast as the loader.",
+        ),
+    ],
+)
+def test_a_roofline_states_what_was_measured_with_this_device(more, said):
+    figure = roofline(**{"noise": 0.001, "overlap": 1.0, **more})
+    assert said in everything_written(figure)
+    assert said in figure.get_label()
+    assert "agree" not in figure.get_label()
+
+
 # --- timeline -------------------------------------------------------------------------------
 
 N = 40
@@ -404,6 +462,10 @@ AWKWARD = {
     ),
     "dial, slow": lambda: dial("checkpoints", all_of("checkpoints", 1_234)),
     "dial, nothing": lambda: dial("logs", {}, skipped=NO_ROOM, blocks=0),
+    "roofline": lambda: roofline(published={"simplified": 0.661}),
+    "roofline, all alike": lambda: roofline(dict.fromkeys("abcdefgh", 210.0), speeds=(1, 2)),
+    "roofline, long names": lambda: roofline(long_names(LOADING), noise=0.2, device=20_000.0),
+    "roofline, nothing": lambda: roofline(blocks=0),
     "timeline, nothing": lambda: charts.timeline(NOTHING, f"{LONG} {LONG}"),
     "timeline, emulated": lambda: charts.timeline(EMULATED),
     "timeline, many": lambda: charts.timeline(MANY, CHINESE * 3),
