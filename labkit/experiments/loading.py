@@ -16,6 +16,9 @@ from labkit.settings import Settings
 EACH_UP_TO = 12
 # A queue that is never empty needs no depth: what is loaded ahead pays where reads are uneven.
 JITTER_MS = 40
+# They sleep for most of the time, so more than there are cores are no burden, and the late ones
+# of several hold the others up.
+WAITING_WORKERS = 4
 SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
 # prefetch_generator keeps one batch, and its thread holds another.
 THREAD_BATCHES = 2
@@ -65,7 +68,12 @@ def prefetch_factor(base: Settings) -> Experiment:
 
     Source: [000], [001] 1.5.
     """
-    base = replace(base, jitter_ms=base.jitter_ms or JITTER_MS)
+    count = max(WAITING_WORKERS, hardware.cores() // 2)
+    base = replace(
+        base,
+        jitter_ms=base.jitter_ms or JITTER_MS,
+        num_workers=count if base.num_workers is None else base.num_workers,
+    )
     two, *others = (
         (f"{n} {'batch' if n == 1 else 'batches'} each", replace(base, prefetch_factor=n))
         for n in (2, 1, 4, 8)

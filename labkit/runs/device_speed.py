@@ -74,11 +74,14 @@ class CalibratedDevice:
 
     def __str__(self) -> str:
         half = (self.high - self.low) / 2 / self.reference_images_per_s
+        advice = "close other programs and measure anew: labkit calibrate"
+        why = f"; not within {units.limit(WITHIN)}, {advice}" if half > WITHIN else ""
         return (
             f"simulated GPU of {units.rate(self.device_images_per_s)} at {self.input_px} px: "
             f"{TIMES_THE_REFERENCE} × the reference's loading rate, "
             f"{units.rate(self.reference_images_per_s)} ± {units.percent(half)} "
             f"({self.processes} processes, {units.minute(self.measured_utc)})"
+            f"{why}"
         )
 
     __repr__ = __str__
