@@ -110,6 +110,7 @@ def _table(
             )
     data_read, taken = units.count_bytes(data_bytes), units.count_bytes(taken_bytes)
     read_bytes_per_s = _read_bytes_per_s(run, base_points)
+    without = [row for row in summary.rows if row.name not in arms]
     return Table(
         pd.DataFrame(cells).set_index("variant"),
         heading=[
@@ -132,6 +133,7 @@ def _table(
                 "cold images one after another"
             )
             + "; what is copied must fit",
+            *dict.fromkeys(f"{row.name}: {words.reason(row)}" for row in without),
             *summary.notes,
         ],
     )
@@ -147,7 +149,7 @@ def _around(points: Points, share: float) -> Points:
 def _s_per_image(around: Points, share: float) -> float:
     (low, first), (high, last) = around[0], around[-1]
     weight = (share - low) / (high - low) if high > low else 0.0
-    # Steady rates: an epoch of all images starts its workers once, as a short one does.
+    # Steady rates: an epoch of all images starts its workers only once, as a short one does.
     return (1 - weight) / first.steady_images_per_s + weight / last.steady_images_per_s
 
 

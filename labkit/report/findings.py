@@ -147,7 +147,8 @@ def _why_left_out(row: Row, run: Run, *, fits: bool) -> str:
     if traits(run.info["variants"][row.variant]).in_memory:
         return "the full data set does not fit into memory"
     if row.labels.get("cache") != "cold":
-        return "measured warm, but the full data set does not fit into memory; run it cold"
+        cache = row.labels.get("cache", "warm")
+        return f"measured {cache}, but the full data set does not fit into memory; run it cold"
     return ""
 
 

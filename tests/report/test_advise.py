@@ -97,6 +97,19 @@ def test_what_was_not_measured_has_no_figure(tmp_path):
     assert found["packed, in order"][2:4] == ["–", "not known"]
 
 
+def test_a_way_that_could_not_be_measured_is_named_with_its_reason(tmp_path):
+    run = memory_run(epoch_s={arm: EPOCH_S[arm] for arm in ("hard disk", "SSD")})
+    why = "packing raw needs room"
+    labels = {f"{group}: packed, in order": group for group in run.info["baselines"]}
+    run.info["groups"].update(labels)
+    run.info["variants"].update({label: {"cached": 0} for label in labels})
+    run.info["skipped"] = dict.fromkeys(labels, why)
+    save_run(tmp_path, run)
+    table = lab.advise(100, 54, results=tmp_path)
+    assert "packed, in order" not in rows(table)
+    assert [note for note in table.notes if why in note] == [f"packed, in order: skipped: {why}"]
+
+
 def test_the_command_prints_the_table_or_says_what_to_run(tmp_path, capsys):
     asked = ["advise", "--data-gb", "300", "--memory-gb", "64", "--results", str(tmp_path)]
     save_run(tmp_path, memory_run(machine_id="another"))
