@@ -114,16 +114,21 @@ def checks(summary: Summary) -> list[str]:
 
 
 def bound(summary: Summary) -> list[str]:
-    """Return how far faster loading can shorten the epoch here; nothing where it is not known."""
+    """Return how far faster loading can shorten the epoch here; nothing where it is not known.
+
+    What the device computes in the baseline's epochs remains: 1 ÷ x where loading and computing
+    overlap, and neither slows the other.
+    """
     x = summary.calibration.get("x")
-    if not x or summary.kind == "roofline":
+    computing = next((row.compute_share for row in summary.rows if summary.is_baseline(row)), None)
+    if not x or computing is None or summary.kind == "roofline":
         return []
     if x <= 1:
         return [f"x {x:.2f}: the device is the limit, and loading is hidden behind it"]
-    least = units.normalized(1 / x)
     return [
-        f"x {x:.2f}: faster loading cannot take the normalized time below {least} (1 ÷ x), "
-        "plus what is not overlapped, such as start-up"
+        f"x {x:.2f}: the device computes for {units.percent(computing)} of the baseline's epochs; "
+        f"faster loading cannot take the normalized time below {units.normalized(computing)} "
+        f"(1 ÷ x: {units.normalized(1 / x)})"
     ]
 
 
