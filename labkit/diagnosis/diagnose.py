@@ -34,9 +34,8 @@ from labkit.machine import shared_memory
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.training.callbacks import open_callbacks
 from labkit.pipeline import build
-from labkit.resolve import complete_here
-from labkit.runs.device_speed import device_of, is_calibrated
-from labkit.settings import MODES, Settings
+from labkit.runs.device_speed import complete_with_device
+from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,8 +92,8 @@ def diagnose(
     with ExitStack() as stack:
         settings = loader if isinstance(loader, Settings) else None
         if settings is not None:
-            settings = _calibrated(settings, results, progress)
-            loader, step, files, device = _open_pipeline(settings, stack)
+            whole = complete_with_device(settings, results, progress=progress)
+            loader, step, files, device = _open_pipeline(whole, stack)
         paths = _checked(loader, step, device, files, budget_s)
         say = stack.enter_context(_bar(progress))
         found = collect(Loop(loader, step), files=paths, device=device, budget_s=budget_s, say=say)
@@ -168,22 +167,13 @@ class _Prefetched:
         return self._length
 
 
-def _calibrated(settings: Settings, results: Path | str, progress: bool) -> Settings:
-    """Fill in what is unset as a quick run does, the simulated GPU's speed too."""
-    settings = complete_here(settings, MODES["quick"])
-    settings = replace(settings, images=settings.images or IMAGES)
-    if not is_calibrated(settings):
-        return settings
-    device = device_of(settings, results, progress=progress)
-    return replace(settings, device_speed=device.device_images_per_s)
-
-
 def _open_pipeline(settings: Settings, stack: ExitStack) -> tuple:
     """Return loader, step, files and emulated device of settings, opened in this process.
 
     The step is the loop of `runs.timing` without its
     timers.  A prefetcher's work is not in it: it delivers device batches and counts as the loader.
     """
+    settings = replace(settings, images=settings.images or IMAGES)
     pipeline = build(settings, SystemClock())
     device = pipeline.device
     callbacks = open_callbacks(settings, device, pipeline.step, stack)

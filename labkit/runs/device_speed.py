@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -123,11 +125,37 @@ def is_calibrated(settings: Settings) -> bool:
     return is_emulated and PROFILES[settings.profile].compute_s_per_image is None
 
 
+def complete_with_device(
+    settings: Settings,
+    results: Path | str,
+    *,
+    cancel: threading.Event | None = None,
+    progress: bool = True,
+) -> Settings:
+    """Fill in what is unset as a quick run does, the calibrated device's speed too.
+
+    Args:
+        settings: what the user chose.
+        results: as in `device_of`, with its errors.
+        cancel: set by another thread to stop.
+        progress: show a bar.
+
+    Raises:
+        Cancelled: `cancel` was set.
+    """
+    settings = complete_here(settings, MODES["quick"])
+    if not is_calibrated(settings):
+        return settings
+    device = device_of(settings, results, cancel=cancel, progress=progress)
+    return replace(settings, device_speed=device.device_images_per_s)
+
+
 def device_of(
     settings: Settings,
     results: Path | str,
     *,
     ask: Ask | None = None,
+    cancel: threading.Event | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: bool = True,
     anew: bool = False,
@@ -138,6 +166,7 @@ def device_of(
         settings: whose data and input_px count.
         results: folder that holds the results.
         ask: runs a job in a fresh process, as `Launcher.run`; None: one of its own.
+        cancel: set by another thread to stop a launcher of its own.
         say: shows a sentence.
         progress: show a bar.
         anew: measure whatever is kept.
@@ -149,7 +178,8 @@ def device_of(
     if ask is None:
         log = Path(os.devnull)
         with Launcher(log, fork=hardware.can_fork(), own=own_parts()) as launcher:
-            return device_of(settings, results, ask=launcher.run, progress=progress, anew=anew)
+            ask = partial(launcher.run, cancel=cancel)
+            return device_of(settings, results, ask=ask, progress=progress, anew=anew)
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
     data = open_original(settings).manifest_hash
     key = (machine_id, data, settings.input_px)

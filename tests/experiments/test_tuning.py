@@ -54,7 +54,7 @@ def test_the_table_shows_what_was_chosen_and_every_number(label, title):
 def test_a_user_can_cancel_and_what_was_measured_stays(photos, tmp_path):
     cancel = threading.Event()
     cancel.set()
-    settings = lab.Settings(data=str(photos))
+    settings = lab.Settings(data=str(photos), device="cpu")
     with pytest.raises(Cancelled, match=r"cancelled; .* holds what was measured"):
         lab.tune(settings, results=tmp_path, cancel=cancel, progress=False)
     assert [lab.find_run(run).info["status"] for run in lab.list_runs(tmp_path)] == ["cancelled"]
