@@ -23,7 +23,7 @@ from labkit.report.bars import to_bytes
 from labkit.report.charts import timeline
 from labkit.report.doctor import doctor_rows
 from labkit.resolve import TABLES
-from labkit.runs import store
+from labkit.runs import device_speed, store
 from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
 
 CHART_KINDS = (".png", ".svg", ".pdf")
@@ -211,7 +211,8 @@ def _diagnose(options: Options) -> None:
 
 def _calibrate(options: Options) -> None:
     for input_px in options.input_px:
-        print(lab.calibrate(options.data, input_px, results=options.results))
+        device = lab.calibrate(options.data, input_px, results=options.results)
+        print(f"{device}\nkept in {Path(options.results) / device_speed.FILE}")
 
 
 def _doctor(options: Options) -> None:

@@ -22,7 +22,7 @@ from labkit.pipeline import Pipeline, build
 from labkit.resolve import resolve, traits
 from labkit.runs.active import ActiveRun
 from labkit.runs.checks import check_emulator, check_images
-from labkit.runs.device_speed import device_of, is_calibrated
+from labkit.runs.device_speed import FILE, device_of, is_calibrated
 from labkit.runs.process import TrialFailed
 from labkit.runs.timing import time_epoch, warm_up
 from labkit.settings import Mode, Settings
@@ -85,7 +85,7 @@ def _device(run: ActiveRun) -> dict[str, object]:
     if any(map(is_calibrated, run.remaining.values())):
         how = {"ask": lambda job, arguments: run.ask(job, **arguments), "say": run.progress.say}
         kept = device_of(run.baseline, run.folder.parents[1], **how, progress=run.progress.shown)
-        run.progress.say(str(kept))
+        run.progress.say(f"{kept}, kept in {run.folder.parents[1] / FILE}")
         calibration |= {
             "calibrated_images_per_s": kept.device_images_per_s,
             "calibrated_utc": kept.measured_utc,
