@@ -172,6 +172,6 @@ def fake_roofline(
         },
         **{"provenance": MINE, "source": "[004] section 3.3, experiment 3", **more},
     )  # fmt: skip
-    info["baseline"] = f"x = 1: {next(iter(loading))}"
+    info["baseline"] = next(iter(groups))
     info["variants"] = {label: {"device": "emulated", "num_workers": 2} for label in groups}
     return Run(folder=Path("/home/ada/results/roofline"), info=info, trials=tuple(trials))

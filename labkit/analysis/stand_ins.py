@@ -92,6 +92,5 @@ def _beside_the_loader(summary: Summary) -> str:
 
 
 def _names(rows: Sequence[Row], places: Sequence[int]) -> str:
-    if len(places) > MAX_NAMES:
-        return f"{len(places)} variants"
-    return "; ".join(rows[place].variant for place in places)
+    names = dict.fromkeys(rows[place].name for place in places)  # once for all groups
+    return f"{len(names)} variants" if len(names) > MAX_NAMES else "; ".join(names)

@@ -47,7 +47,9 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     base = known[experiment.baseline]
     wanted = replace(base, cache=cache or base.cache)
     kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
+    about = experiment.name
     if len({settings.cache for settings in kept.values()}) > 1:
+        about += f", {wanted.cache} epoch"
         kept = {
             label: settings
             for label, settings in kept.items()
@@ -76,7 +78,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         experiment,
         name=f"{experiment.name}{SUFFIX}",
         kind=ROOFLINE,
-        question=f"{experiment.name}: how fast would you train on a slower or faster GPU?",
+        question=f"{about}: how fast would you train on a slower or faster GPU?",
         variants=quick,
         in_full=in_full,
         baseline=f"{_group(QUICK_SPEEDS[0])}: {baseline}",

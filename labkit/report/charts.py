@@ -25,7 +25,6 @@ from labkit.report.bars import (
     AXIS_IN,
     INK,
     LOOKS,
-    NAME_CHARS,
     PAD_IN,
     SOFT_INK,
     WARNING_INK,
@@ -433,7 +432,11 @@ IDEAL = {"linewidth": 1.2, "zorder": 1.6}
 MEASURED = {"color": INK, "marker": "o", "markersize": 7, "linestyle": "none", "zorder": 3}
 OWN_DEVICE = {"color": INK, "linewidth": 1.4, "linestyle": (0, (1, 1.5)), "zorder": 1.8}
 GROUND = "#efefef"
+GPU_IS_LIMIT = "the GPU is the limit: faster loading does not help"
+FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
+INSIDE = {"clip_on": True, "in_layout": False}
 ROOFLINE_IN = 4.6
+END_CHARS = 30  # of a line of a name at the end of a line
 NAME_LINE = 0.05  # height of a line of a name at the end of a line, as a share of the axis
 
 
@@ -448,7 +451,8 @@ def roofline(summary: Summary) -> Figure:
     with page(words.describe_roofline(summary, found)) as figure:
         handles = _draw_roofline(figure.add_subplot(), summary, found)
         question, *conditions = title(summary)
-        lines = [question, *(Line(sentence, 10) for sentence in said), *conditions]
+        answers = [Line(sentence, 10, "normal" if i else "bold") for i, sentence in enumerate(said)]
+        lines = [question, *answers, *conditions]
         frame(figure, lines, words.origin(summary.info), ROOFLINE_IN, handles, columns=2)
     return figure
 
@@ -465,9 +469,14 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     devices = [point.device_images_per_s for point in every]
     own, own_name = words.own_device(summary)
     speeds = [point.images_per_s for point in every]
-    left, right = min(devices) / 1.15, max(*devices, own or 0) * 1.15
+    left, right = min(devices) / 1.15, max(devices) * 1.15
+    if own:  # the dots must not be crowded by a device that is far from them
+        left = min(left, max(own / 1.15, left / FAR))
+        right = max(right, min(own * 1.15, right * FAR))
+    ideals = [pipeline.ideal_images_per_s(right) or 0.0 for pipeline in found]
     low = min(speeds) / 1.5
-    high = max(*speeds, 3 * low) * 1.3  # where all is alike, noise must not fill the picture
+    # Where all is alike, noise must not fill the picture.
+    high = 1.2 * max(*speeds, *ideals, 3 * low)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
     for axis, span in ((axes.xaxis, right / left), (axes.yaxis, high / low)):
         digits = (1, 2, 3, 5, 7) if span < 20 else (1, 2, 5) if span < 150 else (1,)
@@ -476,21 +485,24 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.grid(axis="both")
     axes.plot([low, high], [low, high], **DIAGONAL)
+    start = 1.05 * max(left, low)
     axes.text(
-        left * 1.08, left * 1.16, "the GPU is the limit", rotation=45, size=9, va="bottom",
-        rotation_mode="anchor", transform_rotates_text=True,
+        start, start * (high / low) ** 0.025, GPU_IS_LIMIT, size=9, rotation=45, va="bottom",
+        rotation_mode="anchor", transform_rotates_text=True, **INSIDE,
     )  # fmt: skip
-    if (loading := found[0].loading) is not None:
-        bend = loading.images_per_s
+    loading = found[0].loading
+    if loading is not None and (bend := loading.images_per_s) < right:
         axes.axvspan(bend, right, color=GROUND, zorder=0)
-        said = wrap(f"{found[0].name}: the loader is the limit", 40)
+        said = wrap(f"the loader is the limit: a faster GPU does not help “{found[0].name}”", 38)
         box = {"facecolor": GROUND, "edgecolor": "none", "pad": 1}
-        axes.text(bend * 1.05, low * 1.05, said, size=9, va="bottom", bbox=box)
+        axes.text(bend * 1.05, low * 1.05, said, size=9, va="bottom", bbox=box, **INSIDE)
     if own:
-        axes.axvline(own, **OWN_DEVICE)
+        at, said = min(max(own, left), right), f"{own_name}: {own:,.0f}"
+        said = f"← {said}" if own < left else f"{said} →" if own > right else said
+        axes.axvline(at, **OWN_DEVICE)
         axes.annotate(
-            f"{own_name}: {own:,.0f}", (own, 1), (0, 3), xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points", ha="center", size=9, annotation_clip=False,
+            said, (at, 1), (0, 3), axes.get_xaxis_transform(), "offset points", ha="center",
+            size=9, annotation_clip=False,
         )  # fmt: skip
     for pipeline, (marker, dashes, color) in zip(found, cycle(SERIES_LOOKS)):
         xs = [point.device_images_per_s for point in pipeline.points]
@@ -520,7 +532,7 @@ def _write_ends(axes: Axes, found: Sequence[Pipeline]) -> None:
     for pipeline, (_, _, color) in zip(found, cycle(SERIES_LOOKS)):
         if pipeline.points:
             last = pipeline.points[-1]
-            said = wrap(f"{pipeline.name}: {last.images_per_s:,.0f}", NAME_CHARS)
+            said = wrap(f"{pipeline.name}: {last.images_per_s:,.0f}", END_CHARS)
             ends.append((last, said, color))
     ends.sort(key=lambda end: end[0].images_per_s)
     heights = [(math.log(last.images_per_s) - low) / (high - low) for last, _, _ in ends]

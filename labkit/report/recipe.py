@@ -71,7 +71,7 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
         ValueError: no such variant, it has no numbers, or a program cannot express it.
     """
     if run.info.get("groups"):
-        raise ValueError("run must be of variants without groups; take a run of combined")
+        raise ValueError("run must be without groups, got one with groups; take a run of combined")
     summary = run.summary
     if variant is not None:
         row = pick({row.variant: row for row in summary.rows}, variant, "variant")

@@ -72,9 +72,8 @@ def other_images(summary: Summary) -> list[str]:
     """Return the variants that read or decode other images than the rest, which charts must say."""
     if "images" in summary.labels:
         return []
-    return [
-        f"{row.variant}: {row.labels['images']}" for row in summary.rows if "images" in row.labels
-    ]
+    told = (f"{row.name}: {row.labels['images']}" for row in summary.rows if "images" in row.labels)
+    return list(dict.fromkeys(told))  # once, however many groups a variant is in
 
 
 def noise_floor(summary: Summary) -> str:
@@ -288,6 +287,8 @@ def roofline(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
 
 def own_device(summary: Summary) -> tuple[float | None, str]:
     """Return the speed of the device that a roofline is read at, and what it is."""
+    if (rate := summary.calibration.get("gpu_images_per_s")) is not None:
+        return rate, "your GPU"
     profile = summary.info["variants"][summary.baseline].get("profile", "calibrated")
     name = "simulated GPU" if profile == "calibrated" else f"simulated GPU ({profile})"
     return summary.calibration.get("device_images_per_s"), name
@@ -306,7 +307,7 @@ def _with_this_device(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
         for point in pipeline.points:
             if point.device_images_per_s == at:
                 names.setdefault(_change(point.row), []).append((pipeline.name, point.images_per_s))
-    said = f"With a GPU of {units.rate(at)} ({name}: {own:,.0f}), "
+    said = f"With a GPU of {units.rate(at)} (nearest to {name}: {own:,.0f}), "
     if faster := names.pop("faster", None):
         best, rate = max(faster, key=lambda one: one[1])
         said += f"“{best}” trains {rate:,.0f} instead of {nearest.images_per_s:,.0f} images/s"
@@ -326,16 +327,20 @@ def _change(row: Row) -> str:
 
 
 def _published_takes(summary: Summary) -> list[str]:
-    said = []
-    for row in summary.rows:
-        if row.published is not None and row.published < 1 and row.normalized_time is not None:
-            least = 1 / row.published
-            said.append(
-                f"The document's {units.normalized(row.published)} for {row.name} takes a loader "
-                f"at least {least:.2f} times as fast (here: {1 / row.normalized_time:.2f}) and a "
-                f"GPU at least {least:.2f} times as fast as the loader."
-            )
-    return said
+    """Return what the published times take of a loader and a GPU; no crossing is agreement."""
+    rows = [
+        row for row in summary.rows if (row.published or 1) < 1 and row.normalized_time is not None
+    ]
+    if not rows:
+        return []
+    told = ", ".join(f"{units.normalized(row.published)} ({row.name})" for row in rows)
+    least = ", ".join(f"{1 / row.published:.2f}" for row in rows)
+    here = ", ".join(f"{1 / row.normalized_time:.2f}" for row in rows)
+    verb = "take" if rows[1:] else "takes"
+    return [
+        f"The document's {told} {verb} a loader at least {least} times as fast (here: {here}) and "
+        "a GPU that is faster than the loader by as much."
+    ]
 
 
 def describe_roofline(summary: Summary, found: Sequence[Pipeline]) -> str:

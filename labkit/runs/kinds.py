@@ -15,7 +15,9 @@ from pathlib import Path
 from labkit.analysis.forecast import Forecast, forecast
 from labkit.analysis.validity import baselines_of
 from labkit.contracts import Skip, Trial, utc_now
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
+from labkit.parts.devices import PROFILES
+from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.resolve import stored_folder, traits
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
@@ -29,6 +31,7 @@ from labkit.runs.checks import (
 )
 from labkit.runs.experiment import EPOCHS, ROOFLINE
 from labkit.runs.packs import ensure_pack
+from labkit.runs.process import TrialFailed
 from labkit.runs.reads import save_read_counts
 from labkit.runs.schedule import Planned
 from labkit.runs.staging import staged
@@ -76,7 +79,10 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
 
 def _prepare_roofline(run: ActiveRun, cleanup: ExitStack) -> None:
     """Prepare as for epochs, and leave out the speeds that cannot be emulated here."""
+    is_resumed = "calibration" in run.info
     _prepare_epochs(run, cleanup)
+    if not is_resumed and gpu.cuda().works:
+        _measure_gpu(run)
     groups: dict[float, list[str]] = {}
     for label in run.remaining:
         groups.setdefault(run.info["tasks"][label]["x"] or 0.0, []).append(label)
@@ -89,6 +95,29 @@ def _prepare_roofline(run: ActiveRun, cleanup: ExitStack) -> None:
             for label in groups[x]:
                 if label not in run.dropped:
                     run.drop(label, "skipped", str(reason))
+
+
+def _measure_gpu(run: ActiveRun) -> None:
+    """Save how fast this machine's GPU trains with the model alone: where a roofline is read."""
+    run.progress.say("measuring this machine's GPU with the model alone")
+    settings = replace(
+        run.baseline,
+        images=run.info["calibration"]["images"],
+        device="cuda",
+        device_speed=None,
+        profile=Settings.profile,
+        step=PREPROCESSORS[run.baseline.preprocessor].batch,
+        loader="resident",
+        prefetcher="none",
+    )
+    try:
+        measured = run.ask("measure", settings=asdict(settings), excluded=run.info["excluded"])
+    except (TrialFailed, Skip) as reason:
+        run.note(f"how fast this machine's GPU is was not measured: {reason}")
+        return
+    (epoch,) = measured["epochs"]
+    rate = epoch["images"] / epoch["epoch_s"]
+    run.save(calibration={**run.info["calibration"], "gpu_images_per_s": rate})
 
 
 def _prepare_operations(run: ActiveRun, cleanup: ExitStack) -> None:
@@ -191,7 +220,9 @@ def _settings_of(run: ActiveRun, label: str) -> Settings:
     settings = with_device(run.variants[label], calibration)
     if x := run.info.get("tasks", {}).get(label, {}).get("x"):
         device_speed = x * calibration["load_images_per_s"]
-        settings = replace(settings, profile=Settings.profile, device_speed=device_speed)
+        has_its_own = PROFILES[settings.profile].compute_s_per_image is not None
+        profile = Settings.profile if has_its_own else settings.profile
+        settings = replace(settings, profile=profile, device_speed=device_speed)
     return replace(settings, images=calibration["images"])
 
 

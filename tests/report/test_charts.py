@@ -316,8 +316,8 @@ def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
     [
         (
             {},
-            "With a GPU of 420 images/s (simulated GPU: 480), “simplified” trains 400 instead of "
-            "210 images/s",
+            "With a GPU of 420 images/s (nearest to simulated GPU: 480), “simplified” trains 400 "
+            "instead of 210 images/s",
         ),
         (
             {"loading": {"none": 210.0, "thread": 211.0}, "noise": 0.03},
@@ -330,8 +330,8 @@ def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
         ({"loading": {"none": 210.0, "late": 150.0}}, "slower: “late”."),
         (
             {"published": {"original": 1.0, "simplified": 0.661}},
-            "The document's 0.661 for simplified takes a loader at least 1.51 times as fast (here: "
-            "1.90) and a GPU at least 1.51 times as fast as the loader.",
+            "The document's 0.661 (simplified) takes a loader at least 1.51 times as fast (here: "
+            "1.90) and a GPU that is faster than the loader by as much.",
         ),
     ],
 )
@@ -465,6 +465,7 @@ AWKWARD = {
     "roofline": lambda: roofline(published={"simplified": 0.661}),
     "roofline, all alike": lambda: roofline(dict.fromkeys("abcdefgh", 210.0), speeds=(1, 2)),
     "roofline, long names": lambda: roofline(long_names(LOADING), noise=0.2, device=20_000.0),
+    "roofline, slow": lambda: roofline(speeds=(0.1,)),
     "roofline, nothing": lambda: roofline(blocks=0),
     "timeline, nothing": lambda: charts.timeline(NOTHING, f"{LONG} {LONG}"),
     "timeline, emulated": lambda: charts.timeline(EMULATED),

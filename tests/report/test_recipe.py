@@ -380,7 +380,7 @@ def test_what_has_no_numbers_says_why():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         lab.Run.recipe(make_run(times, trials=[]))
     operations = Run(folder=Path("x"), info={"groups": {"a": "b"}}, trials=())
-    with pytest.raises(ValueError, match=r"^run must be of variants without groups"):
+    with pytest.raises(ValueError, match=r"^run must be without groups, got one with"):
         lab.Run.recipe(operations)
 
 
