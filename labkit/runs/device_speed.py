@@ -232,8 +232,9 @@ def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list
     which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
     bad, _ = ask("find_bad_images", {"settings": asdict(reference), **which})
     excluded = [index for index, _ in bad]
-    looked_at = min(REFERENCE_IMAGES, len(open_original(settings)))
-    reference = replace(reference, images=max(looked_at - len(excluded), reference.batch_size))
+    images = min(REFERENCE_IMAGES, len(open_original(settings))) - len(excluded)
+    batch_size = max(min(reference.batch_size, images), 1)
+    reference = replace(reference, images=max(images, 1), batch_size=batch_size)
     rates, began_s = [], time.monotonic()
     form = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed} of at most 01:00{postfix}"
     with bar(
