@@ -89,6 +89,14 @@ def test_a_speed_that_cannot_be_emulated_here_is_left_out_with_the_reason(
     assert "GPU of" in str(run.findings())
 
 
+@pytest.mark.needs_cuda
+def test_the_line_is_at_this_machines_gpu(photos, tmp_path):
+    how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
+    run = lab.roofline("preprocessing", **FEW["settings"], **how)
+    assert run.info["calibration"]["gpu_images_per_s"] > 0
+    assert "your GPU" in run.chart().get_label()
+
+
 def test_the_command_measures_and_prints(photos, tmp_path, capsys):
     words = ["roofline", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
     few = ["--variant", "original", "--variant", "simplified", "--images", "8", "--blocks", "1"]
