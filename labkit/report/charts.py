@@ -433,9 +433,10 @@ MEASURED = {"color": INK, "marker": "o", "markersize": 7, "linestyle": "none", "
 OWN_DEVICE = {"color": INK, "linewidth": 1.4, "linestyle": (0, (1, 1.5)), "zorder": 1.8}
 GROUND = "#efefef"
 GPU_IS_LIMIT = "the GPU is the limit: faster loading does not help"
+GPU_IS_LIMIT_IN = 3.3  # its length, with some room
 FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
 INSIDE = {"clip_on": True, "in_layout": False}
-ROOFLINE_IN = 4.6
+ROOFLINE_IN, AXES_IN = 4.6, (5.5, 4)  # height of all; about the axes' width and height
 END_CHARS = 30  # of a line of a name at the end of a line
 NAME_LINE = 0.05  # height of a line of a name at the end of a line, as a share of the axis
 
@@ -478,7 +479,8 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     # Where all is alike, noise must not fill the picture.
     high = 1.2 * max(*speeds, *ideals, 3 * low)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
-    for axis, span in ((axes.xaxis, right / left), (axes.yaxis, high / low)):
+    spans = right / left, high / low
+    for axis, span in zip((axes.xaxis, axes.yaxis), spans):
         digits = (1, 2, 3, 5, 7) if span < 20 else (1, 2, 5) if span < 150 else (1,)
         axis.set_major_locator(LogLocator(subs=digits))
         axis.set_minor_locator(NullLocator())
@@ -486,8 +488,11 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     axes.grid(axis="both")
     axes.plot([low, high], [low, high], **DIAGONAL)
     start = 1.05 * max(left, low)
+    inches = math.hypot(*(inch / math.log(span) for inch, span in zip(AXES_IN, spans)))
+    is_room = inches * math.log(min(right, high) / start) > GPU_IS_LIMIT_IN
+    said = GPU_IS_LIMIT if is_room else GPU_IS_LIMIT.partition(":")[0]
     axes.text(
-        start, start * (high / low) ** 0.025, GPU_IS_LIMIT, size=9, rotation=45, va="bottom",
+        start, start * (high / low) ** 0.025, said, size=9, rotation=45, va="bottom",
         rotation_mode="anchor", transform_rotates_text=True, **INSIDE,
     )  # fmt: skip
     loading = found[0].loading
@@ -495,7 +500,8 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         axes.axvspan(bend, right, color=GROUND, zorder=0)
         said = wrap(f"the loader is the limit: a faster GPU does not help “{found[0].name}”", 38)
         box = {"facecolor": GROUND, "edgecolor": "none", "pad": 1}
-        axes.text(bend * 1.05, low * 1.05, said, size=9, va="bottom", bbox=box, **INSIDE)
+        place = 1.05 * max(bend, left), 1.05 * low
+        axes.text(*place, said, size=9, va="bottom", bbox=box, **INSIDE)
     if own:
         at, said = min(max(own, left), right), f"{own_name}: {own:,.0f}"
         said = f"← {said}" if own < left else f"{said} →" if own > right else said
