@@ -29,7 +29,7 @@ PATIENCE_S = 60.0  # how long to look for something that must happen; not a spee
 
 def settings(photos, **changes):
     small = {"device": "emulated", "input_px": 64, "batch_size": 4, "num_workers": 1}
-    small["device_speed"] = 1000
+    small["device_speed"] = 1000 if changes.get("device", "emulated") == "emulated" else None
     chosen = Settings(data=str(photos), **{**small, **changes})
     filled = complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=hardware.can_fork())
     return asdict(filled)
@@ -190,7 +190,7 @@ def test_a_failed_trial_is_one_line_and_its_traceback_is_in_the_log(launcher, ow
 
 
 def test_a_variant_that_cannot_run_here_is_a_skip_with_its_reason(launcher, photos):
-    cpu = {"device": "cpu", "step": "detector", "device_speed": None}
+    cpu = {"device": "cpu", "step": "detector"}
     with pytest.raises(Skip, match="data_prefetcher copies on a side stream"):
         measure(launcher, photos, prefetcher="data_prefetcher", **cpu)
 
