@@ -463,7 +463,7 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xlabel("speed of the GPU: images/s that it trains with the model alone")
-    axes.set_ylabel("training speed, images/s")
+    axes.set_ylabel("training speed, images/s, start-up included")
     every = [point for pipeline in found for point in pipeline.points]
     if not every:
         return []
