@@ -86,14 +86,15 @@ def times(summary: Summary) -> Figure:
 
 
 def _times_of_groups(summary: Summary) -> Figure:
-    """Draw axes per group: "decode, 640×480" is in the row decode and the column 640×480.
+    """Draw axes per group: "resize, antialiased, 640×480" is in the column 640×480.
 
     Each has its own axis, as groups are not compared; the time is beside each bar.
     """
     from matplotlib.ticker import MaxNLocator
 
     groups = summary.groups()
-    places = [group.partition(", ")[::2] for group in groups]
+    # A group without a comma is a row, and there is one column.
+    places = [group.rsplit(", ", 1) if ", " in group else (group, "") for group in groups]
     names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
     drawn = []
     with page(words.describe(summary)) as figure:

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 from fake_dials import all_of, fake_dial
-from fake_runs import LOADING, fake_machine_run, fake_roofline, their_run
+from fake_runs import LOADING, fake_grouped_run, fake_machine_run, fake_roofline, their_run
 from fakes import (
     LABELS,
     MEDIA,
@@ -282,6 +282,15 @@ def test_where_the_baseline_is_on_the_dial_itself_there_is_no_series():
     assert not charts.find_series(
         *fake_dial("logs", {"every 100 steps": 0.9}, baseline="every step")
     )
+
+
+def test_groups_of_one_operation_stand_side_by_side():
+    groups = ["resize, antialiased, 320×240", "resize, antialiased, 640×480"]
+    run = fake_grouped_run({group: {"pillow": 1.0, "torch": 0.3} for group in groups})
+    axes = charts.times(run.summary).axes
+    assert [one.get_title(loc="left") for one in axes] == groups
+    left, right = (one.get_position() for one in axes)
+    assert left.y0 == right.y0 and left.x1 < right.x0
 
 
 # --- roofline -------------------------------------------------------------------------------
