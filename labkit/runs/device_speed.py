@@ -27,6 +27,8 @@ from labkit.contracts import utc_now
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.devices import PROFILES
+from labkit.parts.packing import Reader
+from labkit.parts.packing.manifest import sha256
 from labkit.resolve import complete_here, open_original, original, own_parts, traits
 from labkit.runs.active import single_run_lock
 from labkit.runs.process import Launcher
@@ -40,10 +42,6 @@ TIMES_THE_REFERENCE = 2
 REFERENCE = Settings(
     decoder="opencv", preprocessor="loops", loader="torch", num_workers=2, batch_size=8,
     cache="warm", device="cpu", step="nothing", pin_memory=False,
-)  # fmt: skip
-INPUTS = (
-    "images", "packing", "stored", "decoder", "preprocessor", "loader", "num_workers",
-    "prefetch_factor", "start_method", "batch_size", "cache",
 )  # fmt: skip
 REFERENCE_IMAGES = 512  # a second's worth on most machines; epochs are repeated on faster ones
 PROCESS_S = 1.0
@@ -60,7 +58,7 @@ class CalibratedDevice:
 
     machine_id: str
     manifest_hash: str
-    """Of the data."""
+    """Of the data; without a manifest, of the images' names and sizes."""
     input_px: int
     device_images_per_s: float
     reference_images_per_s: float
@@ -89,7 +87,6 @@ class CalibratedDevice:
     __repr__ = __str__
 
 
-@single_run_lock()
 def calibrate(
     data: str = Settings.data,
     input_px: int = MODES["quick"].input_px,
@@ -97,7 +94,7 @@ def calibrate(
     results: Path | str = "results",
     progress: bool = True,
 ) -> CalibratedDevice:
-    """Measure anew how fast the emulated device is to be, and keep it for all later runs.
+    """Measure again how fast the simulated GPU is to be, and keep it for all later runs.
 
     It trains twice as many images per second as the documents' original pipeline loads on this
     machine, with this data and input size.
@@ -173,23 +170,25 @@ def device_of(
 
     Raises:
         ValueError: calibration.json is broken.
-        RuntimeError: another process calibrates.
+        RuntimeError: another process calibrates, or another run is in progress in this one.
     """
+    path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
+    data = _hash_of(open_original(settings))
+    key = (machine_id, data, settings.input_px)
+    if (kept := _kept(path, key)) and not anew:
+        return kept
     if ask is None:
-        log = Path(os.devnull)
-        with Launcher(log, fork=hardware.can_fork(), own=own_parts()) as launcher:
+        launcher = Launcher(Path(os.devnull), fork=hardware.can_fork(), own=own_parts())
+        with single_run_lock(), launcher:
             ask = partial(launcher.run, cancel=cancel)
             return device_of(settings, results, ask=ask, progress=progress, anew=anew)
-    path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
-    data = open_original(settings).manifest_hash
-    key = (machine_id, data, settings.input_px)
-    kept = [each for each in _read(path) if _key(each) == key]
-    if kept and not anew:
-        return kept[0]
     with explain_unwritable(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{path}.lock", timeout=0):
+            # Another process may have measured it since.
+            if (kept := _kept(path, key)) and not anew:
+                return kept
             say(
                 "calibrating the simulated GPU, once for this data and input size: a minute at most"
             )
@@ -212,7 +211,7 @@ def device_of(
                 write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
     except Timeout:
         raise RuntimeError(
-            f"another process calibrates the emulated device in {results}; wait until it is done, "
+            f"another process calibrates the simulated GPU in {results}; wait until it is done, "
             "and start again"
         ) from None
     return device
@@ -250,12 +249,24 @@ def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list
                 drawn.set_postfix_str(f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}")
         drawn.n = drawn.total
         drawn.refresh()
-    return rates, {name: getattr(reference, name) for name in INPUTS}
+    return rates, asdict(reference)
 
 
 def _half_share(rates: list[float]) -> float:
     low, high = paired_interval(rates)
     return (high - low) / 2 / fmean(rates)
+
+
+def _hash_of(reader: Reader) -> str:
+    """Return what tells data sets apart: one that labkit did not make has no manifest."""
+    if reader.manifest_hash != "unknown":
+        return reader.manifest_hash
+    names = map(reader.name, range(len(reader)))
+    return sha256(json.dumps([*zip(names, reader.image_bytes.tolist())]).encode())
+
+
+def _kept(path: Path, key: tuple[str, str, int]) -> CalibratedDevice | None:
+    return next((each for each in _read(path) if _key(each) == key), None)
 
 
 def _key(device: CalibratedDevice) -> tuple[str, str, int]:
@@ -269,19 +280,25 @@ def _read(path: Path) -> list[CalibratedDevice]:
         ValueError: it is not what `device_of` writes.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        devices = [CalibratedDevice(**each) for each in stored]
+        if isinstance(stored, list) and all(map(_is_whole, devices)):
+            return devices
     except FileNotFoundError:
         return []
-    try:
-        stored = json.loads(text)
-        devices = [CalibratedDevice(**each) for each in stored]
-        rates = [(each.device_images_per_s, each.reference_images_per_s) for each in devices]
-        is_whole = all(0 < rate < math.inf for pair in rates for rate in pair)
-    except (ValueError, TypeError):
-        is_whole = False
-    if is_whole and isinstance(stored, list):
-        return devices
+    except (OSError, ValueError, TypeError):
+        pass
     raise ValueError(
         f"{FILE} must be what `labkit calibrate` writes, got another file in {path.parent}; "
         "remove it, and the device is measured anew"
+    )
+
+
+def _is_whole(device: CalibratedDevice) -> bool:
+    rate, mean = device.device_images_per_s, device.reference_images_per_s
+    return (
+        {type(each) for each in (rate, mean, device.low, device.high)} <= {int, float}
+        and -math.inf < device.low <= mean <= device.high < math.inf
+        and rate == TIMES_THE_REFERENCE * mean > 0
+        and isinstance(device.measured_utc, str)
     )

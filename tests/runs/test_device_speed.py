@@ -1,6 +1,7 @@
 """The calibrated device is measured once, kept, and refused where what is kept is broken."""
 
 import json
+import shutil
 
 import pytest
 from filelock import FileLock
@@ -66,6 +67,39 @@ def test_another_machine_and_another_input_size_are_measured_anew(calibrated, ph
     assert others == elsewhere
     assert own["machine_id"] == hardware.provenance()["machine_id"]
     assert own["measured_utc"] >= device.measured_utc
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"low": None},
+        {"low": float("nan")},
+        {"measured_utc": 5},
+        {"device_images_per_s": 1e-9},
+        {"device_images_per_s": True},
+    ],
+)
+def test_a_broken_record_is_refused(calibrated, photos, tmp_path, changes):
+    (kept,) = json.loads((calibrated[1] / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps([{**kept, **changes}]))
+    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
+        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+
+
+def test_what_is_not_a_text_file_is_refused(photos, tmp_path):
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
+        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+
+
+def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
+    for images in (8, 9):
+        (tmp_path / str(images)).mkdir()
+        for path in sorted(photos.glob("**/*.jpg"))[:images]:
+            shutil.copy(path, tmp_path / str(images))
+        lab.calibrate(str(tmp_path / str(images)), 64, results=tmp_path, progress=False)
+    first, second = json.loads((tmp_path / FILE).read_text())
+    assert first["manifest_hash"] != second["manifest_hash"]
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", '[{"input_px": 64}]', "[[]]"])
