@@ -72,7 +72,7 @@ def test_times_are_read_at_the_share_that_memory_can_hold(tmp_path):
         "100 GB of images and 54 GB of memory: at most 50.0 % of the data is in memory when an "
         "epoch starts"
     )
-    assert table.heading[1].startswith("Throttled storage (81 reads/s): 0 % in memory: hard disk")
+    assert table.heading[1].startswith("Throttled storage (81 reads/s): hard disk; ")
     assert any("less the 4.0 GB that training and its workers took" in x for x in table.notes)
     found = rows(table)
     assert found["hard disk"][:4] == ["1 h 41 min", "–", "–", "–"]
