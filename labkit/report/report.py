@@ -145,26 +145,10 @@ def method_facts(run: StoredRun) -> Pairs:
             ]
         ),
         "images per epoch": units.count(calibration["images"]) if "images" in calibration else "",
-        "simulated GPU": _calibrated(calibration),
+        "simulated GPU": str(calibration.get("calibrated", "")),
         "settings": _settings({**_common(info), "data": None}),
     }
     return [(name, text) for name, text in found.items() if text]
-
-
-def _calibrated(calibration: Mapping[str, object]) -> str:
-    """Return what the calibrated device's rate was measured from; "" where there is none."""
-    if "calibrated_images_per_s" not in calibration:
-        return ""
-    rate, reference, low, high = (
-        calibration[name]
-        for name in (
-            "calibrated_images_per_s", "reference_images_per_s", "reference_low", "reference_high",
-        )
-    )  # fmt: skip
-    return (
-        f"{units.rate(rate)}, calibrated {units.minute(str(calibration['calibrated_utc']))}: the "
-        f"documents' original pipeline loads {units.rate(reference)} [{low:.0f}, {high:.0f}]"
-    )
 
 
 def _order(info: Mapping[str, object]) -> str:

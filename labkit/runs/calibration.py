@@ -35,7 +35,7 @@ UNSETTLED_STEPS_PER_WORKER = 1
 SHORT_SHARE = 0.9  # epochs shorter than this share of the mode's are worth a note
 
 
-def calibrate(run: ActiveRun, epoch_share: float) -> None:
+def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     """Find the device's rate and the baseline's, and from them how many images an epoch has.
 
     Args:
@@ -76,7 +76,7 @@ def calibrate(run: ActiveRun, epoch_share: float) -> None:
     multiple = math.lcm(*(settings.batch_size for settings in run.remaining.values()))
     calibration["images"] = max(images // multiple, 1) * multiple
     run.save(calibration=calibration)
-    _note_short_epochs(run, mode)
+    _note_short_epochs(run)
 
 
 def _device(run: ActiveRun) -> dict[str, object]:
@@ -88,10 +88,7 @@ def _device(run: ActiveRun) -> dict[str, object]:
         run.progress.say(f"{kept}, kept in {run.folder.parents[1] / FILE}")
         calibration |= {
             "calibrated_images_per_s": kept.device_images_per_s,
-            "calibrated_utc": kept.measured_utc,
-            "reference_images_per_s": kept.reference_images_per_s,
-            "reference_low": kept.low,
-            "reference_high": kept.high,
+            "calibrated": str(kept),
         }
     baseline = with_device(run.baseline, calibration)
     if traits(vars(baseline)).emulated:
@@ -119,8 +116,8 @@ def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float) -> int:
     return min(max(least, round(images_per_s * mode.epoch_s)), available)
 
 
-def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
-    calibration = run.info["calibration"]
+def _note_short_epochs(run: ActiveRun) -> None:
+    calibration, mode = run.info["calibration"], run.mode
     steps = calibration["images"] // run.baseline.batch_size
     epoch_s = calibration["images"] / calibration["images_per_s"]
     if steps < mode.min_steps:

@@ -374,7 +374,7 @@ def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
         if (au := median(tries)) >= FREE_LOADER_MIN_AU:
             return {"au": au, "step_s": step_s}
         raise RuntimeError(
-            f"the emulated device must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
+            f"the simulated GPU must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
             f"a free loader, got {units.percent(au)} in the median of {EMULATOR_TRIES} tries with "
             f"steps of {units.seconds(step_s)}; close other programs, or make the steps longer by "
             "a larger batch_size, and run again"

@@ -178,8 +178,8 @@ def device_of(
     if (kept := _kept(path, key)) and not anew:
         return kept
     if ask is None:
-        launcher = Launcher(Path(os.devnull), fork=hardware.can_fork(), own=own_parts())
-        with single_run_lock(), launcher:
+        how = {"fork": hardware.can_fork(), "own": own_parts()}
+        with single_run_lock(), Launcher(Path(os.devnull), **how) as launcher:
             ask = partial(launcher.run, cancel=cancel)
             return device_of(settings, results, ask=ask, progress=progress, anew=anew)
     with explain_unwritable(path.parent):

@@ -21,7 +21,7 @@ from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.resolve import stored_folder, traits
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
-from labkit.runs.calibration import calibrate, with_device
+from labkit.runs.calibration import calibrate_run, with_device
 from labkit.runs.checks import (
     check_emulator,
     check_images,
@@ -71,7 +71,7 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     check_images(run)
     check_stand_ins(run)
     check_work(run)
-    calibrate(run, KINDS[run.info["kind"]].epoch_share)
+    calibrate_run(run, KINDS[run.info["kind"]].epoch_share)
     save_read_counts(run)
     calibration = run.info["calibration"]
     _say_forecast(run, epoch_s=calibration["images"] / calibration["images_per_s"])
@@ -79,18 +79,19 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
 
 def _prepare_roofline(run: ActiveRun, cleanup: ExitStack) -> None:
     """Prepare as for epochs, and leave out the speeds that cannot be emulated here."""
-    is_resumed = "calibration" in run.info
     _prepare_epochs(run, cleanup)
-    if not is_resumed and gpu.cuda().works:
+    if "gpu_images_per_s" not in run.info["calibration"] and gpu.cuda().works:
         _measure_gpu(run)
     groups: dict[float, list[str]] = {}
     for label in run.remaining:
-        groups.setdefault(run.info["tasks"][label]["x"] or 0.0, []).append(label)
+        if x := run.info["tasks"][label]["x"]:  # None is loading alone
+            groups.setdefault(x, []).append(label)
     for x in sorted(groups, reverse=True):
         try:
-            if x:
-                check_emulator(run, _settings_of(run, groups[x][0]))
+            check_emulator(run, _settings_of(run, groups[x][0]))
             return  # the slower ones are easier
+        except TrialFailed:
+            raise  # it says nothing of the speed, and what is dropped here stays out for good
         except RuntimeError as reason:
             for label in groups[x]:
                 if label not in run.dropped:
@@ -109,13 +110,14 @@ def _measure_gpu(run: ActiveRun) -> None:
         step=PREPROCESSORS[run.baseline.preprocessor].batch,
         loader="resident",
         prefetcher="none",
+        epochs=2,
     )
     try:
         measured = run.ask("measure", settings=asdict(settings), excluded=run.info["excluded"])
     except (TrialFailed, Skip) as reason:
-        run.note(f"how fast this machine's GPU is was not measured: {reason}")
+        run.note(f"the speed of this machine's GPU was not measured: {reason}")
         return
-    (epoch,) = measured["epochs"]
+    *_, epoch = measured["epochs"]  # the first one includes what starts up
     rate = epoch["images"] / epoch["epoch_s"]
     run.save(calibration={**run.info["calibration"], "gpu_images_per_s": rate})
 

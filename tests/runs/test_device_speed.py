@@ -43,7 +43,7 @@ def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
         found = run(photos, results, prefetch_factor=1 + pin_memory)
         calibration = found.info["calibration"]
         assert calibration["device_images_per_s"] == device.device_images_per_s
-        assert calibration["calibrated_utc"] == device.measured_utc
+        assert calibration["calibrated"] == str(device)
         load = calibration["load_images_per_s"]
         assert calibration["x"] == pytest.approx(device.device_images_per_s / load)
         speeds = {trial.settings["device_speed"] for trial in found.trials}

@@ -8,6 +8,7 @@ import labkit as lab
 from labkit.cli import main
 from labkit.experiments.request import Request
 from labkit.runs import checks
+from labkit.runs.process import TrialKilled
 
 FEW = {"variants": ("original", "simplified"), "settings": {"images": 8, "num_workers": 1}}
 
@@ -87,6 +88,17 @@ def test_a_speed_that_cannot_be_emulated_here_is_left_out_with_the_reason(
     assert left_out == {"x = 4"}
     assert run.info["skipped"]["x = 4: original"] == "too fast"
     assert "GPU of" in str(run.findings())
+
+
+def test_a_speed_whose_check_is_killed_is_not_left_out(photos, tmp_path, monkeypatch):
+    def killed(run, settings):
+        raise TrialKilled("killed by SIGKILL")
+
+    how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
+    with monkeypatch.context() as patch, pytest.raises(TrialKilled):
+        patch.setattr("labkit.runs.kinds.check_emulator", killed)
+        lab.roofline("preprocessing", **FEW["settings"], **how)
+    assert not lab.find_run("preprocessing_roofline", tmp_path).info["skipped"]
 
 
 @pytest.mark.needs_cuda

@@ -115,7 +115,7 @@ def test_an_emulator_that_passes_only_once_in_many_tries_gives_no_figure(tmp_pat
     with pytest.raises(RuntimeError) as error:
         emulator(tmp_path, [0.5, 0.97, 0.999, *[0.96] * 30])
     assert str(error.value) == (
-        "the emulated device must reach 99.0 % utilization with a free loader, got 96.0 % in the "
+        "the simulated GPU must reach 99.0 % utilization with a free loader, got 96.0 % in the "
         "median of 5 tries with steps of 80.0 ms; close other programs, or make the steps longer "
         "by a larger batch_size, and run again"
     )
