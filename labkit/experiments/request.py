@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from labkit.experiments import catalog
-from labkit.experiments.roofline import SUFFIX, over_device_speeds
+from labkit.experiments.roofline import over_device_speeds, roofline_name
 from labkit.runs.experiment import Experiment
 from labkit.settings import CORRECTED, MODES, pick, with_settings
 
@@ -69,7 +69,7 @@ class Request:
     def name(self) -> str:
         """The name of what is run."""
         name = getattr(self.experiment, "name", self.experiment)
-        return f"{name}{SUFFIX}" if self.roofline else name
+        return roofline_name(name, self.settings.get("cache")) if self.roofline else name
 
     def whole(self) -> Experiment:
         """Return the experiment with the settings, and all of its variants.
@@ -102,6 +102,7 @@ class Request:
         built = _kept(whole, self.variants, self.baseline)
         if self.roofline:
             self._check_roofline()
+            built = built if is_judged else replace(built, in_full={})
             built = over_device_speeds(built, self.settings.get("cache"))
         object.__setattr__(built, "request", self.to_dict())
         return built

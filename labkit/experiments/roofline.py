@@ -18,9 +18,16 @@ from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment
 from labkit.settings import Settings
 
 # EVIDENCE 2, "The roofline".
-QUICK_SPEEDS = (1.0, 1.4, 2.0, 4.0)
+QUICK_SPEEDS = (1.0, 2.0, 8.0)  # few, so that a run takes about a minute
 SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 SUFFIX = "_roofline"
+
+
+def has_roofline(experiment: Experiment) -> bool:
+    """Return whether an experiment times epochs whose baseline loads and trains every batch."""
+    known = {**experiment.variants, **experiment.in_full}
+    base = traits(vars(known[experiment.baseline]))
+    return experiment.kind == EPOCHS and not base.leaves_out
 
 
 def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:
@@ -30,18 +37,19 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     computing are left out.
 
     Args:
-        experiment: what to compare; it times epochs.
+        experiment: what to compare, with the variants that the mode measures.
         cache: page cache before the epoch; unset: the baseline's.  Of an experiment that compares
             cold with warm, the variants in that state stay, and those whose files are always in
             memory.
 
     Raises:
-        ValueError: it times something else, or fewer than two variants stay.
+        ValueError: it times something else, its epochs load nothing, or fewer than two variants
+            stay.
     """
-    if experiment.kind != EPOCHS:
+    if not has_roofline(experiment):
         raise ValueError(
-            f"experiment must time epochs for a roofline, got {experiment.name}; "
-            "take another one, as preprocessing"
+            "experiment must time epochs that load every batch and train with it, got "
+            f"{experiment.name}; take another one, as preprocessing"
         )
     known = {**experiment.variants, **experiment.in_full}
     base = known[experiment.baseline]
@@ -60,7 +68,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     if len(kept) < 2:
         raise ValueError(
             "variants must be at least two for a roofline, which compares pipelines, got "
-            f"{', '.join(kept) or 'none'}"
+            f"{', '.join(kept) or 'none'}; choose more, or full mode"
         )
     baseline = next((label for label, its in kept.items() if its == wanted), next(iter(kept)))
     # The first variant of a group is its baseline.
@@ -76,7 +84,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
             groups[name], tasks[name] = group, {"x": x}
     return replace(
         experiment,
-        name=f"{experiment.name}{SUFFIX}",
+        name=roofline_name(experiment.name, cache),
         kind=ROOFLINE,
         question=f"{about}: how fast would you train on a slower or faster GPU?",
         variants=quick,
@@ -93,6 +101,11 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         as_published={},
         dial=None,
     )
+
+
+def roofline_name(experiment: str, cache: str | None) -> str:
+    """Return the name of an experiment's roofline; one in a chosen cache state has its own."""
+    return f"{experiment}{SUFFIX}" + (f"_{cache.replace(' ', '_')}" if cache else "")
 
 
 def _changed(variants: Mapping[str, Settings], **changes: object) -> dict[str, Settings]:

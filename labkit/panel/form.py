@@ -13,9 +13,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from labkit.experiments.request import Request
+from labkit.experiments.roofline import has_roofline
 from labkit.machine import media
 from labkit.resolve import TABLES, complete_here
-from labkit.runs.experiment import EPOCHS, Experiment
+from labkit.runs.experiment import Experiment
 from labkit.runs.kinds import KINDS
 from labkit.settings import MODES, PROTOCOLS, Settings, field_kinds, help_texts
 
@@ -158,7 +159,7 @@ class Form:
             _field(self._mode, widgets.HTML(help_line(MODE_HELP))),
             _field(self._blocks, self._help["blocks"]),
         ]
-        if next(iter(self._experiments.values())).kind == EPOCHS:
+        if has_roofline(next(iter(self._experiments.values()))):
             own.append(_field(self._roofline, widgets.HTML(help_line(ROOFLINE_HELP))))
         if len(self._experiments) > 1:
             own.append(_field(self._protocol, widgets.HTML(help_line(PROTOCOL_HELP))))

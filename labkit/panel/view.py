@@ -120,8 +120,13 @@ def panel(
 def _first() -> str:
     """Return the experiment in progress if the catalog has it, else the catalog's first."""
     current = job.current()
-    name = current.name.removesuffix(SUFFIX) if current else ""
+    name = _experiment(current) if current else ""
     return name if name in CATALOG else next(iter(CATALOG))
+
+
+def _experiment(current: job.Job) -> str:
+    """Return the experiment of a run, which may be at one speed of the device or at several."""
+    return current.name.partition(SUFFIX)[0]
 
 
 def _chooser(start: Request, results: Path) -> VBox:
@@ -163,8 +168,7 @@ class Panel:
         import ipywidgets as widgets
 
         self._start, self._changing = start, threading.Lock()
-        # Its runs at one speed of the device and at several.
-        self._names = [replace(start, roofline=at_several).name for at_several in (False, True)]
+        self._name = replace(start, roofline=False).name
         self._results = results.absolute()  # a notebook may change its folder
         self._shown: list[Path] = []
         self._form = Form(start)
@@ -288,7 +292,7 @@ class Panel:
 
     def _follow(self, current: job.Job, has_new_rows: bool) -> None:
         self._say(current)
-        if current.name not in self._names or not has_new_rows:
+        if _experiment(current) != self._name or not has_new_rows:
             return
         if current.folder is not None:
             self._draw(current.folder)
@@ -300,7 +304,7 @@ class Panel:
         """Show how far it is, and allow what can be done now."""
         if job.current() is not current:
             return  # the next has begun while this one's last rows were drawn
-        name = "" if current.name in self._names else f" {current.name}"
+        name = "" if _experiment(current) == self._name else f" {current.name}"
         with self._changing:  # or Cancel, on another thread, would show a state that is over
             self._status.value = status_html(f"{current.state}{name}", current.progress())
             self._bar.value = current.share()
@@ -335,7 +339,8 @@ class Panel:
     def _list_runs(self) -> list[Path]:
         """List the runs anew, the newest first, colleagues' after this machine's."""
         places, lines = (self._results, self._results / SHARED), []
-        found = [[list_runs(place, name) for name in self._names] for place in places]
+        names = (self._name, f"{self._name}{SUFFIX}*")
+        found = [[list_runs(place, name) for name in names] for place in places]
         in_order = [sorted(chain(*of_names), key=lambda folder: folder.name) for of_names in found]
         for folder in chain(*map(reversed, in_order)):
             with contextlib.suppress(Exception):  # one that cannot be read hides no other

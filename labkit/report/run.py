@@ -165,7 +165,7 @@ def roofline(
 ) -> Run:
     """Measure how fast an experiment's variants train with slower and faster devices.
 
-    The device is the emulated one, at speeds of 1, 1.4, 2 and 4 times the baseline's loading rate;
+    The device is the emulated one, at speeds of 1, 2 and 8 times the baseline's loading rate;
     full mode adds 0.5, 2.8 and 8, and the variants that only it measures.  A trial has one epoch.
     Loading alone is measured, too.
 
