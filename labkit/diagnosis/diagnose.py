@@ -170,8 +170,8 @@ class _Prefetched:
 def _open_pipeline(settings: Settings, stack: ExitStack) -> tuple:
     """Return loader, step, files and emulated device of settings, opened in this process.
 
-    The step is the loop of `runs.timing` without its
-    timers.  A prefetcher's work is not in it: it delivers device batches and counts as the loader.
+    The step is the loop of `runs.timing` without its timers.  A prefetcher's work is not in it: it
+    delivers device batches and counts as the loader.
     """
     settings = replace(settings, images=settings.images or IMAGES)
     pipeline = build(settings, SystemClock())

@@ -16,8 +16,8 @@ from labkit.settings import Settings
 EACH_UP_TO = 12
 # A queue that is never empty needs no depth: what is loaded ahead pays where reads are uneven.
 JITTER_MS = 40
-# They sleep for most of the time, so more than there are cores are no burden, and the late ones
-# of several hold the others up.
+# They sleep most of the time, so there may be more of them than cores.  The others wait for
+# those that are late.
 WAITING_WORKERS = 4
 SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
 # prefetch_generator keeps one batch, and its thread holds another.

@@ -126,9 +126,10 @@ def fetch_in_thread(batches: Batches, device: Device, *, pinned: bool) -> Iterat
 
 
 def fetch_in_thread_on_side_stream(
-    batches: Batches, device: Device, **how: bool
+    batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0, record: bool = True
 ) -> Iterator[DeviceBatch]:
     """Wait for the loader in a thread and copy on a side stream."""
+    how = {"pinned": pinned, "steps_short": steps_short, "record": record}
     return fetch_on_side_stream(DataLoaderX(batches), device, **how)
 
 

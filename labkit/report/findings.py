@@ -69,7 +69,10 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
             raise ValueError(f"{name} must be at least {least}, got {value}")
     data, summary = run.info.get("data") or {}, run.summary
     if run.info.get("groups"):
-        raise ValueError("run must be without groups, got one with groups; take a run of combined")
+        raise ValueError(
+            f"run must be of an experiment without groups, got {summary.experiment}; "
+            "take a run of combined"
+        )
     if not data.get("bytes"):
         raise ValueError("run must record the size of its data, got none; run it again")
     if summary.rows[0].normalized_time is None:

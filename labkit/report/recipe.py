@@ -70,9 +70,12 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     Raises:
         ValueError: no such variant, it has no numbers, or a program cannot express it.
     """
-    if run.info.get("groups"):
-        raise ValueError("run must be without groups, got one with groups; take a run of combined")
     summary = run.summary
+    if run.info.get("groups"):
+        raise ValueError(
+            f"run must be of an experiment without groups, got {summary.experiment}; "
+            "take a run of combined"
+        )
     if variant is not None:
         row = pick({row.variant: row for row in summary.rows}, variant, "variant")
     elif summary.rows[0].normalized_time is None:

@@ -349,6 +349,10 @@ def test_the_comments_give_the_gain_and_its_conditions():
         ({"jitter_ms": 40}, "Samples: each up to 40 ms late"),
         ({"loader": "resident"}, "It does only part of the baseline's work"),
         ({"prefetcher": "both_as_published"}, "left out the last step of each epoch"),
+        (
+            {"prefetcher": "data_prefetcher_unrecorded"},
+            "did not tell CUDA's allocator which stream",
+        ),
         ({"loader": "torch_iterable"}, "loader was 'torch_iterable', this one delivers the same"),
         ({"preprocessor": "loops", "loss": "loops"}, "The run's loss was 'loops'."),
     ],
@@ -357,6 +361,13 @@ def test_the_comments_give_the_gain_and_its_conditions():
 def test_what_a_program_does_otherwise_than_the_run_is_said(changes, words):
     run = make_run({"original": 1.0, "it": 0.5}, variants={"it": changes})
     assert words in comments_of(lab.Run.recipe(run, "it"))
+
+
+def test_a_batch_asked_for_after_the_step_is_fetched_after_it():
+    for name, is_last in (("data_prefetcher", False), ("data_prefetcher_step_first", True)):
+        run = make_run({"original": 1.0, "it": 0.5}, variants={"it": {"prefetcher": name}})
+        text = lab.Run.recipe(run, "it")
+        assert (text.rindex("following = preload()") > text.index("yield ")) == is_last
 
 
 def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
@@ -379,8 +390,10 @@ def test_what_has_no_numbers_says_why():
     message = "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         lab.Run.recipe(make_run(times, trials=[]))
-    operations = Run(folder=Path("x"), info={"groups": {"a": "b"}}, trials=())
-    with pytest.raises(ValueError, match=r"^run must be without groups, got one with"):
+    operations = make_run(times, experiment="operations", groups={"a": "b"})
+    with pytest.raises(
+        ValueError, match=r"^run must be of an experiment without groups, got operations; "
+    ):
         lab.Run.recipe(operations)
 
 
