@@ -52,21 +52,55 @@ class Pipeline:
         if self.loading is None or not self.points:
             return None
         fastest = self.points[-1]
+        if fastest.row.compute_share is None:
+            return None
         part_s = fastest.row.compute_share / fastest.row.images_per_s
         more_s = max(part_s - 1 / fastest.device_images_per_s, 0.0)
         return min(self.loading.images_per_s, 1 / (1 / device_images_per_s + more_s))
 
 
 def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
-    """Return the measured pipelines of a roofline's run, the baseline first."""
-    load_rate = summary.calibration.get("load_images_per_s")
+    """Return the measured pipelines of a roofline's run, the baseline first.
+
+    Raises:
+        ValueError: a speed is not above 0.
+    """
+    load_rate = calibrated(summary, "load_images_per_s")
     found: dict[str, list[Speed]] = {}
     for row in summary.rows if load_rate else ():
         x = summary.info["tasks"][row.variant]["x"]
-        device = math.inf if x is None else x * load_rate
+        device = math.inf if x is None else _positive("x", x) * load_rate
         if row.epochs_s:
             found.setdefault(row.name, []).append(_speed(row, device))
     return tuple(_pipeline(name, speeds) for name, speeds in found.items())
+
+
+def calibrated(summary: Summary, name: str) -> float | None:
+    """Return a rate that a run calibrated, images/s; None where it was not measured.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+    rate = summary.calibration.get(name)
+    return None if rate is None else _positive(name, rate)
+
+
+def least_time(baseline: Row) -> float:
+    """Return the normalized time that faster loading leaves at best.
+
+    It is the share of the baseline's epochs in which the device computed; where that is not known,
+    in which the host trained and waited for the device (EVIDENCE 2, "A device that stays put").
+    """
+    if baseline.compute_share is not None:
+        return baseline.compute_share
+    return baseline.step_share + baseline.sync_share
+
+
+def _positive(name: str, value: object) -> float:
+    # A run from a colleague may hold anything here.
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number above 0, got {value!r:.80}; measure it again")
+    return value
 
 
 def _pipeline(name: str, speeds: Sequence[Speed]) -> Pipeline:

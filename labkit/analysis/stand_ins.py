@@ -68,6 +68,7 @@ def stand_ins(summary: Summary) -> list[str]:
     """
     measured = [row for row in summary.rows if row.labels]
     labels = [row.labels for row in measured] or [summary.labels]
+    base = next((row.labels for row in measured if row.variant == summary.baseline), labels[0])
     found: dict[str, list[int]] = {}
     for kind in WARNED_OF:
         for i, known in enumerate(labels):
@@ -76,7 +77,7 @@ def stand_ins(summary: Summary) -> list[str]:
                     line = describe_stand_in(kind, label)
                     if kind == "accelerator" and summary.kind == "roofline":
                         line = f"{stand_in_name(kind, label)} at several speeds"
-                    elif kind == "accelerator":
+                    elif kind == "accelerator" and label in base.get(kind, "").split(" / "):
                         line += _beside_the_loader(summary)
                     found.setdefault(line[0].upper() + line[1:], []).append(i)
     return [

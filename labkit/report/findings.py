@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.roofline import ALONE, pipelines
+from labkit.analysis.roofline import ALONE, Pipeline, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
@@ -50,7 +50,8 @@ def findings(run: Run) -> Tables:
     from labkit.report.table import Tables
 
     if run.summary.kind == "roofline":
-        return Tables({"Training speed, images/s": _speeds(run.summary)})
+        found = pipelines(run.summary)
+        return Tables({"Training speed, images/s": _speeds(found)} if found else {})
     if run.info.get("groups"):
         return Tables()
     tables = {
@@ -164,10 +165,10 @@ def _not_counted(row: Row, run: Run) -> str:
 # --- speeds of a device -----------------------------------------------------------------
 
 
-def _speeds(summary: Summary) -> Table:
+def _speeds(found: Sequence[Pipeline]) -> Table:
     """Return what each pipeline reaches with each speed of the device, and loading alone."""
     cells = []
-    for pipeline in pipelines(summary):
+    for pipeline in found:
         cells.append({"variant": pipeline.name})
         for point in pipeline.points:
             speed = f"{point.images_per_s:,.0f}"

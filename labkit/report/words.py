@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from labkit import units
-from labkit.analysis.roofline import Pipeline
+from labkit.analysis.roofline import Pipeline, calibrated, least_time
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
     STAND_INS,
@@ -119,15 +119,16 @@ def bound(summary: Summary) -> list[str]:
     overlap, and neither slows the other.
     """
     x = summary.calibration.get("x")
-    computing = next((row.compute_share for row in summary.rows if summary.is_baseline(row)), None)
-    if not x or computing is None or summary.kind == "roofline":
+    base = next((row for row in summary.rows if summary.is_baseline(row)), None)
+    if not x or summary.has_groups or base is None or base.normalized_time is None:
         return []
     if x <= 1:
         return [f"x {x:.2f}: the device is the limit, and loading is hidden behind it"]
+    least = least_time(base)
     return [
-        f"x {x:.2f}: the device computes for {units.percent(computing)} of the baseline's epochs; "
-        f"faster loading cannot take the normalized time below {units.normalized(computing)} "
-        f"(1 ÷ x: {units.normalized(1 / x)})"
+        f"x {x:.2f}: the device computes for {units.percent(least)} of the baseline's epochs, "
+        "which faster loading does not shorten: it takes the normalized time to about "
+        f"{units.normalized(least)} at best (1 ÷ x: {units.normalized(1 / x)})"
     ]
 
 
@@ -287,11 +288,11 @@ def roofline(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
 
 def own_device(summary: Summary) -> tuple[float | None, str]:
     """Return the speed of the device that a roofline is read at, and what it is."""
-    if (rate := summary.calibration.get("gpu_images_per_s")) is not None:
+    if (rate := calibrated(summary, "gpu_images_per_s")) is not None:
         return rate, "your GPU"
     profile = summary.info["variants"][summary.baseline].get("profile", "calibrated")
     name = "simulated GPU" if profile == "calibrated" else f"simulated GPU ({profile})"
-    return summary.calibration.get("device_images_per_s"), name
+    return calibrated(summary, "device_images_per_s"), name
 
 
 def _with_this_device(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
@@ -319,8 +320,8 @@ def _with_this_device(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
 
 
 def _change(row: Row) -> str:
-    if row.verdict == "no practical difference":
-        return "no practical difference"
+    if row.verdict:
+        return row.verdict
     if row.ci_low is None or row.ci_low <= 1 <= row.ci_high:
         return "no difference shown"
     return "faster" if row.ci_high < 1 else "slower"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_runs import fake_roofline
 from fakes import (
     MEDIA,
     fake_epoch,
@@ -23,6 +24,13 @@ from labkit.report.run import Run
 
 def made(info, trials):
     return Run(folder=Path("run"), info=info, trials=tuple(trials))
+
+
+# --- speeds of a device -------------------------------------------------------------------
+
+
+def test_a_roofline_killed_before_its_first_trial_supports_nothing():
+    assert fake_roofline(blocks=0).findings() == {}
 
 
 # --- memory against disks -----------------------------------------------------------------

@@ -230,8 +230,9 @@ def test_a_check_says_when_it_was_made_with_how_many_readers_and_what_was_refuse
     [
         (
             2.1,
-            "x 2.10: the device computes for 70.0 % of the baseline's epochs; faster loading "
-            "cannot take the normalized time below 0.700 (1 ÷ x: 0.476)",
+            "x 2.10: the device computes for 70.0 % of the baseline's epochs, which faster "
+            "loading does not shorten: it takes the normalized time to about 0.700 at best (1 ÷ x: "
+            "0.476)",
         ),
         (0.8, "x 0.80: the device is the limit, and loading is hidden behind it"),
     ],
