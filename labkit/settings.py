@@ -78,11 +78,11 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda if it works here, else emulated."""
+    """Where the training step runs; unset: cuda if it works here, else emulated (simulated GPU)."""
     profile: str = "calibrated"
-    """Emulated device only: how fast it computes; calibrated: as `device_speed` says."""
+    """Simulated GPU only: how fast it computes; calibrated: as `device_speed` says."""
     device_speed: float | None = None
-    """Emulated device only: images/s it trains with the model alone; unset: `labkit calibrate`."""
+    """Simulated GPU only: images/s it trains with the model alone; unset: `labkit calibrate`."""
     step: str | None = None
     """The work on a batch; unset: what the preprocessor is for, or timed if emulated."""
     loss: str = "vectorized"
@@ -135,7 +135,8 @@ class Settings:
             _at_least(name, getattr(self, name), least)
         if self.device_speed is not None and not 0 < self.device_speed < math.inf:
             raise ValueError(
-                f"device_speed must be a number of images/s above 0, got {self.device_speed}"
+                f"device_speed must be a number of images/s above 0, got {self.device_speed}; "
+                "leave it out for the calibrated one"
             )
         if self.input_px is not None and (self.input_px < 1 or self.input_px % INPUT_PX_STEP):
             raise ValueError(
@@ -143,7 +144,7 @@ class Settings:
                 "try 256 or 512"
             )
         if self.cached is not None and self.cached > 100:
-            raise ValueError(f"cached must be at most 100, got {self.cached}")
+            raise ValueError(f"cached must be at most 100, got {self.cached}; it is in percent")
 
     @property
     def cache_state(self) -> str | int:
@@ -242,6 +243,11 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
     return replace(base, **changes)
 
 
+def with_new_names(stored: Mapping[str, object]) -> dict[str, object]:
+    """Replace the values that earlier versions wrote by today's."""
+    return {name: RENAMED.get((name, str(value)), value) for name, value in stored.items()}
+
+
 def read_settings(stored: Mapping[str, object]) -> Settings:
     """Read a variant's settings from a run folder.
 
@@ -251,7 +257,7 @@ def read_settings(stored: Mapping[str, object]) -> Settings:
     Raises:
         ValueError: this version does not know a setting or its value.
     """
-    stored = {name: RENAMED.get((name, value), value) for name, value in stored.items()}
+    stored = with_new_names(stored)
     known = {field.name for field in fields(Settings)}
     if unknown := sorted(set(stored) - known):
         raise ValueError(

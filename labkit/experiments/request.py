@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from labkit.experiments import catalog
 from labkit.experiments.roofline import over_device_speeds, roofline_name
 from labkit.runs.experiment import Experiment
-from labkit.settings import CORRECTED, MODES, pick, with_settings
+from labkit.settings import CORRECTED, MODES, pick, with_new_names, with_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,8 @@ class Request:
     def _from(cls, stored: Mapping[str, object]) -> Request:
         given = {name: value for name, value in stored.items() if value is not None}
         variants = tuple(given.pop("variants", ()))
-        return cls(**{"experiment": None, **given, "variants": variants})
+        settings = with_new_names(given.pop("settings", {}))
+        return cls(**{"experiment": None, **given, "settings": settings, "variants": variants})
 
     def to_dict(self) -> dict[str, object]:
         """Return what `run.json` holds under `request`; an own experiment is left out."""

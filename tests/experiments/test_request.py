@@ -66,6 +66,11 @@ def test_what_a_run_stores_asks_for_the_same(request_):
     assert replace(Request.of(built), mode=request_.mode, blocks=request_.blocks) == request_
 
 
+def test_an_old_run_is_asked_for_with_todays_names():
+    asked = {"experiment": "workers", "settings": {"profile": "matched"}}
+    assert "--profile calibrated" in Request.read({"request": asked}).command_line()
+
+
 def test_what_was_not_asked_for_is_not_printed():
     asked = Request(experiment="storage")
     assert asked.command_line() == "labkit run storage --mode quick"
