@@ -9,7 +9,7 @@ Nothing is predicted from figures that were not measured: the rows are those of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = storing.memory.__name__
 GB = 1e9
+MOST_GB = 1e9
 
 # Share of the data in memory, and the row that was measured at it; the smallest share first.
 Points = list[tuple[float, Row]]
@@ -44,13 +45,17 @@ def advise(
             full mode counts, else the newest.
 
     Raises:
-        ValueError: a size is not above 0, or there is no such run of this machine.
+        ValueError: a size is not above 0 or too large, or there is no such run of this machine.
     """
     if memory_gb is None:
         memory_gb = hardware.memory_bytes() / GB
     for name, value in (("data_gb", data_gb), ("memory_gb", memory_gb)):
-        if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise ValueError(f"{name} must be a number above 0, got {value!r}")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (is_number and 0 < value <= MOST_GB):
+            raise ValueError(
+                f"{name} must be a number above 0 and at most {MOST_GB:,.0f}, got {value!r}; "
+                "give GB of 10^9 bytes"
+            )
     machine_id = hardware.provenance()["machine_id"]
     run = next(earlier_runs(results, EXPERIMENT, machine_id=machine_id, mode="full"), None)
     arms = run and _arms(run)
@@ -90,7 +95,7 @@ def _table(
         epoch_s = images * _s_per_image(around, share) if around else None
         base_s = epoch_s if arm == base else base_s
         saved_s = None if None in (base_s, epoch_s) else base_s - epoch_s
-        is_shown = any((row.ci_high or 1) < 1 for _, row in around)
+        is_shown = bool(base_s and around) and images * _longest_s(around, share) < base_s
         measured = [f"{units.whole_percent(at)}: {_normalized(row)}" for at, row in around]
         for way, cost_s in _costs(run, arm, points, base_points, data_bytes).items():
             pays = units.UNKNOWN
@@ -147,10 +152,23 @@ def _around(points: Points, share: float) -> Points:
 
 
 def _s_per_image(around: Points, share: float) -> float:
-    (low, first), (high, last) = around[0], around[-1]
-    weight = (share - low) / (high - low) if high > low else 0.0
     # Steady rates: an epoch of all images starts its workers only once, as a short one does.
-    return (1 - weight) / first.steady_images_per_s + weight / last.steady_images_per_s
+    return _on_line(around, share, [1 / row.steady_images_per_s for _, row in around])
+
+
+def _longest_s(around: Points, share: float) -> float:
+    """Return the time per image at the upper ends of the intervals; infinite without one."""
+    longest = [
+        (row.ci_high or math.inf) / row.normalized_time / row.steady_images_per_s
+        for _, row in around
+    ]
+    return _on_line(around, share, longest)
+
+
+def _on_line(around: Points, share: float, values: Sequence[float]) -> float:
+    low, high = around[0][0], around[-1][0]
+    weight = (share - low) / (high - low) if high > low else 0.0
+    return (1 - weight) * values[0] + weight * values[-1]
 
 
 def _costs(
