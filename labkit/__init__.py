@@ -9,8 +9,7 @@ from labkit.experiments.catalog import CATALOG
 from labkit.experiments.largest_batch import largest_batch
 from labkit.experiments.request import choose, experiment
 from labkit.experiments.tuning import tune
-from labkit.panel.advice import advise_form
-from labkit.panel.view import panel
+from labkit.panel.view import advise_form, panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES
 from labkit.parts.loading import LOADERS, ThreadLoader

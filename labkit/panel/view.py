@@ -32,6 +32,7 @@ from labkit.machine import hardware
 from labkit.panel import job
 from labkit.panel.form import Form, help_line, row
 from labkit.report import run as runs
+from labkit.report.advise import GB, advise
 from labkit.report.bars import mimebundle
 from labkit.report.exports import EXPORTS, export
 from labkit.runs.experiment import Experiment
@@ -151,6 +152,34 @@ def _chooser(start: Request, results: Path) -> VBox:
 
     names.observe(change, "value")
     return box
+
+
+def advise_form(data_gb: float = 300, *, results: Path | str = "results") -> Widget:
+    """Show `lab.advise` for sizes that can be changed.
+
+    Args:
+        data_gb: size of the images at first, in GB; the memory is this machine's at first.
+        results: as of `lab.advise`.
+    """
+    import ipywidgets as widgets
+
+    # Only whole tables are shown: callbacks may run on a thread in which nothing can be printed.
+    table = widgets.HTML()
+    data = widgets.FloatText(value=data_gb, description="data, GB")
+    memory = widgets.FloatText(
+        value=round(hardware.memory_bytes() / GB, 1), description="memory, GB"
+    )
+
+    def show(_: object = None) -> None:
+        try:
+            table.value = advise(data.value, memory.value, results=results).to_html()
+        except ValueError as error:
+            table.value = escape(str(error))
+
+    for size in (data, memory):
+        size.observe(show, "value")
+    show()
+    return widgets.VBox([widgets.HBox([data, memory]), table])
 
 
 class Panel:
