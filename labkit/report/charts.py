@@ -436,6 +436,8 @@ GROUND = "#efefef"
 GPU_IS_LIMIT = "the GPU is the limit: faster loading does not help"
 GPU_IS_LIMIT_IN = 3.3  # its length, with some room
 FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
+CUT = 2  # times beyond where the axis ends without intervals
+BESIDE_PT = 3  # between the intervals of two pipelines
 INSIDE = {"clip_on": True, "in_layout": False}
 ROOFLINE_IN, AXES_IN = 4.6, (5.5, 4)  # height of all; about the axes' width and height
 END_CHARS = 30  # of a line of a name at the end of a line
@@ -454,7 +456,8 @@ def roofline(summary: Summary) -> Figure:
         handles = _draw_roofline(figure.add_subplot(), summary, found)
         question, *conditions = title(summary)
         answers = [Line(sentence, 10, "normal" if i else "bold") for i, sentence in enumerate(said)]
-        lines = [question, *answers, *conditions]
+        missing = [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
+        lines = [question, *answers, *conditions, *missing]
         frame(figure, lines, words.origin(summary.info), ROOFLINE_IN, handles, columns=2)
     return figure
 
@@ -462,6 +465,7 @@ def roofline(summary: Summary) -> Figure:
 def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.transforms import offset_copy
 
     axes.set_xlabel("speed of the GPU: images/s that it trains with the model alone")
     axes.set_ylabel("training speed, images/s, start-up included")
@@ -477,8 +481,11 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         right = max(right, min(own * 1.15, right * FAR))
     ideals = [pipeline.ideal_images_per_s(right) or 0.0 for pipeline in found]
     low = min(speeds) / 1.5
+    # A very long interval is cut off.
+    low = min(low, max(min(point.low or low for point in every) / 1.1, low / CUT))
     # Where all is alike, noise must not fill the picture.
     high = 1.2 * max(*speeds, *ideals, 3 * low)
+    high = max(high, min(max(point.high or high for point in every) * 1.1, high * CUT))
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
     spans = right / left, high / low
     for axis, span in zip((axes.xaxis, axes.yaxis), spans):
@@ -511,13 +518,20 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
             said, (at, 1), (0, 3), axes.get_xaxis_transform(), "offset points", ha="center",
             size=9, annotation_clip=False,
         )  # fmt: skip
-    for pipeline, (marker, dashes, color) in zip(found, cycle(SERIES_LOOKS)):
+    for i, (pipeline, (marker, dashes, color)) in enumerate(zip(found, cycle(SERIES_LOOKS))):
+        # Beside one another, as those at one speed of the GPU would lie on one line.
+        beside_pt = BESIDE_PT * (i - (len(found) - 1) / 2)
+        beside = offset_copy(axes.transData, axes.figure, x=beside_pt, y=0, units="points")
         xs = [point.device_images_per_s for point in pipeline.points]
         ys = [point.images_per_s for point in pipeline.points]
         axes.plot(xs, ys, **{**MEASURED, "color": color, "marker": marker})
         for x, point in zip(xs, pipeline.points):
             if point.low is not None:
-                axes.vlines(x, point.low, point.high, color=color, linewidth=1.6, zorder=3)
+                ends = max(point.low, low), min(point.high, high)
+                axes.plot([x, x], ends, color=color, linewidth=1.6, zorder=3, transform=beside)
+                for end, cut, arrow in zip(ends, (point.low < low, point.high > high), "v^"):
+                    if cut:
+                        axes.plot(x, end, arrow, color=color, clip_on=False, transform=beside)
         if pipeline.loading is not None:
             fine = [left * (right / left) ** (i / 200) for i in range(201)]
             ideal = [(x, pipeline.ideal_images_per_s(x)) for x in fine]

@@ -15,7 +15,7 @@ from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
 from labkit.machine import hardware
-from labkit.report.words import reason
+from labkit.report.words import not_measured, reason
 from labkit.resolve import traits
 from labkit.runs.store import how_to_complete
 
@@ -51,7 +51,8 @@ def findings(run: Run) -> Tables:
 
     if run.summary.kind == "roofline":
         found = pipelines(run.summary)
-        return Tables({"Training speed, images/s": _speeds(found)} if found else {})
+        missing = not_measured(run.summary)
+        return Tables({"Training speed, images/s": _speeds(found, missing)} if found else {})
     if run.info.get("groups"):
         return Tables()
     tables = {
@@ -165,7 +166,7 @@ def _not_counted(row: Row, run: Run) -> str:
 # --- speeds of a device -----------------------------------------------------------------
 
 
-def _speeds(found: Sequence[Pipeline]) -> Table:
+def _speeds(found: Sequence[Pipeline], missing: Sequence[str]) -> Table:
     """Return what each pipeline reaches with each speed of the device, and loading alone."""
     cells = []
     for pipeline in found:
@@ -175,7 +176,7 @@ def _speeds(found: Sequence[Pipeline]) -> Table:
             cells[-1][f"GPU of {point.device_images_per_s:,.0f}"] = speed
         if pipeline.loading:
             cells[-1][ALONE] = f"{pipeline.loading.images_per_s:,.0f}"
-    return _table(cells, notes=("GPU of N: it trains N images/s with the model alone.",))
+    return _table(cells, notes=("GPU of N: it trains N images/s with the model alone.", *missing))
 
 
 # --- memory against disks ---------------------------------------------------------------

@@ -336,12 +336,31 @@ def _published_takes(summary: Summary) -> list[str]:
         return []
     told = ", ".join(f"{units.normalized(row.published)} ({row.name})" for row in rows)
     least = ", ".join(f"{1 / row.published:.2f}" for row in rows)
-    here = ", ".join(f"{1 / row.normalized_time:.2f}" for row in rows)
+    here = ", ".join(map(_times_as_fast, rows))
     verb = "take" if rows[1:] else "takes"
     return [
         f"The document's {told} {verb} a loader at least {least} times as fast (here: {here}) and "
         "a GPU that is faster than the loader by as much."
     ]
+
+
+def _times_as_fast(row: Row) -> str:
+    if row.ci_low is None:
+        return "not shown"
+    return f"{1 / row.normalized_time:.2f} {units.interval(1 / row.ci_high, 1 / row.ci_low)}"
+
+
+def not_measured(summary: Summary) -> list[str]:
+    """Return which variants of a roofline have no speed at which speeds of the GPU, and why."""
+    missing: dict[tuple[str, str], list[str]] = {}
+    for row in summary.rows:
+        if why := reason(row):
+            missing.setdefault((row.name, why), []).append(row.group)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (name, why), groups in missing.items():
+        where = "" if len(groups) == len(summary.baselines) else f" at {', '.join(groups)}"
+        alike.setdefault((where, why), []).append(f"“{name}”")
+    return [f"{', '.join(names)}{where}: {why}" for (where, why), names in alike.items()]
 
 
 def describe_roofline(summary: Summary, found: Sequence[Pipeline]) -> str:
@@ -355,6 +374,7 @@ def describe_roofline(summary: Summary, found: Sequence[Pipeline]) -> str:
         alone = [f"loading alone {pipeline.loading.images_per_s:,.0f}"] if pipeline.loading else []
         lines.append(f"{pipeline.name}: {', '.join([*points, *alone])}")
     shown = ["Training speed over the speed of the GPU, both in images/s", *lines]
+    shown += not_measured(summary)
     return describe_run(summary, [*shown, *roofline(summary, found)])
 
 

@@ -24,6 +24,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.image import imread
 
 from labkit import units
+from labkit.analysis.roofline import pipelines
 from labkit.analysis.summary import epoch_bars, summarize
 from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Timeline
 from labkit.experiments.catalog import CATALOG
@@ -340,7 +341,7 @@ def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
         (
             {"published": {"original": 1.0, "simplified": 0.661}},
             "The document's 0.661 (simplified) takes a loader at least 1.51 times as fast (here: "
-            "1.90) and a GPU that is faster than the loader by as much.",
+            "1.90 [1.900, 1.907]) and a GPU that is faster than the loader by as much.",
         ),
     ],
 )
@@ -349,6 +350,28 @@ def test_a_roofline_states_what_was_measured_with_this_device(more, said):
     assert said in everything_written(figure)
     assert said in figure.get_label()
     assert "agree" not in figure.get_label()
+
+
+def test_a_roofline_says_what_was_not_measured_and_marks_intervals_that_are_cut_off():
+    labels = [f"x = 8: {name}" for name in LOADING]
+    run = fake_roofline(noise=0.5, blocks=3)
+    run = replace(
+        run,
+        info={**run.info, "skipped": dict.fromkeys(labels, "no free loader")},
+        trials=tuple(trial for trial in run.trials if trial.variant not in labels),
+    )
+    figure = charts.roofline(run.summary)
+    said = "“original”, “vectorized”, “simplified” at x = 8: skipped: no free loader"
+    assert said in everything_written(figure)
+    assert said in figure.get_label()
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    ends = [point for pipe in pipelines(run.summary) for point in pipe.points]
+    cut = sum((point.low < low) + (point.high > high) for point in ends)
+    assert cut == sum(
+        line.get_marker() in "v^" and len(line.get_xdata()) == 1 for line in axes.lines
+    )
+    assert cut
 
 
 # --- timeline -------------------------------------------------------------------------------
