@@ -339,6 +339,15 @@ def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
         ),
         ({"loading": {"none": 210.0, "late": 150.0}}, "slower: “late”."),
         (
+            {
+                "loading": {"none": 210.0, "a bit": 213.0},
+                "noise": 0.012,
+                "mode": "full",
+                "blocks": 10,
+            },
+            "inconclusive: “a bit”.",
+        ),
+        (
             {"published": {"original": 1.0, "simplified": 0.661}},
             "The document's 0.661 (simplified) takes a loader at least 1.51 times as fast (here: "
             "1.90 [1.900, 1.907]) and a GPU that is faster than the loader by as much.",

@@ -244,6 +244,21 @@ def test_a_table_names_the_simulated_gpu_by_its_rate_and_says_what_it_bounds(x, 
     assert any(note.startswith(line) for note in shown.notes)
 
 
+def test_x_stands_beside_the_baselines_device_only():
+    names, trials = ["calibrated", "a100"], []
+    for name, rate in zip(names, (400, 920)):
+        labels = {**LABELS, "accelerator": f"emulated({rate} images/s)"}
+        trials += [
+            t for t in fake_trials(dict.fromkeys(names, 1.0), labels=labels) if t.variant == name
+        ]
+    info = fake_info(names, calibration={"x": 2.0, "load_images_per_s": 200.0})
+    shown = words.describe(summarize(info, trials))
+    assert (
+        "Simulated GPU, 400 images/s; the baseline alone loads 200 images/s, x 2.00: cal" in shown
+    )
+    assert "Simulated GPU, 920 images/s: a100" in shown
+
+
 def test_rejected_blocks_are_counted_where_they_are_left_out_and_disturbed_where_not():
     assert "full mode · 9 blocks, 1 rejected · " in words.conditions(judged_summary())
     summary = summarize(fake_media_info(blocks=3), fake_judged_trials(blocks=3))
