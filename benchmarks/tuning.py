@@ -21,6 +21,7 @@ from labkit.experiments import tuning
 from labkit.files import bar
 from labkit.machine import hardware
 from labkit.resolve import complete_here
+from labkit.runs.device_speed import complete_with_device
 from labkit.settings import MODES, Settings
 
 IMAGES = 1000
@@ -88,6 +89,7 @@ def main() -> int:
         for name in bar(options.case or list(CASES), desc="cases"):
             base = Settings(data=str(data), images=options.images, **CASES[name])
             default, tuned = complete_here(base, MODES["quick"]), []
+            complete_with_device(base, results)  # once, and no part of what tune may take
             tune = partial(lab.tune, base, results=results)
             tune_s = frame.timed(lambda tune=tune, tuned=tuned: tuned.append(tune()))
             report.limit(tune_s < MOST_S, f"{name}: lab.tune took {units.seconds(tune_s)}")

@@ -9,7 +9,7 @@ from labkit.experiments.catalog import CATALOG
 from labkit.experiments.largest_batch import largest_batch
 from labkit.experiments.request import choose, experiment
 from labkit.experiments.tuning import tune
-from labkit.panel.view import panel
+from labkit.panel.view import advise_form, panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES
 from labkit.parts.loading import LOADERS, ThreadLoader
@@ -18,6 +18,7 @@ from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage import STORAGES
 from labkit.parts.training import LOSSES, STEPS, Step
+from labkit.report.advise import advise
 from labkit.report.charts import timeline as timeline_chart
 from labkit.report.doctor import describe_data, doctor
 from labkit.report.run import (
@@ -29,8 +30,10 @@ from labkit.report.run import (
     open_shared,
     report,
     resume,
+    roofline,
     run,
 )
+from labkit.runs.device_speed import calibrate
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import forecast
 from labkit.runs.store import list_runs
@@ -54,6 +57,9 @@ __all__ = [
     "Settings",
     "Step",
     "ThreadLoader",
+    "advise",
+    "advise_form",
+    "calibrate",
     "call_graph",
     "chart",
     "choose",
@@ -75,6 +81,7 @@ __all__ = [
     "record_timeline",
     "report",
     "resume",
+    "roofline",
     "run",
     "table",
     "timeline_chart",

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,7 +23,7 @@ from labkit.report.bars import to_bytes
 from labkit.report.charts import timeline
 from labkit.report.doctor import doctor_rows
 from labkit.resolve import TABLES
-from labkit.runs import store
+from labkit.runs import device_speed, store
 from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
 
 CHART_KINDS = (".png", ".svg", ".pdf")
@@ -115,6 +115,12 @@ def _run(options: Options) -> int:
     return status
 
 
+def _roofline(options: Options) -> int:
+    asked = replace(request(options, options.name), roofline=True)
+    how = {"blocks": options.blocks, "results": options.results}
+    return _show(lab.run(asked.build(), options.mode, **how))
+
+
 def request(options: Options, name: str) -> Request:
     """Return what the options of `labkit run` ask for of one experiment."""
     return Request(
@@ -153,12 +159,17 @@ def _claims(options: Options) -> None:
         said = [f"{side['by']}: {side['says']}" for side in row["sides"]]
         published = f"published: {row['published']}" if row["published"] else ""
         answer = ": ".join(filter(None, (row["experiment"], row["answer"])))
-        for line in filter(None, (published, *said, row["footnote"], answer)):
+        reference = f"reference runs: {row['reference']}" if row["reference"] else ""
+        for line in filter(None, (published, *said, row["footnote"], answer, reference)):
             print(textwrap.indent(textwrap.fill(line, 94), "      "))
 
 
 def _json(rows: list[dict[str, object]]) -> str:
     return json.dumps(rows, indent=1, ensure_ascii=False)
+
+
+def _advise(options: Options) -> None:
+    print(lab.advise(options.data_gb, options.memory_gb, results=options.results))
 
 
 def _report(options: Options) -> None:
@@ -196,6 +207,12 @@ def _diagnose(options: Options) -> None:
         figure = timeline(diagnosis.timeline)
         options.chart.write_bytes(to_bytes(figure, options.chart.suffix[1:], dpi=CHART_DPI))
         print(f"wrote {options.chart}")
+
+
+def _calibrate(options: Options) -> None:
+    for input_px in options.input_px:
+        device = lab.calibrate(options.data, input_px, results=options.results)
+        print(f"{device}\nkept in {Path(options.results) / device_speed.FILE}")
 
 
 def _doctor(options: Options) -> None:
@@ -243,6 +260,10 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("names", nargs="*", metavar="NAME", default=[], help=names)
     which.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
 
+    text = "measure how fast an experiment trains with slower and faster devices"
+    roofline = add("roofline", _roofline, text, results, _run_options())
+    roofline.add_argument("name", metavar="NAME", help="an experiment of `labkit list`")
+
     table = add("table", _table, "print a run's table", one_run)
     table.add_argument("--json", action="store_true", help="rows as JSON")
     table.add_argument("--detail", action="store_true", help="all columns")
@@ -251,6 +272,12 @@ def parser() -> argparse.ArgumentParser:
     claims = add("claims", _claims, text, results)
     claims.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="unset: all")
     claims.add_argument("--json", action="store_true", help="rows as JSON")
+
+    text = "print what an SSD, packing or copying first would give for data of a size"
+    advise = add("advise", _advise, text, results)
+    advise.add_argument("--data-gb", metavar="N", type=float, required=True, help="of the images")
+    text = "of the machine that trains; unset: this one's"
+    advise.add_argument("--memory-gb", metavar="N", type=float, help=text)
 
     text = "write an HTML report of the newest or of chosen runs"
     report = add("report", _report, text, results)
@@ -277,6 +304,19 @@ def parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--verify", action="store_true", help="try and measure the remedies")
     diagnose.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
     diagnose.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw the timeline")
+
+    text = "measure anew how fast the simulated GPU is to be, and keep it for all runs"
+    calibrate = add("calibrate", _calibrate, text, results)
+    calibrate.add_argument("--data", metavar="NAME", default=lab.Settings.data, help="images")
+    quick_px = MODES["quick"].input_px
+    calibrate.add_argument(
+        "--input-px",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=[quick_px],
+        help=f"side of the model input; unset: quick mode's {quick_px}",
+    )
 
     doctor = add("doctor", _doctor, "print what this machine has, and what will be skipped")
     for name in media.NAMES:
@@ -309,7 +349,7 @@ def _run_options() -> argparse.ArgumentParser:
             dest=name,
             type=_yes_or_no if kind is bool else kind,
             choices=choices or None,
-            metavar=None if choices else {int: "N", bool: "yes|no"}.get(kind, "NAME"),
+            metavar=None if choices else {int: "N", float: "N", bool: "yes|no"}.get(kind, "NAME"),
             default=argparse.SUPPRESS,
             help=(help_texts()[name] + listed).replace("%", "%%"),
         )

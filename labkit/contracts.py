@@ -71,8 +71,13 @@ class Device(Protocol):
     ) -> DeviceBatch:
         """Start copying a batch to the device."""
 
-    def wait(self, batch: DeviceBatch) -> None:
-        """Make the compute stream wait until a batch has arrived; the host goes on."""
+    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
+        """Make the compute stream wait until a batch has arrived; the host goes on.
+
+        Args:
+            batch: from `put`.
+            record: tell CUDA's allocator that the compute stream uses it.
+        """
 
     def synchronize(self) -> None:
         """Make the host wait until the device has finished everything."""
@@ -340,7 +345,8 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float
 #   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes, first_loss;
 #      waits_s and callbacks_s in epochs
 #   4  group
-SCHEMA = 4
+#   5  resident_shares_before in cache_proof: one per epoch, where `cached` is set
+SCHEMA = 5
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
@@ -433,8 +439,8 @@ class Trial:
     """What the files lay on: filesystem, device, rotational, scheduler, readahead_kb,
     cold_reads_per_s (None: not probed)."""
     labels: dict[str, str] = field(default_factory=dict)
-    """storage=real|throttled|modelled|emulated distance|unknown, cache=cold|warm as
-    verified, accelerator=cuda:...|cpu|emulated(...)."""
+    """storage=real|throttled|modelled|emulated distance|unknown, cache=cold|warm|50 % cached
+    as verified, accelerator=cuda:...|cpu|emulated(...)."""
     first_loss: float | None = None
     """Of untrained weights, in the warm-up; the same for all variants but for rounding."""
     loss: float | None = None

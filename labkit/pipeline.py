@@ -21,7 +21,6 @@ import numpy as np
 from labkit import contracts
 from labkit.contracts import Clock, Device, DeviceBatch, Sample
 from labkit.machine import shared_memory
-from labkit.parts.devices import with_compute
 from labkit.parts.loading import Outside
 from labkit.parts.packing import Reader
 from labkit.parts.preprocessing import device_bytes
@@ -32,7 +31,8 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-JITTER = 7  # tells its draws from the preprocessor's, which have the same seed, epoch and image
+# Tell these draws from the preprocessor's, which have the same seed, epoch and image.
+JITTER, KEPT = 7, 8
 
 
 class Order:
@@ -155,9 +155,14 @@ class Source:
             input_px=self.settings.input_px,
         )
 
-    def prepare_cache(self, cache: str) -> dict[str, object]:
-        """Produce a cache state of the epoch's images and measure it; see `Storage`."""
-        return self.parts.storage.prepare_cache(self.reader, self.order.image_ids, cache)
+    def prepare_cache(self, cache: str | int) -> dict[str, object]:
+        """Produce a cache state of the epoch's images and measure it; see `Storage`.
+
+        Which images stay in memory is drawn anew for every epoch.
+        """
+        drawn = np.random.default_rng((self.settings.seed, self.order.epoch, KEPT))
+        ids = drawn.permutation(self.order.image_ids)
+        return self.parts.storage.prepare_cache(self.reader, ids, cache)
 
     def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
         """Complete the proof after the epochs; see `Storage`."""
@@ -342,7 +347,6 @@ def build(
     clock: Clock,
     *,
     excluded: frozenset[int] = frozenset(),
-    compute_s_per_image: float | None = None,
 ) -> Pipeline:
     """Open every part that the settings name.
 
@@ -350,7 +354,6 @@ def build(
         settings: complete (`settings.complete`).
         clock: what the emulated device tells the time by.
         excluded: indices of unreadable images.
-        compute_s_per_image: the matched profile's speed, from calibration.
 
     Raises:
         ValueError: settings that cannot work.
@@ -358,7 +361,7 @@ def build(
     """
     parts = resolve(settings)
     source, loader = open_loader(parts, excluded=excluded)
-    device = parts.make_device(with_compute(parts.profile, compute_s_per_image), clock)
+    device = parts.make_device(parts.profile, clock)
     charged = (settings.preprocessor, settings.batch_size, settings.input_px)
     return Pipeline(
         parts=parts,

@@ -127,6 +127,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
     _check_remote(settings, storage)
     _check_packing(settings)
     _check_step(settings)
+    _check_device_speed(settings)
     _check_training(settings)
     if settings.prefetcher in NEEDS_STREAMS and settings.device == "cpu":
         raise Skip(
@@ -140,6 +141,9 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
     decode, preprocessor = DECODERS[settings.decoder], PREPROCESSORS[settings.preprocessor]
     if settings.decoder in SCALED:
         decode = partial(decode, at_least_px=settings.input_px)
+    profile = PROFILES[settings.profile]
+    if profile.compute_s_per_image is None and settings.device_speed is not None:
+        profile = replace(profile, compute_s_per_image=1 / settings.device_speed)
     on_device = preprocessor.on_device is not None
     return Resolved(
         settings=settings,
@@ -151,7 +155,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
         load=LOADERS[settings.loader],
         prefetch=PREFETCHERS[settings.prefetcher],
         make_device=DEVICES[settings.device],
-        profile=PROFILES[settings.profile],
+        profile=profile,
         make_step=STEPS[settings.step],
         finishes_on_device=on_device and settings.step not in ("timed", "nothing"),
         charges_device=on_device and settings.step == "timed",
@@ -196,6 +200,11 @@ def complete_here(settings: Settings, mode: Mode) -> Settings:
     )
 
 
+def label_cache(settings: Settings) -> str:
+    """Label the state of the page cache: cold, warm, as found or "50 % cached"."""
+    return settings.cache if settings.cached is None else f"{settings.cached} % cached"
+
+
 def label_samples(settings: Settings) -> dict[str, str]:
     """Label a row whose samples are not made from the original images in full, or come late."""
     px = settings.input_px
@@ -231,11 +240,12 @@ def _check_remote(settings: Settings, storage: Storage) -> None:
     """Refuse what cannot be where every image comes over a network."""
     if not storage.is_remote:
         return
-    if settings.cache != "as found":
+    if settings.cache_state != "as found":
         raise Skip(
             f"cache must be 'as found' for images that come over a network, got "
-            f"{settings.cache!r}: none of them is in this machine's page cache, so neither cold "
-            "nor warm can be produced; set cache='as found', or a storage to copy them to"
+            f"{label_cache(settings)!r}: none of them is in this machine's page cache, so no state "
+            "of it can be produced; set cache='as found' and leave cached unset, or set a storage "
+            "to copy them to"
         )
     if settings.packing != "folder":
         raise Skip(
@@ -291,6 +301,28 @@ def _check_step(settings: Settings) -> None:
         raise ValueError(
             f"preprocessor must be one of {', '.join(_preprocessors_for(settings.step))} for the "
             f"step {settings.step}, got {settings.preprocessor!r}"
+        )
+
+
+def _check_device_speed(settings: Settings) -> None:
+    """Refuse a speed for a device that has its own, and a host that spins for another one."""
+    profile = PROFILES[settings.profile]
+    if profile.spins and settings.device != "emulated":
+        raise Skip(
+            f"profile must be another one on device {settings.device}, got {settings.profile}: "
+            "only the emulated device can be waited for in either way"
+        )
+    if settings.device_speed is None:
+        return
+    if settings.device != "emulated":
+        raise Skip(
+            f"device_speed must be unset on device {settings.device}, which is as fast as it is, "
+            f"got {settings.device_speed:g}; choose device emulated"
+        )
+    if profile.compute_s_per_image is not None:
+        raise ValueError(
+            f"device_speed must be unset with the profile {settings.profile}, which has its own, "
+            f"got {settings.device_speed:g}; choose profile calibrated"
         )
 
 

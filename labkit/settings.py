@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -23,8 +24,10 @@ T = TypeVar("T")
 LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
-    "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
+    "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
 }  # fmt: skip
+# Values that earlier versions wrote: they fitted the emulated device to each run.
+RENAMED = {("profile", "matched"): "calibrated"}
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 
 
@@ -40,6 +43,8 @@ class Settings:
     """Medium to read from: a name, labkit.toml's, a folder's path, or as far_20ms_1000mbit."""
     cache: Literal["cold", "warm", "as found"] = "cold"
     """Page cache before epoch 1: cold (evicted), warm (read beforehand), or left as it is."""
+    cached: int | None = None
+    """Percent of the data in memory before every epoch, drawn at random; unset: as cache says."""
     packing: str = "folder"
     """How the images are stored: one file each, or packed together."""
     stored: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
@@ -73,9 +78,11 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda if it works here, else emulated."""
-    profile: str = "matched"
-    """Emulated device only: how fast it computes; matched stalls the baseline by 30 %."""
+    """Where the training step runs; unset: cuda if it works here, else emulated (simulated GPU)."""
+    profile: str = "calibrated"
+    """Simulated GPU only: how fast it computes; calibrated: as `device_speed` says."""
+    device_speed: float | None = None
+    """Simulated GPU only: images/s it trains with the model alone; unset: `labkit calibrate`."""
     step: str | None = None
     """The work on a batch; unset: what the preprocessor is for, or timed if emulated."""
     loss: str = "vectorized"
@@ -126,11 +133,23 @@ class Settings:
             _check_kind(field.name, getattr(self, field.name))
         for name, least in LEAST.items():
             _at_least(name, getattr(self, name), least)
+        if self.device_speed is not None and not 0 < self.device_speed < math.inf:
+            raise ValueError(
+                f"device_speed must be a number of images/s above 0, got {self.device_speed}; "
+                "leave it out for the calibrated one"
+            )
         if self.input_px is not None and (self.input_px < 1 or self.input_px % INPUT_PX_STEP):
             raise ValueError(
                 f"input_px must be a positive multiple of {INPUT_PX_STEP}, got {self.input_px}; "
                 "try 256 or 512"
             )
+        if self.cached is not None and self.cached > 100:
+            raise ValueError(f"cached must be at most 100, got {self.cached}; it is in percent")
+
+    @property
+    def cache_state(self) -> str | int:
+        """What memory holds when an epoch starts: `cached`, else `cache` (of epoch 1 only)."""
+        return self.cache if self.cached is None else self.cached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +243,11 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
     return replace(base, **changes)
 
 
+def with_new_names(stored: Mapping[str, object]) -> dict[str, object]:
+    """Replace the values that earlier versions wrote by today's."""
+    return {name: RENAMED.get((name, str(value)), value) for name, value in stored.items()}
+
+
 def read_settings(stored: Mapping[str, object]) -> Settings:
     """Read a variant's settings from a run folder.
 
@@ -233,6 +257,7 @@ def read_settings(stored: Mapping[str, object]) -> Settings:
     Raises:
         ValueError: this version does not know a setting or its value.
     """
+    stored = with_new_names(stored)
     known = {field.name for field in fields(Settings)}
     if unknown := sorted(set(stored) - known):
         raise ValueError(
@@ -251,7 +276,7 @@ def complete(
     can_fork: bool,
     real_step: str = "detector",
 ) -> Settings:
-    """Fill every unset field but `images`, from the mode and the machine.
+    """Fill every unset field but `images` and `device_speed`, from the mode and the machine.
 
     Args:
         settings: the user's choice; what is set stays.
@@ -262,7 +287,8 @@ def complete(
         real_step: what a device that is not emulated does with the preprocessor's batches.
 
     Returns:
-        Settings in which only `images` may still be None (calibration chooses it).
+        Settings in which only `images` and `device_speed` may still be None: calibration finds
+        them.
     """
     device = settings.device or ("cuda" if has_cuda else "emulated")
     defaults = {
@@ -299,7 +325,7 @@ def field_kinds() -> dict[str, tuple[type, tuple[str, ...], bool]]:
     """Return what each field accepts, for the form, the command line and the checks.
 
     Returns:
-        field name -> (int, bool or str; the closed choices, if any; may be unset).
+        field name -> (int, float, bool or str; the closed choices, if any; may be unset).
     """
     kinds = {}
     for name, hint in typing.get_type_hints(Settings).items():
@@ -321,8 +347,9 @@ def _check_kind(name: str, value: object) -> None:
     if value is None and may_be_unset:
         return
     # bool is a kind of int in Python; a worker count of True would be a typo.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        words = {int: "a whole number", bool: "True or False", str: "text"}[kind]
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
+        words = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}[kind]
         raise ValueError(f"{name} must be {words}, got {value!r}")
     if choices and value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

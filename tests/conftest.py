@@ -107,10 +107,13 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def beside_others():
     """Calibrate in no time, as nothing is to be measured, and let every emulated device pass."""
-    from labkit.runs import calibration, checks
+    from labkit.runs import calibration, checks, device_speed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "CALIBRATION_S", 0.1)
+        patch.setattr(device_speed, "PROCESS_S", 0.01)
+        patch.setattr(device_speed, "LEAST_PROCESSES", 2)
+        patch.setattr(device_speed, "LONGEST_S", 0.0)
         patch.setattr(checks, "FREE_LOADER_MIN_AU", 0.0)
         patch.setattr(checks, "EMULATOR_TRIES", 1)
         yield

@@ -121,3 +121,57 @@ def save_run(results, run):
     for trial in run.trials:
         append_trial(folder, trial)
     return folder
+
+
+# Images per second of each pipeline's loading alone; the first is the baseline.
+LOADING = {"original": 210.0, "vectorized": 260.0, "simplified": 400.0}
+SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
+
+
+def fake_roofline(
+    loading=LOADING, *, speeds=SPEEDS, blocks=5, noise=0.01, device=480.0, overlap=0.97,
+    published=None, mode="quick", **more,
+):  # fmt: skip
+    """A roofline's run, in which every pipeline reaches nearly the ideal.
+
+    Args:
+        loading: variant -> its loading rate alone.
+        speeds: of the device, as multiples of the baseline's loading rate.
+        device: images/s of the calibrated device.
+        overlap: what is reached of the ideal.
+        published: variant -> the document's figure.
+        more: of `fake_info`.
+    """
+    rng, trials, groups, baselines, tasks = random.Random(1), [], {}, {}, {}
+    base, images = next(iter(loading.values())), 160
+    for x in (*speeds, None):
+        group = "loading alone" if x is None else f"x = {x:g}"
+        labels = {name: f"{group}: {name}" for name in loading}
+        groups |= dict.fromkeys(labels.values(), group)
+        tasks |= {label: {"x": x} for label in labels.values()}
+        baselines[group] = next(iter(labels.values()))
+        for block in range(blocks):
+            for name, label in labels.items():
+                compute_s = images / (x * base) if x else 0.0
+                ideal_s = max(images / loading[name], compute_s)
+                for role in ("A1", "A2") if label == baselines[group] else ("",):
+                    time_s = ideal_s * rng.lognormvariate(0, noise) / (overlap if x else 1)
+                    speed = f"emulated({x * base:.3g} images/s)" if x else "emulated(480 images/s)"
+                    trial = fake_trial(label, block, role, labels={**LABELS, "accelerator": speed})
+                    epoch = replace(fake_epoch(time_s, images=images), compute_s=compute_s)
+                    trial = replace(trial, group=group, epochs=(epoch,))
+                    trials.append(replace(trial, experiment="preprocessing_roofline"))
+    info = fake_info(
+        [*groups], mode=mode, blocks=blocks, experiment="preprocessing_roofline", kind="roofline",
+        question="How fast would preprocessing train on a slower or faster GPU?", groups=groups,
+        baselines=baselines, tasks=tasks,
+        published={f"loading alone: {name}": x for name, x in (published or {}).items()},
+        calibration={
+            "images": images, "load_images_per_s": base, "device_images_per_s": device,
+            "x": device / base,
+        },
+        **{"provenance": MINE, "source": "[004] section 3.3, experiment 3", **more},
+    )  # fmt: skip
+    info["baseline"] = next(iter(groups))
+    info["variants"] = {label: {"device": "emulated", "num_workers": 2} for label in groups}
+    return Run(folder=Path("/home/ada/results/roofline"), info=info, trials=tuple(trials))

@@ -9,7 +9,7 @@ from labkit.report.bars import style
 
 def texts(figure):
     """Every text that is drawn."""
-    # Matplotlib prepares a tick beyond the end of an axis, but does not draw it.
+    # Matplotlib prepares a tick beyond each end of an axis, but does not draw it.
     undrawn = [
         t
         for axes in figure.axes
@@ -18,7 +18,7 @@ def texts(figure):
             (1, axes.get_yticklabels(), axes.get_ylim()),
         )
         for t in labels
-        if t.get_position()[i] > max(ends)
+        if not min(ends) <= t.get_position()[i] <= max(ends)
     ]
     drawn = [t for t in figure.findobj(Text) if t.get_visible() and t not in undrawn]
     return [t for t in drawn if t.get_text().strip()]

@@ -5,9 +5,10 @@ from argparse import Namespace
 
 import pytest
 
-from benchmarks import diagnosis, frame
+from benchmarks import diagnosis, frame, repeat
 from benchmarks.diagnosis import Outcome
 from benchmarks.truth import judge
+from labkit.analysis.summary import Row
 
 
 def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
@@ -67,3 +68,17 @@ def test_two_of_twenty_equal_variants_may_be_called_different(wrong, met):
 def test_every_delayed_variant_must_be_called_slower(verdict):
     text = "1 of 2 delayed variants are called slower"
     assert judge(["slower", verdict], [])[0] == (False, text)
+
+
+@pytest.mark.parametrize(
+    ("shift", "held", "spread"), [(1.0, True, True), (1.02, True, False), (1.1, False, False)]
+)
+def test_runs_must_agree_as_their_intervals_promise(shift, held, spread):
+    def row(x):
+        return Row(variant="v", status="ok", normalized_time=x, ci_low=x / 1.05, ci_high=x * 1.05,
+                   s=0.01, blocks=3)  # fmt: skip
+
+    times = [0.7, 0.701, 0.7, 0.702, 0.7 * shift, 0.7, 0.701 * shift, 0.7 * shift]
+    variant = repeat.Repeated("v", tuple(map(row, times)))
+    (holds, _), (spreads, _) = repeat.judge([variant])
+    assert (holds, spreads) == (held, spread)

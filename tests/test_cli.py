@@ -150,6 +150,16 @@ def test_wrong_use_is_one_line(capsys, arguments, message):
     assert message in line
 
 
+def test_calibrating_prints_the_rate_and_where_it_is_kept(photos, tmp_path, capsys):
+    words = ["--data", photos, "--input-px", 64, 96, "--results", tmp_path]
+    assert main(["calibrate", *map(str, words)]) == 0
+    said = capsys.readouterr().out
+    for input_px in (64, 96):
+        assert re.search(rf"simulated GPU of [\d.,]+ images/s at {input_px} px: 2 × .* ± ", said)
+    assert f"kept in {tmp_path / 'calibration.json'}" in said
+    assert len(json.loads((tmp_path / "calibration.json").read_text())) == 2
+
+
 def test_data_that_changed_since_its_manifest_stops_the_run(photos, tmp_path, capsys):
     shutil.copytree(photos, tmp_path / "photos")
     first, second, *_ = sorted((tmp_path / "photos" / "images").iterdir())

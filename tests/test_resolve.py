@@ -57,3 +57,21 @@ def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkey
     monkeypatch.setattr(hardware, "has_bfloat16", lambda: False)
     with pytest.raises(Skip, match=r"precision must be fp32 on a CPU without AVX-512, .* 'amp'"):
         resolve(completed(precision="amp", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "choices"),
+    [
+        (ValueError, "has its own", {"device_speed": 460, "profile": "resnet50_a100"}),
+        (Skip, "which is as fast as it is", {"device_speed": 460, "device": "cpu"}),
+        (Skip, "only the emulated device", {"profile": "calibrated_spinning", "device": "cpu"}),
+    ],
+)
+def test_a_device_with_a_speed_of_its_own_takes_no_other(error, message, choices):
+    with pytest.raises(error, match=message):
+        resolve(completed(**choices))
+
+
+def test_a_device_speed_is_that_of_the_device():
+    profile = resolve(completed(device_speed=500)).profile
+    assert profile.compute_s_per_image == 1 / 500

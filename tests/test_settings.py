@@ -28,6 +28,8 @@ from labkit.settings import (
         ({"cache": "hot"}, "cache must be one of cold, warm, as found, got 'hot'"),
         ({"input_px": 100}, "input_px must be a positive multiple of 32, got 100; try 256 or 512"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"cached": -1}, "cached must be at least 0, got -1"),
+        ({"cached": 101}, "cached must be at most 100, got 101"),
         ({"data": 3}, "data must be text, got 3"),
     ],
 )
@@ -67,7 +69,8 @@ def test_a_mode_fills_only_what_is_unset(mode):
     filled = complete(own, mode, **machine)
     assert (filled.input_px, filled.num_workers, filled.device) == (96, 0, "cpu")
     assert filled.batch_size == mode.batch_size
-    unset = {name for name, (_, _, may) in field_kinds().items() if may} - {"images"}
+    unset = {name for name, (_, _, may) in field_kinds().items() if may}
+    unset -= {"images", "cached", "device_speed"}
     assert all(getattr(complete(Settings(), mode, **machine), name) is not None for name in unset)
 
 
@@ -90,3 +93,4 @@ def test_stored_settings_of_another_version_are_refused_in_one_line():
         read_settings(stored)
     del stored["turbo"]
     assert read_settings(stored) == Settings(num_workers=3)
+    assert read_settings({**stored, "profile": "matched"}) == Settings(num_workers=3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from labkit import units
@@ -76,6 +76,7 @@ def forecast(
     baselines: Collection[str],
     epoch_s: float | None = None,
     trial_s: float | None = None,
+    epoch_share: float = 1.0,
 ) -> Forecast:
     """Forecast a run from earlier ones.
 
@@ -89,6 +90,7 @@ def forecast(
         epoch_s: seconds of the baseline's epoch, from calibration; None: as in the last run in
             this mode, else as long as the mode wants it.
         trial_s: seconds of a trial, where they are the same for all.
+        epoch_share: how long epochs should be, as a share of the mode's.
     """
     chosen, noise, last = MODES[mode], None, None
     for summary in earlier:
@@ -98,7 +100,8 @@ def forecast(
     trials = blocks * (len(variants) + chosen.shuffled * len(baselines))
     base = variants[next(iter(baselines))]
     if trial_s is None:
-        trial_s = _trial_s(last, chosen, base, epoch_s)
+        shorter = replace(chosen, epoch_s=epoch_share * chosen.epoch_s)
+        trial_s = _trial_s(last, shorter, base, epoch_s)
     judged = [
         name
         for name, values in variants.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from labkit import units
 from labkit.analysis.summary import Row, Summary
 
 # How the labels of stand-ins begin.
@@ -24,6 +25,20 @@ def split_label(label: str) -> tuple[str, str]:
     return word.strip(), details.removesuffix(")")
 
 
+def stand_in_name(kind: str, label: str) -> str:
+    """Return "simulated GPU" for "emulated(460 images/s)", "throttled storage" for a disk."""
+    word, _ = split_label(label)
+    return "simulated GPU" if (kind, word) == ("accelerator", "emulated") else f"{word} {kind}"
+
+
+def describe_stand_in(kind: str, label: str) -> str:
+    """Return "simulated GPU, 460 images/s" or "throttled storage (81 reads/s)"."""
+    name, (_, details) = stand_in_name(kind, label), split_label(label)
+    if kind == "accelerator":
+        return ", ".join(filter(None, (name, details)))
+    return f"{name} ({details})" if details else name
+
+
 def is_warned_of(kind: str, label: str) -> bool:
     """Return whether a label names a stand-in, or storage of unknown kind."""
     return any(part.startswith(WARNED_OF.get(kind, ())) for part in label.split(" / "))
@@ -38,9 +53,9 @@ def find_stand_ins(rows: Sequence[Row]) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {}
     for kind, known in STAND_INS.items():
         for label in (label for row in rows for label in row.labels.get(kind, "").split(" / ")):
-            name, details = split_label(label)
-            if name in known:
-                found.setdefault(f"{name} {kind}", {})[details] = None
+            word, details = split_label(label)
+            if word in known:
+                found.setdefault(stand_in_name(kind, label), {})[details] = None
     return {name: ", ".join(filter(None, details)) for name, details in found.items()}
 
 
@@ -48,18 +63,22 @@ def stand_ins(summary: Summary) -> list[str]:
     """List what was emulated, throttled or modelled, with the variants unless it is all of them.
 
     Returns:
-        Lines such as "Emulated accelerator (matched, 11.2 ms/image)"; empty where everything is
-        real.
+        Lines such as "Simulated GPU, 460 images/s; the baseline alone loads 219 images/s, x 2.10";
+        empty where everything is real.
     """
     measured = [row for row in summary.rows if row.labels]
     labels = [row.labels for row in measured] or [summary.labels]
+    base = next((row.labels for row in measured if row.variant == summary.baseline), labels[0])
     found: dict[str, list[int]] = {}
     for kind in WARNED_OF:
         for i, known in enumerate(labels):
             for label in filter(None, known.get(kind, "").split(" / ")):
                 if is_warned_of(kind, label):
-                    word, details = split_label(label)
-                    line = f"{word} {kind}" + (f" ({details})" if details else "")
+                    line = describe_stand_in(kind, label)
+                    if kind == "accelerator" and summary.kind == "roofline":
+                        line = f"{stand_in_name(kind, label)} at several speeds"
+                    elif kind == "accelerator" and label in base.get(kind, "").split(" / "):
+                        line += _beside_the_loader(summary)
                     found.setdefault(line[0].upper() + line[1:], []).append(i)
     return [
         line if len(places) == len(labels) else f"{line}: {_names(measured, places)}"
@@ -67,7 +86,12 @@ def stand_ins(summary: Summary) -> list[str]:
     ]
 
 
+def _beside_the_loader(summary: Summary) -> str:
+    """Return how fast the baseline loads alone, and x: the device's rate ÷ that."""
+    load, x = (summary.calibration.get(name) for name in ("load_images_per_s", "x"))
+    return f"; the baseline alone loads {units.rate(load)}, x {x:.2f}" if x else ""
+
+
 def _names(rows: Sequence[Row], places: Sequence[int]) -> str:
-    if len(places) > MAX_NAMES:
-        return f"{len(places)} variants"
-    return "; ".join(rows[place].variant for place in places)
+    names = dict.fromkeys(rows[place].name for place in places)  # once for all groups
+    return f"{len(names)} variants" if len(names) > MAX_NAMES else "; ".join(names)

@@ -35,6 +35,7 @@ from labkit.analysis.validity import (
     is_baseline_run_twice,
     noise,
     rejected_note,
+    shares_before,
     unwatched,
     valid_trials,
 )
@@ -125,7 +126,8 @@ class Row:
     gpu_reserved_bytes: int | None = None
     """What torch's allocator had taken of it at most: the rest of it is cache."""
     resident_share_before: float | None = None
-    """Share of the files' pages that memory held before epoch 1; measured."""
+    """Share of the files' pages that memory held before epoch 1, or before every epoch where
+    `cached` is set: the furthest from what was asked; measured."""
     device_read_share: float | None = None
     """Bytes fetched from a device, of those asked for, over all epochs."""
     swapped_pages: int | None = None
@@ -432,7 +434,7 @@ def ratios(
     """
     log_ratios = {}
     for one, other, which in wanted:
-        a, b = _log_times(one, which), _log_times(other, which)
+        a, b = log_times(one, which), log_times(other, which)
         if shared := [block for block in a if block in b]:
             log_ratios[one.variant, other.variant, which] = [a[x] - b[x] for x in shared]
     testable = [key for key, d in log_ratios.items() if len(d) >= 2]
@@ -448,7 +450,7 @@ def ratios(
     return compared
 
 
-def _log_times(row: Row, which: str) -> dict[int, float]:
+def log_times(row: Row, which: str) -> dict[int, float]:
     """Return one log time per block; of the baseline's two runs the geometric mean."""
     logs: dict[int, list[float]] = {}
     for block, epochs_s in zip(row.in_blocks, row.epochs_s, strict=True):
@@ -574,12 +576,14 @@ def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
 
 
 def _resident_share_before(runs: Sequence[Trial]) -> float | None:
-    """Return the share of the trial that is furthest from what its label says."""
-    shares = [trial.cache_proof.get("resident_share_before") for trial in runs]
+    """Return the share of the epoch that is furthest from what its label says."""
+    shares = [share for trial in runs for share in shares_before(trial)]
     if None in shares:
         return None
+    percent = runs[0].settings.get("cached")
     cold = any(trial.labels.get("cache") == "cold" for trial in runs)
-    return max(shares) if cold else min(shares)
+    asked = float(not cold) if percent is None else percent / 100
+    return max(shares, key=lambda share: abs(share - asked))
 
 
 def _device_read_share(runs: Sequence[Trial]) -> float | None:

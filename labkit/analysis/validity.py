@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 
 from labkit import units
 from labkit.contracts import Trial
-from labkit.parts.storage.cache_state import COLD_MAX_SHARE, WARM_MIN_SHARE
+from labkit.parts.storage.cache_state import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.resolve import traits
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
@@ -166,7 +166,8 @@ def cache_violation(trial: Trial) -> str:
     """Return why a trial's cache state is not what its label says; empty where it is proved.
 
     Residency is looked at before the epochs, and the device's bytes over all of them.  One of the
-    two suffices as proof; where neither is known, a trial is not known to be cold.
+    two suffices as proof; where neither is known, a trial is not known to be cold.  Where a
+    percentage was to be in memory, residency is looked at before every epoch, and has to be known.
     """
     proof = trial.cache_proof
     wanted, before = trial.labels.get("cache"), proof.get("resident_share_before")
@@ -176,6 +177,18 @@ def cache_violation(trial: Trial) -> str:
     on_disk = trial.medium.get("rotational") is not None
     on_disk = on_disk and not traits(trial.settings).repeats_batch
     from_device = fetched / files if fetched is not None and files and on_disk else None
+    if (percent := trial.settings.get("cached")) is not None:
+        shares = shares_before(trial)
+        if None in shares:
+            return f"not known to be {wanted}: memory could not be looked at"
+        for number, share in enumerate(shares, 1):
+            if not math.isclose(share, percent / 100, rel_tol=0, abs_tol=CACHED_WITHIN):
+                held = units.percent(share)
+                return f"not {wanted}: {held} of the data was in memory before epoch {number}"
+        missing = sum(1 - share for share in shares)
+        if from_device is not None and from_device < COLD_MIN_DEVICE_SHARE * missing:
+            came, lacked = units.percent(from_device / missing), "of what memory lacked"
+            return f"not {wanted}: only {came} {lacked} came from disk"
     if wanted == "cold":
         if before is not None and before > COLD_MAX_SHARE:
             return f"not cold: {units.percent(before)} of the files were in memory"
@@ -193,6 +206,12 @@ def cache_violation(trial: Trial) -> str:
         if before is None and from_device is not None and fetched > most_bytes:
             return f"not warm: {units.percent(from_device)} of the files' bytes came from disk"
     return ""
+
+
+def shares_before(trial: Trial) -> list[float | None]:
+    """Return the shares of the data that memory was measured to hold before epochs."""
+    proof = trial.cache_proof
+    return proof.get("resident_shares_before") or [proof.get("resident_share_before")]
 
 
 def why_disturbed(trial: Trial) -> str:

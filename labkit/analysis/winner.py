@@ -55,6 +55,8 @@ def why_not(summary: Summary, row: Row) -> str:
         return "it leaves out a step of each epoch"
     if any(settings.get(name) != baseline.get(name) for name in ("order", "subset")):
         return "it trains on other images or in another order"
+    if settings.get("cached") != baseline.get("cached"):
+        return "memory held another share of its data than of the baseline's"
     # A cold start needs nothing in memory; data far away has no cache state here.
     if cache not in (baseline_cache, "cold") and not traits(settings).in_memory:
         return f"it began with cache {cache}, the baseline with {baseline_cache}"

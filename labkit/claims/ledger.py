@@ -1,4 +1,4 @@
-"""Judge the documents' claims by this machine's newest runs.
+"""Judge the documents' claims by this machine's newest runs, and by the reference runs.
 
 `claims.toml` holds the claims, who says otherwise, and the contrasts that test them.  A contrast
 with the baseline has the verdict of its run; all others of a run are judged together (Holm).
@@ -15,13 +15,16 @@ from functools import cached_property
 from pathlib import Path
 
 from labkit import units
+from labkit.analysis.roofline import least_time
 from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
 from labkit.machine import hardware
-from labkit.runs.store import StoredRun, newest_runs
+from labkit.runs.store import StoredRun, best_runs, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
+# Runs in full mode that come with the project, a folder for each machine: in `results`.
+REFERENCE = "examples"
 NO_DIFFERENCE = "no practical difference"
 OPPOSITE = {"faster": "slower", "slower": "faster"}
 MIN_GPU_UTIL_DIFFERENCE = 0.1  # NVML's sampling periods do not match a loop's steps
@@ -77,8 +80,9 @@ def answers(
 
     Returns:
         A record per claim: number, document, claim, published, sides (by, says), footnote,
-        experiment, answer, run (ids of the runs that the answer rests on), and contrasts: of each
-        experiment, compared, answer, ratio, low, high (95 % interval) and verdict.
+        experiment, answer, run (ids of the runs that the answer rests on), reference (what the
+        reference runs say, and their machine; empty without), and contrasts: of each experiment,
+        compared, answer, ratio, low, high (95 % interval) and verdict.
 
     Raises:
         ValueError: there is no claim of such a number.
@@ -91,7 +95,12 @@ def answers(
     machine_id = machine_id or hardware.provenance()["machine_id"]
     runs = newest_runs(results, lambda info: weigh_answer(info, machine_id))
     evidence = {name: _Evidence(run) for name, run in runs.items()}
-    return [_answer(claim, evidence) for n, claim in known.items() if n in (numbers or known)]
+    references = _reference_evidence(Path(results) / REFERENCE)
+    return [
+        {**_answer(claim, evidence), "reference": _reference(claim, references)}
+        for n, claim in known.items()
+        if n in (numbers or known)
+    ]
 
 
 def answers_of(run: StoredRun, machine_id: str) -> list[dict[str, object]]:
@@ -130,6 +139,30 @@ def weigh_answer(info: Mapping[str, object], machine_id: str) -> int | None:
     if info.get("protocol") == AS_PUBLISHED:
         return 0  # its fixed order may explain what it shows
     return 2 if _is_judged(info) else 1
+
+
+def _reference_evidence(folder: Path) -> dict[str, _Evidence]:
+    """Return the newest judged run of each experiment, of whatever machine."""
+
+    def weigh(info: Mapping[str, object]) -> str | None:
+        is_judged = _is_judged(info) and info.get("protocol") != AS_PUBLISHED
+        return info["created_utc"] if is_judged and info["status"] == "finished" else None
+
+    found: dict[str, _Evidence] = {}
+    for run in best_runs(folder, weigh):
+        found.setdefault(run.info["experiment"], _Evidence(run))
+    return found
+
+
+def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> str:
+    """Return what the reference runs say of a claim, and on which machines; or ''."""
+    known = [c for c in claim.contrasts if c.experiment in evidence]
+    if not known:
+        return ""
+    said = _join(claim, [_judge(claim, c, evidence[c.experiment]) for c in known])
+    provenances = [evidence[c.experiment].run.info["provenance"] for c in known]
+    machines = dict.fromkeys(map(hardware.describe, provenances))
+    return f"{said}; on {' and '.join(machines)}"
 
 
 class _Evidence:
@@ -253,7 +286,10 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
     if verdict == UNSTABLE:
         return _say(figures, rows, f"{UNSTABLE}, no verdict")
     if isinstance(expected, float):
-        return _say(figures, rows, agreement(ratio.low, ratio.high, expected))
+        word = agreement(ratio.low, ratio.high, expected)
+        if word == "differs" and (why := _why_out_of_reach(expected, ratio, rows[0])):
+            return _say(f"{figures}; {why}", rows, "not reproducible here")
+        return _say(figures, rows, word)
     if expected and isinstance(expected, str):
         word = {expected: "agrees", OPPOSITE[expected]: "differs", NO_DIFFERENCE: "differs"}.get(
             verdict, "inconclusive"
@@ -265,6 +301,20 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
     elif any(expected) and verdict in (*OPPOSITE, NO_DIFFERENCE):
         figures += ", no side expects that"
     return _say(figures, rows, verdict)
+
+
+def _why_out_of_reach(expected: float, ratio: Ratio, baseline: Row) -> str:
+    """Return why loading faster cannot save here what a document saved, or ''.
+
+    No remedy of loading saves more than the time that the device waits in the baseline's epochs.
+    """
+    least = least_time(baseline)
+    if ratio.low <= expected or least <= expected:
+        return ""
+    return (
+        f"waiting is {units.whole_percent(1 - least)} of the epoch, "
+        f"the document saved {units.whole_percent(1 - expected)}"
+    )
 
 
 def _say(figures: str, rows: Sequence[Row], word: str = "", *, why_unjudged: str = "") -> str:

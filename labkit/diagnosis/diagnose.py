@@ -34,15 +34,14 @@ from labkit.machine import shared_memory
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.training.callbacks import open_callbacks
 from labkit.pipeline import build
-from labkit.resolve import complete_here, traits
-from labkit.runs.calibration import measure_baseline
-from labkit.settings import MODES, Settings
+from labkit.runs.device_speed import complete_with_device
+from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
-IMAGES, CALIBRATION_IMAGES = 400, 96  # of an epoch of settings, unless set
+IMAGES = 400  # of an epoch of settings, unless set
 # EVIDENCE 1: below, between and above these shares of the time.
 MODERATELY, HIGHLY = 0.05, 0.20
 WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
@@ -93,7 +92,8 @@ def diagnose(
     with ExitStack() as stack:
         settings = loader if isinstance(loader, Settings) else None
         if settings is not None:
-            loader, step, files, device = _open_pipeline(settings, stack)
+            whole = complete_with_device(settings, results, progress=progress)
+            loader, step, files, device = _open_pipeline(whole, stack)
         paths = _checked(loader, step, device, files, budget_s)
         say = stack.enter_context(_bar(progress))
         found = collect(Loop(loader, step), files=paths, device=device, budget_s=budget_s, say=say)
@@ -170,14 +170,11 @@ class _Prefetched:
 def _open_pipeline(settings: Settings, stack: ExitStack) -> tuple:
     """Return loader, step, files and emulated device of settings, opened in this process.
 
-    What is unset is filled in as by a quick run.  The step is the loop of `runs.timing` without its
-    timers.  A prefetcher's work is not in it: it delivers device batches and counts as the loader.
+    The step is the loop of `runs.timing` without its timers.  A prefetcher's work is not in it: it
+    delivers device batches and counts as the loader.
     """
-    settings = complete_here(settings, MODES["quick"])
     settings = replace(settings, images=settings.images or IMAGES)
-    fewer = replace(settings, images=min(settings.images, CALIBRATION_IMAGES))
-    speed = measure_baseline(fewer) if traits(vars(settings)).emulated else {}
-    pipeline = build(settings, SystemClock(), compute_s_per_image=speed.get("compute_s_per_image"))
+    pipeline = build(settings, SystemClock())
     device = pipeline.device
     callbacks = open_callbacks(settings, device, pipeline.step, stack)
     steps = iter(range(1, sys.maxsize))

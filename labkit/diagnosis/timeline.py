@@ -67,7 +67,7 @@ class Timeline:
     device: tuple[Band, ...] | None = None
     """Start and end of the emulated device's computing; None where there is none."""
     device_label: str = ""
-    """Such as "emulated(matched, 11.2 ms/image)"."""
+    """Such as "emulated(460 images/s)"."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Field that is None -> why."""
 

@@ -16,9 +16,13 @@ from labkit.settings import Settings
 EACH_UP_TO = 12
 # A queue that is never empty needs no depth: what is loaded ahead pays where reads are uneven.
 JITTER_MS = 40
+# They sleep most of the time, so there may be more of them than cores.  The others wait for
+# those that are late.
+WAITING_WORKERS = 4
 SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
 # prefetch_generator keeps one batch, and its thread holds another.
 THREAD_BATCHES = 2
+TEXTBOOK_PX = 224  # side of the input in most tutorials
 
 
 def workers(base: Settings) -> Experiment:
@@ -64,7 +68,12 @@ def prefetch_factor(base: Settings) -> Experiment:
 
     Source: [000], [001] 1.5.
     """
-    base = replace(base, jitter_ms=base.jitter_ms or JITTER_MS)
+    count = max(WAITING_WORKERS, hardware.cores() // 2)
+    base = replace(
+        base,
+        jitter_ms=base.jitter_ms or JITTER_MS,
+        num_workers=count if base.num_workers is None else base.num_workers,
+    )
     two, *others = (
         (f"{n} {'batch' if n == 1 else 'batches'} each", replace(base, prefetch_factor=n))
         for n in (2, 1, 4, 8)
@@ -97,6 +106,10 @@ def pin_memory(base: Settings) -> Experiment:
     }
     seldom = {f"{label}, no waiting": replace(s, sync_every=0) for label, s in how.items()}
     quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
+    # CUDA's default: the host keeps a core busy while it waits, which the workers lack.
+    spinning = {
+        f"{label}, spinning": replace(s, profile="calibrated_spinning") for label, s in how.items()
+    }
     # Bytes and boxes instead of finished float32 planes: a tenth to copy.
     small = {f"{label}, uint8": replace(s, preprocessor="on_device") for label, s in how.items()}
     return Experiment(
@@ -106,7 +119,7 @@ def pin_memory(base: Settings) -> Experiment:
         baseline="not pinned",
         source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
         "and a side stream",
-        in_full=seldom | small,
+        in_full=seldom | spinning | small,
         knobs=("num_workers", "batch_size", "input_px", "device"),
     )
 
@@ -161,8 +174,8 @@ def batch_size(base: Settings) -> Experiment:
     Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")  # small enough for any shared memory
-    sizes = {n: replace(base, batch_size=n) for n in (20, 21, 28, 30, 35)}
-    more = {n: replace(base, batch_size=n) for n in (10, 12, 14, 15, 42)}
+    sizes = {n: replace(base, batch_size=n) for n in (20, 21, 28)}
+    more = {n: replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)}
     return Experiment(
         "batch_size",
         question="Must the batch size be a multiple of 2, or of 4?",
@@ -294,11 +307,15 @@ def prefetching_in_depth(base: Settings) -> Experiment:
         side: replace(pinned, prefetcher=side),
         f"{side}, not pinned": replace(pinned, prefetcher=side, pin_memory=False),
         f"no workers, {side}": replace(alone, prefetcher=side),
+        f"{side}, step first": replace(pinned, prefetcher=f"{side}_step_first"),
     }
     seldom = {
         f"{label}, no waiting": replace(s, sync_every=0)
         for label, s in {"original": pinned, thread: quick[thread], **streams}.items()
     }
+    # Only CUDA has an allocator that must be told.
+    unrecorded = replace(pinned, prefetcher=f"{side}_unrecorded", device="cuda")
+    streams[f"{side} without record_stream, on CUDA"] = unrecorded
     return Experiment(
         "prefetching_in_depth",
         question="Is prefetch_generator worth anything beside the loader's own queue?",
@@ -353,6 +370,48 @@ def rivals(base: Settings) -> Experiment:
     )
 
 
+def textbook(base: Settings) -> Experiment:
+    """Compare the tutorials' classification pipeline with faster parts, each added to the last.
+
+    Files are in memory, so that the processor alone limits loading.  The emulated device trains
+    what the tutorials train: the calibrated one would be too slow to show what these parts gain.
+    """
+    is_unset = base.profile == "calibrated" and base.device_speed is None
+    base = replace(
+        base,
+        cache="warm",
+        num_workers=hardware.cores() if base.num_workers is None else base.num_workers,
+        input_px=base.input_px or TEXTBOOK_PX,
+        profile="resnet50_a100" if is_unset else base.profile,
+    )
+    pillow = replace(base, decoder="pillow", preprocessor="classification_crop_pillow")
+    opencv = replace(base, decoder="opencv", preprocessor="classification_crop")
+    uint8 = replace(base, decoder="simplejpeg", preprocessor="classification_crop_on_device")
+    scaled = replace(uint8, decoder="simplejpeg_scaled")
+    return Experiment(
+        "textbook",
+        question="How much faster than the tutorials' pipeline can this processor load?",
+        variants={
+            "textbook": pillow,
+            "with OpenCV": opencv,
+            "with simplejpeg, uint8": uint8,
+            "with scaled decoding": scaled,
+            "with threads": replace(scaled, loader="threads"),
+        },
+        baseline="textbook",
+        source="no document; the steps of PyTorch's ImageNet example: Pillow, crop, resize, "
+        "normalize in each worker",
+        notes=(
+            "each variant keeps the changes of the variants above it; with uint8, workers send "
+            "pixels and the device normalizes them",
+            "the crop is the central square: one of random size may need pixels that scaled "
+            "decoding leaves out",
+            "Pillow resizes from four pixels, as OpenCV does; its usual average takes longer",
+        ),
+        knobs=("num_workers", "batch_size", "input_px", "profile", "device"),
+    )
+
+
 def tf_data(base: Settings) -> Experiment:
     """Compare the stages of [001]'s tf.data pipeline, added one at a time.
 
@@ -364,13 +423,15 @@ def tf_data(base: Settings) -> Experiment:
         question="What do tf.data's parallel map and prefetch bring?",
         variants={
             "one after the other": replace(base, loader="tf_data_plain"),
-            "parallel map": replace(base, loader="tf_data_no_prefetch"),
-            "prefetch": replace(base, loader="tf_data_serial_map"),
             "parallel map and prefetch": replace(base, loader="tf_data"),
         },
         baseline="one after the other",
         source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no figure",
-        in_full={"as in the document": replace(base, loader="tf_data_as_published")},
+        in_full={  # every trial imports TensorFlow, which takes as long as quick mode's epochs
+            "parallel map": replace(base, loader="tf_data_no_prefetch"),
+            "prefetch": replace(base, loader="tf_data_serial_map"),
+            "as in the document": replace(base, loader="tf_data_as_published"),
+        },
         knobs=("num_workers", "batch_size", "input_px", "cache", "step", "device"),
     )
 
@@ -404,6 +465,6 @@ def _light(base: Settings) -> Settings:
 
 EXPERIMENTS = (
     workers, prefetch_factor, pin_memory, persistent_workers, short_epochs, batch_size,
-    batch_size_powers, sampling, opencv_threads, prefetching_in_depth, rivals, tf_data,
+    batch_size_powers, sampling, opencv_threads, prefetching_in_depth, textbook, rivals, tf_data,
     num_parallel_reads,
 )  # fmt: skip

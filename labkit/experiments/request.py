@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from labkit.experiments import catalog
+from labkit.experiments.roofline import over_device_speeds, roofline_name
 from labkit.runs.experiment import Experiment
-from labkit.settings import CORRECTED, MODES, pick, with_settings
+from labkit.settings import CORRECTED, MODES, pick, with_new_names, with_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Request:
     """Labels of those that take part; none: all."""
     baseline: str | None = None
     """Unset: the experiment's."""
+    roofline: bool = False
+    """Over several speeds of the device, instead of at one."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Request:
@@ -53,7 +56,8 @@ class Request:
     def _from(cls, stored: Mapping[str, object]) -> Request:
         given = {name: value for name, value in stored.items() if value is not None}
         variants = tuple(given.pop("variants", ()))
-        return cls(**{"experiment": None, **given, "variants": variants})
+        settings = with_new_names(given.pop("settings", {}))
+        return cls(**{"experiment": None, **given, "settings": settings, "variants": variants})
 
     def to_dict(self) -> dict[str, object]:
         """Return what `run.json` holds under `request`; an own experiment is left out."""
@@ -64,8 +68,9 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The experiment's name."""
-        return getattr(self.experiment, "name", self.experiment)
+        """The name of what is run."""
+        name = getattr(self.experiment, "name", self.experiment)
+        return roofline_name(name, self.settings.get("cache")) if self.roofline else name
 
     def whole(self) -> Experiment:
         """Return the experiment with the settings, and all of its variants.
@@ -73,9 +78,12 @@ class Request:
         Raises:
             ValueError: an unknown name, or a setting that this experiment decides itself.
         """
+        settings = dict(self.settings)
+        if self.roofline:  # it chooses among the cache states of an experiment that compares them
+            settings.pop("cache", None)
         if isinstance(self.experiment, str):
-            return catalog.build(self.experiment, self.protocol, self.settings)
-        return _changed(self.experiment, self.settings)
+            return catalog.build(self.experiment, self.protocol, settings)
+        return _changed(self.experiment, settings)
 
     def build(self) -> Experiment:
         """Return the experiment that is to be run.
@@ -93,8 +101,23 @@ class Request:
                     "out"
                 )
         built = _kept(whole, self.variants, self.baseline)
+        if self.roofline:
+            self._check_roofline()
+            built = built if is_judged else replace(built, in_full={})
+            built = over_device_speeds(built, self.settings.get("cache"))
         object.__setattr__(built, "request", self.to_dict())
         return built
+
+    def _check_roofline(self) -> None:
+        """Refuse what a roofline decides itself, instead of dropping it silently."""
+        decided = {"mode": ("quick", "full"), "protocol": (CORRECTED,)}
+        given = {"mode": self.mode, "protocol": self.protocol, **self.settings}
+        for name, choices in {**decided, "device": ("emulated",), "epochs": (1,)}.items():
+            if given.get(name, choices[0]) not in choices:
+                raise ValueError(
+                    f"{name} must be {' or '.join(map(str, choices))} for a roofline, got "
+                    f"{given[name]}; leave it out"
+                )
 
     def command_line(self, results: str | None = None) -> str:
         """Return what the user would type to run it again.
@@ -117,7 +140,7 @@ class Request:
             *self.settings.items(),
             ("results", results),
         ]
-        words = ["labkit", "run", self.experiment]
+        words = ["labkit", "roofline" if self.roofline else "run", self.experiment]
         for name, value in options:
             if value is not None:
                 text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
@@ -133,18 +156,21 @@ class Request:
             Lines that end in ``run = …``; of an experiment of the user's own without its
             definition.
         """
+        settings, chosen = dict(self.settings), {}
+        if self.roofline:
+            chosen = {"cache": settings.pop("cache", None)}
         if isinstance(self.experiment, str):
             protocol = None if self.protocol == CORRECTED else self.protocol
-            given = _arguments({"protocol": protocol, **self.settings}, self.experiment)
+            given = _arguments({"protocol": protocol, **settings}, self.experiment)
             lines = [f"experiment = lab.experiment({given})"]
         else:
-            given = _arguments(self.settings)
+            given = _arguments(settings)
             changed = f", with {given} for all variants" if given else ""
             lines = [f"# experiment: as defined in the notebook{changed}"]
-        if chosen := _arguments({"variants": self.variants or None, "baseline": self.baseline}):
-            lines.append(f"experiment = lab.choose(experiment, {chosen})")
-        given = _arguments({"blocks": self.blocks, "results": results}, self.mode)
-        lines.append(f"run = lab.run(experiment, {given})")
+        if kept := _arguments({"variants": self.variants or None, "baseline": self.baseline}):
+            lines.append(f"experiment = lab.choose(experiment, {kept})")
+        given = _arguments({"blocks": self.blocks, "results": results, **chosen}, self.mode)
+        lines.append(f"run = lab.{'roofline' if self.roofline else 'run'}(experiment, {given})")
         return "\n".join(["import labkit as lab\n", *lines]) + "\n"
 
 

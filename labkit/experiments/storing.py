@@ -19,6 +19,10 @@ THUMBNAIL_PX = 64
 # 1,000 km of fibre and routers, there and back, take about so long: Shenzhen to Chongqing.
 FAR, FAR_WORKERS = "far_20ms_1000mbit", 8
 
+# Percent of the data in memory; quick mode has time for three shares.
+IN_MEMORY, QUICK_IN_MEMORY = (0, 25, 50, 75, 100), (0, 50, 100)
+HARD_DISK, PACKED, SSD = "hard disk", "packed, in order", "SSD"
+
 
 def packing(base: Settings) -> Experiment:
     """Compare a file for each image with one packed file, in the formats the documents name.
@@ -134,4 +138,39 @@ def distance(base: Settings) -> Experiment:
     )
 
 
-EXPERIMENTS = (packing, small_files, offline, distance)
+def memory(base: Settings) -> Experiment:
+    """Compare media and packing where memory holds a part of the data, as with most data sets.
+
+    The part is the same before every epoch, and a group of its own.
+
+    Source: EVIDENCE 2, "How much of the data memory holds".
+    """
+    # Every epoch begins with the same share: a second one would only repeat the first.
+    base = replace(base, preprocessor="classification", subset="first", epochs=1)
+    # Read at random, a pack takes an access for each image, as files do.
+    arms = {
+        HARD_DISK: replace(base, storage="hdd", packing="folder"),
+        PACKED: replace(base, storage="hdd", packing="raw", order="sequential"),
+        SSD: replace(base, storage="ssd", packing="folder"),
+    }
+    groups, variants, in_full = {}, {}, {}
+    for percent in IN_MEMORY:
+        group = f"{percent} % in memory"
+        for arm, settings in arms.items():
+            label = f"{group}: {arm}"
+            groups[label] = group
+            taken = variants if percent in QUICK_IN_MEMORY else in_full
+            taken[label] = replace(settings, cached=percent)
+    return Experiment(
+        "memory",
+        question="What do an SSD and packing save if memory holds part of the data?",
+        variants=variants,
+        in_full=in_full,
+        groups=groups,
+        baseline=next(iter(variants)),
+        source="[001] 3.1.2, [004] section 3.2: no figures for data larger than memory",
+        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
+    )
+
+
+EXPERIMENTS = (packing, small_files, offline, distance, memory)

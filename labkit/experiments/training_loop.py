@@ -268,13 +268,14 @@ def progress(base: Settings) -> Experiment:
 
 def _loop_alone(base: Settings) -> Settings:
     """Return settings that keep one batch in memory and never wait for the device."""
+    is_unset = base.profile == "calibrated" and base.device_speed is None
     return replace(
         base,
         cache="as found",  # nothing is read
         preprocessor="classification",
         loader="resident",
         batch_size=base.batch_size or BATCH_SIZE,
-        profile="resnet50_a100" if base.profile == "matched" else base.profile,
+        profile="resnet50_a100" if is_unset else base.profile,
         sync_every=0,
     )
 

@@ -287,7 +287,7 @@ def doctor_report(folders: Mapping[str, Path] | None = None) -> list[tuple[str, 
     for name, directory in {**media(), **(folders or {})}.items():
         rows.append((name, *_describe_folder(name, Path(directory))))
     if not gpu.works:
-        rows.append(("device cuda", "skipped", "an emulated accelerator stands in, labelled so"))
+        rows.append(("device cuda", "skipped", "a simulated GPU stands in, labelled so"))
     if not can_evict():
         remark = "no posix_fadvise here: files cannot be evicted from memory"
         rows.append(("cache cold", "skipped", remark))

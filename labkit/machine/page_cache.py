@@ -15,10 +15,13 @@ import mmap
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from io import FileIO
 from pathlib import Path
+
+Extent = tuple[Path, int, int]
+"""A part of a file: its path, and the first byte and the one after the last."""
 
 
 def can_evict() -> bool:
@@ -26,8 +29,13 @@ def can_evict() -> bool:
     return hasattr(os, "posix_fadvise")
 
 
-def evict(path: Path) -> None:
+def evict(path: Path, keep: Sequence[tuple[int, int]] = ()) -> None:
     """Drop a file from the page cache, as far as the kernel does.
+
+    Args:
+        path: of the file.
+        keep: (start, stop) of bytes that are read again afterwards, without reading ahead: a folio
+            that lies partly outside of a range is not evicted.
 
     Raises:
         OSError: it cannot be read.
@@ -35,26 +43,31 @@ def evict(path: Path) -> None:
     """
     with path.open("rb", buffering=0) as file:
         if not _is_clean(file):
-            os.fdatasync(file)
-        # Length 0 is up to the end: a length that ends inside a page keeps that page.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.fdatasync(file.fileno())
+        if keep != [(0, _size_bytes(file))]:
+            # Length 0 is up to the end: a length that ends inside a page keeps that page.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if keep:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for start, stop in keep:
+            os.pread(file.fileno(), stop - start, start)
 
 
-def residency(paths: Iterable[Path]) -> tuple[float | None, str]:
-    """Measure how much of some files the page cache holds.
+def residency(extents: Iterable[Path | Extent]) -> tuple[float | None, str]:
+    """Measure how much of some files, or of parts of them, the page cache holds.
 
     Returns:
-        Share of all their pages, 0 to 1, and how it was measured ("cachestat", "mincore");
+        Share of all pages, 0 to 1, and how it was measured ("cachestat", "mincore");
         None and "unknown" where that is impossible or not to be trusted.  The share is None
         too where there are no bytes.
 
     Raises:
         OSError: a file cannot be opened.
     """
-    paths = list(paths)
+    extents = list(extents)
     for name, count in COUNTERS.items():
         try:
-            return _share(paths, count), name
+            return _share(extents, count), name
         except _CannotCount:
             continue
     return None, "unknown"
@@ -64,19 +77,21 @@ class _CannotCount(Exception):  # noqa: N818 - the next way of counting is tried
     """This way of counting does not work here, or not for this file."""
 
 
-def _share(paths: list[Path], count: Callable[[FileIO, int], int]) -> float | None:
+def _size_bytes(file: FileIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _share(extents: list[Path | Extent], count: Callable[[FileIO, int, int], int]) -> float | None:
     resident = pages = 0
-    for path in paths:
+    for extent in extents:
+        path, *span = extent if isinstance(extent, tuple) else (extent,)
         with path.open("rb", buffering=0) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes:
-                resident += count(file, size_bytes)
-                pages += _pages(size_bytes)
+            start, stop = span or (0, _size_bytes(file))
+            if start < stop:
+                start -= start % mmap.PAGESIZE
+                resident += count(file, start, stop)
+                pages += -(-(stop - start) // mmap.PAGESIZE)
     return resident / pages if pages else None
-
-
-def _pages(size_bytes: int) -> int:
-    return -(-size_bytes // mmap.PAGESIZE)
 
 
 @cache
@@ -106,16 +121,16 @@ class _CacheStat(ctypes.Structure):
     )
 
 
-def _cachestat(file: FileIO, size_bytes: int) -> _CacheStat:
+def _cachestat(file: FileIO, start: int, stop: int) -> _CacheStat:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise _CannotCount
     stat = _CacheStat()
     # With length 0 (to the end) pages of a large folio beyond the end would count too.
-    whole = _Range(0, size_bytes)
+    span = _Range(start, stop - start)
     failed = _libc().syscall(
         ctypes.c_long(CACHESTAT),
         ctypes.c_int(file.fileno()),
-        ctypes.byref(whole),
+        ctypes.byref(span),
         ctypes.byref(stat),
         ctypes.c_uint(0),
     )
@@ -124,24 +139,25 @@ def _cachestat(file: FileIO, size_bytes: int) -> _CacheStat:
     return stat
 
 
-def _count_by_cachestat(file: FileIO, size_bytes: int) -> int:
-    return _cachestat(file, size_bytes).resident
+def _count_by_cachestat(file: FileIO, start: int, stop: int) -> int:
+    return _cachestat(file, start, stop).resident
 
 
-def _count_by_mincore(file: FileIO, size_bytes: int) -> int:
+def _count_by_mincore(file: FileIO, start: int, stop: int) -> int:
     if sys.platform != "linux" or not _mincore_tells_the_truth(file):
         raise _CannotCount
     libc = _libc()
-    address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    length = stop - start
+    address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), start)
     if address in (None, ctypes.c_void_p(-1).value):
         raise _CannotCount
     try:
-        pages = ctypes.create_string_buffer(_pages(size_bytes))
-        if libc.mincore(address, size_bytes, pages):
+        pages = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
+        if libc.mincore(address, length, pages):
             raise _CannotCount
         return sum(page & 1 for page in pages.raw)  # the other bits are undefined
     finally:
-        libc.munmap(address, size_bytes)
+        libc.munmap(address, length)
 
 
 def _mincore_tells_the_truth(file: FileIO) -> bool:
@@ -152,7 +168,7 @@ def _mincore_tells_the_truth(file: FileIO) -> bool:
 
 
 # Tried in this order; the first that works for all files counts.
-COUNTERS: dict[str, Callable[[FileIO, int], int]] = {
+COUNTERS: dict[str, Callable[[FileIO, int, int], int]] = {
     "cachestat": _count_by_cachestat,
     "mincore": _count_by_mincore,
 }
@@ -161,7 +177,7 @@ COUNTERS: dict[str, Callable[[FileIO, int], int]] = {
 def _is_clean(file: FileIO) -> bool:
     """Whether everything is known to be on the disk; a sync for nothing costs a disk's flush."""
     try:
-        stat = _cachestat(file, os.fstat(file.fileno()).st_size)
+        stat = _cachestat(file, 0, _size_bytes(file))
     except _CannotCount:
         return False
     return not stat.dirty and not stat.write_back

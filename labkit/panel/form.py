@@ -13,6 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from labkit.experiments.request import Request
+from labkit.experiments.roofline import has_roofline
 from labkit.machine import media
 from labkit.resolve import TABLES, complete_here
 from labkit.runs.experiment import Experiment
@@ -28,7 +29,10 @@ MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
 BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
 PROTOCOL_HELP = "The document's order, cold first variant and loop, or what corrects them."
 BASELINE_HELP = "The reference variant (= 1.0)."
-NUMBERS = {"blocks", *(name for name, (kind, *_) in field_kinds().items() if kind is int)}
+ROOFLINE_HELP = "Train at several speeds of the GPU, and draw how fast each variant is."
+NUMBERS = {"blocks": int} | {
+    name: kind for name, (kind, *_) in field_kinds().items() if kind in (int, float)
+}
 
 
 class Form:
@@ -51,6 +55,9 @@ class Form:
         self._protocol = widgets.Dropdown(options=protocols, description="protocol")
         found = {name: None for one in self._experiments.values() for name in _shared(one)}
         self._settings = {name: _control(name, start) for name in found}
+        self._roofline = widgets.Dropdown(
+            options=[("no", False), ("yes", True)], description="roofline"
+        )
         self._help = {name: widgets.HTML() for name in ("blocks", "baseline", *found)}
         measured = {
             label: None
@@ -84,12 +91,14 @@ class Form:
             settings=hidden | {name: value for name, value in given.items() if value is not None},
             variants=() if len(kept) == len(labels) else kept,
             baseline=_value(self._baseline),
+            roofline=self._roofline.value,
         )
 
     def reset(self) -> None:
         """Show what was there at first."""
         start = self._start
         self._mode.value, self._protocol.value = start.mode, start.protocol
+        self._roofline.value = start.roofline
         _show(self._blocks, start.blocks)
         _show(self._baseline, start.baseline)
         for name, control in self._settings.items():
@@ -150,6 +159,8 @@ class Form:
             _field(self._mode, widgets.HTML(help_line(MODE_HELP))),
             _field(self._blocks, self._help["blocks"]),
         ]
+        if has_roofline(next(iter(self._experiments.values()))):
+            own.append(_field(self._roofline, widgets.HTML(help_line(ROOFLINE_HELP))))
         if len(self._experiments) > 1:
             own.append(_field(self._protocol, widgets.HTML(help_line(PROTOCOL_HELP))))
         variants = row(self._variants.values())
@@ -180,7 +191,7 @@ class Form:
         self._help[name].value = help_line(text, f"{AUTO}: {_text_of(found)}" if is_auto else "")
 
     def _all(self) -> list[Widget]:
-        own = [self._mode, self._blocks, self._protocol, self._baseline]
+        own = [self._mode, self._blocks, self._roofline, self._protocol, self._baseline]
         return [*own, *self._settings.values(), *self._variants.values()]
 
 
@@ -249,11 +260,13 @@ def _value(control: Widget) -> object:
         return None
     if control.description not in NUMBERS:
         return value
+    kind = NUMBERS[control.description]
     try:
-        return int(value)
+        return kind(value)
     except ValueError:
+        word = "whole number" if kind is int else "number"
         raise ValueError(
-            f"{control.description} must be a whole number or {AUTO}, got {value!r}"
+            f"{control.description} must be a {word} or {AUTO}, got {value!r}"
         ) from None
 
 

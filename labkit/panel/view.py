@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,12 @@ from labkit import units
 from labkit.contracts import Trial
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
+from labkit.experiments.roofline import SUFFIX
 from labkit.machine import hardware
 from labkit.panel import job
 from labkit.panel.form import Form, help_line, row
 from labkit.report import run as runs
+from labkit.report.advise import GB, advise
 from labkit.report.bars import mimebundle
 from labkit.report.exports import EXPORTS, export
 from labkit.runs.experiment import Experiment
@@ -87,6 +90,7 @@ def panel(
     *,
     mode: str = "quick",
     blocks: int | None = None,
+    roofline: bool = False,
     results: Path | str = "results",
     **settings: object,
 ) -> VBox:
@@ -96,6 +100,7 @@ def panel(
         experiment: a key of `CATALOG`, or an experiment of one's own; unset: a list to choose from.
         mode: quick, document or full; what the form shows at first.
         blocks: repetitions; unset: the mode's.
+        roofline: at several speeds of the device, as `lab.roofline`.
         results: folder that takes the runs, and holds the earlier ones.
         **settings: settings for all variants, as ``data="data/coco", num_workers=4``.
 
@@ -109,14 +114,20 @@ def panel(
     is_built = isinstance(experiment, Experiment)
     asked = Request.of(experiment) if is_built else Request(experiment=experiment or _first())
     settings = {**asked.settings, **settings}
-    start = replace(asked, mode=mode, blocks=blocks, settings=settings)
+    start = replace(asked, mode=mode, blocks=blocks, roofline=roofline, settings=settings)
     return Panel(start, Path(results)).box if experiment else _chooser(start, Path(results))
 
 
 def _first() -> str:
     """Return the experiment in progress if the catalog has it, else the catalog's first."""
     current = job.current()
-    return current.name if current and current.name in CATALOG else next(iter(CATALOG))
+    name = _experiment(current) if current else ""
+    return name if name in CATALOG else next(iter(CATALOG))
+
+
+def _experiment(current: job.Job) -> str:
+    """Return the experiment of a run, which may be at one speed of the device or at several."""
+    return current.name.partition(SUFFIX)[0]
 
 
 def _chooser(start: Request, results: Path) -> VBox:
@@ -143,6 +154,34 @@ def _chooser(start: Request, results: Path) -> VBox:
     return box
 
 
+def advise_form(data_gb: float = 300, *, results: Path | str = "results") -> Widget:
+    """Show `lab.advise` for sizes that can be changed.
+
+    Args:
+        data_gb: size of the images at first, in GB; the memory is this machine's at first.
+        results: as of `lab.advise`.
+    """
+    import ipywidgets as widgets
+
+    # Only whole tables are shown: callbacks may run on a thread in which nothing can be printed.
+    table = widgets.HTML()
+    data = widgets.FloatText(value=data_gb, description="data, GB")
+    memory = widgets.FloatText(
+        value=round(hardware.memory_bytes() / GB, 1), description="memory, GB"
+    )
+
+    def show(_: object = None) -> None:
+        try:
+            table.value = advise(data.value, memory.value, results=results).to_html()
+        except ValueError as error:
+            table.value = escape(str(error))
+
+    for size in (data, memory):
+        size.observe(show, "value")
+    show()
+    return widgets.VBox([widgets.HBox([data, memory]), table])
+
+
 class Panel:
     """The widgets of a panel and what they do.
 
@@ -158,6 +197,7 @@ class Panel:
         import ipywidgets as widgets
 
         self._start, self._changing = start, threading.Lock()
+        self._name = replace(start, roofline=False).name
         self._results = results.absolute()  # a notebook may change its folder
         self._shown: list[Path] = []
         self._form = Form(start)
@@ -268,7 +308,7 @@ class Panel:
     def _on_resume(self) -> None:
         (folder,) = self._shown
         self._error.value = ""
-        job.start(self._start.name, partial(runs.resume, folder))
+        job.start(folder.parent.name, partial(runs.resume, folder))
 
     def _on_cancel(self) -> None:
         if (current := job.current()) is not None:
@@ -281,7 +321,7 @@ class Panel:
 
     def _follow(self, current: job.Job, has_new_rows: bool) -> None:
         self._say(current)
-        if current.name != self._start.name or not has_new_rows:
+        if _experiment(current) != self._name or not has_new_rows:
             return
         if current.folder is not None:
             self._draw(current.folder)
@@ -293,7 +333,7 @@ class Panel:
         """Show how far it is, and allow what can be done now."""
         if job.current() is not current:
             return  # the next has begun while this one's last rows were drawn
-        name = "" if current.name == self._start.name else f" {current.name}"
+        name = "" if _experiment(current) == self._name else f" {current.name}"
         with self._changing:  # or Cancel, on another thread, would show a state that is over
             self._status.value = status_html(f"{current.state}{name}", current.progress())
             self._bar.value = current.share()
@@ -327,10 +367,11 @@ class Panel:
 
     def _list_runs(self) -> list[Path]:
         """List the runs anew, the newest first, colleagues' after this machine's."""
-        own = list_runs(self._results, self._start.name)
-        shared = list_runs(Path(self._results) / SHARED, self._start.name)
-        lines = []
-        for folder in [*reversed(own), *reversed(shared)]:
+        places, lines = (self._results, self._results / SHARED), []
+        names = (self._name, f"{self._name}{SUFFIX}*")
+        found = [[list_runs(place, name) for name in names] for place in places]
+        in_order = [sorted(chain(*of_names), key=lambda folder: folder.name) for of_names in found]
+        for folder in chain(*map(reversed, in_order)):
             with contextlib.suppress(Exception):  # one that cannot be read hides no other
                 lines.append((run_line(folder), folder))
         folders = [folder for _, folder in lines]
@@ -463,6 +504,8 @@ def run_line(folder: Path) -> str:
     """Return a run as one line of a list: when, mode, status, stand-ins, machine if another."""
     info = read_info(folder)
     parts = [units.minute(info["created_utc"]), info["mode"], status_of(folder)]
+    if info.get("kind") == "roofline":
+        parts.append("roofline")
     if info.get("protocol", "corrected") != "corrected":
         parts.append(info["protocol"])
     devices = {str(values.get("device")) for values in info.get("variants", {}).values()}

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from labkit import units
 from labkit.contracts import Clock, Device, DeviceBatch, Skip
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class CpuDevice:
             raise Skip("a side stream needs a device beside the host: cuda or emulated")
         return DeviceBatch(batch)
 
-    def wait(self, batch: DeviceBatch) -> None:
+    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
         """Nothing to wait for."""
 
     def synchronize(self) -> None:
@@ -90,15 +91,19 @@ class CudaDevice:
             on_device.ready = stream.record_event() if side_stream else None
         return on_device
 
-    def wait(self, batch: DeviceBatch) -> None:
-        """Make the compute stream wait for the copy, and tell the allocator of its use."""
+    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
+        """Make the compute stream wait for the copy, and tell the allocator of its use.
+
+        Args:
+            batch: from `put`.
+            record: whether the allocator is told.  Otherwise it may hand the memory to the next
+                copy while the step on the compute stream still reads it.
+        """
         if batch.ready is None:
             return
         compute = self._torch.cuda.current_stream()
         compute.wait_event(batch.ready)
-        for tensor in batch.values():
-            # Without this the allocator may hand the memory to the next copy while the step
-            # on the compute stream still reads it.
+        for tensor in batch.values() if record else ():
             tensor.record_stream(compute)
 
     def synchronize(self) -> None:
@@ -112,7 +117,7 @@ class Profile:
 
     name: str
     compute_s_per_image: float | None
-    """Forward, backward and optimizer; None: set once per run from the baseline (matched)."""
+    """Forward, backward and optimizer; None: as the setting `device_speed` says."""
     source: str
     pinned_bytes_per_s: float = 12e9
     """Host to device from page-locked memory: PCIe 3.0 x16 in practice (DOCUMENTS 0.5)."""
@@ -122,15 +127,21 @@ class Profile:
     """Device memory, for preprocessing there: GTX 1080 Ti, NVIDIA's data sheet."""
     launch_share: float = 0.2
     """Assumed: the host is busy launching kernels for this share of a step's compute time."""
+    spins: bool = False
+    """A host that waits for the device keeps its core busy, as CUDA's default does."""
 
 
-# The documents' GPU fell from 100 % to 0 % for one to two of every five to seven seconds.
-MATCHED_STALL_SHARE = 0.30
 PROFILES: dict[str, Profile] = {
-    "matched": Profile(
-        name="matched",
+    "calibrated": Profile(
+        name="",
         compute_s_per_image=None,
-        source="compute set so that the baseline stalls 30 %, as [004] section 1 saw",
+        source="labkit calibrate: twice the loading rate of the documents' original pipeline",
+    ),
+    "calibrated_spinning": Profile(
+        name="spinning",
+        compute_s_per_image=None,
+        source="as calibrated; CUDA runtime API, cudaDeviceScheduleSpin",
+        spins=True,
     ),
     "resnet50_a100": Profile(
         name="resnet50_a100",
@@ -168,17 +179,19 @@ class EmulatedDevice:
 
         if profile.compute_s_per_image is None:
             raise ValueError(
-                f"profile must have compute_s_per_image, got {profile.name!r} without; "
-                "calibrate first"
+                "device_speed must be set for the emulated device, got None; "
+                "`labkit calibrate` measures one"
             )
         self.torch_device = torch.device("cpu")
-        self.label = f"emulated({profile.name}, {profile.compute_s_per_image * 1e3:.3g} ms/image)"
+        rate = units.rate(1 / profile.compute_s_per_image)
+        self.label = f"emulated({', '.join(filter(None, (rate, profile.name)))})"
         self.compute_s = 0.0
         """Seconds of compute finished or queued so far."""
         self.on_run: Callable[[float, float], None] | None = None
         """Called with the clock's seconds of start and end of all work when it is queued."""
         self._profile = profile
         self._clock = clock
+        self._idle_until = clock.spin_until if profile.spins else clock.sleep_until
         self._copy_free_s = 0.0  # when the copy engine is done with all it was given
         self._compute_free_s = 0.0  # the same for the compute (default) stream
         self._step_ends_s: deque[float] = deque()
@@ -205,12 +218,12 @@ class EmulatedDevice:
             self._compute_free_s = end_s
         if not (pinned and non_blocking):
             # From pageable memory the driver waits for the stream, then copies by hand.
-            self._wait(end_s, self._clock.sleep_until)
+            self._wait(end_s, self._idle_until)
         on_device = DeviceBatch(batch)
         on_device.ready = end_s
         return on_device
 
-    def wait(self, batch: DeviceBatch) -> None:
+    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
         """Let the compute stream start no earlier than the copy ends."""
         self._compute_free_s = max(self._compute_free_s, batch.ready)
 
@@ -220,7 +233,7 @@ class EmulatedDevice:
         ends_s = self._step_ends_s
         ends_s.append(self._compute_free_s)
         if len(ends_s) > QUEUED_STEPS:
-            self._wait(ends_s.popleft(), self._clock.sleep_until)
+            self._wait(ends_s.popleft(), self._idle_until)
 
     def process(self, touched_bytes: int) -> None:
         """Queue preprocessing that reads and writes so many bytes of device memory."""
@@ -236,8 +249,8 @@ class EmulatedDevice:
         self._wait(now_s + compute_s * self._profile.launch_share, self._clock.spin_until)
 
     def synchronize(self) -> None:
-        """Sleep until both timelines have run out."""
-        self._wait(max(self._copy_free_s, self._compute_free_s), self._clock.sleep_until)
+        """Wait until both timelines have run out."""
+        self._wait(max(self._copy_free_s, self._compute_free_s), self._idle_until)
         self._step_ends_s.clear()
 
     def _now(self) -> float:
@@ -254,10 +267,3 @@ DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
     "cuda": lambda profile, clock: CudaDevice(),
     "emulated": EmulatedDevice,
 }
-
-
-def with_compute(profile: Profile, compute_s_per_image: float | None) -> Profile:
-    """Set a profile's `compute_s_per_image`, unless it has one."""
-    if profile.compute_s_per_image is None:
-        return replace(profile, compute_s_per_image=compute_s_per_image)
-    return profile

@@ -39,7 +39,13 @@ def fetch_plainly(batches: Batches, device: Device, *, pinned: bool) -> Iterator
 
 
 def fetch_on_side_stream(
-    batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0
+    batches: Batches,
+    device: Device,
+    *,
+    pinned: bool,
+    steps_short: int = 0,
+    step_first: bool = False,
+    record: bool = True,
 ) -> Iterator[DeviceBatch]:
     """Copy the next batch on a side stream before the current step.
 
@@ -48,6 +54,9 @@ def fetch_on_side_stream(
         device: where they are copied.
         pinned: they are in page-locked memory.
         steps_short: 1 leaves out the last step, as [004]'s own loop does.
+        step_first: ask the loader for the next batch after the current step is launched.
+        record: tell CUDA's allocator which stream uses a batch, as apex does since 2019-06-17;
+            [003] and [004] do not.
 
     Source: NVIDIA apex, examples/imagenet/main_amp.py, data_prefetcher; without its
     normalization, for batches that are dicts, as in [004] section 2.2.
@@ -63,11 +72,14 @@ def fetch_on_side_stream(
     following = preload()
     while following is not None:
         current = following
-        device.wait(current)
+        device.wait(current, record=record)
+        if step_first:
+            yield current
         following = preload()
         if following is None and steps_short:
             return
-        yield current
+        if not step_first:
+            yield current
 
 
 class DataLoaderX:
@@ -114,12 +126,11 @@ def fetch_in_thread(batches: Batches, device: Device, *, pinned: bool) -> Iterat
 
 
 def fetch_in_thread_on_side_stream(
-    batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0
+    batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0, record: bool = True
 ) -> Iterator[DeviceBatch]:
     """Wait for the loader in a thread and copy on a side stream."""
-    return fetch_on_side_stream(
-        DataLoaderX(batches), device, pinned=pinned, steps_short=steps_short
-    )
+    how = {"pinned": pinned, "steps_short": steps_short, "record": record}
+    return fetch_on_side_stream(DataLoaderX(batches), device, **how)
 
 
 PREFETCHERS: dict[str, Prefetch] = {
@@ -127,11 +138,13 @@ PREFETCHERS: dict[str, Prefetch] = {
     "prefetch_generator": fetch_in_thread,
     "data_prefetcher": fetch_on_side_stream,
     "both": fetch_in_thread_on_side_stream,
+    "data_prefetcher_step_first": partial(fetch_on_side_stream, step_first=True),
+    "data_prefetcher_unrecorded": partial(fetch_on_side_stream, record=False),
     # [004]'s loop counts a step before it asks whether that was the last (DOCUMENTS 0.3).
-    "data_prefetcher_as_published": partial(fetch_on_side_stream, steps_short=1),
-    "both_as_published": partial(fetch_in_thread_on_side_stream, steps_short=1),
+    "data_prefetcher_as_published": partial(fetch_on_side_stream, steps_short=1, record=False),
+    "both_as_published": partial(fetch_in_thread_on_side_stream, steps_short=1, record=False),
 }
 # Prefetcher -> steps of an epoch that it leaves out; 0 for all others.
 STEPS_SHORT = {"data_prefetcher_as_published": 1, "both_as_published": 1}
 # These copy beside the compute stream; a device without streams cannot run them.
-NEEDS_STREAMS = frozenset({"data_prefetcher", "both", *STEPS_SHORT})
+NEEDS_STREAMS = frozenset(PREFETCHERS) - {"none", "prefetch_generator"}

@@ -1,20 +1,22 @@
 """The charts of a run, of several runs, and of a timeline.
 
-Every axis of values starts at 0: cut axes made the documents' gains look four times as large.
+Every axis of times starts at 0: cut axes made the documents' gains look four times as large.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, cycle, pairwise
 from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.roofline import Pipeline, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars
 from labkit.diagnosis.timeline import Band, Timeline
@@ -84,14 +86,15 @@ def times(summary: Summary) -> Figure:
 
 
 def _times_of_groups(summary: Summary) -> Figure:
-    """Draw axes per group: "decode, 640×480" is in the row decode and the column 640×480.
+    """Draw axes per group: "resize, antialiased, 640×480" is in the column 640×480.
 
-    Each has its own axis, as groups are not compared; the time per image is beside each bar.
+    Each has its own axis, as groups are not compared; the time is beside each bar.
     """
     from matplotlib.ticker import MaxNLocator
 
     groups = summary.groups()
-    places = [group.rpartition(", ")[::2] for group in groups]
+    # A group without a comma is a row, and there is one column.
+    places = [group.rsplit(", ", 1) if ", " in group else (group, "") for group in groups]
     names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
     drawn = []
     with page(words.describe(summary)) as figure:
@@ -135,7 +138,7 @@ def _times_row(summary: Summary, row: Row) -> BarRow:
 
 
 def _row_of_group(summary: Summary, row: Row) -> BarRow:
-    """Show the time per image in place of the normalized one, and no reasons: there is no room."""
+    """Show the time in place of the normalized one, and no reasons: there is no room."""
     drawn = _times_row(summary, row)
     bars = [replace(bar, value=units.seconds(row.time_s), notes=()) for bar in drawn.bars]
     return BarRow(name=row.name, bars=bars, reason="" if bars else row.status)
@@ -423,6 +426,154 @@ def _steps(n: int) -> str:
     return "step" if n == 1 else f"{n} steps"
 
 
+# --- roofline -------------------------------------------------------------------------------
+
+DIAGONAL = {"color": INK, "linewidth": 1.2, "zorder": 1.5}
+IDEAL = {"linewidth": 1.2, "zorder": 1.6}
+MEASURED = {"color": INK, "marker": "o", "markersize": 7, "linestyle": "none", "zorder": 3}
+OWN_DEVICE = {"color": INK, "linewidth": 1.4, "linestyle": (0, (1, 1.5)), "zorder": 1.8}
+GROUND = "#efefef"
+GPU_IS_LIMIT = "the GPU is the limit: faster loading does not help"
+GPU_IS_LIMIT_IN = 3.3  # its length, with some room
+FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
+CUT = 2  # times beyond where the axis ends without intervals
+BESIDE_PT = 3  # between the intervals of two pipelines
+INSIDE = {"clip_on": True, "in_layout": False}
+ROOFLINE_IN, AXES_IN = 4.6, (5.5, 4)  # height of all; about the axes' width and height
+END_CHARS = 30  # of a line of a name at the end of a line
+NAME_LINE = 0.05  # height of a line of a name at the end of a line, as a share of the axis
+
+
+def roofline(summary: Summary) -> Figure:
+    """Draw training speed over the device's speed, a line per pipeline.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
+    """
+    found = pipelines(summary)
+    said = words.roofline(summary, found)
+    with page(words.describe_roofline(summary, found)) as figure:
+        handles = _draw_roofline(figure.add_subplot(), summary, found)
+        question, *conditions = title(summary)
+        answers = [Line(sentence, 10, "normal" if i else "bold") for i, sentence in enumerate(said)]
+        missing = [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
+        lines = [question, *answers, *conditions, *missing]
+        frame(figure, lines, words.origin(summary.info), ROOFLINE_IN, handles, columns=2)
+    return figure
+
+
+def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> list[Artist]:
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.transforms import offset_copy
+
+    axes.set_xlabel("speed of the GPU: images/s that it trains with the model alone")
+    axes.set_ylabel("training speed, images/s, start-up included")
+    every = [point for pipeline in found for point in pipeline.points]
+    if not every:
+        return []
+    devices = [point.device_images_per_s for point in every]
+    own, own_name = words.own_device(summary)
+    speeds = [point.images_per_s for point in every]
+    left, right = min(devices) / 1.15, max(devices) * 1.15
+    if own:  # the dots must not be crowded by a device that is far from them
+        left = min(left, max(own / 1.15, left / FAR))
+        right = max(right, min(own * 1.15, right * FAR))
+    ideals = [pipeline.ideal_images_per_s(right) or 0.0 for pipeline in found]
+    low = min(speeds) / 1.5
+    # A very long interval is cut off.
+    low = min(low, max(min(point.low or low for point in every) / 1.1, low / CUT))
+    # Where all is alike, noise must not fill the picture.
+    high = 1.2 * max(*speeds, *ideals, 3 * low)
+    high = max(high, min(max(point.high or high for point in every) * 1.1, high * CUT))
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
+    spans = right / left, high / low
+    for axis, span in zip((axes.xaxis, axes.yaxis), spans):
+        digits = (1, 2, 3, 5, 7) if span < 20 else (1, 2, 5) if span < 150 else (1,)
+        axis.set_major_locator(LogLocator(subs=digits))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.grid(axis="both")
+    axes.plot([low, high], [low, high], **DIAGONAL)
+    start = 1.05 * max(left, low)
+    inches = math.hypot(*(inch / math.log(span) for inch, span in zip(AXES_IN, spans)))
+    is_room = inches * math.log(min(right, high) / start) > GPU_IS_LIMIT_IN
+    said = GPU_IS_LIMIT if is_room else GPU_IS_LIMIT.partition(":")[0]
+    axes.text(
+        start, start * (high / low) ** 0.025, said, size=9, rotation=45, va="bottom",
+        rotation_mode="anchor", transform_rotates_text=True, **INSIDE,
+    )  # fmt: skip
+    loading = found[0].loading
+    if loading is not None and (bend := loading.images_per_s) < right:
+        axes.axvspan(bend, right, color=GROUND, zorder=0)
+        said = wrap(f"the loader is the limit: a faster GPU does not help “{found[0].name}”", 38)
+        box = {"facecolor": GROUND, "edgecolor": "none", "pad": 1}
+        place = 1.05 * max(bend, left), 1.05 * low
+        axes.text(*place, said, size=9, va="bottom", bbox=box, **INSIDE)
+    if own:
+        at, said = min(max(own, left), right), f"{own_name}: {own:,.0f}"
+        said = f"← {said}" if own < left else f"{said} →" if own > right else said
+        axes.axvline(at, **OWN_DEVICE)
+        axes.annotate(
+            said, (at, 1), (0, 3), axes.get_xaxis_transform(), "offset points", ha="center",
+            size=9, annotation_clip=False,
+        )  # fmt: skip
+    for i, (pipeline, (marker, dashes, color)) in enumerate(zip(found, cycle(SERIES_LOOKS))):
+        # Beside one another, as those at one speed of the GPU would lie on one line.
+        beside_pt = BESIDE_PT * (i - (len(found) - 1) / 2)
+        beside = offset_copy(axes.transData, axes.figure, x=beside_pt, y=0, units="points")
+        xs = [point.device_images_per_s for point in pipeline.points]
+        ys = [point.images_per_s for point in pipeline.points]
+        axes.plot(xs, ys, **{**MEASURED, "color": color, "marker": marker})
+        for x, point in zip(xs, pipeline.points):
+            if point.low is not None:
+                ends = max(point.low, low), min(point.high, high)
+                axes.plot([x, x], ends, color=color, linewidth=1.6, zorder=3, transform=beside)
+                for end, cut, arrow in zip(ends, (point.low < low, point.high > high), "v^"):
+                    if cut:
+                        axes.plot(x, end, arrow, color=color, clip_on=False, transform=beside)
+        if pipeline.loading is not None:
+            fine = [left * (right / left) ** (i / 200) for i in range(201)]
+            ideal = [(x, pipeline.ideal_images_per_s(x)) for x in fine]
+            below = [(x, y) for x, y in ideal if y < 0.99 * x]  # above it is the diagonal
+            axes.plot(*zip(*below), color=color, linestyle=dashes, **IDEAL)
+    _write_ends(axes, found)
+    return [
+        Line2D([], [], label="measured, with the 95 % confidence interval", **MEASURED),
+        Line2D([], [], color=INK, label="ideal: the GPU or loading alone, the slower", **IDEAL),
+    ]
+
+
+def _write_ends(axes: Axes, found: Sequence[Pipeline]) -> None:
+    """Write each pipeline's name and last speed right of the axes, none over another."""
+    from scipy.optimize import isotonic_regression
+
+    low, high = map(math.log, axes.get_ylim())
+    ends = []
+    for pipeline, (_, _, color) in zip(found, cycle(SERIES_LOOKS)):
+        if pipeline.points:
+            last = pipeline.points[-1]
+            said = wrap(f"{pipeline.name}: {last.images_per_s:,.0f}", END_CHARS)
+            ends.append((last, said, color))
+    ends.sort(key=lambda end: end[0].images_per_s)
+    heights = [(math.log(last.images_per_s) - low) / (high - low) for last, _, _ in ends]
+    # The places closest to the lines' ends that are this far apart.
+    half = [NAME_LINE * (1 + said.count("\n")) / 2 for _, said, _ in ends]
+    apart = list(accumulate((a + b for a, b in pairwise(half)), initial=0))
+    fitted = isotonic_regression([y - gap for y, gap in zip(heights, apart)]).x if ends else []
+    for (last, said, color), place, gap in zip(ends, fitted, apart):
+        end, at = (last.device_images_per_s, last.images_per_s), (1.02, place + gap)
+        # The line by itself, as it would count as the text's extent.
+        axes.annotate(
+            "", end, at, textcoords="axes fraction", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkB": 4},
+        )  # fmt: skip
+        axes.annotate(
+            said, at, (0, 0), "axes fraction", "offset points", va="center", size=9,
+            weight="bold", color=color, annotation_clip=False,
+        )  # fmt: skip
+
+
 # --- timeline -------------------------------------------------------------------------------
 
 GPU_UTIL = (
@@ -456,7 +607,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
     footer = EMULATED if seen.device is not None and seen.gpu_util is None else GPU_UTIL
     lines = [Line(title, 13, "bold")]
     if seen.device is not None:
-        lines.append(Line("Emulated accelerator", 10, "bold", WARNING_INK))
+        lines.append(Line("Simulated GPU", 10, "bold", WARNING_INK))
     lines += [Line(why, color=SOFT_INK, style="italic") for why in missing]
     with page(words.join_sentences([title, *missing, *titles, footer])) as figure:
         content_in = sum(heights_in) + sum(0.36 + 0.17 * said.count("\n") for said in titles)

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.roofline import ALONE, Pipeline, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
 from labkit.machine import hardware
-from labkit.report.words import reason
+from labkit.report.words import not_measured, reason
 from labkit.resolve import traits
 from labkit.runs.store import how_to_complete
 
@@ -48,6 +49,10 @@ def findings(run: Run) -> Tables:
     """Return what a run supports beside its table, without tables that would be empty."""
     from labkit.report.table import Tables
 
+    if run.summary.kind == "roofline":
+        found = pipelines(run.summary)
+        missing = not_measured(run.summary)
+        return Tables({"Training speed, images/s": _speeds(found, missing)} if found else {})
     if run.info.get("groups"):
         return Tables()
     tables = {
@@ -64,9 +69,12 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
     for name, value, least in given:
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
-    if run.info.get("groups"):
-        raise ValueError("run must measure epochs, got one of operations")
     data, summary = run.info.get("data") or {}, run.summary
+    if run.info.get("groups"):
+        raise ValueError(
+            f"run must be of an experiment without groups, got {summary.experiment}; "
+            "take a run of combined"
+        )
     if not data.get("bytes"):
         raise ValueError("run must record the size of its data, got none; run it again")
     if summary.rows[0].normalized_time is None:
@@ -144,7 +152,8 @@ def _why_left_out(row: Row, run: Run, *, fits: bool) -> str:
     if traits(run.info["variants"][row.variant]).in_memory:
         return "the full data set does not fit into memory"
     if row.labels.get("cache") != "cold":
-        return "measured warm, but the full data set does not fit into memory; run it cold"
+        cache = row.labels.get("cache", "warm")
+        return f"measured {cache}, but the full data set does not fit into memory; run it cold"
     return ""
 
 
@@ -152,6 +161,22 @@ def _not_counted(row: Row, run: Run) -> str:
     if traits(run.info["variants"][row.variant]).in_memory:
         return "without the copy into memory"
     return "" if row.labels.get("cache") == "cold" else "without the first, cold epoch"
+
+
+# --- speeds of a device -----------------------------------------------------------------
+
+
+def _speeds(found: Sequence[Pipeline], missing: Sequence[str]) -> Table:
+    """Return what each pipeline reaches with each speed of the device, and loading alone."""
+    cells = []
+    for pipeline in found:
+        cells.append({"variant": pipeline.name})
+        for point in pipeline.points:
+            speed = f"{point.images_per_s:,.0f}"
+            cells[-1][f"GPU of {point.device_images_per_s:,.0f}"] = speed
+        if pipeline.loading:
+            cells[-1][ALONE] = f"{pipeline.loading.images_per_s:,.0f}"
+    return _table(cells, notes=("GPU of N: it trains N images/s with the model alone.", *missing))
 
 
 # --- memory against disks ---------------------------------------------------------------

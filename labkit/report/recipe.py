@@ -21,7 +21,7 @@ from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.analysis.winner import passed_over, winner
 from labkit.parts.training.reporting import check_sink
 from labkit.report.words import how_measured, plain_labels, published, reason
-from labkit.resolve import BUILT_IN, traits
+from labkit.resolve import BUILT_IN, label_samples, traits
 from labkit.runs.store import StoredRun, how_to_complete
 from labkit.settings import Settings, pick, read_settings
 
@@ -70,9 +70,12 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     Raises:
         ValueError: no such variant, it has no numbers, or a program cannot express it.
     """
-    if run.info.get("groups"):
-        raise ValueError("run must measure epochs, got one of operations; take a run of combined")
     summary = run.summary
+    if run.info.get("groups"):
+        raise ValueError(
+            f"run must be of an experiment without groups, got {summary.experiment}; "
+            "take a run of combined"
+        )
     if variant is not None:
         row = pick({row.variant: row for row in summary.rows}, variant, "variant")
     elif summary.rows[0].normalized_time is None:
@@ -87,10 +90,11 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     settings = _settings(run, row.variant)
     decode = inspect.unwrap(BUILT_IN["decoder"][settings.decoder])
     preprocessor = BUILT_IN["preprocessor"][settings.preprocessor]
+    of_samples = [f"{name.capitalize()}: {text}" for name, text in label_samples(settings).items()]
     facts = {
         "s": settings,
         "traits": traits(vars(settings)),
-        "result": list(_result(run, summary, row, is_chosen=variant is None)),
+        "result": [*_result(run, summary, row, is_chosen=variant is None), *of_samples],
         "boxes": _boxes(run, settings),
         "excluded": sorted(run.info.get("excluded") or ()),
         "decode": Code(decode.__name__),

@@ -88,7 +88,7 @@ def save(run: Run) -> list[Path]:
         write_whole(csv, run.table(detail=True).to_csv())
         files = [csv]
         for kind in run.charts:
-            name = "chart" if kind == "times" else kind
+            name = "chart" if kind == run.charts[0] else kind
             files += bars.save(run.chart(kind), run.folder / name)
     return files
 
@@ -145,6 +145,7 @@ def method_facts(run: StoredRun) -> Pairs:
             ]
         ),
         "images per epoch": units.count(calibration["images"]) if "images" in calibration else "",
+        "simulated GPU": str(calibration.get("calibrated", "")),
         "settings": _settings({**_common(info), "data": None}),
     }
     return [(name, text) for name, text in found.items() if text]
@@ -208,6 +209,9 @@ def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
     sides = [[f"{side['by']}: {side['says']}" for side in row["sides"]] for row in rows]
     small = [" · ".join([*said, row["footnote"] or ""]) for said, row in zip(sides, rows)]
     columns = {name: [row[name] for row in rows] for name in names}
+    columns["here"] = columns.pop("answer")
+    if any(reference := [row.get("reference", "") for row in rows]):
+        columns["reference runs"] = reference
     return _table(columns, small_print=[text.removesuffix(" · ") for text in small])
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.claims.ledger import answers
 from labkit.experiments.catalog import CATALOG
+from labkit.experiments.request import Request
 from labkit.report import bars, charts, recipe, share
 from labkit.report.comparison import compare_table
 from labkit.report.report import claims_table, save, write_report
@@ -46,18 +47,21 @@ class Run(StoredRun):
     @property
     def charts(self) -> tuple[str, ...]:
         """The kinds of charts that this run has."""
+        if self.info.get("kind") == "roofline":
+            return ("roofline",)
         caches = {settings.get("cache") for settings in self.info["variants"].values()}
         kinds = {"times": True, "epochs": {"cold", "warm"} <= caches}
         kinds["dial"] = bool(self.info.get("dial") and charts.find_series(self.info, self.summary))
         return tuple(kind for kind, has in kinds.items() if has)
 
-    def chart(self, kind: str = "times") -> Figure:
+    def chart(self, kind: str | None = None) -> Figure:
         """Draw a chart.
 
         Args:
-            kind: "times": normalized times; "epochs": the epochs one by one, with what was in
-                memory and what came from a disk; "dial": normalized time over how often the
-                training loop does something.
+            kind: one of `charts`; None: the first. "times": normalized times; "epochs": the epochs
+                one by one, with what was in memory and what came from a disk; "dial": normalized
+                time over how often the training loop does something; "roofline": training speed
+                over the speed of the device.
 
         Raises:
             ValueError: a kind that this run does not have.
@@ -66,8 +70,9 @@ class Run(StoredRun):
             "times": lambda: charts.times(self.summary),
             "epochs": lambda: charts.epochs(self.summary),
             "dial": lambda: charts.dial(self.info, self.summary),
+            "roofline": lambda: charts.roofline(self.summary),
         }
-        return pick({name: draw[name] for name in self.charts}, kind, "kind")()
+        return pick({name: draw[name] for name in self.charts}, kind or self.charts[0], "kind")()
 
     def findings(self) -> Tables:
         """Return the tables that this run supports beside its own: title -> table."""
@@ -146,6 +151,48 @@ def run(
     """
     options = {"results": results, "blocks": blocks, "cancel": cancel, "progress": progress}
     return _held(runner.run(experiment, mode, **options))
+
+
+def roofline(
+    experiment: Experiment | str,
+    mode: str = "quick",
+    *,
+    results: Path | str = "results",
+    blocks: int | None = None,
+    cancel: threading.Event | None = None,
+    progress: Progress | bool = True,
+    **settings: object,
+) -> Run:
+    """Measure how fast an experiment's variants train with slower and faster devices.
+
+    The device is the emulated one, at speeds of 1, 2 and 8 times the baseline's loading rate;
+    full mode adds 0.5, 2.8 and 8, and the variants that only it measures.  A trial has one epoch.
+    Loading alone is measured, too.
+
+    Args:
+        experiment: a key of `CATALOG`, or an experiment; two variants or more.
+        mode: quick or full.
+        results: folder that takes the run folder.
+        blocks: repetitions; unset: the mode's.
+        cancel: as in `run`.
+        progress: as in `run`.
+        **settings: settings for all variants.  An experiment that compares cold with warm, as
+            storage, has a roofline for each: its baseline's, or `cache`.
+
+    Raises:
+        ValueError: as `run`, or a setting that a roofline decides itself.
+        RuntimeError: as `run`.
+
+    Source: S. Williams, A. Waterman and D. Patterson, Roofline: an insightful visual performance
+    model, CACM 52(4), 2009; EVIDENCE 2, "The roofline".
+    """
+    asked = (
+        Request(experiment=experiment) if isinstance(experiment, str) else Request.of(experiment)
+    )
+    settings = {**asked.settings, **settings}
+    asked = replace(asked, mode=mode, blocks=blocks, settings=settings, roofline=True)
+    options = {"results": results, "blocks": blocks, "cancel": cancel, "progress": progress}
+    return run(asked.build(), mode, **options)
 
 
 def resume(

@@ -20,6 +20,7 @@ import zlib
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 
+from labkit.analysis.roofline import pipelines
 from labkit.contracts import SCHEMA as ROW_SCHEMA
 from labkit.contracts import Trial, utc_now
 from labkit.files import write_whole
@@ -63,6 +64,7 @@ class _Request:
     settings: dict[str, Plain] = field(default_factory=dict)
     variants: list[str] = field(default_factory=list)
     baseline: str | None = None
+    roofline: bool = False
 
 
 # Of run.json; other fields hold any JSON within the limits.
@@ -168,6 +170,9 @@ def open_shared(file: Path | str, results: Path | str = "results") -> StoredRun:
         run = StoredRun(folder=folder, info=info, trials=tuple(map(Trial.from_row, rows)))
         info[SHARED] = {"opened_utc": utc_now(), "from": hardware.describe(info["provenance"])}
         words.describe(run.summary)
+        words.bound(run.summary)
+        if run.summary.kind == "roofline":
+            words.describe_roofline(run.summary, pipelines(run.summary))
         report.method_facts(run)
         report.machine_facts(info)
     except Exception as error:  # a stranger's numbers can be wrong in any way

@@ -128,7 +128,7 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
         pd.DataFrame(cells).set_index(names),
         heading=[summary.question, *stand_ins(summary), words.conditions(summary)],
         small_print=[words.small_print(summary, row) for row in summary.rows],
-        notes=[*words.checks(summary), *summary.notes],
+        notes=[*words.checks(summary), *words.bound(summary), *summary.notes],
     )
 
 
@@ -138,19 +138,17 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
         normalized += f" {units.interval(row.ci_low, row.ci_high)}"
     measured = {"normalized time [95 % interval]": normalized}
     verdict = {"verdict": words.reason(row) or row.verdict or units.UNKNOWN}
-    time = units.seconds(row.time_s)
-    if summary.has_groups:
-        return {
-            "group": row.group,
-            "variant": row.name,
-            "time per image": time,
-            **measured,
-            **verdict,
-        }
     epochs = {1: "one-epoch time", 2: "two-epoch time"}
     column = epochs.get(summary.epochs, f"time of {summary.epochs} epochs")
+    if summary.kind == "operation":
+        column = "time per image"
+    time = {column: units.seconds(row.time_s)}
+    if summary.kind == "roofline":
+        time = {"training speed": units.rate(row.images_per_s)}
+    if summary.has_groups:
+        return {"group": row.group, "variant": row.name, **time, **measured, **verdict}
     document = {"document": words.published(summary, row)}
-    return {"variant": row.variant, column: time, **measured, **document, **verdict}
+    return {"variant": row.variant, **time, **measured, **document, **verdict}
 
 
 def _text(cell: object) -> str:

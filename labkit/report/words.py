@@ -7,15 +7,18 @@ Summary -> describe(), describe_epochs()                  alternative texts of c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from labkit import units
+from labkit.analysis.roofline import Pipeline, calibrated, least_time
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
     STAND_INS,
+    describe_stand_in,
     find_stand_ins,
     is_warned_of,
-    split_label,
+    stand_in_name,
     stand_ins,
 )
 from labkit.analysis.statistics import UNSTABLE
@@ -69,9 +72,8 @@ def other_images(summary: Summary) -> list[str]:
     """Return the variants that read or decode other images than the rest, which charts must say."""
     if "images" in summary.labels:
         return []
-    return [
-        f"{row.variant}: {row.labels['images']}" for row in summary.rows if "images" in row.labels
-    ]
+    told = (f"{row.name}: {row.labels['images']}" for row in summary.rows if "images" in row.labels)
+    return list(dict.fromkeys(told))  # once, however many groups a variant is in
 
 
 def noise_floor(summary: Summary) -> str:
@@ -89,7 +91,7 @@ def checks(summary: Summary) -> list[str]:
     """Return how close each stand-in came to what it stands for, measured before the run.
 
     Returns:
-        Lines such as "emulated accelerator: 99.7 % busy with a free loader (required: 99 %)";
+        Lines such as "simulated GPU: 99.7 % busy with a free loader (required: 99 %)";
         empty where nothing stands in.
     """
     found, calibration = [], summary.calibration
@@ -97,7 +99,7 @@ def checks(summary: Summary) -> list[str]:
         tries = calibration.get("free_loader_tries", 1)
         best = f", best of {tries} tries" if tries > 1 else ""
         found.append(
-            f"emulated accelerator: {units.percent(busy)} busy with a free loader{best} (required: "
+            f"simulated GPU: {units.percent(busy)} busy with a free loader{best} (required: "
             f"{units.limit(FREE_LOADER_MIN_AU)}{_when(calibration, 'free_loader_checked_utc')})"
         )
     for name, facts in summary.storages.items():
@@ -108,6 +110,26 @@ def checks(summary: Summary) -> list[str]:
                 f"{units.limit(MAX_ERROR_SHARE)}{_when(facts, 'rates_checked_utc')})"
             )
     return found
+
+
+def bound(summary: Summary) -> list[str]:
+    """Return how far faster loading can shorten the epoch here; nothing where it is not known.
+
+    What the device computes in the baseline's epochs remains: 1 ÷ x where loading and computing
+    overlap, and neither slows the other.
+    """
+    x = summary.calibration.get("x")
+    base = next((row for row in summary.rows if summary.is_baseline(row)), None)
+    if not x or summary.has_groups or base is None or base.normalized_time is None:
+        return []
+    if x <= 1:
+        return [f"x {x:.2f}: the device is the limit, and loading is hidden behind it"]
+    least = least_time(base)
+    return [
+        f"x {x:.2f}: the device computes for {units.percent(least)} of the baseline's epochs, "
+        "which faster loading does not shorten: it takes the normalized time to about "
+        f"{units.normalized(least)} at best (1 ÷ x: {units.normalized(1 / x)})"
+    ]
 
 
 def _delivered(rate: Mapping[str, object]) -> str:
@@ -249,11 +271,111 @@ def _own_labels(summary: Summary, row: Row) -> list[str]:
     found = []
     for kind in STAND_INS.keys() & row.labels.keys() - summary.labels.keys():
         labels = {other.labels[kind] for other in summary.rows if kind in other.labels}
-        word, _ = split_label(row.labels[kind])
+        name = stand_in_name(kind, row.labels[kind])
         # The details stand above the table, unless they tell two variants apart.
-        is_enough = [split_label(label)[0] for label in labels].count(word) == 1
-        found.append(f"{word} {kind}" if is_enough else f"{kind}: {row.labels[kind]}")
+        is_enough = [stand_in_name(kind, label) for label in labels].count(name) == 1
+        found.append(name if is_enough else describe_stand_in(kind, row.labels[kind]))
     return found
+
+
+# --- a roofline -------------------------------------------------------------------------
+
+
+def roofline(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
+    """Return what a roofline answers: speeds with this device, and what a published time takes."""
+    return [*_with_this_device(summary, found), *_published_takes(summary)]
+
+
+def own_device(summary: Summary) -> tuple[float | None, str]:
+    """Return the speed of the device that a roofline is read at, and what it is."""
+    if (rate := calibrated(summary, "gpu_images_per_s")) is not None:
+        return rate, "your GPU"
+    profile = summary.info["variants"][summary.baseline].get("profile", "calibrated")
+    name = "simulated GPU" if profile == "calibrated" else f"simulated GPU ({profile})"
+    return calibrated(summary, "device_images_per_s"), name
+
+
+def _with_this_device(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
+    own, name = own_device(summary)
+    base, others = found[0] if found else None, found[1:]
+    if not own or not base or not base.points:
+        return []
+    # What was not measured is not said: the nearest speed that was.
+    nearest = min(base.points, key=lambda one: abs(math.log(one.device_images_per_s / own)))
+    at = nearest.device_images_per_s
+    names: dict[str, list[tuple[str, float]]] = {}
+    for pipeline in others:
+        for point in pipeline.points:
+            if point.device_images_per_s == at:
+                names.setdefault(_change(point.row), []).append((pipeline.name, point.images_per_s))
+    said = f"With a GPU of {units.rate(at)} (nearest to {name}: {own:,.0f}), "
+    if faster := names.pop("faster", None):
+        best, rate = max(faster, key=lambda one: one[1])
+        said += f"“{best}” trains {rate:,.0f} instead of {nearest.images_per_s:,.0f} images/s"
+    else:
+        said += f"“{base.name}” trains {nearest.images_per_s:,.0f} images/s"
+    for change, those in names.items():
+        said += f"; {change}: {', '.join(f'“{name}”' for name, _ in those)}"
+    return [f"{said}."]
+
+
+def _change(row: Row) -> str:
+    if row.verdict:
+        return row.verdict
+    if row.ci_low is None or row.ci_low <= 1 <= row.ci_high:
+        return "no difference shown"
+    return "faster" if row.ci_high < 1 else "slower"
+
+
+def _published_takes(summary: Summary) -> list[str]:
+    """Return what the published times take of a loader and a GPU; no crossing is agreement."""
+    rows = [
+        row for row in summary.rows if (row.published or 1) < 1 and row.normalized_time is not None
+    ]
+    if not rows:
+        return []
+    told = ", ".join(f"{units.normalized(row.published)} ({row.name})" for row in rows)
+    least = ", ".join(f"{1 / row.published:.2f}" for row in rows)
+    here = ", ".join(map(_times_as_fast, rows))
+    verb = "take" if rows[1:] else "takes"
+    return [
+        f"The document's {told} {verb} a loader at least {least} times as fast (here: {here}) and "
+        "a GPU that is faster than the loader by as much."
+    ]
+
+
+def _times_as_fast(row: Row) -> str:
+    if row.ci_low is None:
+        return "not shown"
+    return f"{1 / row.normalized_time:.2f} {units.interval(1 / row.ci_high, 1 / row.ci_low)}"
+
+
+def not_measured(summary: Summary) -> list[str]:
+    """Return which variants of a roofline have no speed at which speeds of the GPU, and why."""
+    missing: dict[tuple[str, str], list[str]] = {}
+    for row in summary.rows:
+        if why := reason(row):
+            missing.setdefault((row.name, why), []).append(row.group)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (name, why), groups in missing.items():
+        where = "" if len(groups) == len(summary.baselines) else f" at {', '.join(groups)}"
+        alike.setdefault((where, why), []).append(f"“{name}”")
+    return [f"{', '.join(names)}{where}: {why}" for (where, why), names in alike.items()]
+
+
+def describe_roofline(summary: Summary, found: Sequence[Pipeline]) -> str:
+    """Return what the chart of a roofline shows."""
+    lines = []
+    for pipeline in found:
+        points = [
+            f"{point.images_per_s:,.0f} at {point.device_images_per_s:,.0f}"
+            for point in pipeline.points
+        ]
+        alone = [f"loading alone {pipeline.loading.images_per_s:,.0f}"] if pipeline.loading else []
+        lines.append(f"{pipeline.name}: {', '.join([*points, *alone])}")
+    shown = ["Training speed over the speed of the GPU, both in images/s", *lines]
+    shown += not_measured(summary)
+    return describe_run(summary, [*shown, *roofline(summary, found)])
 
 
 # --- alternative texts of charts --------------------------------------------------------

@@ -48,7 +48,7 @@ from labkit.contracts import (
 from labkit.files import write_whole
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, sample_jpeg
-from labkit.parts.devices import FREE_LOADER_MIN_AU, PROFILES, with_compute
+from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
@@ -234,9 +234,13 @@ def compare_work(
         label -> (status, reason): "ok", "skipped" or "failed".
     """
     verdicts: dict[str, tuple[str, str]] = {}
+    first: dict[Settings, str] = {}  # label; other groups may have the same settings
     reference = None
     for label in sorted(variants, key=lambda label: label != baseline):  # the baseline first
         settings = variants[label]
+        if (same := first.setdefault(settings, label)) != label:
+            verdicts[label] = verdicts[same]
+            continue
         try:
             parts = resolve(settings)
             check_batch_fits(settings)
@@ -341,9 +345,7 @@ def _prove_rates(run: ActiveRun, settings: Settings) -> list[dict[str, object]]:
     )
 
 
-def check_emulator(
-    run: ActiveRun, settings: Settings, compute_s_per_image: float | None
-) -> dict[str, object]:
+def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
     """Let the emulated device prove that it does not slow a training loop down itself.
 
     It must be busy for `FREE_LOADER_MIN_AU` of the time with a loader that costs nothing, in the
@@ -351,8 +353,7 @@ def check_emulator(
 
     Args:
         run: the active run.
-        settings: the baseline's, complete.
-        compute_s_per_image: for the matched profile, from calibration.
+        settings: the baseline's, complete, with `device_speed` for a calibrated device.
 
     Returns:
         free_loader_au, the median share of the time in which it computed, and
@@ -363,16 +364,17 @@ def check_emulator(
 
     Source: EVIDENCE 2, Accelerator.
     """
-    profile = with_compute(PROFILES[settings.profile], compute_s_per_image)
-    step_s = profile.compute_s_per_image * settings.batch_size
-    given = {"settings": asdict(settings), "compute_s_per_image": compute_s_per_image}
+    step_s = resolve(settings).profile.compute_s_per_image * settings.batch_size
 
     def prove() -> dict[str, float]:
-        tries = [run.ask("free_loader_utilization", **given) for _ in range(EMULATOR_TRIES)]
+        tries = [
+            run.ask("free_loader_utilization", settings=asdict(settings))
+            for _ in range(EMULATOR_TRIES)
+        ]
         if (au := median(tries)) >= FREE_LOADER_MIN_AU:
             return {"au": au, "step_s": step_s}
         raise RuntimeError(
-            f"the emulated device must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
+            f"the simulated GPU must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
             f"a free loader, got {units.percent(au)} in the median of {EMULATOR_TRIES} tries with "
             f"steps of {units.seconds(step_s)}; close other programs, or make the steps longer by "
             "a larger batch_size, and run again"

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from labkit.runs.store import RESERVED
 from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
 
-EPOCHS = "epochs"
+EPOCHS, ROOFLINE = "epochs", "roofline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,5 +101,6 @@ class Experiment:
             groups = {label: self.groups.get(label, "") for label in labels}
             firsts = {group: label for label, group in reversed(groups.items())}
             firsts[groups[self.baseline]] = self.baseline
-            told |= {"groups": groups, "baselines": {g: firsts[g] for g in groups.values()}}
+            order = [group for group in self.groups.values() if group in firsts]
+            told |= {"groups": groups, "baselines": {g: firsts[g] for g in order}}
         return told

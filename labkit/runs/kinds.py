@@ -1,6 +1,7 @@
 """Kinds of experiments: what comes before their first trial, and what a trial measures.
 
 epochs:     stage ─ images ─ stand-ins ─ equal work ─ calibration ─▶ trials time epochs
+roofline:   the same ─ the fastest device ─▶ trials time an epoch at a speed of the device
 operation:  equal work ─▶ trials time one image operation
 """
 
@@ -14,14 +15,23 @@ from pathlib import Path
 from labkit.analysis.forecast import Forecast, forecast
 from labkit.analysis.validity import baselines_of
 from labkit.contracts import Skip, Trial, utc_now
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
+from labkit.parts.devices import PROFILES
+from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.resolve import stored_folder, traits
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
-from labkit.runs.calibration import calibrate
-from labkit.runs.checks import check_images, check_stand_ins, check_work, drop_failed
-from labkit.runs.experiment import EPOCHS
+from labkit.runs.calibration import calibrate_run, with_device
+from labkit.runs.checks import (
+    check_emulator,
+    check_images,
+    check_stand_ins,
+    check_work,
+    drop_failed,
+)
+from labkit.runs.experiment import EPOCHS, ROOFLINE
 from labkit.runs.packs import ensure_pack
+from labkit.runs.process import TrialFailed
 from labkit.runs.reads import save_read_counts
 from labkit.runs.schedule import Planned
 from labkit.runs.staging import staged
@@ -48,6 +58,8 @@ class Kind:
     """Names of the settings that have an effect."""
     trial_s: Mapping[str, float]
     """Mode -> seconds of a trial, where they are known before a run."""
+    epoch_share: float = 1.0
+    """How long epochs should be, as a share of the mode's."""
 
 
 def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
@@ -59,10 +71,55 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     check_images(run)
     check_stand_ins(run)
     check_work(run)
-    calibrate(run)
+    calibrate_run(run, KINDS[run.info["kind"]].epoch_share)
     save_read_counts(run)
     calibration = run.info["calibration"]
     _say_forecast(run, epoch_s=calibration["images"] / calibration["images_per_s"])
+
+
+def _prepare_roofline(run: ActiveRun, cleanup: ExitStack) -> None:
+    """Prepare as for epochs, and leave out the speeds that cannot be emulated here."""
+    _prepare_epochs(run, cleanup)
+    if "gpu_images_per_s" not in run.info["calibration"] and gpu.cuda().works:
+        _measure_gpu(run)
+    groups: dict[float, list[str]] = {}
+    for label in run.remaining:
+        if x := run.info["tasks"][label]["x"]:  # None is loading alone
+            groups.setdefault(x, []).append(label)
+    for x in sorted(groups, reverse=True):
+        try:
+            check_emulator(run, _settings_of(run, groups[x][0]))
+            return  # the slower ones are easier
+        except TrialFailed:
+            raise  # it says nothing of the speed, and what is dropped here stays out for good
+        except RuntimeError as reason:
+            for label in groups[x]:
+                if label not in run.dropped:
+                    run.drop(label, "skipped", str(reason))
+
+
+def _measure_gpu(run: ActiveRun) -> None:
+    """Save how fast this machine's GPU trains with the model alone: where a roofline is read."""
+    run.progress.say("measuring this machine's GPU with the model alone")
+    settings = replace(
+        run.baseline,
+        images=run.info["calibration"]["images"],
+        device="cuda",
+        device_speed=None,
+        profile=Settings.profile,
+        step=PREPROCESSORS[run.baseline.preprocessor].batch,
+        loader="resident",
+        prefetcher="none",
+        epochs=2,
+    )
+    try:
+        measured = run.ask("measure", settings=asdict(settings), excluded=run.info["excluded"])
+    except (TrialFailed, Skip) as reason:
+        run.note(f"the speed of this machine's GPU was not measured: {reason}")
+        return
+    *_, epoch = measured["epochs"]  # the first one includes what starts up
+    rate = epoch["images"] / epoch["epoch_s"]
+    run.save(calibration={**run.info["calibration"], "gpu_images_per_s": rate})
 
 
 def _prepare_operations(run: ActiveRun, cleanup: ExitStack) -> None:
@@ -155,18 +212,29 @@ def expect(
     machine_id = hardware.provenance()["machine_id"]
     earlier = earlier_runs(results, experiment, machine_id=machine_id, mode=mode)
     summaries = (run.summary for run in earlier)
-    return forecast(summaries, mode=mode, trial_s=KINDS[kind].trial_s.get(mode), **known)
+    known |= {"trial_s": KINDS[kind].trial_s.get(mode), "epoch_share": KINDS[kind].epoch_share}
+    return forecast(summaries, mode=mode, **known)
+
+
+def _settings_of(run: ActiveRun, label: str) -> Settings:
+    """Return what a trial of epochs gets: the images of an epoch and the device's speed, too."""
+    calibration = run.info["calibration"]
+    settings = with_device(run.variants[label], calibration)
+    if x := run.info.get("tasks", {}).get(label, {}).get("x"):
+        device_speed = x * calibration["load_images_per_s"]
+        has_its_own = PROFILES[settings.profile].compute_s_per_image is not None
+        profile = Settings.profile if has_its_own else settings.profile
+        settings = replace(settings, profile=profile, device_speed=device_speed)
+    return replace(settings, images=calibration["images"])
 
 
 def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
-    calibration = run.info["calibration"]
-    settings = replace(run.variants[planned.variant], images=calibration["images"])
+    settings = _settings_of(run, planned.variant)
     started_utc = utc_now()
     measured = run.ask(
         "measure",
         settings=asdict(settings),
         excluded=run.info["excluded"],
-        compute_s_per_image=calibration["compute_s_per_image"],
     )
     row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
     # What a probe measured the medium to be outranks its name.
@@ -203,6 +271,13 @@ KINDS: dict[str, Kind] = {
         measure=_measure_epochs,
         settings=frozenset(field_kinds()),
         trial_s={},
+    ),
+    ROOFLINE: Kind(
+        prepare=_prepare_roofline,
+        measure=_measure_epochs,
+        settings=frozenset(field_kinds()),
+        trial_s={},
+        epoch_share=0.5,  # there are many trials
     ),
     "operation": Kind(
         prepare=_prepare_operations,

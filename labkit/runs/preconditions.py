@@ -122,6 +122,11 @@ def check_resumable(run: StoredRun) -> None:
             f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
             f"start one here: labkit run {info['experiment']}"
         )
+    if (info.get("calibration") or {}).get("compute_s_per_image") is not None:
+        raise ValueError(
+            "run must have a device that this version knows, got one that an earlier version "
+            "fitted to the run; start a new run"
+        )
     variants = {label: read_settings(values) for label, values in info["variants"].items()}
     mode = MODES[info["mode"]]
     for settings in variants.values():

@@ -13,19 +13,23 @@ import itertools
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
+
 from labkit.contracts import Skip
 from labkit.machine import procfs
-from labkit.pipeline import open_loader
+from labkit.pipeline import Source, open_loader
 from labkit.resolve import resolve
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed
 from labkit.settings import Settings
 
 COUNTED_IMAGES = 64
+TIMED_S = 1.0  # of reading without a pause
 MANY_REQUESTS = 4  # per image: of one file of a photograph's size it takes one or two
 
 
@@ -34,14 +38,18 @@ def save_read_counts(run: ActiveRun) -> None:
     if not run.info["costs"]:
         return
     run.progress.say("counting what reading takes: openings, read calls, disk requests")
-    images, reads = run.info["calibration"]["images"], {}
+    images, reads, counted = run.info["calibration"]["images"], {}, {}
     for label, settings in run.remaining.items():
+        settings, timed = replace(settings, images=images, cached=None), settings.cached is not None
         try:
-            reads[label] = run.ask(
-                "count_reads",
-                settings=asdict(replace(settings, images=images)),
-                excluded=run.info["excluded"],
-            )
+            if settings not in counted:  # for all shares in memory, as cold images are read
+                counted[settings] = run.ask(
+                    "count_reads",
+                    settings=asdict(settings),
+                    excluded=run.info["excluded"],
+                    timed=timed,
+                )
+            reads[label] = counted[settings]
         except (TrialFailed, Skip) as reason:  # its trials will say so
             run.progress.say(f"{label}: reading could not be counted: {reason}")
     pieces = [
@@ -58,17 +66,21 @@ def save_read_counts(run: ActiveRun) -> None:
     run.save(reads=reads)
 
 
-def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> dict[str, object]:
+def count_reads(
+    settings: Settings, excluded: frozenset[int] = frozenset(), *, timed: bool = False
+) -> dict[str, object]:
     """Read an epoch's first images once, and count.
 
     Args:
         settings: complete, with `images`; how they are stored and ordered counts.
         excluded: indices of unreadable images.
+        timed: also measure how fast cold images are read as a copy would: one after another, in the
+            order in which they are stored.
 
     Returns:
         images, cold (whether no page was in memory before), and per image opens (by Python code;
         a library in C opens a pack once), calls (read calls of this process) and requests (of
-        the device below, by all processes); None is unknown.
+        the device below, by all processes); if timed, bytes_per_s.  None is unknown.
     """
     source, _ = open_loader(resolve(settings), excluded=excluded)
     reader, ids = source.reader, [i for _, i in itertools.islice(source.order, COUNTED_IMAGES)]
@@ -86,20 +98,37 @@ def count_reads(settings: Settings, excluded: frozenset[int] = frozenset()) -> d
     opens = sum(path in wanted for path in opened)
     if calls is not None:
         calls += calls - asked
-    return {
+    requested = _requests(paths)
+    counted = {
         "images": images,
         "cold": cold,
         "opens": _per_image(0, opens if paths else None, images),
         # Over a network nothing is read from a file.
         "calls": _per_image(calls, calls_after, images) if paths else None,
         # A model's disk is asked for nothing.
-        "requests": _per_image(requests, _requests(paths), images)
+        "requests": _per_image(requests, requested, images)
         if cold and not source.parts.storage.needs_our_reader
         else None,
     }
+    return counted | ({"bytes_per_s": _bytes_per_s(source, settings)} if timed else {})
 
 
-def _make_cold(source: object, settings: Settings) -> bool:
+def _bytes_per_s(source: Source, settings: Settings) -> float | None:
+    source.reader.close()  # pages of a mapped file cannot be evicted
+    if not _make_cold(source, settings):
+        return None
+    source.parts.storage.enter()
+    read_bytes, start_s = 0, time.perf_counter()
+    for i in np.sort(source.order.image_ids).tolist():
+        source.reader.read(i)
+        read_bytes += int(source.reader.image_bytes[i])
+        took_s = time.perf_counter() - start_s
+        if took_s > TIMED_S:
+            break
+    return read_bytes / took_s
+
+
+def _make_cold(source: Source, settings: Settings) -> bool:
     if settings.cache != "cold":
         return False
     try:

@@ -5,7 +5,8 @@
 
 Every block runs each variant once and every group's baseline twice (A1, A2), shuffled by a recorded
 seed; A1 and A2 of a block differ by noise alone.  In a fixed order, drift and a cold first run
-favour later variants (EVIDENCE 1: 77 % false positives).
+favour later variants (EVIDENCE 1: 77 % false positives).  A group's trials follow one another, so
+that drift does not come between what is compared.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def plan(
     labels: Sequence[str],
     baselines: Collection[str],
     *,
+    groups: Mapping[str, str],
     shuffled: bool,
     blocks: Iterable[int],
     seed: int,
@@ -54,6 +56,7 @@ def plan(
     Args:
         labels: the variants, in the experiment's order.
         baselines: the labels that run twice per block where the order is shuffled.
+        groups: label -> what it is compared within; its trials follow one another.
         shuffled: shuffled blocks, or each variant once in the given order.
         blocks: their numbers.
         seed: of the order; recorded with the run.
@@ -64,6 +67,8 @@ def plan(
         if shuffled:
             order += baselines
             random.Random(f"{seed}/{block}").shuffle(order)
+            in_order = list(dict.fromkeys(map(groups.get, order)))
+            order.sort(key=lambda label: in_order.index(groups.get(label)))
         # A1 is the earlier one.
         roles = {label: ["A2", "A1"] for label in baselines}
         for position, label in enumerate(order):
@@ -97,6 +102,7 @@ def next_trials(
         planned = plan(
             list(info["variants"]),
             list(baselines_of(info).values()),
+            groups=info.get("groups") or {},
             shuffled=shuffled,
             blocks=range(start, start + n + replaced),
             seed=info["order_seed"],

@@ -35,6 +35,7 @@ from labkit.settings import Settings
 JOBS = {
     "measure": "labkit.runs.timing",
     "measure_baseline": "labkit.runs.calibration",
+    "load_rate": "labkit.runs.calibration",
     "free_loader_utilization": "labkit.runs.calibration",
     "compare_work": "labkit.runs.checks",
     "find_bad_images": "labkit.runs.checks",

@@ -22,9 +22,10 @@ from labkit.contracts import Clock, DeviceBatch, Epoch, SystemClock
 from labkit.machine.disturbance import disturbance, since
 from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
+from labkit.parts.storage.cache_state import together
 from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
 from labkit.pipeline import Pipeline, build, shuffled_images
-from labkit.resolve import label_samples
+from labkit.resolve import label_cache, label_samples
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class _TimedDevice:
         self.batch_bytes += sum(tensor.nbytes for tensor in batch.values())
         return on_device
 
-    def wait(self, batch: DeviceBatch) -> None:
+    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
         start_s = self._clock.now()
-        self._device.wait(batch)
+        self._device.wait(batch, record=record)
         self.transfer_s += self._clock.now() - start_s
 
 
@@ -206,14 +207,12 @@ def measure(
     settings: Settings,
     *,
     excluded: frozenset[int] = frozenset(),
-    compute_s_per_image: float | None = None,
 ) -> dict[str, object]:
     """Measure one trial in this process.
 
     Args:
-        settings: complete, with `images` set.
+        settings: complete, with `images` set, and `device_speed` for a calibrated device.
         excluded: indices of unreadable images.
-        compute_s_per_image: for the matched profile, from `calibrate`.
 
     Returns:
         The measured fields of `Trial`.
@@ -226,15 +225,11 @@ def measure(
 
     torch.set_num_threads(settings.torch_threads)
     clock = SystemClock()
-    pipeline = build(
-        settings,
-        clock,
-        excluded=excluded,
-        compute_s_per_image=compute_s_per_image,
-    )
+    pipeline = build(settings, clock, excluded=excluded)
     pipeline.source.start_worker(0)
     warm_up(pipeline)
-    cache_proof = pipeline.source.prepare_cache(settings.cache)
+    source = pipeline.source
+    proofs = [source.prepare_cache(settings.cache_state)]
     pipeline.parts.storage.enter()  # after the files were made warm: that may be as fast as it can
     epochs, cpu_s = [], 0.0
     with ExitStack() as stack:
@@ -244,7 +239,10 @@ def measure(
         before = disturbance()  # making files cold or warm disturbs no epoch
         with Usage(gpu=pipeline.device.torch_device.type == "cuda") as usage:
             for number in range(settings.epochs):
-                pipeline.source.order.epoch = number
+                source.order.epoch = number
+                if number and settings.cached is not None:
+                    proofs[-1] = source.prove_cache(proofs[-1])
+                    proofs.append(source.prepare_cache(settings.cached))
                 cpu_before_s = own_cpu_s()
                 epoch, batch = time_epoch(pipeline, clock, callbacks)
                 cpu_s += own_cpu_s() - cpu_before_s
@@ -253,17 +251,18 @@ def measure(
                 epochs.append(epoch)
         disturbed = since(before)
     gc.enable()
+    proofs[-1] = source.prove_cache(proofs[-1])
     wall_s = sum(epoch.epoch_s for epoch in epochs)
     measured = {
         **usage.totals(),
         "cpu_s": cpu_s,
         "cpu_percent": 100 * cpu_s / wall_s,
         "epochs": tuple(epochs),
-        "cache_proof": pipeline.source.prove_cache(cache_proof),
+        "cache_proof": together(proofs),
         "disturbance": disturbed,
         "labels": {
             "storage": pipeline.parts.storage.label,
-            "cache": settings.cache,  # as produced and verified, or prepare() had skipped
+            "cache": label_cache(settings),  # as produced and verified, or prepare() had skipped
             "accelerator": pipeline.device.label,
             **label_samples(settings),
             **training.label(settings),

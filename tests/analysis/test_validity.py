@@ -99,6 +99,29 @@ def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are(
     assert cache_violation(replace(trial, cache_proof=NOT_COLD)).startswith("not cold: 50.0 %")
 
 
+@pytest.mark.parametrize(
+    ("shares", "fetched", "violation"),
+    [
+        ([0.5, 0.5], 100 * MB, ""),
+        ([0.46, 0.54], 80 * MB, ""),
+        ([0.5, 0.44], 100 * MB, "44.0 % of the data was in memory before epoch 2"),
+        ([0.56, 0.5], 100 * MB, "56.0 % of the data was in memory before epoch 1"),
+        ([0.5, 0.5], 79 * MB, "only 79.0 % of what memory lacked came from disk"),
+    ],
+)
+def test_where_a_share_was_asked_every_epoch_must_begin_with_it(shares, fetched, violation):
+    trial = fake_proved(
+        "50 % cached", rotational=True, file_bytes=100 * MB, device_read_bytes=fetched
+    )
+    proof = {**trial.cache_proof, "resident_shares_before": shares}
+    trial = replace(trial, settings={"cached": 50}, cache_proof=proof)
+    assert cache_violation(trial) == (violation and f"not 50 % cached: {violation}")
+    unknown = replace(trial, cache_proof={**proof, "resident_shares_before": [0.5, None]})
+    assert cache_violation(unknown) == (
+        "not known to be 50 % cached: memory could not be looked at"
+    )
+
+
 # --- the machine's log ----------------------------------------------------------------------
 
 

@@ -108,8 +108,16 @@ def test_an_unstable_machine_gives_no_word(tmp_path):
         experiment="preprocessing",
         times={"original": 1.0, "vectorized": 0.7},
     )
-    said = "machine unstable, no verdict (emulated accelerator): "
+    said = "machine unstable, no verdict (simulated GPU): "
     assert answer_to(tmp_path, 24).startswith(said)
+
+
+def test_a_figure_that_saves_more_than_the_baseline_waits_is_out_of_reach(tmp_path):
+    times = {"original": 1.0, "simplified": 0.85}  # the document's figure is 0.661
+    make_run(tmp_path, times, experiment="preprocessing")
+    said = answer_to(tmp_path, 25)
+    assert said.startswith("not reproducible here: 0.8")
+    assert said.endswith("; waiting is 30 % of the epoch, the document saved 34 %")
 
 
 @pytest.mark.parametrize(
@@ -178,10 +186,10 @@ def test_a_result_that_no_side_expects_is_named(tmp_path):
 def test_over_a_stand_in_a_result_is_consistent_and_no_more(tmp_path):
     in_depth(tmp_path, {"original": 1.0, THREAD: 0.9}, labels=LABELS)
     said = contrast(tmp_path, 19, THREAD)["answer"]
-    assert said.startswith("faster (emulated accelerator): 0.")
+    assert said.startswith("faster (simulated GPU): 0.")
     assert said.endswith(", consistent, emulated, with [004] 2.1")
     make_run(tmp_path, labels=LABELS)
-    assert "prefetching: consistent, emulated (emulated acc" in answer_to(tmp_path, 19)
+    assert "prefetching: consistent, emulated (simulated GPU" in answer_to(tmp_path, 19)
 
 
 # --- which run speaks ---------------------------------------------------------------------
@@ -262,7 +270,7 @@ def test_without_nvml_gpu_util_is_not_made_up(tmp_path):
     make_bottlenecks(tmp_path, labels=LABELS)
     assert answer_to(tmp_path, 3) == (
         "not testable here: GPU-util is NVML's, of an NVIDIA GPU; the device computed for 70.0 % "
-        "loading, 70.0 % computing of the time (emulated accelerator)"
+        "loading, 70.0 % computing of the time (simulated GPU)"
     )
 
 
@@ -281,7 +289,7 @@ def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
     (folder / "run.json").write_text(json.dumps(info))
     assert answer_to(tmp_path, 5) == (
         "by this rule 2 workers; workers, waiting, CPU: 0: 1.20 s, 90 %; 1: 600 ms, 120 %; "
-        "2: 120 ms, 170 %; 4: 100 ms, 190 % (emulated accelerator)"
+        "2: 120 ms, 170 %; 4: 100 ms, 190 % (simulated GPU)"
     )
 
 
@@ -307,6 +315,19 @@ def test_a_variant_in_many_groups_is_answered_by_counting(tmp_path, how, said):
     own = {"mode": "full", "provenance": {"machine_id": HERE}, **how}
     save_run(tmp_path, fake_grouped_run(blocks=8, **own))
     assert said in answer_to(tmp_path, 23)
+
+
+def test_reference_runs_stand_beside_this_machines_with_their_machine(tmp_path):
+    make_run(tmp_path, mode="quick")
+    make_run(tmp_path / "examples", name="prefetching", machine_id="another")
+    make_run(tmp_path / "examples", name="prefetching_quick", mode="quick", machine_id="another")
+    row = record(tmp_path, 19)
+    assert "no verdict in quick mode" in row["answer"]
+    assert row["reference"].startswith("agrees: 0.")
+    assert row["reference"].endswith("; on unknown cores, GPU unknown (machine anothe)")
+    shown = lab.claims(tmp_path, numbers=[19])._repr_html_()
+    assert "reference runs" in shown and "machine anothe" in shown
+    assert record(tmp_path, 9)["reference"] == ""
 
 
 # --- what users call ----------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_a_loader_without_workers_beside_a_device_is_told_to_take_some(without_w
 def test_it_says_so_on_one_screen(without_workers):
     text = str(without_workers)
     assert "input-bound" in text and "Ceiling:" in text and "num_workers=" in text
-    assert "emulated(resnet50_a100" in text
+    assert "images/s, resnet50_a100)" in text
     assert "give files for that" in text
     assert len(text.splitlines()) < 20
     assert "<li>" in without_workers._repr_html_()

@@ -104,7 +104,7 @@ def test_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(on, machi
         chosen = experiment(name, protocol=protocol)
         used = set(storages(chosen).values())
         assert len({storage.startswith("modelled") for storage in used}) == 1, name
-        assert (chosen.notes != ()) is bool({"throttled", "modelled_hdd"} & used), name
+        assert (chosen.notes != ALL[name].notes) is bool({"throttled", "modelled_hdd"} & used), name
         assert all(storage in STORAGES or distance.parse(storage) for storage in used), name
         for settings in everything(chosen).values():
             if settings.storage == "tmpfs":
@@ -207,6 +207,23 @@ def test_a_setting_that_the_experiment_decides_is_refused_not_dropped(on, name, 
     on("hard disk")
     with pytest.raises(ValueError, match=re.escape(message)):
         experiment(name, **changes)
+
+
+def test_memory_compares_three_ways_at_every_share_of_the_data_in_memory(on):
+    on("hard disk")
+    found = experiment("memory")
+    every = {**found.variants, **found.in_full}
+    arms = {}
+    for label, settings in every.items():
+        arm = label.removeprefix(f"{found.groups[label]}: ")
+        arms.setdefault(settings.cached, {})[arm] = settings.storage, settings.packing
+    ways = {
+        "hard disk": ("hdd", "folder"),
+        "packed, in order": ("hdd", "raw"),
+        "SSD": ("ssd", "folder"),
+    }
+    assert arms == dict.fromkeys((0, 25, 50, 75, 100), ways)
+    assert {settings.cached for settings in found.variants.values()} == {0, 50, 100}
 
 
 # --- a new experiment -----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from fakes import fake_info
 import labkit as lab
 from labkit import cli
 from labkit.experiments.request import Request
+from labkit.report import run
 from labkit.settings import AS_PUBLISHED
 
 OWN = lab.Experiment(
@@ -33,6 +34,7 @@ REQUESTS = [
     Request(experiment="prefetching", protocol=AS_PUBLISHED, mode="document"),
     Request(experiment="prefetching", variants=("data_prefetcher", "both"), baseline="both"),
     Request(experiment="preprocessing", settings={"data": "--mode"}),
+    Request(experiment="storage", roofline=True, settings={"cache": "warm", "num_workers": 2}),
 ]
 
 
@@ -41,17 +43,19 @@ def test_the_command_line_asks_for_the_same(request_):
     program, *words = shlex.split(request_.command_line())
     assert program == "labkit"
     options = cli.parser().parse_args(words)
-    (name,) = options.names
-    assert cli.request(options, name) == request_
+    (name,) = [options.name] if request_.roofline else options.names
+    assert replace(cli.request(options, name), roofline=words[0] == "roofline") == request_
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
 def test_python_code_asks_for_the_same(request_, monkeypatch):
     runs = []
-    monkeypatch.setattr(lab, "run", lambda *given, **named: runs.append((*given, named)))
+    monkeypatch.setattr(run, "run", lambda *given, **named: runs.append((*given, named)))
+    monkeypatch.setattr(lab, "run", run.run)
     exec(compile(request_.python_code(results="out"), "code", "exec"), {})
     ((experiment, mode, named),) = runs
     assert named.pop("results") == "out"
+    named = {"blocks": named.get("blocks")}
     assert Request.read({"request": {**experiment.request, "mode": mode, **named}}) == request_
 
 
@@ -60,6 +64,11 @@ def test_what_a_run_stores_asks_for_the_same(request_):
     assert Request.read({"request": request_.to_dict()}) == request_
     built = request_.build()
     assert replace(Request.of(built), mode=request_.mode, blocks=request_.blocks) == request_
+
+
+def test_an_old_run_is_asked_for_with_todays_names():
+    asked = {"experiment": "workers", "settings": {"profile": "matched"}}
+    assert "--profile calibrated" in Request.read({"request": asked}).command_line()
 
 
 def test_what_was_not_asked_for_is_not_printed():

@@ -54,7 +54,7 @@ def test_the_table_shows_what_was_chosen_and_every_number(label, title):
 def test_a_user_can_cancel_and_what_was_measured_stays(photos, tmp_path):
     cancel = threading.Event()
     cancel.set()
-    settings = lab.Settings(data=str(photos))
+    settings = lab.Settings(data=str(photos), device="cpu")
     with pytest.raises(Cancelled, match=r"cancelled; .* holds what was measured"):
         lab.tune(settings, results=tmp_path, cancel=cancel, progress=False)
     assert [lab.find_run(run).info["status"] for run in lab.list_runs(tmp_path)] == ["cancelled"]
@@ -82,6 +82,6 @@ def test_real_settings_are_tuned(photos, tmp_path, monkeypatch):
     assert all(each.cpu_s_per_1000_images > 0 for each in tuned.measured.values())
     left = {name: getattr(given, name) for name in tuning.KNOBS}
     assert replace(tuned.settings, **left) == given  # nothing else is touched
-    assert "Emulated accelerator (resnet50_h100" in repr(tuned)
+    assert "Simulated GPU, 1,790 images/s, resnet50_h100" in repr(tuned)
     detail = lab.table(tuned.runs[0], detail=True)
     assert (detail["wait_p50_s"] <= detail["wait_p99_s"]).all()

@@ -92,7 +92,7 @@ def read_catalog_entry(name):
 def read_trial_order(seed):
     from labkit.runs.schedule import plan
 
-    planned = plan(["a", "b", "c"], ["a"], shuffled=True, blocks=range(3), seed=seed)
+    planned = plan(["a", "b", "c"], ["a"], groups={}, shuffled=True, blocks=range(3), seed=seed)
     return [f"{trial.block} {trial.variant} {trial.role}".strip() for trial in planned]
 
 

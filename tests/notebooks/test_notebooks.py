@@ -1,13 +1,16 @@
 """Every notebook runs from top to bottom without a click, and ends in a table and a figure."""
 
 import os
+import shutil
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import labkit as lab
 from benchmarks.lab_page import why_no_browser
+from labkit.runs.device_speed import FILE
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # These run in JupyterLab where there is a browser: see tests/browser.
@@ -53,9 +56,18 @@ def test_a_notebook_holds_words_settings_and_calls(path):
 RUN_HERE = [path for path in NOTEBOOKS if path.stem not in IN_BROWSER]
 
 
+@pytest.fixture(scope="session")
+def calibrated(photos, tmp_path_factory):
+    """The file that keeps the speed of the simulated GPU, which a notebook would measure first."""
+    results = tmp_path_factory.mktemp("calibrated")
+    lab.calibrate(str(photos), results=results, progress=False)
+    return results / FILE
+
+
 @pytest.mark.parametrize("path", RUN_HERE, ids=lambda path: path.stem)
 @pytest.mark.notebooks
-def test_a_notebook_runs_without_a_click(path, photos, tmp_path):
+def test_a_notebook_runs_without_a_click(path, photos, calibrated, tmp_path):
+    shutil.copy(calibrated, tmp_path)
     notebook = nbformat.read(path, as_version=4)
     # As papermill does it: the given values in a cell right after the defaults.
     given = f"data = {str(photos)!r}\nresults = {str(tmp_path)!r}"

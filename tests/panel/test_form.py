@@ -127,6 +127,14 @@ def test_what_was_given_is_where_reset_returns_to():
     assert form.request() == start
 
 
+def test_a_roofline_is_asked_for_where_epochs_are_timed(form):
+    labelled(form, "roofline").value = True
+    assert form.refresh() == Request(experiment="prefetching", roofline=True)
+    for other in ("operations", "stalls"):
+        box = Form(Request(experiment=other)).box
+        assert "roofline" not in {getattr(w, "description", "") for w in below(box)}
+
+
 def test_what_no_control_shows_is_still_asked_for():
     start = Request(experiment="storage", settings={"storage": "modelled_hdd"})
     assert Form(start).request() == start

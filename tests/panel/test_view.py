@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from fake_runs import fake_roofline, save_run
 
 import labkit as lab
 from labkit.contracts import Epoch, Trial
@@ -206,6 +207,18 @@ def test_a_colleagues_run_stands_in_the_list_with_its_machine(earlier, tmp_path)
     texts = [text for text, _ in labelled(box, "runs").options]
     assert len(texts) == 3
     assert "machine" in texts[-1]
+
+
+def test_a_roofline_stands_among_the_runs_of_its_experiment(earlier):
+    save_run(earlier, fake_roofline())
+    box = lab.panel("preprocessing", roofline=True, results=earlier)
+    texts = [text for text, _ in labelled(box, "runs").options]
+    assert [" roofline " in text for text in texts].count(True) == 1
+    assert len(texts) == 3
+    press(box, "Run")
+    job.current().cancel()
+    finish()
+    assert job.current().name == "preprocessing_roofline"
 
 
 def test_a_killed_run_is_called_stopped_and_a_broken_one_hides_no_other(earlier):

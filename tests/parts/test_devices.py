@@ -66,6 +66,15 @@ def test_launching_keeps_the_host_busy_for_its_share_while_the_device_works():
     assert clock.now() == 8.0
 
 
+@pytest.mark.parametrize("spins", [False, True])
+def test_a_host_that_spins_keeps_its_core_busy_while_it_waits(spins):
+    device, clock = make(spins=spins)
+    device.put(FOUR_BYTES, pinned=False, non_blocking=True, side_stream=False)
+    device.compute(3)
+    device.synchronize()
+    assert (clock.now(), clock.spun_s) == (7.0, 7.0 if spins else 0.0)
+
+
 def test_the_host_cannot_run_further_ahead_than_the_launch_queue():
     device, clock = make()
     for _ in range(QUEUED_STEPS):
@@ -106,10 +115,10 @@ def test_a_host_that_was_held_up_does_slow_the_device():
     assert utilization_of_ten_steps(0.004) == pytest.approx(0.1 / (10 * 0.014 - 9 * 0.001))
 
 
-def test_a_profile_without_a_speed_must_be_calibrated_first():
-    message = "profile must have compute_s_per_image, got 'matched' without; calibrate first"
+def test_a_device_without_a_speed_must_be_calibrated_first():
+    message = "device_speed must be set for the emulated device, got None; `labkit calibrate`"
     with pytest.raises(ValueError, match=re.escape(message)):
-        EmulatedDevice(PROFILES["matched"], FakeClock())
+        EmulatedDevice(PROFILES["calibrated"], FakeClock())
 
 
 def test_the_cpu_has_no_side_stream():

@@ -91,6 +91,23 @@ def test_the_side_stream_hides_pinned_copies_whatever_the_sync(sync_every):
     assert run_steps("data_prefetcher", pinned=True, sync_every=sync_every) == 2 + 5 * 3
 
 
+def test_a_copy_that_begins_after_the_step_is_hidden_only_where_the_host_does_not_wait():
+    assert run_steps("data_prefetcher_step_first", pinned=True, sync_every=0) == 2 + 5 * 3
+    assert run_steps("data_prefetcher_step_first", pinned=True, sync_every=1) == 5 * (2 + 3)
+
+
+@pytest.mark.parametrize("name", ["data_prefetcher", "data_prefetcher_as_published"])
+def test_the_document_does_not_tell_the_allocator_who_uses_a_batch(name):
+    told = []
+
+    class Device(EmulatedDevice):
+        def wait(self, batch, *, record=True):
+            told.append(record)
+
+    list(PREFETCHERS[name](batches(3), Device(PROFILE, FakeClock()), pinned=True))
+    assert set(told) == {name == "data_prefetcher"}
+
+
 def test_from_pageable_memory_the_side_stream_still_blocks_the_host():
     # Each four-second copy overlaps with the step before it, but no step can be launched earlier.
     assert run_steps("none", pinned=False, sync_every=1) == 5 * (4 + 3)

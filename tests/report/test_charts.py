@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 from fake_dials import all_of, fake_dial
-from fake_runs import fake_machine_run, their_run
+from fake_runs import LOADING, fake_grouped_run, fake_machine_run, fake_roofline, their_run
 from fakes import (
     LABELS,
     MEDIA,
@@ -24,6 +24,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.image import imread
 
 from labkit import units
+from labkit.analysis.roofline import pipelines
 from labkit.analysis.summary import epoch_bars, summarize
 from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Timeline
 from labkit.experiments.catalog import CATALOG
@@ -122,7 +123,7 @@ def test_bars_dots_and_published_figures_stand_on_an_axis_from_zero(times):
     assert middles == sorted(middles, reverse=True)  # the first row is the highest
     assert axes.patches[0].get_hatch() == "////"
     written = everything_written(figure)
-    for part in ("Emulated accelerator", "published", "95 % confidence interval"):
+    for part in ("Simulated GPU", "published", "95 % confidence interval"):
         assert part in written
 
 
@@ -213,7 +214,7 @@ def test_runs_share_one_axis_and_each_shows_its_own_numbers_machine_and_stand_in
     written = everything_written(figure)
     for part in (
         "quick mode · 3 blocks", "full mode · 8 blocks", "2025-03-04 05:06 UTC · 16 cores",
-        "NVIDIA H200 (machine abcdef)", "Emulated accelerator (matched, 11.2 ms/",
+        "NVIDIA H200 (machine abcdef)", "Simulated GPU, 460 images/s",
         "each run against its own baseline; no run is divided by another",
         "torch 2.13.0", "torch 2.12.0", "run mine", "run theirs",
     ):  # fmt: skip
@@ -284,10 +285,108 @@ def test_where_the_baseline_is_on_the_dial_itself_there_is_no_series():
     )
 
 
+def test_groups_of_one_operation_stand_side_by_side():
+    groups = ["resize, antialiased, 320×240", "resize, antialiased, 640×480"]
+    run = fake_grouped_run({group: {"pillow": 1.0, "torch": 0.3} for group in groups})
+    axes = charts.times(run.summary).axes
+    assert [one.get_title(loc="left") for one in axes] == groups
+    left, right = (one.get_position() for one in axes)
+    assert left.y0 == right.y0 and left.x1 < right.x0
+
+
+# --- roofline -------------------------------------------------------------------------------
+
+
+def roofline(*given, **more):
+    return charts.roofline(fake_roofline(*given, **more).summary)
+
+
+def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
+    figure = roofline(noise=0.0, overlap=1.0)
+    (axes,) = figure.axes
+    dots = {
+        line.get_marker(): list(zip(line.get_xdata(), line.get_ydata()))
+        for line in axes.lines
+        if len(line.get_xdata()) == 7
+    }
+    assert len(dots) == 3  # told apart without colour
+    devices = [210 * x for x in (0.5, 1, 1.4, 2, 2.8, 4, 8)]
+    for rate, points in zip((210, 260, 400), dots.values()):
+        assert points == [pytest.approx((x, min(x, rate))) for x in devices]
+    said = everything_written(figure)
+    for name in ("simplified: 400", "vectorized: 260", "original: 210", "simulated GPU: 480"):
+        assert name in said
+    (ground,) = axes.patches  # from the baseline's bend to the end
+    assert ground.get_x() == pytest.approx(210)
+    assert ground.get_x() + ground.get_width() == pytest.approx(axes.get_xlim()[1])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {},
+            "With a GPU of 420 images/s (nearest to simulated GPU: 480), “simplified” trains 400 "
+            "instead of 210 images/s",
+        ),
+        (
+            {"loading": {"none": 210.0, "thread": 211.0}, "noise": 0.03},
+            "images/s; no difference shown: “thread”.",
+        ),
+        (
+            {"loading": {"none": 210.0, "thread": 211.0}, "mode": "full", "blocks": 10},
+            "no practical difference: “thread”.",
+        ),
+        ({"loading": {"none": 210.0, "late": 150.0}}, "slower: “late”."),
+        (
+            {
+                "loading": {"none": 210.0, "a bit": 213.0},
+                "noise": 0.012,
+                "mode": "full",
+                "blocks": 10,
+            },
+            "inconclusive: “a bit”.",
+        ),
+        (
+            {"published": {"original": 1.0, "simplified": 0.661}},
+            "The document's 0.661 (simplified) takes a loader at least 1.51 times as fast (here: "
+            "1.90 [1.900, 1.907]) and a GPU that is faster than the loader by as much.",
+        ),
+    ],
+)
+def test_a_roofline_states_what_was_measured_with_this_device(more, said):
+    figure = roofline(**{"noise": 0.001, "overlap": 1.0, **more})
+    assert said in everything_written(figure)
+    assert said in figure.get_label()
+    assert "agree" not in figure.get_label()
+
+
+def test_a_roofline_says_what_was_not_measured_and_marks_intervals_that_are_cut_off():
+    labels = [f"x = 8: {name}" for name in LOADING]
+    run = fake_roofline(noise=0.5, blocks=3)
+    run = replace(
+        run,
+        info={**run.info, "skipped": dict.fromkeys(labels, "no free loader")},
+        trials=tuple(trial for trial in run.trials if trial.variant not in labels),
+    )
+    figure = charts.roofline(run.summary)
+    said = "“original”, “vectorized”, “simplified” at x = 8: skipped: no free loader"
+    assert said in everything_written(figure)
+    assert said in figure.get_label()
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    ends = [point for pipe in pipelines(run.summary) for point in pipe.points]
+    cut = sum((point.low < low) + (point.high > high) for point in ends)
+    assert cut == sum(
+        line.get_marker() in "v^" and len(line.get_xdata()) == 1 for line in axes.lines
+    )
+    assert cut
+
+
 # --- timeline -------------------------------------------------------------------------------
 
 N = 40
-LABEL = "emulated(resnet50_a100, 1.09 ms/image)"
+LABEL = "emulated(920 images/s, resnet50_a100)"
 STEPS = [0.1 * i for i in range(N)]
 NO_GPU = Timeline(
     duration_s=4.0,
@@ -339,7 +438,7 @@ def test_all_panels_of_a_timeline_share_one_axis_of_time_and_start_at_zero(timel
 
 def test_an_emulated_device_is_named_so_and_its_share_is_right():
     written = everything_written(charts.timeline(EMULATED))
-    assert "Emulated accelerator" in written
+    assert "Simulated GPU" in written
     assert f"device computing, 30.0 % of the time: {LABEL}" in written
 
 
@@ -404,6 +503,11 @@ AWKWARD = {
     ),
     "dial, slow": lambda: dial("checkpoints", all_of("checkpoints", 1_234)),
     "dial, nothing": lambda: dial("logs", {}, skipped=NO_ROOM, blocks=0),
+    "roofline": lambda: roofline(published={"simplified": 0.661}),
+    "roofline, all alike": lambda: roofline(dict.fromkeys("abcdefgh", 210.0), speeds=(1, 2)),
+    "roofline, long names": lambda: roofline(long_names(LOADING), noise=0.2, device=20_000.0),
+    "roofline, slow": lambda: roofline(speeds=(0.1,)),
+    "roofline, nothing": lambda: roofline(blocks=0),
     "timeline, nothing": lambda: charts.timeline(NOTHING, f"{LONG} {LONG}"),
     "timeline, emulated": lambda: charts.timeline(EMULATED),
     "timeline, many": lambda: charts.timeline(MANY, CHINESE * 3),

@@ -57,7 +57,7 @@ def test_the_table_says_that_runs_are_not_divided_and_what_each_stands_on():
         for part in (
             "each run against its own baseline; no run is divided by another",
             "2 cores, AMD EPYC, no GPU (machine 7a93da) · "
-            "Emulated accelerator (matched, 11.2 ms/image) · quick mode · 3 blocks",
+            "Simulated GPU, 460 images/s · quick mode · 3 blocks",
             "16 cores, Intel Xeon, NVIDIA H200 (machine abcdef) · full mode · 8 blocks",
             "noise floor",
         ):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_runs import fake_roofline
 from fakes import (
     MEDIA,
     fake_epoch,
@@ -23,6 +24,13 @@ from labkit.report.run import Run
 
 def made(info, trials):
     return Run(folder=Path("run"), info=info, trials=tuple(trials))
+
+
+# --- speeds of a device -------------------------------------------------------------------
+
+
+def test_a_roofline_killed_before_its_first_trial_supports_nothing():
+    assert fake_roofline(blocks=0).findings() == {}
 
 
 # --- memory against disks -----------------------------------------------------------------
@@ -306,8 +314,8 @@ def test_arguments_out_of_range_are_refused(asked, message):
 
 
 def test_savings_name_what_stood_in_above_the_table():
-    emulated = {**COLD, "accelerator": "emulated(matched, 11.2 ms/image)"}
+    emulated = {**COLD, "accelerator": "emulated(460 images/s)"}
     assert str(timed(labels=emulated).savings(**HUNDRED)).splitlines()[:2] == [
         "100 epochs of 1,600 images",
-        "Emulated accelerator (matched, 11.2 ms/image)",
+        "Simulated GPU, 460 images/s",
     ]

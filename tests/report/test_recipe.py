@@ -334,7 +334,7 @@ def test_the_comments_give_the_gain_and_its_conditions():
     ) in said
     assert ", faster; the document reported 0.891" in said
     assert "Conditions: full mode · 10 blocks · storage: real" in said
-    assert "Emulated accelerator (matched, 11.2 ms/image)" in said
+    assert "Simulated GPU, 460 images/s" in said
     quick = comments_of(lab.Run.recipe(make_run(times, variants=variants), "warm"))
     assert "variant 'warm'" in quick and ", no verdict" in quick and "Not " not in quick
 
@@ -345,8 +345,14 @@ def test_the_comments_give_the_gain_and_its_conditions():
         ({"storage": "tmpfs", "cache": "warm"}, "The run read from storage 'tmpfs', this reads"),
         ({"packing": "raw"}, "DATA is the run's data as 'raw', jpeg: make it with data_scripts"),
         ({"data": "https://host/photos", "storage": "ssd"}, "copied its data from a URL"),
+        ({"decoder": "simplejpeg_scaled"}, "Images: decoded to half a side or less where 64 px"),
+        ({"jitter_ms": 40}, "Samples: each up to 40 ms late"),
         ({"loader": "resident"}, "It does only part of the baseline's work"),
         ({"prefetcher": "both_as_published"}, "left out the last step of each epoch"),
+        (
+            {"prefetcher": "data_prefetcher_unrecorded"},
+            "did not tell CUDA's allocator which stream",
+        ),
         ({"loader": "torch_iterable"}, "loader was 'torch_iterable', this one delivers the same"),
         ({"preprocessor": "loops", "loss": "loops"}, "The run's loss was 'loops'."),
     ],
@@ -355,6 +361,13 @@ def test_the_comments_give_the_gain_and_its_conditions():
 def test_what_a_program_does_otherwise_than_the_run_is_said(changes, words):
     run = make_run({"original": 1.0, "it": 0.5}, variants={"it": changes})
     assert words in comments_of(lab.Run.recipe(run, "it"))
+
+
+def test_a_batch_asked_for_after_the_step_is_fetched_after_it():
+    for name, is_last in (("data_prefetcher", False), ("data_prefetcher_step_first", True)):
+        run = make_run({"original": 1.0, "it": 0.5}, variants={"it": {"prefetcher": name}})
+        text = lab.Run.recipe(run, "it")
+        assert (text.rindex("following = preload()") > text.index("yield ")) == is_last
 
 
 def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
@@ -377,8 +390,10 @@ def test_what_has_no_numbers_says_why():
     message = "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         lab.Run.recipe(make_run(times, trials=[]))
-    operations = Run(folder=Path("x"), info={"groups": {"a": "b"}}, trials=())
-    with pytest.raises(ValueError, match=r"^run must measure epochs, got one of operations"):
+    operations = make_run(times, experiment="operations", groups={"a": "b"})
+    with pytest.raises(
+        ValueError, match=r"^run must be of an experiment without groups, got operations; "
+    ):
         lab.Run.recipe(operations)
 
 

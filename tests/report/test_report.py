@@ -171,7 +171,7 @@ def test_both_forms_have_the_same_parts_in_the_same_order(tmp_path):
         places = [shown.index(part) for part in (run.summary.question, *ORDER)]
         assert places == sorted(places)
         for part in (
-            "Emulated accelerator (matched, 11.2 ms/image)",
+            "Simulated GPU, 460 images/s",
             "throttled: 80.0 of 81.0 files/s random",
             "labkit run prefetching",
             'lab.run(experiment, "quick")'.replace('"', "'"),

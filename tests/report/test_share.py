@@ -206,6 +206,12 @@ def nested(levels):
     return value
 
 
+SPEEDS = {"load_images_per_s": 200.0, "device_images_per_s": 400.0}
+ROOFLINE = {
+    "kind": "roofline", "calibration": SPEEDS, "tasks": {name: {"x": 1.0} for name in "ab"},
+}  # fmt: skip
+
+
 def test_the_crafted_file_itself_is_one(tmp_path):
     run = open_shared(crafted(tmp_path / "x.zip"), tmp_path)
     assert run.folder.parent == tmp_path / "shared" / "prefetching"
@@ -236,7 +242,12 @@ def test_the_crafted_file_itself_is_one(tmp_path):
         ({"reads": {"a": 1}}, "hold reads as labkit writes it"),
         ({"calibration": {"x": nested(600)}}, "nested too deeply|JSON texts"),
         ({"baseline": "c"}, "hold a run that can be shown, got KeyError"),
-        ({"rows": [row(schema=99)]}, "schema must be at most 4, got 99 in trials.jsonl"),
+        ({"kind": "roofline", "calibration": SPEEDS}, "can be shown, got KeyError"),
+        ({**ROOFLINE, "tasks": {name: {"x": -1} for name in "ab"}}, "x must be a number above 0"),
+        ({**ROOFLINE, "calibration": {**SPEEDS, "device_images_per_s": -4}}, "above 0, got -4"),
+        ({**ROOFLINE, "calibration": {"load_images_per_s": "abc"}}, "number above 0, got 'abc'"),
+        ({"calibration": {"x": "a"}}, "hold a run that can be shown, got ValueError"),
+        ({"rows": [row(schema=99)]}, "schema must be at most 5, got 99 in trials.jsonl"),
         ({"rows": [row(evil=1)]}, "hold rows as labkit writes them"),
         ({"rows": [row(variant="c")]}, "hold rows as labkit writes them"),
         ({"rows": [row(epochs=[{"epoch_s": 1.0}])]}, "hold rows as labkit writes them"),

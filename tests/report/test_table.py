@@ -171,7 +171,7 @@ TRUE = {"base": 1.0, "true": 0.894, "far": 0.9, "none": 0.9}
         (REAL, ("agrees", "differs")),
         (REAL | {"storage": "unknown"}, ("agrees", "differs")),
         (
-            REAL | {"accelerator": "emulated(matched, 2 ms/image)"},
+            REAL | {"accelerator": "emulated(500 images/s)"},
             ("consistent (emulated)", "not consistent (emulated)"),
         ),
         (
@@ -218,11 +218,45 @@ def test_a_check_says_when_it_was_made_with_how_many_readers_and_what_was_refuse
     checked = {"free_loader_au": 0.99512, "free_loader_checked_utc": "2026-11-21T14:03:22Z"}
     summary = make_summary(calibration=checked, storages={"hdd": facts})
     assert words.checks(summary) == [
-        "emulated accelerator: 99.5 % busy with a free loader (required: 99 %; "
+        "simulated GPU: 99.5 % busy with a free loader (required: 99 %; "
         "checked 2026-11-21 14:03 UTC)",
         "hdd: refused, 41.0 of 81.0 files/s random with 8 readers, 104.9 MB/s sequential with "
         "2 readers, no limit (tolerance: 5 %; checked 2026-11-20 09:05 UTC)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("x", "line"),
+    [
+        (
+            2.1,
+            "x 2.10: the device computes for 70.0 % of the baseline's epochs, which faster "
+            "loading does not shorten: it takes the normalized time to about 0.700 at best (1 ÷ x: "
+            "0.476)",
+        ),
+        (0.8, "x 0.80: the device is the limit, and loading is hidden behind it"),
+    ],
+)
+def test_a_table_names_the_simulated_gpu_by_its_rate_and_says_what_it_bounds(x, line):
+    shown = table(make_summary(calibration={"x": x, "load_images_per_s": 219.0}))
+    name = f"Simulated GPU, 460 images/s; the baseline alone loads 219 images/s, x {x:.2f}"
+    assert name in shown.heading
+    assert any(note.startswith(line) for note in shown.notes)
+
+
+def test_x_stands_beside_the_baselines_device_only():
+    names, trials = ["calibrated", "a100"], []
+    for name, rate in zip(names, (400, 920)):
+        labels = {**LABELS, "accelerator": f"emulated({rate} images/s)"}
+        trials += [
+            t for t in fake_trials(dict.fromkeys(names, 1.0), labels=labels) if t.variant == name
+        ]
+    info = fake_info(names, calibration={"x": 2.0, "load_images_per_s": 200.0})
+    shown = words.describe(summarize(info, trials))
+    assert (
+        "Simulated GPU, 400 images/s; the baseline alone loads 200 images/s, x 2.00: cal" in shown
+    )
+    assert "Simulated GPU, 920 images/s: a100" in shown
 
 
 def test_rejected_blocks_are_counted_where_they_are_left_out_and_disturbed_where_not():
@@ -249,7 +283,7 @@ def test_the_alternative_text_holds_all_that_the_chart_shows():
     text, row = words.describe(summary), summary.rows[1]
     assert text.startswith(summary.question)
     for part in (
-        "Emulated accelerator",
+        "Simulated GPU",
         "quick mode · 3 blocks",
         f"prefetch_generator: {row.normalized_time:.3f}, 95 % interval [",
         "published 0.894",

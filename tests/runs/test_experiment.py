@@ -106,8 +106,9 @@ def test_batch_sizes_without_a_common_multiple_in_the_data_are_refused(tmp_path,
         (
             {"decoder": "simplejpeg_scaled"},
             "preprocessor must be one of classification, classification_on_device, "
-            "classification_pillow for the decoder simplejpeg_scaled, whose images no longer fit "
-            "their boxes, got 'loops'",
+            "classification_pillow, classification_crop, classification_crop_on_device, "
+            "classification_crop_pillow for the decoder simplejpeg_scaled, whose images no longer "
+            "fit their boxes, got 'loops'",
         ),
         (
             {**SCALED, "packing": "raw", "stored": "pixels"},

@@ -29,17 +29,14 @@ PATIENCE_S = 60.0  # how long to look for something that must happen; not a spee
 
 def settings(photos, **changes):
     small = {"device": "emulated", "input_px": 64, "batch_size": 4, "num_workers": 1}
+    small["device_speed"] = 1000 if changes.get("device", "emulated") == "emulated" else None
     chosen = Settings(data=str(photos), **{**small, **changes})
     filled = complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=hardware.can_fork())
     return asdict(filled)
 
 
-def measure(launcher, photos, cancel=None, compute_s_per_image=0.001, **changes):
-    arguments = {
-        "settings": settings(photos, **changes),
-        "excluded": [],
-        "compute_s_per_image": compute_s_per_image,
-    }
+def measure(launcher, photos, cancel=None, **changes):
+    arguments = {"settings": settings(photos, **changes), "excluded": []}
     return launcher.run("measure", arguments, cancel)
 
 
@@ -153,7 +150,7 @@ def after_the_trial_has_loaded(launcher, act):
 def test_a_killed_trial_does_not_spoil_the_next(launcher, photos):
     killer = after_the_trial_has_loaded(launcher, lambda pids: os.kill(pids[1], signal.SIGKILL))
     with pytest.raises(TrialKilled, match="killed by SIGKILL; if the kernel ran out of memory"):
-        measure(launcher, photos, compute_s_per_image=10.0)
+        measure(launcher, photos, device_speed=0.1)
     killer.result()
     assert measure(launcher, photos)["epochs"][0]["images"] == 24
 
@@ -162,7 +159,7 @@ def test_a_killed_trial_does_not_spoil_the_next(launcher, photos):
 def test_a_killed_loader_worker_fails_the_trial_in_words(launcher, photos):
     killer = after_the_trial_has_loaded(launcher, lambda pids: os.kill(pids[-1], signal.SIGKILL))
     with pytest.raises(TrialKilled, match=r"DataLoader worker.*use fewer workers"):
-        measure(launcher, photos, compute_s_per_image=0.5)
+        measure(launcher, photos, device_speed=2)
     killer.result()
 
 
@@ -193,8 +190,9 @@ def test_a_failed_trial_is_one_line_and_its_traceback_is_in_the_log(launcher, ow
 
 
 def test_a_variant_that_cannot_run_here_is_a_skip_with_its_reason(launcher, photos):
+    cpu = {"device": "cpu", "step": "detector"}
     with pytest.raises(Skip, match="data_prefetcher copies on a side stream"):
-        measure(launcher, photos, device="cpu", step="detector", prefetcher="data_prefetcher")
+        measure(launcher, photos, prefetcher="data_prefetcher", **cpu)
 
 
 def test_the_users_own_decoder_reaches_spawned_loader_workers(launcher, own, log, photos):
@@ -215,7 +213,7 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
     with Launcher(tmp_path / "log", fork=fork) as launcher:
         measured = measure(launcher, photos, persistent_workers=True)
     assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
-    assert measured["labels"]["accelerator"] == "emulated(matched, 1 ms/image)"
+    assert measured["labels"]["accelerator"] == "emulated(1,000 images/s)"
     assert measured["cache_proof"]["wanted"] == "cold"
     assert list(temporary.rglob("*")) == []
 
@@ -234,7 +232,7 @@ def test_cancel_leaves_no_process(tmp_path, photos, fork):
 
         canceller = in_background(cancel_once_loading)
         with pytest.raises(Cancelled):
-            measure(launcher, photos, cancel, compute_s_per_image=10.0)  # minutes, if left alone
+            measure(launcher, photos, cancel, device_speed=0.1)  # minutes, if left alone
         started = canceller.result()
     assert until(lambda: not alive(started)), alive(started)
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from labkit.machine import page_cache
+from labkit.parts.storage.disks import HARD_DISK
 from labkit.resolve import open_reader
 from labkit.runs.packs import ensure_pack
 from labkit.runs.reads import count_reads
@@ -46,6 +47,14 @@ def test_reading_a_cold_pack_asks_the_disk(photos):
         pytest.skip("no device counts the reads of the temporary directory")
     # Only from below: those of all other processes count, too.
     assert found["cold"] and found["requests"] > 0
+
+
+def test_a_copy_is_as_fast_as_cold_images_are_read_in_their_order(photos):
+    found = count_reads(settings(photos, storage="modelled_hdd"), timed=True)
+    # A disk's arm need not move from file to file: at random it reads some 9 MB/s.
+    assert 30e6 < found["bytes_per_s"] < 1.1 * HARD_DISK.bytes_per_s
+    if page_cache.can_evict():
+        assert count_reads(settings(photos, packing="folder"), timed=True)["bytes_per_s"] > 0
 
 
 def test_what_is_not_cold_has_no_disk_requests(photos):

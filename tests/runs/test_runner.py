@@ -44,6 +44,30 @@ def compare(data, results, variants, cancel=None, base=None, **changes):
     return lab.run(experiment, blocks=1, results=results, cancel=cancel, progress=False)
 
 
+def test_each_row_proves_the_part_of_the_data_in_memory(photos, tmp_path):
+    if not can_evict():
+        pytest.skip("files cannot be evicted from memory on this platform")
+    run = compare(photos, tmp_path, {"half": {"cached": 50}}, base={"images": 24})
+    (row,) = run.summary.rows
+    assert (row.blocks, row.labels["cache"]) == (1, "50 % cached")
+    assert row.resident_share_before == pytest.approx(0.5, abs=0.05)
+    assert "50 % cached (" in str(run.table())
+
+
+def test_a_row_with_another_part_in_memory_than_asked_does_not_count(photos, tmp_path):
+    # No number of eight images comes close to a twentieth of their bytes.
+    variants = {"none": {"cached": 0}, "a few": {"cached": 6}}
+    run = compare(photos, tmp_path, variants, base={"storage": "modelled_hdd", "images": 8})
+    assert {row.variant: row.normalized_time is None for row in run.summary.rows} == {
+        "none": False,
+        "a few": True,
+    }
+    assert any(
+        "not 6 % cached: 0.0 % of the data was in memory before epoch 1" in note
+        for note in run.summary.notes
+    )
+
+
 # --- whatever goes wrong --------------------------------------------------------------------
 
 
@@ -328,7 +352,7 @@ class WithStreams:
 
         return DeviceBatch(batch)
 
-    def wait(self, batch):
+    def wait(self, batch, *, record=True):
         pass
 
     def synchronize(self):

@@ -16,17 +16,28 @@ from labkit.runs.schedule import next_trials, plan
 from labkit.settings import AS_PUBLISHED
 
 LABELS = ["original", "x", "y"]
+SHUFFLED = {"groups": {}, "shuffled": True}
 
 # --- one block ------------------------------------------------------------------------------
 
 
 def test_every_block_runs_each_variant_once_and_the_baseline_twice():
-    planned = plan(LABELS, ["original"], shuffled=True, blocks=range(3), seed=7)
+    planned = plan(LABELS, ["original"], **SHUFFLED, blocks=range(3), seed=7)
     for block in range(3):
         trials = [p for p in planned if p.block == block]
         assert Counter(p.variant for p in trials) == {"original": 2, "x": 1, "y": 1}
         assert sorted(p.role for p in trials if p.variant == "original") == ["A1", "A2"]
         assert [p.position for p in trials] == [0, 1, 2, 3]
+
+
+def test_the_trials_of_a_group_follow_one_another():
+    groups = {"a": "x = 1", "b": "x = 1", "c": "x = 2", "d": "x = 2"}
+    how = {"groups": groups, "shuffled": True, "seed": 7}
+    orders = {
+        tuple(groups[p.variant] for p in plan([*groups], ["a", "c"], blocks=[block], **how))
+        for block in range(20)
+    }
+    assert orders == {("x = 1",) * 3 + ("x = 2",) * 3, ("x = 2",) * 3 + ("x = 1",) * 3}
 
 
 # --- what a run still needs -----------------------------------------------------------------
@@ -68,7 +79,7 @@ def keys(trials):
 def test_rejected_blocks_are_run_again_at_the_end():
     first = measured(next_trials(full(), []), disturbed={1, 4})
     more = next_trials(full(), first)
-    assert more == plan(LABELS, ["original"], shuffled=True, blocks=range(N, N + 2), seed=7)
+    assert more == plan(LABELS, ["original"], **SHUFFLED, blocks=range(N, N + 2), seed=7)
     assert next_trials(full(), [*first, *measured(more)]) == []
     # One of those is rejected, too.
     third = next_trials(full(), [*first, *measured(more, disturbed={N})])
@@ -85,7 +96,7 @@ def test_a_baseline_that_disagrees_with_itself_has_everything_measured_once_more
     first = measured(next_trials(full(), []), second_run=0.2)
     assert not is_stable(a_over_a(valid_trials(full(), first)))
     second = next_trials(full(), first)
-    assert second == plan(LABELS, ["original"], shuffled=True, blocks=range(12, 18), seed=7)
+    assert second == plan(LABELS, ["original"], **SHUFFLED, blocks=range(12, 18), seed=7)
     # Whatever comes of it, there is no third.
     for second_run in (0.0, 0.2):
         assert next_trials(full(), [*first, *measured(second, second_run=second_run)]) == []

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -33,7 +34,9 @@ class Asked:
     def __init__(self, results, answers, **provenance):
         self.folder = results / "experiment" / "run"
         self.answers, self.asked, self.dropped = list(answers), 0, {}
-        self.settings = Settings(storage="throttled", num_workers=2, batch_size=8)
+        self.settings = Settings(
+            storage="throttled", num_workers=2, batch_size=8, device="emulated", step="timed"
+        )
         self.info = {
             "provenance": {**PROVENANCE, **provenance},
             "storages": {"throttled": {"label": "throttled(81 reads/s)"}},
@@ -68,7 +71,8 @@ PASSES = [0.995] * 5
 
 def emulator(results, answers, s_per_image=0.01, **provenance):
     run = Asked(results, answers, **provenance)
-    return check_emulator(run, run.settings, s_per_image), run.asked
+    settings = replace(run.settings, storage="here", device_speed=1 / s_per_image)
+    return check_emulator(run, settings), run.asked
 
 
 def test_an_emulator_that_passed_is_not_asked_again_for_steps_as_long(tmp_path):
@@ -111,7 +115,7 @@ def test_an_emulator_that_passes_only_once_in_many_tries_gives_no_figure(tmp_pat
     with pytest.raises(RuntimeError) as error:
         emulator(tmp_path, [0.5, 0.97, 0.999, *[0.96] * 30])
     assert str(error.value) == (
-        "the emulated device must reach 99.0 % utilization with a free loader, got 96.0 % in the "
+        "the simulated GPU must reach 99.0 % utilization with a free loader, got 96.0 % in the "
         "median of 5 tries with steps of 80.0 ms; close other programs, or make the steps longer "
         "by a larger batch_size, and run again"
     )

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from labkit.analysis.validity import cache_violation
+from labkit.contracts import Skip, Trial
 from labkit.machine import hardware
 from labkit.machine.media import describe_medium
 from labkit.parts.devices import CpuDevice, EmulatedDevice
@@ -19,6 +21,7 @@ from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.storage.cache_state import KEEPS_FILES
 from labkit.parts.training import STEPS, Step
 from labkit.runs import timing
+from labkit.runs.packs import ensure_pack
 from labkit.runs.process import Launcher
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings
@@ -120,7 +123,7 @@ def test_cpu_seconds_are_those_of_the_epochs_alone(photos, monkeypatch):
 
     monkeypatch.setattr("labkit.runs.timing.fingerprint_of", busily)
     chosen = Settings(**settings(photos, num_workers=0, images=8, cache="as found"))
-    measured = timing.measure(chosen, compute_s_per_image=0.001)
+    measured = timing.measure(chosen)
     # Two epochs of 8 small images, and two fingerprints of half a second each.
     assert 0 < measured["cpu_s"] < 0.5
     wall_s = sum(epoch.epoch_s for epoch in measured["epochs"])
@@ -166,7 +169,7 @@ def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(
 
     monkeypatch.setitem(LOADERS, "torch", load)
     monkeypatch.setitem(STEPS, "nothing", nothing)
-    timing.measure(replace(chosen, step="nothing"), compute_s_per_image=0.0)
+    timing.measure(replace(chosen, step="nothing"))
     assert in_workers == [True] * 16
     assert in_loop == [False] * 4
     assert gc.isenabled()
@@ -226,3 +229,41 @@ def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cac
         assert 0.98 * files_bytes <= proof["device_read_bytes"] <= most_bytes
     else:
         assert proof["device_read_bytes"] <= PROGRAM_BYTES
+
+
+@pytest.mark.parametrize(
+    ("cached", "how"),
+    [
+        (0, {}),
+        (50, {}),
+        (100, {}),
+        (50, {"num_workers": 2, "persistent_workers": True}),
+        (50, {"packing": "raw"}),
+        (50, {"packing": "tfrecord", "num_workers": 2}),
+        (50, {"storage": "modelled_hdd", "num_workers": 2}),
+    ],
+)
+def test_before_every_epoch_memory_holds_the_share_that_was_asked(photos, launcher, cached, how):
+    if describe_medium(photos).filesystem in ("unknown", *KEEPS_FILES):
+        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
+    ensure_pack(Settings(**settings(photos, **how)))
+    found = measure(launcher, photos, cached=cached, **how)
+    trial = Trial(
+        experiment="e", variant="v", block=0, position=0, role="", status="ok",
+        settings={"cached": cached}, **found,
+    )  # fmt: skip
+    proof = found["cache_proof"]
+    if proof["measured_by"] == "unknown":
+        pytest.skip("this platform does not say what the page cache holds")
+    assert trial.labels["cache"] == f"{cached} % cached"
+    assert proof["resident_shares_before"] == pytest.approx([cached / 100] * 2, abs=0.05)
+    assert cache_violation(trial) == ""
+    if proof["device_read_bytes"] is not None:
+        fetched = proof["device_read_bytes"] / proof["file_bytes"]
+        assert fetched >= 0.95 * 2 * (1 - cached / 100)
+
+
+def test_a_pack_that_does_not_tell_where_its_images_lie_is_skipped(photos, launcher):
+    ensure_pack(Settings(**settings(photos, packing="pth")))
+    with pytest.raises(Skip, match=r"cached must be unset for a pack .* as pth; choose .* raw"):
+        measure(launcher, photos, cached=50, packing="pth")

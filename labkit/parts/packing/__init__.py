@@ -67,6 +67,16 @@ class Reader(Protocol):
     def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
         """List the files that hold these images."""
 
+    def extents_of(self, indices: Iterable[int]) -> list[tuple[Path, int, int]]:
+        """List where each of these images lies: file, first byte and the one after the last.
+
+        Raises:
+            Skip: the format does not tell.
+        """
+
+    def close(self) -> None:
+        """Close the files; the next read opens them again."""
+
     def read(self, i: int) -> tuple[Content, Annotation]:
         """Read image `i` as it is stored, and its boxes.
 

@@ -87,6 +87,15 @@ class FolderReader:
         """List the files of these images, in their order."""
         return tuple(self.root / self.name(i) for i in indices)
 
+    def extents_of(self, indices: Iterable[int]) -> list[tuple[Path, int, int]]:
+        """List where each of these images lies: file, first byte and the one after the last."""
+        indices = list(indices)
+        sizes = self.image_bytes[indices].tolist()
+        return [(path, 0, size) for path, size in zip(self.files_of(indices), sizes)]
+
+    def close(self) -> None:
+        """Do nothing: each read opens and closes a file."""
+
     @property
     def companions(self) -> tuple[Path, ...]:
         """The boxes' file and the manifest, where there are any."""

@@ -236,6 +236,23 @@ class PackReader:
         per_file = self.format.images_per_file(len(self))
         return tuple(self.paths[number] for number in sorted({i // per_file for i in indices}))
 
+    def extents_of(self, indices: Iterable[int]) -> list[tuple[Path, int, int]]:
+        """List where each of these images lies: file, first byte and the one after the last.
+
+        Raises:
+            Skip: the format does not tell.
+        """
+        if not self.index.spans.size:
+            raise Skip(
+                "cached must be unset for a pack that does not tell where each image lies, as "
+                f"{self.format.name}; choose packing folder, raw or tfrecord"
+            )
+        extents = []
+        for i in indices:
+            start, *_, stop = self.index.spans[i].tolist()
+            extents.append((*self.files_of([i]), start, stop))
+        return extents
+
     def read(self, i: int) -> tuple[Content, Annotation]:
         """Read one record; see `labkit.parts.packing.Reader.read`."""
         if not 0 <= i < len(self):

@@ -24,6 +24,7 @@ from labkit.parts.preprocessing.classification import (
     classification,
     classification_on_device,
     classification_pillow,
+    cropped,
     normalize_on_device,
 )
 from labkit.parts.preprocessing.loops import loops, loops_config_per_sample, loops_label_list
@@ -63,6 +64,11 @@ PREPROCESSORS: dict[str, Preprocessor] = {
         classification_on_device, normalize_on_device, batch="classifier"
     ),
     "classification_pillow": Preprocessor(classification_pillow, batch="classifier"),
+    "classification_crop": Preprocessor(cropped(classification), batch="classifier"),
+    "classification_crop_on_device": Preprocessor(
+        cropped(classification_on_device), normalize_on_device, batch="classifier"
+    ),
+    "classification_crop_pillow": Preprocessor(cropped(classification_pillow), batch="classifier"),
 }
 
 

@@ -1,7 +1,8 @@
-"""The classification sample: the whole image resized to a square, and one label.
+"""The classification sample: the whole image or its central square resized, and one label.
 
-    image -> resize (OpenCV or Pillow) -> 0..1 -> mean/std -> planes   (the last three on the
-    device where only pixels are sent)
+    image -> (crop) -> resize (OpenCV or Pillow) -> 0..1 -> mean/std -> planes
+                                                    (the last three on the device
+                                                    where only pixels are sent)
     boxes -> class of the largest one
 
 It takes less preprocessing than the detector sample, so storage, decoding and loading have a larger
@@ -12,6 +13,8 @@ Source: torchvision's classification reference for mean and std; DOCUMENTS, disp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,6 +105,30 @@ def classification_pillow(sample: Sample, input_px: int) -> dict[str, np.ndarray
         resample=Image.Resampling.BILINEAR,
     )
     return _finish(sample, np.asarray(resized))
+
+
+def cropped(
+    per_sample: Callable[[Sample, int], dict[str, np.ndarray]],
+) -> Callable[[Sample, int], dict[str, np.ndarray]]:
+    """Return a preprocessor of the image's central square, in the image's own proportions.
+
+    Cropping first leaves out pixels that a crop after the resize would drop.
+
+    Args:
+        per_sample: takes the square as its image, a view that is not contiguous.
+
+    Source: Resize and CenterCrop to one size, as in torchvision; its crops of a random size also
+    come before the resize.
+    """
+
+    def crop_first(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
+        height, width = sample.image_rgb.shape[:2]
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        square = sample.image_rgb[top : top + side, left : left + side]
+        return per_sample(replace(sample, image_rgb=square), input_px)
+
+    return crop_first
 
 
 def _finish(sample: Sample, resized_rgb: np.ndarray) -> dict[str, np.ndarray]:

@@ -11,21 +11,27 @@ Source: EVIDENCE 2, "Page cache"; proc(5) for the bytes read.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from labkit import units
 from labkit.contracts import Skip
 from labkit.machine import page_cache
 from labkit.machine.media import describe_medium
+from labkit.machine.page_cache import Extent
 from labkit.settings import pick
 
 TRIES = 3
 RETRY_PAUSE_S = 0.1  # pages under write-back or read-ahead are free again after milliseconds
 COLD_MAX_SHARE = 0.02
 WARM_MIN_SHARE = 0.98
+CACHED_WITHIN = 0.05  # neighbours in a pack share pages, and a few images make no exact share
 CHUNK_BYTES = 1 << 20
 
 # Filesystems whose cache fadvise does not reach -> why not.
@@ -38,27 +44,36 @@ KEEPS_FILES = {
 USE_WARM = "compare with cache=warm instead"
 
 
-def prepare(paths: Iterable[Path], cache: str) -> dict[str, object]:
+def prepare(
+    paths: Iterable[Path], cache: str | int, extents: Sequence[Extent] = ()
+) -> dict[str, object]:
     """Produce a cache state and measure that it is so.
 
     Args:
         paths: all files that the trial will read.
-        cache: "cold", "warm", or "as found" to leave it alone and only measure.
+        cache: "cold", "warm", "as found" to leave it alone and only measure, or the percentage of
+            the extents' bytes that memory is to hold.
+        extents: where each image lies; the first ones are kept in memory.
 
     Returns:
-        wanted, method ("fadvise", "read" or "none"), measured_by ("cachestat", "mincore" or
-        "unknown"), resident_share_before (None if unknown), and counters for `prove`.
+        wanted, method ("fadvise", "read", "fadvise and read" or "none"), measured_by ("cachestat",
+        "mincore" or "unknown"), resident_share_before (None if unknown), and counters for `prove`.
 
     Raises:
         Skip: the state cannot be produced here; the text says why, with numbers.
         OSError: a file cannot be read.
     """
-    paths = list(paths)
-    produce, method, is_reached = pick(STATES, cache, "cache")
+    if isinstance(cache, int):
+        watched, asked, method = list(extents), cache / 100, "fadvise and read"
+        produce = partial(make_cached, share=asked)
+        is_reached = partial(math.isclose, asked, rel_tol=0, abs_tol=CACHED_WITHIN)
+    else:
+        watched = list(paths)
+        produce, method, is_reached = pick(STATES, cache, "cache")
     for attempt in range(TRIES):
         time.sleep(RETRY_PAUSE_S if attempt else 0)
-        produce(paths)
-        share, measured_by = residency(paths)
+        produce(watched)
+        share, measured_by = residency(watched)
         if share is None or is_reached(share):
             return {
                 "wanted": cache,
@@ -73,9 +88,14 @@ def prepare(paths: Iterable[Path], cache: str) -> dict[str, object]:
             f"cold data must leave at most {units.percent(COLD_MAX_SHARE)} in memory, "
             f"but {held}; another program may have the files mapped"
         )
+    if cache == "warm":
+        raise Skip(
+            f"warm data must have at least {units.percent(WARM_MIN_SHARE)} in memory, "
+            f"but {held}; free some memory or use fewer images"
+        )
     raise Skip(
-        f"warm data must have at least {units.percent(WARM_MIN_SHARE)} in memory, "
-        f"but {held}; free some memory or use fewer images"
+        f"{cache} % of the data must be in memory, give or take {units.percent(CACHED_WITHIN)}, "
+        f"but {held}; use more images, free some memory, or close programs that have them mapped"
     )
 
 
@@ -105,6 +125,29 @@ def prove(paths: Iterable[Path], proof: dict[str, object]) -> dict[str, object]:
     return proof
 
 
+def together(proofs: Sequence[dict[str, object]]) -> dict[str, object]:
+    """Join the proofs of a trial's epochs, of which each began with a state of its own.
+
+    Returns:
+        The first proof, with resident_shares_before (one per epoch), what memory held after the
+        last epoch, and the bytes read in all of them.
+    """
+    if len(proofs) == 1:
+        return proofs[0]
+    joined = {**proofs[0], "resident_share_after": proofs[-1]["resident_share_after"]}
+    joined["resident_shares_before"] = [proof["resident_share_before"] for proof in proofs]
+    for name in ("logical_read_bytes", "device_read_bytes"):
+        counts = [proof[name] for proof in proofs]
+        joined[name] = None if None in counts else sum(counts)
+    return joined
+
+
+def count_kept(image_bytes: Sequence[int], share: float) -> int:
+    """Return how many of some images, counted from the first, come closest to a share of bytes."""
+    ends = np.cumsum([0, *image_bytes])
+    return int(np.abs(ends - share * ends[-1]).argmin())
+
+
 def make_cold(paths: Iterable[Path]) -> None:
     """Evict files from the page cache.
 
@@ -112,16 +155,29 @@ def make_cold(paths: Iterable[Path]) -> None:
         Skip: the platform or the filesystem cannot do that.
         OSError: a file cannot be read.
     """
+    make_cached([(path, 0, 0) for path in paths], 0.0)
+
+
+def make_cached(extents: Sequence[Extent], share: float) -> None:
+    """Have memory hold the first extents, up to a share of all bytes, and evict all others.
+
+    Raises:
+        Skip: the platform or the filesystem cannot do that.
+        OSError: a file cannot be read.
+    """
+    what = f"{units.percent(share)} in memory" if share else "cold data"
     if not page_cache.can_evict():
-        raise Skip(f"cold data needs posix_fadvise, which this platform does not have; {USE_WARM}")
-    paths = list(paths)
-    for filesystem in sorted(_filesystems(paths)):
+        raise Skip(f"{what} needs posix_fadvise, which this platform does not have; {USE_WARM}")
+    kept: dict[Path, list[tuple[int, int]]] = {path: [] for path, _, _ in extents}
+    for filesystem in sorted(_filesystems(list(kept))):
         if filesystem in KEEPS_FILES:
             raise Skip(
-                f"cold data needs files that can be evicted; {KEEPS_FILES[filesystem]}; {USE_WARM}"
+                f"{what} needs files that can be evicted; {KEEPS_FILES[filesystem]}; {USE_WARM}"
             )
-    for path in paths:
-        page_cache.evict(path)
+    for path, *span in extents[: count_kept([stop - start for _, start, stop in extents], share)]:
+        kept[path].append(tuple(span))
+    for path, spans in kept.items():
+        page_cache.evict(path, sorted(spans))
 
 
 def make_warm(paths: Iterable[Path]) -> None:
@@ -145,16 +201,17 @@ STATES: dict[str, tuple[Callable[[Iterable[Path]], None], str, Callable[[float],
 }
 
 
-def residency(paths: list[Path]) -> tuple[float | None, str]:
+def residency(extents: list[Path | Extent]) -> tuple[float | None, str]:
     """Measure how much of the files the page cache holds; see `page_cache.residency`."""
     # zfs reads past the page cache: that would count as cold, whatever its own cache holds.
-    if "zfs" in _filesystems(paths):
+    if "zfs" in _filesystems(extents):
         return None, "unknown"
-    return page_cache.residency(paths)
+    return page_cache.residency(extents)
 
 
-def _filesystems(paths: list[Path]) -> set[str]:
+def _filesystems(extents: Iterable[Path | Extent]) -> set[str]:
     # One path for each device is enough, and asking for every one would take seconds.
+    paths = dict.fromkeys(one[0] if isinstance(one, tuple) else one for one in extents)
     one_each = {path.stat().st_dev: path for path in paths}
     return {describe_medium(path).filesystem for path in one_each.values()}
 

@@ -138,7 +138,7 @@ class RemoteStorage(Storage):
             raise Skip(f"{self.name} is there for as long as a run takes; start one")
         return RemoteReader(reader, self.address)
 
-    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str) -> dict[str, object]:
+    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str | int) -> dict[str, object]:
         """Return a proof without a page cache of this machine; see `Storage.prepare_cache`."""
         if not self.is_remote:
             return super().prepare_cache(reader, ids, cache)

@@ -39,6 +39,12 @@ class Reader(Protocol):
     def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
         """List the files that hold these images."""
 
+    def extents_of(self, indices: Iterable[int]) -> list[tuple[Path, int, int]]:
+        """List where each of these images lies: file, first byte and the one after the last."""
+
+    def close(self) -> None:
+        """Close the files; the next read opens them again."""
+
     def read(self, i: int) -> tuple[object, Annotation]:
         """Read image `i` and its boxes."""
 
@@ -115,15 +121,20 @@ class Storage:
             Skip: the limit is gone, or this process may not.
         """
 
-    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str) -> dict[str, object]:
+    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str | int) -> dict[str, object]:
         """Produce a cache state of the images and measure it; see `cache_state.prepare`.
 
         Args:
             reader: from `open`.
             ids: (N,) int64, the images that the trial will read.
-            cache: "cold", "warm" or "as found".
+            cache: "cold", "warm", "as found", or the percentage of the images' bytes that memory
+                is to hold: those of the first images.
         """
-        return cache_state.prepare(reader.files_of(np.sort(ids)), cache)
+        extents = []
+        if isinstance(cache, int):
+            reader.close()  # pages of a mapped file cannot be evicted
+            extents = reader.extents_of(ids)
+        return cache_state.prepare(reader.files_of(np.sort(ids)), cache, extents)
 
     def prove_cache(
         self, reader: Reader, ids: np.ndarray, proof: dict[str, object]

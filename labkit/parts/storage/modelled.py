@@ -70,7 +70,7 @@ class ModelledDisk(Storage):
         )
 
     def prepare_cache(
-        self, reader: ModelledReader, ids: np.ndarray, cache: str
+        self, reader: ModelledReader, ids: np.ndarray, cache: str | int
     ) -> dict[str, object]:
         """Produce a state of the modelled page cache; see `Storage.prepare_cache`."""
         # The model charges for the disk, so the real one must not be waited for.
@@ -159,23 +159,25 @@ class ModelledReader(WrappedReader):
         finally:
             self._lock.release()
 
-    def prepare(self, cache: str, ids: np.ndarray) -> dict[str, object]:
-        """Let modelled memory hold none of the images (cold) or all (warm), and nothing else.
+    def prepare(self, cache: str | int, ids: np.ndarray) -> dict[str, object]:
+        """Let modelled memory hold none of the images (cold), all (warm) or a percentage.
 
-        Forgets all earlier reads too. Not while others read.
+        Nothing else is held, and all earlier reads are forgotten. Not while others read.
 
         Returns:
             The beginning of a proof; see `cache_state.prepare`.
 
         Raises:
-            ValueError: neither cold nor warm.
-            Skip: warm images do not fit.
+            ValueError: neither cold nor warm nor a percentage.
+            Skip: the images that are to be held do not fit.
         """
-        held = pick({"cold": np.array([], dtype=np.int64), "warm": ids}, cache, "cache")
+        percentages = {"cold": 0, "warm": 100}
+        percent = cache if isinstance(cache, int) else pick(percentages, cache, "cache")
+        held = ids[: cache_state.count_kept(self._file_bytes[ids], percent / 100)]
         wanted_bytes, most_bytes = int(self._file_bytes[held].sum()), self._memory.capacity_bytes
         if wanted_bytes > most_bytes:
             raise Skip(
-                f"warm data must fit into {units.count_bytes(most_bytes)} of modelled memory, "
+                f"data in memory must fit into {units.count_bytes(most_bytes)} of modelled memory, "
                 f"got {units.count_bytes(wanted_bytes)}; use fewer images or cache=cold"
             )
         with self._locked():

@@ -1,0 +1,124 @@
+"""The roofline of a run: how fast each pipeline trains over how fast the device is.
+
+    rows in groups "x = 2" and "loading alone" ─▶ a Pipeline per variant: what was measured, and
+    the ideal, 1 ÷ max(load, compute) of what was measured alone
+
+Source: EVIDENCE 2, "The roofline".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from labkit.analysis.statistics import ratio_interval
+from labkit.analysis.summary import Row, Summary, log_times
+
+ALONE = "loading alone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What was measured of a pipeline at one speed of the device, or of its loading alone."""
+
+    device_images_per_s: float
+    """Training rate of the device with the model alone; infinite for loading alone."""
+    images_per_s: float
+    """Geometric mean over blocks."""
+    low: float | None
+    """Lower end of the 95 % interval over blocks; None below two."""
+    high: float | None
+    row: Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A variant at all speeds of the device."""
+
+    name: str
+    points: tuple[Speed, ...]
+    """The slowest device first."""
+    loading: Speed | None
+    """Loading alone; None where it was not measured."""
+
+    def ideal_images_per_s(self, device_images_per_s: float) -> float | None:
+        """Return the rate if loading and the device overlapped in full; None if not known.
+
+        The device's part of a variant, such as preprocessing on the device, was measured with the
+        model's.
+        """
+        if self.loading is None or not self.points:
+            return None
+        fastest = self.points[-1]
+        if fastest.row.compute_share is None:
+            return None
+        part_s = fastest.row.compute_share / fastest.row.images_per_s
+        more_s = max(part_s - 1 / fastest.device_images_per_s, 0.0)
+        return min(self.loading.images_per_s, 1 / (1 / device_images_per_s + more_s))
+
+
+def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
+    """Return the measured pipelines of a roofline's run, the baseline first.
+
+    Raises:
+        ValueError: a speed is not above 0.
+    """
+    load_rate = calibrated(summary, "load_images_per_s")
+    found: dict[str, list[Speed]] = {}
+    for row in summary.rows if load_rate else ():
+        x = summary.info["tasks"][row.variant]["x"]
+        device = math.inf if x is None else _positive("x", x) * load_rate
+        if row.epochs_s:
+            found.setdefault(row.name, []).append(_speed(row, device))
+    return tuple(_pipeline(name, speeds) for name, speeds in found.items())
+
+
+def calibrated(summary: Summary, name: str) -> float | None:
+    """Return a rate that a run calibrated, images/s; None where it was not measured.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+    rate = summary.calibration.get(name)
+    return None if rate is None else _positive(name, rate)
+
+
+def least_time(baseline: Row) -> float:
+    """Return the normalized time that faster loading leaves at best.
+
+    It is the share of the baseline's epochs in which the device computed; where that is not known,
+    in which the host trained and waited for the device (EVIDENCE 2, "A device that stays put").
+    """
+    if baseline.compute_share is not None:
+        return baseline.compute_share
+    return baseline.step_share + baseline.sync_share
+
+
+def _positive(name: str, value: object) -> float:
+    # A run from a colleague may hold anything here.
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number above 0, got {value!r:.80}; measure it again")
+    return value
+
+
+def _pipeline(name: str, speeds: Sequence[Speed]) -> Pipeline:
+    in_order = sorted(speeds, key=lambda speed: speed.device_images_per_s)
+    points = tuple(one for one in in_order if one.device_images_per_s < math.inf)
+    alone = in_order[-1] if len(points) < len(in_order) else None
+    return Pipeline(name=name, points=points, loading=alone)
+
+
+def _speed(row: Row, device_images_per_s: float) -> Speed:
+    trials = len(row.epochs_s)
+    images = row.images_per_s * sum(map(sum, row.epochs_s)) / trials  # the same in each
+    log_rates = [math.log(images) - log_s for log_s in log_times(row, "total").values()]
+    low, high = ratio_interval(log_rates)
+    return Speed(
+        device_images_per_s=device_images_per_s,
+        images_per_s=math.exp(fmean(log_rates)),
+        low=low,
+        high=high,
+        row=row,
+    )

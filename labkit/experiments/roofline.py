@@ -1,0 +1,116 @@
+"""The roofline of an experiment: the same variants at several speeds of the device.
+
+    variants × device speeds, one group per speed ─┐
+    each variant's loading alone, a group too      ┴─▶ an Experiment of the kind "roofline"
+
+A speed is a multiple of the baseline's loading rate, x, which the run measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from labkit.analysis.roofline import ALONE
+from labkit.analysis.summary import is_floor
+from labkit.resolve import traits
+from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment
+from labkit.settings import Settings
+
+# EVIDENCE 2, "The roofline".
+QUICK_SPEEDS = (1.0, 2.0, 8.0)  # few, so that a run takes about a minute
+SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
+SUFFIX = "_roofline"
+
+
+def has_roofline(experiment: Experiment) -> bool:
+    """Return whether an experiment times epochs whose baseline loads and trains every batch."""
+    known = {**experiment.variants, **experiment.in_full}
+    base = traits(vars(known[experiment.baseline]))
+    return experiment.kind == EPOCHS and not base.leaves_out
+
+
+def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:
+    """Return an experiment that measures another one's variants at several device speeds.
+
+    The device is an emulated one, and a trial has one epoch.  Variants that leave out loading or
+    computing are left out.
+
+    Args:
+        experiment: what to compare, with the variants that the mode measures.
+        cache: page cache before the epoch; unset: the baseline's.  Of an experiment that compares
+            cold with warm, the variants in that state stay, and those whose files are always in
+            memory.
+
+    Raises:
+        ValueError: it times something else, its epochs load nothing, or fewer than two variants
+            stay.
+    """
+    if not has_roofline(experiment):
+        raise ValueError(
+            "experiment must time epochs that load every batch and train with it, got "
+            f"{experiment.name}; take another one, as preprocessing"
+        )
+    known = {**experiment.variants, **experiment.in_full}
+    base = known[experiment.baseline]
+    wanted = replace(base, cache=cache or base.cache)
+    kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
+    about = experiment.name
+    if len({settings.cache for settings in kept.values()}) > 1:
+        about += f", {wanted.cache} epoch"
+        kept = {
+            label: settings
+            for label, settings in kept.items()
+            if settings.cache == wanted.cache or traits(vars(settings)).in_memory
+        }
+    else:
+        kept = _changed(kept, cache=wanted.cache)
+    if len(kept) < 2:
+        raise ValueError(
+            "variants must be at least two for a roofline, which compares pipelines, got "
+            f"{', '.join(kept) or 'none'}; choose more, or full mode"
+        )
+    baseline = next((label for label, its in kept.items() if its == wanted), next(iter(kept)))
+    # The first variant of a group is its baseline.
+    kept = _changed({baseline: kept[baseline], **kept}, device="emulated", epochs=1)
+    every = {_group(x): x for x in SPEEDS} | {ALONE: None}
+    quick, in_full, groups, tasks = {}, {}, {}, {}
+    for group, x in every.items():
+        for label, settings in kept.items():
+            is_quick = label in experiment.variants and (x is None or x in QUICK_SPEEDS)
+            name = f"{group}: {label}"
+            alone = settings if x else replace(settings, step="nothing")
+            (quick if is_quick else in_full)[name] = alone
+            groups[name], tasks[name] = group, {"x": x}
+    return replace(
+        experiment,
+        name=roofline_name(experiment.name, cache),
+        kind=ROOFLINE,
+        question=f"{about}: how fast would you train on a slower or faster GPU?",
+        variants=quick,
+        in_full=in_full,
+        baseline=f"{_group(QUICK_SPEEDS[0])}: {baseline}",
+        groups=groups,
+        tasks=tasks,
+        # A published time needs a loader that is as much faster; at some speed every gain is met.
+        published={
+            f"{ALONE}: {label}": figure
+            for label, figure in experiment.published.items()
+            if f"{ALONE}: {label}" in quick and baseline == experiment.baseline
+        },
+        as_published={},
+        dial=None,
+    )
+
+
+def roofline_name(experiment: str, cache: str | None) -> str:
+    """Return the name of an experiment's roofline; one in a chosen cache state has its own."""
+    return f"{experiment}{SUFFIX}" + (f"_{cache.replace(' ', '_')}" if cache else "")
+
+
+def _changed(variants: Mapping[str, Settings], **changes: object) -> dict[str, Settings]:
+    return {label: replace(settings, **changes) for label, settings in variants.items()}
+
+
+def _group(x: float) -> str:
+    return f"x = {x:g}"

@@ -1,0 +1,127 @@
+"""The calibrated device is measured once, kept, and refused where what is kept is broken."""
+
+import json
+import shutil
+
+import pytest
+from filelock import FileLock
+
+import labkit as lab
+from labkit.machine import hardware
+from labkit.runs.device_speed import FILE
+from labkit.settings import Settings, vary
+
+SMALL = {"input_px": 64, "batch_size": 4, "num_workers": 0, "images": 8, "cache": "as found"}
+
+
+def run(photos, results, **changes):
+    base = Settings(data=str(photos), device="emulated", **{**SMALL, **changes})
+    variants = vary(base, pin_memory=[True, False])
+    experiment = lab.Experiment("device", question="?", variants=variants, baseline="True")
+    return lab.run(experiment, blocks=1, results=results, progress=False)
+
+
+@pytest.fixture(scope="module")
+def calibrated(photos, tmp_path_factory):
+    """A results folder in which this machine is calibrated."""
+    results = tmp_path_factory.mktemp("calibrated")
+    return lab.calibrate(str(photos), 64, results=results, progress=False), results
+
+
+def test_the_device_trains_twice_as_fast_as_the_reference_loads(calibrated):
+    device, results = calibrated
+    assert device.device_images_per_s == 2 * device.reference_images_per_s
+    assert device.low <= device.reference_images_per_s <= device.high
+    (kept,) = json.loads((results / FILE).read_text())
+    assert kept["device_images_per_s"] == device.device_images_per_s
+    assert f"{device.device_images_per_s:.0f}"[:2] in str(device)
+
+
+def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
+    device, results = calibrated
+    for pin_memory in (False, True):
+        found = run(photos, results, prefetch_factor=1 + pin_memory)
+        calibration = found.info["calibration"]
+        assert calibration["device_images_per_s"] == device.device_images_per_s
+        assert calibration["calibrated"] == str(device)
+        load = calibration["load_images_per_s"]
+        assert calibration["x"] == pytest.approx(device.device_images_per_s / load)
+        speeds = {trial.settings["device_speed"] for trial in found.trials}
+        assert speeds == {device.device_images_per_s}
+
+
+def test_a_device_speed_of_ones_own_needs_no_calibration(photos, tmp_path):
+    found = run(photos, tmp_path, device_speed=5000)
+    assert found.info["calibration"]["device_images_per_s"] == pytest.approx(5000)
+    assert found.trials[0].labels["accelerator"] == "emulated(5,000 images/s)"
+    assert not (tmp_path / FILE).exists()
+
+
+def test_another_machine_and_another_input_size_are_measured_anew(calibrated, photos, tmp_path):
+    device, results = calibrated
+    (kept,) = json.loads((results / FILE).read_text())
+    elsewhere = [{**kept, "machine_id": "another"}, {**kept, "input_px": 128}]
+    (tmp_path / FILE).write_text(json.dumps(elsewhere))
+    run(photos, tmp_path)
+    *others, own = json.loads((tmp_path / FILE).read_text())
+    assert others == elsewhere
+    assert own["machine_id"] == hardware.provenance()["machine_id"]
+    assert own["measured_utc"] >= device.measured_utc
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"low": None},
+        {"low": float("nan")},
+        {"measured_utc": 5},
+        {"device_images_per_s": 1e-9},
+        {"device_images_per_s": True},
+    ],
+)
+def test_a_broken_record_is_refused(calibrated, photos, tmp_path, changes):
+    (kept,) = json.loads((calibrated[1] / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps([{**kept, **changes}]))
+    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
+        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+
+
+def test_what_is_not_a_text_file_is_refused(photos, tmp_path):
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
+        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+
+
+def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
+    for images in (8, 9):
+        (tmp_path / str(images)).mkdir()
+        for path in sorted(photos.glob("**/*.jpg"))[:images]:
+            shutil.copy(path, tmp_path / str(images))
+        lab.calibrate(str(tmp_path / str(images)), 64, results=tmp_path, progress=False)
+    first, second = json.loads((tmp_path / FILE).read_text())
+    assert first["manifest_hash"] != second["manifest_hash"]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "{}", '[{"input_px": 64}]', "[[]]"])
+def test_a_broken_file_is_refused_before_anything_is_measured(photos, tmp_path, content):
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
+        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+    assert (tmp_path / FILE).read_text() == content
+
+
+def test_only_one_process_calibrates_at_a_time(photos, tmp_path):
+    lock = FileLock(tmp_path / f"{FILE}.lock")
+    with lock, pytest.raises(RuntimeError, match="another process calibrates"):
+        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("speed", [0, -1, float("nan"), float("inf")])
+def test_a_device_speed_is_more_than_0(speed):
+    with pytest.raises(ValueError, match="device_speed must be a number of images/s above 0"):
+        Settings(device_speed=speed)
+
+
+def test_a_device_speed_is_a_number():
+    with pytest.raises(ValueError, match="device_speed must be a number, got 'fast'"):
+        Settings(device_speed="fast")

@@ -1,0 +1,120 @@
+"""A roofline goes through the ordinary runner: rows, resume, table, chart."""
+
+import threading
+
+import pytest
+
+import labkit as lab
+from labkit.cli import main
+from labkit.experiments.request import Request
+from labkit.runs import checks
+from labkit.runs.process import TrialKilled
+
+FEW = {"variants": ("original", "simplified"), "settings": {"images": 8, "num_workers": 1}}
+
+
+@pytest.fixture(scope="module")
+def cancelled(photos, tmp_path_factory):
+    """A run that was cancelled after its first row."""
+    cancel = threading.Event()
+
+    class Cancels:
+        shown = False
+
+        def rate(self, rate):
+            cancel.set()
+
+        def __getattr__(self, name):
+            return lambda *given, **named: None
+
+    settings = {**FEW["settings"], "data": str(photos)}
+    asked = Request(experiment="preprocessing", variants=FEW["variants"], settings=settings)
+    how = {"results": tmp_path_factory.mktemp("results"), "cancel": cancel, "progress": Cancels()}
+    return lab.roofline(asked.build(), blocks=1, **how)
+
+
+@pytest.fixture(scope="module")
+def run(cancelled):
+    return lab.resume(cancelled.folder, progress=False)
+
+
+def test_a_cancelled_roofline_is_completed_row_by_row(cancelled, run):
+    assert cancelled.info["status"] == "cancelled"
+    assert [trial.status for trial in cancelled.trials].count("ok") == 1
+    assert run.info["status"] == "finished"
+    assert run.trials[: len(cancelled.trials)] == cancelled.trials
+    done = [(t.variant, t.role) for t in run.trials if t.status == "ok"]
+    assert len(done) == len(set(done)) == 4 * 3
+
+
+def test_the_device_of_a_row_is_as_fast_as_its_group_says(run):
+    load_rate = run.info["calibration"]["load_images_per_s"]
+    for trial in (trial for trial in run.trials if trial.status == "ok"):
+        assert trial.variant.startswith(f"{trial.group}: ")
+        assert len(trial.epochs) == 1
+        if trial.group == "loading alone":
+            assert trial.epochs[0].compute_s == 0
+        else:
+            x = float(trial.group.removeprefix("x = "))
+            assert trial.settings["device_speed"] == pytest.approx(x * load_rate)
+
+
+def test_table_findings_and_chart_show_every_speed(run):
+    table = lab.table(run)
+    assert next(iter(table.columns)) == "training speed"
+    assert ("x = 2", "simplified") in table.index
+    (found,) = run.findings().values()
+    assert [*found.index] == ["original", "simplified"]
+    assert len(found.columns) == 4
+    assert run.charts == ("roofline",)
+    assert "simplified" in run.chart().get_label()
+    assert {path.name for path in run.save()} >= {"table.csv", "chart.png"}
+
+
+def test_a_speed_that_cannot_be_emulated_here_is_left_out_with_the_reason(
+    photos, tmp_path, monkeypatch
+):
+    check = checks.check_emulator
+
+    def slow(run, settings):
+        if settings.device_speed > 2.5 * run.info["calibration"]["load_images_per_s"]:
+            raise RuntimeError("too fast")
+        return check(run, settings)
+
+    monkeypatch.setattr("labkit.runs.kinds.check_emulator", slow)
+    how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
+    run = lab.roofline("preprocessing", **FEW["settings"], **how)
+    left_out = {row.group for row in run.summary.rows if row.status == "skipped"}
+    assert left_out == {"x = 8"}
+    assert run.info["skipped"]["x = 8: original"] == "too fast"
+    assert "GPU of" in str(run.findings())
+
+
+def test_a_speed_whose_check_is_killed_is_not_left_out(photos, tmp_path, monkeypatch):
+    def killed(run, settings):
+        raise TrialKilled("killed by SIGKILL")
+
+    how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
+    with monkeypatch.context() as patch, pytest.raises(TrialKilled):
+        patch.setattr("labkit.runs.kinds.check_emulator", killed)
+        lab.roofline("preprocessing", **FEW["settings"], **how)
+    assert not lab.find_run("preprocessing_roofline", tmp_path).info["skipped"]
+
+
+@pytest.mark.needs_cuda
+def test_the_line_is_at_this_machines_gpu(photos, tmp_path):
+    how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
+    run = lab.roofline("preprocessing", **FEW["settings"], **how)
+    assert run.info["calibration"]["gpu_images_per_s"] > 0
+    assert "your GPU" in run.chart().get_label()
+
+
+def test_the_command_measures_and_prints(photos, tmp_path, capsys):
+    words = ["roofline", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
+    few = ["--variant", "original", "--variant", "simplified", "--images", "8", "--blocks", "1"]
+    assert main([*words, *few]) == 0
+    said = capsys.readouterr().out
+    assert "Training speed, images/s" in said
+    assert "chart.png" in said
+    assert main([*words, "--variant", "original"]) == 1
+    assert "variants must be at least two for a roofline" in capsys.readouterr().err
