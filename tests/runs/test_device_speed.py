@@ -8,6 +8,7 @@ from filelock import FileLock
 
 import labkit as lab
 from labkit.machine import hardware
+from labkit.runs import device_speed
 from labkit.runs.device_speed import FILE
 from labkit.settings import Settings, vary
 
@@ -19,6 +20,13 @@ def run(photos, results, **changes):
     variants = vary(base, pin_memory=[True, False])
     experiment = lab.Experiment("device", question="?", variants=variants, baseline="True")
     return lab.run(experiment, blocks=1, results=results, progress=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def measured(beside_others):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_speed, "_reference_rates", beside_others)
+        yield
 
 
 @pytest.fixture(scope="module")

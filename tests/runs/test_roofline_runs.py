@@ -71,8 +71,8 @@ def test_table_findings_and_chart_show_every_speed(run):
     assert {path.name for path in run.save()} >= {"table.csv", "chart.png"}
 
 
-def test_a_speed_that_cannot_be_emulated_here_is_left_out_with_the_reason(
-    photos, tmp_path, monkeypatch
+def test_the_command_prints_what_it_measures_and_the_reason_for_what_it_leaves_out(
+    photos, tmp_path, monkeypatch, capsys
 ):
     check = checks.check_emulator
 
@@ -82,12 +82,19 @@ def test_a_speed_that_cannot_be_emulated_here_is_left_out_with_the_reason(
         return check(run, settings)
 
     monkeypatch.setattr("labkit.runs.kinds.check_emulator", slow)
-    how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
-    run = lab.roofline("preprocessing", **FEW["settings"], **how)
+    words = ["roofline", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
+    few = ["--variant", "original", "--variant", "simplified", "--images", "8", "--blocks", "1"]
+    assert main([*words, *few]) == 0
+    said = capsys.readouterr().out
+    assert "Training speed, images/s" in said
+    assert "chart.png" in said
+    run = lab.find_run("preprocessing_roofline", tmp_path)
     left_out = {row.group for row in run.summary.rows if row.status == "skipped"}
     assert left_out == {"x = 8"}
     assert run.info["skipped"]["x = 8: original"] == "too fast"
     assert "GPU of" in str(run.findings())
+    assert main([*words, "--variant", "original"]) == 1
+    assert "variants must be at least two for a roofline" in capsys.readouterr().err
 
 
 def test_a_speed_whose_check_is_killed_is_not_left_out(photos, tmp_path, monkeypatch):
@@ -107,14 +114,3 @@ def test_the_line_is_at_this_machines_gpu(photos, tmp_path):
     run = lab.roofline("preprocessing", **FEW["settings"], **how)
     assert run.info["calibration"]["gpu_images_per_s"] > 0
     assert "your GPU" in run.chart().get_label()
-
-
-def test_the_command_measures_and_prints(photos, tmp_path, capsys):
-    words = ["roofline", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
-    few = ["--variant", "original", "--variant", "simplified", "--images", "8", "--blocks", "1"]
-    assert main([*words, *few]) == 0
-    said = capsys.readouterr().out
-    assert "Training speed, images/s" in said
-    assert "chart.png" in said
-    assert main([*words, "--variant", "original"]) == 1
-    assert "variants must be at least two for a roofline" in capsys.readouterr().err
