@@ -431,7 +431,7 @@ def _steps(n: int) -> str:
 DIAGONAL = {"color": INK, "linewidth": 1.2, "zorder": 1.5}
 IDEAL = {"linewidth": 1.2, "zorder": 1.6}
 MEASURED = {"color": INK, "marker": "o", "markersize": 7, "linestyle": "none", "zorder": 3}
-OWN_DEVICE = {"color": INK, "linewidth": 1.4, "linestyle": (0, (1, 1.5)), "zorder": 1.8}
+OWN_DEVICE = {"color": INK, "linewidth": 0.9, "zorder": 1.8}
 GROUND = "#efefef"
 GPU_IS_LIMIT = "the GPU is the limit: faster loading does not help"
 GPU_IS_LIMIT_IN = 3.3  # its length, with some room
