@@ -1,6 +1,5 @@
 """pyproject (ranges), constraints (what was tested) and environment.yml stay together."""
 
-import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -84,18 +83,3 @@ def test_the_command_line_and_the_package_data_are_installed():
         "parts/preprocessing/detector.json",
     ):
         assert (ROOT / "labkit" / name).is_file()
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
-def test_relative_links_lead_somewhere(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
-    assert missing == []
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
-def test_files_named_in_a_page_exist(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    named = set(re.findall(r"\b(?:labkit|tests|docs|notebooks)/[\w./]*\w", text))
-    assert sorted(name for name in named if not (ROOT / name).exists()) == []
