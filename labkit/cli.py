@@ -201,7 +201,7 @@ def _diagnose(options: Options) -> None:
     given = load_target(options.target)
     if options.files is not None:
         given["files"] = find_files(options.files)
-    diagnosis = lab.diagnose(**given, verify=options.verify, budget_s=options.budget_s)
+    diagnosis = lab.diagnose(**given, budget_s=options.budget_s)
     print(diagnosis)
     if options.chart:
         figure = timeline(diagnosis.timeline)
@@ -301,7 +301,6 @@ def parser() -> argparse.ArgumentParser:
     diagnose.add_argument("target", metavar="MODULE:FUNCTION", help=text)
     text = "the loader's files, for what a cold page cache costs"
     diagnose.add_argument("--files", metavar="GLOB", help=text)
-    diagnose.add_argument("--verify", action="store_true", help="try and measure the remedies")
     diagnose.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
     diagnose.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw the timeline")
 

@@ -195,6 +195,19 @@ class Cuda(Host):
         self._cuda.synchronize()
         return time.perf_counter() - start_s
 
+    def kernels_s(self, run: Callable[[], object]) -> float:
+        """Return for how long kernels and copies ran on the device while a function ran."""
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            run()
+            self._cuda.synchronize()
+        ran_us = (
+            e.time_range.elapsed_us() for e in seen.events() if e.device_type == DeviceType.CUDA
+        )
+        return sum(ran_us) / 1e6
+
 
 def find_device(device: EmulatedDevice | None) -> Host:
     """Return what the step computes on; called after the step was called once.

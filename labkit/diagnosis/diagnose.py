@@ -1,9 +1,8 @@
 """Diagnosis of the user's own loader and step: what limits the training, and what would help.
 
-    loader, step ─▶ collect ─▶ conclude ─▶ (verify) ─▶ Diagnosis
+    loader, step ─▶ collect ─▶ bounds ─▶ trials ─▶ Diagnosis
 
-The loader is copied and iterated over, never changed.  The step is called some hundred times, and
-its model learns from few batches.
+The loader is copied and iterated over, never changed.  The step is called some hundred times.
 """
 
 from __future__ import annotations
@@ -25,10 +24,17 @@ from labkit.analysis.statistics import paired_interval
 from labkit.contracts import SystemClock
 from labkit.diagnosis import loaders, text
 from labkit.diagnosis.measure import Collected, Loop, collect
-from labkit.diagnosis.predict import Measured, measured_of, simulate
-from labkit.diagnosis.remedies import Remedy, bottleneck_of, propose
+from labkit.diagnosis.predict import Measured, measured_of
+from labkit.diagnosis.remedies import (
+    SHARED_MEMORY,
+    Remedy,
+    bottleneck_of,
+    in_order,
+    propose,
+    worth_it,
+)  # fmt: skip
 from labkit.diagnosis.timeline import Timeline, record_timeline
-from labkit.diagnosis.verify import verify_loader, verify_settings
+from labkit.diagnosis.verify import try_remedies
 from labkit.files import bar
 from labkit.machine import shared_memory
 from labkit.parts.devices import EmulatedDevice
@@ -39,14 +45,13 @@ from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
 BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
 IMAGES = 400  # of an epoch of settings, unless set
 # EVIDENCE 1: below, between and above these shares of the time.
 MODERATELY, HIGHLY = 0.05, 0.20
 WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
-FITS = 0.15  # a simulation that is further off is noted
-NOTHING_TO_GAIN = "compute"
 FULL_SHARE = 0.1  # of /dev/shm is free: too little for a batch
 ARMS = {
     "resident": "computing alone (batches are kept)",
@@ -60,26 +65,28 @@ def diagnose(
     loader: Iterable | Settings,
     step: Callable[[object], object] | None = None,
     *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     files: Iterable[Path | str] | None = None,
     device: EmulatedDevice | None = None,
     budget_s: float = BUDGET_S,
-    verify: bool = False,
     results: Path | str = "results",
     progress: bool = True,
 ) -> Diagnosis:
-    """Find what limits the speed of a training, and predict what would help.
+    """Find what limits the speed of a training; try what helps, and bound what cannot be tried.
 
     Args:
         loader: any iterable of batches: dicts, tuples, nested; most is found of torch's DataLoader.
             Or settings of one of labkit's own pipelines, which has its step, files and device.
-        step: called with a batch; may train a model, which should be one to throw away: it is
-            changed by some hundred steps on few batches.
+        step: called with a batch; may train a model, which is changed by some hundred steps on few
+            batches unless it is given as `model`.
+        model: what the step trains; its state is restored afterwards.  Where the device is the
+            limit, bf16 autocast, channels_last and torch.compile are tried.
+        optimizer: its state is restored, too.
         files: what an epoch reads; epochs are measured cold only where they are given.
         device: an emulated device that the step uses; CUDA and the CPU are found.
         budget_s: seconds of measuring, at least five; some seconds come on top.
-        verify: also measure the remedies that labkit can apply itself; takes up to half a minute
-            for each.
-        results: folder for the run that verifies settings.
+        results: folder that holds the measured speed of an emulated device, of settings.
         progress: show a bar.
 
     Returns:
@@ -90,20 +97,22 @@ def diagnose(
         ValueError: an argument has a wrong value.
     """
     with ExitStack() as stack:
-        settings = loader if isinstance(loader, Settings) else None
-        if settings is not None:
-            whole = complete_with_device(settings, results, progress=progress)
+        if isinstance(loader, Settings):
+            whole = complete_with_device(loader, results, progress=progress)
             loader, step, files, device = _open_pipeline(whole, stack)
         paths = _checked(loader, step, device, files, budget_s)
         say = stack.enter_context(_bar(progress))
-        found = collect(Loop(loader, step), files=paths, device=device, budget_s=budget_s, say=say)
+        stack.enter_context(loaders.random_state_kept(loader))
+        stack.enter_context(loaders.training_state_kept(model, optimizer))
+        if loaders.is_data_loader(loader):  # a copy, so that no worker outlives the measurement
+            loader = stack.enter_context(loaders.copied(loader))
+        loop = Loop(loader, step, model=model)
+        found = collect(loop, files=paths, device=device, budget_s=budget_s, say=say)
         result = conclude(found)
-        if not verify or not result.remedies:
-            return result
-        if settings is None:
-            return replace(result, remedies=verify_loader(result, budget_s, say))
-    remedies = verify_settings(settings, result.remedies, results=results, progress=progress)
-    return replace(result, remedies=remedies)
+        if result.proposed and not found.broken:
+            cold = paths if result.measured.now.fetch_s else ()
+            result = conclude(found, try_remedies(found, result.proposed, cold, budget_s, say))
+    return result
 
 
 def _checked(
@@ -222,17 +231,18 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found; shows itself as sentences."""
+    """What was found; shows itself on one screen."""
 
     verdict: str = "not measured"
     """How much the training waits for its input: not, moderately or highly input-bound."""
     bottleneck: str = ""
     """What to remove first; "compute" where loading is not the bottleneck, "" where unknown."""
-    share: float | None = None
-    """Of an epoch, what removing the bottleneck is predicted to save."""
     ceiling: float | None = None
     """Normalized time of an epoch with a loader that takes no time."""
     remedies: tuple[Remedy, ...] = ()
+    """At most five that gain something; the best of the bottleneck first."""
+    proposed: tuple[Remedy, ...] = ()
+    """All that might have gained something, those that were tried in vain as well."""
     stalls: Mapping[str, Share]
     """input, and its parts preparation and fetch -> share of an epoch."""
     notes: tuple[str, ...]
@@ -241,21 +251,21 @@ class Diagnosis:
     measured: Measured | None = None
     collected: Collected
 
-    def sentences(self) -> tuple[str, ...]:
-        """Return verdict, bottleneck, ceiling, remedies, and what they rest on."""
-        return tuple(text.sentences(self))
-
     def __repr__(self) -> str:
-        return "\n".join(f"- {line}" for line in self.sentences())
+        return "\n".join(text.screen(self))
 
     def _repr_html_(self) -> str:
-        return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in self.sentences())}</ul>"
+        return f"<pre>{escape(repr(self))}</pre>"
+
+    def details(self) -> str:
+        """Return what the screen rests on: every arm, every part of a batch, what did not help."""
+        return "\n".join(text.details(self))
 
     def table(self) -> pd.DataFrame:
         """Return a row per arm: step_s, epoch_s, and CPU seconds of a step, cpu_s."""
         import pandas as pd
 
-        steps = self.measured.parts.steps if self.measured else None
+        steps = self.measured.steps if self.measured else None
         rows = {}
         for arm, title in ARMS.items():
             if stretches := self.collected.of(arm):
@@ -268,11 +278,11 @@ class Diagnosis:
         return pd.DataFrame.from_dict(rows, orient="index", columns=["step_s", "epoch_s", "cpu_s"])
 
     def stages(self) -> pd.DataFrame:
-        """Return a row per stage of making and sending a batch: name, kind, cpu_s, wait_s."""
+        """Return a row per part of a batch's time: name, kind, seconds, share."""
         import pandas as pd
 
-        found = self.collected.stages
-        return pd.DataFrame([vars(stage) for stage in (found.stages if found else ())])
+        rows = self.measured.rows if self.measured else ()
+        return pd.DataFrame([vars(r) for r in rows], columns=["name", "kind", "seconds", "share"])
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -280,41 +290,39 @@ class Diagnosis:
         loop = self.collected.loop
         if loop.is_one_shot:  # nothing is left to run
             return Timeline(duration_s=0.0)
-        with loaders.random_state_kept(loop.loader):
-            return record_timeline(loop.loader, loop.step, device=loop.device.emulated)
+        with ExitStack() as stack:
+            stack.enter_context(loaders.random_state_kept(loop.loader))
+            loader = loop.loader
+            if loaders.is_data_loader(loader):
+                loader = stack.enter_context(loaders.copied(loader))
+            return record_timeline(loader, loop.step, device=loop.device.emulated)
 
 
-def conclude(found: Collected) -> Diagnosis:
-    """Return the conclusions from what was measured, however much that is."""
-    notes = [*found.notes, *(found.stages.notes if found.stages else ())]
+def conclude(found: Collected, proposed: tuple[Remedy, ...] | None = None) -> Diagnosis:
+    """Return the conclusions from what was measured, however much that is.
+
+    Args:
+        found: what was measured.
+        proposed: remedies, as far as they were tried; bounds of all unless given.
+    """
+    stages = found.stages
+    notes = (*found.notes, *(stages.notes if stages else ()))
     broken_by, stalls = _broken_by(found), _stalls(found)
+    told = {"stalls": stalls, "notes": notes, "broken": found.broken, "collected": found}
     if not all(found.of(arm) for arm in ("warm", "alone", "resident")):
-        return Diagnosis(
-            bottleneck=broken_by, stalls=stalls, notes=tuple(notes), broken=found.broken,
-            collected=found,
-        )  # fmt: skip
+        return Diagnosis(bottleneck=broken_by, **told)
     measured = measured_of(found)
-    remedies = propose(measured)
-    simulated_s = simulate(measured.parts).epoch_s
-    if abs(simulated_s / measured.warm_s - 1) > FITS:
-        notes.append(
-            f"the simulation takes {units.seconds(simulated_s)} for an epoch that took "
-            f"{units.seconds(measured.warm_s)}: predictions may be off by as much"
-        )
-    bottleneck = bottleneck_of(remedies) if remedies else NOTHING_TO_GAIN
-    savings = [1 - remedy.predicted for remedy in remedies if remedy.bottleneck == bottleneck]
-    resident_s = fmean(stretch.step_s for stretch in found.of("resident")) * measured.parts.steps
+    proposed = propose(measured) if proposed is None else proposed
+    gains = worth_it(proposed)
+    bottleneck = broken_by or bottleneck_of(measured, gains)
     return Diagnosis(
         verdict=_word(stalls["input"]),
-        bottleneck=broken_by or bottleneck,
-        share=max(savings, default=0.0),
-        ceiling=min(resident_s / (measured.cold_s or measured.warm_s), 1.0),
-        remedies=remedies,
-        stalls=stalls,
-        notes=tuple(notes),
-        broken=found.broken,
+        bottleneck=bottleneck,
+        ceiling=measured.ceiling,
+        remedies=in_order(gains, bottleneck),
+        proposed=proposed,
         measured=measured,
-        collected=found,
+        **told,
     )
 
 
@@ -325,7 +333,7 @@ def _broken_by(found: Collected) -> str:
     words = ("shared memory", "bus error", "no space left on device", "shm")
     # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
     if any(word in found.broken.lower() for word in words) or _lacks_shared_memory(found.loop):
-        return "shared memory"
+        return SHARED_MEMORY
     return ""
 
 
@@ -369,7 +377,7 @@ def _word(share: Share) -> str:
 
 # --- loader and step named in a shell ---------------------------------------------------------
 
-ARGUMENTS = ("loader", "step", "files", "device")
+ARGUMENTS = ("loader", "step", "files", "device", "model", "optimizer")
 
 
 def load_target(name: str) -> dict[str, object]:
@@ -401,8 +409,8 @@ def load_target(name: str) -> dict[str, object]:
         ARGUMENTS
     ):
         raise ValueError(
-            f"{name} must return (loader, step), or a dict of {', '.join(ARGUMENTS)}, of which the "
-            f"last two may be missing, got {loaders.brief(returned)}"
+            f"{name} must return (loader, step), or a dict of {', '.join(ARGUMENTS)}, of which "
+            f"those after step may be missing, got {loaders.brief(returned)}"
         )
     return dict(returned)
 

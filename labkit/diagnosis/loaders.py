@@ -82,9 +82,12 @@ def copied(
         return iterator
 
     values = {"_iterator": None, "_get_iterator": get_iterator, "_iterators": iterators, **changes}
+    values["_copy_of"] = getattr(loader, "_copy_of", loader)
     if start is not None:
         values["worker_init_fn"] = partial(_start, start, loader.worker_init_fn)
-    if values.get("num_workers", loader.num_workers):
+    if not values.get("num_workers", loader.num_workers):  # torch refuses them then
+        values |= {"timeout": 0, "prefetch_factor": None, "persistent_workers": False}
+    else:
         values["timeout"] = loader.timeout or STALL_S
         values.setdefault("prefetch_factor", loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
     if "num_workers" in changes:  # a warning of torch's would be about a number the lab chose
@@ -130,6 +133,80 @@ def _limit_threads(_: int) -> None:
         sys.modules["cv2"].setNumThreads(0)
 
 
+# Arguments that are printed where they are not torch's defaults.
+ARGUMENTS = (
+    "num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "drop_last", "timeout",
+    "collate_fn", "worker_init_fn", "multiprocessing_context", "generator",
+)  # fmt: skip
+
+
+FOR_WORKERS = {
+    "num_workers", "prefetch_factor", "persistent_workers", "timeout", "worker_init_fn",
+    "multiprocessing_context",
+}  # fmt: skip
+
+
+def knobs_of(loader: DataLoader) -> dict[str, object]:
+    """Return the arguments with which a DataLoader was made, without torch's defaults."""
+    import torch
+    from torch.utils.data import default_collate
+
+    loader = getattr(loader, "_copy_of", loader)
+    own = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    knobs: dict[str, object] = {"batch_size": loader.batch_size}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        knobs = {"batch_sampler": loader.batch_sampler}
+    elif isinstance(own, torch.utils.data.RandomSampler):
+        knobs["shuffle"] = True
+    elif not isinstance(own, torch.utils.data.SequentialSampler) and "Infinite" not in repr(own):
+        knobs["sampler"] = own
+    for name in ARGUMENTS:
+        value = getattr(loader, name)
+        if value and not (name == "collate_fn" and value is default_collate):
+            knobs[name] = value
+    if knobs.get("prefetch_factor") == DEFAULT_PREFETCH_FACTOR:
+        del knobs["prefetch_factor"]
+    return knobs
+
+
+def line_of(knobs: Mapping[str, object]) -> str:
+    """Return the line that makes a DataLoader; values that have no literal stand by their names."""
+    if not knobs.get("num_workers"):  # torch refuses what is for workers then
+        knobs = {name: value for name, value in knobs.items() if name not in FOR_WORKERS}
+    written = (
+        f"{name}={value if isinstance(value, bool | int | float | str) else _name(name, value)}"
+        for name, value in knobs.items()
+    )
+    return f"DataLoader(dataset, {', '.join(written)})"
+
+
+def _name(argument: str, value: object) -> str:
+    if value is None:
+        return "None"
+    name = getattr(value, "__name__", argument)
+    return name if name.isidentifier() else argument
+
+
+@contextmanager
+def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Iterator[None]:
+    """Restore the state of a model and of an optimizer at the end."""
+    stateful = [each for each in (model, optimizer) if each is not None]
+    kept = [copy.deepcopy(each.state_dict()) for each in stateful]
+    modules = list(model.modules()) if model is not None else []
+    modes = [module.training for module in modules]
+    parameters = list(model.parameters()) if model is not None else []
+    gradients = [p.grad if p.grad is None else p.grad.clone() for p in parameters]
+    try:
+        yield
+    finally:
+        for each, state in zip(stateful, kept):
+            each.load_state_dict(state)
+        for module, training in zip(modules, modes):
+            module.training = training
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
+
+
 @contextmanager
 def random_state_kept(loader: object) -> Iterator[None]:
     """Restore the random states of Python, NumPy, torch, the loader and its sampler at the end."""
@@ -141,12 +218,14 @@ def random_state_kept(loader: object) -> Iterator[None]:
     kept = [(each, each.get_state()) for each in own if isinstance(each, torch.Generator)]
     numpy = sys.modules.get("numpy")
     python, here = random.getstate(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     arrays = numpy.random.get_state() if numpy else None
     try:
         yield
     finally:
         random.setstate(python)
         torch.set_rng_state(here)
+        torch.cuda.set_rng_state_all(cuda)
         if arrays is not None:
             numpy.random.set_state(arrays)
         for generator, state in kept:
@@ -176,11 +255,16 @@ def map_batch(batch: object, change: Callable[[object], object]) -> object:
     return change(batch)
 
 
-def arrays(batch: object) -> list[torch.Tensor]:
-    """Return a batch's tensors and arrays, in order."""
+def leaves(batch: object) -> list[object]:
+    """Return everything in a batch that is no container, in order."""
     found: list[object] = []
     map_batch(batch, lambda leaf: found.append(leaf) or leaf)
-    return [leaf for leaf in found if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+    return found
+
+
+def arrays(batch: object) -> list[torch.Tensor]:
+    """Return a batch's tensors and arrays, in order."""
+    return [leaf for leaf in leaves(batch) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
 
 def copy_batch(batch: object) -> object:

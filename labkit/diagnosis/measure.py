@@ -15,6 +15,7 @@ Source: DS-Analyzer's differential method (VLDB 2021); EVIDENCE 1, "Stalls".
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 import statistics
@@ -22,10 +23,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.diagnosis import loaders, stages
@@ -33,18 +35,24 @@ from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
 from labkit.diagnosis.profile import kinds_of
 from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.usage import own_cpu_s
+from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import EmulatedDevice
 from labkit.runs.checks import one_line
 
+if TYPE_CHECKING:
+    import torch
+
 KEPT_BATCHES, KEPT_BYTES = 8, 1 << 29  # of the resident arm
 LOOK_S, LOOK_STEPS = 3.0, 12
-BLOCKS = 5
-# Of the budget: the arms, the probe inside a worker, the profile of the step.  The rest is for
-# knobs that are tried, and for workers to start and to end.
-ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE = 0.6, 0.12, 0.03
-ARMS_END = 0.8  # of the bar
+BLOCKS, FEWEST_BLOCKS = 5, 3
+# Of the budget: the arms, the probe inside a worker, the profile of the step, trials of remedies.
+# The rest is for workers to start and to end.
+ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
+ARMS_END, TRIALS_BEGIN = 0.45, 0.6  # of the bar
 SHORTEST_S, LONGEST_S = 0.5, 4.0  # a stretch
 FEWEST_STEPS, MOST_STEPS = 8, 2000
+PROFILED_STEPS = 20  # on CUDA
+EMPTY_BATCHES, DECODED = 200, 8
 COLD_SHARE = 0.01  # of the files' pages may still be in memory
 MOST_WARMED = 0.4  # of the machine's memory
 SEED = 0
@@ -89,6 +97,13 @@ class Stretch:
     """Of whole epochs, if there were any."""
     cpu_s: float
     """Per step, of this process and its workers."""
+    own_cpu_s: float
+    """Per step, of this process."""
+    queued_s: float | None
+    """Per step, for which workers, or else this thread, were ready to run and had no core; None
+    where not known."""
+    idle: float
+    """Share of the machine's cores that nothing ran on."""
     readings: Readings
     """Of the device, per step."""
 
@@ -117,6 +132,7 @@ class Loop:
         loader: any iterable of batches.
         step: called with every batch.
         device: where the step computes; found later unless given.
+        model: what the step trains, where changes of it may be tried.
     """
 
     def __init__(
@@ -124,8 +140,9 @@ class Loop:
         loader: Iterable,
         step: Callable[[object], object],
         device: Host | None = None,
+        model: torch.nn.Module | None = None,
     ) -> None:
-        self.loader, self.step = loader, step
+        self.loader, self.step, self.model = loader, step, model
         self.device = device or Host()
         self.is_one_shot = hasattr(loader, "__next__")
         self.resident: list[object] = []
@@ -151,14 +168,19 @@ class Loop:
         kept = [loaders.move_batch(batch, on) for batch in self.resident] if on else self.resident
         return self.run("resident", cycle(kept), Steps(counted=steps))
 
-    def run(self, arm: str, loader: Iterable, steps: Steps) -> Stretch:
+    def run(
+        self, arm: str, loader: Iterable, steps: Steps, step: Callable | None = None
+    ) -> Stretch:
         """Iterate over a loader and, unless it runs alone, call the step with its batches."""
-        run = None if arm == "alone" else self.step
+        import psutil
+
+        run = None if arm == "alone" else step or self.step
         now, device = time.perf_counter, self.device
         wanted = steps.skipped + steps.counted
         times: list[StepTimes] = []
         startups_s, epochs_s = [], []
-        head_s = begun_s = cpu_s = left_s = apart_s = 0.0
+        head_s = begun_s = cpu_s = own_s = left_s = apart_s = 0.0
+        queued: dict[int, float] = {}
         with device:
             while len(times) < wanted:
                 before, epoch_s = len(times), now()
@@ -173,6 +195,8 @@ class Loop:
                     if len(times) == steps.skipped:
                         device.synchronize()
                         begun_s, cpu_s = now() - (arrived_s - left_s), own_cpu_s()
+                        own_s, queued = time.process_time(), _queued_below()
+                        cores_s = psutil.cpu_times()
                         head_s = begun_s - epoch_s
                     times.append(self._one(run, batch, arrived_s - left_s))
                     left_s = now()
@@ -184,7 +208,8 @@ class Loop:
                     apart_s += now() - left_s if len(times) > steps.skipped else 0.0
                 self._check_goes_on(len(times), before, wanted, arm)
             device.synchronize()
-            ended_s, used_s = now(), own_cpu_s() - cpu_s
+            ended_s, used_s, own_s = now(), own_cpu_s() - cpu_s, time.process_time() - own_s
+            still, idle = _queued_below(), _idle(cores_s, psutil.cpu_times())
             del delivered
         counted = times[steps.skipped :]
         return Stretch(
@@ -196,6 +221,11 @@ class Loop:
             skipped=steps.skipped,
             epoch_s=tuple(epochs_s),
             cpu_s=used_s / len(counted),
+            own_cpu_s=own_s / len(counted),
+            queued_s=sum(still[pid] - queued[pid] for pid in still) / len(counted)
+            if still and set(still) == set(queued)
+            else None,
+            idle=idle,
             readings=device.readings.per_step(len(times)),
         )
 
@@ -228,6 +258,24 @@ class Loop:
             device_wait_s=readings.waited_s - waited_s,
             syncs=device.syncs - syncs,
         )
+
+
+def _idle(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the idle share of all cores between two readings of psutil.cpu_times()."""
+    passed_s = sum(after) - sum(before)
+    waited_s = getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0)
+    return (after.idle - before.idle + waited_s) / passed_s if passed_s > 0 else 0.0
+
+
+def _queued_below() -> dict[int, float]:
+    """Return the run delay of each descendant's first thread, else of this one, in seconds.
+
+    Source: Linux, Documentation/scheduler/sched-stats.rst.
+    """
+    below = procfs.processes_below(os.getpid()) or ()
+    counted = {pid: procfs.text(f"/proc/{pid}/schedstat").split() for pid in below}
+    queued = {pid: int(words[1]) / 1e9 for pid, words in counted.items() if len(words) > 1}
+    return queued or {0: procfs.queued_s()}
 
 
 @contextmanager
@@ -295,13 +343,21 @@ class Collected:
     stages: stages.Stages | None = None
     host_kinds: dict[str, float] = field(default_factory=dict)
     """Kind of work -> its share of the step; see `profile.kinds_of`."""
-    alone_full: Stretch | None = None
-    """The loader alone with a worker per core, where it has fewer."""
-    limited: Stretch | None = None
-    """The loader alone with one thread in each worker."""
+    worker_threads: float = 1.0
+    """Threads that each worker keeps busy, or that OpenCV would start in it."""
+    decoders_s: dict[str, float] = field(default_factory=dict)
+    """labkit's decoders -> seconds for one of the user's files."""
     resident_on_device: Stretch | None = None
+    kernels_s: float = 0.0
+    """Of a step, for which kernels ran on CUDA."""
     pageable_s: float | None = None
     pinned_s: float | None = None
+    copy_bytes_s: float = 0.0
+    """A plain copy of a batch in memory."""
+    empty_s: float = 0.0
+    """A batch of one tiny tensor through a DataLoader with as many workers."""
+    duplicated: bool = False
+    """Whether the workers' first batches are all the same."""
     notes: list[str] = field(default_factory=list)
     broken: str = ""
     """What ended the measurement early."""
@@ -333,16 +389,16 @@ def collect(
     """
     found = Collected(loop=loop)
     try:
-        with loaders.random_state_kept(loop.loader):
-            _measure(found, files, device, budget_s, say)
-    except Stopped as stopped:
-        found.broken = str(stopped)
+        _measure(found, files, device, budget_s, say)
     except Exception as error:  # the user's own code may raise anything
-        found.broken = _in_one_line(error)
+        found.broken = in_one_line(error)
     return found
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
+    """Return what the user's loader or step raised, in one line."""
+    if isinstance(error, Stopped):
+        return str(error)
     said = one_line(error)
     if "Original Traceback" in str(error):
         return f"{said} (in a loader worker)"
@@ -361,21 +417,22 @@ def _measure(
     loop, ends_s = found.loop, time.monotonic() + budget_s
     say("first steps", 0.0)
     step_s = _look(loop, device)
+    found.duplicated = _are_duplicated(loop)
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     stretch_s = min(max(budget_s * ARMS_SHARE / BLOCKS / len(arms), SHORTEST_S), LONGEST_S)
     plan = Plan(loop, step_s, stretch_s)
     order = random.Random(SEED)
     fits, warmed = bool(files) and _fit_into_memory(files, found), False
     for block in range(BLOCKS):
-        left_s = ends_s - time.monotonic() - (1 - ARMS_SHARE) / 2 * budget_s
-        if block >= 2 and left_s < len(arms) * stretch_s:
+        left_s = ends_s - time.monotonic() - (1 - ARMS_SHARE) * budget_s
+        if block >= FEWEST_BLOCKS and left_s < len(arms) * stretch_s:
             found.notes.append(f"{block} blocks of {BLOCKS}: the budget allowed no more")
             break
         for number, arm in enumerate(order.sample(arms, len(arms))):
             done = (block + number / len(arms)) / BLOCKS
             say(f"block {block + 1} of {BLOCKS}: {arm}", ARMS_END * done)
             if arm == "cold":
-                if not _evict(files, found):
+                if not evict(files, found):
                     arms.remove("cold")
                     continue
                 warmed = False
@@ -387,9 +444,12 @@ def _measure(
     say("inside the workers", ARMS_END)
     if not loop.is_one_shot:
         found.stages = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
+        found.worker_threads = _worker_threads(found.stages)
+        if any(stage.kind == "decode" for stage in found.stages.stages):
+            found.decoders_s = _decoders_s(files)
         if loaders.is_data_loader(loop.loader):
-            _try_knobs(found, plan)
-    say("profile of the step", 0.95)
+            found.empty_s = _empty_batch_s(loop.loader.num_workers)
+    say("profile of the step", TRIALS_BEGIN - 0.03)
     _look_into_step(found, PROFILE_SHARE * budget_s)
 
 
@@ -413,6 +473,21 @@ def _look(loop: Loop, device: EmulatedDevice | None) -> float:
         raise Stopped("loader must yield at least one batch, got an empty one; look at its length")
     loop.device.synchronize()
     return (time.perf_counter() - begun_s) / (count - 1) if count > 1 else first_s
+
+
+def _are_duplicated(loop: Loop) -> bool:
+    """Return whether the first batches of all workers of an iterable data set are the same."""
+    from torch.utils.data import IterableDataset
+
+    workers = getattr(loop.loader, "num_workers", 0)
+    if workers < 2 or not isinstance(getattr(loop.loader, "dataset", None), IterableDataset):
+        return False
+    first, *others = (loaders.arrays(batch) for batch in loop.resident[:workers])
+    return bool(first and others) and all(
+        len(first) == len(other)
+        and all(a.shape == b.shape and bool((a == b).all()) for a, b in zip(first, other))
+        for other in others
+    )
 
 
 class Plan:
@@ -440,10 +515,12 @@ class Plan:
             return stretch
         return loop.run(arm, loop.loader, self._once() if arm == "cold" else self.steps)
 
-    def epoch_s(self, loader: object) -> float:
-        """Measure an epoch with another loader."""
-        steps = replace(self.steps, skipped=_skip_of(loader))
-        stretch = self._loop.run("warm", loader, steps)
+    def epoch_s(
+        self, loader: Iterable, step: Callable[[object], object], *, cold: bool = False
+    ) -> float:
+        """Measure an epoch with another loader or step; one at most where it is cold."""
+        steps = replace(self._once() if cold else self.steps, skipped=_skip_of(loader))
+        stretch = self._loop.run("warm", loader, steps, step)
         return stretch.of_epoch(self.epoch_steps or steps.counted + steps.skipped)
 
     def _once(self) -> Steps:
@@ -459,7 +536,7 @@ def _skip_of(loader: object) -> int:
     return max(1, loader.num_workers) if loaders.is_data_loader(loader) else 1
 
 
-def _evict(files: Sequence[Path], found: Collected) -> bool:
+def evict(files: Sequence[Path], found: Collected) -> bool:
     """Evict files from memory and check that they are; note it where they are not."""
     if not page_cache.can_evict():
         found.notes.append("cold was not measured: this platform cannot evict files from memory")
@@ -485,23 +562,38 @@ def _fit_into_memory(files: Sequence[Path], found: Collected) -> bool:
     return True
 
 
-def _try_knobs(found: Collected, plan: Plan) -> None:
-    """Measure the loader alone where the simulation needs a number that it cannot know."""
-    loop, loader, cores = found.loop, found.loop.loader, hardware.cores()
-    if loader.num_workers < cores and cores > 1:
-        with loaders.copied(loader, num_workers=cores) as twin:
-            found.alone_full = loop.run("alone", twin, replace(plan.steps, skipped=cores))
-    if loader.num_workers and loader.num_workers * worker_threads(found.stages) > cores:
-        with loaders.copied(loader, worker_init_fn=loaders.limited_threads(loader)) as twin:
-            found.limited = loop.run("alone", twin, plan.steps)
+def _decoders_s(files: Sequence[Path]) -> dict[str, float]:
+    """Return the seconds that each of labkit's decoders takes for one of some JPEG files."""
+    jpegs = [path for path in files if path.suffix.lower() in (".jpg", ".jpeg")][:DECODED]
+    jpegs = [path.read_bytes() for path in jpegs]
+    took_s = {}
+    for name, decode in DECODERS.items() if jpegs else ():
+        with suppress(ImportError, ValueError):  # not installed, or refuses a file
+            decode(jpegs[0])
+            begun_s = time.perf_counter()
+            for jpeg in jpegs:
+                decode(jpeg)
+            took_s[name] = (time.perf_counter() - begun_s) / len(jpegs)
+    return took_s
 
 
-def worker_threads(seen: stages.Stages | None) -> float:
-    """Return how many threads a worker keeps busy: measured, or those OpenCV would start.
+def _empty_batch_s(workers: int) -> float:
+    """Return the seconds of a batch that takes no work, through a DataLoader of torch's own."""
+    import torch
+    from torch.utils.data import DataLoader
 
-    Args:
-        seen: what was measured inside a worker.
-    """
+    counted = EMPTY_BATCHES
+    tiny = DataLoader([torch.zeros(1)] * (counted + 4 * workers + 1), num_workers=workers)
+    begun_s = 0.0
+    for number, _ in enumerate(tiny):
+        if number == 4 * workers:
+            begun_s = time.perf_counter()
+        if number == 4 * workers + counted:
+            return (time.perf_counter() - begun_s) / counted
+
+
+def _worker_threads(seen: stages.Stages | None) -> float:
+    """Return how many threads a worker keeps busy: measured, or those OpenCV would start."""
     usual = max(1, sys.modules["cv2"].getNumThreads()) if "cv2" in sys.modules else 1
     own_s = sum(batch.fetch_thread_cpu_s for batch in seen.batches) if seen else 0.0
     busy = sum(batch.fetch_cpu_s for batch in seen.batches) / own_s if own_s else 1.0
@@ -514,11 +606,22 @@ def _look_into_step(found: Collected, seconds: float) -> None:
     steps = max(2, math.ceil(seconds / max(resident.step_s, 1e-6)))
     found.host_kinds = kinds_of(lambda: loop.compute(steps=min(steps, MOST_STEPS)))
     device, batch = loop.device, loop.resident[0]
+    with _one_thread():
+        found.copy_bytes_s = _median(lambda: _copy_s(batch))
     if device.has_queue:
         found.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
         found.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
     if isinstance(device, Cuda):
         found.resident_on_device = loop.compute(steps=steps, on="cuda")
+        few = min(steps, PROFILED_STEPS)
+        ran_s = device.kernels_s(lambda: loop.compute(steps=few, on="cuda"))
+        found.kernels_s = ran_s / (few + 1)  # one is skipped, and runs
+
+
+def _copy_s(batch: object) -> float:
+    start_s = time.perf_counter()
+    loaders.copy_batch(batch)
+    return time.perf_counter() - start_s
 
 
 def _median(measure: Callable[[], float | None]) -> float | None:

@@ -1,437 +1,267 @@
-"""Prediction: the pipeline's parts, put together from what was measured, and their simulation.
+"""Bounds: what a step needs of each resource, and so what a change gains at best.
 
-    worker ─ wait, work ─┐                          ┌─▶ device ─ compute
-    worker ─ wait, work ─┴─ in order ─▶ host ─ take, copy, launch, (sync)
+    main process   receives (without workers: makes) a batch, and does the host's part of the step
+    device         copies and computes
+    workers        each makes a batch at a time
+    cores          all of it that computes
 
-Every worker and the host have a timeline of their own; those that compute at the same time share
-the cores.  As in torch's DataLoader, worker k mod W makes batch k, the host takes batches in order,
-and batch k may begin once k - W × prefetch_factor batches were taken.  The device works beside the
-host, which may run a few steps ahead.  Two busy cores do less than twice the work of one
-(hyper-threads, memory bandwidth), so `share_when_full` is fitted to what the loader alone took.
+No step is shorter than the busiest of them, so what a change leaves for each bounds its gain.
+Every number is measured; nothing is fitted.
 
-Source: torch/utils/data/dataloader.py for the order of hand-over; the idea of predicting from
-parts is DS-Analyzer's (VLDB 2021).
+Source: Denning and Buzen, "The Operational Analysis of Queueing Network Models" (1978), for the
+bounds; DS-Analyzer (VLDB 2021) for measuring the parts apart.
 """
 
 from __future__ import annotations
 
-import heapq
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import cycle, islice
 
 from labkit.diagnosis import loaders
-from labkit.diagnosis.measure import Collected, Stretch, worker_threads
-from labkit.diagnosis.stages import SERIALIZATION, Stage
+from labkit.diagnosis.measure import Collected, Stretch
+from labkit.diagnosis.stages import SAMPLER, SERIALIZATION, Stage
 from labkit.machine import hardware
 
-AHEAD_STEPS = 3  # as far as a host may be ahead of the device
-LONGEST_STEPS = 400  # simulated; longer epochs continue as their second half did
-# Of an epoch: less waiting is none, and its measure would be noise.
-LEAST_WAIT = 0.03
-MOST_OFF = 2.0
+BUSY = 0.75  # of the main process: it takes no more batches
+IDLE = 0.25  # of the cores: workers do not wait for one
+SMALL_WORK = 4  # times what an empty batch takes: making a batch is little beside handing it over
+OVERLAPS = 0.8  # of loading + computing: an epoch that is shorter does both at once
+HINDERED = 0.15  # of a worker's time: less may be noise
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """What making one batch takes on a core without competition."""
+class Demand:
+    """What one step needs, in seconds; a mean over an epoch."""
 
-    wait_s: float
-    """For a disk, a network, a lock: needs no core."""
-    cpu_s: float
-    """Of all its threads."""
-    threads: float = 1.0
-    """Cores that it keeps busy at once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostStep(Work):
-    """What one step takes on the host: launching or computing it, saving, reporting."""
-
-    synchronizes: bool = False
-    """Whether the host then waits for the device."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """A pipeline's parts, in seconds per step."""
-
-    works: tuple[Work, ...]
-    """One per batch that was measured; they repeat in this order."""
     workers: int
-    prefetch_factor: int = 2
-    send_s: float = 0.0
-    """CPU of a worker to send a batch: pickling, copying into shared memory."""
-    take_s: float = 0.0
-    """CPU of the host to receive one: unpickling."""
-    copy_s: float = 0.0
-    """Copy of a batch to the device, which computes nothing meanwhile."""
-    copy_blocks: bool = False
-    """Whether the host waits for all queued work and the copy: pageable memory."""
-    copy_beside: bool = False
-    """Whether copies run beside the computing, on a stream of their own."""
-    host: tuple[HostStep, ...] = (HostStep(wait_s=0.0, cpu_s=0.0),)
-    """One per step that was measured; they repeat in this order."""
-    after_sync: float = 0.0
-    """Share of the host's work that follows a step's wait for the device."""
-    device_s: float = 0.0
-    """For which the device is busy with a step; 0 where the host computes."""
-    startup_s: float = 0.0
-    """Of every epoch, before work on the first batch begins."""
-    steps: int = 100
-    """Of an epoch."""
-    cores: float = 1.0
-    share_when_full: float = 1.0
-    """How much of a core each thread gets when all cores are busy."""
+    """0: the main process makes the batches."""
+    cores: int
+    cpu_s: float
+    """CPU of making and sending a batch, of all threads."""
+    wall_s: float
+    """Making and sending a batch in one worker, on a core of its own."""
+    hindered_s: float
+    """In addition, per delivered batch: workers that run together hinder each other."""
+    take_s: float
+    """CPU of the main process to receive a batch from a worker."""
+    step_s: float
+    """The step on batches that are there."""
+    host_s: float
+    """The part of it in which the host can do nothing else."""
+    host_cpu_s: float
+    """CPU of the step, of all threads."""
+    device_s: float
+    """For which the device computes and copies; 0 where the host computes."""
+    startup_s: float
+    """From the start of an epoch to its steady state, divided among its steps."""
+    fetch_s: float
+    """What files that are not in memory take longer."""
+
+    def least_s(self) -> float:
+        """Return the seconds below which no step can be."""
+        main_s = self.host_s + (self.take_s if self.workers else self.wall_s)
+        workers_s = self.wall_s / self.workers + self.hindered_s if self.workers else 0.0
+        cores_s = (self.cpu_s + self.take_s + self.host_cpu_s) / self.cores
+        steady_s = max(self.step_s, main_s, self.device_s, workers_s, cores_s)
+        return steady_s + self.startup_s + self.fetch_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """A simulated epoch."""
+class Row:
+    """A named part of the time in which a batch is made."""
 
-    epoch_s: float
-    first_s: float
-    """Until the first batch arrives."""
-
-
-@lru_cache(64)
-def simulate(parts: Parts) -> Epoch:
-    """Simulate an epoch of a pipeline.
-
-    Epochs of more than `LONGEST_STEPS` are extrapolated from their second half.
-    """
-    steps = min(parts.steps, LONGEST_STEPS)
-    whole = _Run(parts, steps).epoch()
-    if steps == parts.steps:
-        return whole
-    half = _Run(parts, steps // 2).epoch()
-    more = (parts.steps - steps) / (steps - steps // 2)
-    return Epoch(
-        first_s=whole.first_s,
-        epoch_s=whole.epoch_s + more * (whole.epoch_s - half.epoch_s),
-    )
-
-
-# What an actor waits for: ("cpu", seconds, cores), ("sleep", until_s) or ("until", condition).
-Request = tuple
-
-
-class _Run:
-    """One epoch: host and workers are generators that yield what they wait for."""
-
-    def __init__(self, parts: Parts, steps: int) -> None:
-        self._parts, self._steps = parts, steps
-        self._now_s = self._first_s = 0.0
-        self._ready: set[int] = set()  # batches made and not taken yet
-        self._taken = 0
-        works = list(islice(cycle(parts.works), steps))
-        actors = [self._host(works)]
-        actors += [self._worker(number, works) for number in range(parts.workers)]
-        self._actors = actors
-
-    def _worker(self, number: int, works: list[Work]) -> Iterator[Request]:
-        depth = self._parts.workers * self._parts.prefetch_factor
-        yield "sleep", self._parts.startup_s
-        for k in range(number, self._steps, self._parts.workers):
-            yield "until", lambda k=k: self._taken > k - depth
-            yield from self._make(works[k])
-            yield "cpu", self._parts.send_s, 1.0
-            self._ready.add(k)
-
-    def _host(self, works: list[Work]) -> Iterator[Request]:
-        parts = self._parts
-        yield "sleep", parts.startup_s
-        free_s = copied_s = self._now_s
-        ends_s: list[float] = []
-        host = list(islice(cycle(parts.host), self._steps))
-        for k in range(self._steps):
-            if parts.workers:
-                yield "until", lambda k=k: k in self._ready
-                self._ready.discard(k)
-                yield "cpu", parts.take_s, 1.0
-            else:
-                yield from self._make(works[k])
-            self._first_s = self._first_s or self._now_s
-            self._taken = k + 1
-            copied_s = max(self._now_s, copied_s if parts.copy_beside else free_s) + parts.copy_s
-            if parts.copy_blocks:
-                yield "sleep", copied_s
-            launched_s = self._now_s
-            later = parts.after_sync if host[k].synchronizes else 0.0
-            yield from self._make(host[k], 1 - later)
-            if parts.device_s:
-                free_s = max(launched_s, free_s, copied_s) + parts.device_s
-                heapq.heappush(ends_s, free_s)
-                if host[k].synchronizes:
-                    yield "sleep", free_s
-                elif len(ends_s) > AHEAD_STEPS:
-                    yield "sleep", heapq.heappop(ends_s)
-            yield from self._make(host[k], later)
-        yield "sleep", free_s  # what was queued belongs to the epoch
-
-    def _make(self, work: Work, share: float = 1.0) -> Iterator[Request]:
-        yield "sleep", self._now_s + work.wait_s * share
-        yield "cpu", work.cpu_s * share, work.threads
-
-    def epoch(self) -> Epoch:
-        host = self._actors[0]
-        asked: dict[Iterator, list] = {actor: list(next(actor)) for actor in self._actors}
-        while host in asked:
-            if not self._go_on(asked):
-                self._let_time_pass(asked)
-        return Epoch(first_s=self._first_s, epoch_s=self._now_s)
-
-    def _go_on(self, asked: dict[Iterator, list]) -> bool:
-        """Resume all actors that wait no longer; return whether there was one."""
-        moved = False
-        for actor in list(asked):
-            while actor in asked and self._is_fulfilled(asked[actor]):
-                moved = True
-                try:
-                    asked[actor] = list(next(actor))
-                except StopIteration:
-                    del asked[actor]
-        return moved
-
-    def _is_fulfilled(self, asked: list) -> bool:
-        kind, value = asked[0], asked[1]
-        if kind == "cpu":
-            return value <= 1e-12
-        return value() if kind == "until" else value <= self._now_s + 1e-12
-
-    def _let_time_pass(self, asked: dict[Iterator, list]) -> None:
-        """Advance the time until the next actor waits no longer."""
-        working = [each for each in asked.values() if each[0] == "cpu"]
-        speed = self._speed(sum(each[2] for each in working))
-        moments = [each[1] / (each[2] * speed) for each in working]
-        moments += [each[1] - self._now_s for each in asked.values() if each[0] == "sleep"]
-        if not moments:
-            raise RuntimeError("no actor of the simulation can continue")
-        passed_s = min(moments)
-        for each in working:
-            each[1] -= passed_s * each[2] * speed
-        self._now_s += passed_s
-
-    def _speed(self, wanted: float) -> float:
-        """Return how much of a core each thread gets when `wanted` threads compute."""
-        parts = self._parts
-        full = parts.cores * parts.share_when_full
-        if wanted <= 1.0 or parts.cores <= 1.0:
-            return 1.0 if wanted <= parts.cores else parts.cores / wanted
-        # Between one busy core and all of them, the work done grows linearly.
-        busy = min(wanted, parts.cores)
-        got = 1.0 + (full - 1.0) * (busy - 1.0) / (parts.cores - 1.0)
-        return got / wanted
-
-
-# --- what a diagnosis measured ----------------------------------------------------------------
+    name: str
+    kind: str
+    seconds: float
+    share: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A pipeline's parts, and what else remedies depend on; None where not measured."""
+    """All that naming the bottleneck and proposing remedies depend on."""
 
-    parts: Parts
-    warm_s: float
-    """An epoch with the files in memory, or as they were found."""
+    now: Demand
+    steps: int
+    """Of an epoch."""
+    epoch_s: float
+    """As it is; cold where that takes longer in every block."""
+    samples: int
+    """Of a batch; 0 where that is not known."""
+    unit: str
+    """"images", or "samples" where the batches hold no pictures."""
+    alone_s: float
+    """A step of the loader alone."""
+    resident_s: float
     stages: tuple[Stage, ...] = ()
-    cold_s: float | None = None
-    """An epoch with the files evicted before, where that took longer in every block."""
+    """As fast as they are while all workers run."""
+    rows: tuple[Row, ...] = ()
+    """A batch's way through a worker, most time first; "not explained" is one of them."""
     is_data_loader: bool = True
-    """Whether the loader is torch's DataLoader."""
-    persistent_workers: bool = False
+    knobs: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the DataLoader."""
+    sampler_s: float = 0.0
+    """Of the main process, to draw the samples of a batch."""
+    send_s: float = 0.0
+    """CPU of sending a batch from a worker and receiving it."""
+    empty_s: float = 0.0
+    """A batch of one tiny tensor through a DataLoader with as many workers."""
+    objects: int = 0
+    """Of a batch, other than tensors and arrays."""
     batch_bytes: int = 0
-    float_share: float = 0.0
-    """Share of a batch's bytes that are float32 and float64."""
-    pinned_s: float | None = None
-    """Copy of a batch to the device from pinned memory."""
-    limited: float | None = None
-    """Normalized time of the loader alone with one thread in each worker; measured only where the
-    workers' threads need more cores than there are."""
+    dtypes: Mapping[str, int] = field(default_factory=dict)
+    """dtype -> bytes of a batch."""
+    copy_bytes_s: float = 0.0
+    """A plain copy of a batch in memory."""
+    slowest: float = 1.0
+    """The slowest batch's seconds ÷ the mean."""
     worker_threads: float = 1.0
     """Threads that each worker keeps busy, or that OpenCV would start in it."""
+    decoders_s: Mapping[str, float] = field(default_factory=dict)
+    """labkit's decoders -> seconds for one of the user's files."""
     host_kinds_s: Mapping[str, float] = field(default_factory=dict)
     """Kind of the step's work on the host -> seconds in a step; see `profile.KINDS`."""
     has_device: bool = False
+    syncs_s: float = 0.0
+    """Of a step, waited for the device to finish."""
+    copy_s: float = 0.0
+    """Of a step, for which a copy occupies the device."""
+    copy_blocks: bool = False
+    pinned_s: float | None = None
+    """Such a copy from pinned memory."""
+    on_cuda: bool = False
+    has_model: bool = False
+    """Whether the model was given, so that changes of it can be tried."""
+    duplicated: bool = False
+    """Whether every worker delivers the same samples."""
 
-    def predict(self, **changes: object) -> float:
-        """Return the predicted normalized time of an epoch with some parts changed.
+    @property
+    def ceiling(self) -> float:
+        """Normalized time of an epoch with a loader that takes no time."""
+        return min(self.resident_s * self.steps / self.epoch_s, 1.0)
 
-        What a cold epoch takes longer than a warm one stays as it is.
+    def at_best(self, shorter: float = 1.0, **changes: object) -> float:
+        """Return the least normalized time of an epoch with some demands changed.
+
+        Args:
+            shorter: the epoch's steps, as a share of those now.
+            **changes: fields of `Demand`.
         """
-        ratio = self._ratio(simulate(replace(self.parts, **changes)).epoch_s)
-        if self.cold_s is None:
-            return ratio
-        return (ratio * self.warm_s + self.cold_s - self.warm_s) / self.cold_s
+        least = replace(self.now, **changes).least_s() / self.now.least_s()
+        step_s = changes.get("step_s", self.now.step_s)
+        return shorter * min(max(least, step_s * self.steps / self.epoch_s), 1.0)
 
-    def _ratio(self, changed_s: float) -> float:
-        """Return a simulated epoch's time, normalized by the pipeline as it is.
+    def without(self, some: Iterable[Stage], left: float = 0.0) -> dict[str, float]:
+        """Return the demands with a share left of some stages."""
+        some = list(some)
+        return {
+            "cpu_s": max(self.now.cpu_s - (1 - left) * sum(s.cpu_s for s in some), 0.0),
+            "wall_s": max(self.now.wall_s - (1 - left) * sum(s.wall_s for s in some), 0.0),
+        }
 
-        Where the simulated waiting for batches differs from the measured one (the workers hinder
-        each other), the waiting that is left is scaled by the same factor.
-        """
-        now_s = simulate(self.parts).epoch_s
-        nothing = Work(wait_s=0.0, cpu_s=0.0)
-        free = {"works": (nothing,), "send_s": 0.0, "take_s": 0.0, "startup_s": 0.0}
-        computing_s = simulate(replace(self.parts, **free)).epoch_s
-        waited_s = now_s - computing_s
-        if waited_s < LEAST_WAIT * now_s or changed_s < computing_s:
-            return changed_s / now_s
-        more = min(max((self.warm_s - computing_s) / waited_s, 1 / MOST_OFF), MOST_OFF)
-        return (computing_s + more * (changed_s - computing_s)) / (computing_s + more * waited_s)
-
-    def works_without(self, *stages: Stage, waits_only: bool = False) -> tuple[Work, ...]:
-        """Return the work of batches without some stages."""
-        cpu = 1 - _part_of(self.stages, stages, "cpu_s")
-        wait = 1 - _part_of(self.stages, stages, "wait_s")
-        return tuple(
-            Work(
-                wait_s=work.wait_s * wait,
-                cpu_s=work.cpu_s * (1.0 if waits_only else cpu),
-                threads=work.threads,
-            )
-            for work in self.parts.works
-        )
+    def share_of(self, kind: str) -> float:
+        """Return the share of a kind in the time in which a batch is made."""
+        return sum(row.share for row in self.rows if row.kind == kind)
 
 
-def _part_of(every: tuple[Stage, ...], some: tuple[Stage, ...], what: str) -> float:
-    total = sum(getattr(stage, what) for stage in every)
-    return sum(getattr(stage, what) for stage in some) / total if total else 0.0
+MANY_OBJECTS = 64  # of a batch: fewer cost little to pickle
+SMALL_BYTES = 1 << 20  # of a batch: fewer take no time to copy
+UNEXPLAINED, EACH_OTHER, NO_CORE, OVERHEAD, BYTES = (
+    "not explained", "workers wait for each other", "waiting for a core", "per-batch overhead",
+    "bytes",
+)  # fmt: skip
 
 
-# --- from what was measured to parts ----------------------------------------------------------
-
-
-def _parts_of(found: Collected) -> Parts:
-    """Return the parts that the simulation needs, from stretches of every arm."""
-    loop = found.loop
-    loader, resident, warm = loop.loader, found.of("resident"), found.of("warm")
-    is_torch = loaders.is_data_loader(loader)
+def measured_of(found: Collected) -> Measured:
+    """Return what was measured, in the form that bounds and remedies need."""
+    loop, loader = found.loop, found.loop.loader
+    resident, alone, warm = (found.of(arm) for arm in ("resident", "alone", "warm"))
+    resident_s, alone_s = (_mean(s.step_s for s in arm) for arm in (resident, alone))
+    steps = loaders.count_batches(loader) or max(len(stretch.steps) for stretch in warm)
+    warm_s = _mean(stretch.of_epoch(steps) for stretch in warm)
+    cold_s = _cold_s(found, steps)
+    is_torch, has_device = loaders.is_data_loader(loader), loop.device.has_queue
+    host_kinds_s = {kind: share * resident_s for kind, share in found.host_kinds.items()}
+    copy_s, blocks, beside = _copying(found)
+    device_s, syncs_s = _device(found, host_kinds_s)
+    host_s = resident_s
+    if has_device and not blocks and not syncs_s:
+        host_s = _mean(
+            max(one.step_s - one.device_wait_s - one.queued_s, 0.0)
+            for stretch in resident for one in stretch.steps
+        )  # fmt: skip
+    took, first_s = found.stages, _mean(stretch.startup_s for stretch in warm)
+    sent = took.sent if took else ()
+    send_s = statistics.median(map(sum, sent)) if sent else 0.0
     workers = loader.num_workers if is_torch else 0
-    works = _works(found)
-    readings = [stretch.readings for stretch in resident]
-    copy_s, how = _copying(found)
-    sent = found.stages.sent if found.stages else ()
-    host = _host(resident, loop.device.has_queue)
-    device_s = _mean(each.device_s for each in readings)
-    # In a step that waits for the device, what is neither device nor copy follows that wait.
-    host_s = _mean(work.wait_s + work.cpu_s for work in host)
-    apart_s = _mean(s.step_s for s in resident) - device_s - copy_s
-    waits = _mean(step.synchronizes for step in host) > 0.5
-    later = min(max(apart_s / host_s, 0.0), 1.0) if waits and host_s else 0.0
-    parts = Parts(
-        works=works,
+    if not is_torch and _mean(s.step_s for s in warm) < OVERLAPS * (alone_s + resident_s):
+        workers = 1  # it prepares batches in a way of its own while the step runs
+    pickle_s = statistics.median(one.pickle_cpu_s for one in sent) if sent else 0.0
+    stages, wall_s, cpu_s = _stages(found, alone, workers, pickle_s, alone_s)
+    take_s = min(_mean(s.own_cpu_s for s in alone), alone_s) if workers else 0.0
+    demand = Demand(
         workers=workers,
-        prefetch_factor=(is_torch and loader.prefetch_factor) or loaders.DEFAULT_PREFETCH_FACTOR,
-        send_s=_median(one.pickle_cpu_s for one in sent),
-        take_s=_median(one.unpickle_cpu_s for one in sent),
-        copy_s=copy_s,
-        copy_blocks=how == "blocks",
-        copy_beside=how == "beside",
-        host=host,
-        after_sync=later,
-        device_s=device_s,
-        steps=loaders.count_batches(loader) or max(len(stretch.steps) for stretch in warm),
-        cores=float(hardware.cores()),
+        cores=hardware.cores(),
+        cpu_s=cpu_s,
+        wall_s=wall_s,
+        hindered_s=0.0,
+        take_s=take_s,
+        step_s=resident_s,
+        host_s=host_s,
+        host_cpu_s=min(_mean(s.cpu_s for s in resident), hardware.cores() * resident_s),
+        device_s=device_s + (0.0 if beside else copy_s),
+        startup_s=max(first_s - wall_s, 0.0) / steps if workers and is_torch else 0.0,
+        fetch_s=(cold_s - warm_s) / steps if cold_s else 0.0,
     )
-    parts = _calibrated(parts, found)
-    # Persistent workers are not started.  What they still did when an arm broke off delays the
-    # next arm's start, but not a whole epoch's.
-    if not workers or loader.persistent_workers:
-        return parts
-    first_s = _mean(stretch.startup_s for stretch in warm)
-    return replace(parts, startup_s=max(first_s - simulate(parts).first_s, 0.0))
-
-
-def _works(found: Collected) -> tuple[Work, ...]:
-    """Return the work of batches, measured inside a worker or from the loader alone."""
-    if found.stages is None or not found.stages.batches:
-        alone = (step for stretch in found.of("alone") for step in stretch.steps)
-        return tuple(Work(wait_s=0.0, cpu_s=step.wait_s) for step in alone)
-    works = []
-    for one in found.stages.batches:
-        cpu_s = one.fetch_cpu_s + one.collate_cpu_s
-        caller_s = one.fetch_thread_cpu_s + one.collate_cpu_s
-        threads = max(1.0, cpu_s / caller_s) if caller_s else 1.0
-        wait_s = max(one.fetch_s + one.collate_s - cpu_s / threads, 0.0)
-        works.append(Work(wait_s=wait_s, cpu_s=cpu_s, threads=threads))
-    return tuple(works)
+    loading = replace(demand, step_s=0.0, host_s=0.0, host_cpu_s=0.0, device_s=0.0, startup_s=0.0,
+                      fetch_s=0.0)  # fmt: skip
+    if workers:
+        demand = replace(demand, hindered_s=max(alone_s - loading.least_s(), 0.0))
+    first = loop.resident[0]
+    arrays = loaders.arrays(first)
+    sized = [array for array in arrays if getattr(array, "ndim", 0)]
+    dtypes: dict[str, int] = {}
+    for array in arrays:
+        name = str(array.dtype).removeprefix("torch.")
+        dtypes[name] = dtypes.get(name, 0) + array.nbytes
+    times = [one.fetch_s + one.collate_s for one in took.batches] if took else []
+    measured = Measured(
+        now=demand,
+        steps=steps,
+        epoch_s=cold_s or warm_s,
+        samples=len(max(sized, key=lambda array: array.nbytes)) if sized else 0,
+        unit="images" if any(array.ndim == 4 for array in sized) else "samples",
+        alone_s=alone_s,
+        resident_s=resident_s,
+        stages=stages,
+        is_data_loader=is_torch,
+        knobs=loaders.knobs_of(loader) if is_torch else {},
+        sampler_s=took.sampler_s if took else 0.0,
+        send_s=send_s,
+        empty_s=found.empty_s,
+        objects=len(loaders.leaves(first)) - len(arrays),
+        batch_bytes=loop.batch_bytes,
+        dtypes=dtypes,
+        copy_bytes_s=found.copy_bytes_s,
+        slowest=max(times) / _mean(times) if times and _mean(times) else 1.0,
+        worker_threads=found.worker_threads,
+        decoders_s=found.decoders_s,
+        host_kinds_s=host_kinds_s,
+        has_device=has_device,
+        syncs_s=syncs_s,
+        copy_s=copy_s,
+        copy_blocks=blocks,
+        pinned_s=found.pinned_s,
+        on_cuda=found.resident_on_device is not None,
+        has_model=loop.model is not None,
+        duplicated=found.duplicated,
+    )
+    return replace(measured, rows=_rows(measured, alone))
 
 
 def _mean(values: Iterable[float]) -> float:
     values = list(values)
     return statistics.fmean(values) if values else 0.0
-
-
-def _median(values: Iterable[float]) -> float:
-    values = list(values)
-    return statistics.median(values) if values else 0.0
-
-
-def _host(resident: Sequence[Stretch], has_queue: bool) -> tuple[HostStep, ...]:
-    """Return the work of steps on the host, without waiting for the device."""
-    works = []
-    for stretch in resident:
-        own_s = _mean(step.cpu_s for step in stretch.steps)
-        # Where the host computes, the threads of its libraries do, too.
-        threads = 1.0 if has_queue or not own_s else max(1.0, stretch.cpu_s / own_s)
-        for step in stretch.steps:
-            busy_s = step.cpu_s + step.device_wait_s + step.queued_s
-            idle_s = max(step.step_s - busy_s, 0.0)
-            works.append(
-                HostStep(
-                    wait_s=idle_s,
-                    cpu_s=step.cpu_s * threads,
-                    threads=threads,
-                    synchronizes=has_queue and step.syncs > 0,
-                )
-            )
-    return tuple(works)
-
-
-def _copying(found: Collected) -> tuple[float, str]:
-    """Return a copy's seconds, and whether it blocks the host or runs beside the computing."""
-    device = found.loop.device
-    if not device.has_queue or found.pageable_s is None:
-        return 0.0, ""
-    if found.resident_on_device is not None:  # CUDA: what the step takes less without copying
-        saved_s = _mean(s.step_s for s in found.of("resident")) - found.resident_on_device.step_s
-        pinned = all(t.is_pinned() for t in loaders.arrays(found.loop.resident[0]))
-        return max(saved_s, 0.0), "" if pinned else "blocks"
-    readings = found.of("resident")[-1].readings
-    if readings.copy_wait_s > 0.5 * found.pinned_s:
-        return found.pageable_s, "blocks"
-    return found.pinned_s, "beside" if readings.side_stream else ""
-
-
-def _calibrated(parts: Parts, found: Collected) -> Parts:
-    """Return parts whose simulated loader alone takes as long as the real one."""
-    alone_s = _mean(stretch.step_s for stretch in found.of("alone"))
-    nothing = {"host": (HostStep(wait_s=0.0, cpu_s=0.0),), "device_s": 0.0, "copy_s": 0.0}
-    nothing |= {"startup_s": 0.0, "steps": 200}
-    if parts.workers < parts.cores and found.alone_full is not None:
-        full = replace(parts, **nothing, workers=int(parts.cores))
-        parts = replace(parts, share_when_full=_fitted_share(full, found.alone_full.step_s))
-    if parts.workers > 1:
-        bare = replace(parts, **nothing)
-        return replace(parts, share_when_full=_fitted_share(bare, alone_s))
-    took_s = simulate(replace(parts, **nothing)).epoch_s / nothing["steps"]
-    waits_s = _mean(work.wait_s for work in parts.works)
-    cpu_s = took_s - waits_s
-    scale = max(alone_s - waits_s, 0.1 * cpu_s) / cpu_s if cpu_s > 0 else 1.0
-    return replace(parts, works=tuple(replace(w, cpu_s=w.cpu_s * scale) for w in parts.works))
-
-
-def _fitted_share(parts: Parts, wanted_s: float) -> float:
-    """Return the `share_when_full` with which a simulated step takes `wanted_s`."""
-    low, high = 0.2, 1.3
-    for _ in range(12):
-        middle = (low + high) / 2
-        took_s = simulate(replace(parts, share_when_full=middle)).epoch_s / parts.steps
-        low, high = (middle, high) if took_s > wanted_s else (low, middle)
-    return (low + high) / 2
 
 
 def _cold_s(found: Collected, steps: int) -> float | None:
@@ -445,32 +275,114 @@ def _cold_s(found: Collected, steps: int) -> float | None:
     return _mean(cold_s for cold_s, _ in pairs)
 
 
-def measured_of(found: Collected) -> Measured:
-    """Return everything that remedies depend on."""
-    loop = found.loop
-    parts, loader = _parts_of(found), loop.loader
-    is_torch = loaders.is_data_loader(loader)
-    alone_s, resident_s = (
-        _mean(stretch.step_s for stretch in found.of(arm)) for arm in ("alone", "resident")
+def _device(found: Collected, host_kinds_s: Mapping[str, float]) -> tuple[float, float]:
+    """Return for which seconds of a step the device computes, and the host waits for its end."""
+    device, resident = found.loop.device, found.of("resident")
+    if not device.has_queue:
+        return 0.0, 0.0
+    on_device = found.resident_on_device
+    seen = [on_device] if on_device else resident
+    syncs = _mean(one.syncs > 0 for stretch in seen for one in stretch.steps) > 0.5
+    if on_device:  # CUDA: waiting spins, so only the profile tells it from work
+        return found.kernels_s, host_kinds_s.get("synchronization", 0.0) if syncs else 0.0
+    readings = [stretch.readings for stretch in resident]
+    waits_s = _mean(each.waited_s - each.copy_wait_s for each in readings)
+    return _mean(each.device_s for each in readings), waits_s if syncs else 0.0
+
+
+def _copying(found: Collected) -> tuple[float, bool, bool]:
+    """Return a copy's seconds, whether it blocks the host, and whether it runs beside computing."""
+    device = found.loop.device
+    if not device.has_queue or found.pageable_s is None:
+        return 0.0, False, False
+    if found.resident_on_device is not None:  # CUDA: what the step takes less without copying
+        saved_s = _mean(s.step_s for s in found.of("resident")) - found.resident_on_device.step_s
+        pinned = all(t.is_pinned() for t in loaders.arrays(found.loop.resident[0]))
+        return max(saved_s, 0.0), not pinned, False
+    readings = found.of("resident")[-1].readings
+    if readings.copy_wait_s > 0.5 * found.pinned_s:
+        return found.pageable_s, True, False
+    return found.pinned_s, False, readings.side_stream
+
+
+def _stages(
+    found: Collected, alone: Sequence[Stretch], workers: int, pickle_s: float, alone_s: float
+) -> tuple[tuple[Stage, ...], float, float]:
+    """Return the stages, and wall and CPU seconds of making and sending a batch.
+
+    Two busy cores do less than twice the work of one (hyper-threads, memory bandwidth), so CPU
+    seconds are scaled to those that the workers took when they ran together.
+    """
+    seen = found.stages.stages if found.stages else ()
+    seen = tuple(stage for stage in seen if stage.kind != SERIALIZATION)
+    if not workers:
+        return seen, alone_s, min(_mean(s.cpu_s for s in alone), hardware.cores() * alone_s)
+    probed_s = sum(stage.cpu_s for stage in seen) + pickle_s
+    if not probed_s:
+        return seen, alone_s, _mean(s.cpu_s for s in alone)
+    together = 1.0
+    if not any(len(stretch.epoch_s) > 1 for stretch in alone):  # else starting is in it
+        together = max(_mean(s.cpu_s - s.own_cpu_s for s in alone) / probed_s, 1.0)
+    seen = tuple(
+        replace(s, cpu_s=s.cpu_s * together, wall_s=s.wait_s + (s.wall_s - s.wait_s) * together)
+        for s in seen
     )
-    measured = found.stages.stages if found.stages else ()
-    floats = sum(
-        array.nbytes
-        for array in loaders.arrays(loop.resident[0])
-        if str(array.dtype).removeprefix("torch.") in ("float32", "float64")
+    pickle_s *= together
+    return (
+        seen,
+        sum(stage.wall_s for stage in seen) + pickle_s,
+        sum(stage.cpu_s for stage in seen) + pickle_s,
     )
-    return Measured(
-        parts=parts,
-        stages=tuple(one for one in measured if one.kind != SERIALIZATION),
-        warm_s=_mean(stretch.of_epoch(parts.steps) for stretch in found.of("warm")),
-        cold_s=_cold_s(found, parts.steps),
-        is_data_loader=is_torch,
-        persistent_workers=is_torch and loader.persistent_workers,
-        batch_bytes=loop.batch_bytes,
-        float_share=floats / loop.batch_bytes if loop.batch_bytes else 0.0,
-        pinned_s=found.pinned_s,
-        limited=found.limited.step_s / alone_s if found.limited else None,
-        worker_threads=worker_threads(found.stages),
-        host_kinds_s={kind: share * resident_s for kind, share in found.host_kinds.items()},
-        has_device=loop.device.has_queue,
-    )
+
+
+def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
+    """Return everything in a batch's time in a worker that has a name, and the rest as a row.
+
+    The loader alone: its step's seconds × its workers.
+    """
+    now = measured.now
+    if not measured.stages:
+        return ()
+    total_s = measured.alone_s * max(now.workers, 1)
+    sent = BYTES if measured.batch_bytes > SMALL_BYTES else OVERHEAD
+    if measured.objects > MANY_OBJECTS:
+        sent = SERIALIZATION
+    parts = [] if now.workers else [("sampler", SAMPLER, measured.sampler_s)]
+    for stage in measured.stages:
+        waits = "waiting" if stage.kind == "transform" else stage.kind
+        parts += [
+            (stage.name, stage.kind, stage.wall_s - stage.wait_s),
+            (f"waiting in {stage.name}", waits, stage.wait_s),
+        ]
+    if now.workers:
+        sent_s = now.wall_s - sum(stage.wall_s for stage in measured.stages)
+        parts.append(("sending", sent, sent_s))
+    known_s = sum(seconds for _, _, seconds in parts)
+    rest_s = max(total_s - known_s, 0.0)
+    queued = [stretch.queued_s for stretch in alone if stretch.queued_s is not None]
+    idle = _mean(stretch.idle for stretch in alone) > IDLE
+    queued_s = min(_mean(queued) if queued else rest_s * (not idle), rest_s)
+    parts.append((NO_CORE, NO_CORE, queued_s))
+    rest_s -= queued_s
+    if measured.is_data_loader:
+        made_s = sum(stage.wall_s for stage in measured.stages)
+        empty_s = measured.empty_s * max(now.workers, 1)
+        handed_s = rest_s if made_s < SMALL_WORK * empty_s else min(empty_s, rest_s)
+        parts.append(("handing over a batch", OVERHEAD, handed_s))
+        rest_s -= handed_s
+    if now.workers and measured.is_data_loader:
+        if now.take_s > BUSY * measured.alone_s:
+            draws = measured.sampler_s > 0.5 * now.take_s
+            parts.append(("waiting for the main process", SAMPLER if draws else sent, rest_s))
+            rest_s = 0.0
+        elif now.workers > 1 and idle and rest_s > HINDERED * total_s:
+            parts.append((EACH_OTHER, EACH_OTHER, rest_s))
+            rest_s = 0.0
+    parts.append((UNEXPLAINED, UNEXPLAINED, rest_s))
+    whole_s = max(total_s, known_s) or 1.0
+    rows = [
+        Row(name=name, kind=kind, seconds=seconds, share=seconds / whole_s)
+        for name, kind, seconds in parts
+        if seconds > 0
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.seconds))

@@ -1,390 +1,529 @@
-"""Remedies: which apply, what each is predicted to gain, and what the bottleneck is.
+"""Remedies: a table of changes, and the bottleneck that follows from what they gain.
 
-One function for each remedy yields it where its precondition holds.  A precondition only says that
-a change is possible; the simulation of the measured parts predicts what it gains.
+Each line says where a change applies, what it leaves of the measured demands (its bound), and,
+where the lab can apply it to a copy, the arguments with which it is tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
-from labkit.diagnosis.predict import HostStep, Measured, Work
+from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, line_of
+from labkit.diagnosis.predict import (
+    BYTES,
+    EACH_OTHER,
+    MANY_OBJECTS,
+    OVERHEAD,
+    SMALL_BYTES,
+    UNEXPLAINED,
+    Measured,
+)  # fmt: skip
+from labkit.diagnosis.stages import SAMPLER, Stage
 
+COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated samples", "shared memory"
 MOST_WORKERS = 16
-MOST_PREFETCHED_BYTES = 2 << 30
+MOST_AHEAD_BYTES = 2 << 30
+MORE_AHEAD = 4  # times as many batches
 RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
 LESS_OFTEN = 10
+MUCH = 0.3  # of the loader's time, which every batch takes whatever is in it
+VANISHES = 0.05  # of the time: so much overhead does not matter
+DEVICE_BOUND = 0.9  # the ceiling from which faster computing is tried
+LOADER_BOUND = 0.8  # the ceiling up to which the loader is the limit
+SMALLEST_SHARE = 0.01  # of making a batch; smaller stages are no remedy
+UNKNOWN_SHARE = 1 / 3  # that is not explained: then no known part is called the bottleneck
 MOST = 5
 # Gains closer to each other than this are equal: the easier change comes first.
 EQUAL = 0.03
-SMALLEST_SHARE = 0.01  # of preparing a batch; smaller stages are no remedy
+# An easy change is the answer if it saves this share of what the best easy change saves; work to
+# rewrite is the answer only where easy changes save less than the second share of what it may.
+MOST_OF_IT, ENOUGH_OF_IT = 0.8, 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One change, and what it is predicted to gain."""
+    """One change, and what it gains."""
 
     name: str
     bottleneck: str
     """What it removes."""
-    predicted: float
-    """Normalized time of an epoch: the time with it ÷ the time without."""
+    at_best: float
+    """Bound of the normalized time of an epoch: the time with it ÷ the time without."""
     reason: str
     change: str
     """What to write."""
+    easy: bool
+    """Whether it is a line to change, not work to rewrite."""
     knobs: Mapping[str, object] = field(default_factory=dict)
-    """Arguments of the DataLoader that apply it; empty where the user has to."""
-    at_most: bool = False
-    """Whether the prediction is a bound, as if the work took no time at all."""
+    """Arguments with which the lab tries it; empty where it cannot."""
+    only_tried: bool = False
+    """Whether nothing but the ceiling bounds it, so that only a trial can tell."""
     measured: float | None = None
+    """Normalized time of an epoch as tried; None where it was not."""
     ci_low: float | None = None
     ci_high: float | None = None
 
+    @property
+    def normalized_time(self) -> float:
+        """Return what was measured, or the bound."""
+        return self.at_best if self.measured is None else self.measured
 
-def keep_workers(measured: Measured) -> Iterator[Remedy]:
-    """Workers that start anew in every epoch could persist."""
-    parts = measured.parts
-    if not parts.workers or measured.persistent_workers:
-        return
-    yield Remedy(
-        name="persistent workers",
-        bottleneck="start-up",
-        predicted=measured.predict(startup_s=min(parts.startup_s, RESET_S)),
-        reason=f"starting workers takes {units.seconds(parts.startup_s)} of every epoch of "
-        f"{units.count(parts.steps, 'step')}",
-        change="DataLoader(…, persistent_workers=True)",
-        knobs={"persistent_workers": True},
+
+class Line(NamedTuple):
+    """A line of the table; the functions take what was measured, and one of its subjects."""
+
+    name: str
+    bottleneck: str
+    subjects: Callable[[Measured], Sequence]
+    """What it applies to: stages, numbers of workers; empty where nothing."""
+    leaves: Callable[[Measured, object], Mapping[str, object] | None]
+    """Demands with it; None where only a trial can tell."""
+    reason: Callable[[Measured, object], str]
+    change: Callable[[Measured, object], str] | str
+    knobs: Callable[[Measured, object], Mapping[str, object]] | None = None
+    """DataLoader arguments, or a change of the model, with which it is tried."""
+    easy: bool = True
+
+
+# --- where they apply, and why ----------------------------------------------------------------
+
+
+def _given(applies: bool) -> tuple:
+    return (True,) if applies else ()
+
+
+def _ahead(m: Measured) -> int:
+    return int(m.knobs.get("prefetch_factor", DEFAULT_PREFETCH_FACTOR))
+
+
+def _waits(m: Measured) -> float:
+    """Return the share of making a batch that needs no core."""
+    return sum(s.wait_s for s in m.stages) / (sum(s.wall_s for s in m.stages) or 1.0)
+
+
+def _more_workers(m: Measured) -> Sequence[int]:
+    counts = {m.now.cores // 2, min(m.now.cores, MOST_WORKERS)}
+    counts |= {4 * m.now.cores, MOST_WORKERS} if _waits(m) > 0.5 else set()
+    allowed = MOST_AHEAD_BYTES / (_ahead(m) * max(m.batch_bytes, 1))
+    return [
+        n for n in sorted(counts)
+        if m.is_data_loader and m.now.workers < n <= min(MOST_WORKERS, allowed)
+    ]  # fmt: skip
+
+
+def _why_workers(m: Measured, count: int) -> str:
+    if not m.now.workers:
+        return f"the main process makes the batches itself, {units.seconds(m.alone_s)} each"
+    if _waits(m) > 0.5:
+        return f"{units.whole_percent(_waits(m))} of making a batch is waiting, which needs no core"
+    return f"{m.now.workers} of {m.now.cores} cores make batches"
+
+
+def _fewer_workers(m: Measured) -> Sequence[int]:
+    if not m.is_data_loader or m.now.workers < 2 or m.now.hindered_s < 0.1 * m.alone_s:
+        return ()
+    return (min(m.now.cores, m.now.workers - 1),) if m.now.workers > 1 else ()
+
+
+def _overhead_s(m: Measured) -> float:
+    """Return a batch's seconds that do not depend on its size."""
+    return m.share_of(OVERHEAD) * m.alone_s
+
+
+def _small_batches(m: Measured) -> Sequence:
+    return _given(m.samples > 0 and m.share_of(OVERHEAD) > MUCH)
+
+
+def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
+    made = {"cpu_s": sum(s.cpu_s for s in m.stages), "wall_s": sum(s.wall_s for s in m.stages)}
+    return made | {"take_s": max(m.now.take_s - _overhead_s(m), 0.0), "hindered_s": 0.0}
+
+
+def _enough_samples(m: Measured) -> str:
+    rest_s = max(m.epoch_s / m.steps - _overhead_s(m), 1e-9) / m.samples
+    return f"{_round_up(_overhead_s(m) / VANISHES / rest_s):,}"
+
+
+def _round_up(n: float) -> int:
+    power = 1
+    while power < n:
+        power *= 2
+    return power
+
+
+def _kinds(*kinds: str) -> Callable[[Measured], Sequence[Stage]]:
+    """Return a function that lists the stages of some kinds that take a share of a batch's time."""
+
+    def stages(m: Measured) -> Sequence[Stage]:
+        least_s = SMALLEST_SHARE * m.now.wall_s
+        return [s for s in m.stages if s.kind in kinds and s.wall_s > least_s]
+
+    return stages
+
+
+def _as_one(*kinds: str) -> Callable[[Measured], Sequence[Sequence[Stage]]]:
+    stages = _kinds(*kinds)
+    return lambda m: [found] if (found := stages(m)) else []
+
+
+def _computing(m: Measured) -> Sequence[Stage]:
+    return [s for s in _kinds("transform")(m) if s.wait_s < s.cpu_s]
+
+
+def _waiting(m: Measured) -> Sequence[Sequence[Stage]]:
+    found = [s for s in _kinds("transform")(m) if s.wait_s >= s.cpu_s]
+    return [found] if found else []
+
+
+def _took(m: Measured, stages: Sequence[Stage]) -> str:
+    took_s = sum(s.wall_s for s in stages)
+    return (
+        f"{stages[0].name} takes {units.seconds(took_s)} of the {units.seconds(m.now.wall_s)} "
+        "in which a worker makes a batch"
+        if m.now.workers
+        else f"{stages[0].name} takes {units.seconds(took_s)} of the {units.seconds(m.alone_s)} "
+        "that a batch takes"
     )
 
 
-def prefetch_more(measured: Measured) -> Iterator[Remedy]:
-    """Late batches delay the loop where too few are prepared ahead."""
-    parts = measured.parts
-    if not parts.workers:
-        return
-    tried = {
-        factor: measured.predict(prefetch_factor=factor)
-        for factor in (parts.prefetch_factor * 2**k for k in range(1, 5))
-        if factor * parts.workers * measured.batch_bytes <= MOST_PREFETCHED_BYTES
+def _fastest_decoder(m: Measured, stages: Sequence[Stage]) -> str:
+    if not m.decoders_s or not m.samples:
+        return ""
+    best = min(m.decoders_s, key=m.decoders_s.get)
+    own_s = sum(stage.wall_s for stage in stages) / m.samples
+    return (
+        f"; an image takes {units.seconds(own_s)}, labkit's {best} "
+        f"{units.seconds(m.decoders_s[best])} here"
+    )
+
+
+def _collating(m: Measured) -> Sequence[Stage]:
+    return [s for s in _kinds("collate")(m) if s.wall_s > 2 * m.copy_bytes_s]
+
+
+FEWER = {"float64": ("float32", 0.5), "float32": ("uint8", 0.25)}
+
+
+def _wide(m: Measured) -> Sequence[str]:
+    """Return the dtype that takes most of a batch, where a smaller one would do."""
+    if not m.dtypes or m.batch_bytes < SMALL_BYTES:
+        return ()
+    dtype = max(m.dtypes, key=m.dtypes.get)
+    allowed = dtype in FEWER and m.dtypes[dtype] > 0.5 * m.batch_bytes
+    # Pixels only, and only where something else than the host can make floats of them.
+    pixels = dtype == "float64" or (m.unit == "images" and m.has_device)
+    return (dtype,) if allowed and pixels else ()
+
+
+def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
+    """Return the demands with fewer bytes: all that touches them gets shorter."""
+    kept = 1 - (1 - FEWER[dtype][1]) * m.dtypes[dtype] / m.batch_bytes
+    touched = [s for s in m.stages if s.kind in ("transform", "collate") and s.wait_s < s.cpu_s]
+    left = m.without(touched, kept)
+    sent_s = (1 - kept) * m.send_s if m.now.workers else 0.0
+    copied_s = (1 - kept) * m.copy_s
+    return {
+        "cpu_s": max(left["cpu_s"] - sent_s, 0.0),
+        "wall_s": max(left["wall_s"] - sent_s, 0.0),
+        "hindered_s": m.now.hindered_s * kept,
+        "take_s": m.now.take_s * kept,
+        "step_s": m.now.step_s - copied_s,
+        "host_s": m.now.host_s - (copied_s if m.copy_blocks else 0.0),
+        "device_s": max(m.now.device_s - copied_s, 0.0),
     }
-    if not tried:
-        return
-    factor = _least_that_suffices(tried)
-    ahead_bytes = factor * parts.workers * measured.batch_bytes
-    slowest_s = max(work.wait_s + work.cpu_s for work in parts.works)
-    mean_s = sum(work.wait_s + work.cpu_s for work in parts.works) / len(parts.works)
-    yield Remedy(
-        name="more prefetching",
-        bottleneck="jitter",
-        predicted=tried[factor],
-        reason=f"a batch takes {units.seconds(mean_s)} to prepare, but some take "
-        f"{units.seconds(slowest_s)}, and only {parts.prefetch_factor} per worker are ahead",
-        change=f"DataLoader(…, prefetch_factor={factor}): "
-        f"{units.count_bytes(ahead_bytes)} of batches in memory",
-        knobs={"prefetch_factor": factor},
-    )
 
 
-def _least_that_suffices(tried: Mapping[int, float]) -> int:
-    best = min(tried.values())
-    return next(number for number, predicted in tried.items() if predicted <= best * (1 + DELTA))
+def _why_fewer(m: Measured, _: str) -> str:
+    return f"a batch is {units.count_bytes(m.batch_bytes)}, a sample {bytes_in_words(m)}"
 
 
-def limit_threads(measured: Measured) -> Iterator[Remedy]:
-    """Workers that start threads of their own may need more cores than there are."""
-    parts = measured.parts
-    if measured.limited is None:
-        return
-    wanted = parts.workers * measured.worker_threads
-    works = tuple(Work(wait_s=w.wait_s, cpu_s=w.cpu_s * measured.limited) for w in parts.works)
-    yield Remedy(
-        name="limit threads",
-        bottleneck="threads",
-        predicted=measured.predict(works=works),
-        reason=f"{parts.workers} workers × {measured.worker_threads:.2g} threads need "
-        f"{wanted:.2g} cores of {parts.cores:g}; with one thread each the loader alone takes "
-        f"{units.normalized(measured.limited)} of its time",
-        change="worker_init_fn=lambda _: (cv2.setNumThreads(0), torch.set_num_threads(1))",
-        knobs={"limit_threads": True},
-    )
+def _write_fewer(m: Measured, dtype: str) -> str:
+    if dtype == "float64":
+        return "float32 in the dataset: array.astype(np.float32)"
+    return "keep pixels uint8 in the dataset; on the device: x.float().div_(255)"
 
 
-def more_workers(measured: Measured) -> Iterator[Remedy]:
-    """More workers help where the loop waits for batches and cores are free, or not needed."""
-    parts = measured.parts
-    if not measured.is_data_loader:
-        return
-    counts = sorted({1, 2, 4, 8, 16, int(parts.cores), 2 * int(parts.cores)})
-    tried = {
-        count: measured.predict(workers=count)
-        for count in counts
-        if parts.workers < count <= MOST_WORKERS
-        and count * parts.prefetch_factor * measured.batch_bytes <= MOST_PREFETCHED_BYTES
+def bytes_in_words(m: Measured) -> str:
+    """Return dtype and size of a sample, and what a smaller dtype would take: "float64, 6.3 MB"."""
+    if not m.dtypes or not m.samples:
+        return ""
+    dtype = max(m.dtypes, key=m.dtypes.get)
+    said = f"{dtype}, {units.count_bytes(m.batch_bytes / m.samples)}"
+    if dtype not in FEWER or m.batch_bytes < SMALL_BYTES:
+        return said
+    if dtype == "float64" or m.unit == "images":
+        other, share = FEWER[dtype]
+        said += f"; {other} would be {'half' if share == 0.5 else 'a quarter'}"
+    return said
+
+
+def _ordered(m: Measured, _: object) -> dict[str, object]:
+    if m.now.workers:
+        return {"take_s": max(m.now.take_s - m.sampler_s, 0.0)}
+    return {"wall_s": m.now.wall_s - m.sampler_s, "cpu_s": max(m.now.cpu_s - m.sampler_s, 0.0)}
+
+
+def _shorter_step(m: Measured, less_s: float) -> dict[str, object]:
+    step_s = max(m.now.step_s - less_s, m.now.device_s)
+    return {
+        "step_s": step_s,
+        "host_s": max(m.now.host_s - less_s, 0.0),
+        "host_cpu_s": max(m.now.host_cpu_s - less_s, 0.0),
     }
-    if not tried:
-        return
-    count = _least_that_suffices(tried)
-    waits = sum(work.wait_s for work in parts.works)
-    share = waits / (sum(work.cpu_s for work in parts.works) + waits or 1.0)
-    if not parts.workers:
-        why = "the training loop prepares batches itself, and the device is idle meanwhile"
-    elif share > 0.5:
-        why = f"preparing a batch is {units.percent(share)} waiting, which needs no core"
-    else:
-        why = f"{parts.workers} of {parts.cores:g} cores prepare batches, and the others are free"
-    yield Remedy(
-        name="more workers",
-        bottleneck="workers",
-        predicted=tried[count],
-        reason=why,
-        change=f"DataLoader(…, num_workers={count})",
-        knobs={"num_workers": count},
+
+
+def _pinned(m: Measured, _: object) -> dict[str, object]:
+    rest_s = m.now.device_s - m.copy_s
+    free_s = max(m.now.step_s - m.now.device_s, 0.0)
+    device_s = rest_s + (m.pinned_s or 0.0)
+    return {"step_s": max(device_s, free_s), "host_s": free_s, "device_s": device_s}
+
+
+def _unsynchronized(m: Measured, _: object) -> dict[str, object]:
+    host_s = max(m.now.step_s - m.syncs_s, 0.0)
+    return {"step_s": max(host_s, m.now.device_s), "host_s": host_s}
+
+
+def _host_work(kind: str, kept: float) -> dict[str, Callable]:
+    return {
+        "subjects": lambda m: _given(m.host_kinds_s.get(kind, 0.0) > 0),
+        "leaves": lambda m, _: _shorter_step(m, m.host_kinds_s[kind] * (1 - kept)),
+    }
+
+
+def _of_step(what: str, kind: str) -> Callable[[Measured, object], str]:
+    return lambda m, _: (
+        f"{what} takes {units.seconds(m.host_kinds_s[kind])} of the "
+        f"{units.seconds(m.now.step_s)} of a step"
     )
 
 
-def pin_memory(measured: Measured) -> Iterator[Remedy]:
-    """A copy from pinned memory neither blocks the host nor needs a second buffer."""
-    parts = measured.parts
-    if not measured.has_device or not parts.copy_blocks or measured.pinned_s is None:
-        return
-    yield Remedy(
-        name="pin memory",
-        bottleneck="transfer",
-        predicted=measured.predict(copy_blocks=False, copy_s=measured.pinned_s),
-        reason=f"a copy of {units.count_bytes(measured.batch_bytes)} takes "
-        f"{units.seconds(parts.copy_s)}, in which host and device wait; from pinned memory "
-        f"{units.seconds(measured.pinned_s)}, in which the host does not",
-        change="DataLoader(…, pin_memory=True) and batch.to(device, non_blocking=True)",
+def _model(change: str) -> Callable[[Measured, object], Mapping[str, object]]:
+    return lambda m, _: {"model": change}
+
+
+def _device_is_limit(m: Measured) -> Sequence:
+    return _given(m.has_model and m.ceiling > DEVICE_BOUND)
+
+
+def _fetch(m: Measured) -> str:
+    cold_s = m.epoch_s
+    warm_s = m.epoch_s - m.now.fetch_s * m.steps
+    return (
+        f"an epoch from the medium takes {units.seconds(cold_s)}, from memory "
+        f"{units.seconds(warm_s)}"
     )
 
 
-def send_less(measured: Measured) -> Iterator[Remedy]:
-    """Pixels of one byte can be sent as such, and be converted to floats on the device."""
-    parts = measured.parts
-    if not measured.has_device or measured.float_share < 0.5:
-        return
-    kept = 1 - 0.75 * measured.float_share
-    yield Remedy(
-        name="smaller batches to send",
-        bottleneck="transfer",
-        predicted=measured.predict(copy_s=parts.copy_s * kept),
-        reason=f"{units.percent(measured.float_share)} of a batch of "
-        f"{units.count_bytes(measured.batch_bytes)} are floats, made from pixels of one byte",
-        change="keep images uint8 in the dataset; on the device: x.float().div_(255)",
-    )
-
-
-def synchronize_less(measured: Measured) -> Iterator[Remedy]:
-    """A host that waits for the device in every step launches the next step late."""
-    host = measured.parts.host
-    if not measured.has_device or not any(step.synchronizes for step in host):
-        return
-    yield Remedy(
-        name="synchronize less often",
-        bottleneck="synchronization",
-        predicted=measured.predict(host=tuple(replace(step, synchronizes=False) for step in host)),
-        reason="in every step the host waits until the device is done (.item(), .cpu(), print), "
-        "and the device then waits for the host",
-        change="read the loss every 50 steps; keep it on the device between: loss.detach()",
-    )
-
-
-# Kind of work -> what it is, the remedy's name, the share that stays, and what to write.
-HOST_WORK = {
-    "checkpoint": (
-        "saving",
-        "save less often",
-        1 / LESS_OFTEN,
-        f"save a tenth as often (every {LESS_OFTEN}th time), or in a thread from a copy",
-    ),
-    "reports": (
-        "reporting",
-        "report less often",
-        1 / LESS_OFTEN,
-        f"report a tenth as often (every {LESS_OFTEN}th time), or from a thread",
-    ),
-    "host work": (
-        "Python in the step",
-        "vectorize host work",
-        0.0,
-        "write the loop as operations on whole tensors, or do it every 50 steps",
-    ),
-}
-
-
-def work_less_on_host(measured: Measured) -> Iterator[Remedy]:
-    """Saving, reporting and Python loops in the step delay the launch of the next step."""
-    parts = measured.parts
-    mean_s = sum(work.cpu_s + work.wait_s for work in parts.host) / len(parts.host)
-    for kind, (what, name, kept, change) in HOST_WORK.items():
-        took_s = min(measured.host_kinds_s.get(kind, 0.0), mean_s)
-        if not took_s:
-            continue
-        yield Remedy(
-            name=name,
-            bottleneck=kind,
-            predicted=measured.predict(host=_less_of(parts.host, took_s * (1 - kept))),
-            reason=f"{what} takes {units.seconds(took_s)} of the "
-            f"{units.seconds(mean_s)} that a step takes on the host",
-            change=change,
-            at_most=not kept,
-        )
-
-
-def _less_of(host: tuple[HostStep, ...], less_s: float) -> tuple[HostStep, ...]:
-    """Return steps with `less_s` less work on average, taken from the longest steps first.
-
-    What is done now and then is in a few long steps; what is done always, in all of them.
-    """
-    excess_s = less_s * len(host)
-    lengths = sorted((step.cpu_s + step.wait_s for step in host), reverse=True)
-    # Find the common length to which the longest steps are cut.
-    level_s, cut_s = lengths[0], 0.0
-    for count, length_s in enumerate([*lengths[1:], 0.0], 1):
-        if cut_s + count * (level_s - length_s) >= excess_s:
-            level_s -= (excess_s - cut_s) / count
-            break
-        cut_s, level_s = cut_s + count * (level_s - length_s), length_s
-    return tuple(_no_longer_than(step, level_s) for step in host)
-
-
-def _no_longer_than(step: HostStep, level_s: float) -> HostStep:
-    kept = min(1.0, level_s / (step.cpu_s + step.wait_s or 1.0))
-    # A step that is mostly gone was a save or a report, which waited for the device itself.
-    waits = step.synchronizes and kept > 0.5
-    return replace(step, cpu_s=step.cpu_s * kept, wait_s=step.wait_s * kept, synchronizes=waits)
-
-
-# Kind of stage -> what making it faster is called, and what to write.
-STAGES = {
-    "decode": (
-        "faster decode",
-        "a faster decoder (lab.DECODERS), images stored at the size that is trained on, or pixels",
-    ),
-    "transform": ("faster transform", "write it for whole arrays, on smaller images, or drop it"),
-    "collate": ("faster collate", "torch.stack of ready tensors, and nothing else in collate_fn"),
-}
-
-
-def prepare_faster(measured: Measured) -> Iterator[Remedy]:
-    """A stage that takes much of preparing a batch could take less."""
-    total_s = sum(stage.cpu_s + stage.wait_s for stage in measured.stages)
-    for kind, (name, change) in STAGES.items():
-        of_kind = tuple(stage for stage in measured.stages if stage.kind == kind)
-        for stage in of_kind if kind == "transform" else of_kind[:1]:
-            several = (stage,) if kind == "transform" else of_kind
-            took_s = sum(each.cpu_s + each.wait_s for each in several)
-            if took_s < SMALLEST_SHARE * total_s:
-                continue
-            yield Remedy(
-                name=name,
-                bottleneck=kind,
-                predicted=measured.predict(works=measured.works_without(*several)),
-                reason=f"{stage.name} takes {units.seconds(took_s)} of the "
-                f"{units.seconds(total_s)} that preparing a batch takes",
-                change=f"{stage.name}: {change}",
-                at_most=True,
-            )
-
-
-def send_simpler(measured: Measured) -> Iterator[Remedy]:
-    """Objects other than tensors are pickled by the worker and unpickled by the loop."""
-    parts = measured.parts
-    sent_s = parts.send_s + parts.take_s
-    if not parts.workers or not sent_s:
-        return
-    yield Remedy(
-        name="cheaper serialization",
-        bottleneck="serialization",
-        predicted=measured.predict(send_s=0.0, take_s=0.0),
-        reason=f"sending a batch from a worker takes {units.seconds(sent_s)} of pickling",
-        change="return tensors (they go through shared memory), not lists, dicts or objects",
-        at_most=True,
-    )
-
-
-def read_faster(measured: Measured) -> Iterator[Remedy]:
-    """Files could lie on a faster medium, where the loader waits for the medium."""
-    change = "copy the files to an SSD or tmpfs once, or pack them into one file"
-    if measured.cold_s:
-        yield Remedy(
-            name="faster medium",
-            bottleneck="storage",
-            predicted=min(measured.warm_s / measured.cold_s, 1.0),
-            reason=f"an epoch from the medium takes {units.seconds(measured.cold_s)}, from memory "
-            f"{units.seconds(measured.warm_s)}",
-            change=change,
-            at_most=True,
-        )
-        return
-    reads = tuple(stage for stage in measured.stages if stage.kind == "read")
-    waits_s = sum(stage.wait_s for stage in reads)
-    if not waits_s:
-        return
-    yield Remedy(
-        name="faster medium",
-        bottleneck="storage",
-        predicted=measured.predict(works=measured.works_without(*reads, waits_only=True)),
-        reason=f"reading waits {units.seconds(waits_s)} for a batch's files",
-        change=change,
-        at_most=True,
-    )
-
+ANY = None  # only a trial can tell
 
 # The easiest change first.
-REMEDIES: tuple[Callable[[Measured], Iterator[Remedy]], ...] = (
-    keep_workers,
-    prefetch_more,
-    limit_threads,
-    more_workers,
-    pin_memory,
-    synchronize_less,
-    work_less_on_host,
-    send_less,
-    send_simpler,
-    prepare_faster,
-    read_faster,
-)
+REMEDIES = (
+    Line("persistent workers", "start-up",
+         lambda m: _given(m.is_data_loader and m.now.workers > 0
+                          and "persistent_workers" not in m.knobs),
+         lambda m, _: {"startup_s": min(m.now.startup_s, RESET_S / m.steps)},
+         lambda m, _: f"starting workers takes {units.seconds(m.now.startup_s * m.steps)} of every "
+         f"epoch of {units.count(m.steps, 'step')}",
+         "", lambda m, _: {"persistent_workers": True}),
+    Line("more prefetching", "jitter",
+         lambda m: [n for n in (MORE_AHEAD * _ahead(m),)
+                    if m.is_data_loader and m.now.workers
+                    and n * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES],
+         lambda m, n: ANY,
+         lambda m, n: f"the slowest batch takes {m.slowest:.1f} times the mean, and "
+         f"{_ahead(m)} per worker are ahead",
+         "", lambda m, n: {"prefetch_factor": n}),
+    Line("one thread per worker", "threads",
+         lambda m: _given(m.is_data_loader and m.now.workers * m.worker_threads > m.now.cores),
+         lambda m, _: ANY,
+         lambda m, _: f"{m.now.workers} workers × {m.worker_threads:.2g} threads share "
+         f"{m.now.cores} cores",
+         "", lambda m, _: {"limit_threads": True}),
+    Line("no workers", OVERHEAD,
+         lambda m: _given(m.is_data_loader and m.now.workers > 0 and bool(_small_batches(m))),
+         lambda m, _: ANY,
+         lambda m, _: f"handing over a batch takes {units.seconds(_overhead_s(m))}, making one "
+         f"{units.seconds(sum(s.wall_s for s in m.stages))}",
+         "", lambda m, _: {"num_workers": 0}),
+    Line("more workers", "workers", _more_workers,
+         lambda m, n: {"workers": n}, _why_workers, "", lambda m, n: {"num_workers": n}),
+    Line("fewer workers", "workers", _fewer_workers, lambda m, n: ANY,
+         lambda m, n: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, which "
+         f"one of them makes in {units.seconds(m.now.wall_s)} by itself",
+         "", lambda m, n: {"num_workers": n}),
+    Line("pin memory", "transfer",
+         lambda m: _given(m.copy_blocks and m.pinned_s is not None),
+         _pinned,
+         lambda m, _: f"a copy of {units.count_bytes(m.batch_bytes)} takes "
+         f"{units.seconds(m.copy_s)}, in which the host waits; from pinned memory "
+         f"{units.seconds(m.pinned_s)}",
+         "pin_memory=True in the DataLoader, and batch.to(device, non_blocking=True)",
+         lambda m, _: {"pin_memory": True} if m.on_cuda and m.is_data_loader else {}),
+    Line("synchronize less often", "synchronization",
+         lambda m: _given(m.syncs_s > 0), _unsynchronized,
+         lambda m, _: f"in every step the host waits {units.seconds(m.syncs_s)} until the device "
+         "is done (.item(), .cpu(), print)",
+         "keep the loss on the device (loss.detach()), and read it every 50 steps"),
+    Line("save less often", "checkpoint", **_host_work("checkpoint", 1 / LESS_OFTEN),
+         reason=_of_step("saving", "checkpoint"),
+         change=f"save every {LESS_OFTEN}th time, or in a thread from a copy"),
+    Line("report less often", "reports", **_host_work("reports", 1 / LESS_OFTEN),
+         reason=_of_step("reporting", "reports"),
+         change=f"report every {LESS_OFTEN}th time, or from a thread"),
+    Line("vectorize host work", "host work", **_host_work("host work", 0.0),
+         reason=_of_step("Python", "host work"),
+         change="write the loop as operations on whole tensors, or do it every 50 steps"),
+    Line("bf16 autocast", COMPUTE, _device_is_limit, lambda m, _: ANY,
+         lambda m, _: "the device is the limit",
+         "with torch.autocast(device.type, torch.bfloat16): …", _model("bf16")),
+    Line("channels last", COMPUTE, _device_is_limit, lambda m, _: ANY,
+         lambda m, _: "the device is the limit",
+         "model.to(memory_format=torch.channels_last)", _model("channels_last")),
+    Line("torch.compile", COMPUTE, _device_is_limit, lambda m, _: ANY,
+         lambda m, _: "the device is the limit", "model.compile()", _model("compile")),
+    Line("different samples per worker", DUPLICATED,
+         lambda m: _given(m.duplicated),
+         lambda m, _: {"shorter": 1 / m.now.workers},
+         lambda m, _: f"each of {m.now.workers} workers delivers the same samples: an epoch is "
+         f"{m.now.workers} times as long as its data",
+         "in __iter__: worker = get_worker_info(); "
+         "itertools.islice(samples, worker.id, None, worker.num_workers)"),
+    Line("no shared lock or connection", EACH_OTHER,
+         lambda m: _given(m.share_of(EACH_OTHER) > 0),
+         lambda m, _: {"hindered_s": 0.0},
+         lambda m, _: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, one "
+         f"alone would in {units.seconds(m.now.wall_s)}, and cores are idle" + _longest_wait(m),
+         "a handle or connection of its own for each worker (worker_init_fn), no lock around "
+         "what waits", easy=False),
+    Line("larger batches", OVERHEAD, _small_batches,
+         _in_large_batches,
+         lambda m, _: f"{units.seconds(_overhead_s(m))} a batch do not depend on its "
+         f"{units.count(m.samples, m.unit[:-1])}; from {_enough_samples(m)} on they are below "
+         f"{units.whole_percent(VANISHES)}",
+         lambda m, _: f"batch_size={_enough_samples(m)}", easy=False),
+    # Where the loader is fast enough, bytes matter for the copy to the device alone.
+    Line("fewer bytes", "transfer", lambda m: _wide(m) if m.ceiling > LOADER_BOUND else (),
+         _fewer_bytes, _why_fewer, _write_fewer, easy=False),
+    Line("fewer bytes", BYTES, lambda m: _wide(m) if m.ceiling <= LOADER_BOUND else (),
+         _fewer_bytes, _why_fewer, _write_fewer, easy=False),
+    Line("cheaper serialization", "serialization",
+         lambda m: _given(m.now.workers > 0 and m.objects > MANY_OBJECTS),
+         lambda m, _: {"take_s": 0.0, "cpu_s": sum(s.cpu_s for s in m.stages),
+                       "wall_s": sum(s.wall_s for s in m.stages), "hindered_s": 0.0},
+         lambda m, _: f"a batch holds {m.objects:,} Python objects, which take "
+         f"{units.seconds(m.send_s)} to send",
+         "return tensors (they go through shared memory), not lists, dicts or objects",
+         easy=False),
+    Line("faster decode", "decode", _as_one("decode"), lambda m, some: m.without(some),
+         lambda m, some: _took(m, some) + _fastest_decoder(m, some),
+         "a faster decoder (lab.DECODERS), or images stored at the size that is trained on",
+         easy=False),
+    Line("faster transform", "transform", lambda m: [[s] for s in _computing(m)],
+         lambda m, some: m.without(some), _took,
+         lambda m, some: f"{some[0].name}: on whole arrays, on smaller images, or not at all",
+         easy=False),
+    Line("faster collate", "collate", lambda m: [_collating(m)] if _collating(m) else [],
+         lambda m, some: m.without(some), _took,
+         "torch.stack of ready tensors, and nothing else in collate_fn", easy=False),
+    Line("faster sampler", SAMPLER, lambda m: _given(m.is_data_loader), _ordered,
+         lambda m, _: f"the main process takes {units.seconds(m.sampler_s)} to draw a batch's "
+         "samples", "draw the order once per epoch, as an array", easy=False),
+    Line("wait less", "waiting", _waiting, lambda m, some: m.without(some), _took,
+         lambda m, some: f"{some[0].name}: fetch ahead, or many samples at once", easy=False),
+    Line("faster medium", "storage",
+         lambda m: _given(m.now.fetch_s > 0), lambda m, _: {"fetch_s": 0.0},
+         lambda m, _: _fetch(m), "copy the files to an SSD or tmpfs, or pack them into one file",
+         easy=False),
+    Line("faster reads", "storage", _as_one("read"), lambda m, some: m.without(some), _took,
+         "copy the files to an SSD or tmpfs, or pack them into one file that is read in order",
+         easy=False),
+)  # fmt: skip
 
-# What the easy ones remove, in the same order.
-EASE = (
-    *("start-up", "jitter", "threads", "workers", "transfer", "synchronization", "checkpoint"),
-    *("reports", "host work"),
-)
+
+def _longest_wait(m: Measured) -> str:
+    waits = max((s for s in m.stages if s.wait_s), key=lambda s: s.wait_s, default=None)
+    return f"; most waiting is in {waits.name}" if waits else ""
 
 
-def propose(measured: Measured) -> tuple[Remedy, ...]:
-    """Return at most five remedies, the largest gain first; of equals the easiest first.
+def propose(m: Measured) -> tuple[Remedy, ...]:
+    """Return all that may make a practical difference, in the order of the table.
 
-    Each is predicted to save more than what counts as no practical difference.
+    They are bounds until they are tried.
     """
-    found = [remedy for remedies in REMEDIES for remedy in remedies(measured)]
-    worth = [remedy for remedy in found if remedy.predicted <= 1 - DELTA]
-    ordered: list[Remedy] = []
-    while worth:
-        best = min(remedy.predicted for remedy in worth)
-        first = next(remedy for remedy in worth if remedy.predicted <= best + EQUAL)
-        worth.remove(first)
-        ordered.append(first)
-    return tuple(ordered[:MOST])
+    found = []
+    for line in REMEDIES:
+        for subject in line.subjects(m):
+            left = line.leaves(m, subject)
+            at_best = m.ceiling if left is None else m.at_best(**left)
+            knobs = line.knobs(m, subject) if line.knobs else {}
+            if at_best > 1 - DELTA and "model" not in knobs:
+                continue
+            change = line.change(m, subject) if callable(line.change) else line.change
+            found.append(
+                Remedy(
+                    name=line.name,
+                    bottleneck=line.bottleneck,
+                    at_best=at_best,
+                    reason=line.reason(m, subject),
+                    change=change or line_of({**m.knobs, **_written(knobs)}),
+                    easy=line.easy,
+                    knobs=knobs,
+                    only_tried=left is None,
+                )
+            )
+    return tuple(found)
 
 
-# An easy change is the answer if it saves this share of what the best easy change saves; work to
-# rewrite, whose gain is a bound, is the answer only where easy changes save less than the second.
-MOST_OF_IT, ENOUGH_OF_IT = 0.8, 0.4
+def _written(knobs: Mapping[str, object]) -> dict[str, object]:
+    """Return arguments as the user would write them."""
+    written = dict(knobs)
+    if written.pop("limit_threads", False):
+        written["worker_init_fn"] = "lambda _: (cv2.setNumThreads(0), torch.set_num_threads(1))"
+    return written
 
 
-def bottleneck_of(remedies: Sequence[Remedy]) -> str:
-    """Return what to remove first, of at least one remedy."""
-    easy = sorted(
-        (remedy for remedy in remedies if not remedy.at_most),
-        key=lambda remedy: EASE.index(remedy.bottleneck),
-    )
-    most = 1 - min(remedy.predicted for remedy in remedies)
-    most_easy = 1 - min((remedy.predicted for remedy in easy), default=1.0)
+def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
+    """Return what gains something: measured as far as it was tried, one of each change."""
+    gains = [
+        r for r in proposed
+        if r.normalized_time <= 1 - DELTA
+        and (not r.only_tried or r.measured is not None)
+        and (r.measured is None or r.ci_high is None or r.ci_high < 1)
+    ]  # fmt: skip
+    kept: dict[str, Remedy] = {}
+    for remedy in gains:  # of the same change with other numbers, the smallest that is as good
+        known = kept.get(remedy.change if not remedy.knobs else remedy.name)
+        if known is None or remedy.normalized_time < known.normalized_time - EQUAL:
+            kept[remedy.change if not remedy.knobs else remedy.name] = remedy
+    return list(kept.values())
+
+
+def bottleneck_of(m: Measured, gains: Sequence[Remedy]) -> str:
+    """Return what to remove first, given remedies that gain something."""
+    if m.duplicated:
+        return DUPLICATED
+    if not gains:
+        return COMPUTE
+    easy = [remedy for remedy in gains if remedy.easy]
+    most = 1 - min(remedy.normalized_time for remedy in gains)
+    most_easy = 1 - min((remedy.normalized_time for remedy in easy), default=1.0)
     if most_easy < ENOUGH_OF_IT * most:
-        return min(remedies, key=lambda remedy: remedy.predicted).bottleneck
-    return next(r.bottleneck for r in easy if 1 - r.predicted >= MOST_OF_IT * most_easy)
+        best = min(gains, key=lambda remedy: remedy.normalized_time)
+        return UNEXPLAINED if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE else best.bottleneck
+    return next(r.bottleneck for r in easy if 1 - r.normalized_time >= MOST_OF_IT * most_easy)
+
+
+def in_order(gains: Sequence[Remedy], bottleneck: str) -> tuple[Remedy, ...]:
+    """Return at most five: the best of the bottleneck, then what was tried, then bounds."""
+    first = [remedy for remedy in gains if remedy.bottleneck == bottleneck]
+    best = min(first, key=lambda remedy: remedy.normalized_time, default=None)
+    rest = sorted(
+        (remedy for remedy in gains if remedy is not best),
+        key=lambda remedy: (remedy.measured is None, remedy.normalized_time),
+    )
+    return tuple([best, *rest][:MOST] if best else rest[:MOST])

@@ -14,41 +14,48 @@ The tracer slows code with many small calls up to tenfold, so its seconds are us
 
 from __future__ import annotations
 
-import copy
 import operator
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.diagnosis import tracer
-from labkit.diagnosis.loaders import STALL_S, copied, is_data_loader
+from labkit.diagnosis.loaders import copied, is_data_loader
 from labkit.diagnosis.tracer import Counted, Totals, Tracer, clocks, event_cost
 from labkit.machine import procfs
 
-COLLATE, SERIALIZATION = "collate", "serialization"
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+COLLATE, SERIALIZATION, SAMPLER = "collate", "serialization", "sampler"
 MOST_BATCHES = 400  # enough for any share
 PATIENCE = 3  # times the seconds that were asked for, to get at least two batches
-SENT_AGAIN = 5  # times that a batch is sent to learn what sending costs a loader without workers
+DRAWN, DRAWING_S = 100, 0.3  # batches, of which the sampler is timed
 MOST_OF_PYTHON = 0.4  # of loops' seconds under a hook; Python 3.11 makes them 1.6 times as long
 NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of making and sending a batch, in seconds per batch."""
+    """One stage of making and sending a batch, in seconds per batch in one worker."""
 
     name: str
     """The function that took most of its time; "collate" and "serialization" have none."""
     kind: str
     """read, decode, transform, collate or serialization."""
+    wall_s: float
     cpu_s: float
     """Of all threads of the process."""
-    wait_s: float
-    """Wall seconds in which no thread of the process computed."""
+
+    @property
+    def wait_s(self) -> float:
+        """Wall seconds in which no thread of the process computed."""
+        return max(0.0, self.wall_s - self.cpu_s)
 
 
 class BatchTimes(NamedTuple):
@@ -87,6 +94,8 @@ class Stages:
     notes: tuple[str, ...]
     error: Exception | None
     """What ended the probe early; what was measured until then is kept."""
+    sampler_s: float = 0.0
+    """Of the main process, to draw the samples of a batch."""
 
 
 def probe_stages(loader: Iterable, *, seconds: float = 8.0) -> Stages:
@@ -116,11 +125,21 @@ def probe_stages(loader: Iterable, *, seconds: float = 8.0) -> Stages:
     with copied(loader, start=partial(_show_own, loader.dataset), **changes) as twin:
         # Not iter(twin): a subclass may do with batches what cannot be done with `Made`.
         taken = _take(lambda: DataLoader.__iter__(twin), seconds)
-    sending = taken if recorder.sends or not taken.made else _send_again(recorder.batch)
-    trouble = [one.trouble for one in sending.made if one.trouble]
-    trouble += [str(sending.error)] if sending is not taken and sending.error else []
+    trouble = [one.trouble for one in taken.made if one.trouble]
     notes = tuple(f"a batch cannot be sent from a worker: {why}" for why in trouble[:1])
-    return _summarize(taken, sending.sent, notes)
+    return replace(_summarize(taken, taken.sent, notes), sampler_s=_sampler_s(loader))
+
+
+def _sampler_s(loader: DataLoader) -> float:
+    """Return the seconds in which a batch's samples are drawn."""
+    keys = iter(loader._index_sampler)
+    next(keys, None)  # draws an order for the whole epoch
+    begun_s, drawn = time.perf_counter(), 0
+    for _ in islice(keys, DRAWN):
+        drawn += 1
+        if time.perf_counter() - begun_s > DRAWING_S:
+            break
+    return (time.perf_counter() - begun_s) / max(drawn, 1)
 
 
 class _Taken(NamedTuple):
@@ -162,36 +181,6 @@ def _unpack(made: Made) -> list[Sent]:
     except OSError:  # its worker has died meanwhile; the iterator is about to say so
         return []
     return [Sent(made.pickle_cpu_s, unpickling.cpu_s)]
-
-
-class _Again:
-    """A data set of one batch, several times, each time in memory of its own."""
-
-    def __init__(self, batch: object) -> None:
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return SENT_AGAIN
-
-    def __getitem__(self, _: int) -> object:
-        return copy.deepcopy(self._batch)
-
-
-def _as_it_is(batch: object) -> object:
-    return batch
-
-
-def _send_again(batch: object) -> _Taken:
-    """Send a batch from a worker, to learn what that would cost a loader that has none."""
-    from torch.utils.data import DataLoader
-
-    recorder = Recorder()
-    recorder.sends = True
-    collate = _Collate(_as_it_is, recorder)
-    once = DataLoader(_Again(batch), batch_size=None, num_workers=1, collate_fn=collate)
-    with copied(once) as twin:
-        epochs = iter((twin, ()))
-        return _take(lambda: iter(next(epochs)), STALL_S)
 
 
 # --- in the worker ----------------------------------------------------------------------------
@@ -239,8 +228,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.sends = False
-        self.batch: object = None
-        """The last one, where it is not sent."""
         self._spent = Spent()
         self._number = 0
         self._tracer: Tracer | None = None
@@ -269,8 +256,6 @@ class Recorder:
         parcel, pickle_cpu_s, trouble = None, 0.0, ""
         if self.sends:
             parcel, pickle_cpu_s, trouble = _pack(batch)
-        else:
-            self.batch = batch
         return Made(times, totals, number, self._cost, parcel, pickle_cpu_s, trouble)
 
 
@@ -374,7 +359,7 @@ def summarize_stages(
         cpu_s = statistics.median(map(sum, sent))
         rows.append((cpu_s, cpu_s, SERIALIZATION, SERIALIZATION))
     return tuple(
-        Stage(name=name, kind=kind, cpu_s=cpu_s, wait_s=max(0.0, wall_s - cpu_s))
+        Stage(name=name, kind=kind, wall_s=wall_s, cpu_s=cpu_s)
         for wall_s, cpu_s, kind, name in sorted(rows, key=lambda row: -row[0])
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.diagnosis.predict import UNEXPLAINED, Measured
+from labkit.diagnosis.remedies import COMPUTE, SHARED_MEMORY, Remedy, bytes_in_words
 from labkit.machine import shared_memory
 
 if TYPE_CHECKING:
@@ -127,56 +129,113 @@ def _shares(split: Mapping[str, float]) -> dict[str, float]:
 
 # --- a diagnosis ------------------------------------------------------------------------------
 
+SHOWN_SHARE, MOST_ROWS = 0.03, 5
 
-def sentences(found: Diagnosis) -> Iterator[str]:
-    """Yield verdict, bottleneck, ceiling, remedies, and what they rest on."""
+
+def screen(found: Diagnosis) -> Iterator[str]:
+    """Yield verdict, ceiling, remedies and where the time goes: one screen."""
     if found.broken:
         yield f"Broke off: {found.broken}. What was measured until then is below."
-    if found.measured is None:
+    m = found.measured
+    if m is None:
         if found.bottleneck:
             yield f"Bottleneck: {found.bottleneck}. {shared_memory.why_full()}"
+        yield from _arms(found)
         return
-    yield from _verdict(found)
+    yield _verdict(found)
+    if found.bottleneck == SHARED_MEMORY:
+        yield shared_memory.why_full()
+    now = _per_s(m, m.epoch_s / m.steps)
+    yield (
+        f"An infinitely fast loader: at most {1 / m.ceiling:.2f} × faster "
+        f"({_rate(now)} → {_rate(now / m.ceiling)} {m.unit}/s)."
+    )
     for number, remedy in enumerate(found.remedies, 1):
-        bound = "at best " if remedy.at_most else ""
-        line = (
-            f"{number}. {remedy.name}: predicted {bound}{units.normalized(remedy.predicted)} of "
-            f"the time, because {remedy.reason}. Change: {remedy.change}."
-        )
-        if remedy.measured is not None:
-            interval = units.interval(remedy.ci_low, remedy.ci_high)
-            line += f" Tried: measured {units.normalized(remedy.measured)} {interval}."
-        yield line
+        yield from _remedy(number, remedy, now, m)
     if not found.remedies:
-        yield (
-            "Data loading is not the bottleneck: no loading change is predicted to save 3 %. The "
-            "step itself is: try a smaller model or input, mixed precision, a faster device."
-        )
-    blocks, loop = len(found.collected.of("resident")), found.collected.loop
+        yield "Nothing to gain: no change that was tried or can be bounded saves 3 %."
+    alone, step = _per_s(m, m.alone_s), _per_s(m, m.resident_s)
+    label = found.collected.loop.device.label
+    yield (
+        f"The step alone ({label}): {_rate(step)} {m.unit}/s; your loader alone: {_rate(alone)}; "
+        f"two such devices would need {_rate(2 * step)}."
+    )
+    if rows := _rows(m):
+        who = "A worker" if m.now.workers and m.is_data_loader else "The main process"
+        made_s = m.alone_s * max(m.now.workers, 1)
+        yield f"{who} takes {units.seconds(made_s)} for a batch: {rows}."
+    if words := bytes_in_words(m):
+        yield f"A sample: {words}."
+
+
+def details(found: Diagnosis) -> Iterator[str]:
+    """Yield what the screen rests on."""
+    yield from _arms(found)
+    loop = found.collected.loop
+    if found.measured:
+        for row in found.measured.rows:
+            took = f"{units.seconds(row.seconds)}, {units.percent(row.share)}"
+            yield f"{row.name} ({row.kind}): {took}"
+    for remedy in found.proposed:
+        if remedy.measured is not None and remedy not in found.remedies:
+            yield f"{remedy.name}: tried, {_measured(remedy)}; {remedy.change}"
+    blocks = units.count(len(found.collected.of("resident")), "block")
     cold = "" if found.collected.of("cold") else " No arm was cold: give files for that."
     yield (
-        f"{units.count(blocks, 'block')} of every arm in random order, on {loop.device.label}; "
+        f"{blocks} of every arm in random order, on {loop.device.label}; "
         f"{units.count_bytes(loop.batch_bytes)} a batch.{cold}"
     )
     yield from (f"Note: {note}." for note in found.notes)
 
 
-def _verdict(found: Diagnosis) -> Iterator[str]:
-    stalls = found.stalls
-    parts = f"preparing {stalls['preparation']}"
-    if "fetch" in stalls:
-        parts += f", fetching from the medium {stalls['fetch']}"
-    yield (
-        f"{found.verdict[0].upper()}{found.verdict[1:]}: {parts} of an epoch's time is not "
-        "hidden behind computing."
-    )
-    if found.remedies:
-        yield (
-            f"Bottleneck: {found.bottleneck}; removing it is predicted to save "
-            f"{units.percent(found.share)} of an epoch."
+def _arms(found: Diagnosis) -> Iterator[str]:
+    for title, row in found.table().iterrows():
+        yield f"{title}: {units.seconds(row['step_s'])} a step"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def _per_s(m: Measured, step_s: float) -> float:
+    return max(m.samples, 1) / step_s
+
+
+def _verdict(found: Diagnosis) -> str:
+    m, stall = found.measured, found.stalls["input"]
+    said = f"{found.verdict[0].upper()}{found.verdict[1:]}: {stall} of the time is not hidden"
+    said += " behind computing"
+    if "fetch" in found.stalls:
+        said += f", of which the medium takes {found.stalls['fetch']}"
+    if found.bottleneck == UNEXPLAINED:
+        known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
+        named = f"; the largest known part is {known.name}, {units.whole_percent(known.share)}"
+        return (
+            f"{said}. Not explained: {units.whole_percent(m.share_of(UNEXPLAINED))} of a batch's "
+            f"time{named if known else ''}."
         )
-    faster = 1 / found.ceiling if found.ceiling else 1.0
-    yield (
-        f"Ceiling: a loader that took no time would leave {units.normalized(found.ceiling)} of the "
-        f"time, so no change of loading gains more than {faster:.2f} times."
-    )
+    if found.bottleneck == COMPUTE:
+        return f"{said}. Data loading is not the bottleneck."
+    return f"{said}. Bottleneck: {found.bottleneck}."
+
+
+def _remedy(number: int, remedy: Remedy, now: float, m: Measured) -> Iterator[str]:
+    time = remedy.normalized_time
+    how = f"at best {units.normalized(time)}"
+    if remedy.measured is not None:
+        how = f"tried, {_measured(remedy)}"
+    gain = f"{_rate(now)} → {_rate(now / time)} {m.unit}/s"
+    yield f"{number}. {remedy.name}: {how} of the time ({gain}); {remedy.reason}."
+    yield f"   {remedy.change}"
+
+
+def _measured(remedy: Remedy) -> str:
+    interval = units.interval(remedy.ci_low, remedy.ci_high)
+    return f"{units.normalized(remedy.measured)} {interval}"
+
+
+def _rows(m: Measured) -> str:
+    shown = [row for row in m.rows if row.share >= SHOWN_SHARE and row.kind != UNEXPLAINED]
+    said = [f"{row.name} {units.whole_percent(row.share)}" for row in shown[:MOST_ROWS]]
+    rest = m.share_of(UNEXPLAINED)
+    return ", ".join([*said, f"{UNEXPLAINED} {units.whole_percent(rest)}"]) if m.rows else ""

@@ -1,7 +1,6 @@
-"""Verification: remedies that labkit can apply itself, measured against what was predicted.
+"""Trials: remedies that labkit can apply itself, measured in interleaved blocks.
 
-All is measured again, the loader as it is, too: a prediction must not be judged by the numbers from
-which it was made.
+Every block times the loop as it is twice (A1, A2) and with each remedy once, in random order.
 
 Source: EVIDENCE 1, "Design" and "Estimator".
 """
@@ -10,137 +9,174 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from labkit.analysis.statistics import log_ratio, ratio_interval
 from labkit.diagnosis import loaders
-from labkit.diagnosis.measure import Plan
-from labkit.diagnosis.remedies import LESS_OFTEN, Remedy
-from labkit.runs.experiment import Experiment
-from labkit.runs.runner import run
-from labkit.settings import Settings
+from labkit.diagnosis.measure import (
+    TRIALS_BEGIN,
+    TRIALS_SHARE,
+    Collected,
+    Loop,
+    Plan,
+    evict,
+    in_one_line,
+)  # fmt: skip
+from labkit.diagnosis.remedies import Remedy
 
-if TYPE_CHECKING:
-    from labkit.diagnosis.diagnose import Diagnosis
-
-BLOCKS = 4
-MOST_TRIED = 3
-# Length of a stretch, as a share of the diagnosis' budget.
-BUDGET_SHARE, SHORTEST_S, LONGEST_S = 0.03, 0.3, 1.5
+BLOCKS, FEWEST_BLOCKS = 5, 3
+MOST_TRIED = 5
+SHORTEST_S, LONGEST_S = 0.25, 2.0  # a stretch
 SEED = 1
 AS_IS = ("A1", "A2")
 
 
-def verify_loader(
-    found: Diagnosis, budget_s: float, say: Callable[[str, float], None]
+def try_remedies(
+    found: Collected,
+    proposed: Sequence[Remedy],
+    files: Sequence[Path],
+    budget_s: float,
+    say: Callable[[str, float], None],
 ) -> tuple[Remedy, ...]:
-    """Time epochs with up to three remedies applied to copies of the user's DataLoader.
-
-    Every block times the loader as it is twice and each remedy once, in random order.
+    """Time epochs with remedies applied to copies of the user's DataLoader, or to the model.
 
     Args:
-        found: what was diagnosed.
-        budget_s: of the diagnosis; verifying three remedies takes about as long again.
+        found: what was measured; what a trial raised is added to its notes.
+        proposed: the most promising of them are tried, at most five.
+        files: evicted before every trial; empty where trials are as warm as the files are.
+        budget_s: of the diagnosis, of which trials take a share.
         say: called with what is measured next and the share that is done.
 
     Returns:
         The same remedies; those that were tried have `measured` and its 95 % interval.
     """
-    loop = found.collected.loop
-    tried = [remedy for remedy in found.remedies if remedy.knobs][:MOST_TRIED]
-    if not tried or found.broken or not loaders.is_data_loader(loop.loader):
-        return found.remedies
-    stretch_s = min(max(BUDGET_SHARE * budget_s, SHORTEST_S), LONGEST_S)
-    plan = Plan(loop, fmean(s.step_s for s in found.collected.of("warm")), stretch_s)
+    promising = sorted((r for r in proposed if r.knobs), key=lambda remedy: remedy.at_best)
+    tried = promising[:MOST_TRIED]
+    if not tried:
+        return tuple(proposed)
+    loop = found.loop
+    ends_s = time.monotonic() + TRIALS_SHARE * budget_s
+    stretch_s = TRIALS_SHARE * budget_s / BLOCKS / (len(tried) + len(AS_IS))
+    stretch_s = min(max(stretch_s, SHORTEST_S), LONGEST_S)
+    plan = Plan(loop, fmean(stretch.step_s for stretch in found.of("warm")), stretch_s)
     order = random.Random(SEED)
-    with ExitStack() as stack, loaders.random_state_kept(loop.loader):
-        arms = dict.fromkeys(AS_IS, loop.loader)
-        for remedy in tried:
-            arms[remedy.name] = stack.enter_context(_applied(loop.loader, remedy))
-        epochs_s: dict[str, list[float]] = {name: [] for name in arms}
+    with ExitStack() as stack:
+        arms: dict[object, Callable] = {name: lambda: _as_it_is(loop) for name in AS_IS}
+        for number, remedy in enumerate(tried):
+            try:
+                arms[number] = _opened(loop, remedy, stack)
+            except Exception as error:  # the user's own code may raise anything
+                found.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
+        epochs_s: dict[object, list[float]] = {name: [] for name in arms}
         for block in range(BLOCKS):
+            if block >= FEWEST_BLOCKS and time.monotonic() > ends_s:
+                break
             for name in order.sample(list(arms), len(arms)):
-                say(f"verifying, block {block + 1} of {BLOCKS}: {name}", block / BLOCKS)
-                epochs_s[name].append(plan.epoch_s(arms[name]))
+                title = "as it is" if name in AS_IS else tried[name].name
+                done = TRIALS_BEGIN + (1 - TRIALS_BEGIN) * block / BLOCKS
+                say(f"trying, block {block + 1} of {BLOCKS}: {title}", done)
+                try:
+                    if files:
+                        evict(files, found)
+                    with arms[name]() as (loader, step):
+                        epochs_s[name].append(plan.epoch_s(loader, step, cold=bool(files)))
+                except Exception as error:
+                    if name in AS_IS:
+                        found.broken = in_one_line(error)
+                        return tuple(proposed)
+                    found.notes.append(f"{title} could not be tried: {in_one_line(error)}")
+                    del arms[name]
     base_s = list(zip(*(epochs_s[name] for name in AS_IS)))
-    return tuple(
-        _with_times(remedy, epochs_s[remedy.name], base_s) if remedy in tried else remedy
-        for remedy in found.remedies
-    )
+    times = {id(remedy): epochs_s[number] for number, remedy in enumerate(tried) if number in arms}
+    return tuple(_with_times(each, times.get(id(each)), base_s) for each in proposed)
 
 
-def _applied(loader: object, remedy: Remedy) -> object:
-    changes = dict(remedy.knobs)
-    if changes.pop("limit_threads", False):
-        changes["worker_init_fn"] = loaders.limited_threads(loader)
-    return loaders.copied(loader, **changes)
-
-
-def _with_times(remedy: Remedy, took_s: list[float], base_s: list[tuple[float, ...]]) -> Remedy:
+def _with_times(
+    remedy: Remedy, took_s: Sequence[float] | None, base_s: Sequence[tuple[float, ...]]
+) -> Remedy:
+    if not took_s:
+        return remedy
     ratios = [log_ratio(time_s, base) for time_s, base in zip(took_s, base_s)]
     low, high = ratio_interval(ratios)
     return replace(remedy, measured=math.exp(fmean(ratios)), ci_low=low, ci_high=high)
 
 
-def verify_settings(
-    settings: Settings, remedies: tuple[Remedy, ...], *, results: Path | str, progress: bool
-) -> tuple[Remedy, ...]:
-    """Run the remedies that parts can apply as an experiment, in fresh processes.
-
-    Args:
-        settings: as they were diagnosed.
-        remedies: as proposed.
-        results: folder that takes the run, whose experiment is called `diagnosis`.
-        progress: show it.
-
-    Returns:
-        The same remedies; those that were run have `measured` and its 95 % interval.
-    """
-    tried = {remedy.name: _changed(settings, remedy) for remedy in remedies}
-    variants = {name: changed for name, changed in tried.items() if changed != settings}
-    if not variants:
-        return remedies
-    experiment = Experiment(
-        "diagnosis",
-        question="Do the proposed remedies do what was predicted?",
-        variants={"as it is": settings} | variants,
-        baseline="as it is",
-    )
-    summary = run(experiment, results=results, blocks=BLOCKS, progress=progress).summary
-    rows = {row.variant: row for row in summary.rows if row.normalized_time is not None}
-    return tuple(
-        replace(remedy, measured=row.normalized_time, ci_low=row.ci_low, ci_high=row.ci_high)
-        if (row := rows.get(remedy.name))
-        else remedy
-        for remedy in remedies
-    )
+@contextmanager
+def _as_it_is(loop: Loop) -> Iterator[tuple]:
+    yield loop.loader, loop.step
 
 
-def _changed(settings: Settings, remedy: Remedy) -> Settings:
-    """Return the settings with a remedy applied; unchanged where no part applies it."""
-    rules = {
-        "limit threads": {"cv2_threads": 0},
-        "pin memory": {"pin_memory": True},
-        "synchronize less often": {"sync_every": 0},
-        "save less often": {"checkpoint_every": LESS_OFTEN * settings.checkpoint_every},
-        "report less often": {"report_every": LESS_OFTEN * settings.report_every},
-        "vectorize host work": {"loss": "vectorized", "metrics": _vectorized(settings.metrics)},
-        "faster decode": {"decoder": "simplejpeg"},
-        "faster transform": {"preprocessor": _simpler(settings.preprocessor)},
-        "smaller batches to send": {"preprocessor": "on_device"},
-        "faster medium": {"storage": "tmpfs"},
-    }
-    return replace(settings, **rules.get(remedy.name, remedy.knobs))
+def _opened(loop: Loop, remedy: Remedy, stack: ExitStack) -> Callable:
+    """Return what opens a context of loader and step with a remedy applied."""
+    changes = dict(remedy.knobs)
+    if change := changes.pop("model", ""):
+        opened = MODEL_CHANGES[change](loop)
+        with opened() as (_, step):  # compiles, before anything is timed
+            step(loop.resident[0])
+        return opened
+    if changes.pop("limit_threads", False):
+        changes["worker_init_fn"] = loaders.limited_threads(loop.loader)
+    twin = stack.enter_context(loaders.copied(loop.loader, **changes))
+    if twin.num_workers and twin.persistent_workers:
+        next(iter(twin))  # starts them, once for all epochs
+
+    @contextmanager
+    def opened() -> Iterator[tuple]:
+        yield twin, loop.step
+
+    return opened
 
 
-def _vectorized(metrics: str) -> str:
-    return metrics if metrics == "none" else "vectorized"
+def _bf16(loop: Loop) -> Callable:
+    import torch
+
+    kind = next(loop.model.parameters()).device.type
+
+    def step(batch: object) -> object:
+        with torch.autocast(kind, torch.bfloat16):
+            return loop.step(batch)
+
+    @contextmanager
+    def opened() -> Iterator[tuple]:
+        yield loop.loader, step
+
+    return opened
 
 
-def _simpler(preprocessor: str) -> str:
-    return "vectorized" if preprocessor.startswith("loops") else preprocessor
+def _channels_last(loop: Loop) -> Callable:
+    import torch
+
+    @contextmanager
+    def opened() -> Iterator[tuple]:
+        loop.model.to(memory_format=torch.channels_last)
+        try:
+            yield loop.loader, loop.step
+        finally:
+            loop.model.to(memory_format=torch.contiguous_format)
+
+    return opened
+
+
+def _compiled(loop: Loop) -> Callable:
+    model = loop.model
+    before = model._compiled_call_impl
+    model.compile()
+    compiled, model._compiled_call_impl = model._compiled_call_impl, before
+
+    @contextmanager
+    def opened() -> Iterator[tuple]:
+        model._compiled_call_impl = compiled
+        try:
+            yield loop.loader, loop.step
+        finally:
+            model._compiled_call_impl = before
+
+    return opened
+
+
+MODEL_CHANGES = {"bf16": _bf16, "channels_last": _channels_last, "compile": _compiled}

@@ -62,7 +62,8 @@ def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
     before = dict(vars(loader))
     found = probe_stages(loader, seconds=SECONDS)
     assert found.error is None and found.notes == ()
-    assert {"read", "decode", "collate", "serialization"} <= {one.kind for one in found.stages}
+    assert {"read", "decode", "collate"} <= {one.kind for one in found.stages}
+    assert ("serialization" in {one.kind for one in found.stages}) == bool(workers)
     names = {one.name for one in found.stages}
     assert {"cv2.imdecode", "cv2.resize", "photo_sets.Blur", "photo_sets.to_tensor"} <= names
     assert all(stage.cpu_s + stage.wait_s > 0 for stage in found.stages if stage.kind == "read")
@@ -103,12 +104,11 @@ def test_an_empty_loader_has_no_stages():
     assert found.stages == () and found.batches == () and found.error is None
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_that_cannot_be_sent_is_said_to_be_so(workers):
+def test_a_batch_that_cannot_be_sent_is_said_to_be_so():
     def collate(samples):
         return lambda: samples
 
-    loader = DataLoader([1, 2, 3, 4], batch_size=2, num_workers=workers, collate_fn=collate)
+    loader = DataLoader([1, 2, 3, 4], batch_size=2, num_workers=1, collate_fn=collate)
     found = probe_stages(loader, seconds=0)
     assert found.error is None
     assert found.notes[0].startswith("a batch cannot be sent from a worker: ")

@@ -26,7 +26,7 @@ def a_list():
 
 
 def one_more():
-    return {"loader": loader, "step": print, "optimizer": 1}
+    return {"loader": loader, "step": print, "schedule": 1}
 
 
 def one_less():
