@@ -148,7 +148,7 @@ def test_a_closed_tab_lets_the_run_end_and_a_reopened_notebook_is_not_empty(clos
     lab = LabPage(browser, server, "02_prefetching")
     outputs = lab.page.locator(".jp-OutputArea-output")
     lab.until(lambda: LOST in outputs.all_text_contents(), "the panel's cell is shown")
-    # What is on disk stands below, and the panel is one cell away.
+    # Table and chart are outputs of the notebook, and the panel is one cell away.
     assert outputs.locator("img").last.is_visible()
     assert outputs.locator("table").last.is_visible()
     assert lab.complaints == [LOST]
