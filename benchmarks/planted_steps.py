@@ -106,14 +106,19 @@ def pageable_copies(site: Site, fixed: bool) -> dict[str, object]:
     return training(loader(photos), Train(device, **how))
 
 
+def need_small_memory() -> None:
+    """Raise Skip where /dev/shm is larger than planted; see `IN_SMALL_MEMORY`."""
+    if not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).total > SMALL_MEMORY_BYTES:
+        raise Skip(f"needs a small {SHARED_MEMORY}, in a mount namespace of its own (root, Linux)")
+
+
 def small_shared_memory(site: Site, fixed: bool) -> dict[str, object]:
     """Batches on their way have no room in /dev/shm; better: a quarter of the bytes.
 
     Raises:
-        Skip: there is more room than planted; see `IN_SMALL_MEMORY`.
+        Skip: there is more room than planted.
     """
-    if not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).total > SMALL_MEMORY_BYTES:
-        raise Skip(f"needs a small {SHARED_MEMORY}, in a mount namespace of its own (root, Linux)")
+    need_small_memory()
     photos = (Photos if fixed else Floats)(site.paths(IMAGES), [Resize(LARGE_PX)], decode_half)
     return training(loader(photos), Train(emulated(COMPUTE_MS)))
 

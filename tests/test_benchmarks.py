@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 
@@ -30,24 +31,48 @@ def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
 RIGHT = Outcome(
     name="slow_transform",
     said="transform",
-    predicted=0.44,
+    first="faster transform",
+    claim=0.44,
     times_s={"broken": [2.0, 2.0], "fixed": [0.8, 0.8]},
 )
-WRONG = Outcome(**{**vars(RIGHT), "said": "decode"})
+WRONG = replace(RIGHT, said="decode", first="faster decode", claim=0.2)
 SKIPPED = Outcome(name="slow_disk", skipped="no root")
-UNTIMED = Outcome(name="small_shared_memory", said="shared memory")
-FAILED = Outcome(name="no_workers", failed="exit status 1")
+UNTIMED = Outcome(name="small_shared_memory", said="shared memory", first="fewer bytes")
+FAILED = Outcome(name="shared_lock", failed="exit status 1")
 
 
 def test_skipped_cases_do_not_count_and_failed_ones_do():
     assert diagnosis.judge([RIGHT, SKIPPED, UNTIMED]) == [
-        (True, "the right bottleneck: 2 of 2, at least 90 %"),
-        (True, "predicted within 15 % of measured: 1 of 1, at least 80 %"),
+        (True, "right bottleneck: 2 of 2, at least 90 % (seen 2 of 2)"),
+        (True, "right first remedy: 2 of 2, at least 85 % (seen 2 of 2)"),
+        (True, "right number: 1 of 1, at least 90 % (seen 1 of 1)"),
     ]
     assert diagnosis.judge([RIGHT, FAILED]) == [
-        (False, "the right bottleneck: 1 of 2, at least 90 %"),
-        (False, "predicted within 15 % of measured: 1 of 2, at least 80 %"),
+        (False, "right bottleneck: 1 of 2, at least 90 % (seen 1 of 1, unseen 0 of 1)"),
+        (False, "right first remedy: 1 of 2, at least 85 % (seen 1 of 1, unseen 0 of 1)"),
+        (False, "right number: 1 of 2, at least 90 % (seen 1 of 1, unseen 0 of 1)"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "right"),
+    [
+        ({"claim": 0.2}, False),
+        ({"claim": 0.2, "at_best": True}, True),
+        ({"claim": 0.44, "at_best": True}, False),  # 0.4 was reached
+        ({"claim": 0.6, "interval": [0.3, 0.9]}, True),
+        ({"claim": 0.6, "interval": [0.5, 0.7]}, False),
+        ({"claim": None}, False),
+    ],
+)
+def test_bounds_are_scored_as_bounds_and_trials_by_interval_or_error(changes, right):
+    assert replace(RIGHT, **changes).right["number"] == right
+
+
+def test_every_name_of_a_right_remedy_is_right():
+    said = ["smaller batches to send", "fewer bytes", "less prefetching", "faster decode", ""]
+    outcomes = [Outcome(name="deep_queue", first=first) for first in said]
+    assert [one.right["first remedy"] for one in outcomes] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize(("right", "met"), [(18, True), (17, False)])

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import planted_steps, planted_workers
+from benchmarks import planted_held_out, planted_steps, planted_unseen, planted_workers
 from benchmarks.diagnosis import CASES
 from benchmarks.photo_training import Site
 from labkit.contracts import Skip
 from labkit.parts.storage import slow_disk
 
 # The benchmark itself tries what only some machines have.
-NEEDS = {"slow_disk", "small_shared_memory"}
+NEEDS = {"slow_disk", "small_shared_memory", "deep_queue"}
 RESIDENT = {"slow_device", "small_steps", "training_here"}
-ANYWHERE = [name for name in CASES if name not in NEEDS | RESIDENT]
+ANYWHERE = [name for name in CASES if name not in {*NEEDS, *RESIDENT, "everything_twice"}]
 
 
 @pytest.fixture
@@ -21,7 +21,11 @@ def site(photos, tmp_path, monkeypatch):
     # Nothing is measured here, so no sample needs to wait.
     monkeypatch.setattr(planted_workers.Labelled, "ANSWER_S", 0.0)
     monkeypatch.setattr(planted_workers.Late, "LATE_S", 0.0)
+    monkeypatch.setattr(planted_unseen.Locked, "ANSWER_S", 0.0)
+    monkeypatch.setattr(planted_held_out.Server, "ANSWER_S", 0.0)
     monkeypatch.setattr(planted_workers, "ENTRIES", 1000)
+    monkeypatch.setattr(planted_unseen, "ENTRIES", 1000)
+    monkeypatch.setattr(planted_held_out, "CANDIDATES", 1000)
     threads = torch.get_num_threads()
     with Site(photos, tmp_path) as site:
         yield site
@@ -50,7 +54,14 @@ def as_arrays(batch):
 @pytest.mark.parametrize("name", ANYWHERE)
 def test_both_forms_deliver_the_same_samples(site, name):
     make = CASES[name].make
-    broken, fixed = (batch_of(make(site, fixed), [0, 3, 5]) for fixed in (False, True))
+    forms = [make(site, fixed) for fixed in (False, True)]
+    orders = [list(form["loader"].sampler) for form in forms]
+    assert orders[0] == orders[1]
+    broken, fixed = (batch_of(form, [0, 3, 5]) for form in forms)
+    if name == "float64_samples":  # the device would convert them
+        broken["image"] = broken["image"].float()
+    if name == "main_thread_transform":
+        broken = planted_unseen.smoothed(broken)
     if name == "large_batches":  # the device would do it
         samples = [{key: value[i] for key, value in fixed.items()} for i in range(3)]
         expanded = [planted_steps.expanded(sample) for sample in samples]
@@ -60,6 +71,16 @@ def test_both_forms_deliver_the_same_samples(site, name):
     for key in broken:
         assert broken[key].dtype == fixed[key].dtype
         np.testing.assert_array_equal(broken[key], fixed[key], err_msg=key)
+
+
+def test_only_the_broken_stream_delivers_everything_twice(site):
+    make = CASES["everything_twice"].make
+    broken, fixed = (
+        sorted(label for batch in make(site, fixed)["loader"] for label in batch["label"].tolist())
+        for fixed in (False, True)
+    )
+    assert fixed == list(range(planted_unseen.IMAGES))
+    assert broken == sorted(2 * fixed)
 
 
 def test_the_slow_disk_is_throttled_or_modelled_and_says_so(site):

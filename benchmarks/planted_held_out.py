@@ -1,0 +1,218 @@
+"""Bottlenecks that are looked at last: `python -m benchmarks.diagnosis --held-out`.
+
+    def name(site, fixed) -> the arguments of `lab.diagnose`, with the bottleneck or without
+
+Rules must not be written with these cases in view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, Sampler
+
+from benchmarks.photo_training import (
+    PX,
+    Photos,
+    Resize,
+    Site,
+    Train,
+    decode_half,
+    emulated,
+    loader,
+    training,
+)
+from labkit.contracts import Skip
+
+IMAGES = 160
+CANDIDATES = 200_000
+CHUNK = 32
+
+
+class Server:
+    """A process that answers one request at a time on every connection, each after a while."""
+
+    ANSWER_S = 0.008
+
+    def __init__(self) -> None:
+        self.listener = Listener()
+        context = multiprocessing.get_context("fork")
+        self.process = context.Process(target=self.serve, daemon=True)
+        self.process.start()
+
+    def serve(self) -> None:
+        while True:
+            connection = self.listener.accept()
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number = connection.recv()
+                time.sleep(self.ANSWER_S)
+                connection.send(number % 80)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.listener.close()
+
+
+class Asked(Photos):
+    """Photographs with classes that a server knows.
+
+    Args:
+        paths: the files.
+        address: of the server.
+        shared: all processes use one connection; otherwise each opens its own.
+    """
+
+    def __init__(self, paths: list[Path], address: str, *, shared: bool) -> None:
+        super().__init__(paths, decode=decode_half)
+        self.address, self.shared = address, shared
+        self.lock, self.connections = multiprocessing.Lock(), {}
+        if shared:
+            self.connection()
+
+    def connection(self) -> Connection:
+        user = "all" if self.shared else os.getpid()
+        if user not in self.connections:
+            self.connections[user] = Client(self.address)
+        return self.connections[user]
+
+    def ask(self, i: int) -> int:
+        with self.lock if self.shared else contextlib.nullcontext():
+            self.connection().send(i)
+            return self.connection().recv()
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        return {**super().__getitem__(i), "class": self.ask(i)}
+
+
+def one_connection(site: Site, fixed: bool) -> dict[str, object]:
+    """Four workers share a connection to a server; better: one for each."""
+    photos = Asked(site.paths(IMAGES), site.keep(Server()).listener.address, shared=not fixed)
+    return training(loader(photos, num_workers=4), Train(emulated(3.0)))
+
+
+class Weighted(Sampler):
+    """Draws with replacement, by weight.
+
+    Args:
+        count: draws of an epoch.
+        one_by_one: adds up all weights for each draw, not once.
+    """
+
+    def __init__(self, count: int, *, one_by_one: bool) -> None:
+        self.count, self.one_by_one = count, one_by_one
+        self.weights = [1 + i % 7 for i in range(CANDIDATES)]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        rng, every = random.Random(0), range(CANDIDATES)
+        if self.one_by_one:
+            return (rng.choices(every, self.weights)[0] for _ in range(self.count))
+        return iter(rng.choices(every, self.weights, k=self.count))
+
+
+def slow_sampler(site: Site, fixed: bool) -> dict[str, object]:
+    """The sampler goes through all weights for each index; better: once for an epoch."""
+    photos = Photos(site.paths(CANDIDATES), decode=decode_half)
+    sampler = Weighted(IMAGES, one_by_one=not fixed)
+    batches = loader(photos, sampler=sampler, shuffle=False)
+    return training(batches, Train(emulated(3.0)))
+
+
+class Packed(Dataset):
+    """Images in one HDF5 file, which every process opens for itself.
+
+    Args:
+        path: of the file.
+        chunk: images that are compressed together.
+        images: (N, PX, PX, 3) uint8.
+    """
+
+    def __init__(self, path: Path, chunk: int, images: np.ndarray) -> None:
+        try:
+            import h5py
+        except ImportError as missing:
+            raise Skip(f"needs h5py: {missing}") from missing
+        with h5py.File(path, "w") as file:
+            chunks = (chunk, *images.shape[1:])
+            file.create_dataset("images", data=images, chunks=chunks, compression="gzip")
+        self.path, self.count, self.opened = path, len(images), {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        import h5py
+
+        if os.getpid() not in self.opened:
+            # HDF5 1's default cache, which holds no chunk of CHUNK images.
+            file = h5py.File(self.path, "r", rdcc_nbytes=1 << 20)
+            self.opened[os.getpid()] = file["images"]
+        return {"image": torch.from_numpy(self.opened[os.getpid()][i]), "label": i}
+
+
+def hdf5_chunks(site: Site, fixed: bool) -> dict[str, object]:
+    """Every image of a random order decompresses those stored beside it; better: it alone."""
+    photos = Photos(site.paths(IMAGES), [Resize(PX)], decode_half)
+    images = np.stack([photos[i]["image"] for i in range(IMAGES)])
+    chunk = 1 if fixed else CHUNK
+    packed = Packed(site.scratch / f"by_{chunk}.h5", chunk, images)
+    return training(loader(packed), Train(emulated(4.0)))
+
+
+class Noted(Photos):
+    """Photographs with notes of different lengths."""
+
+    LONGEST = 1_500
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        note = torch.arange(float(self.LONGEST - 100 * (i % 8)))
+        return {**super().__getitem__(i), "note": note}
+
+
+def pad_by_value(notes: list[torch.Tensor]) -> torch.Tensor:
+    padded = torch.zeros(len(notes), max(map(len, notes)))
+    for row, note in enumerate(notes):
+        for column, value in enumerate(note.tolist()):
+            padded[row, column] = value
+    return padded
+
+
+def pad(notes: list[torch.Tensor]) -> torch.Tensor:
+    return pad_sequence(notes, batch_first=True)
+
+
+class Collate:
+    def __init__(self, pad) -> None:
+        self.pad = pad
+
+    def __call__(self, samples: list[dict]) -> dict[str, torch.Tensor]:
+        return {
+            "image": torch.stack([sample["image"] for sample in samples]),
+            "label": torch.tensor([sample["label"] for sample in samples]),
+            "note": self.pad([sample["note"] for sample in samples]),
+        }
+
+
+def ragged_collate(site: Site, fixed: bool) -> dict[str, object]:
+    """The collate function pads value by value; better: PyTorch does."""
+    photos = Noted(site.paths(IMAGES), decode=decode_half)
+    batches = loader(photos, collate_fn=Collate(pad if fixed else pad_by_value))
+    return training(batches, Train(emulated(2.5)))
