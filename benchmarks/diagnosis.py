@@ -140,7 +140,10 @@ ALL = (
         Case(unseen.json_per_sample, "transform or parsing", "faster transform or parse once"),
     )),
     *(replace(case, kind=HELD_OUT) for case in (
-        Case(held_out.one_connection, "workers wait for each other", "connection per worker"),
+        Case(
+            held_out.one_connection, "workers wait for each other",
+            "connection per worker or share no lock",
+        ),
         Case(held_out.slow_sampler, "sampler or main thread", "faster sampler"),
         Case(
             held_out.hdf5_chunks, "read amplification or packing", "smaller chunks",
@@ -246,7 +249,7 @@ def diagnose(case: Case, site: Site, budget_s: float) -> dict[str, object]:
     if remedy is None:
         return {**said, "claim": None}
     if remedy.measured is None:
-        return {**said, "claim": remedy.predicted, "at_best": remedy.at_most}
+        return {**said, "claim": remedy.at_best, "at_best": True}
     return {**said, "claim": remedy.measured, "interval": (remedy.ci_low, remedy.ci_high)}
 
 

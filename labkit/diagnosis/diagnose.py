@@ -29,6 +29,7 @@ from labkit.diagnosis.remedies import (
     SHARED_MEMORY,
     Remedy,
     bottleneck_of,
+    for_shared_memory,
     in_order,
     propose,
     worth_it,
@@ -41,6 +42,7 @@ from labkit.parts.devices import EmulatedDevice
 from labkit.parts.training.callbacks import open_callbacks
 from labkit.pipeline import build
 from labkit.runs.device_speed import complete_with_device
+from labkit.runs.staging import staged
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -183,6 +185,7 @@ def _open_pipeline(settings: Settings, stack: ExitStack) -> tuple:
     delivers device batches and counts as the loader.
     """
     settings = replace(settings, images=settings.images or IMAGES)
+    stack.enter_context(staged(settings, say=lambda line: None))
     pipeline = build(settings, SystemClock())
     device = pipeline.device
     callbacks = open_callbacks(settings, device, pipeline.step, stack)
@@ -309,12 +312,17 @@ def conclude(found: Collected, proposed: tuple[Remedy, ...] | None = None) -> Di
     notes = (*found.notes, *(stages.notes if stages else ()))
     broken_by, stalls = _broken_by(found), _stalls(found)
     told = {"stalls": stalls, "notes": notes, "broken": found.broken, "collected": found}
+    if broken_by:
+        loop = found.loop
+        batch = loop.resident[0] if loop.resident else None
+        remedies = for_shared_memory(loop.loader, batch)
+        return Diagnosis(bottleneck=broken_by, remedies=remedies, **told)
     if not all(found.of(arm) for arm in ("warm", "alone", "resident")):
-        return Diagnosis(bottleneck=broken_by, **told)
+        return Diagnosis(**told)
     measured = measured_of(found)
     proposed = propose(measured) if proposed is None else proposed
     gains = worth_it(proposed)
-    bottleneck = broken_by or bottleneck_of(measured, gains)
+    bottleneck = bottleneck_of(measured, gains)
     return Diagnosis(
         verdict=_word(stalls["input"]),
         bottleneck=bottleneck,
@@ -328,7 +336,7 @@ def conclude(found: Collected, proposed: tuple[Remedy, ...] | None = None) -> Di
 
 def _broken_by(found: Collected) -> str:
     """Return "shared memory" where its lack ended the measurement, else ""."""
-    if not found.broken:
+    if not found.broken or not getattr(found.loop.loader, "num_workers", 0):
         return ""
     words = ("shared memory", "bus error", "no space left on device", "shm")
     # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
@@ -340,7 +348,7 @@ def _broken_by(found: Collected) -> str:
 def _lacks_shared_memory(loop: Loop) -> bool:
     """Return whether the batches that workers prepare ahead need more than /dev/shm has."""
     loader, usage = loop.loader, shared_memory.usage()
-    if usage is None or not loaders.is_data_loader(loader) or not loader.num_workers:
+    if usage is None:
         return False
     ahead = loader.num_workers * (loader.prefetch_factor or loaders.DEFAULT_PREFETCH_FACTOR)
     return (ahead + 1) * loop.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total

@@ -287,3 +287,12 @@ def move_batch(batch: object, device: str) -> object:
 def count_bytes(batch: object) -> int:
     """Return the bytes of a batch's tensors and arrays."""
     return sum(leaf.nbytes for leaf in arrays(batch))
+
+
+def bytes_by_dtype(batch: object) -> dict[str, int]:
+    """Return the bytes of a batch's tensors and arrays by dtype, such as "float32"."""
+    found: dict[str, int] = {}
+    for array in arrays(batch):
+        name = str(array.dtype).removeprefix("torch.")
+        found[name] = found.get(name, 0) + array.nbytes
+    return found

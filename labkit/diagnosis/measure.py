@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from labkit import units
 from labkit.diagnosis import loaders, stages
 from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
-from labkit.diagnosis.profile import kinds_of
+from labkit.diagnosis.profile import Kind, kinds_of
 from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.decoding import DECODERS
@@ -63,28 +63,16 @@ class Stopped(Exception):  # noqa: N818 - a sentence for the user, whatever stop
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """One step, in seconds of the host."""
-
-    wait_s: float
-    step_s: float = 0.0
-    cpu_s: float = 0.0
-    """Of the calling thread, in the step."""
-    device_wait_s: float = 0.0
-    """Of the step, waited for the device: copies, its queue, its end."""
-    queued_s: float = 0.0
-    """Of the step, waited for a core that others had."""
-    syncs: int = 0
-    """How often the step waited for the device to finish."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Stretch:
     """One arm, measured once."""
 
     arm: str
-    steps: tuple[StepTimes, ...]
+    steps: int
     """Those that count."""
+    busy_s: float
+    """Mean of a step without the host's waiting for the device or for a core."""
+    synced: float
+    """Share of the steps in which the host waited for the device to finish."""
     step_s: float
     """Mean of a step in the steady state, what the device had queued included."""
     startup_s: float
@@ -177,7 +165,7 @@ class Loop:
         run = None if arm == "alone" else step or self.step
         now, device = time.perf_counter, self.device
         wanted = steps.skipped + steps.counted
-        times: list[StepTimes] = []
+        times: list[tuple[float, bool]] = []
         startups_s, epochs_s = [], []
         head_s = begun_s = cpu_s = own_s = left_s = apart_s = 0.0
         queued: dict[int, float] = {}
@@ -198,7 +186,7 @@ class Loop:
                         own_s, queued = time.process_time(), _queued_below()
                         cores_s = psutil.cpu_times()
                         head_s = begun_s - epoch_s
-                    times.append(self._one(run, batch, arrived_s - left_s))
+                    times.append(self._one(run, batch))
                     left_s = now()
                     if len(times) >= wanted and not steps.whole:
                         break
@@ -214,7 +202,9 @@ class Loop:
         counted = times[steps.skipped :]
         return Stretch(
             arm=arm,
-            steps=tuple(counted),
+            steps=len(counted),
+            busy_s=statistics.fmean(busy_s for busy_s, _ in counted),
+            synced=statistics.fmean(synced for _, synced in counted),
             step_s=(ended_s - begun_s - apart_s) / len(counted),
             startup_s=statistics.fmean(startups_s),
             head_s=head_s,
@@ -238,26 +228,20 @@ class Loop:
                 "give one that can be iterated again"
             )
 
-    def _one(self, run: Callable | None, batch: object, wait_s: float) -> StepTimes:
+    def _one(self, run: Callable | None, batch: object) -> tuple[float, bool]:
+        """Call the step; return the host's busy seconds, and whether it waited for the end."""
         _check_batch(batch)
         if run is None:
-            return StepTimes(wait_s=wait_s)
+            return 0.0, False
         device, readings = self.device, self.device.readings
-        waited_s, syncs, queued_s = readings.waited_s, device.syncs, procfs.queued_s()
-        start_s, start_cpu_s = time.perf_counter(), time.thread_time()
+        waited_s, syncs, start_s = readings.waited_s, device.syncs, time.perf_counter()
+        queued_s = procfs.queued_s()
         device.before_step()
         with _stall_limit("step to return"):
             run(batch)
         device.after_step()
-        ended_s, cpu_s = time.perf_counter(), time.thread_time() - start_cpu_s
-        return StepTimes(
-            wait_s=wait_s,
-            step_s=ended_s - start_s,
-            cpu_s=cpu_s,
-            queued_s=procfs.queued_s() - queued_s,
-            device_wait_s=readings.waited_s - waited_s,
-            syncs=device.syncs - syncs,
-        )
+        waited_s = readings.waited_s - waited_s + procfs.queued_s() - queued_s
+        return max(time.perf_counter() - start_s - waited_s, 0.0), device.syncs > syncs
 
 
 def _idle(before: Sequence[float], after: Sequence[float]) -> float:
@@ -334,6 +318,26 @@ def _stall_limit(for_what: str) -> Iterator[None]:
 
 
 @dataclass(kw_only=True)
+class Facts:
+    """What was measured beside the arms."""
+
+    worker_threads: float = 1.0
+    """Threads that each worker keeps busy, or that OpenCV would start in it."""
+    duplicated: bool = False
+    """Whether the workers' first batches are all the same."""
+    empty_s: float = 0.0
+    """A batch of one tiny tensor through a DataLoader with as many workers."""
+    copy_bytes_s: float = 0.0
+    """A plain copy of a batch in memory."""
+    decoders_s: dict[str, float] = field(default_factory=dict)
+    """labkit's decoders -> seconds for one of the user's files."""
+    pageable_s: float | None = None
+    """A copy of a batch to the device."""
+    pinned_s: float | None = None
+    """Such a copy from pinned memory."""
+
+
+@dataclass(kw_only=True)
 class Collected:
     """What was measured so far; it is kept when something breaks."""
 
@@ -341,23 +345,12 @@ class Collected:
     stretches: list[Stretch] = field(default_factory=list)
     """Of the blocks, in the order of measuring."""
     stages: stages.Stages | None = None
-    host_kinds: dict[str, float] = field(default_factory=dict)
-    """Kind of work -> its share of the step; see `profile.kinds_of`."""
-    worker_threads: float = 1.0
-    """Threads that each worker keeps busy, or that OpenCV would start in it."""
-    decoders_s: dict[str, float] = field(default_factory=dict)
-    """labkit's decoders -> seconds for one of the user's files."""
+    facts: Facts = field(default_factory=Facts)
+    host_kinds: dict[str, Kind] = field(default_factory=dict)
+    """What the step does on the host; see `profile.kinds_of`."""
     resident_on_device: Stretch | None = None
     kernels_s: float = 0.0
     """Of a step, for which kernels ran on CUDA."""
-    pageable_s: float | None = None
-    pinned_s: float | None = None
-    copy_bytes_s: float = 0.0
-    """A plain copy of a batch in memory."""
-    empty_s: float = 0.0
-    """A batch of one tiny tensor through a DataLoader with as many workers."""
-    duplicated: bool = False
-    """Whether the workers' first batches are all the same."""
     notes: list[str] = field(default_factory=list)
     broken: str = ""
     """What ended the measurement early."""
@@ -392,6 +385,9 @@ def collect(
         _measure(found, files, device, budget_s, say)
     except Exception as error:  # the user's own code may raise anything
         found.broken = in_one_line(error)
+        if not loop.resident and getattr(loop.loader, "num_workers", 0):
+            with suppress(Exception), loaders.copied(loop.loader, num_workers=0) as twin:
+                loop.keep(next(_without_stalls(twin)))  # its bytes tell whether memory is short
     return found
 
 
@@ -417,7 +413,7 @@ def _measure(
     loop, ends_s = found.loop, time.monotonic() + budget_s
     say("first steps", 0.0)
     step_s = _look(loop, device)
-    found.duplicated = _are_duplicated(loop)
+    found.facts.duplicated = _are_duplicated(loop)
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     stretch_s = min(max(budget_s * ARMS_SHARE / BLOCKS / len(arms), SHORTEST_S), LONGEST_S)
     plan = Plan(loop, step_s, stretch_s)
@@ -444,11 +440,11 @@ def _measure(
     say("inside the workers", ARMS_END)
     if not loop.is_one_shot:
         found.stages = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
-        found.worker_threads = _worker_threads(found.stages)
+        found.facts.worker_threads = _worker_threads(found.stages)
         if any(stage.kind == "decode" for stage in found.stages.stages):
-            found.decoders_s = _decoders_s(files)
+            found.facts.decoders_s = _decoders_s(files)
         if loaders.is_data_loader(loop.loader):
-            found.empty_s = _empty_batch_s(loop.loader.num_workers)
+            found.facts.empty_s = _empty_batch_s(loop.loader.num_workers)
     say("profile of the step", TRIALS_BEGIN - 0.03)
     _look_into_step(found, PROFILE_SHARE * budget_s)
 
@@ -607,10 +603,10 @@ def _look_into_step(found: Collected, seconds: float) -> None:
     found.host_kinds = kinds_of(lambda: loop.compute(steps=min(steps, MOST_STEPS)))
     device, batch = loop.device, loop.resident[0]
     with _one_thread():
-        found.copy_bytes_s = _median(lambda: _copy_s(batch))
+        found.facts.copy_bytes_s = _median(lambda: _copy_s(batch))
     if device.has_queue:
-        found.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
-        found.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
+        found.facts.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
+        found.facts.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
     if isinstance(device, Cuda):
         found.resident_on_device = loop.compute(steps=steps, on="cuda")
         few = min(steps, PROFILED_STEPS)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis import loaders
-from labkit.diagnosis.measure import Collected, Stretch
+from labkit.diagnosis.measure import Collected, Facts, Stretch
 from labkit.diagnosis.stages import SAMPLER, SERIALIZATION, Stage
 from labkit.machine import hardware
 
@@ -77,8 +77,8 @@ class Row:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+@dataclass(kw_only=True)
+class Measured(Facts):
     """All that naming the bottleneck and proposing remedies depend on."""
 
     now: Demand
@@ -104,36 +104,26 @@ class Measured:
     """Of the main process, to draw the samples of a batch."""
     send_s: float = 0.0
     """CPU of sending a batch from a worker and receiving it."""
-    empty_s: float = 0.0
-    """A batch of one tiny tensor through a DataLoader with as many workers."""
     objects: int = 0
     """Of a batch, other than tensors and arrays."""
     batch_bytes: int = 0
     dtypes: Mapping[str, int] = field(default_factory=dict)
     """dtype -> bytes of a batch."""
-    copy_bytes_s: float = 0.0
-    """A plain copy of a batch in memory."""
     slowest: float = 1.0
     """The slowest batch's seconds ÷ the mean."""
-    worker_threads: float = 1.0
-    """Threads that each worker keeps busy, or that OpenCV would start in it."""
-    decoders_s: Mapping[str, float] = field(default_factory=dict)
-    """labkit's decoders -> seconds for one of the user's files."""
     host_kinds_s: Mapping[str, float] = field(default_factory=dict)
     """Kind of the step's work on the host -> seconds in a step; see `profile.KINDS`."""
+    host_functions: Mapping[str, str] = field(default_factory=dict)
+    """Kind -> the user's function in which most of it is."""
     has_device: bool = False
     syncs_s: float = 0.0
     """Of a step, waited for the device to finish."""
     copy_s: float = 0.0
     """Of a step, for which a copy occupies the device."""
     copy_blocks: bool = False
-    pinned_s: float | None = None
-    """Such a copy from pinned memory."""
     on_cuda: bool = False
     has_model: bool = False
     """Whether the model was given, so that changes of it can be tried."""
-    duplicated: bool = False
-    """Whether every worker delivers the same samples."""
 
     @property
     def ceiling(self) -> float:
@@ -177,19 +167,19 @@ def measured_of(found: Collected) -> Measured:
     loop, loader = found.loop, found.loop.loader
     resident, alone, warm = (found.of(arm) for arm in ("resident", "alone", "warm"))
     resident_s, alone_s = (_mean(s.step_s for s in arm) for arm in (resident, alone))
-    steps = loaders.count_batches(loader) or max(len(stretch.steps) for stretch in warm)
+    steps = loaders.count_batches(loader) or max(stretch.steps for stretch in warm)
     warm_s = _mean(stretch.of_epoch(steps) for stretch in warm)
     cold_s = _cold_s(found, steps)
     is_torch, has_device = loaders.is_data_loader(loader), loop.device.has_queue
-    host_kinds_s = {kind: share * resident_s for kind, share in found.host_kinds.items()}
+    host_kinds_s = {kind: one.share * resident_s for kind, one in found.host_kinds.items()}
+    on_cuda = found.resident_on_device is not None
+    if not has_device or on_cuda:  # there libraries compute the step, or launch it
+        host_kinds_s.pop("compute", None)
     copy_s, blocks, beside = _copying(found)
     device_s, syncs_s = _device(found, host_kinds_s)
     host_s = resident_s
     if has_device and not blocks and not syncs_s:
-        host_s = _mean(
-            max(one.step_s - one.device_wait_s - one.queued_s, 0.0)
-            for stretch in resident for one in stretch.steps
-        )  # fmt: skip
+        host_s = _mean(stretch.busy_s for stretch in resident)
     took, first_s = found.stages, _mean(stretch.startup_s for stretch in warm)
     sent = took.sent if took else ()
     send_s = statistics.median(map(sum, sent)) if sent else 0.0
@@ -220,12 +210,9 @@ def measured_of(found: Collected) -> Measured:
     first = loop.resident[0]
     arrays = loaders.arrays(first)
     sized = [array for array in arrays if getattr(array, "ndim", 0)]
-    dtypes: dict[str, int] = {}
-    for array in arrays:
-        name = str(array.dtype).removeprefix("torch.")
-        dtypes[name] = dtypes.get(name, 0) + array.nbytes
     times = [one.fetch_s + one.collate_s for one in took.batches] if took else []
     measured = Measured(
+        **vars(found.facts),
         now=demand,
         steps=steps,
         epoch_s=cold_s or warm_s,
@@ -238,23 +225,18 @@ def measured_of(found: Collected) -> Measured:
         knobs=loaders.knobs_of(loader) if is_torch else {},
         sampler_s=took.sampler_s if took else 0.0,
         send_s=send_s,
-        empty_s=found.empty_s,
         objects=len(loaders.leaves(first)) - len(arrays),
         batch_bytes=loop.batch_bytes,
-        dtypes=dtypes,
-        copy_bytes_s=found.copy_bytes_s,
+        dtypes=loaders.bytes_by_dtype(first),
         slowest=max(times) / _mean(times) if times and _mean(times) else 1.0,
-        worker_threads=found.worker_threads,
-        decoders_s=found.decoders_s,
         host_kinds_s=host_kinds_s,
+        host_functions={kind: one.function for kind, one in found.host_kinds.items()},
         has_device=has_device,
         syncs_s=syncs_s,
         copy_s=copy_s,
         copy_blocks=blocks,
-        pinned_s=found.pinned_s,
-        on_cuda=found.resident_on_device is not None,
+        on_cuda=on_cuda,
         has_model=loop.model is not None,
-        duplicated=found.duplicated,
     )
     return replace(measured, rows=_rows(measured, alone))
 
@@ -282,7 +264,7 @@ def _device(found: Collected, host_kinds_s: Mapping[str, float]) -> tuple[float,
         return 0.0, 0.0
     on_device = found.resident_on_device
     seen = [on_device] if on_device else resident
-    syncs = _mean(one.syncs > 0 for stretch in seen for one in stretch.steps) > 0.5
+    syncs = _mean(stretch.synced for stretch in seen) > 0.5
     if on_device:  # CUDA: waiting spins, so only the profile tells it from work
         return found.kernels_s, host_kinds_s.get("synchronization", 0.0) if syncs else 0.0
     readings = [stretch.readings for stretch in resident]
@@ -293,16 +275,16 @@ def _device(found: Collected, host_kinds_s: Mapping[str, float]) -> tuple[float,
 def _copying(found: Collected) -> tuple[float, bool, bool]:
     """Return a copy's seconds, whether it blocks the host, and whether it runs beside computing."""
     device = found.loop.device
-    if not device.has_queue or found.pageable_s is None:
+    if not device.has_queue or found.facts.pageable_s is None:
         return 0.0, False, False
     if found.resident_on_device is not None:  # CUDA: what the step takes less without copying
         saved_s = _mean(s.step_s for s in found.of("resident")) - found.resident_on_device.step_s
         pinned = all(t.is_pinned() for t in loaders.arrays(found.loop.resident[0]))
         return max(saved_s, 0.0), not pinned, False
     readings = found.of("resident")[-1].readings
-    if readings.copy_wait_s > 0.5 * found.pinned_s:
-        return found.pageable_s, True, False
-    return found.pinned_s, False, readings.side_stream
+    if readings.copy_wait_s > 0.5 * found.facts.pinned_s:
+        return found.facts.pageable_s, True, False
+    return found.facts.pinned_s, False, readings.side_stream
 
 
 def _stages(

@@ -11,15 +11,16 @@ import contextlib
 import html
 import os
 import re
+import sysconfig
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import units
 from labkit.diagnosis.loaders import copied, end_workers, is_data_loader
@@ -225,15 +226,27 @@ KINDS = {
 LIBRARY = re.compile(r"site-packages/(torch|numpy|scipy|cv2)/|^<built-in>:_?(Tensor|Variable)")
 
 
-def kinds_of(run: Callable[[], object]) -> dict[str, float]:
+_FOLDERS = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+NOT_OWN = re.compile("|".join(["-packages/", "^<", ":<", *map(re.escape, _FOLDERS)]))
+
+
+class Kind(NamedTuple):
+    """A kind of work in a step."""
+
+    share: float
+    """Of the time."""
+    function: str
+    """Of the user's own, in which most of it is; "" where in none."""
+
+
+def kinds_of(run: Callable[[], object]) -> dict[str, Kind]:
     """Profile a function and divide its time among kinds of work.
 
     Args:
         run: calls the step some hundred times.
 
     Returns:
-        Kind -> share of the time: those of `KINDS`, "compute" for what libraries did, "host work"
-        for all other Python.
+        Those of `KINDS`, "compute" for what libraries did, "host work" for all other Python.
     """
     from pyinstrument import Profiler
 
@@ -243,12 +256,17 @@ def kinds_of(run: Callable[[], object]) -> dict[str, float]:
         run()
     finally:
         session = profiler.stop()
-    spent: Counter[str] = Counter()
+    spent: dict[str, Counter[str]] = defaultdict(Counter)
     for stack, spent_s in session.frame_records:
         # pyinstrument's frames are "function\0file\0line".
         frames = ["{1}:{0}".format(*frame.split("\x00")) for frame in stack]
-        spent[_kind_of(frames)] += spent_s
-    return {kind: spent_s / (spent.total() or 1.0) for kind, spent_s in spent.items()}
+        own = [frame.rpartition(":")[2] for frame in frames if not NOT_OWN.search(frame)]
+        spent[_kind_of(frames)][own[-1] if own else ""] += spent_s
+    total_s = sum(functions.total() for functions in spent.values()) or 1.0
+    return {
+        kind: Kind(functions.total() / total_s, functions.most_common(1)[0][0])
+        for kind, functions in spent.items()
+    }
 
 
 def _kind_of(stack: list[str]) -> str:

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
-from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, line_of
+from labkit.diagnosis.loaders import (
+    DEFAULT_PREFETCH_FACTOR,
+    bytes_by_dtype,
+    count_bytes,
+    knobs_of,
+    line_of,
+)
 from labkit.diagnosis.predict import (
     BYTES,
     EACH_OTHER,
@@ -22,9 +29,12 @@ from labkit.diagnosis.predict import (
     UNEXPLAINED,
     Measured,
 )  # fmt: skip
-from labkit.diagnosis.stages import SAMPLER, Stage
+from labkit.diagnosis.stages import COLLATE, SAMPLER, Stage
 
-COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated samples", "shared memory"
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WORKERS = 16
 MOST_AHEAD_BYTES = 2 << 30
 MORE_AHEAD = 4  # times as many batches
@@ -51,12 +61,13 @@ class Remedy:
     name: str
     bottleneck: str
     """What it removes."""
-    at_best: float
-    """Bound of the normalized time of an epoch: the time with it ÷ the time without."""
+    at_best: float | None = None
+    """Bound of the normalized time of an epoch: the time with it ÷ the time without; None where
+    the training does not run without it."""
     reason: str
     change: str
     """What to write."""
-    easy: bool
+    easy: bool = True
     """Whether it is a line to change, not work to rewrite."""
     knobs: Mapping[str, object] = field(default_factory=dict)
     """Arguments with which the lab tries it; empty where it cannot."""
@@ -68,7 +79,7 @@ class Remedy:
     ci_high: float | None = None
 
     @property
-    def normalized_time(self) -> float:
+    def normalized_time(self) -> float | None:
         """Return what was measured, or the bound."""
         return self.at_best if self.measured is None else self.measured
 
@@ -139,8 +150,17 @@ def _small_batches(m: Measured) -> Sequence:
 
 
 def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
-    made = {"cpu_s": sum(s.cpu_s for s in m.stages), "wall_s": sum(s.wall_s for s in m.stages)}
-    return made | {"take_s": max(m.now.take_s - _overhead_s(m), 0.0), "hindered_s": 0.0}
+    """Return what is left where nothing is done for each batch: samples, and the device's work."""
+    fetched = [stage for stage in m.stages if stage.kind != COLLATE]
+    return {
+        "cpu_s": sum(stage.cpu_s for stage in fetched),
+        "wall_s": sum(stage.wall_s for stage in fetched),
+        "take_s": 0.0,
+        "hindered_s": 0.0,
+        "step_s": m.now.device_s,
+        "host_s": 0.0,
+        "host_cpu_s": 0.0,
+    }
 
 
 def _enough_samples(m: Measured) -> str:
@@ -241,7 +261,7 @@ def _why_fewer(m: Measured, _: str) -> str:
     return f"a batch is {units.count_bytes(m.batch_bytes)}, a sample {bytes_in_words(m)}"
 
 
-def _write_fewer(m: Measured, dtype: str) -> str:
+def _write_fewer(_: object, dtype: str) -> str:
     if dtype == "float64":
         return "float32 in the dataset: array.astype(np.float32)"
     return "keep pixels uint8 in the dataset; on the device: x.float().div_(255)"
@@ -296,10 +316,14 @@ def _host_work(kind: str, kept: float) -> dict[str, Callable]:
 
 
 def _of_step(what: str, kind: str) -> Callable[[Measured, object], str]:
-    return lambda m, _: (
-        f"{what} takes {units.seconds(m.host_kinds_s[kind])} of the "
-        f"{units.seconds(m.now.step_s)} of a step"
-    )
+    def reason(m: Measured, _: object) -> str:
+        function = m.host_functions.get(kind)
+        return (
+            f"{what} takes {units.seconds(m.host_kinds_s[kind])} of the "
+            f"{units.seconds(m.now.step_s)} of a step" + (f", most in {function}" * bool(function))
+        )
+
+    return reason
 
 
 def _model(change: str) -> Callable[[Measured, object], Mapping[str, object]]:
@@ -338,7 +362,7 @@ REMEDIES = (
          lambda m, n: f"the slowest batch takes {m.slowest:.1f} times the mean, and "
          f"{_ahead(m)} per worker are ahead",
          "", lambda m, n: {"prefetch_factor": n}),
-    Line("one thread per worker", "threads",
+    Line("limit threads", "threads",
          lambda m: _given(m.is_data_loader and m.now.workers * m.worker_threads > m.now.cores),
          lambda m, _: ANY,
          lambda m, _: f"{m.now.workers} workers × {m.worker_threads:.2g} threads share "
@@ -376,8 +400,11 @@ REMEDIES = (
          reason=_of_step("reporting", "reports"),
          change=f"report every {LESS_OFTEN}th time, or from a thread"),
     Line("vectorize host work", "host work", **_host_work("host work", 0.0),
-         reason=_of_step("Python", "host work"),
-         change="write the loop as operations on whole tensors, or do it every 50 steps"),
+         reason=_of_step("work on the host", "host work"),
+         change="operations on whole tensors, in the loader's workers, or only every 50 steps"),
+    Line("transform in workers", "main thread", **_host_work("compute", 0.0),
+         reason=_of_step("computing on the host", "compute"),
+         change="do it in the data set, where workers run it beside the step, or on the device"),
     Line("bf16 autocast", COMPUTE, _device_is_limit, lambda m, _: ANY,
          lambda m, _: "the device is the limit",
          "with torch.autocast(device.type, torch.bfloat16): …", _model("bf16")),
@@ -386,14 +413,14 @@ REMEDIES = (
          "model.to(memory_format=torch.channels_last)", _model("channels_last")),
     Line("torch.compile", COMPUTE, _device_is_limit, lambda m, _: ANY,
          lambda m, _: "the device is the limit", "model.compile()", _model("compile")),
-    Line("different samples per worker", DUPLICATED,
+    Line("split between workers", DUPLICATED,
          lambda m: _given(m.duplicated),
          lambda m, _: {"shorter": 1 / m.now.workers},
          lambda m, _: f"each of {m.now.workers} workers delivers the same samples: an epoch is "
          f"{m.now.workers} times as long as its data",
          "in __iter__: worker = get_worker_info(); "
          "itertools.islice(samples, worker.id, None, worker.num_workers)"),
-    Line("no shared lock or connection", EACH_OTHER,
+    Line("share no lock", EACH_OTHER,
          lambda m: _given(m.share_of(EACH_OTHER) > 0),
          lambda m, _: {"hindered_s": 0.0},
          lambda m, _: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, one "
@@ -425,7 +452,8 @@ REMEDIES = (
          easy=False),
     Line("faster transform", "transform", lambda m: [[s] for s in _computing(m)],
          lambda m, some: m.without(some), _took,
-         lambda m, some: f"{some[0].name}: on whole arrays, on smaller images, or not at all",
+         lambda m, some: f"{some[0].name}: on whole arrays, on smaller images, or not at all"
+         + "; in the data set, where workers run it" * (not m.is_data_loader),
          easy=False),
     Line("faster collate", "collate", lambda m: [_collating(m)] if _collating(m) else [],
          lambda m, some: m.without(some), _took,
@@ -487,19 +515,46 @@ def _written(knobs: Mapping[str, object]) -> dict[str, object]:
     return written
 
 
+def for_shared_memory(loader: DataLoader, batch: object | None) -> tuple[Remedy, ...]:
+    """Return what makes the batches that workers prepare ahead fit into shared memory.
+
+    Args:
+        loader: has workers.
+        batch: one of its batches, where one came.
+    """
+    knobs, found = knobs_of(loader), []
+    ahead = loader.num_workers * loader.prefetch_factor
+    held = f"{ahead} batches"
+    if batch is not None:
+        held += f" of {units.count_bytes(count_bytes(batch))}"
+    remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {held} ahead")
+    if loader.prefetch_factor > DEFAULT_PREFETCH_FACTOR:
+        fewer = {"prefetch_factor": DEFAULT_PREFETCH_FACTOR}
+        found.append(remedy(name="less prefetching", change=line_of({**knobs, **fewer})))
+    sizes = bytes_by_dtype(batch) if batch is not None else {}
+    if sizes and (dtype := max(sizes, key=sizes.get)) in FEWER:
+        found.append(remedy(name="fewer bytes", change=_write_fewer(None, dtype)))
+    if loader.num_workers > 1:
+        found.append(remedy(name="fewer workers", change=line_of({**knobs, "num_workers": 1})))
+    return tuple(found)
+
+
 def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
-    """Return what gains something: measured as far as it was tried, one of each change."""
-    gains = [
-        r for r in proposed
-        if r.normalized_time <= 1 - DELTA
-        and (not r.only_tried or r.measured is not None)
-        and (r.measured is None or r.ci_high is None or r.ci_high < 1)
-    ]  # fmt: skip
+    """Return what gains something; of one change with several numbers, the smallest that is best.
+
+    Where a change was tried, only what was measured counts.
+    """
+    tried = {remedy.name for remedy in proposed if remedy.measured is not None}
     kept: dict[str, Remedy] = {}
-    for remedy in gains:  # of the same change with other numbers, the smallest that is as good
-        known = kept.get(remedy.change if not remedy.knobs else remedy.name)
-        if known is None or remedy.normalized_time < known.normalized_time - EQUAL:
-            kept[remedy.change if not remedy.knobs else remedy.name] = remedy
+    for remedy in proposed:
+        is_bound = remedy.measured is None
+        if is_bound and (remedy.only_tried or remedy.name in tried):
+            continue
+        if remedy.normalized_time > 1 - DELTA or (remedy.ci_high or 0.0) >= 1:
+            continue
+        key = remedy.change if is_bound else remedy.name
+        if key not in kept or remedy.normalized_time < kept[key].normalized_time - EQUAL:
+            kept[key] = remedy
     return list(kept.values())
 
 
@@ -513,8 +568,12 @@ def bottleneck_of(m: Measured, gains: Sequence[Remedy]) -> str:
     most = 1 - min(remedy.normalized_time for remedy in gains)
     most_easy = 1 - min((remedy.normalized_time for remedy in easy), default=1.0)
     if most_easy < ENOUGH_OF_IT * most:
-        best = min(gains, key=lambda remedy: remedy.normalized_time)
-        return UNEXPLAINED if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE else best.bottleneck
+        if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE:
+            return UNEXPLAINED
+        # What they wait for is the other workers, whatever function does the waiting.
+        shared = next((remedy for remedy in gains if remedy.bottleneck == EACH_OTHER), None)
+        best = shared or min(gains, key=lambda remedy: remedy.normalized_time)
+        return best.bottleneck
     return next(r.bottleneck for r in easy if 1 - r.normalized_time >= MOST_OF_IT * most_easy)
 
 

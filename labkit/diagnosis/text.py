@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.diagnosis.predict import UNEXPLAINED, Measured
-from labkit.diagnosis.remedies import COMPUTE, SHARED_MEMORY, Remedy, bytes_in_words
+from labkit.diagnosis.remedies import COMPUTE, Remedy, bytes_in_words
 from labkit.machine import shared_memory
 
 if TYPE_CHECKING:
@@ -140,11 +140,12 @@ def screen(found: Diagnosis) -> Iterator[str]:
     if m is None:
         if found.bottleneck:
             yield f"Bottleneck: {found.bottleneck}. {shared_memory.why_full()}"
+        for number, remedy in enumerate(found.remedies, 1):
+            yield f"{number}. {remedy.name}: {remedy.reason}."
+            yield f"   {remedy.change}"
         yield from _arms(found)
         return
     yield _verdict(found)
-    if found.bottleneck == SHARED_MEMORY:
-        yield shared_memory.why_full()
     now = _per_s(m, m.epoch_s / m.steps)
     yield (
         f"An infinitely fast loader: at most {1 / m.ceiling:.2f} × faster "

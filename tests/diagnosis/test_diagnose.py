@@ -184,7 +184,7 @@ class Everything(IterableDataset):
 
 def test_workers_that_deliver_the_same_samples_are_found():
     found = diagnose(DataLoader(Everything(), batch_size=4, num_workers=2), lambda batch: None)
-    assert found.bottleneck == "duplicated samples"
+    assert found.bottleneck == "duplicated work"
     assert "get_worker_info()" in str(found)
 
 
@@ -332,6 +332,7 @@ def test_a_pipeline_of_labkits_own_is_diagnosed(photos, tmp_path):
     settings = lab.Settings(
         data=str(photos), images=24, input_px=64, batch_size=4, device="cpu",
         step="nothing", preprocessor="loops", num_workers=0, cache="warm",
+        storage="tmpfs",
     )  # fmt: skip
     found = lab.diagnose(settings, budget_s=BUDGET_S, results=tmp_path, progress=False)
     assert found.broken == ""
