@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import textwrap
@@ -17,10 +18,11 @@ import labkit as lab
 from labkit import units
 from labkit.claims import ledger
 from labkit.diagnosis.diagnose import find_files, load_target
+from labkit.diagnosis.watch import Watch, run_script
 from labkit.experiments.request import Request
 from labkit.machine import media
 from labkit.report.bars import to_bytes
-from labkit.report.charts import timeline
+from labkit.report.charts import timeline, watch_chart
 from labkit.report.doctor import doctor_rows
 from labkit.resolve import TABLES
 from labkit.runs import device_speed, store
@@ -42,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         130 cancelled.
     """
     options = parser().parse_args(arguments)
+    if options.command is _watch:
+        return _watch(options)  # signals and errors are the script's
     if threading.current_thread() is threading.main_thread():
         # A terminated run cleans up as after Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -209,6 +213,26 @@ def _diagnose(options: Options) -> None:
         print(f"wrote {options.chart}")
 
 
+def _watch(options: Options) -> int:
+    def save(watch: Watch) -> None:
+        # Each process of torchrun writes its own.
+        rank = os.environ.get("RANK", "0")
+        ending = "" if rank == "0" else f"-rank{rank}"
+        given = {"script": str(options.script), "arguments": options.arguments, "rank": int(rank)}
+        try:
+            if options.json:
+                path = options.json.with_stem(options.json.stem + ending)
+                path.write_text(json.dumps(given | watch.facts(), indent=1), encoding="utf-8")
+            if options.chart:
+                path = options.chart.with_stem(options.chart.stem + ending)
+                path.write_bytes(to_bytes(watch_chart(watch), path.suffix[1:], dpi=CHART_DPI))
+        except OSError as error:  # the script's own status stays
+            print(f"labkit: {error}", file=sys.stderr)
+
+    run_script(options.script, options.arguments, save)
+    return 0
+
+
 def _calibrate(options: Options) -> None:
     for input_px in options.input_px:
         device = lab.calibrate(options.data, input_px, results=options.results)
@@ -304,6 +328,14 @@ def parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
     diagnose.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw the timeline")
 
+    text = "run a training script, and print how much of its time it waits for data"
+    watch = add("watch", _watch, text)
+    watch.usage = "labkit watch [--json FILE] [--chart FILE] SCRIPT [arguments of the script]"
+    watch.add_argument("script", metavar="SCRIPT", type=_script, help="such as train.py")
+    watch.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    watch.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
+    watch.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw it")
+
     text = "measure anew how fast the simulated GPU is to be, and keep it for all runs"
     calibrate = add("calibrate", _calibrate, text, results)
     calibrate.add_argument("--data", metavar="NAME", default=lab.Settings.data, help="images")
@@ -359,6 +391,12 @@ def _yes_or_no(text: str) -> bool:
     if text not in ("yes", "no"):
         raise argparse.ArgumentTypeError(f"must be yes or no, got {text!r}")
     return text == "yes"
+
+
+def _script(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"must be a Python file, got {text!r}")
+    return Path(text)
 
 
 def _chart_file(text: str) -> Path:

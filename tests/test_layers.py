@@ -23,7 +23,7 @@ LAYERS = [
     {"experiments"},
     {"claims", "diagnosis"},
     {"report"},
-    {"panel", "cli", "__init__"},
+    {"panel", "cli", "watch", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PARTS = {"storage", "packing", "decoding", "preprocessing", "loading", "prefetching", "devices"}

@@ -1,8 +1,8 @@
-"""Sentences and tables for what was measured: an epoch's phases, and a diagnosis."""
+"""Sentences for what a diagnosis measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from labkit import units
@@ -12,122 +12,6 @@ from labkit.machine import shared_memory
 
 if TYPE_CHECKING:
     from labkit.diagnosis.diagnose import Diagnosis
-    from labkit.diagnosis.watch import EpochPhases
-
-PHASES = ("wait", "transfer", "forward", "backward", "rest")
-IN_FULL = {"backward": "backward+optimizer"}
-NO_CUDA = (
-    "No CUDA: seconds of the host's clock. On a CPU the work is done when a call returns; a device "
-    "that works on its own may do it in a later phase."
-)
-
-
-# --- phases -----------------------------------------------------------------------------------
-
-
-def epoch_line(phases: EpochPhases, total: int | None) -> str:
-    """Return a running epoch's phases as one line of a terminal.
-
-    Args:
-        phases: so far.
-        total: batches of the epoch, where that is known.
-    """
-    shown = f"{phases.steps}/{total}" if total else units.count(phases.steps, "step")
-    if not phases.timed_steps:
-        wait, step = units.seconds(phases.first_wait_s), units.seconds(phases.first_step_s)
-        return f"{shown}: first batch {wait}, first step {step}"
-    split = _split(phases.host_s)
-    all_s = sum(split.values())
-    if total and total > phases.steps:
-        left_s = (total - phases.steps) * all_s / phases.timed_steps
-        shown += f", {units.whole_seconds(left_s)} left"
-    shares = ", ".join(f"{name} {units.whole_percent(x)}" for name, x in _shares(split).items())
-    return f"{shown}: {shares}"
-
-
-def epoch_text(phases: EpochPhases, number: int) -> str:
-    """Return a finished epoch's phases per step, as a table with sentences below.
-
-    Args:
-        phases: of the epoch.
-        number: of the epoch, from 1.
-    """
-    apart = {
-        "start-up": phases.startup_s,
-        "first batch": phases.first_wait_s,
-        "first step": phases.first_step_s,
-        "shutdown": phases.shutdown_s,
-    }
-    known = ", ".join(f"{name} {units.seconds(s)}" for name, s in apart.items() if s is not None)
-    lines = [
-        f"epoch {number}: {units.count(phases.steps, 'step')} in {units.seconds(phases.epoch_s)}; "
-        f"not in the table: {known}"
-    ]
-    if phases.timed_steps:
-        lines += _table(phases)
-    said = list(_epoch_sentences(phases))
-    if phases.timed_steps and not phases.device_s and number == 1:  # once is enough
-        said.append(NO_CUDA)
-    return "\n".join([*lines, *(f"- {sentence}" for sentence in said)])
-
-
-def _epoch_sentences(phases: EpochPhases) -> Iterator[str]:
-    """Yield what is missing from the numbers, and where they mislead."""
-    if phases.ended == "stopped":
-        yield "The loop stopped before the loader did; its last step is not in the table."
-    if phases.ended == "failed":
-        yield "The loader failed; this is what was measured until then."
-    if not phases.steps:
-        yield (
-            "The loader yielded no batch: a generator is used up after one epoch, and drop_last "
-            "drops a batch that is not full."
-        )
-    if not phases.timed_steps:
-        return
-    if phases.host_s["forward"] is None:
-        yield (
-            "Only wait and step are known: no torch module with parameters was called in the loop "
-            "(models that are compiled in place, or called in a compiled function, are not seen)."
-        )
-    elif phases.host_s["backward"] is None:
-        yield "What follows the forward is not split: no torch optimizer made a step."
-    if phases.device_s:
-        yield (
-            "CUDA's column tells where its time went: the host only queues work, and waits for it "
-            "in a later phase."
-        )
-
-
-def _table(phases: EpochPhases) -> list[str]:
-    columns = [("host, per step", _split(phases.host_s), phases.timed_steps)]
-    if phases.device_s is not None:
-        columns.append(("CUDA, per step", _split(phases.device_s), phases.device_steps))
-    lines = [" " * 18 + "".join(f"   {title:>18}" for title, _, _ in columns)]
-    for name in columns[0][1]:
-        cells = [
-            f"   {units.seconds(split[name] / steps):>9} {units.percent(_shares(split)[name]):>8}"
-            for _, split, steps in columns
-        ]
-        lines.append(f"{IN_FULL.get(name, name):18}" + "".join(cells))
-    return lines
-
-
-def _split(seconds: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the phases that are known, and the rest of the step as one."""
-    known = {phase: s for phase in PHASES if (s := seconds[phase]) is not None}
-    if seconds["forward"] is None:
-        known["step"] = seconds["step"]
-    elif seconds["backward"] is None:
-        known["after the forward"] = seconds["step"] - seconds["transfer"] - seconds["forward"]
-    return known
-
-
-def _shares(split: Mapping[str, float]) -> dict[str, float]:
-    all_s = sum(split.values()) or 1.0  # a clock may be too coarse for a loop that does nothing
-    return {name: s / all_s for name, s in split.items()}
-
-
-# --- a diagnosis ------------------------------------------------------------------------------
 
 SHOWN_SHARE, MOST_ROWS = 0.03, 5
 

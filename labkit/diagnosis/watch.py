@@ -1,92 +1,432 @@
-"""Watch a training loop from its loader: where each step's time goes, live and per epoch.
+"""Watch a training: how much of its time it waits for data, while it runs as it is.
 
-    next() ───▶ batch ───▶ model called ───▶ it returns ───▶ optimizer.step ends ───▶ next()
-         wait       transfer          forward      backward (+ optimizer)        rest
+    next(loader) ───▶ batch ───▶ Tensor.to("cuda") ───▶ forward, backward … ───▶ next(loader)
+             wait               transfer                rest
 
-The boundaries come from the iterator, and from hooks on the outermost modules and on optimizers,
-which exist only while an epoch is running.  Start-up, first batch and first step stay apart.  A
-host time is when a call *returned*.  CUDA works asynchronously, so the same boundaries are marked
-as events on its stream, too, and read when the epoch is over.
+`run_script` sees every DataLoader of torch that a script iterates over; `watch` wraps one loader
+of any kind.  Seconds are the host's.  The device's own are NVML's utilization, which a thread
+reads: CUDA events in the training's streams would disturb it, above all the capture of graphs.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import pairwise
-from threading import get_ident
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial, wraps
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
 
-from labkit.contracts import Clock, SystemClock
-from labkit.diagnosis import text
-from labkit.diagnosis.loaders import check_loader, count_batches
-from labkit.files import bar, progress_stream
+from labkit import units
+from labkit.contracts import Clock, Skip, SystemClock
+from labkit.diagnosis.loaders import check_loader
+from labkit.files import progress_stream
+from labkit.machine import hardware
+from labkit.machine.gpu import Reading, open_gpu
+from labkit.machine.usage import NVML_PERIOD_S, Sampler
 
-REDRAW_S = 1.0
-PHASES = text.PHASES
-# Enough for a mean; the events of a long epoch would take memory, and microseconds each.
-DEVICE_STEPS = 1000
+FIRST_STEPS = 50  # before the first report
+PERIOD_S = 30.0  # between two lines
+WORTH = 0.05  # share of the time that is worth saving
+BUSY, IDLE = 0.8, 0.5  # a core or device is in use for more, or less, of the time
+DATALOADER = "torch.utils.data.dataloader"
+NOTHING_SEEN = (
+    "No DataLoader of torch was iterated over in this process, so nothing was measured. For other "
+    "loaders: `for batch in lab.watch(loader)`. For processes that the script starts itself: let "
+    "torchrun start them, `torchrun -m labkit.watch train.py`."
+)
+TOO_SHORT = (
+    "No loop had a second step, so nothing is said of it. A loader yields no batch where drop_last "
+    "drops the only one, or where a generator is used up."
+)
+AHEAD = "A thread takes the batches ahead of the training, whose own waits are not seen."
 
 
-def watch(loader: Iterable, *, show: bool = True) -> Watch:
-    """Watch a training loop from its loader: `for batch in lab.watch(loader): …`.
+@dataclass(kw_only=True)
+class Loop:
+    """What was measured of the loops over a loader, from the end of the first step on."""
 
-    A line shows the phases about once a second; a table follows at the end of every epoch.  The
-    batches are the loader's own, in its order, and no random number is drawn.  Torch warns once
-    about global hooks if the model is compiled: they are this watch's, in the loop's first step.
+    workers: int | None = None
+    """None for a loader that is no DataLoader."""
+    steps: int = 0
+    images: int = 0
+    """0 where batches do not tell."""
+    first_s: float | None = None
+    """From creating the first iterator to the end of the first step, in which libraries compile."""
+    wait_s: float = 0.0
+    starts_s: float = 0.0
+    """The part of `wait_s` from the start of a later epoch to its first batch."""
+    transfer_s: float | None = None
+    """In Tensor.to and Tensor.cuda, to CUDA; None without CUDA."""
+    rest_s: float = 0.0
+
+    @property
+    def loop_s(self) -> float:
+        """Everything that was measured."""
+        return self.wait_s + (self.transfer_s or 0.0) + self.rest_s
+
+    @property
+    def images_per_s(self) -> float | None:
+        """None where batches do not tell how many images they have."""
+        return self.images / self.loop_s if self.images and self.loop_s else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Name -> part of the time; no transfer where none can be seen."""
+        names = {"waiting for data": self.wait_s, "transfer": self.transfer_s, "rest": self.rest_s}
+        return {name: s / (self.loop_s or 1.0) for name, s in names.items() if s is not None}
+
+    def line(self) -> str:
+        """Return steps, rate and shares in a line."""
+        shares = [f"{name} {units.percent(share)}" for name, share in self.shares.items()]
+        return ", ".join([units.count(self.steps, "step"), units.rate(self.images_per_s), *shares])
+
+
+class _Epoch:
+    """One pass over a loader."""
+
+    __slots__ = ("images", "iterator", "loop", "size", "waited_s", "workers")
+
+    def __init__(self, iterator: object, loop: Loop, size: int | None) -> None:
+        try:
+            self.iterator = weakref.ref(iterator)  # one that a `break` left is gone at once
+        except TypeError:
+            self.iterator = bool
+        self.loop, self.size, self.waited_s = loop, size, loop.wait_s
+        self.images: int | None = None  # of the batch in the step that goes on
+        self.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
+
+
+class Watch:
+    """Measures all loops of this process.
+
+    Args:
+        say: takes what is printed meanwhile.
+        clock: a fake one in tests.
+    """
+
+    def __init__(self, say: Callable[[object], None], clock: Clock | None = None) -> None:
+        self._say, self._now, self._pid = say, (clock or SystemClock()).now, os.getpid()
+        self._loops: dict[str, Loop] = {}
+        self._epochs: list[_Epoch] = []  # those that go on; time counts for the last one
+        self._since_s = self._now()
+        self._due_s, self._has_said = self._since_s + PERIOD_S, False
+        self._spent = self._counted = [0.0, 0.0, 0.0, 0.0]  # as `_count_cpu` says
+        self._gpu: list[int] = []  # percents, as NVML tells them
+        self._device, self._thread, self._ahead = ExitStack(), 0, False
+
+    # --- what was measured
+
+    @property
+    def loops(self) -> dict[str, Loop]:
+        """Data set, its length, batch size and workers -> the loops over it, if long enough."""
+        return {name: loop for name, loop in self._loops.items() if loop.steps}
+
+    @property
+    def total(self) -> Loop:
+        """The sum of all loops."""
+        total = Loop()
+        for name in vars(total):
+            values = [value for x in self.loops.values() if (value := getattr(x, name)) is not None]
+            setattr(total, name, sum(values) if values else getattr(total, name))
+        return total
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """Cores that this process, all workers and a worker used, and the GPU's utilization."""
+        wall_s, main_s, workers_s, of_workers_s = self._spent
+        found = {"process": main_s / wall_s, "workers": workers_s / wall_s} if wall_s else {}
+        found |= {"worker": workers_s / of_workers_s} if of_workers_s else {}
+        return found | ({"gpu": sum(self._gpu) / len(self._gpu) / 100} if self._gpu else {})
+
+    @property
+    def verdict(self) -> str:
+        """What holds the training back."""
+        total, gpu = self.total, self.busy.get("gpu")
+        if not total.steps:
+            return TOO_SHORT if self._loops else NOTHING_SEEN
+        if self._ahead:
+            return AHEAD
+        wait = total.shares["waiting for data"]
+        said = units.percent(wait)
+        if wait >= WORTH:
+            faster = f"at most {1 / max(1 - wait, 1e-3):.2f} times as fast"
+            return (
+                f"The training waits for data {said} of its time: with a loader that takes no time "
+                f"it would be {faster}{self._why(total)}."
+            )
+        if gpu is not None and gpu < BUSY:
+            held = f"but the GPU is busy {units.percent(gpu)} of it: the host holds it up"
+            return f"Data come in time, waiting takes {said} of it, {held}."
+        return f"Data come in time, waiting takes {said} of it: the step is the limit, not loading."
+
+    def _why(self, total: Loop) -> str:
+        """Return why data come late, as far as it shows."""
+        busy, cores = self.busy, hardware.cores()
+        if total.workers == 0:
+            return "; the training process loads the data itself (num_workers=0)"
+        if "worker" not in busy:
+            return ""
+        if total.starts_s > total.wait_s / 2:
+            return "; most of the waiting is at the start of epochs (persistent_workers=False)"
+        if busy["process"] + busy["workers"] > BUSY * cores:
+            return f"; all {cores} cores are busy, so more workers would not help"
+        each = f"; a worker uses {units.percent(busy['worker'])} of a core"
+        if busy["worker"] > BUSY:
+            return f"{each}, and cores are idle, so more workers would help"
+        # Workers work at least while the training waits; at other times their queue may be full.
+        if busy["worker"] < IDLE * total.shares["waiting for data"]:
+            return f"{each}: workers wait, too, for a disk, the network, a lock or a core"
+        return ""
+
+    def line(self) -> str:
+        """Return steps, rate, shares and the GPU's utilization in a line."""
+        gpu = [f"GPU busy {units.percent(self.busy['gpu'])} (NVML)"] if "gpu" in self.busy else []
+        return ", ".join([self.total.line(), *gpu])
+
+    def __str__(self) -> str:
+        """Return everything in lines, the verdict last."""
+        total, busy = self.total, self.busy
+        lines = [f"{name}: {loop.line()}" for name, loop in self.loops.items()]
+        if total.steps:
+            lines += [f"all loops: {self.line()}"] if len(lines) > 1 or "gpu" in busy else []
+            used = [f"{name} {busy[name]:.2f}" for name in ("process", "workers") if busy.get(name)]
+            apart = {"starts of later epochs": total.starts_s, "not counted, first": total.first_s}
+            known = [f"{name} {units.seconds(s)}" for name, s in apart.items() if s]
+            cores = f"CPU of {hardware.cores()} cores: {', '.join(used)}"
+            lines.append("; ".join([cores, *known]))
+        return "\n".join([*lines, self.verdict])
+
+    def facts(self) -> dict[str, object]:
+        """Return everything as JSON can hold it."""
+        return {
+            "loops": {name: asdict(loop) for name, loop in self.loops.items()},
+            "total": asdict(self.total),
+            "images_per_s": self.total.images_per_s,
+            "busy": self.busy,
+            "verdict": self.verdict,
+        }
+
+    # --- what happens
+
+    def start(
+        self, make: Callable[[object], object], loader: object
+    ) -> tuple[object, _Epoch | None]:
+        """Return `make(loader)`, an iterator, and its epoch; None in a worker, which was forked."""
+        if os.getpid() != self._pid:
+            return make(loader), None
+        if self._epochs and self._epochs[-1].iterator() is None:
+            self._since_s = self._now()  # since its `break`, nothing of this loop
+        self._charge("rest_s")
+        iterator = make(loader)
+        self._count_cpu()
+        name, size, workers = _describe(iterator, loader)
+        loop = self._loops.setdefault(name, Loop(workers=workers))
+        epoch = _Epoch(iterator, loop, size)
+        gone = (None, iterator)  # persistent workers have one iterator for all epochs
+        self._epochs = [each for each in self._epochs if each.iterator() not in gone]
+        self._epochs.append(epoch)
+        self._ahead |= threading.current_thread() is not threading.main_thread()
+        self._open_device()
+        self._count_cpu(keep=False)
+        self._charge("wait_s")
+        return iterator, epoch
+
+    def next(self, epoch: _Epoch, draw: Callable[[object], object], iterator: object) -> object:
+        """Return `draw(iterator)`, a batch; it ends the step before."""
+        self._charge("rest_s")
+        if self._epochs[-1:] != [epoch]:  # another loop ran inside this one's step
+            self._epochs = [*(each for each in self._epochs if each is not epoch), epoch]
+        if epoch.images is not None:
+            self._end_step(epoch)
+        self._thread = 0
+        try:
+            batch = draw(iterator)
+        except BaseException:
+            self._charge("wait_s")
+            self.end(epoch)
+            raise
+        self._charge("wait_s")
+        if epoch.images is None:
+            epoch.loop.starts_s += epoch.loop.wait_s - epoch.waited_s
+        epoch.images = _count_images(batch, epoch.size)
+        self._thread = threading.get_ident()
+        return batch
+
+    def end(self, epoch: _Epoch) -> None:
+        """End an epoch, whose last step does not count if the loop was left in it."""
+        self._count_cpu()
+        self._epochs = [each for each in self._epochs if each is not epoch]
+        self._count_cpu(keep=False)
+
+    def close(self) -> None:
+        """End what was begun for CUDA, and report."""
+        self._count_cpu()
+        self._device.close()
+        self._say(self)
+
+    def _charge(self, phase: str) -> None:
+        now_s = self._now()
+        if self._epochs:
+            loop = self._epochs[-1].loop
+            setattr(loop, phase, getattr(loop, phase) + now_s - self._since_s)
+        self._since_s = now_s
+
+    def _end_step(self, epoch: _Epoch) -> None:
+        loop = epoch.loop
+        if loop.first_s is None:
+            loop.first_s = loop.loop_s
+            loop.wait_s = loop.starts_s = loop.rest_s = 0.0
+            loop.transfer_s = loop.transfer_s and 0.0
+            self._count_cpu(keep=False)
+        else:
+            loop.steps += 1
+            loop.images += epoch.images
+            is_due = self._since_s > self._due_s
+            if not is_due and (self._has_said or loop.steps < FIRST_STEPS):
+                return
+            self._count_cpu()
+            self._say(self.line() if self._has_said else self)
+            self._due_s, self._has_said = self._now() + PERIOD_S, True
+        self._since_s = self._now()  # counting and reporting are not the training's
+
+    def _count_cpu(self, *, keep: bool = True) -> None:
+        """Count wall seconds, CPU seconds of process and workers, and wall seconds of workers.
+
+        Args:
+            keep: False drops those since the last call.
+        """
+        import psutil
+
+        times, workers = os.times(), [pid for epoch in self._epochs for pid in epoch.workers]
+        workers_s = times.children_user + times.children_system  # of those that ended
+        for pid in workers:
+            with suppress(psutil.Error):
+                workers_s += sum(psutil.Process(pid).cpu_times()[:2])
+        before, self._counted = self._counted, [self._now(), time.process_time(), workers_s]
+        if keep and self._epochs:
+            spent = [max(0.0, b - a) for a, b in zip(before, self._counted)]
+            spent.append(spent[0] * len(workers))
+            self._spent = [a + b for a, b in zip(self._spent, spent)]
+
+    def _open_device(self) -> None:
+        torch = sys.modules.get("torch")
+        # Another watch may have opened it.
+        if not torch or "to" in vars(torch.Tensor) or not torch.cuda.is_initialized():
+            return
+        for name in ("to", "cuda"):
+            setattr(torch.Tensor, name, self._timed(getattr(torch.Tensor, name)))
+            self._device.callback(delattr, torch.Tensor, name)
+        with suppress(Skip):
+            self._device.enter_context(Sampler(partial(self._read, open_gpu()), NVML_PERIOD_S))
+
+    def _read(self, gpu: Callable[[], Reading]) -> None:
+        busy = gpu()["busy_percent"] if self._epochs else None
+        if busy is not None:
+            self._gpu.append(busy)
+
+    def _timed(self, move: Callable) -> Callable:
+        @wraps(move)
+        def moved(tensor: object, *args: object, **options: object) -> object:
+            began_s = self._now()
+            result = move(tensor, *args, **options)
+            # In a step, and not in a thread beside it.
+            if self._thread == threading.get_ident() and result.is_cuda and not tensor.is_cuda:
+                took_s, loop = self._now() - began_s, self._epochs[-1].loop
+                loop.transfer_s = (loop.transfer_s or 0.0) + took_s
+                self._since_s += took_s  # it is no part of the rest
+            return result
+
+        return moved
+
+
+def _describe(iterator: object, loader: object) -> tuple[str, int | None, int | None]:
+    """Return a loader's name, its batch size and its workers; None for what is not known."""
+    workers = getattr(iterator, "_num_workers", None)
+    if workers is None:
+        return type(loader).__name__, None, None
+    size = getattr(iterator._index_sampler, "batch_size", None)
+    said = [type(iterator._dataset).__name__]
+    with suppress(Exception):  # the user's own __len__ may raise anything
+        said.append(units.count(len(iterator._dataset), "sample"))
+    said += [f"batches of {size}"] if size else []
+    return ", ".join([*said, units.count(workers, "worker")]), size, workers
+
+
+def _count_images(batch: object, size: int | None) -> int:
+    """Return how many images a batch has; 0 where it does not tell.
+
+    Args:
+        batch: images, or what holds them first: a mapping, a list or a tuple.
+        size: the loader's batch size; it decides where batches are lists of samples.
+    """
+    first = batch
+    if isinstance(batch, Mapping):
+        first = next(iter(batch.values()), None)
+    elif isinstance(batch, list | tuple) and batch:
+        first = batch[0]
+    lengths = [
+        len(x) for x in (first, batch) if isinstance(x, list | tuple) or getattr(x, "ndim", 0)
+    ]
+    return size if size in lengths else [*lengths, size or 0][0]
+
+
+# --- one loader -------------------------------------------------------------------------------
+
+
+def watch(loader: Iterable, *, show: bool = True) -> WatchedLoader:
+    """Watch a training from its loader: `for batch in lab.watch(loader): …`.
+
+    Prints after 50 steps, every 30 seconds, and at the end of every epoch.  The batches are the
+    loader's own, in its order, and no random number is drawn.
 
     Args:
         loader: any iterable of batches, such as a DataLoader.
-        show: False prints nothing; `phases` and `epochs` hold the numbers in either case.
+        show: False prints nothing.
 
     Returns:
-        An iterable of the same batches; its length and other attributes are the loader's.
+        An iterable of the same batches; its length and other attributes are the loader's, and
+        `watch` holds what was measured.
 
     Raises:
         ValueError: the loader is not an iterable.
     """
-    return Watch(loader, show=show)
+    check_loader(loader)
+    return WatchedLoader(loader, Watch(_say if show else _nothing))
 
 
-class Watch:
+class WatchedLoader:
     """A loader whose loop is watched, in every epoch.
 
     Args:
         loader: any iterable of batches.
-        show: False prints nothing.
-        clock: a fake one in tests.
+        watch: of this loader alone.
     """
 
     # Setting any other attribute fails, instead of never reaching the loader.
-    __slots__ = ("_clock", "_epochs", "_loader", "_phases", "_show")
+    __slots__ = ("_loader", "watch")
 
-    def __init__(self, loader: Iterable, *, show: bool = True, clock: Clock | None = None) -> None:
-        check_loader(loader)
-        self._loader, self._show, self._clock = loader, show, clock or SystemClock()
-        self._phases, self._epochs = None, []
-
-    @property
-    def phases(self) -> EpochPhases | None:
-        """Phases of the newest epoch, also while it is running; None before the first."""
-        return self._phases and self._phases.result()
-
-    @property
-    def epochs(self) -> tuple[EpochPhases, ...]:
-        """Phases of every finished epoch."""
-        return tuple(self._epochs)
+    def __init__(self, loader: Iterable, watch: Watch) -> None:
+        self._loader, self.watch = loader, watch
 
     def __iter__(self) -> Iterator:
-        self._phases = phases = Phases(self._clock)
-        line = _Line(phases, self._clock, count_batches(self._loader)) if self._show else None
+        watch = self.watch
+        iterator, epoch = watch.start(iter, self._loader)
         try:
-            yield from phases.over(self._loader, line and line.draw)
+            while True:
+                # No name is kept for the batch here: the loop decides how long it lives.
+                yield watch.next(epoch, next, iterator)
+        except StopIteration:
+            return
         finally:
-            self._epochs.append(phases.result())
-            if line:
-                line.finish(text.epoch_text(self._epochs[-1], len(self._epochs)))
+            watch.end(epoch)
+            watch.close()
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -98,279 +438,122 @@ class Watch:
         return getattr(object.__getattribute__(self, "_loader"), name)
 
 
-class _Line:
-    """A line that is redrawn about once a second, on a terminal or in a notebook."""
-
-    def __init__(self, phases: Phases, clock: Clock, total: int | None) -> None:
-        self._phases, self._clock, self._total = phases, clock, total
-        self._file = progress_stream()
-        in_log = not self._file.isatty() and self._file is not sys.stdout
-        self._bar = bar(bar_format="{desc}", leave=False, disable=in_log)
-        self._due_s = clock.now() + REDRAW_S
-
-    def draw(self) -> None:
-        if self._clock.now() >= self._due_s:
-            line = text.epoch_line(self._phases.result(), self._total)
-            # A line that fills the last column of a terminal would begin a new one.
-            width = shutil.get_terminal_size().columns - 1 if self._file.isatty() else None
-            self._bar.set_description_str(line[:width])
-            self._due_s = self._clock.now() + REDRAW_S
-
-    def finish(self, said: str) -> None:
-        self._bar.close()
-        print(said, file=self._file, flush=True)
+def _nothing(_: object) -> None:
+    pass
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochPhases:
-    """Where an epoch's time went, in seconds; None for what cannot be known."""
-
-    ended: str
-    """exhausted, stopped (as by break), failed (the loader raised) or running."""
-    steps: int
-    """Batches that were delivered."""
-    timed_steps: int
-    """Whole steps after the first; `host_s` holds sums over them."""
-    epoch_s: float
-    """From creating the iterator to the end of the epoch, CUDA's work included."""
-    startup_s: float
-    """Creating the iterator, which starts workers."""
-    first_wait_s: float | None
-    """The wait for the first batch."""
-    first_step_s: float | None
-    """The step with the first batch; libraries choose algorithms and compile here."""
-    shutdown_s: float | None
-    """The last next(), which yields no batch and stops workers."""
-    host_s: Mapping[str, float | None]
-    """Phase -> seconds on the host's clock; "step" is all but the wait."""
-    device_s: Mapping[str, float | None] | None
-    """Phase -> seconds on CUDA's current stream, idle time included; None without CUDA."""
-    device_steps: int
-    """Timed steps that `device_s` is a sum over, from the first on."""
+def _say(what: object, who: str = "labkit") -> None:
+    text = "\n".join(f"[{who}] {line}" for line in str(what).splitlines())
+    if "tqdm" in sys.modules:  # a bar that the training shows is drawn again below
+        sys.modules["tqdm"].tqdm.write(text, file=progress_stream())
+    else:
+        print(text, file=progress_stream(), flush=True)
 
 
-class Phases:
-    """Records the phases of one epoch.
+# --- a script ---------------------------------------------------------------------------------
 
-    A step that calls no module with parameters has only a wait and a step.  Without gradients,
-    what follows the forward is rest.  With gradients and without an optimizer step it counts as
-    backward (gradient accumulation), unless no step has an optimizer: then it is unknown.  A model
-    that is compiled in place, or called inside a compiled function, is not seen.
+
+def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], None]) -> None:
+    """Run a script as Python does, and report on all DataLoaders of torch that it iterates over.
+
+    Of several processes that torchrun started, the first reports; the others print a line at
+    the end.  Whatever the script raises is raised, and its traceback printed without this module.
 
     Args:
-        clock: a fake one in tests.
+        script: its file.
+        arguments: the script's own.
+        save: takes what was measured at the end, however the script ended.
+    """
+    rank = os.environ.get("RANK")
+    say = partial(_say, who="labkit" if rank is None else f"labkit, rank {rank}")
+    is_first = rank in (None, "0")
+    watch = Watch(say if is_first else _nothing)
+    main, code = ModuleType("__main__"), script.read_bytes()
+    main.__file__ = str(script.absolute())
+    sys.modules["__main__"] = main  # to the end: workers and pickles look for its names
+    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
+    try:
+        with _loaders_seen(watch):
+            exec(compile(code, main.__file__, "exec"), vars(main))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        say(f"The script ended with {type(error).__name__}; this was measured until then.")
+        _show_as_without(error)
+        raise
+    finally:
+        watch.close()
+        make = f"{script.stem}:make, where make() returns (loader, step)"
+        say(f"Next: labkit diagnose {make}." if is_first else watch.line())
+        save(watch)
+
+
+@contextmanager
+def _loaders_seen(watch: Watch) -> Iterator[None]:
+    """Have all DataLoaders of torch watched, whenever torch is imported."""
+    with ExitStack() as undo:
+
+        def patch(module: ModuleType) -> None:
+            def start(loader: object) -> object:
+                iterator, epoch = watch.start(make, loader)
+                iterator._labkit = epoch
+                return iterator
+
+            def step(iterator: object) -> object:
+                if "_labkit" not in vars(iterator):  # made without iter(loader), as fastai does
+                    iterator._labkit = watch.start(lambda made: made, iterator)[1]
+                epoch = iterator._labkit
+                return draw(iterator) if epoch is None else watch.next(epoch, draw, iterator)
+
+            loader, iterator = module.DataLoader, module._BaseDataLoaderIter
+            make, draw = loader.__iter__, iterator.__next__
+            for kind, name, own in ((loader, "__iter__", start), (iterator, "__next__", step)):
+                undo.callback(setattr, kind, name, getattr(kind, name))
+                setattr(kind, name, wraps(getattr(kind, name))(own))
+
+        if DATALOADER in sys.modules:
+            patch(sys.modules[DATALOADER])
+        else:
+            finder = _Finder(patch)
+            sys.meta_path.insert(0, finder)
+            undo.callback(lambda: finder in sys.meta_path and sys.meta_path.remove(finder))
+        yield
+
+
+class _Finder:
+    """Changes torch's module of loaders when a script imports it.
+
+    Importing torch before the script would be too early: variables that torch reads then, such
+    as OMP_NUM_THREADS, are set by scripts.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._now = clock.now
-        self._ended = "running"
-        self._begun_s, self._end_s = clock.now(), None
-        self._startup_s = self._apart_s = 0.0
-        self._first_wait_s = self._first_step_s = self._shutdown_s = None
-        self._steps = self._timed_steps = 0
-        self._host_s, self._device_s = defaultdict(float), None
-        self._marks: list[tuple[str, float, object]] = []  # phase that begins, moment, CUDA event
-        self._events: list[list[tuple[str, object]]] = []  # the same of every timed step
-        self._torch, self._handles, self._looking = None, [], None
-        self._searching = True  # until the end of the first step that calls a module
-        self._thread = None  # the loop's, while it is inside a step
-        self._depth = 0  # calls of outermost modules that go on
-        self._updated = self._ever_updated = False
+    def __init__(self, patch: Callable[[ModuleType], None]) -> None:
+        self._patch = patch
 
-    def over(self, batches: Iterable, after_step: Callable[[], None] | None = None) -> Iterator:
-        """Yield a loader's batches, the same objects in the same order.
-
-        Args:
-            batches: the loader.
-            after_step: called between steps; its time counts for no phase.
-        """
-        self._begun_s = self._now()
-        try:
-            iterator = iter(batches)
-            self._startup_s = self._now() - self._begun_s
-            while True:
-                self._ask()
-                try:
-                    # No name is kept for the batch here: the loop decides how long it lives.
-                    yield self._hand_over(next(iterator))
-                except StopIteration:
-                    self._shutdown_s = self._now() - self._marks[0][1]
-                    self._ended = "exhausted"
-                    return
-                self._end_step()
-                if after_step:
-                    after_step()
-                    self._apart_s += self._now() - self._marks[-1][1]
-        except GeneratorExit:
-            self._ended = "stopped"
-            raise
-        except BaseException:
-            self._ended = "failed"
-            raise
-        finally:
-            self._close()
-
-    def result(self) -> EpochPhases:
-        """Return what is known so far; the device's seconds only at the end."""
-        end_s = self._now() if self._end_s is None else self._end_s
-        return EpochPhases(
-            ended=self._ended,
-            steps=self._steps,
-            timed_steps=self._timed_steps,
-            epoch_s=end_s - self._begun_s - self._apart_s,
-            startup_s=self._startup_s,
-            first_wait_s=self._first_wait_s,
-            first_step_s=self._first_step_s,
-            shutdown_s=self._shutdown_s,
-            host_s=self._known(dict(self._host_s)),
-            device_s=None if self._device_s is None else self._known(self._device_s),
-            device_steps=0 if self._device_s is None else len(self._events),
-        )
-
-    def _known(self, seconds: Mapping[str, float]) -> dict[str, float | None]:
-        split = {phase: seconds.get(phase, 0.0) for phase in PHASES}
-        split["step"] = sum(split.values()) - split["wait"]
-        if "forward" not in seconds:
-            split |= dict.fromkeys(PHASES[1:])
-        elif "backward" in seconds and not self._ever_updated:
-            split |= dict.fromkeys(("backward", "rest"))
-        return split
-
-    def _mark(self, phase: str) -> None:
-        self._marks.append((phase, self._now(), self._event()))
-
-    def _event(self) -> object:
-        """Record an event in CUDA's queue; the host does not wait."""
-        cuda = self._torch and self._torch.cuda
-        # Every time: a loader's worker that was forked meanwhile must not touch CUDA.
-        if not cuda or self._timed_steps >= DEVICE_STEPS or not cuda.is_initialized():
+    def find_spec(self, name: str, path: Sequence[str] | None, _: object = None) -> object:
+        """Return the module's own spec, whose loader then changes the module."""
+        if name != DATALOADER:
             return None
-        event = cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
 
-    def _ask(self) -> None:
-        self._marks = []
-        self._mark("wait")
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._patch(module)
 
-    def _hand_over(self, batch: object) -> object:
-        self._mark("transfer")
-        if self._first_wait_s is None:
-            self._first_wait_s = self._marks[1][1] - self._marks[0][1]
-        self._steps += 1
-        self._depth, self._updated, self._thread = 0, False, get_ident()
-        if self._steps == 1:  # not before: workers that were just forked have no hooks
-            self._install()
-        return batch
-
-    def _end_step(self) -> None:
-        self._thread = None
-        self._mark("")
-        if len(self._handles) > 1:
-            self._searching = False
-            self._stop_looking()
-        if self._steps == 1:
-            self._first_step_s = self._marks[-1][1] - self._marks[1][1]
-            return
-        self._timed_steps += 1
-        self._ever_updated |= self._updated
-        for (phase, since_s, _), (_, until_s, _) in pairwise(self._marks):
-            self._host_s[phase] += until_s - since_s
-        if self._marks[0][2] is not None:
-            self._events.append([(phase, event) for phase, _, event in self._marks])
-
-    def _close(self) -> None:
-        self._thread = None
-        self._stop_looking()
-        while self._handles:
-            self._handles.pop().remove()
-        try:
-            self._read_events()
-        except RuntimeError:  # the device failed, or a graph was captured in the loop
-            self._device_s = None
-        if self._end_s is None:
-            self._end_s = self._now()
-
-    def _read_events(self) -> None:
-        if not self._events:
-            return
-        self._events[-1][-1][1].synchronize()
-        self._end_s = self._now()
-        self._device_s = defaultdict(float)
-        for step in self._events:
-            for (phase, since), (_, until) in pairwise(step):
-                self._device_s[phase] += since.elapsed_time(until) / 1000  # from milliseconds
-
-    # A hook on all modules slows every call of every layer.  So one finds the outermost modules in
-    # one step, and later steps have hooks on these alone.
-
-    def _install(self) -> None:
-        self._torch = sys.modules.get("torch")
-        if self._torch:
-            from torch.optim.optimizer import register_optimizer_step_post_hook as register
-
-            self._handles.append(register(_Hook(self, self._update, self._torch)))
-            self._look()
-
-    def _look(self) -> None:
-        from torch.nn.modules.module import register_module_forward_pre_hook as register
-
-        self._looking = register(_Hook(self, self._find, self._torch))
-
-    def _stop_looking(self) -> None:
-        if self._looking:
-            self._looking.remove()
-            self._looking = None
-
-    def _find(self, module: object) -> None:
-        # Methods of the base class: the user's own parameters() may return anything, and a
-        # scripted module refuses to be given hooks, although it calls them.
-        base = self._torch.nn.Module
-        if next(base.parameters(module), None) is None:
-            return
-        if any(isinstance(h, _Hook) and h.of is self for h in module._forward_pre_hooks.values()):
-            return
-        begin, end = _Hook(self, self._begin, self._torch), _Hook(self, self._end, self._torch)
-        self._handles.append(base.register_forward_pre_hook(module, begin, prepend=True))
-        # A forward that raises ends, too: the loop may catch it and try again.
-        self._handles.append(base.register_forward_hook(module, end, always_call=True))
-        self._begin(module)
-
-    def _begin(self, _: object) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._stop_looking()  # inside, nothing is outermost
-            # Without gradients and after the update, it is an evaluation: part of the rest.
-            if not self._updated or self._torch.is_grad_enabled():
-                self._mark("forward")
-
-    def _end(self, _: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            if self._marks[-1][0] == "forward":
-                self._mark("backward" if self._torch.is_grad_enabled() else "rest")
-            if self._searching:
-                self._look()
-
-    def _update(self, _: object) -> None:
-        if self._updated and self._marks[-1][0] == "rest":
-            self._marks.pop()  # of several optimizers the last one ends the phase
-        self._updated = True
-        self._mark("rest")
+        spec.loader.exec_module = exec_module
+        return spec
 
 
-class _Hook:
-    """Calls a method of `of`, only from the loop's thread and inside its steps."""
-
-    def __init__(self, of: Phases, method: Callable[[object], None], torch: object) -> None:
-        self.of, self._method, self._is_compiling = of, method, torch.compiler.is_compiling
-
-    def __call__(self, module: object, *_: object) -> None:
-        # A compiler would trace this as a part of the model.
-        if not self._is_compiling() and self.of._thread == get_ident():
-            self._method(module)
-
-    def __reduce__(self) -> tuple:
-        # A model that the loop saves or copies takes its hooks along.  There this becomes a
-        # function of the standard library that does nothing, whatever its arguments.
-        return getattr, (nullcontext(), "__exit__")
+def _show_as_without(error: BaseException) -> None:
+    """Have a traceback printed without the frames of this module and of what called it."""
+    frames, each = [], error.__traceback__
+    while each is not None:
+        if each.tb_frame.f_code.co_filename != __file__:
+            frames.append(each)
+        each = each.tb_next
+    for each, following in zip(frames, [*frames[1:], None]):
+        each.tb_next = following
+    first, show = (frames or [None])[0], sys.excepthook
+    sys.excepthook = lambda kind, value, _: show(kind, value.with_traceback(first), first)

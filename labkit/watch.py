@@ -1,0 +1,8 @@
+"""`python -m labkit.watch train.py` is `labkit watch train.py`, for launchers as torchrun -m."""
+
+import sys
+
+from labkit.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["watch", *sys.argv[1:]]))
