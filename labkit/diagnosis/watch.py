@@ -197,7 +197,10 @@ class Watch:
         if total.steps:
             lines += [f"all loops: {self.line()}"] if len(lines) > 1 or "gpu" in busy else []
             used = [f"{name} {busy[name]:.2f}" for name in ("process", "workers") if busy.get(name)]
-            apart = {"starts of later epochs": total.starts_s, "not counted, first": total.first_s}
+            apart = {
+                "starts of later epochs": total.starts_s,
+                "first steps, not counted": total.first_s,
+            }
             known = [f"{name} {units.seconds(s)}" for name, s in apart.items() if s]
             cores = f"CPU of {hardware.cores()} cores: {', '.join(used)}"
             lines.append("; ".join([cores, *known]))
