@@ -344,6 +344,8 @@ class Collected:
     loop: Loop
     stretches: list[Stretch] = field(default_factory=list)
     """Of the blocks, in the order of measuring."""
+    first_s: float = 0.0
+    """Mean of the first steps, with which a measurement begins."""
     stages: stages.Stages | None = None
     facts: Facts = field(default_factory=Facts)
     host_kinds: dict[str, Kind] = field(default_factory=dict)
@@ -412,7 +414,7 @@ def _measure(
 ) -> None:
     loop, ends_s = found.loop, time.monotonic() + budget_s
     say("first steps", 0.0)
-    step_s = _look(loop, device)
+    found.first_s = step_s = _look(loop, device)
     found.facts.duplicated = _are_duplicated(loop)
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     stretch_s = min(max(budget_s * ARMS_SHARE / BLOCKS / len(arms), SHORTEST_S), LONGEST_S)

@@ -111,6 +111,8 @@ class Measured(Facts):
     """dtype -> bytes of a batch."""
     slowest: float = 1.0
     """The slowest batch's seconds ÷ the mean."""
+    fastest: float = 1.0
+    """The fastest batch's seconds ÷ the mean."""
     host_kinds_s: Mapping[str, float] = field(default_factory=dict)
     """Kind of the step's work on the host -> seconds in a step; see `profile.KINDS`."""
     host_functions: Mapping[str, str] = field(default_factory=dict)
@@ -144,9 +146,12 @@ class Measured(Facts):
     def without(self, some: Iterable[Stage], left: float = 0.0) -> dict[str, float]:
         """Return the demands with a share left of some stages."""
         some = list(some)
+        wall_s = max(self.now.wall_s - (1 - left) * sum(s.wall_s for s in some), 0.0)
         return {
             "cpu_s": max(self.now.cpu_s - (1 - left) * sum(s.cpu_s for s in some), 0.0),
-            "wall_s": max(self.now.wall_s - (1 - left) * sum(s.wall_s for s in some), 0.0),
+            "wall_s": wall_s,
+            # Shorter work hinders the others less: at best, in proportion.
+            "hindered_s": self.now.hindered_s * wall_s / (self.now.wall_s or 1.0),
         }
 
     def share_of(self, kind: str) -> float:
@@ -228,7 +233,8 @@ def measured_of(found: Collected) -> Measured:
         objects=len(loaders.leaves(first)) - len(arrays),
         batch_bytes=loop.batch_bytes,
         dtypes=loaders.bytes_by_dtype(first),
-        slowest=max(times) / _mean(times) if times and _mean(times) else 1.0,
+        slowest=max(times) / _mean(times) if times else 1.0,
+        fastest=min(times) / _mean(times) if times else 1.0,
         host_kinds_s=host_kinds_s,
         host_functions={kind: one.function for kind, one in found.host_kinds.items()},
         has_device=has_device,

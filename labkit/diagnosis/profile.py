@@ -7,10 +7,13 @@ much shorter functions are missed.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import html
+import math
 import os
 import re
+import sys
 import sysconfig
 import tempfile
 import time
@@ -223,7 +226,9 @@ KINDS = {
     ),
 }
 # Calls of torch, numpy and the like are computing, whatever called them.
-LIBRARY = re.compile(r"site-packages/(torch|numpy|scipy|cv2)/|^<built-in>:_?(Tensor|Variable)")
+LIBRARY = re.compile(
+    r"site-packages/(torch|numpy|scipy|cv2|PIL)/|^<built-in>:(_?(Tensor|Variable)|ndarray|Imaging)"
+)
 
 
 _FOLDERS = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
@@ -276,4 +281,8 @@ def _kind_of(stack: list[str]) -> str:
                 return kind
     # A built-in function has no file: it is torch's where torch called it.
     computes = LIBRARY.search(stack[-1]) or any(map(LIBRARY.search, stack[-2:-1]))
+    name = stack[-1].removeprefix("<built-in>:")
+    # OpenCV's functions know no module.
+    is_opencv = hasattr(sys.modules.get("cv2"), name) and not hasattr(builtins, name)
+    computes = computes or (is_opencv and not hasattr(math, name))
     return "compute" if computes else "host work"

@@ -152,12 +152,14 @@ def _small_batches(m: Measured) -> Sequence:
 def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
     """Return what is left where nothing is done for each batch: samples, and the device's work."""
     fetched = [stage for stage in m.stages if stage.kind != COLLATE]
+    computing_s = max(m.now.device_s - m.copy_s, 0.0)  # a small copy is all overhead
     return {
-        "cpu_s": sum(stage.cpu_s for stage in fetched),
-        "wall_s": sum(stage.wall_s for stage in fetched),
+        "cpu_s": m.fastest * sum(stage.cpu_s for stage in fetched),
+        "wall_s": m.fastest * sum(stage.wall_s for stage in fetched),
         "take_s": 0.0,
         "hindered_s": 0.0,
-        "step_s": m.now.device_s,
+        "step_s": computing_s,
+        "device_s": computing_s,
         "host_s": 0.0,
         "host_cpu_s": 0.0,
     }
@@ -242,9 +244,10 @@ def _wide(m: Measured) -> Sequence[str]:
 def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
     """Return the demands with fewer bytes: all that touches them gets shorter."""
     kept = 1 - (1 - FEWER[dtype][1]) * m.dtypes[dtype] / m.batch_bytes
-    touched = [s for s in m.stages if s.kind in ("transform", "collate") and s.wait_s < s.cpu_s]
-    left = m.without(touched, kept)
-    sent_s = (1 - kept) * m.send_s if m.now.workers else 0.0
+    left = m.without(_computing(m), kept)
+    # Of collate, only what copies: what takes much longer does something else.
+    copies_s = min(sum(s.wall_s for s in m.stages if s.kind == COLLATE), 2 * m.copy_bytes_s)
+    sent_s = (1 - kept) * (copies_s + (m.send_s if m.now.workers else 0.0))
     copied_s = (1 - kept) * m.copy_s
     return {
         "cpu_s": max(left["cpu_s"] - sent_s, 0.0),
@@ -308,11 +311,19 @@ def _unsynchronized(m: Measured, _: object) -> dict[str, object]:
     return {"step_s": max(host_s, m.now.device_s), "host_s": host_s}
 
 
-def _host_work(kind: str, kept: float) -> dict[str, Callable]:
+def _kind_s(m: Measured, kind: str) -> float:
+    return m.host_kinds_s.get(kind, 0.0)
+
+
+def _less_often(kind: str) -> dict[str, Callable]:
     return {
-        "subjects": lambda m: _given(m.host_kinds_s.get(kind, 0.0) > 0),
-        "leaves": lambda m, _: _shorter_step(m, m.host_kinds_s[kind] * (1 - kept)),
+        "subjects": lambda m: _given(_kind_s(m, kind) > 0),
+        "leaves": lambda m, _: _shorter_step(m, _kind_s(m, kind) * (1 - 1 / LESS_OFTEN)),
     }
+
+
+def _on_host_s(m: Measured) -> float:
+    return _kind_s(m, "host work") + _kind_s(m, "compute")
 
 
 def _of_step(what: str, kind: str) -> Callable[[Measured, object], str]:
@@ -393,16 +404,22 @@ REMEDIES = (
          lambda m, _: f"in every step the host waits {units.seconds(m.syncs_s)} until the device "
          "is done (.item(), .cpu(), print)",
          "keep the loss on the device (loss.detach()), and read it every 50 steps"),
-    Line("save less often", "checkpoint", **_host_work("checkpoint", 1 / LESS_OFTEN),
+    Line("save less often", "checkpoint", **_less_often("checkpoint"),
          reason=_of_step("saving", "checkpoint"),
          change=f"save every {LESS_OFTEN}th time, or in a thread from a copy"),
-    Line("report less often", "reports", **_host_work("reports", 1 / LESS_OFTEN),
+    Line("report less often", "reports", **_less_often("reports"),
          reason=_of_step("reporting", "reports"),
          change=f"report every {LESS_OFTEN}th time, or from a thread"),
-    Line("vectorize host work", "host work", **_host_work("host work", 0.0),
+    # What is called in a loop counts as the library's, so both go with either.
+    Line("vectorize host work", "host work",
+         lambda m: _given(_kind_s(m, "host work") > _kind_s(m, "compute")),
+         lambda m, _: _shorter_step(m, _on_host_s(m)),
          reason=_of_step("work on the host", "host work"),
          change="operations on whole tensors, in the loader's workers, or only every 50 steps"),
-    Line("transform in workers", "main thread", **_host_work("compute", 0.0),
+    Line("transform in workers", "main thread",
+         lambda m: _given(_kind_s(m, "compute") > _kind_s(m, "host work")),
+         lambda m, _: _shorter_step(m, _on_host_s(m))
+         | {"cpu_s": m.now.cpu_s + _kind_s(m, "compute")},
          reason=_of_step("computing on the host", "compute"),
          change="do it in the data set, where workers run it beside the step, or on the device"),
     Line("bf16 autocast", COMPUTE, _device_is_limit, lambda m, _: ANY,

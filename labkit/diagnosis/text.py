@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from labkit.diagnosis.diagnose import Diagnosis
 
 SHOWN_SHARE, MOST_ROWS = 0.03, 5
+LISTED_SHARE = 0.005  # of a batch's time: less is no row of the details
 
 
 def screen(found: Diagnosis) -> Iterator[str]:
@@ -58,7 +59,7 @@ def details(found: Diagnosis) -> Iterator[str]:
     yield from _arms(found)
     loop = found.collected.loop
     if found.measured:
-        for row in found.measured.rows:
+        for row in (row for row in found.measured.rows if row.share > LISTED_SHARE):
             took = f"{units.seconds(row.seconds)}, {units.percent(row.share)}"
             yield f"{row.name} ({row.kind}): {took}"
     for remedy in found.proposed:
@@ -74,6 +75,8 @@ def details(found: Diagnosis) -> Iterator[str]:
 
 
 def _arms(found: Diagnosis) -> Iterator[str]:
+    if first_s := found.collected.first_s:
+        yield f"first steps, loading and computing: {units.seconds(first_s)} a step"
     for title, row in found.table().iterrows():
         yield f"{title}: {units.seconds(row['step_s'])} a step"
 
