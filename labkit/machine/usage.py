@@ -1,6 +1,6 @@
-"""Usage: what a trial uses: CPU seconds, page faults, memory, bytes read, GPU utilization.
+"""Usage: what a trial uses: CPU seconds, memory, bytes read, GPU utilization.
 
-    on call          ─▶ CPU seconds, page faults, bytes read
+    on call          ─▶ CPU seconds, bytes read
     at the end       ─▶ peak RSS
     thread, 10 Hz    ─▶ bytes in /dev/shm, a system call of a microsecond
     thread, slower   ─▶ PSS of every process, for which the kernel walks their pages
@@ -157,16 +157,6 @@ def own_cpu_s() -> float:
                 # Its own and its ended children's, user and system.
                 total_s += sum(process.cpu_times()[:4])
     return total_s
-
-
-def own_major_faults() -> int | None:
-    """Return the major page faults of this process and its descendants, ended or alive.
-
-    Returns:
-        None where the platform does not count them.
-    """
-    counts = [procfs.major_faults(process.pid) for process in _lowest_first()]
-    return None if counts[-1] is None else sum(count for count in counts if count is not None)
 
 
 def _lowest_first() -> list:
