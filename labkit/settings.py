@@ -28,6 +28,7 @@ LEAST = {
 }  # fmt: skip
 # Values that earlier versions wrote: they fitted the emulated device to each run.
 RENAMED = {("profile", "matched"): "calibrated"}
+REMOVED = ("if_not_written",)  # settings of earlier versions
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 
 
@@ -115,8 +116,6 @@ class Settings:
     """What shows the progress of training."""
     progress_loss: bool = False
     """Show the loss in the progress bar: `.item()` in every step."""
-    if_not_written: Literal["stop", "go on"] = "stop"
-    """Checkpoints and reports that cannot be written: end the trial, or go on without them."""
     epochs: int = 2
     """Epochs per trial; the documents timed two."""
     cv2_threads: int = 0
@@ -244,8 +243,9 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
 
 
 def with_new_names(stored: Mapping[str, object]) -> dict[str, object]:
-    """Replace the values that earlier versions wrote by today's."""
-    return {name: RENAMED.get((name, str(value)), value) for name, value in stored.items()}
+    """Replace the values that earlier versions wrote by today's, and leave out removed settings."""
+    kept = {name: value for name, value in stored.items() if name not in REMOVED}
+    return {name: RENAMED.get((name, str(value)), value) for name, value in kept.items()}
 
 
 def read_settings(stored: Mapping[str, object]) -> Settings:
