@@ -36,7 +36,7 @@ from labkit.parts.packing import (
 from labkit.parts.packing.remote import local_folder, place
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS, STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
-from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, check_name, locate
+from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, locate
 from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, Step
 from labkit.parts.training.checkpoint import SAVERS, check_folder_name
 from labkit.parts.training.metrics import METRICS
@@ -228,9 +228,7 @@ def label_samples(settings: Settings) -> dict[str, str]:
 def _check_names(settings: Settings) -> None:
     for setting, table in TABLES.items():
         value = getattr(settings, setting)
-        if setting == "storage":  # also a folder, by its path or its name in labkit.toml
-            check_name(value)
-        elif value is not None:
+        if setting != "storage" and value is not None:  # `locate` knows folders, too
             pick(table, value, setting)
     check_folder_name(settings.checkpoint_to)
     check_sink(settings.report_to)

@@ -31,10 +31,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from labkit.contracts import Annotation, Clock, SleepingClock
+from labkit.contracts import Annotation, Clock, Reader, SleepingClock
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Disk, Rate, measure_together
-from labkit.parts.storage.folder import Reader, Storage, WrappedReader
+from labkit.parts.storage.folder import Storage, WrappedReader
 from labkit.settings import pick
 
 PAY_FROM_S = 0.002

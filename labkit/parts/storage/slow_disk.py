@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from labkit import units
-from labkit.contracts import Skip
+from labkit.contracts import Reader, Skip
 from labkit.machine import page_cache, procfs
 from labkit.parts.storage.disks import HARD_DISK, TYPICAL_FILE_BYTES, Rate, measure_together
-from labkit.parts.storage.folder import Reader, Storage, copy_in
+from labkit.parts.storage.folder import Storage, copy_in
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
 POINT, IMAGE, CHECKS = "mount", "disk.img", ".check"
