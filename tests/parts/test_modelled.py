@@ -67,19 +67,6 @@ class LateClock(FakeClock):
         self.sleep(self.late_s() if callable(self.late_s) else self.late_s)
 
 
-class LoadedFiles:
-    """A map-style dataset, as a DataLoader takes it."""
-
-    def __init__(self, reader):
-        self.reader = reader
-
-    def __len__(self):
-        return len(self.reader)
-
-    def __getitem__(self, i):
-        return self.reader.read(i)[1]
-
-
 def make_files(folder, sizes):
     folder.mkdir(exist_ok=True)
     paths = [folder / f"{number:03}.jpg" for number in range(len(sizes))]
@@ -220,23 +207,27 @@ def test_cold_and_warm_are_proven_in_the_same_words_as_real_ones(files):
 # --- real processes, real clock; nothing here depends on how fast they are ------------------
 
 
-@EVERY_METHOD
-def test_workers_of_a_data_loader_share_the_disk_and_the_memory(files, method):
-    import torch
+def read_all(reader, numbers):
+    for i in numbers:
+        assert reader.read(i)[1] == i
 
+
+@EVERY_METHOD
+def test_worker_processes_share_the_disk_and_the_memory(files, method):
     total_bytes = 40 * FILE_BYTES
     reader = modelled(files, HARD_DISK, SystemClock(), True, method)
+    context = multiprocessing.get_context(method)
     begun_s = reader.clock.now()
-    loader = torch.utils.data.DataLoader(
-        LoadedFiles(reader),
-        num_workers=2,
-        batch_size=4,
-        multiprocessing_context=method,
-        persistent_workers=method == "spawn",  # starting those takes seconds
-    )
-    for epoch in (1, 2):
-        assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
-        assert reader.counts() == (epoch * total_bytes, total_bytes)
+    halves = [range(half, 40, 2) for half in (0, 1)]
+    workers = [context.Process(target=read_all, args=(reader, half)) for half in halves]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert reader.counts() == (total_bytes, total_bytes)
+    read_all(reader, range(40))  # from the memory that the workers filled
+    assert reader.counts() == (2 * total_bytes, total_bytes)
     assert reader.prove(np.arange(40), {})["resident_share_after"] == 1.0
     # One disk: all transfers come one after the other, and at least one access; a worker may
     # still owe some milliseconds when the epoch ends.
