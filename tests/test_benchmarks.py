@@ -3,12 +3,8 @@
 import json
 from argparse import Namespace
 
-import pytest
-
-from benchmarks import diagnosis, frame, repeat
+from benchmarks import diagnosis, frame
 from benchmarks.diagnosis import Outcome
-from benchmarks.truth import judge
-from labkit.analysis.summary import Row
 
 
 def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
@@ -48,37 +44,3 @@ def test_skipped_cases_do_not_count_and_failed_ones_do():
         (False, "the right bottleneck: 1 of 2, at least 90 %"),
         (False, "predicted within 15 % of measured: 1 of 2, at least 80 %"),
     ]
-
-
-@pytest.mark.parametrize(("right", "met"), [(18, True), (17, False)])
-def test_nine_of_ten_bottlenecks_must_be_right(right, met):
-    outcomes = [RIGHT] * right + [WRONG] * (20 - right)
-    assert diagnosis.judge(outcomes)[0][0] == met
-
-
-@pytest.mark.parametrize(("wrong", "met"), [(2, True), (3, False)])
-def test_two_of_twenty_equal_variants_may_be_called_different(wrong, met):
-    others = ["no practical difference", "inconclusive", "real but small", "machine unstable", ""]
-    equal = (["faster", "slower", "slower"][:wrong] + others * 4)[:20]
-    text = f"{wrong} of 20 equal variants are called faster or slower, at most 2"
-    assert judge(["slower"], equal)[1] == (met, text)
-
-
-@pytest.mark.parametrize("verdict", ["faster", "inconclusive", "machine unstable", ""])
-def test_every_delayed_variant_must_be_called_slower(verdict):
-    text = "1 of 2 delayed variants are called slower"
-    assert judge(["slower", verdict], [])[0] == (False, text)
-
-
-@pytest.mark.parametrize(
-    ("shift", "held", "spread"), [(1.0, True, True), (1.02, True, False), (1.1, False, False)]
-)
-def test_runs_must_agree_as_their_intervals_promise(shift, held, spread):
-    def row(x):
-        return Row(variant="v", status="ok", normalized_time=x, ci_low=x / 1.05, ci_high=x * 1.05,
-                   s=0.01, blocks=3)  # fmt: skip
-
-    times = [0.7, 0.701, 0.7, 0.702, 0.7 * shift, 0.7, 0.701 * shift, 0.7 * shift]
-    variant = repeat.Repeated("v", tuple(map(row, times)))
-    (holds, _), (spreads, _) = repeat.judge([variant])
-    assert (holds, spreads) == (held, spread)
