@@ -130,7 +130,7 @@ SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 
 def fake_roofline(
     loading=LOADING, *, speeds=SPEEDS, blocks=5, noise=0.01, device=480.0, overlap=0.97,
-    published=None, mode="quick", **more,
+    start_s=0.4, published=None, mode="quick", **more,
 ):  # fmt: skip
     """A roofline's run, in which every pipeline reaches nearly the ideal.
 
@@ -139,6 +139,7 @@ def fake_roofline(
         speeds: of the device, as multiples of the baseline's loading rate.
         device: images/s of the calibrated device.
         overlap: what is reached of the ideal.
+        start_s: time to the first batch.
         published: variant -> the document's figure.
         more: of `fake_info`.
     """
@@ -158,7 +159,9 @@ def fake_roofline(
                     time_s = ideal_s * rng.lognormvariate(0, noise) / (overlap if x else 1)
                     speed = f"emulated({x * base:.3g} images/s)" if x else "emulated(480 images/s)"
                     trial = fake_trial(label, block, role, labels={**LABELS, "accelerator": speed})
-                    epoch = replace(fake_epoch(time_s, images=images), compute_s=compute_s)
+                    later_s = time_s - (time_s - compute_s) / 20  # of 20 steps
+                    epoch = fake_epoch(start_s + later_s, images=images)
+                    epoch = replace(epoch, first_batch_s=start_s, compute_s=compute_s)
                     trial = replace(trial, group=group, epochs=(epoch,))
                     trials.append(replace(trial, experiment="preprocessing_roofline"))
     info = fake_info(
