@@ -38,9 +38,11 @@ NOT_KNOWN = "unknown"
 
 
 def conditions(summary: Summary) -> str:
-    """Return in one line how a run was measured: mode, blocks, labels, document."""
-    source = [f"document: {summary.source}"] if summary.source else []
-    return " · ".join([*how_measured(summary), *plain_labels(summary), *source])
+    """Return in one line how a run was measured: mode, blocks, noise, labels, source."""
+    noise = noise_floor(summary) if summary.has_groups else ""
+    source = f"source: {summary.source}" if summary.source else ""
+    parts = [*how_measured(summary), noise, *plain_labels(summary), source]
+    return " · ".join(filter(None, parts))
 
 
 def how_measured(summary: Summary) -> list[str]:
@@ -52,8 +54,6 @@ def how_measured(summary: Summary) -> list[str]:
     parts = [f"{summary.mode} mode", blocks]
     if summary.judged and not summary.stable:
         parts.append(f"{UNSTABLE}, no verdicts")
-    if summary.has_groups and summary.aa_ratio is not None:
-        parts.append(noise_floor(summary))
     if summary.protocol != CORRECTED:
         parts.append(summary.protocol)
     return parts
@@ -72,8 +72,11 @@ def other_images(summary: Summary) -> list[str]:
     """Return the variants that read or decode other images than the rest, which charts must say."""
     if "images" in summary.labels:
         return []
-    told = (f"{row.name}: {row.labels['images']}" for row in summary.rows if "images" in row.labels)
-    return list(dict.fromkeys(told))  # once, however many groups a variant is in
+    told: dict[str, dict[str, None]] = {}  # each name once, however many groups a variant is in
+    for row in summary.rows:
+        if "images" in row.labels:
+            told.setdefault(row.labels["images"], {})[row.name] = None
+    return [f"{', '.join(names)}: {images}" for images, names in told.items()]
 
 
 def noise_floor(summary: Summary) -> str:
