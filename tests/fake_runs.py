@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,22 @@ def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, no
     info["variants"] = {label: {"data": "data/photos", "seed": 0} for label in groups}
     folder = Path("/home/ada/results/operations/grouped")
     return Run(folder=folder, info=info, trials=tuple(trials))
+
+
+def cancelled_after_a_row():
+    """Return what `lab.run` takes to be cancelled after its first row."""
+    cancel = threading.Event()
+
+    class Cancels:
+        shown = False
+
+        def rate(self, rate):
+            cancel.set()
+
+        def __getattr__(self, name):
+            return lambda *given, **named: None
+
+    return {"cancel": cancel, "progress": Cancels()}
 
 
 def save_run(results, run):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from labkit.experiments import catalog
-from labkit.experiments.roofline import over_device_speeds, roofline_name
+from labkit.experiments.roofline import SUFFIX, over_device_speeds
 from labkit.runs.experiment import Experiment
 from labkit.settings import CORRECTED, MODES, pick, with_new_names, with_settings
 
@@ -68,9 +68,9 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The name of what is run."""
+        """The name of the experiment; of a roofline how its name begins."""
         name = getattr(self.experiment, "name", self.experiment)
-        return roofline_name(name, self.settings.get("cache")) if self.roofline else name
+        return f"{name}{SUFFIX}" if self.roofline else name
 
     def whole(self) -> Experiment:
         """Return the experiment with the settings, and all of its variants.

@@ -2,10 +2,9 @@
 
 import pickle
 import re
-import threading
 
 import pytest
-from fake_runs import OPERATION_TIMES, fake_grouped_run, save_run
+from fake_runs import OPERATION_TIMES, cancelled_after_a_row, fake_grouped_run, save_run
 from jpegs import why_missing
 
 import labkit as lab
@@ -24,18 +23,7 @@ def few(photos, **changes):
 @pytest.fixture(scope="module")
 def cancelled(photos, tmp_path_factory):
     """A run that was cancelled after its first row."""
-    cancel = threading.Event()
-
-    class Cancels:
-        shown = False
-
-        def rate(self, rate):
-            cancel.set()
-
-        def __getattr__(self, name):
-            return lambda *given, **named: None
-
-    how = {"results": tmp_path_factory.mktemp("results"), "cancel": cancel, "progress": Cancels()}
+    how = {"results": tmp_path_factory.mktemp("results"), **cancelled_after_a_row()}
     return lab.run(few(photos), blocks=1, **how)
 
 

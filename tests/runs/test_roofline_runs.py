@@ -1,8 +1,7 @@
 """A roofline goes through the ordinary runner: rows, resume, table, chart."""
 
-import threading
-
 import pytest
+from fake_runs import cancelled_after_a_row
 
 import labkit as lab
 from labkit.cli import main
@@ -16,20 +15,9 @@ FEW = {"variants": ("original", "simplified"), "settings": {"images": 8, "batch_
 @pytest.fixture(scope="module")
 def cancelled(photos, tmp_path_factory):
     """A run that was cancelled after its first row."""
-    cancel = threading.Event()
-
-    class Cancels:
-        shown = False
-
-        def rate(self, rate):
-            cancel.set()
-
-        def __getattr__(self, name):
-            return lambda *given, **named: None
-
     settings = {**FEW["settings"], "data": str(photos)}
     asked = Request(experiment="preprocessing", variants=FEW["variants"], settings=settings)
-    how = {"results": tmp_path_factory.mktemp("results"), "cancel": cancel, "progress": Cancels()}
+    how = {"results": tmp_path_factory.mktemp("results"), **cancelled_after_a_row()}
     return lab.roofline(asked.build(), blocks=1, **how)
 
 
@@ -90,8 +78,8 @@ def test_the_command_prints_what_it_measures_and_the_reason_for_what_it_leaves_o
     assert "chart.png" in said
     run = lab.find_run("preprocessing_roofline", tmp_path)
     left_out = {row.group for row in run.summary.rows if row.status == "skipped"}
-    assert left_out == {"x = 8"}
-    assert run.info["skipped"]["x = 8: original"] == "too fast"
+    assert left_out == {"x = 4"}
+    assert run.info["skipped"]["x = 4: original"] == "too fast"
     assert "GPU of" in str(run.findings())
     assert main([*words, "--variant", "original"]) == 1
     assert "variants must be at least two for a roofline" in capsys.readouterr().err
