@@ -305,7 +305,7 @@ def parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
     diagnose.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw the timeline")
 
-    text = "measure anew how fast the simulated GPU is to be, and keep it for all runs"
+    text = "measure again how fast the simulated GPU is to be, and keep it for all runs"
     calibrate = add("calibrate", _calibrate, text, results)
     calibrate.add_argument("--data", metavar="NAME", default=lab.Settings.data, help="images")
     quick_px = MODES["quick"].input_px

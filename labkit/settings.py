@@ -51,7 +51,7 @@ class Settings:
     stored: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
     """What is stored: JPEGs, JPEGs scaled to input_px, their pixels, or finished samples."""
     order: Literal["shuffled", "sequential"] = "shuffled"
-    """Order of the images in an epoch: shuffled anew each time, or as they are stored."""
+    """Order of the images in an epoch: shuffled again each time, or as they are stored."""
     subset: Literal["random", "first"] = "random"
     """Which images an epoch takes where not all: drawn at random, or the first ones."""
     decoder: str = "opencv"
@@ -71,7 +71,7 @@ class Settings:
     pin_memory: bool | None = None
     """Copy batches to page-locked host memory, from which the device can copy on its own."""
     persistent_workers: bool = False
-    """Keep the workers between epochs instead of starting them anew."""
+    """Keep the workers between epochs instead of starting new ones."""
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     """How worker processes start; unset: fork on Linux, else spawn."""
     batch_size: int | None = None
@@ -79,7 +79,7 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda if it works here, else emulated (simulated GPU)."""
+    """Where the training step runs; unset: cuda where it works, else emulated: simulated GPU."""
     profile: str = "calibrated"
     """Simulated GPU only: how fast it computes; calibrated: as `device_speed` says."""
     device_speed: float | None = None

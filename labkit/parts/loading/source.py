@@ -97,5 +97,5 @@ def open_library(module: str, package: str) -> ModuleType:
             raise Skip(f"{package} is not installed; {INSTALL}") from error
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
         raise Skip(
-            f"{package} is installed and broken ({reason}); install it anew: {INSTALL}"
+            f"{package} is installed and broken ({reason}); install it again: {INSTALL}"
         ) from error

@@ -173,10 +173,10 @@ class TestReasons:
             ("dali", "nvidia", "", f"DALI is not installed; {install}"),
             ("tf_data", "tensorflow", "raise ImportError('libcudart.so.9:\\n no such file')",
              "TensorFlow is installed and broken (ImportError: libcudart.so.9: no such file); "
-             f"install it anew: {install}"),
+             f"install it again: {install}"),
             ("tf_data", "tensorflow", "import a_package_it_needs",
              "TensorFlow is installed and broken (ModuleNotFoundError: No module named "
-             f"'a_package_it_needs'); install it anew: {install}"),
+             f"'a_package_it_needs'); install it again: {install}"),
         ]  # fmt: skip
         told = []
         for number, (loader, package, content, _) in enumerate(cases):
