@@ -496,6 +496,7 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         axis.set_major_locator(LogLocator(subs=digits))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.grid(visible=False)
     for device in {*devices}:
         axes.axvline(device, **MEASURED_AT)
     axes.plot([low, high], [low, high], **DIAGONAL)
