@@ -36,9 +36,9 @@ class Request:
     """Over several speeds of the device, instead of at one."""
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Request:
-        """Return the request that an experiment was built from."""
-        return cls._from({"experiment": experiment, **(experiment.request or {})})
+    def of(cls, experiment: Experiment | str) -> Request:
+        """Return the request that an experiment was built from; of a name, without changes."""
+        return cls._from({"experiment": experiment, **(getattr(experiment, "request", None) or {})})
 
     @classmethod
     def read(cls, info: Mapping[str, object]) -> Request:

@@ -111,8 +111,7 @@ def panel(
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.
     """
-    is_built = isinstance(experiment, Experiment)
-    asked = Request.of(experiment) if is_built else Request(experiment=experiment or _first())
+    asked = Request.of(experiment or _first())
     settings = {**asked.settings, **settings}
     start = replace(asked, mode=mode, blocks=blocks, roofline=roofline, settings=settings)
     return Panel(start, Path(results)).box if experiment else _chooser(start, Path(results))

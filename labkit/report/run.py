@@ -186,9 +186,7 @@ def roofline(
     Source: S. Williams, A. Waterman and D. Patterson, Roofline: an insightful visual performance
     model, CACM 52(4), 2009; EVIDENCE 2, "The roofline".
     """
-    asked = (
-        Request(experiment=experiment) if isinstance(experiment, str) else Request.of(experiment)
-    )
+    asked = Request.of(experiment)
     settings = {**asked.settings, **settings}
     asked = replace(asked, mode=mode, blocks=blocks, settings=settings, roofline=True)
     options = {"results": results, "blocks": blocks, "cancel": cancel, "progress": progress}
