@@ -98,8 +98,8 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
         **dirs: hdd, ssd, nvme, tmpfs or data; relative ones count from the current directory.
 
     Raises:
-        ValueError: no or an unknown name, a directory that does not exist, or a file that
-            could not be read before and so is left alone.
+        ValueError: no name, a directory that does not exist, or a file that could not be read
+            before and so is left alone.
     """
     path = Path(path)
     if not dirs:
@@ -109,8 +109,6 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
     if "[media]" not in text:
         text += f"\n{HEADER}"
     for name, directory in dirs.items():
-        if name not in NAMES:
-            raise ValueError(f"medium must be one of {', '.join(NAMES)}, got {name!r}")
         directory = Path(directory).absolute()
         if not directory.is_dir():
             raise ValueError(

@@ -151,7 +151,7 @@ def own_cpu_s() -> float:
     import psutil
 
     total_s, helpers = 0.0, helper.pids()
-    for process in _lowest_first():
+    for process in lowest_first():
         with suppress(psutil.Error):
             if process.pid not in helpers:
                 # Its own and its ended children's, user and system.
@@ -159,7 +159,7 @@ def own_cpu_s() -> float:
     return total_s
 
 
-def _lowest_first() -> list:
+def lowest_first() -> list:
     """List the descendants of this process and at last itself, as psutil's processes.
 
     A parent is read after its children, so that it counts those that end meanwhile.

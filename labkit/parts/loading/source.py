@@ -33,7 +33,6 @@ class Source(Protocol):
 
     order: Iterable[tuple[int, int]]
     """Keys (epoch, image index) of the current epoch, shuffled by the seed."""
-    files: tuple[str, ...]
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
         """Read, decode and preprocess one image."""
