@@ -63,9 +63,11 @@ def serve() -> None:
         importlib.import_module(module)
     gc.freeze()  # a job's collections pass over torch's objects, and copy no shared page
     _print_to(os.devnull)  # the first run's log would stay open
+    server = os.getpid()
     # Unbuffered: what follows the line is the run's.
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as runs:
         while line := runs.readline():
+            folder = _open_roll(answers)
             pid = os.fork()
             if pid == 0:
                 status = 1
@@ -74,17 +76,22 @@ def serve() -> None:
                 except BaseException:
                     traceback.print_exc()
                 finally:
-                    shutil.rmtree(get_temp_dir(), ignore_errors=True)
+                    if os.getppid() != server:  # it was killed
+                        shutil.rmtree(folder, ignore_errors=True)
                     os._exit(status)
-            if os.waitpid(pid, 0)[1]:
-                return  # killed, or abandoned by the runner, which hears of it by this end
+            _, status = os.waitpid(pid, 0)
+            shared_memory.remove_left(folder)
+            if status:  # killed, or abandoned by the runner
+                shutil.rmtree(folder, ignore_errors=True)
+                return
+            for left in Path(folder).iterdir():
+                left.unlink()
             _write(answers, {"ended": True})
 
 
 def _serve_run(log: str, answers: int) -> int:
     """Fork a process for every request until an empty line; return the exit status."""
     _print_to(log)
-    _open_roll(answers)
     requests = sys.stdin.buffer
     while (line := requests.readline()).strip():
         request = _parse(line)
@@ -228,14 +235,15 @@ def _print_to(path: str) -> None:
         os.dup2(file.fileno(), sys.stderr.fileno())
 
 
-def _open_roll(answers: int) -> None:
-    """Announce the folder for the sockets of all loader workers.
+def _open_roll(answers: int) -> str:
+    """Make and announce the folder for the sockets of all loader workers.
 
     Without a common folder each worker makes its own, and leaves it behind when it is killed.
     """
     folder = get_temp_dir()  # inherited by every process that is forked from here
     shared_memory.open_roll(folder)
     _write(answers, {"temporary": folder})
+    return folder
 
 
 def _answer(answers: int, request: dict, outcome: str, value: object) -> None:

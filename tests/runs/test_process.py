@@ -17,7 +17,13 @@ from labkit import resolve
 from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, decode_opencv
-from labkit.runs.process import Cancelled, Launcher, TrialFailed, TrialKilled
+from labkit.runs.process import (
+    Cancelled,
+    Launcher,
+    TrialFailed,
+    TrialKilled,
+    end_ready_server,
+)
 from labkit.settings import MODES, Settings, complete
 
 needs_fork = pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
@@ -215,6 +221,7 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
     assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
     assert measured["labels"]["accelerator"] == "emulated(1,000 images/s)"
     assert measured["cache_proof"]["wanted"] == "cold"
+    end_ready_server()
     assert list(temporary.rglob("*")) == []
 
 
