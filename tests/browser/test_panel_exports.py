@@ -12,13 +12,10 @@ SUFFIXES = {
 
 
 def test_every_format_is_offered_and_downloaded_as_it_lies_on_disk(lab):
-    offered = lab.field("format").locator("option").all_text_contents()
-    assert [" ".join(form.split()) for form in offered] == list(SUFFIXES)  # spaces do not break
     said = lab.panel.locator(".labkit-exported")
     for form, suffix in SUFFIXES.items():
-        lab.field("format").select_option(form)
-        lab.press("Export")
-        # The link to what was exported before stays until this one is there.
+        lab.press(form)
+        # Until this one is there, no other link is taken for it.
         link = said.locator(f"a[download$='{suffix}']")
         lab.until(link.count, f"{form} is exported")
         with lab.page.expect_download() as download:
