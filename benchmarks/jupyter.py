@@ -35,6 +35,7 @@ LOOK_EVERY_S = 0.05
 ENDS_WITHIN_S = 10.0
 # What may stay: the server, however it was started, and kernels that wait.
 STAYS = {"make", "jupyter", "jupyter-lab", "jupyterlab", "ipykernel_launcher"}
+TRIAL_SERVER = "labkit.runs.server"
 # As a user would write them; read instead of the user's own.
 SERVER_CONFIG = {
     "ServerApp": {
@@ -72,14 +73,27 @@ class Server:
         return marked(MARK, self.mark)
 
     def left(self) -> list[str]:
-        """List the command lines of what is neither the server nor a kernel."""
-        left = []
+        """List the command lines of what is neither the server nor a kernel.
+
+        A kernel's trial server is not listed either, as it waits for the next run; what it has
+        started is, and so is one whose kernel is gone.
+        """
+        commands, parents = {}, {}
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                command = process.cmdline()
-                if STAYS.isdisjoint(Path(word).name for word in command[:3]):
-                    left.append(f"{process.pid}: {' '.join(command)}")
-        return left
+                commands[process.pid] = process.cmdline()
+                parents[process.pid] = process.ppid()
+        stay = {
+            pid
+            for pid, command in commands.items()
+            if not STAYS.isdisjoint(Path(word).name for word in command[:3])
+        }
+        stay |= {
+            pid
+            for pid, command in commands.items()
+            if TRIAL_SERVER in command and parents.get(pid) in stay
+        }
+        return [f"{pid}: {' '.join(commands[pid])}" for pid in commands.keys() - stay]
 
     def shut_down_kernels(self) -> None:
         """End all kernels, as a user does in the list of what is running."""

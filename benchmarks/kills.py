@@ -2,7 +2,7 @@
 
     python -m benchmarks.kills [--kills 200] [--seed 0]
 
-    run ─▶ kill the runner, the server, the trial or a loader worker ─▶ resume ─▶ kill … ─▶ end
+    run ─▶ kill the runner, a server, the trial or a loader worker ─▶ resume ─▶ kill … ─▶ end
 
 Runs are real and small.  A moment may be in the preparation as well as in a trial.  A loss is: a
 written row that is gone or changed, a process that stays, a run that cannot be completed, a trial
@@ -41,7 +41,7 @@ from labkit.files import bar
 from labkit.parts.storage import locate
 from labkit.runs.store import TRIALS_FILE, list_runs, load_run
 
-TARGETS = ("runner", "server", "trial", "loader worker")
+TARGETS = ("runner", "server", "run's server", "trial", "loader worker")
 SHARED_MEMORY = Path("/dev/shm")
 MARK = "LABKIT_KILLS"  # in the environment of every process of ours
 BLOCKS = 8

@@ -44,7 +44,7 @@ class ModelledPhotos(Photos):
         reader = open_folder(data)
         super().__init__([reader.paths[i % len(reader)] for i in range(count)])
         self.reader = ModelledReader(
-            reader, HARD_DISK, clock=SystemClock(), start_method="fork", cache_bytes=0
+            reader, HARD_DISK, clock=SystemClock(), start_method="fork", caches=False
         )
 
     def read(self, i: int) -> bytes:

@@ -336,7 +336,7 @@ def parser() -> argparse.ArgumentParser:
     watch.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
     watch.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw it")
 
-    text = "measure anew how fast the simulated GPU is to be, and keep it for all runs"
+    text = "measure again how fast the simulated GPU is to be, and keep it for all runs"
     calibrate = add("calibrate", _calibrate, text, results)
     calibrate.add_argument("--data", metavar="NAME", default=lab.Settings.data, help="images")
     quick_px = MODES["quick"].input_px

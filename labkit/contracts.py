@@ -13,6 +13,7 @@ import calendar
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -91,6 +92,74 @@ class Annotation:
     """(N, 4) float32, left, top, right, bottom in pixels of the image as stored."""
     category_ids: np.ndarray
     """(N,) int64 COCO category ids, 1 to 90 with gaps."""
+
+
+# What is stored of an image: a JPEG file, pixels, or a preprocessor's arrays by name.
+Content = bytes | np.ndarray | dict[str, np.ndarray]
+
+
+class Reader(Protocol):
+    """An opened dataset; picklable, and forked without copies."""
+
+    root: Path
+    """The folder that was opened, absolute."""
+    paths: tuple[Path, ...]
+    """The files that hold the images, and whose page cache matters; absolute."""
+    companions: tuple[Path, ...]
+    """The other files that belong to the data: boxes, manifest; absolute."""
+    stored: str
+    """What is stored of an image: jpeg, resized, pixels or sample."""
+    boxes: str
+    """Where the boxes come from: "coco" (stored) or "synthesized" (invented)."""
+    manifest_hash: str
+    """SHA-256 of manifest.json in hex, or "unknown" where there is none."""
+    source_hash: str
+    """The manifest's hash of the data that this was made from; else its own."""
+    image_bytes: np.ndarray
+    """(N,) int64, what each image takes on the medium."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, i: int) -> str:
+        """Return the image's path in its folder, or in the folder it was packed from."""
+
+    def where(self, i: int) -> str:
+        """Return the file of image `i`, and the record in a pack, for messages."""
+
+    def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
+        """List the files that hold these images."""
+
+    def extents_of(self, indices: Iterable[int]) -> list[tuple[Path, int, int]]:
+        """List where each of these images lies: file, first byte and the one after the last.
+
+        Raises:
+            Skip: the format does not tell.
+        """
+
+    def close(self) -> None:
+        """Close the files; the next read opens them again."""
+
+    def read(self, i: int) -> tuple[Content, Annotation]:
+        """Read image `i` as it is stored, and its boxes.
+
+        Returns:
+            JPEG bytes, (H, W, 3) uint8 pixels or a finished sample's arrays by name.
+
+        Raises:
+            IndexError: there is no image `i`.
+            OSError: the file cannot be read; the message names it.
+            ValueError: it is damaged; the message names the file, and the record in a pack.
+        """
+
+    def annotation(self, i: int) -> Annotation:
+        """Return image `i`'s boxes without reading it; synthesized ones may be in another unit."""
+
+    def verify(self, indices: Iterable[int]) -> list[str]:
+        """Compare images with the manifest, byte for byte; this warms the page cache.
+
+        Returns:
+            One line per image that is missing or differs; empty where all is well.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

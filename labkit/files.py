@@ -57,8 +57,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """
     part = part_of(path)
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
-    part.mkdir(parents=True)
     try:
+        part.mkdir(parents=True)
         yield part
         part.rename(path)
     except BaseException:

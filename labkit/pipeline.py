@@ -23,7 +23,7 @@ from labkit.contracts import Clock, Device, DeviceBatch, Sample
 from labkit.machine import shared_memory
 from labkit.parts.loading import Outside
 from labkit.parts.packing import Reader
-from labkit.parts.preprocessing import device_bytes
+from labkit.parts.preprocessing import device_bytes, typical_arrays
 from labkit.parts.training import Step
 from labkit.resolve import Resolved, open_source, own_parts, register, resolve
 from labkit.settings import Settings
@@ -328,17 +328,7 @@ class Pipeline:
 
     def resident_batch(self) -> dict[str, torch.Tensor]:
         """Make a batch out of nothing, for warming up without touching the data."""
-        sample = Sample(
-            image_rgb=np.full((480, 640, 3), 128, np.uint8),
-            annotation=contracts.Annotation(
-                boxes_xyxy=np.array([[100, 100, 300, 300]], np.float32),
-                category_ids=np.array([1], np.int64),
-            ),
-            sample_id=0,
-            epoch=0,
-            seed=self.settings.seed,
-        )
-        arrays = self.parts.preprocessor.per_sample(sample, self.settings.input_px)
+        arrays = typical_arrays(self.parts.preprocessor, self.settings.input_px)
         return self.source.collate([arrays] * self.settings.batch_size)
 
 
@@ -362,7 +352,7 @@ def build(
     parts = resolve(settings)
     source, loader = open_loader(parts, excluded=excluded)
     device = parts.make_device(parts.profile, clock)
-    charged = (settings.preprocessor, settings.batch_size, settings.input_px)
+    charged = (parts.preprocessor, settings.batch_size, settings.input_px)
     return Pipeline(
         parts=parts,
         source=source,

@@ -36,7 +36,7 @@ from labkit.parts.packing import (
 from labkit.parts.packing.remote import local_folder, place
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS, STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
-from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, check_name, locate
+from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, locate
 from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, Step
 from labkit.parts.training.checkpoint import SAVERS, check_folder_name
 from labkit.parts.training.metrics import METRICS
@@ -228,9 +228,7 @@ def label_samples(settings: Settings) -> dict[str, str]:
 def _check_names(settings: Settings) -> None:
     for setting, table in TABLES.items():
         value = getattr(settings, setting)
-        if setting == "storage":  # also a folder, by its path or its name in labkit.toml
-            check_name(value)
-        elif value is not None:
+        if setting != "storage" and value is not None:  # `locate` knows folders, too
             pick(table, value, setting)
     check_folder_name(settings.checkpoint_to)
     check_sink(settings.report_to)
@@ -290,7 +288,7 @@ def _check_step(settings: Settings) -> None:
     real = settings.step in BATCHES
     if settings.device == "emulated" and real:
         raise ValueError(
-            f"step must be timed on the emulated device, got {settings.step!r}; "
+            f"step must be timed on the simulated GPU, got {settings.step!r}; "
             "choose device cpu or cuda for a real step"
         )
     if settings.device != "emulated" and settings.step == "timed":
@@ -310,7 +308,7 @@ def _check_device_speed(settings: Settings) -> None:
     if profile.spins and settings.device != "emulated":
         raise Skip(
             f"profile must be another one on device {settings.device}, got {settings.profile}: "
-            "only the emulated device can be waited for in either way"
+            "only the simulated GPU can be waited for in either way"
         )
     if settings.device_speed is None:
         return
@@ -338,7 +336,7 @@ def _check_training(settings: Settings) -> None:
             )
         if settings.step == "timed" and settings.loss not in LOOPS:
             raise ValueError(
-                f"loss must be {', '.join((VECTORIZED, *LOOPS))} on the emulated device, got "
+                f"loss must be {', '.join((VECTORIZED, *LOOPS))} on the simulated GPU, got "
                 f"{settings.loss!r}; choose device cpu or cuda for one of your own"
             )
     if settings.metrics != "none" and makes != "classifier":
@@ -356,7 +354,7 @@ def _check_training(settings: Settings) -> None:
         value = getattr(settings, name)
         if settings.device == "emulated" and value != plain:
             raise Skip(
-                f"{name} must be {plain} on the emulated device, which computes nothing, got "
+                f"{name} must be {plain} on the simulated GPU, which computes nothing, got "
                 f"{value!r}; choose device cpu or cuda"
             )
 

@@ -28,6 +28,7 @@ LEAST = {
 }  # fmt: skip
 # Values that earlier versions wrote: they fitted the emulated device to each run.
 RENAMED = {("profile", "matched"): "calibrated"}
+REMOVED = ("if_not_written",)  # settings of earlier versions
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 
 
@@ -50,7 +51,7 @@ class Settings:
     stored: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
     """What is stored: JPEGs, JPEGs scaled to input_px, their pixels, or finished samples."""
     order: Literal["shuffled", "sequential"] = "shuffled"
-    """Order of the images in an epoch: shuffled anew each time, or as they are stored."""
+    """Order of the images in an epoch: shuffled again each time, or as they are stored."""
     subset: Literal["random", "first"] = "random"
     """Which images an epoch takes where not all: drawn at random, or the first ones."""
     decoder: str = "opencv"
@@ -70,7 +71,7 @@ class Settings:
     pin_memory: bool | None = None
     """Copy batches to page-locked host memory, from which the device can copy on its own."""
     persistent_workers: bool = False
-    """Keep the workers between epochs instead of starting them anew."""
+    """Keep the workers between epochs instead of starting new ones."""
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     """How worker processes start; unset: fork on Linux, else spawn."""
     batch_size: int | None = None
@@ -78,7 +79,7 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda if it works here, else emulated (simulated GPU)."""
+    """Where the training step runs; unset: cuda where it works, else emulated: simulated GPU."""
     profile: str = "calibrated"
     """Simulated GPU only: how fast it computes; calibrated: as `device_speed` says."""
     device_speed: float | None = None
@@ -115,8 +116,6 @@ class Settings:
     """What shows the progress of training."""
     progress_loss: bool = False
     """Show the loss in the progress bar: `.item()` in every step."""
-    if_not_written: Literal["stop", "go on"] = "stop"
-    """Checkpoints and reports that cannot be written: end the trial, or go on without them."""
     epochs: int = 2
     """Epochs per trial; the documents timed two."""
     cv2_threads: int = 0
@@ -244,8 +243,9 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
 
 
 def with_new_names(stored: Mapping[str, object]) -> dict[str, object]:
-    """Replace the values that earlier versions wrote by today's."""
-    return {name: RENAMED.get((name, str(value)), value) for name, value in stored.items()}
+    """Replace the values that earlier versions wrote by today's, and leave out removed settings."""
+    kept = {name: value for name, value in stored.items() if name not in REMOVED}
+    return {name: RENAMED.get((name, str(value)), value) for name, value in kept.items()}
 
 
 def read_settings(stored: Mapping[str, object]) -> Settings:

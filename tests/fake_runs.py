@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +116,22 @@ def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, no
     return Run(folder=folder, info=info, trials=tuple(trials))
 
 
+def cancelled_after_a_row():
+    """Return what `lab.run` takes to be cancelled after its first row."""
+    cancel = threading.Event()
+
+    class Cancels:
+        shown = False
+
+        def rate(self, rate):
+            cancel.set()
+
+        def __getattr__(self, name):
+            return lambda *given, **named: None
+
+    return {"cancel": cancel, "progress": Cancels()}
+
+
 def save_run(results, run):
     """Write a run to disk and return its folder."""
     folder = create_run(results, run.info)
@@ -130,7 +147,7 @@ SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 
 def fake_roofline(
     loading=LOADING, *, speeds=SPEEDS, blocks=5, noise=0.01, device=480.0, overlap=0.97,
-    published=None, mode="quick", **more,
+    start_s=0.4, published=None, mode="quick", **more,
 ):  # fmt: skip
     """A roofline's run, in which every pipeline reaches nearly the ideal.
 
@@ -139,6 +156,7 @@ def fake_roofline(
         speeds: of the device, as multiples of the baseline's loading rate.
         device: images/s of the calibrated device.
         overlap: what is reached of the ideal.
+        start_s: time to the first batch.
         published: variant -> the document's figure.
         more: of `fake_info`.
     """
@@ -158,7 +176,9 @@ def fake_roofline(
                     time_s = ideal_s * rng.lognormvariate(0, noise) / (overlap if x else 1)
                     speed = f"emulated({x * base:.3g} images/s)" if x else "emulated(480 images/s)"
                     trial = fake_trial(label, block, role, labels={**LABELS, "accelerator": speed})
-                    epoch = replace(fake_epoch(time_s, images=images), compute_s=compute_s)
+                    later_s = time_s - (time_s - compute_s) / 20  # of 20 steps
+                    epoch = fake_epoch(start_s + later_s, images=images)
+                    epoch = replace(epoch, first_batch_s=start_s, compute_s=compute_s)
                     trial = replace(trial, group=group, epochs=(epoch,))
                     trials.append(replace(trial, experiment="preprocessing_roofline"))
     info = fake_info(

@@ -43,7 +43,7 @@ def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
 )
 def test_what_an_emulated_device_cannot_compute_is_left_out(monkeypatch, setting, value, plain):
     message = (
-        f"{setting} must be {plain} on the emulated device, which computes nothing, "
+        f"{setting} must be {plain} on the simulated GPU, which computes nothing, "
         f"got '{value}'; choose device cpu or cuda"
     )
     with pytest.raises(Skip) as caught:
@@ -64,7 +64,7 @@ def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkey
     [
         (ValueError, "has its own", {"device_speed": 460, "profile": "resnet50_a100"}),
         (Skip, "which is as fast as it is", {"device_speed": 460, "device": "cpu"}),
-        (Skip, "only the emulated device", {"profile": "calibrated_spinning", "device": "cpu"}),
+        (Skip, "only the simulated GPU", {"profile": "calibrated_spinning", "device": "cpu"}),
     ],
 )
 def test_a_device_with_a_speed_of_its_own_takes_no_other(error, message, choices):

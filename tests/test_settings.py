@@ -93,4 +93,6 @@ def test_stored_settings_of_another_version_are_refused_in_one_line():
         read_settings(stored)
     del stored["turbo"]
     assert read_settings(stored) == Settings(num_workers=3)
-    assert read_settings({**stored, "profile": "matched"}) == Settings(num_workers=3)
+    assert read_settings({**stored, "profile": "matched", "if_not_written": "stop"}) == Settings(
+        num_workers=3
+    )

@@ -6,70 +6,41 @@ from labkit import units
 
 
 @pytest.mark.parametrize(
-    ("s", "text"),
+    ("write", "value", "text"),
     [
-        (0, "0 s"),
-        (0.00085, "850 µs"),
-        (0.0124, "12.4 ms"),
-        (0.1, "100 ms"),
-        (1.8, "1.80 s"),
-        (1.8349, "1.83 s"),
-        (59.94, "59.9 s"),
-        (125, "2 min 5 s"),
-        (3661, "1 h 1 min"),
+        (units.seconds, 0, "0 s"),
+        (units.seconds, 0.00085, "850 µs"),
+        (units.seconds, 0.0124, "12.4 ms"),
+        (units.seconds, 0.1, "100 ms"),
+        (units.seconds, 1.8349, "1.83 s"),
+        (units.seconds, 59.94, "59.9 s"),
+        (units.seconds, 125, "2 min 5 s"),
+        (units.seconds, 3661, "1 h 1 min"),
+        (units.seconds, -0.00085, "-850 µs"),
+        (units.seconds, -125, "-2 min 5 s"),
+        # What rounds up moves to the next unit.
+        (units.seconds, 0.0009996, "1.00 ms"),
+        (units.seconds, 0.9996, "1.00 s"),
+        (units.seconds, 9.996, "10.0 s"),
+        (units.seconds, 59.96, "1 min 0 s"),
+        (units.seconds, 3599.8, "1 h 0 min"),
+        (units.count_bytes, 0, "0 B"),
+        (units.count_bytes, 133_000, "133 KB"),
+        (units.count_bytes, 999_600, "1.0 MB"),
+        (units.count_bytes, 9_960_000, "10 MB"),
+        (units.count_bytes, 1_234_567_890, "1.2 GB"),
+        (units.count_bytes, 5e15, "5000 TB"),
+        (units.rate, 123.4, "123 images/s"),
+        (units.rate, 8.5, "8.50 images/s"),
+        (units.rate, 20345, "20,300 images/s"),
+        (units.percent, 0.1234, "12.3 %"),
+        (units.normalized, 0.8941, "0.894"),
+        (units.normalized, 9.9999, "10.0"),
+        (units.normalized, 40.2, "40.2"),
     ],
 )
-def test_seconds_have_three_digits_and_a_fitting_unit(s, text):
-    assert units.seconds(s) == text
-
-
-@pytest.mark.parametrize(
-    ("s", "text"),
-    [
-        (0.0009996, "1.00 ms"),
-        (0.9996, "1.00 s"),
-        (9.996, "10.0 s"),
-        (59.96, "1 min 0 s"),
-        (119.7, "2 min 0 s"),
-        (3599.8, "1 h 0 min"),
-        (7199.0, "2 h 0 min"),
-    ],
-)
-def test_a_duration_that_rounds_up_moves_to_the_next_unit(s, text):
-    assert units.seconds(s) == text
-
-
-@pytest.mark.parametrize(
-    ("s", "text"), [(-0.00085, "-850 µs"), (-1.8, "-1.80 s"), (-125, "-2 min 5 s")]
-)
-def test_negative_seconds_have_the_unit_of_positive_ones(s, text):
-    assert units.seconds(s) == text
-
-
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (0, "0 B"),
-        (7, "7 B"),
-        (133_000, "133 KB"),
-        (999_600, "1.0 MB"),
-        (9_960_000, "10 MB"),
-        (1_234_567_890, "1.2 GB"),
-        (5e15, "5000 TB"),
-    ],
-)
-def test_bytes_are_decimal(n, text):
-    assert units.count_bytes(n) == text
-
-
-def test_rates_shares_and_ratios_carry_their_unit():
-    assert units.rate(123.4) == "123 images/s"
-    assert units.rate(8.5) == "8.50 images/s"
-    assert units.rate(20345) == "20,300 images/s"
-    assert units.percent(0.1234) == "12.3 %"
-    assert units.normalized(0.8941) == "0.894"
-    assert units.normalized(9.9999) == "10.0"
-    assert units.normalized(40.2) == "40.2"
+def test_a_number_has_a_fitting_unit_and_three_digits(write, value, text):
+    assert write(value) == text
 
 
 def test_an_interval_never_hides_on_which_side_of_one_it_lies():

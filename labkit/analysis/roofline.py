@@ -21,7 +21,11 @@ ALONE = "loading alone"
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What was measured of a pipeline at one speed of the device, or of its loading alone."""
+    """What was measured of a pipeline at one speed of the device, or of its loading alone.
+
+    Rates are after the first batch: in short epochs, starting the workers would take a visible
+    part of the time.
+    """
 
     device_images_per_s: float
     """Training rate of the device with the model alone; infinite for loading alone."""
@@ -70,7 +74,7 @@ def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
     for row in summary.rows if load_rate else ():
         x = summary.info["tasks"][row.variant]["x"]
         device = math.inf if x is None else _positive("x", x) * load_rate
-        if row.epochs_s:
+        if row.steady_rates:
             found.setdefault(row.name, []).append(_speed(row, device))
     return tuple(_pipeline(name, speeds) for name, speeds in found.items())
 
@@ -111,9 +115,7 @@ def _pipeline(name: str, speeds: Sequence[Speed]) -> Pipeline:
 
 
 def _speed(row: Row, device_images_per_s: float) -> Speed:
-    trials = len(row.epochs_s)
-    images = row.images_per_s * sum(map(sum, row.epochs_s)) / trials  # the same in each
-    log_rates = [math.log(images) - log_s for log_s in log_times(row, "total").values()]
+    log_rates = [-log_s for log_s in log_times(row, "steady").values()]
     low, high = ratio_interval(log_rates)
     return Speed(
         device_images_per_s=device_images_per_s,

@@ -92,7 +92,9 @@ class Row:
     startup_s: float | None = None
     """Mean per epoch."""
     steady_images_per_s: float | None = None
-    """Images per second after the first batch."""
+    """Images per second after the first batch, of all trials."""
+    steady_rates: tuple[float, ...] = ()
+    """The same of every valid trial, in the order of `in_blocks`; empty where one is unknown."""
     wait_share: float | None = None
     """Share of the epochs in which the host waited for data."""
     transfer_share: float | None = None
@@ -426,7 +428,7 @@ def ratios(
 
     Args:
         summary: what `summarize` returns.
-        wanted: one row, the row it is divided by, one of `EPOCHS`.
+        wanted: one row, the row it is divided by, which times, as of `log_times`.
 
     Returns:
         (variant, the one it is divided by, which epochs) -> ratio, for those with a block in
@@ -451,11 +453,23 @@ def ratios(
 
 
 def log_times(row: Row, which: str) -> dict[int, float]:
-    """Return one log time per block; of the baseline's two runs the geometric mean."""
+    """Return one log time per block; of the baseline's two runs the geometric mean.
+
+    Args:
+        row: a variant's.
+        which: one of `EPOCHS`; or steady: the time per image after the first batch.
+    """
+    if which == "steady":
+        times_s = zip(row.in_blocks, (1 / rate for rate in row.steady_rates))
+    else:
+        times_s = (
+            (block, EPOCHS[which](epochs_s))
+            for block, epochs_s in zip(row.in_blocks, row.epochs_s, strict=True)
+            if which != "later" or len(epochs_s) > 1
+        )
     logs: dict[int, list[float]] = {}
-    for block, epochs_s in zip(row.in_blocks, row.epochs_s, strict=True):
-        if which != "later" or len(epochs_s) > 1:
-            logs.setdefault(block, []).append(math.log(EPOCHS[which](epochs_s)))
+    for block, time_s in times_s:
+        logs.setdefault(block, []).append(math.log(time_s))
     return {block: fmean(both) for block, both in logs.items()}
 
 
@@ -507,6 +521,7 @@ def _average(runs: Sequence[Trial]) -> dict[str, object]:
         return None if None in parts_s else sum(parts_s) / total_s
 
     compute_share = share(lambda epoch: epoch.compute_s)
+    steady_rates = [_steady_images_per_s(trial.epochs) for trial in runs]
     first_s = [trial.epochs[0].epoch_s for trial in runs]
     second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
     wait_p50_s, wait_p99_s = _wait_percentiles(epochs)
@@ -519,6 +534,7 @@ def _average(runs: Sequence[Trial]) -> dict[str, object]:
         "epoch2_s": geometric_mean(second_s) if second_s else None,
         "startup_s": fmean(epoch.startup_s for epoch in epochs),
         "steady_images_per_s": _steady_images_per_s(epochs),
+        "steady_rates": () if None in steady_rates else tuple(steady_rates),
         "wait_share": share(lambda epoch: epoch.wait_s),
         "transfer_share": share(lambda epoch: epoch.transfer_s),
         "step_share": share(_step_s),
@@ -570,8 +586,11 @@ def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | No
 
 
 def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
-    images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs if epoch.steps)
-    left_s = sum(epoch.epoch_s - epoch.first_batch_s for epoch in epochs)
+    epochs = [epoch for epoch in epochs if epoch.steps]
+    images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs)
+    # The device's part of the first batch, where it is known, is not of the others either.
+    first_s = (epoch.first_batch_s + (epoch.compute_s or 0.0) / epoch.steps for epoch in epochs)
+    left_s = sum(epoch.epoch_s for epoch in epochs) - sum(first_s)
     return images / left_s if images and left_s > 0 else None
 
 

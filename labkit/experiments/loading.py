@@ -276,7 +276,7 @@ def opencv_threads(base: Settings) -> Experiment:
         question="Should OpenCV use threads of its own beside the loader's workers?",
         variants=quick,
         baseline="none",
-        source="no document; disputed by users of OpenCV in training",
+        source="users of OpenCV in training, who disagree",
         in_full=in_full,
         knobs=("batch_size", "input_px", "preprocessor", "device"),
     )
@@ -399,8 +399,8 @@ def textbook(base: Settings) -> Experiment:
             "with threads": replace(scaled, loader="threads"),
         },
         baseline="textbook",
-        source="no document; the steps of PyTorch's ImageNet example: Pillow, crop, resize, "
-        "normalize in each worker",
+        source="the steps of PyTorch's ImageNet example: Pillow, crop, resize, normalize in each "
+        "worker",
         notes=(
             "each variant keeps the changes of the variants above it; with uint8, workers send "
             "pixels and the device normalizes them",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from labkit.experiments import catalog
-from labkit.experiments.roofline import over_device_speeds, roofline_name
+from labkit.experiments.roofline import SUFFIX, over_device_speeds
 from labkit.runs.experiment import Experiment
 from labkit.settings import CORRECTED, MODES, pick, with_new_names, with_settings
 
@@ -36,9 +36,9 @@ class Request:
     """Over several speeds of the device, instead of at one."""
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Request:
-        """Return the request that an experiment was built from."""
-        return cls._from({"experiment": experiment, **(experiment.request or {})})
+    def of(cls, experiment: Experiment | str) -> Request:
+        """Return the request that an experiment was built from; of a name, without changes."""
+        return cls._from({"experiment": experiment, **(getattr(experiment, "request", None) or {})})
 
     @classmethod
     def read(cls, info: Mapping[str, object]) -> Request:
@@ -68,9 +68,9 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The name of what is run."""
+        """The name of the experiment; of a roofline how its name begins."""
         name = getattr(self.experiment, "name", self.experiment)
-        return roofline_name(name, self.settings.get("cache")) if self.roofline else name
+        return f"{name}{SUFFIX}" if self.roofline else name
 
     def whole(self) -> Experiment:
         """Return the experiment with the settings, and all of its variants.

@@ -3,7 +3,7 @@
     before = disturbance()  ─▶  the trial  ─▶  since(before): a dict that the row keeps
 
 Shared and virtual machines are the main source of noise, so each row records stolen time, other
-programs, swapping, page faults, and waiting for CPU, memory and disks.  `analysis.validity`
+programs, swapping, and waiting for CPU, memory and disks.  `analysis.validity`
 rejects blocks for some of these (EVIDENCE 1).  What cannot be read is None, never 0.  In a
 container the counters are those of the whole host, because its other programs disturb, too.
 """
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.machine import helper, procfs
-from labkit.machine.usage import own_cpu_s, own_major_faults
+from labkit.machine.usage import own_cpu_s
 
 # CPU times in which no program of this machine ran; guest time is part of user and nice time.
 NOT_BUSY = ("idle", "iowait", "steal")
@@ -32,7 +32,7 @@ def disturbance() -> dict[str, object]:
     It reads the CPU time of every process: 5 ms for 100 processes.
 
     Returns:
-        `*_s`, `*_pages`, `*_faults` and `*_count` are counters; `programs` maps process ids to
+        `*_s`, `*_pages` and `*_count` are counters; `programs` maps process ids to
         (name, CPU seconds); the rest is as of now.
     """
     import psutil
@@ -51,8 +51,6 @@ def disturbance() -> dict[str, object]:
         "memory_pressure_s": _pressure_s("memory"),
         "swapped_in_pages": pages.get("pswpin"),
         "swapped_out_pages": pages.get("pswpout"),
-        "major_faults": own_major_faults(),
-        "machine_major_faults": pages.get("pgmajfault"),
         "throttled_count": _throttled_count(),
         "load_1min": psutil.getloadavg()[0],
         "cpu_hz": _cpu_hz(),
@@ -73,9 +71,7 @@ def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
         these did not use); busiest_program and busiest_program_cores (the name of the other
         program that took most, and how much; None where it took little); cpu, io and memory
         pressure_share (of the time, in which some program waited for it); swapped pages;
-        major_faults (pages that this process and its children had to wait for, memory-mapped
-        files included) and those of the whole machine; throttled_count; and as of now
-        load_1min, cpu_hz, memory_available_bytes.
+        throttled_count; and as of now load_1min, cpu_hz, memory_available_bytes.
     """
     now = disturbance()
     spent = {
@@ -108,9 +104,6 @@ def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
         "memory_pressure_share": share("memory_pressure_s", duration_s),
         "swapped_in_pages": spent["swapped_in_pages"],
         "swapped_out_pages": spent["swapped_out_pages"],
-        # A child that ended and was not waited for takes its count along: unknown, not 0.
-        "major_faults": None if (spent["major_faults"] or 0) < 0 else spent["major_faults"],
-        "machine_major_faults": spent["machine_major_faults"],
         "throttled_count": spent["throttled_count"],
         "load_1min": now["load_1min"],
         "cpu_hz": now["cpu_hz"],

@@ -56,7 +56,7 @@ class Medium:
     """What a directory lies on, as far as the operating system says."""
 
     filesystem: str
-    """As "ext4", "overlay", "nfs4"; "unknown" where there is no /proc."""
+    """As "ext4", "overlay", "nfs4"; "unknown" where the system does not say."""
     device: str
     """The device file; the filesystem's name where there is none, never a server's."""
     rotational: bool | None = None
@@ -98,8 +98,8 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
         **dirs: hdd, ssd, nvme, tmpfs or data; relative ones count from the current directory.
 
     Raises:
-        ValueError: no or an unknown name, a directory that does not exist, or a file that
-            could not be read before and so is left alone.
+        ValueError: no name, a directory that does not exist, or a file that could not be read
+            before and so is left alone.
     """
     path = Path(path)
     if not dirs:
@@ -109,8 +109,6 @@ def write_media(path: str | Path, **dirs: str | Path) -> None:
     if "[media]" not in text:
         text += f"\n{HEADER}"
     for name, directory in dirs.items():
-        if name not in NAMES:
-            raise ValueError(f"medium must be one of {', '.join(NAMES)}, got {name!r}")
         directory = Path(directory).absolute()
         if not directory.is_dir():
             raise ValueError(
@@ -145,19 +143,21 @@ def describe_medium(path: str | Path) -> Medium:
     Raises:
         OSError: it does not exist.
     """
+    import psutil
+
     path = Path(path).resolve(strict=True)
+    mounts = psutil.disk_partitions(all=True)
     # Later mounts hide earlier ones at the same place, so among equals the last one counts.
-    holding = [mount for mount in procfs.mounts() if path.is_relative_to(mount.point)]
-    mount = max(reversed(holding), key=lambda mount: len(mount.point.parts), default=None)
-    queue = None if mount is None else _queue_folder(mount)
-    filesystem = "unknown" if mount is None else mount.filesystem
-    is_device = mount is not None and mount.source.startswith("/dev/")
+    holding = [mount for mount in reversed(mounts) if path.is_relative_to(mount.mountpoint)]
+    mount = max(holding, key=lambda mount: len(Path(mount.mountpoint).parts), default=None)
+    source, filesystem = ("", "unknown") if mount is None else (mount.device, mount.fstype)
+    queue = _queue_folder(path.stat().st_dev, Path(source))
     rotational = None if queue is None else procfs.number(queue / "rotational")
     scheduler = "" if queue is None else procfs.text(queue / "scheduler").strip()
     chosen = re.search(r"\[(.+)\]", scheduler)  # "none [mq-deadline] bfq"
     return Medium(
         filesystem=filesystem,
-        device=mount.source if is_device else filesystem,
+        device=source if source.startswith("/dev/") else filesystem,
         rotational=None if rotational is None else bool(rotational),
         scheduler=chosen[1] if chosen else scheduler or "unknown",
         readahead_kb=None if queue is None else procfs.number(queue / "read_ahead_kb"),
@@ -165,16 +165,13 @@ def describe_medium(path: str | Path) -> Medium:
     )
 
 
-def _queue_folder(mount: procfs.Mount) -> Path | None:
-    """Find the request queue of the disk behind a mount, in /sys."""
-    device_number = mount.device_number
-    if device_number.startswith("0:"):  # btrfs has numbers of its own; its source is the disk
-        source = Path(mount.source)
-        if not source.is_block_device():
-            return None
+def _queue_folder(number: int, source: Path) -> Path | None:
+    """Find the request queue of the disk with a device number, in /sys."""
+    if not hasattr(os, "major"):  # Windows
+        return None
+    if os.major(number) == 0 and source.is_block_device():  # btrfs has numbers of its own
         number = source.stat().st_rdev
-        device_number = f"{os.major(number)}:{os.minor(number)}"
-    disk = Path("/sys/dev/block", device_number).resolve()
+    disk = Path("/sys/dev/block", f"{os.major(number)}:{os.minor(number)}").resolve()
     # A partition's folder lies in its disk's, and only the disk has a queue.
     return next((d / "queue" for d in (disk, disk.parent) if (d / "queue").is_dir()), None)
 

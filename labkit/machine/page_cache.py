@@ -20,6 +20,8 @@ from functools import cache
 from io import FileIO
 from pathlib import Path
 
+import numpy as np
+
 Extent = tuple[Path, int, int]
 """A part of a file: its path, and the first byte and the one after the last."""
 
@@ -98,11 +100,6 @@ def _share(extents: list[Path | Extent], count: Callable[[FileIO, int, int], int
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-    )  # fmt: skip
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     return libc
 
@@ -146,18 +143,15 @@ def _count_by_cachestat(file: FileIO, start: int, stop: int) -> int:
 def _count_by_mincore(file: FileIO, start: int, stop: int) -> int:
     if sys.platform != "linux" or not _mincore_tells_the_truth(file):
         raise _CannotCount
-    libc = _libc()
     length = stop - start
-    address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), start)
-    if address in (None, ctypes.c_void_p(-1).value):
+    pages = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
+    with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as mapped:
+        array = np.frombuffer(mapped, np.uint8)
+        failed = _libc().mincore(array.ctypes.data, length, pages)
+        del array  # or the map could not be closed
+    if failed:
         raise _CannotCount
-    try:
-        pages = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
-        if libc.mincore(address, length, pages):
-            raise _CannotCount
-        return sum(page & 1 for page in pages.raw)  # the other bits are undefined
-    finally:
-        libc.munmap(address, length)
+    return sum(page & 1 for page in pages.raw)  # the other bits are undefined
 
 
 def _mincore_tells_the_truth(file: FileIO) -> bool:

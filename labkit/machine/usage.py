@@ -1,6 +1,6 @@
-"""Usage: what a trial uses: CPU seconds, page faults, memory, bytes read, GPU utilization.
+"""Usage: what a trial uses: CPU seconds, memory, bytes read, GPU utilization.
 
-    on call          ─▶ CPU seconds, page faults, bytes read
+    on call          ─▶ CPU seconds, bytes read
     at the end       ─▶ peak RSS
     thread, 10 Hz    ─▶ bytes in /dev/shm, a system call of a microsecond
     thread, slower   ─▶ PSS of every process, for which the kernel walks their pages
@@ -151,7 +151,7 @@ def own_cpu_s() -> float:
     import psutil
 
     total_s, helpers = 0.0, helper.pids()
-    for process in _lowest_first():
+    for process in lowest_first():
         with suppress(psutil.Error):
             if process.pid not in helpers:
                 # Its own and its ended children's, user and system.
@@ -159,17 +159,7 @@ def own_cpu_s() -> float:
     return total_s
 
 
-def own_major_faults() -> int | None:
-    """Return the major page faults of this process and its descendants, ended or alive.
-
-    Returns:
-        None where the platform does not count them.
-    """
-    counts = [procfs.major_faults(process.pid) for process in _lowest_first()]
-    return None if counts[-1] is None else sum(count for count in counts if count is not None)
-
-
-def _lowest_first() -> list:
+def lowest_first() -> list:
     """List the descendants of this process and at last itself, as psutil's processes.
 
     A parent is read after its children, so that it counts those that end meanwhile.

@@ -29,7 +29,7 @@ MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
 BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
 PROTOCOL_HELP = "The document's order, cold first variant and loop, or what corrects them."
 BASELINE_HELP = "The reference variant (= 1.0)."
-ROOFLINE_HELP = "Train at several speeds of the GPU, and draw how fast each variant is."
+ROOFLINE_HELP = "Train at several speeds of the GPU; cold or warm files as the baseline's."
 NUMBERS = {"blocks": int} | {
     name: kind for name, (kind, *_) in field_kinds().items() if kind in (int, float)
 }

@@ -111,8 +111,7 @@ def panel(
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.
     """
-    is_built = isinstance(experiment, Experiment)
-    asked = Request.of(experiment) if is_built else Request(experiment=experiment or _first())
+    asked = Request.of(experiment or _first())
     settings = {**asked.settings, **settings}
     start = replace(asked, mode=mode, blocks=blocks, roofline=roofline, settings=settings)
     return Panel(start, Path(results)).box if experiment else _chooser(start, Path(results))
@@ -215,7 +214,6 @@ class Panel:
             rows=LISTED_RUNS,
             layout={"width": "auto", "flex": "1 1 420px", "min_width": "0"},
         )
-        self._format = widgets.Dropdown(description="format", options=list(EXPORTS))
         self.box = widgets.VBox(self._layout())
         self.box.add_class("labkit-panel")
         self.box._view_count = 0  # from here on the front end counts
@@ -233,7 +231,10 @@ class Panel:
 
         reset = self._button("Reset", "Back to what was there at first", self._on_reset)
         show = self._button("Show", "From disk, without running again", self._on_show)
-        write = self._button("Export", "Write a file", self._on_export)
+        # A button each: a choice that has just been changed may reach the kernel after the click.
+        exports = [
+            self._button(form, "Write a file", partial(self._on_export, form)) for form in EXPORTS
+        ]
         return [
             widgets.HTML(STYLE),
             widgets.HTML(f"<h3>{escape(self._start.whole().question)}</h3>"),
@@ -248,7 +249,7 @@ class Panel:
             self._result,
             widgets.HTML(help_line(RUNS_HELP)),
             row([self._runs, show]),
-            row([self._format, write]),
+            row([widgets.Label("Export:"), *exports]),
             self._exported,
         ]
 
@@ -399,10 +400,10 @@ class Panel:
             self._status.value = status_html("ready", said)
         self._allow()
 
-    def _on_export(self) -> None:
+    def _on_export(self, form: str) -> None:
         self._exported.value = ""
         shown = [runs.find_run(folder) for folder in self._shown]
-        self._exported.value = download_html(export(shown, self._format.value, self._results))
+        self._exported.value = download_html(export(shown, form, self._results))
 
     # --- handlers ---------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ class EmulatedDevice:
 
         if profile.compute_s_per_image is None:
             raise ValueError(
-                "device_speed must be set for the emulated device, got None; "
+                "device_speed must be set for the simulated GPU, got None; "
                 "`labkit calibrate` measures one"
             )
         self.torch_device = torch.device("cpu")

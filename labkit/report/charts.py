@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 LINE_OF_NO_CHANGE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 2.5}
 
 
-def title(summary: Summary) -> list[Line]:
+def title(summary: Summary, conditions: Sequence[str] = ()) -> list[Line]:
     """Return the question, the stand-ins and the conditions of a run."""
     stood_in = " · ".join(stand_ins(summary))
-    conditions = [words.conditions(summary), *words.other_images(summary)]
+    conditions = [*(conditions or [words.conditions(summary)]), *words.other_images(summary)]
     return [
         Line(summary.question, 13, "bold"),
         *([Line(stood_in, 10, "bold", WARNING_INK)] if stood_in else []),
@@ -431,14 +431,16 @@ def _steps(n: int) -> str:
 
 DIAGONAL = {"color": INK, "linewidth": 1.2, "zorder": 1.5}
 IDEAL = {"linewidth": 1.2, "zorder": 1.6}
-MEASURED = {"color": INK, "marker": "o", "markersize": 7, "linestyle": "none", "zorder": 3}
+MEASURED = {"color": INK, "marker": "o", "markersize": 6, "linestyle": "none", "zorder": 3}
+MEASURED_AT = {"color": "#d0d0d0", "linewidth": 0.8, "zorder": 0.5}
 OWN_DEVICE = {"color": INK, "linewidth": 0.9, "zorder": 1.8}
 GROUND = "#efefef"
 GPU_IS_LIMIT = "the GPU is the limit: faster loading does not help"
 GPU_IS_LIMIT_IN = 3.3  # its length, with some room
 FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
 CUT = 2  # times beyond where the axis ends without intervals
-BESIDE_PT = 3  # between the intervals of two pipelines
+# Between two pipelines at one speed of the GPU, and between the first and the last of them.
+BESIDE_PT, ALL_BESIDE_PT = 5, 24
 INSIDE = {"clip_on": True, "in_layout": False}
 ROOFLINE_IN, AXES_IN = 4.6, (5.5, 4)  # height of all; about the axes' width and height
 END_CHARS = 30  # of a line of a name at the end of a line
@@ -455,9 +457,10 @@ def roofline(summary: Summary) -> Figure:
     said = words.roofline(summary, found)
     with page(words.describe_roofline(summary, found)) as figure:
         handles = _draw_roofline(figure.add_subplot(), summary, found)
-        question, *conditions = title(summary)
         answers = [Line(sentence, 10, "normal" if i else "bold") for i, sentence in enumerate(said)]
         missing = [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
+        measured = [*words.how_measured(summary), *words.plain_labels(summary)]
+        question, *conditions = title(summary, measured)
         lines = [question, *answers, *conditions, *missing]
         frame(figure, lines, words.origin(summary.info), ROOFLINE_IN, handles, columns=2)
     return figure
@@ -469,7 +472,7 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     from matplotlib.transforms import offset_copy
 
     axes.set_xlabel("speed of the GPU: images/s that it trains with the model alone")
-    axes.set_ylabel("training speed, images/s, start-up included")
+    axes.set_ylabel("training speed after the first batch, images/s")
     every = [point for pipeline in found for point in pipeline.points]
     if not every:
         return []
@@ -494,7 +497,9 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         axis.set_major_locator(LogLocator(subs=digits))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.grid(axis="both")
+    axes.grid(visible=False)
+    for device in {*devices}:
+        axes.axvline(device, **MEASURED_AT)
     axes.plot([low, high], [low, high], **DIAGONAL)
     start = 1.05 * max(left, low)
     inches = math.hypot(*(inch / math.log(span) for inch, span in zip(AXES_IN, spans)))
@@ -520,12 +525,13 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
             size=9, annotation_clip=False,
         )  # fmt: skip
     for i, (pipeline, (marker, dashes, color)) in enumerate(zip(found, cycle(SERIES_LOOKS))):
-        # Beside one another, as those at one speed of the GPU would lie on one line.
-        beside_pt = BESIDE_PT * (i - (len(found) - 1) / 2)
+        # Beside one another, or equal speeds would hide one another.
+        beside_pt = min(BESIDE_PT, ALL_BESIDE_PT / len(found)) * (i - (len(found) - 1) / 2)
         beside = offset_copy(axes.transData, axes.figure, x=beside_pt, y=0, units="points")
         xs = [point.device_images_per_s for point in pipeline.points]
         ys = [point.images_per_s for point in pipeline.points]
-        axes.plot(xs, ys, **{**MEASURED, "color": color, "marker": marker})
+        look = {**MEASURED, "color": color, "marker": marker}
+        axes.plot(xs, ys, **look, transform=beside)
         for x, point in zip(xs, pipeline.points):
             if point.low is not None:
                 ends = max(point.low, low), min(point.high, high)
@@ -583,7 +589,7 @@ GPU_UTIL = (
     "100 %. Waits that are shorter than the period are not visible."
 )
 EMULATED = (
-    "There is no GPU-Util here: the bands are when the emulated device's model computed. A real "
+    "There is no GPU-Util here: the bands are when the simulated GPU computed. A real "
     "GPU's GPU-Util would be their average over 1/6 to 1 s, and would not show shorter waits."
 )
 CURVE_IN, LANE_IN, CORE_IN = 0.62, 0.2, 0.16

@@ -163,11 +163,11 @@ def roofline(
     progress: Progress | bool = True,
     **settings: object,
 ) -> Run:
-    """Measure how fast an experiment's variants train with slower and faster devices.
+    """Measure how fast an experiment's variants train with slower and faster GPUs.
 
-    The device is the emulated one, at speeds of 1, 2 and 8 times the baseline's loading rate;
-    full mode adds 0.5, 2.8 and 8, and the variants that only it measures.  A trial has one epoch.
-    Loading alone is measured, too.
+    The GPU is simulated, at speeds of 1, 2 and 4 times the baseline's loading rate;
+    full mode adds 0.5, 1.4, 2.8 and 8, and the variants that only it measures.  Loading alone is
+    measured, too.  A trial has one epoch.
 
     Args:
         experiment: a key of `CATALOG`, or an experiment; two variants or more.
@@ -186,9 +186,7 @@ def roofline(
     Source: S. Williams, A. Waterman and D. Patterson, Roofline: an insightful visual performance
     model, CACM 52(4), 2009; EVIDENCE 2, "The roofline".
     """
-    asked = (
-        Request(experiment=experiment) if isinstance(experiment, str) else Request.of(experiment)
-    )
+    asked = Request.of(experiment)
     settings = {**asked.settings, **settings}
     asked = replace(asked, mode=mode, blocks=blocks, settings=settings, roofline=True)
     options = {"results": results, "blocks": blocks, "cancel": cancel, "progress": progress}

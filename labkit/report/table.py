@@ -120,8 +120,8 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
     """
     names = ["group", "variant"] if summary.has_groups else ["variant"]
     if detail:
-        left_out = ["labels", "epochs_s", "in_blocks", *(["group"] if len(names) == 1 else [])]
-        numbers = pd.DataFrame(map(asdict, summary.rows)).drop(columns=left_out)
+        left_out = {"labels", "epochs_s", "in_blocks", "steady_rates", "group"} - {*names}
+        numbers = pd.DataFrame(map(asdict, summary.rows)).drop(columns=list(left_out))
         return numbers.join(pd.DataFrame([row.labels for row in summary.rows])).set_index(names)
     cells = [_cells(summary, row) for row in summary.rows]
     return Table(
@@ -144,7 +144,7 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
         column = "time per image"
     time = {column: units.seconds(row.time_s)}
     if summary.kind == "roofline":
-        time = {"training speed": units.rate(row.images_per_s)}
+        time = {"speed after the first batch": units.rate(row.steady_images_per_s)}
     if summary.has_groups:
         return {"group": row.group, "variant": row.name, **time, **measured, **verdict}
     document = {"document": words.published(summary, row)}

@@ -22,7 +22,7 @@ from labkit.analysis.stand_ins import (
     stand_ins,
 )
 from labkit.analysis.statistics import UNSTABLE
-from labkit.analysis.summary import Row, Summary, epoch_bars
+from labkit.analysis.summary import Ratio, Row, Summary, epoch_bars, ratios
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
@@ -38,9 +38,11 @@ NOT_KNOWN = "unknown"
 
 
 def conditions(summary: Summary) -> str:
-    """Return in one line how a run was measured: mode, blocks, labels, document."""
-    source = [f"document: {summary.source}"] if summary.source else []
-    return " · ".join([*how_measured(summary), *plain_labels(summary), *source])
+    """Return in one line how a run was measured: mode, blocks, noise, labels, source."""
+    noise = noise_floor(summary) if summary.has_groups else ""
+    source = f"source: {summary.source}" if summary.source else ""
+    parts = [*how_measured(summary), noise, *plain_labels(summary), source]
+    return " · ".join(filter(None, parts))
 
 
 def how_measured(summary: Summary) -> list[str]:
@@ -52,8 +54,6 @@ def how_measured(summary: Summary) -> list[str]:
     parts = [f"{summary.mode} mode", blocks]
     if summary.judged and not summary.stable:
         parts.append(f"{UNSTABLE}, no verdicts")
-    if summary.has_groups and summary.aa_ratio is not None:
-        parts.append(noise_floor(summary))
     if summary.protocol != CORRECTED:
         parts.append(summary.protocol)
     return parts
@@ -72,8 +72,11 @@ def other_images(summary: Summary) -> list[str]:
     """Return the variants that read or decode other images than the rest, which charts must say."""
     if "images" in summary.labels:
         return []
-    told = (f"{row.name}: {row.labels['images']}" for row in summary.rows if "images" in row.labels)
-    return list(dict.fromkeys(told))  # once, however many groups a variant is in
+    told: dict[str, dict[str, None]] = {}  # each name once, however many groups a variant is in
+    for row in summary.rows:
+        if "images" in row.labels:
+            told.setdefault(row.labels["images"], {})[row.name] = None
+    return [f"{', '.join(names)}: {images}" for images, names in told.items()]
 
 
 def noise_floor(summary: Summary) -> str:
@@ -303,11 +306,12 @@ def _with_this_device(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
     # What was not measured is not said: the nearest speed that was.
     nearest = min(base.points, key=lambda one: abs(math.log(one.device_images_per_s / own)))
     at = nearest.device_images_per_s
+    points = [each for one in others for each in one.points if each.device_images_per_s == at]
+    compared = ratios(summary, [(point.row, nearest.row, "steady") for point in points])
     names: dict[str, list[tuple[str, float]]] = {}
-    for pipeline in others:
-        for point in pipeline.points:
-            if point.device_images_per_s == at:
-                names.setdefault(_change(point.row), []).append((pipeline.name, point.images_per_s))
+    for point in points:
+        change = _change(compared.get((point.row.variant, nearest.row.variant, "steady")))
+        names.setdefault(change, []).append((point.row.name, point.images_per_s))
     said = f"With a GPU of {units.rate(at)} (nearest to {name}: {own:,.0f}), "
     if faster := names.pop("faster", None):
         best, rate = max(faster, key=lambda one: one[1])
@@ -319,24 +323,25 @@ def _with_this_device(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
     return [f"{said}."]
 
 
-def _change(row: Row) -> str:
-    if row.verdict:
-        return row.verdict
-    if row.ci_low is None or row.ci_low <= 1 <= row.ci_high:
+def _change(ratio: Ratio | None) -> str:
+    if ratio is not None and ratio.verdict:
+        return ratio.verdict
+    if ratio is None or ratio.low is None or ratio.low <= 1 <= ratio.high:
         return "no difference shown"
-    return "faster" if row.ci_high < 1 else "slower"
+    return "faster" if ratio.high < 1 else "slower"
 
 
 def _published_takes(summary: Summary) -> list[str]:
     """Return what the published times take of a loader and a GPU; no crossing is agreement."""
-    rows = [
-        row for row in summary.rows if (row.published or 1) < 1 and row.normalized_time is not None
-    ]
-    if not rows:
+    base = {row.group: row for row in summary.rows if summary.is_baseline(row)}
+    figures = {row.variant: row for row in summary.rows if (row.published or 1) < 1}
+    compared = ratios(summary, [(row, base[row.group], "steady") for row in figures.values()])
+    if not compared:
         return []
+    rows = [figures[variant] for variant, _, _ in compared]
     told = ", ".join(f"{units.normalized(row.published)} ({row.name})" for row in rows)
     least = ", ".join(f"{1 / row.published:.2f}" for row in rows)
-    here = ", ".join(map(_times_as_fast, rows))
+    here = ", ".join(map(_times_as_fast, compared.values()))
     verb = "take" if rows[1:] else "takes"
     return [
         f"The document's {told} {verb} a loader at least {least} times as fast (here: {here}) and "
@@ -344,17 +349,18 @@ def _published_takes(summary: Summary) -> list[str]:
     ]
 
 
-def _times_as_fast(row: Row) -> str:
-    if row.ci_low is None:
+def _times_as_fast(ratio: Ratio) -> str:
+    if ratio.low is None:
         return "not shown"
-    return f"{1 / row.normalized_time:.2f} {units.interval(1 / row.ci_high, 1 / row.ci_low)}"
+    return f"{1 / ratio.ratio:.2f} {units.interval(1 / ratio.high, 1 / ratio.low)}"
 
 
 def not_measured(summary: Summary) -> list[str]:
     """Return which variants of a roofline have no speed at which speeds of the GPU, and why."""
     missing: dict[tuple[str, str], list[str]] = {}
     for row in summary.rows:
-        if why := reason(row):
+        one_batch = "" if row.steady_rates else "an epoch has one batch only; choose more images"
+        if why := reason(row) or one_batch:
             missing.setdefault((row.name, why), []).append(row.group)
     alike: dict[tuple[str, str], list[str]] = {}
     for (name, why), groups in missing.items():

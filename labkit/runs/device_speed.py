@@ -74,7 +74,7 @@ class CalibratedDevice:
 
     def __str__(self) -> str:
         half = (self.high - self.low) / 2 / self.reference_images_per_s
-        advice = "close other programs and measure anew: labkit calibrate"
+        advice = "close other programs and measure it again: labkit calibrate"
         why = f"; not within {units.limit(WITHIN)}, {advice}" if half > WITHIN else ""
         return (
             f"simulated GPU of {units.rate(self.device_images_per_s)} at {self.input_px} px: "
@@ -290,7 +290,7 @@ def _read(path: Path) -> list[CalibratedDevice]:
         pass
     raise ValueError(
         f"{FILE} must be what `labkit calibrate` writes, got another file in {path.parent}; "
-        "remove it, and the device is measured anew"
+        "remove it, and the device is measured again"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from labkit.analysis.forecast import Forecast, forecast
@@ -54,9 +54,9 @@ class Kind:
     """Does what comes before the first trial, also when a run is resumed; the stack undoes it."""
     measure: Callable[[ActiveRun, Planned], Trial]
     """Runs one trial."""
-    settings: frozenset[str]
+    settings: frozenset[str] = frozenset(field_kinds())
     """Names of the settings that have an effect."""
-    trial_s: Mapping[str, float]
+    trial_s: Mapping[str, float] = field(default_factory=dict)
     """Mode -> seconds of a trial, where they are known before a run."""
     epoch_share: float = 1.0
     """How long epochs should be, as a share of the mode's."""
@@ -266,19 +266,9 @@ def _measure_operation(run: ActiveRun, planned: Planned) -> Trial:
 
 
 KINDS: dict[str, Kind] = {
-    EPOCHS: Kind(
-        prepare=_prepare_epochs,
-        measure=_measure_epochs,
-        settings=frozenset(field_kinds()),
-        trial_s={},
-    ),
-    ROOFLINE: Kind(
-        prepare=_prepare_roofline,
-        measure=_measure_epochs,
-        settings=frozenset(field_kinds()),
-        trial_s={},
-        epoch_share=0.5,  # there are many trials
-    ),
+    EPOCHS: Kind(prepare=_prepare_epochs, measure=_measure_epochs),
+    # There are many trials, so epochs are shorter.
+    ROOFLINE: Kind(prepare=_prepare_roofline, measure=_measure_epochs, epoch_share=0.5),
     "operation": Kind(
         prepare=_prepare_operations,
         measure=_measure_operation,

@@ -25,7 +25,6 @@ from labkit.resolve import (
     original,
     resolve,
 )
-from labkit.runs import timing
 from labkit.runs.experiment import Experiment
 from labkit.runs.kinds import KINDS
 from labkit.runs.schedule import check_blocks
@@ -104,7 +103,6 @@ def check(
         "order_seed": secrets.randbits(32),
         "created_utc": utc_now(),
         "data": data,
-        "timing": timing.HOW,
         "provenance": hardware.provenance(),
     }
 

@@ -4,20 +4,23 @@
         measured = launcher.run("measure", arguments)
 
 A notebook's kernel has many threads, so it cannot be forked safely: the server is a program of
-its own and forks there.
+its own and forks there. It takes two seconds to start, so one stays ready for the next launcher.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from labkit.contracts import Cancelled, Skip
@@ -36,6 +39,8 @@ class TrialKilled(TrialFailed):
 
 
 ERRORS = {"skipped": Skip, "failed": TrialFailed, "killed": TrialKilled}
+# The server that waits for the next launcher, and what it was started with.
+_ready: tuple[subprocess.Popen, dict[str, object]] | None = None
 
 
 class Launcher:
@@ -50,6 +55,7 @@ class Launcher:
     def __init__(self, log: Path, *, fork: bool, own: bytes = b"") -> None:
         self._log = log.open("ab")
         self._fork = fork
+        self._started_with: dict[str, object] = {}
         self._own = base64.b64encode(own).decode()
         self._process: subprocess.Popen | None = None
         self._pending = b""
@@ -61,8 +67,9 @@ class Launcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the server and what it started."""
-        self.close()
+        """End all that was started, except a server without a job: it serves the next launcher."""
+        if not self._leave_ready():
+            self.close()
         self._log.close()
 
     def run(
@@ -118,14 +125,7 @@ class Launcher:
         self._pending = b""
         if process is None:
             return
-        with contextlib.suppress(BrokenPipeError):  # it may be gone already
-            process.stdin.close()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        _end(process)
         if self._temporary is not None:  # a server that was killed has not removed it
             shared_memory.remove_left(self._temporary)
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -133,31 +133,65 @@ class Launcher:
     def _start(self) -> subprocess.Popen:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.runs.server", "--serve" if self._fork else "--once"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the runner alone
-                # The user's own parts may come from any module that can be imported here.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+            # The user's own parts may come from any module that can be imported here.
+            path = os.pathsep.join(filter(None, sys.path))
+            how = {"env": {**os.environ, "PYTHONPATH": path}, "cwd": str(Path.cwd())}
+            self._started_with = how
+            self._process = _take_ready(how) if self._fork else None
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "labkit.runs.server",
+                        "--serve" if self._fork else "--once",
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._log,
+                    start_new_session=True,  # Ctrl-C in a terminal reaches the runner alone
+                    **how,
+                )
+            if self._fork:
+                log = str(Path(self._log.name).absolute())
+                self._process.stdin.write(json.dumps(log).encode() + b"\n")
         return self._process
+
+    def _leave_ready(self) -> bool:
+        """Leave the server to the next launcher, if it can serve one and none waits already."""
+        global _ready
+        process = self._process
+        if process is None or not self._fork or _ready is not None:
+            return False
+        try:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        if not any("ended" in message for message in self._messages(process)):
+            return False
+        _ready, self._process = (process, self._started_with), None
+        return True
 
     def _next_answer(
         self, process: subprocess.Popen, cancel: threading.Event | None
     ) -> dict | None:
         """Wait for the answer to the latest request; None where the server ends without one."""
-        while (line := self._next_line(process, cancel)) is not None:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                continue  # of a job killed while it wrote; the server's own answer follows
+        for message in self._messages(process, cancel):
             self._temporary = message.get("temporary", self._temporary)
             # The server also reports the end of a job whose answer has been taken.
             if message.get("request") == self._requests:
                 return message
         return None
+
+    def _messages(
+        self, process: subprocess.Popen, cancel: threading.Event | None = None
+    ) -> Iterator[dict]:
+        while (line := self._next_line(process, cancel)) is not None:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # of a job killed while it wrote; the server's own answer follows
 
     def _next_line(self, process: subprocess.Popen, cancel: threading.Event | None) -> bytes | None:
         while b"\n" not in self._pending:
@@ -175,3 +209,32 @@ class Launcher:
             self._pending += data
         line, self._pending = self._pending.split(b"\n", 1)
         return line
+
+
+@atexit.register
+def end_ready_server() -> None:
+    """End the server that waits for the next launcher."""
+    _take_ready({})
+
+
+def _take_ready(wanted: dict[str, object]) -> subprocess.Popen | None:
+    """Return the server that waits; None, and end it, where it was started with something else."""
+    global _ready
+    ready, _ready = _ready, None
+    if ready is None:
+        return None
+    process, started_with = ready
+    if started_with == wanted and process.poll() is None:
+        return process
+    _end(process)
+    return None
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Close a server's input, and wait until it and all that could answer for it have ended."""
+    try:
+        process.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if hasattr(os, "killpg") else os.kill)(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -1,12 +1,14 @@
 """The server: a process that runs every job in a fresh process.
 
-    runner ──request line──▶ server ──fork──▶ job (own process group)
-           ◀──answer lines──────┴────────────────┘
+    launcher ──log──▶ server ──fork──▶ server of a run ──fork──▶ job (own process group)
+             ──requests, an empty line at the end──▶┘
+             ◀──answers, end of the run──────────────────────────┘
 
-The server has torch, OpenCV and labkit loaded and forks once per request, so that a job starts in
-tens of milliseconds instead of two seconds. A job ends its whole process group when its pipe to
-the server closes, and the server ends the job when its own input closes: a cancelled or killed
-runner leaves no process. Where there is no fork, each request gets a program of its own.
+The server has torch, OpenCV and labkit loaded and forks once per run and once per request, so that
+a job starts in tens of milliseconds instead of two seconds. What a run has opened ends with the
+run. A job ends its whole process group when its pipe to its server closes, and that one ends the
+job when its own input closes: a cancelled or killed runner leaves no process. Where there is no
+fork, each request gets a program of its own.
 
 CUDA is initialized in the job only: a process forked afterwards could not use it.
 """
@@ -26,6 +28,7 @@ import threading
 import traceback
 from dataclasses import asdict, fields
 from multiprocessing.util import get_temp_dir
+from pathlib import Path
 
 from labkit.contracts import Skip
 from labkit.machine import shared_memory
@@ -52,15 +55,45 @@ IF_OUT_OF_MEMORY = "if the kernel ran out of memory, use fewer workers or a smal
 
 
 def serve() -> None:
-    """Fork a process for every request until the input ends."""
-    answers = _open_answers()
+    """Fork a server for every run until the input ends."""
+    answers = _keep_answers()
     for module in ("cv2", "psutil", "torch.utils.data", "labkit.parts.training.model"):
         importlib.import_module(module)
     for module in JOBS.values():
         importlib.import_module(module)
     gc.freeze()  # a job's collections pass over torch's objects, and copy no shared page
+    _print_to(os.devnull)  # the first run's log would stay open
+    server = os.getpid()
+    # Unbuffered: what follows the line is the run's.
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as runs:
+        while line := runs.readline():
+            folder = _open_roll(answers)
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    status = _serve_run(json.loads(line), answers)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    if os.getppid() != server:  # it was killed
+                        shutil.rmtree(folder, ignore_errors=True)
+                    os._exit(status)
+            _, status = os.waitpid(pid, 0)
+            shared_memory.remove_left(folder)
+            if status:  # killed, or abandoned by the runner
+                shutil.rmtree(folder, ignore_errors=True)
+                return
+            for left in Path(folder).iterdir():
+                left.unlink()
+            _write(answers, {"ended": True})
+
+
+def _serve_run(log: str, answers: int) -> int:
+    """Fork a process for every request until an empty line; return the exit status."""
+    _print_to(log)
     requests = sys.stdin.buffer
-    while line := requests.readline():
+    while (line := requests.readline()).strip():
         request = _parse(line)
         _open_data(request)
         # The job reads from one end of the pipe, and ends itself when nobody holds the other.
@@ -78,14 +111,18 @@ def serve() -> None:
         reason = _wait(pid, requests.fileno())
         os.close(held)
         shared_memory.remove_left(get_temp_dir())
+        if not reason:
+            return 1
         # A job that was killed may have left half a line.
         os.write(answers, b"\n")
         _answer(answers, request, "killed", reason)
+    return 0 if line == b"\n" else 1
 
 
 def run_once() -> None:
     """Run one job in this process, where there is no fork."""
-    answers = _open_answers()
+    answers = _keep_answers()
+    _open_roll(answers)
     if line := sys.stdin.buffer.readline():
         _end_when_closed(sys.stdin.fileno())
         _run(_parse(line), answers)
@@ -116,10 +153,10 @@ def _open_data(request: dict) -> None:
 
 
 def _wait(pid: int, requests: int) -> str:
-    """Wait for a job to end; end it, and then this process, if the runner goes away.
+    """Wait for a job to end, and end it if the runner goes away.
 
     Returns:
-        Why it ended, if it has not answered.
+        Why it ended, if it has not answered; empty where the runner has gone.
     """
     ended, end = os.pipe()
 
@@ -144,8 +181,7 @@ def _wait(pid: int, requests: int) -> str:
         pass  # only the job itself, which has ended
     _, status = os.waitpid(pid, 0)
     if is_abandoned:
-        shared_memory.remove_left(get_temp_dir())
-        raise SystemExit(0)
+        return ""
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         advice = IF_OUT_OF_MEMORY if name == "SIGKILL" else "see worker.log"
@@ -186,18 +222,28 @@ def _explain(error: BaseException, settings: Settings | None) -> tuple[str, str]
     return "failed", line
 
 
-def _open_answers() -> int:
-    """Keep stdout for answers, and announce the folder for the sockets of all loader workers.
-
-    Whatever else is printed goes to stderr. Without a common folder each worker makes its own,
-    and leaves it behind when it is killed.
-    """
+def _keep_answers() -> int:
+    """Keep stdout for answers; whatever else is printed goes to stderr."""
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+def _print_to(path: str) -> None:
+    with Path(path).open("ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+
+
+def _open_roll(answers: int) -> str:
+    """Make and announce the folder for the sockets of all loader workers.
+
+    Without a common folder each worker makes its own, and leaves it behind when it is killed.
+    """
     folder = get_temp_dir()  # inherited by every process that is forked from here
     shared_memory.open_roll(folder)
     _write(answers, {"temporary": folder})
-    return answers
+    return folder
 
 
 def _answer(answers: int, request: dict, outcome: str, value: object) -> None:

@@ -307,8 +307,8 @@ def check_rates(
 
     Returns:
         For each pattern (random, sequential, round trips, together): readers, unit (files, bytes,
-        requests), requested_per_s (None: as fast as this machine reads), delivered_per_s,
-        error_share, refused; empty where nothing stands in.
+        requests), requested_per_s (None: as fast as this machine reads), delivered_per_s and
+        refused; empty where nothing stands in.
 
     Raises:
         Skip: it cannot be measured.
@@ -320,12 +320,8 @@ def check_rates(
     rates = locate_data(settings).measure(reader, ids, readers, settings.start_method, seconds)
     return [
         {
-            "pattern": rate.pattern,
-            "unit": rate.unit,
-            "readers": rate.readers,
+            **asdict(rate),
             "requested_per_s": None if math.isinf(rate.requested_per_s) else rate.requested_per_s,
-            "delivered_per_s": rate.delivered_per_s,
-            "error_share": rate.error_share,
             "refused": rate.refused,
         }
         for rate in rates

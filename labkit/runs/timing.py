@@ -31,12 +31,6 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-# How times are taken, for a run's record.
-HOW = {
-    "clock": "time.perf_counter",
-    "garbage_collection": "off in the training process during epochs, on in loader workers",
-    "synchronize": "every sync_every steps and at the end of an epoch",
-}
 WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
 
 

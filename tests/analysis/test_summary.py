@@ -90,7 +90,7 @@ def test_rates_and_shares_are_sums_over_all_epochs():
     # batch after 5 %; a trial has two.
     row = two_variants([(2.0, 2.0, 4.0), (2.0, 2.0, 6.0)]).rows[1]
     assert row.images_per_s == pytest.approx(640 / 10)
-    assert row.steady_images_per_s == pytest.approx(640 * 19 / 20 / (10 * 0.95))
+    assert row.steady_images_per_s == pytest.approx(640 * 19 / 20 / (10 * (0.95 - 0.7 / 20)))
     assert row.epoch1_s == pytest.approx(0.6 * math.sqrt(4 * 6))
     assert row.epoch2_s == pytest.approx(0.4 * math.sqrt(4 * 6))
     shares = (row.wait_share, row.transfer_share, row.compute_share, row.stall_share)

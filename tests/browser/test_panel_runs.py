@@ -63,7 +63,7 @@ def test_a_changed_dropdown_is_in_the_new_rows(lab):
 
 
 def test_cancel_keeps_finished_rows_and_resume_completes_them(lab, capsys):
-    folder = start(lab, blocks=3)
+    folder = start(lab, blocks=2)
     lab.until(lambda: rows_in(folder) >= 1, "there is a row")
     acknowledged_s, ended_s = cancel(lab)
     with capsys.disabled():
@@ -73,12 +73,12 @@ def test_cancel_keeps_finished_rows_and_resume_completes_them(lab, capsys):
     lab.wait_for_status("cancelled")
     assert status_of(folder) == "cancelled"
     kept = (folder / "trials.jsonl").read_bytes()
-    assert 1 <= kept.count(b"\n") < 3 * IN_BLOCK
+    assert 1 <= kept.count(b"\n") < 2 * IN_BLOCK
     lab.press("Resume")
     lab.wait_for_status("preparing", "running", "finished")
     lab.until(lambda: status_of(folder) == "finished", "the run is complete")
     assert (folder / "trials.jsonl").read_bytes().startswith(kept)
-    assert finished(load_run(folder)) == 3 * IN_BLOCK
+    assert finished(load_run(folder)) == 2 * IN_BLOCK
     lab.wait_for_status("finished")
 
 

@@ -91,5 +91,3 @@ def test_what_was_unknown_stays_unknown():
     assert after["steal_share"] is None
     assert after["other_cores"] is None
     assert after["swapped_in_pages"] is None
-    assert after["major_faults"] is None
-    assert after["machine_major_faults"] is None

@@ -1,11 +1,9 @@
-"""CPU-seconds and page faults of every process below this one count, ended or still alive.
+"""CPU-seconds of every process below this one count, ended or still alive.
 
 The GPU's readings are checked against a hand-made NVML, where each may be missing, and against
 the real one where there is a GPU.
 """
 
-import mmap
-import os
 import subprocess
 import sys
 import time
@@ -13,10 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.machine import page_cache
 from labkit.machine.gpu import read_gpu
-from labkit.machine.media import IN_MEMORY, describe_medium
-from labkit.machine.usage import GpuWatch, Usage, own_cpu_s, own_major_faults
+from labkit.machine.usage import GpuWatch, Usage, own_cpu_s
 
 SPIN_S = 0.3
 SPIN = f"import time\nwhile time.process_time() < {SPIN_S}: pass"
@@ -36,42 +32,6 @@ def test_ended_children_of_a_living_child_count():
         child.stdout.readline()
         assert own_cpu_s() - before_s >= 0.9 * SPIN_S
         child.communicate(b"\n")
-
-
-# Maps a file, touches every page of it, and says how often it had to wait for the device.
-TOUCH = """import mmap, resource, sys
-with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
-    pages.madvise(mmap.MADV_RANDOM)  # else one wait brings many pages
-    sum(pages[::mmap.PAGESIZE])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_majflt, flush=True)
-input()"""
-TOUCHED_PAGES = 64
-
-
-@pytest.fixture
-def cold_file(tmp_path):
-    if own_major_faults() is None:
-        pytest.skip("this platform does not count major faults")
-    if not page_cache.can_evict() or describe_medium(tmp_path).filesystem in IN_MEMORY:
-        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
-    path = tmp_path / "pages"
-    path.write_bytes(os.urandom(TOUCHED_PAGES * mmap.PAGESIZE))
-    page_cache.evict(path)
-    if page_cache.residency([path])[0] != 0.0:
-        pytest.skip("this platform does not evict the file")
-    return path
-
-
-def test_major_faults_of_a_child_count_while_it_lives_and_after_it_ended(cold_file):
-    before = own_major_faults()
-    program = [sys.executable, "-c", TOUCH, str(cold_file)]
-    child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with child:
-        waited = int(child.stdout.readline())
-        assert waited >= TOUCHED_PAGES
-        assert own_major_faults() - before >= waited
-        child.communicate(b"\n")
-    assert own_major_faults() - before >= waited
 
 
 class NvmlError(Exception):

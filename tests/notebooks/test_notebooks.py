@@ -6,15 +6,17 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
+from nbclient.util import run_sync
 
 import labkit as lab
 from benchmarks.lab_page import why_no_browser
 from labkit.runs.device_speed import FILE
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-# These run in JupyterLab where there is a browser: see tests/browser.
-IN_BROWSER = () if why_no_browser() else ("02_prefetching", "04_preprocessing")
+# This one runs in JupyterLab where there is a browser: see tests/browser.
+IN_BROWSER = () if why_no_browser() else ("02_prefetching",)
 FEW = {"images": 16}
 # Nothing is measured here: calibrate in no time, as all tests do, and run few and short trials.
 SHORT = """
@@ -64,9 +66,17 @@ def calibrated(photos, tmp_path_factory):
     return results / FILE
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One kernel for all notebooks, as each new one would import torch; names are reset."""
+    manager = AsyncKernelManager(kernel_name="python3")
+    yield manager
+    run_sync(manager.shutdown_kernel)(now=True)
+
+
 @pytest.mark.parametrize("path", RUN_HERE, ids=lambda path: path.stem)
 @pytest.mark.notebooks
-def test_a_notebook_runs_without_a_click(path, photos, calibrated, tmp_path):
+def test_a_notebook_runs_without_a_click(path, photos, calibrated, kernel, tmp_path):
     shutil.copy(calibrated, tmp_path)
     notebook = nbformat.read(path, as_version=4)
     # As papermill does it: the given values in a cell right after the defaults.
@@ -77,13 +87,13 @@ def test_a_notebook_runs_without_a_click(path, photos, calibrated, tmp_path):
         given += "\nbudget_s = 5"
     place = notebook.cells.index(parameters(notebook)) + 1
     notebook.cells.insert(place, nbformat.v4.new_code_cell(given + SHORT))
-    client = NotebookClient(
-        notebook,
-        timeout=300,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(path.parent)}},
-    )
-    client.execute(env={**os.environ, "PYTHONWARNINGS": "default"})
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    resources = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, km=kernel, timeout=300, resources=resources)
+    try:
+        client.execute(env={**os.environ, "PYTHONWARNINGS": "default"})
+    finally:
+        client.kc.stop_channels()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     streams = [output for output in outputs if output.output_type == "stream"]
     assert [output.text for output in streams if output.name == "stderr"] == []

@@ -116,7 +116,7 @@ def test_a_host_that_was_held_up_does_slow_the_device():
 
 
 def test_a_device_without_a_speed_must_be_calibrated_first():
-    message = "device_speed must be set for the emulated device, got None; `labkit calibrate`"
+    message = "device_speed must be set for the simulated GPU, got None; `labkit calibrate`"
     with pytest.raises(ValueError, match=re.escape(message)):
         EmulatedDevice(PROFILES["calibrated"], FakeClock())
 

@@ -1,7 +1,7 @@
 """The modelled disk: its arithmetic against a fake clock, its sharing between real processes.
 
 Reference: the disks' own figures (one access and bytes over bandwidth per file), worked out by
-hand here, and a page cache as a plain ordered dict.
+hand here.
 """
 
 import copy
@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit.contracts import Skip, SystemClock
+from labkit.contracts import SystemClock
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import modelled as module
 from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD, Rate
-from labkit.parts.storage.modelled import ModelledDisk, ModelledReader, PageCache
+from labkit.parts.storage.modelled import ModelledDisk, ModelledReader, Timetable
 from tests.fake_clock import FakeClock
 
 FILE_BYTES = 114_660
@@ -67,19 +67,6 @@ class LateClock(FakeClock):
         self.sleep(self.late_s() if callable(self.late_s) else self.late_s)
 
 
-class LoadedFiles:
-    """A map-style dataset, as a DataLoader takes it."""
-
-    def __init__(self, reader):
-        self.reader = reader
-
-    def __len__(self):
-        return len(self.reader)
-
-    def __getitem__(self, i):
-        return self.reader.read(i)[1]
-
-
 def make_files(folder, sizes):
     folder.mkdir(exist_ok=True)
     paths = [folder / f"{number:03}.jpg" for number in range(len(sizes))]
@@ -95,9 +82,9 @@ def files(tmp_path_factory):
     return make_files(tmp_path_factory.mktemp("data") / "files", [FILE_BYTES] * 40)
 
 
-def modelled(files, disk, clock=None, cache_bytes=0, method="spawn"):
+def modelled(files, disk, clock=None, caches=False, method="spawn"):
     clock = clock or LateClock()
-    return ModelledReader(files, disk, clock=clock, start_method=method, cache_bytes=cache_bytes)
+    return ModelledReader(files, disk, clock=clock, start_method=method, caches=caches)
 
 
 def another(reader, clock=None, real_s=0.0):
@@ -199,7 +186,7 @@ def test_readers_that_sleep_in_their_own_time_get_what_the_disk_delivers(
 
 
 def test_cold_and_warm_are_proven_in_the_same_words_as_real_ones(files):
-    reader = modelled(files, HARD_DISK, cache_bytes=30 * FILE_BYTES)
+    reader = modelled(files, HARD_DISK, caches=True)
     ids = np.arange(10)
     for cache, share, fetched in (("warm", 1.0, 0), ("cold", 0.0, 10 * FILE_BYTES)):
         proof = reader.prepare(cache, ids)  # forgets what was read before
@@ -217,33 +204,30 @@ def test_cold_and_warm_are_proven_in_the_same_words_as_real_ones(files):
         }
 
 
-def test_warm_data_must_fit(files):
-    reader = modelled(files, HARD_DISK, cache_bytes=2 * FILE_BYTES)
-    reader.prepare("warm", np.array([0, 1]))
-    with pytest.raises(Skip, match=r"must fit into 229 KB of modelled memory, got 344 KB; use"):
-        reader.prepare("warm", np.array([0, 1, 2]))
-
-
 # --- real processes, real clock; nothing here depends on how fast they are ------------------
 
 
-@EVERY_METHOD
-def test_workers_of_a_data_loader_share_the_disk_and_the_memory(files, method):
-    import torch
+def read_all(reader, numbers):
+    for i in numbers:
+        assert reader.read(i)[1] == i
 
+
+@EVERY_METHOD
+def test_worker_processes_share_the_disk_and_the_memory(files, method):
     total_bytes = 40 * FILE_BYTES
-    reader = modelled(files, HARD_DISK, SystemClock(), total_bytes, method)
+    reader = modelled(files, HARD_DISK, SystemClock(), True, method)
+    context = multiprocessing.get_context(method)
     begun_s = reader.clock.now()
-    loader = torch.utils.data.DataLoader(
-        LoadedFiles(reader),
-        num_workers=2,
-        batch_size=4,
-        multiprocessing_context=method,
-        persistent_workers=method == "spawn",  # starting those takes seconds
-    )
-    for epoch in (1, 2):
-        assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
-        assert reader.counts() == (epoch * total_bytes, total_bytes)
+    halves = [range(half, 40, 2) for half in (0, 1)]
+    workers = [context.Process(target=read_all, args=(reader, half)) for half in halves]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert reader.counts() == (total_bytes, total_bytes)
+    read_all(reader, range(40))  # from the memory that the workers filled
+    assert reader.counts() == (2 * total_bytes, total_bytes)
     assert reader.prove(np.arange(40), {})["resident_share_after"] == 1.0
     # One disk: all transfers come one after the other, and at least one access; a worker may
     # still owe some milliseconds when the epoch ends.
@@ -259,7 +243,7 @@ def test_a_worker_that_is_killed_in_a_read_is_an_error_for_the_others_and_no_han
     reader = modelled(files, SATA_SSD, SystemClock(), method="fork")
 
     def killed_while_it_books():
-        PageCache.touch = lambda *_: os._exit(1)
+        Timetable.book = lambda *_: os._exit(1)
         reader.read(0)
 
     worker = multiprocessing.get_context("fork").Process(target=killed_while_it_books)

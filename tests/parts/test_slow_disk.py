@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from data_scripts.slow_disk import main
@@ -39,7 +41,8 @@ def devices_below(place):
 
 def traces(place):
     """List what the kernel knows of a disk in a folder, and the folder itself."""
-    mounts = [mount.point for mount in procfs.mounts() if place in mount.point.parents]
+    points = (Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True))
+    mounts = [point for point in points if place in point.parents]
     paths = [path for path in (place, slow_disk.cgroup_folder(place)) if path.exists()]
     return mounts + devices_below(place) + paths
 
@@ -338,8 +341,8 @@ def test_version_2_gets_one_line_with_both_limits_once_io_is_switched_on(tmp_pat
     # Source: cgroup-v2.rst: "+name" enables a controller; "$MAJ:$MIN" and then key=value.
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory\n")
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
-    shown = f"30 1 0:1 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
-    monkeypatch.setattr(procfs, "mounts", lambda: procfs.parse_mounts(shown))
+    mount = SimpleNamespace(mountpoint=str(tmp_path), fstype="cgroup2", opts="rw")
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])
     mkdir = Path.mkdir
 
     def mkdir_with_files(self, *arguments, **options):

@@ -32,8 +32,9 @@ def memory_run(machine_id=None, reads=True, epoch_s=EPOCH_S):
             for block in range(3):
                 for role in ("A1", "A2") if label == baselines[group] else ("",):
                     time_s = times_s[place] * (1 + 0.01 * block)
+                    size = {"images": 1000, "steps": 10}
                     epoch = replace(
-                        fake_epoch(time_s), images=1000, steps=10, first_batch_s=time_s / 10
+                        fake_epoch(time_s), **size, first_batch_s=time_s / 10, compute_s=0.0
                     )
                     proof = {"resident_share_before": percent / 100}
                     storage = "real" if arm == "SSD" else "throttled(81 reads/s)"

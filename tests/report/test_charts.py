@@ -338,6 +338,7 @@ def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
             "no practical difference: “thread”.",
         ),
         ({"loading": {"none": 210.0, "late": 150.0}}, "slower: “late”."),
+        ({"loading": {"none": 210.0, "late": 150.0}, "speeds": (0.5,)}, "shown: “late”."),
         (
             {
                 "loading": {"none": 210.0, "a bit": 213.0},

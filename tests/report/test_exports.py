@@ -1,5 +1,6 @@
 """Every format of a run opens as what it says it is; several runs have only what they can share."""
 
+import re
 import resource
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -34,13 +35,15 @@ def runs(results):
 def is_png(path):
     with Image.open(path) as image:
         assert image.format == "PNG"
-        assert round(image.info["dpi"][0]) == 300
-        assert image.width > 2000
+        assert [round(dots) for dots in image.info["dpi"]] == [300, 300]
+        assert 1200 < image.width < 3600 and 600 < image.height < 3600
+        assert image.convert("RGBA").getextrema()[3] == (255, 255)  # opaque, for dark pages
 
 
 def is_svg(path):
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert {"width", "height", "viewBox"} <= set(root.attrib)
     texts = [text for text in root.itertext() if text.strip()]
     assert any("normalized epoch time" in text for text in texts)
 
@@ -50,6 +53,8 @@ def is_pdf(path):
     assert data.startswith(b"%PDF")
     assert b"/FontFile2" in data  # TrueType
     assert b"/Type3" not in data
+    (width_pt,) = re.findall(rb"/MediaBox \[ ?0 0 ([\d.]+)", data)
+    assert 2 < float(width_pt) / 72 <= 10  # inches
 
 
 def is_csv(path):

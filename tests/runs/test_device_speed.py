@@ -1,6 +1,7 @@
 """The calibrated device is measured once, kept, and refused where what is kept is broken."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -22,18 +23,13 @@ def run(photos, results, **changes):
     return lab.run(experiment, blocks=1, results=results, progress=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def measured(beside_others):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_speed, "_reference_rates", beside_others)
-        yield
-
-
 @pytest.fixture(scope="module")
-def calibrated(photos, tmp_path_factory):
+def calibrated(photos, tmp_path_factory, beside_others):
     """A results folder in which this machine is calibrated."""
     results = tmp_path_factory.mktemp("calibrated")
-    return lab.calibrate(str(photos), 64, results=results, progress=False), results
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_speed, "_reference_rates", beside_others)
+        return lab.calibrate(str(photos), 64, results=results, progress=False), results
 
 
 def test_the_device_trains_twice_as_fast_as_the_reference_loads(calibrated):
@@ -47,15 +43,14 @@ def test_the_device_trains_twice_as_fast_as_the_reference_loads(calibrated):
 
 def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
     device, results = calibrated
-    for pin_memory in (False, True):
-        found = run(photos, results, prefetch_factor=1 + pin_memory)
-        calibration = found.info["calibration"]
-        assert calibration["device_images_per_s"] == device.device_images_per_s
-        assert calibration["calibrated"] == str(device)
-        load = calibration["load_images_per_s"]
-        assert calibration["x"] == pytest.approx(device.device_images_per_s / load)
-        speeds = {trial.settings["device_speed"] for trial in found.trials}
-        assert speeds == {device.device_images_per_s}
+    found = run(photos, results)
+    calibration = found.info["calibration"]
+    assert calibration["device_images_per_s"] == device.device_images_per_s
+    assert calibration["calibrated"] == str(device)
+    load = calibration["load_images_per_s"]
+    assert calibration["x"] == pytest.approx(device.device_images_per_s / load)
+    speeds = {trial.settings["device_speed"] for trial in found.trials}
+    assert speeds == {device.device_images_per_s}
 
 
 def test_a_device_speed_of_ones_own_needs_no_calibration(photos, tmp_path):
@@ -77,29 +72,6 @@ def test_another_machine_and_another_input_size_are_measured_anew(calibrated, ph
     assert own["measured_utc"] >= device.measured_utc
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"low": None},
-        {"low": float("nan")},
-        {"measured_utc": 5},
-        {"device_images_per_s": 1e-9},
-        {"device_images_per_s": True},
-    ],
-)
-def test_a_broken_record_is_refused(calibrated, photos, tmp_path, changes):
-    (kept,) = json.loads((calibrated[1] / FILE).read_text())
-    (tmp_path / FILE).write_text(json.dumps([{**kept, **changes}]))
-    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
-        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
-
-
-def test_what_is_not_a_text_file_is_refused(photos, tmp_path):
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
-        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
-
-
 def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
     for images in (8, 9):
         (tmp_path / str(images)).mkdir()
@@ -110,12 +82,28 @@ def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
     assert first["manifest_hash"] != second["manifest_hash"]
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "{}", '[{"input_px": 64}]', "[[]]"])
-def test_a_broken_file_is_refused_before_anything_is_measured(photos, tmp_path, content):
-    (tmp_path / FILE).write_text(content)
+BROKEN = [
+    {"low": None},
+    {"low": math.nan},
+    {"measured_utc": 5},
+    {"device_images_per_s": 1e-9},
+    {"device_images_per_s": True},
+]
+TEXTS = ["{", "[1]", "{}", '[{"input_px": 64}]', "[[]]"]
+
+
+def test_a_broken_file_is_refused_before_anything_is_measured(calibrated, photos, tmp_path):
+    (kept,) = json.loads((calibrated[1] / FILE).read_text())
+    path = tmp_path / FILE
+    for content in (*TEXTS, *(json.dumps([{**kept, **changes}]) for changes in BROKEN)):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
+            lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+        assert path.read_text() == content
+    path.unlink()
+    path.mkdir()
     with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
         lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
-    assert (tmp_path / FILE).read_text() == content
 
 
 def test_only_one_process_calibrates_at_a_time(photos, tmp_path):
@@ -124,12 +112,7 @@ def test_only_one_process_calibrates_at_a_time(photos, tmp_path):
         lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
 
 
-@pytest.mark.parametrize("speed", [0, -1, float("nan"), float("inf")])
-def test_a_device_speed_is_more_than_0(speed):
-    with pytest.raises(ValueError, match="device_speed must be a number of images/s above 0"):
+@pytest.mark.parametrize("speed", [0, -1, math.nan, math.inf, "fast"])
+def test_a_device_speed_is_a_number_above_0(speed):
+    with pytest.raises(ValueError, match=r"device_speed must be a number( of images/s above 0)?,"):
         Settings(device_speed=speed)
-
-
-def test_a_device_speed_is_a_number():
-    with pytest.raises(ValueError, match="device_speed must be a number, got 'fast'"):
-        Settings(device_speed="fast")

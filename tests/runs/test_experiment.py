@@ -123,7 +123,7 @@ def test_batch_sizes_without_a_common_multiple_in_the_data_are_refused(tmp_path,
             {"device": "cpu", "step": "timed"},
             "step must be detector or classifier on device cpu, got 'timed'",
         ),
-        ({"device": "emulated", "step": "detector"}, "step must be timed on the emulated device"),
+        ({"device": "emulated", "step": "detector"}, "step must be timed on the simulated GPU"),
         (
             {"device": "cpu", "step": "classifier"},
             "preprocessor must be one of classification, classification_on_device, classification_",

@@ -17,7 +17,13 @@ from labkit import resolve
 from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, decode_opencv
-from labkit.runs.process import Cancelled, Launcher, TrialFailed, TrialKilled
+from labkit.runs.process import (
+    Cancelled,
+    Launcher,
+    TrialFailed,
+    TrialKilled,
+    end_ready_server,
+)
 from labkit.settings import MODES, Settings, complete
 
 needs_fork = pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
@@ -140,7 +146,7 @@ def after_the_trial_has_loaded(launcher, act):
     """Do something in the background once the server, a trial and its loader worker are there."""
 
     def wait_and_act():
-        assert until(lambda: len(started_by(launcher)) >= 3)
+        assert until(lambda: len(started_by(launcher)) >= 4)
         act(started_by(launcher))
 
     return in_background(wait_and_act)
@@ -148,7 +154,7 @@ def after_the_trial_has_loaded(launcher, act):
 
 @needs_fork
 def test_a_killed_trial_does_not_spoil_the_next(launcher, photos):
-    killer = after_the_trial_has_loaded(launcher, lambda pids: os.kill(pids[1], signal.SIGKILL))
+    killer = after_the_trial_has_loaded(launcher, lambda pids: os.kill(pids[2], signal.SIGKILL))
     with pytest.raises(TrialKilled, match="killed by SIGKILL; if the kernel ran out of memory"):
         measure(launcher, photos, device_speed=0.1)
     killer.result()
@@ -215,7 +221,24 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
     assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
     assert measured["labels"]["accelerator"] == "emulated(1,000 images/s)"
     assert measured["cache_proof"]["wanted"] == "cold"
+    end_ready_server()
     assert list(temporary.rglob("*")) == []
+
+
+@needs_fork
+def test_the_next_launcher_takes_the_server_over(tmp_path, photos, own):
+    def fail(log):
+        with Launcher(log, fork=True, own=resolve.own_parts()) as launcher:
+            with pytest.raises(TrialFailed, match="no such colour"):
+                measure(launcher, photos, decoder="fails", num_workers=0)
+            return launcher._process.pid
+
+    first, second = fail(tmp_path / "first"), fail(tmp_path / "second")
+    assert first == second
+    assert "in fails" in (tmp_path / "second").read_text()
+    os.kill(first, signal.SIGKILL)
+    assert until(lambda: not alive([first]))
+    assert fail(tmp_path / "third") != first
 
 
 @FORKS
@@ -224,8 +247,8 @@ def test_cancel_leaves_no_process(tmp_path, photos, fork):
     with Launcher(tmp_path / "log", fork=fork) as launcher:
 
         def cancel_once_loading():
-            # server, trial and a loader worker (spawned: trial and worker)
-            assert until(lambda: len(started_by(launcher)) >= (3 if fork else 2))
+            # two servers, trial and a loader worker (spawned: trial and worker)
+            assert until(lambda: len(started_by(launcher)) >= (4 if fork else 2))
             started = started_by(launcher)
             cancel.set()
             return started

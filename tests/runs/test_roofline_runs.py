@@ -1,8 +1,7 @@
 """A roofline goes through the ordinary runner: rows, resume, table, chart."""
 
-import threading
-
 import pytest
+from fake_runs import cancelled_after_a_row
 
 import labkit as lab
 from labkit.cli import main
@@ -10,26 +9,15 @@ from labkit.experiments.request import Request
 from labkit.runs import checks
 from labkit.runs.process import TrialKilled
 
-FEW = {"variants": ("original", "simplified"), "settings": {"images": 8, "num_workers": 1}}
+FEW = {"variants": ("original", "simplified"), "settings": {"images": 8, "batch_size": 4}}
 
 
 @pytest.fixture(scope="module")
 def cancelled(photos, tmp_path_factory):
     """A run that was cancelled after its first row."""
-    cancel = threading.Event()
-
-    class Cancels:
-        shown = False
-
-        def rate(self, rate):
-            cancel.set()
-
-        def __getattr__(self, name):
-            return lambda *given, **named: None
-
     settings = {**FEW["settings"], "data": str(photos)}
     asked = Request(experiment="preprocessing", variants=FEW["variants"], settings=settings)
-    how = {"results": tmp_path_factory.mktemp("results"), "cancel": cancel, "progress": Cancels()}
+    how = {"results": tmp_path_factory.mktemp("results"), **cancelled_after_a_row()}
     return lab.roofline(asked.build(), blocks=1, **how)
 
 
@@ -61,7 +49,7 @@ def test_the_device_of_a_row_is_as_fast_as_its_group_says(run):
 
 def test_table_findings_and_chart_show_every_speed(run):
     table = lab.table(run)
-    assert next(iter(table.columns)) == "training speed"
+    assert next(iter(table.columns)) == "speed after the first batch"
     assert ("x = 2", "simplified") in table.index
     (found,) = run.findings().values()
     assert [*found.index] == ["original", "simplified"]
@@ -83,15 +71,15 @@ def test_the_command_prints_what_it_measures_and_the_reason_for_what_it_leaves_o
 
     monkeypatch.setattr("labkit.runs.kinds.check_emulator", slow)
     words = ["roofline", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
-    few = ["--variant", "original", "--variant", "simplified", "--images", "8", "--blocks", "1"]
-    assert main([*words, *few]) == 0
+    few = ["--variant", "original", "--variant", "simplified", "--images", "8", "--batch-size", "4"]
+    assert main([*words, *few, "--blocks", "1"]) == 0
     said = capsys.readouterr().out
     assert "Training speed, images/s" in said
     assert "chart.png" in said
     run = lab.find_run("preprocessing_roofline", tmp_path)
     left_out = {row.group for row in run.summary.rows if row.status == "skipped"}
-    assert left_out == {"x = 8"}
-    assert run.info["skipped"]["x = 8: original"] == "too fast"
+    assert left_out == {"x = 4"}
+    assert run.info["skipped"]["x = 4: original"] == "too fast"
     assert "GPU of" in str(run.findings())
     assert main([*words, "--variant", "original"]) == 1
     assert "variants must be at least two for a roofline" in capsys.readouterr().err

@@ -82,6 +82,8 @@ class DaliLoader:
         self.idle = pipeline, paths
 
     def _build(self) -> tuple[object, _Paths]:
+        import torch
+
         open_library("nvidia.dali.fn", "DALI")
         dali = open_library("nvidia.dali", "DALI")
         fn, types = dali.fn, dali.types
@@ -90,7 +92,7 @@ class DaliLoader:
         pipeline = dali.Pipeline(
             batch_size=settings.batch_size,
             num_threads=threads_of(settings),
-            device_id=_current_gpu() if self._on_gpu else None,
+            device_id=torch.cuda.current_device() if self._on_gpu else None,
             prefetch_queue_depth=settings.prefetch_factor,
             exec_dynamic=True,
         )
@@ -148,9 +150,3 @@ class _Paths:
     def __next__(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         at = next(self._batches)
         return [self._paths[i] for i in at], self._images.labels[at], self._images.ids[at]
-
-
-def _current_gpu() -> int:
-    import torch
-
-    return torch.cuda.current_device()

@@ -33,7 +33,6 @@ class Source(Protocol):
 
     order: Iterable[tuple[int, int]]
     """Keys (epoch, image index) of the current epoch, shuffled by the seed."""
-    files: tuple[str, ...]
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
         """Read, decode and preprocess one image."""
@@ -97,5 +96,5 @@ def open_library(module: str, package: str) -> ModuleType:
             raise Skip(f"{package} is not installed; {INSTALL}") from error
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
         raise Skip(
-            f"{package} is installed and broken ({reason}); install it anew: {INSTALL}"
+            f"{package} is installed and broken ({reason}); install it again: {INSTALL}"
         ) from error

@@ -37,7 +37,7 @@ class TfDataLoader:
         start: called before each epoch, to bring in its order.
     """
 
-    def __init__(self, dataset: object, start: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, dataset: object, start: Callable[[], None]) -> None:
         self._dataset, self._start = dataset, start
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -78,10 +78,7 @@ def load_with_tf_data(
     calls = tf.data.AUTOTUNE if parallel_map else None
     dataset = tf.data.Dataset.range(whole).map(at, num_parallel_calls=calls)
     dataset = dataset.batch(settings.batch_size, drop_remainder=True)
-    if prefetch:
-        dataset = dataset.prefetch(tf.data.AUTOTUNE)
-    loader = TfDataLoader(dataset.with_options(_options(tf, settings)), start)
-    return pin(loader, settings, threaded=prefetch)
+    return _finish(tf, dataset, settings, prefetch=prefetch, start=start)
 
 
 def load_as_published(source: Source, settings: Settings) -> Iterable[dict[str, torch.Tensor]]:
@@ -107,8 +104,7 @@ def load_as_published(source: Source, settings: Settings) -> Iterable[dict[str, 
     dataset = tf.data.Dataset.from_tensor_slices((list(images.files), images.labels, images.ids))
     dataset = dataset.shuffle(SHUFFLE_BUFFER, seed=settings.seed)
     dataset = dataset.batch(settings.batch_size, drop_remainder=True)
-    dataset = dataset.map(every, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-    return pin(TfDataLoader(dataset.with_options(_options(tf, settings))), settings, threaded=True)
+    return _finish(tf, dataset.map(every, num_parallel_calls=tf.data.AUTOTUNE), settings)
 
 
 def load_tfrecords(
@@ -144,8 +140,7 @@ def load_tfrecords(
     dataset = dataset.map(
         lambda jpeg, i: one(jpeg, labels[i], ids[i]), num_parallel_calls=tf.data.AUTOTUNE
     )
-    dataset = dataset.batch(settings.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-    return pin(TfDataLoader(dataset.with_options(_options(tf, settings))), settings, threaded=True)
+    return _finish(tf, dataset.batch(settings.batch_size, drop_remainder=True), settings)
 
 
 def _open() -> ModuleType:
@@ -173,14 +168,23 @@ def _one_image(tf: ModuleType, images: Outside) -> Callable:
     return one
 
 
-def _options(tf: ModuleType, settings: Settings) -> object:
-    """Limit AUTOTUNE to as many threads as the other loaders have workers."""
+def _finish(
+    tf: ModuleType,
+    dataset: object,
+    settings: Settings,
+    *,
+    prefetch: bool = True,
+    start: Callable[[], None] = lambda: None,
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Limit AUTOTUNE to as many threads as the other loaders have workers; make it a loader."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = threads_of(settings)
     options.threading.max_intra_op_parallelism = 1
     options.autotune.cpu_budget = threads_of(settings)
     options.deterministic = True
-    return options
+    if prefetch:
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    return pin(TfDataLoader(dataset.with_options(options), start), settings, threaded=prefetch)
 
 
 def _to_torch(batch: dict[str, object]) -> dict[str, torch.Tensor]:

@@ -152,7 +152,7 @@ class ThreadLoader:
                 if os.getpid() != process_id:
                     raise RuntimeError(
                         "a ThreadLoader's iterator must be used in the process that made it, got "
-                        "one inherited by fork, without its threads; iterate over the loader anew"
+                        "one inherited by fork, without its threads; iterate over the loader again"
                     )
                 go_ahead()
                 if not ahead:

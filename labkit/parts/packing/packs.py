@@ -23,7 +23,7 @@ from types import ModuleType
 
 import numpy as np
 
-from labkit.contracts import JPEG_START, Annotation, Skip
+from labkit.contracts import JPEG_START, Annotation, Content, Skip
 from labkit.files import write_whole
 from labkit.parts.packing.boxes import Listing
 from labkit.parts.packing.formats import FORKING, Format, Opened
@@ -42,7 +42,6 @@ AGAIN = "pack the data again"
 #   sample          a preprocessor's arrays by name   dict, in a record as safetensors
 # Nothing is unpickled, as a pack may come from anyone.
 JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
-Content = bytes | np.ndarray | dict[str, np.ndarray]
 
 
 def load_library(name: str, user: str) -> ModuleType:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +29,6 @@ from labkit.parts.preprocessing.classification import (
 from labkit.parts.preprocessing.loops import loops, loops_config_per_sample, loops_label_list
 from labkit.parts.preprocessing.on_device import finish_on_device, on_device_sample
 from labkit.parts.preprocessing.vectorized import vectorized
-from labkit.settings import pick
 
 if TYPE_CHECKING:
     import torch
@@ -72,37 +70,37 @@ PREPROCESSORS: dict[str, Preprocessor] = {
 }
 
 
-def device_bytes(name: str, batch_size: int, input_px: int) -> int:
-    """Return how many bytes the on-device work of a batch reads and writes.
-
-    The emulated device derives the time of this work from it. Counted from the shapes of the
-    arrays, after `per_sample` has processed one typical image, so it also holds for a user's own
-    preprocessor.
-
-    Returns:
-        Bytes; 0 where no work is left for the device.
+def typical_arrays(preprocessor: Preprocessor, input_px: int) -> dict[str, np.ndarray]:
+    """Return what a preprocessor makes of one artificial image with as many boxes as COCO's have.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: as the preprocessor's own.
     """
-    return _device_bytes(pick(PREPROCESSORS, name, "preprocessor"), batch_size, input_px)
-
-
-@cache  # asked once per step; by entry, not by name, as a name may get another entry
-def _device_bytes(preprocessor: Preprocessor, batch_size: int, input_px: int) -> int:
-    if preprocessor.on_device is None:
-        return 0
     height, width = TYPICAL_SIZE_PX
     # The whole image as every box, so that none falls outside the crop.
     boxes = np.tile(np.array([0, 0, width, height], np.float32), (TYPICAL_BOXES, 1))
-    typical = Sample(
-        image_rgb=np.zeros((height, width, 3), np.uint8),
+    sample = Sample(
+        image_rgb=np.full((height, width, 3), 128, np.uint8),
         annotation=Annotation(boxes_xyxy=boxes, category_ids=np.ones(TYPICAL_BOXES, np.int64)),
         sample_id=0,
         epoch=0,
         seed=0,
     )
-    arrays = preprocessor.per_sample(typical, input_px)
+    return preprocessor.per_sample(sample, input_px)
+
+
+def device_bytes(preprocessor: Preprocessor, batch_size: int, input_px: int) -> int:
+    """Return how many bytes the on-device work of a batch reads and writes.
+
+    The emulated device derives the time of this work from it. Counted from the shapes of the
+    arrays, so it also holds for a user's own preprocessor.
+
+    Returns:
+        Bytes; 0 where no work is left for the device.
+    """
+    if preprocessor.on_device is None:
+        return 0
+    arrays = typical_arrays(preprocessor, input_px)
     counts_bytes = 8 * sum(key.endswith("_ragged") for key in arrays)
     read_bytes = batch_size * (sum(array.nbytes for array in arrays.values()) + counts_bytes)
     specs = BATCHES[preprocessor.batch](batch_size, input_px)

@@ -62,12 +62,7 @@ class Draws:
 
 def read_config() -> Config:
     """Read and parse detector.json from disk."""
-    return parse_config(CONFIG_PATH.read_text(encoding="utf-8"))
-
-
-def parse_config(text: str) -> Config:
-    """Parse the constants from JSON."""
-    parsed = json.loads(text)
+    parsed = json.loads(CONFIG_PATH.read_text(encoding="utf-8"))
     category_ids = parsed.pop("category_ids")
     return Config(
         **{name: np.array(values, np.float32) for name, values in parsed.items()},

@@ -24,7 +24,7 @@ from labkit.parts.storage.folder import Storage, here, in_folder, in_memory, on_
 from labkit.parts.storage.modelled import on_modelled
 from labkit.settings import pick
 
-__all__ = ["IN_MEMORY", "STORAGES", "Storage", "check_name", "locate"]
+__all__ = ["IN_MEMORY", "STORAGES", "Storage", "locate"]
 
 # Settings whose files are never anywhere but in memory.
 IN_MEMORY = ("tmpfs", "modelled_memory")
@@ -56,26 +56,13 @@ def locate(name: str, data: Path) -> Storage:
         ValueError: the name is none of these; the message lists the choices.
         Skip: this machine does not have it.
     """
-    check_name(name)
     data = data.expanduser()
     if name in STORAGES:
         return STORAGES[name](data)
     if (far := distance.parse(name)) is not None:
         return distance.at_distance(name, far, data)
-    return in_folder(name, data, Path(name).expanduser() if _is_path(name) else media.media()[name])
-
-
-def check_name(name: str) -> None:
-    """Refuse a storage that is not in the table or labkit.toml, no folder's path, no distance.
-
-    Raises:
-        ValueError: the message lists the choices.
-    """
-    if name not in STORAGES and not _is_path(name) and distance.parse(name) is None:
-        named = {other: folder for other, folder in media.media().items() if other != "data"}
-        others = dict.fromkeys(("a folder's path", distance.FORM))
-        pick({**STORAGES, **named, **others}, name, "storage")
-
-
-def _is_path(name: str) -> bool:
-    return "/" in name or os.sep in name
+    if "/" in name or os.sep in name:
+        return in_folder(name, data, Path(name).expanduser())
+    named = {other: folder for other, folder in media.media().items() if other != "data"}
+    others = dict.fromkeys(("a folder's path", distance.FORM))
+    return in_folder(name, data, pick({**STORAGES, **named, **others}, name, "storage"))

@@ -25,6 +25,7 @@ from labkit.contracts import Skip
 from labkit.machine import page_cache
 from labkit.machine.media import describe_medium
 from labkit.machine.page_cache import Extent
+from labkit.machine.usage import lowest_first
 from labkit.settings import pick
 
 TRIES = 3
@@ -224,10 +225,8 @@ def _read_bytes() -> tuple[int, int] | None:
     import psutil
 
     asked = fetched = 0
-    this = psutil.Process()
     multiprocessing.active_children()  # waits for ended ones: till then only root may read theirs
-    # The lowest first: whoever ends meanwhile is then counted among its parent's ended children.
-    for process in [*reversed(this.children(recursive=True)), this]:
+    for process in lowest_first():
         try:
             counts = process.io_counters()
             asked, fetched = asked + counts.read_chars, fetched + counts.read_bytes

@@ -30,11 +30,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from labkit.contracts import Annotation, Skip
+from labkit.contracts import Annotation, Reader, Skip
 from labkit.machine.helper import Helper
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate
-from labkit.parts.storage.folder import Reader, Storage, WrappedReader, copy_in
+from labkit.parts.storage.folder import Storage, WrappedReader, copy_in
 
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
 _NAME = re.compile(r"far_(\d{1,5})ms_(\d{1,7})mbit(_staged)?")

@@ -11,42 +11,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
-from labkit.contracts import Annotation, Skip
+from labkit.contracts import Reader, Skip
 from labkit.machine import media, shared_memory
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate
 
 COPIES = "labkit-data"  # the folder on a medium that holds our copies
 PIECE_BYTES = 16 << 20  # a pack's file may be larger than memory
-
-
-class Reader(Protocol):
-    """What a storage needs of an opened data set; see `labkit.parts.packing.Reader`."""
-
-    paths: tuple[Path, ...]
-    companions: tuple[Path, ...]
-    image_bytes: np.ndarray
-
-    def __len__(self) -> int: ...
-
-    def files_of(self, indices: Iterable[int]) -> tuple[Path, ...]:
-        """List the files that hold these images."""
-
-    def extents_of(self, indices: Iterable[int]) -> list[tuple[Path, int, int]]:
-        """List where each of these images lies: file, first byte and the one after the last."""
-
-    def close(self) -> None:
-        """Close the files; the next read opens them again."""
-
-    def read(self, i: int) -> tuple[object, Annotation]:
-        """Read image `i` and its boxes."""
 
 
 class WrappedReader:

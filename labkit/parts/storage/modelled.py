@@ -31,12 +31,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from labkit import units
-from labkit.contracts import Annotation, Clock, Skip, SleepingClock
-from labkit.machine import hardware
+from labkit.contracts import Annotation, Clock, Reader, SleepingClock
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Disk, Rate, measure_together
-from labkit.parts.storage.folder import Reader, Storage, WrappedReader
+from labkit.parts.storage.folder import Storage, WrappedReader
 from labkit.settings import pick
 
 PAY_FROM_S = 0.002
@@ -60,13 +58,12 @@ class ModelledDisk(Storage):
     needs_our_reader: ClassVar[bool] = True
 
     def open(self, reader: Reader, start_method: str) -> ModelledReader:
-        """Return a reader that waits; its page cache is as large as this machine's memory."""
+        """Return a reader that waits; its page cache holds all that was read."""
         return ModelledReader(
             reader,
             self.disk,
             clock=SleepingClock(),  # it makes up for waking late
             start_method=start_method,
-            cache_bytes=hardware.memory_bytes(),
         )
 
     def prepare_cache(
@@ -111,11 +108,18 @@ class ModelledReader(WrappedReader):
         disk: what to be as slow as.
         clock: comparable between processes, as time.perf_counter is.
         start_method: how workers will be started.
-        cache_bytes: what the modelled page cache can hold; 0: nothing.
+        caches: whether the modelled page cache holds what was read; it has room for all, as real
+            memory must hold the files too.
     """
 
     def __init__(
-        self, reader: Reader, disk: Disk, *, clock: Clock, start_method: str, cache_bytes: int
+        self,
+        reader: Reader,
+        disk: Disk,
+        *,
+        clock: Clock,
+        start_method: str,
+        caches: bool = True,
     ) -> None:
         super().__init__(reader)
         self.clock = clock
@@ -125,7 +129,8 @@ class ModelledReader(WrappedReader):
         self._file_ends = np.cumsum(self._file_bytes)
         context = multiprocessing.get_context(start_method)
         self._timetable = Timetable(context, disk)
-        self._memory = PageCache(context, self._file_bytes, cache_bytes)
+        self._caches = caches
+        self._held = context.RawArray("b", len(self._file_bytes))  # by the modelled page cache
         self._read_bytes = context.RawValue("q")
         self._lock = context.Lock()
         self._pace = _Pace()
@@ -139,7 +144,8 @@ class ModelledReader(WrappedReader):
         file_bytes = int(self._file_bytes[i])
         with self._locked():
             self._read_bytes.value += file_bytes
-            if not self._memory.touch(i):
+            if not self._held[i]:
+                self._held[i] = self._caches
                 offset = int(self._file_ends[i]) - file_bytes
                 end_s = max(end_s, self._timetable.book(offset, file_bytes, begin_s))
         if end_s - now() >= PAY_FROM_S:
@@ -169,22 +175,15 @@ class ModelledReader(WrappedReader):
 
         Raises:
             ValueError: neither cold nor warm nor a percentage.
-            Skip: the images that are to be held do not fit.
         """
         percentages = {"cold": 0, "warm": 100}
         percent = cache if isinstance(cache, int) else pick(percentages, cache, "cache")
         held = ids[: cache_state.count_kept(self._file_bytes[ids], percent / 100)]
-        wanted_bytes, most_bytes = int(self._file_bytes[held].sum()), self._memory.capacity_bytes
-        if wanted_bytes > most_bytes:
-            raise Skip(
-                f"data in memory must fit into {units.count_bytes(most_bytes)} of modelled memory, "
-                f"got {units.count_bytes(wanted_bytes)}; use fewer images or cache=cold"
-            )
         with self._locked():
             self._timetable.clear()
-            self._memory.clear()
-            for i in held.tolist():
-                self._memory.touch(i)
+            flags = np.frombuffer(self._held, dtype=bool)
+            flags[:] = False
+            flags[held] = True
             self._read_bytes.value = 0
         self._pace.ahead_s = 0.0
         return {
@@ -215,7 +214,7 @@ class ModelledReader(WrappedReader):
         if not wanted_bytes.any():
             return None
         with self._locked():
-            held = self._memory.holds(ids)
+            held = np.frombuffer(self._held, dtype=bool)[ids]
         return float(wanted_bytes[held].sum() / wanted_bytes.sum())
 
 
@@ -247,7 +246,7 @@ def _rate(
 ) -> Rate:
     """Measure with a process for each order of images, and no modelled memory."""
     model = ModelledReader(
-        reader, disk, clock=SleepingClock(), start_method=start_method, cache_bytes=0
+        reader, disk, clock=SleepingClock(), start_method=start_method, caches=False
     )
     read = measure_together(partial(_read_for, model, seconds), orders, start_method)
     files, starts_s, ends_s = zip(*read)
@@ -371,57 +370,3 @@ class Timetable:
         self._gaps_s[: len(left_s)] = left_s
         state.gaps = len(left_s) // 2
         return max(end_s, from_s + transfer_s)  # not sooner than alone
-
-
-class PageCache:
-    """Which files memory would hold.
-
-    A ring in two shared arrays: file -> the next newer and the next older one.  One more entry
-    closes it, whose newer one is the oldest file.
-
-    Args:
-        context: how the processes that share it are started.
-        file_bytes: (N,) int64.
-        capacity_bytes: how much fits.
-    """
-
-    def __init__(self, context: BaseContext, file_bytes: np.ndarray, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self._file_bytes = file_bytes
-        self._closing = len(file_bytes)
-        self._newer = context.RawArray("q", len(file_bytes) + 1)
-        self._older = context.RawArray("q", len(file_bytes) + 1)
-        self._held_bytes = context.RawValue("q")
-        self.clear()
-
-    def clear(self) -> None:
-        """Hold nothing."""
-        np.frombuffer(self._newer, dtype=np.int64)[:] = ABSENT
-        self._newer[self._closing] = self._older[self._closing] = self._closing
-        self._held_bytes.value = 0
-
-    def holds(self, ids: np.ndarray) -> np.ndarray:
-        """Return for each of N files whether it is held: (N,) bool."""
-        return np.frombuffer(self._newer, dtype=np.int64)[ids] != ABSENT
-
-    def touch(self, i: int) -> bool:
-        """Make a file the newest, if it fits at all; return whether it was held before."""
-        needed_bytes = int(self._file_bytes[i])
-        held = self._newer[i] != ABSENT
-        if held:
-            self._drop(i)
-        elif needed_bytes > self.capacity_bytes:
-            return False
-        while self._held_bytes.value + needed_bytes > self.capacity_bytes:
-            self._drop(self._newer[self._closing])
-        newest = self._older[self._closing]
-        self._newer[newest] = self._older[self._closing] = i
-        self._older[i], self._newer[i] = newest, self._closing
-        self._held_bytes.value += needed_bytes
-        return held
-
-    def _drop(self, i: int) -> None:
-        newer, older = self._newer[i], self._older[i]
-        self._older[newer], self._newer[older] = older, newer
-        self._newer[i] = ABSENT
-        self._held_bytes.value -= int(self._file_bytes[i])

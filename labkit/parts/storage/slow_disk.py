@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from labkit import units
-from labkit.contracts import Skip
+from labkit.contracts import Reader, Skip
 from labkit.machine import page_cache, procfs
 from labkit.parts.storage.disks import HARD_DISK, TYPICAL_FILE_BYTES, Rate, measure_together
-from labkit.parts.storage.folder import Reader, Storage, copy_in
+from labkit.parts.storage.folder import Storage, copy_in
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
 POINT, IMAGE, CHECKS = "mount", "disk.img", ".check"
@@ -195,15 +195,14 @@ def is_up_here(folder: Path = FOLDER) -> bool:
 def find(folder: Path = FOLDER) -> SlowDisk | None:
     """Find a disk that is up, whichever process made it."""
     folder = _place(folder)
-    mounts = _mounts(folder / POINT)
-    if not mounts:
+    devices = _mounted(folder / POINT)
+    if not devices:
         return None
-    device = Path(mounts[-1].source)
     return SlowDisk(
         mount=folder / POINT,
-        device=device,
+        device=devices[-1],
         cgroup=cgroup_folder(folder),
-        request_bytes=_request_bytes(_sys(device)),
+        request_bytes=_request_bytes(_sys(devices[-1])),
     )
 
 
@@ -244,12 +243,14 @@ def join(cgroup: Path) -> None:
 
 def find_tree() -> tuple[Path | None, int]:
     """Find where this machine keeps its block-I/O control groups, and their version, 1 or 2."""
-    for mount in procfs.mounts():
-        if mount.filesystem == "cgroup" and "blkio" in mount.options:
-            return mount.point, 1
-        controllers = procfs.text(mount.point / "cgroup.controllers").split()
-        if mount.filesystem == "cgroup2" and "io" in controllers:
-            return mount.point, 2
+    import psutil
+
+    for mount in psutil.disk_partitions(all=True):
+        point = Path(mount.mountpoint)
+        if mount.fstype == "cgroup" and "blkio" in mount.opts.split(","):
+            return point, 1
+        if mount.fstype == "cgroup2" and "io" in procfs.text(point / "cgroup.controllers").split():
+            return point, 2
     return None, 0
 
 
@@ -379,7 +380,7 @@ def _take_down(folder: Path) -> None:
     image, point = folder / IMAGE, folder / POINT
     # First: while processes are in the group, the disk stays as it is.
     _insist(partial(_remove_group, cgroup_folder(folder)))
-    for _ in _mounts(point):
+    for _ in _mounted(point):
         _insist(partial(_run, "umount", point))
     if image.exists():
         # losetup compares inodes, not names.
@@ -403,9 +404,12 @@ def _insist(step: Callable[[], T]) -> T:
             time.sleep(PAUSE_S)
 
 
-def _mounts(point: Path) -> list[procfs.Mount]:
-    """List what is mounted on a folder, the uppermost last."""
-    return [mount for mount in procfs.mounts() if mount.point == point]
+def _mounted(point: Path) -> list[Path]:
+    """List the devices that are mounted on a folder, the uppermost last."""
+    import psutil
+
+    mounts = psutil.disk_partitions(all=True)
+    return [Path(mount.device) for mount in mounts if Path(mount.mountpoint) == point]
 
 
 def _sys(device: Path) -> Path:

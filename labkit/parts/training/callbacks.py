@@ -12,17 +12,15 @@ a dash for the loss.
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from labkit.contracts import Device
-from labkit.parts.training.checkpoint import SAVERS, CheckpointFailed, checkpoint_folder
+from labkit.parts.training.checkpoint import SAVERS, checkpoint_folder
 from labkit.parts.training.metrics import METRICS, Totals
-from labkit.parts.training.reporting import PROGRESS, ReportFailed, Reports
+from labkit.parts.training.reporting import PROGRESS, Reports
 from labkit.parts.training.step import Step
 from labkit.settings import Settings
 
@@ -34,7 +32,6 @@ HOST_ONLY = "host's part real, device's part emulated"
 class Callback:
     """A function that is called every so many steps."""
 
-    name: str
     every: int
     call: Callable[[int, Mapping], None]
     """Takes the number, from 1, and the batch of the step that was launched last."""
@@ -47,16 +44,12 @@ class Callbacks:
 
     Args:
         callbacks: in the order in which they are called.
-        go_on: continue if a checkpoint or report cannot be written.
         emulated: the device is emulated; only the host's part is real.
     """
 
-    def __init__(self, *callbacks: Callback, go_on: bool = False, emulated: bool = False) -> None:
-        self._callbacks, self._go_on, self._emulated = callbacks, go_on, emulated
+    def __init__(self, *callbacks: Callback, emulated: bool = False) -> None:
+        self._callbacks, self._emulated = callbacks, emulated
         self._step = 0
-        self._done: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
-        self._why: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -65,37 +58,22 @@ class Callbacks:
         """Count a step and call what is due.
 
         Raises:
-            CheckpointFailed, ReportFailed: something was not written, and `go_on` is not set.
+            OSError: a checkpoint or a report was not written.
         """
         self._step += 1
         for callback in self._callbacks:
             if self._step % callback.every == 0:
-                self._done[callback.name] += 1
-                self._call(callback.name, partial(callback.call, self._step, batch))
+                callback.call(self._step, batch)
 
     def finish(self) -> None:
         """Wait for what still runs in the background."""
         for callback in self._callbacks:
             if callback.finish is not None:
-                self._call(callback.name, callback.finish)
+                callback.finish()
 
     def label(self) -> dict[str, str]:
-        """Return the row's label: what is emulated, and what was not written."""
-        said = [HOST_ONLY] if self._emulated and self else []
-        said += [
-            f"{count} of {self._done[name]} {name}s not written: {self._why[name]}"
-            for name, count in self._lost.items()
-        ]
-        return {"training loop": "; ".join(said)} if said else {}
-
-    def _call(self, name: str, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except (CheckpointFailed, ReportFailed) as error:
-            if not self._go_on:
-                raise
-            self._lost[name] += 1
-            self._why.setdefault(name, str(error))
+        """Return the row's label: what is emulated."""
+        return {"training loop": HOST_ONLY} if self._emulated and self else {}
 
 
 NONE = Callbacks()
@@ -114,7 +92,7 @@ def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitSt
         Skip: this machine lacks what they need, such as the folder for checkpoints.
     """
     # Reading a result waits for a real device; the emulated one needs a call.
-    wait = device.synchronize if device.emulated else _nothing
+    wait = device.synchronize if device.emulated else (lambda: None)
 
     def loss() -> float | None:
         wait()
@@ -134,8 +112,8 @@ def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitSt
         def update(number: int, batch: Mapping) -> None:
             bar.update(loss() if settings.progress_loss else None)
 
-        opened.append(Callback(name="progress bar", every=1, call=update))
-    return Callbacks(*opened, go_on=settings.if_not_written == "go on", emulated=device.emulated)
+        opened.append(Callback(every=1, call=update))
+    return Callbacks(*opened, emulated=device.emulated)
 
 
 def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Callback:
@@ -144,9 +122,7 @@ def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Cal
     def evaluate(number: int, batch: Mapping) -> None:
         METRICS[settings.metrics](step.logits(), batch["label"], totals)
 
-    return Callback(
-        name="evaluation", every=settings.metrics_every, call=evaluate, finish=totals.result
-    )
+    return Callback(every=settings.metrics_every, call=evaluate, finish=totals.result)
 
 
 def _reports(settings: Settings, loss: Callable[[], float | None], stack: ExitStack) -> Callback:
@@ -158,7 +134,7 @@ def _reports(settings: Settings, loss: Callable[[], float | None], stack: ExitSt
         value = loss() if settings.report_loss else None
         reports.write(f"step {number} loss {'-' if value is None else f'{value:.4f}'}")
 
-    return Callback(name="report", every=settings.report_every, call=report, finish=reports.finish)
+    return Callback(every=settings.report_every, call=report, finish=reports.finish)
 
 
 def _checkpoints(
@@ -171,22 +147,9 @@ def _checkpoints(
 
     def save(number: int, batch: Mapping) -> None:
         wait()
-        try:
-            saver.finish()  # the failure of one checkpoint must not prevent the next
-        finally:
-            saver.save({"step": number, **step.state()})
+        saver.save({"step": number, **step.state()})
 
     # The first save allocates memory that later ones use again; it takes ten times as long.
-    try:
-        saver.save({"step": 0, **step.state()})
-        saver.finish()
-    except CheckpointFailed:
-        if settings.if_not_written == "stop":
-            raise
-    return Callback(
-        name="checkpoint", every=settings.checkpoint_every, call=save, finish=saver.finish
-    )
-
-
-def _nothing() -> None:
-    """Return at once: on a real device, reading a result waits for it."""
+    saver.save({"step": 0, **step.state()})
+    saver.finish()
+    return Callback(every=settings.checkpoint_every, call=save, finish=saver.finish)

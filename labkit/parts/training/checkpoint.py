@@ -23,10 +23,6 @@ from labkit.machine import media, shared_memory
 from labkit.settings import pick
 
 
-class CheckpointFailed(OSError):  # noqa: N818 - training may continue without the checkpoint
-    """A checkpoint could not be written; the previous file is unchanged."""
-
-
 class Saver:
     """Keeps the newest state in one file; writes it in the training loop."""
 
@@ -37,7 +33,7 @@ class Saver:
         """Save nested dicts and lists of tensors and numbers, which may change afterwards.
 
         Raises:
-            CheckpointFailed: this checkpoint, or in a thread the one before, was not written.
+            OSError: this checkpoint, or in a thread the one before, was not written.
         """
         write(self._path, state)
 
@@ -45,7 +41,7 @@ class Saver:
         """Wait until the last state is on the disk.
 
         Raises:
-            CheckpointFailed: it was not written.
+            OSError: it was not written.
         """
 
     def close(self) -> None:
@@ -88,7 +84,7 @@ def write(path: Path, state: dict) -> None:
         state: nested dicts and lists of tensors and numbers.
 
     Raises:
-        CheckpointFailed: it cannot be written; the previous file is unchanged.
+        OSError: it cannot be written; the previous file is unchanged.
     """
     import torch
 
@@ -99,12 +95,6 @@ def write(path: Path, state: dict) -> None:
             torch.save(state, part)
             with part.open("rb+") as file:
                 os.fsync(file.fileno())
-        if os.name == "posix":  # elsewhere a folder cannot be opened
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)  # without it, a power failure can undo the replacement
-            finally:
-                os.close(folder)
         return
     except OSError as error:
         reason = error.strerror or str(error)
@@ -112,7 +102,7 @@ def write(path: Path, state: dict) -> None:
         free = units.count_bytes(shutil.disk_usage(path.parent).free)
         reason = f"{str(error).splitlines()[0]}, with {free} free"
     # Not raised in a handler: the traceback there keeps the removed file open, and its space used.
-    raise CheckpointFailed(
+    raise OSError(
         f"checkpoint must be written to {path.parent}, got {reason}; free space there or set "
         "checkpoint_to to another folder"
     )

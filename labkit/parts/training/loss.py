@@ -29,10 +29,6 @@ TYPICAL_BOXES = 7  # COCO has 7.3 boxes per image on average
 VECTORIZED = "vectorized"
 
 
-def _nothing() -> None:
-    """Return at once: on a real device, reading a number waits by itself."""
-
-
 def detector_loss(
     heatmap_logits: torch.Tensor,
     size_wh: torch.Tensor,
@@ -65,7 +61,7 @@ def loop_loss(
     offset_xy: torch.Tensor,
     batch: Mapping[str, torch.Tensor],
     *,
-    wait: Callable[[], None] = _nothing,
+    wait: Callable[[], None] = lambda: None,
     in_threads: bool = False,
     reads_each: bool = False,
 ) -> torch.Tensor:
@@ -76,7 +72,8 @@ def loop_loss(
         size_wh: (B, 2, h, w) float32, in cells.
         offset_xy: (B, 2, h, w) float32, in cells.
         batch: the targets, as `contracts.detector_batch` names them.
-        wait: called before a number is read; the emulated device waits there.
+        wait: called before a number is read; the emulated device waits there, a real one does so
+            by itself.
         in_threads: a thread for each image; Python runs one of them at a time ([001] 4.1, "use
             threads").
         reads_each: read the number of centers of each plane and the mask of each slot, as

@@ -33,10 +33,6 @@ ROWS, COLUMNS = 24, 80
 END = b"\0"  # ends a terminal's text: a closed one stays open in forked loader workers
 
 
-class ReportFailed(OSError):  # noqa: N818 - training may continue without the report
-    """A report was not written."""
-
-
 class Reports:
     """Writes the reports of one trial.
 
@@ -68,7 +64,7 @@ class Reports:
         """Write a line, or hand it to the thread.
 
         Raises:
-            ReportFailed: this report, or in the background an earlier one, was not written.
+            OSError: this report, or in the background an earlier one, was not written.
         """
         self._logger.info("%s", line)
         self._raise_failure()
@@ -77,7 +73,7 @@ class Reports:
         """Wait until all reports are written.
 
         Raises:
-            ReportFailed: one was not.
+            OSError: one was not.
         """
         self._queue.join()
         self._raise_failure()
@@ -96,7 +92,7 @@ class Reports:
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, ""
         if failure:
-            raise ReportFailed(
+            raise OSError(
                 f"report must reach {self._sink}, got {failure}; set report_to to another sink"
             )
 
@@ -240,8 +236,8 @@ class TqdmBar:
         self.terminal.close()
 
 
-PROGRESS: dict[str, Callable[[], TqdmBar | None]] = {
-    "none": lambda: None,
+PROGRESS: dict[str, Callable[[], TqdmBar] | None] = {
+    "none": None,
     "tqdm": TqdmBar,
     "tqdm_every_step": partial(TqdmBar, mininterval=0, miniters=1),
 }

@@ -22,7 +22,6 @@ from labkit.settings import MODES, Settings, complete
 
 PATIENCE_S = 60.0  # how long a thread that has ended may still be there
 TIMES = 20
-RIVALS = [pytest.param(name, marks=pytest.mark.needs_rivals) for name in ("tf_data", "dali")]
 
 
 def settings(data, loader, **changes):
@@ -57,25 +56,27 @@ def held():
     }
 
 
-def break_off(loader, times):
-    for _ in range(times):
-        for _ in loader:
-            break
+def assert_nothing_left(loader, times):
+    def break_off(times):
+        for _ in range(times):
+            for _ in loader:
+                break
 
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")
-@pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated", "step": "timed"}])
-@pytest.mark.parametrize("name", ["torch", "threads", *RIVALS])
-def test_breaking_off_again_and_again_leaves_nothing(small_photos, name, how):
-    times = TIMES if not how and name in ("torch", "threads") else 5
-    _, loader = open_loader(resolve(settings(small_photos, name, **how)))
-    break_off(loader, 3)  # what is started once, and stays
+    break_off(3)  # what is started once, and stays
     before = held()
-    break_off(loader, times)
+    break_off(times)
     deadline_s = time.monotonic() + PATIENCE_S
     while max((left := {n: count - before[n] for n, count in held().items()}).values()) > 0:
         assert time.monotonic() < deadline_s, f"{left} more than before"
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")
+@pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated", "step": "timed"}])
+@pytest.mark.parametrize("name", ["torch", "threads"])  # the rivals: test_rivals
+def test_breaking_off_again_and_again_leaves_nothing(small_photos, name, how):
+    _, loader = open_loader(resolve(settings(small_photos, name, **how)))
+    assert_nothing_left(loader, times=5 if how else TIMES)
 
 
 def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_path):

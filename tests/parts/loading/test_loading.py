@@ -18,6 +18,7 @@ LOADING = pytest.mark.parametrize("name", [name for name in OURS if name != "res
 
 def settings(photos, **changes):
     small = {"input_px": 64, "batch_size": 4, "num_workers": 0, "device": "emulated"}
+    small["preprocessor"] = "vectorized"  # which takes the least time
     filled = Settings(data=str(photos), **{**small, **changes})
     return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
 
@@ -32,19 +33,31 @@ def ids(batches):
     return [int(i) for batch in batches for i in batch["sample_id"]]
 
 
+@pytest.fixture(scope="module")
+def wanted(photos):
+    """What torch's DataLoader delivers without workers in two epochs."""
+    epochs = [delivered(photos, epoch) for epoch in range(2)]
+    assert [sorted(ids(batches)) for batches in epochs] == [list(range(24))] * 2
+    assert ids(epochs[0]) != ids(epochs[1])
+    return epochs
+
+
 @LOADING
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_an_epoch_has_every_image_once_in_the_seeds_order(photos, name, workers, persistent):
-    changes = {"loader": name, "num_workers": workers, "persistent_workers": persistent}
-    source, loader = open_loader(resolve(settings(photos, **changes)))
-    seen = []
-    for epoch in range(2):
-        source.order.epoch = epoch
-        seen.append(ids(loader))
-        assert sorted(seen[-1]) == list(range(24))
-    assert seen[0] != seen[1]
-    assert seen[0] == ids(delivered(photos, loader=name))
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"num_workers": 2, "pin_memory": True},
+        {"num_workers": 3, "persistent_workers": True},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than cores
+def test_every_epoch_has_torchs_batches_in_torchs_order(photos, wanted, name, how):
+    source, loader = open_loader(resolve(settings(photos, loader=name, **how)))
+    for source.order.epoch in range(2):
+        for found, batch in zip(loader, wanted[source.order.epoch], strict=True):
+            assert set(found) == set(batch)
+            assert all(torch.equal(found[entry], batch[entry]) for entry in batch)
 
 
 def test_the_resident_loader_repeats_the_first_batch_and_reads_no_more(photos):
@@ -53,6 +66,8 @@ def test_the_resident_loader_repeats_the_first_batch_and_reads_no_more(photos):
     source.reader = None  # any further read would fail
     assert ids(loader) == first * 6
     assert ids(loader) == first * 6
+    how = {"loader": "resident", "num_workers": 2, "pin_memory": True}
+    assert ids(delivered(photos, **how)) == first * 6
 
 
 @pytest.mark.parametrize(
@@ -83,15 +98,6 @@ def test_the_resident_batch_is_page_locked_on_cuda(photos):
     how = {"loader": "resident", "device": "cuda", "step": "detector"}
     _, loader = open_loader(resolve(settings(photos, **how)))
     assert all(tensor.is_pinned() for batch in loader for tensor in batch.values())
-
-
-@ALL
-def test_pixels_depend_on_neither_workers_nor_pinning(photos, name):
-    plain = delivered(photos, loader=name, pin_memory=False)
-    other = delivered(photos, loader=name, num_workers=2, pin_memory=True)
-    for a, b in zip(plain, other, strict=True):
-        assert set(a) == set(b)
-        assert all(torch.equal(a[entry], b[entry]) for entry in a)
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(0, 0), (1, 1)])
@@ -149,24 +155,6 @@ class TestPinningLoader:
         (thread,) = set(threading.enumerate()) - before
         del iterator
         assert not thread.is_alive()
-
-
-# --- torch's DataLoader in its other ways ------------------------------------------------------
-
-IN_OTHER_WAYS = [name for name in OURS if name.startswith("torch_")]
-
-
-@pytest.mark.parametrize("name", IN_OTHER_WAYS)
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than cores
-@pytest.mark.parametrize("workers", [0, 3])
-def test_each_delivers_torchs_batches_in_torchs_order_for_any_number_of_workers(
-    photos, name, workers
-):
-    wanted = delivered(photos, epoch=1, batch_size=3)
-    found = delivered(photos, epoch=1, batch_size=3, loader=name, num_workers=workers)
-    for a, b in zip(found, wanted, strict=True):
-        assert set(a) == set(b)
-        assert all(torch.equal(a[entry], b[entry]) for entry in b)
 
 
 def test_what_spawned_workers_load_is_the_same(photos):

@@ -3,23 +3,28 @@
 Without the extra most of this is skipped, unless FAIL_WITHOUT_RIVALS=1.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
+from jpegs import encode, exif, photo, with_segment
+from PIL import Image
 
 from labkit.contracts import Skip, classifier_batch, difference
 from labkit.machine import hardware
 from labkit.parts.loading import OUTSIDE, OWN_ORDER
 from labkit.pipeline import open_loader
-from labkit.resolve import resolve
+from labkit.resolve import open_source, resolve
 from labkit.runs import checks
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import Launcher
 from labkit.settings import MODES, Settings, complete
+from tests.parts.loading.test_leaks import assert_nothing_left
 
 IN_ORDER = sorted(OUTSIDE.keys() - OWN_ORDER)
 ONE_OF_EACH = ["tf_data", "dali"]
@@ -63,6 +68,33 @@ def packed(photos, tmp_path_factory):
     shutil.copytree(photos, data)
     ensure_pack(settings(data, "tf_data_tfrecord"))
     return data
+
+
+def seen(**kinds):
+    """Files of a data set whose photographs are all different, by what is special about them."""
+    return {name: make(photo().rotate(7 * i)) for i, (name, make) in enumerate(kinds.items())}
+
+
+def cmyk(image):
+    # As Adobe writes it: the inks inverted, and said so.
+    inks = Image.fromarray(255 - np.asarray(image.convert("CMYK")), "CMYK")
+    return with_segment(encode(inks), 0xEE, b"Adobe\0\x64\0\0\0\0\0")
+
+
+KINDS = {
+    "as it is": seen(a=encode, b=encode),
+    "turned by EXIF": seen(
+        a=lambda image: with_segment(encode(image), 0xE1, exif(3)),
+        b=lambda image: with_segment(encode(image), 0xE1, exif(6)),
+    ),
+    "grey": seen(a=lambda image: encode(image.convert("L"))),
+    "CMYK": seen(a=cmyk),
+    "progressive": seen(a=lambda image: encode(image, progressive=True)),
+    "chroma": seen(
+        full=lambda image: encode(image, subsampling=0),
+        half=lambda image: encode(image, subsampling=1),
+    ),
+}
 
 
 @pytest.mark.needs_rivals
@@ -118,9 +150,40 @@ class TestTheSameWork:
         variants = {name: settings(packed, name, batch_size=24) for name in ("torch", *OUTSIDE)}
         assert checks.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_kind_of_jpeg_becomes_the_same_pixels(self, kind, tmp_path):
+        for name, jpeg in KINDS[kind].items():
+            (tmp_path / f"{name}.jpg").write_bytes(jpeg)
+        loaders = ("torch", "threads", "tf_data", "tf_data_as_published", "dali_cpu")
+        variants = {name: settings(tmp_path, name, batch_size=len(KINDS[kind])) for name in loaders}
+        assert checks.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
+
+
+@pytest.mark.needs_rivals
+def test_tensorflow_reads_tfrecord(packed):
+    import tensorflow as tf
+
+    pack = open_source(settings(packed, "tf_data_tfrecord"))
+    assert len(pack.paths) == 2
+    text = tf.io.FixedLenFeature([], tf.string)
+    found = [
+        tf.io.parse_single_example(record, {"image/encoded": text, "image/filename": text})
+        for record in tf.data.TFRecordDataset([str(path) for path in pack.paths])
+    ]
+    files = sorted((packed / "images").iterdir())
+    assert [row["image/encoded"].numpy() for row in found] == [file.read_bytes() for file in files]
+    names = [Path(os.fsdecode(row["image/filename"].numpy())).name for row in found]
+    assert names == [file.name for file in files]
+
 
 @pytest.mark.needs_rivals
 class TestEnding:
+    @pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated"}])
+    @pytest.mark.parametrize("name", ONE_OF_EACH)
+    def test_breaking_off_again_and_again_leaves_nothing(self, photos, name, how):
+        step = "timed" if how else "classifier"
+        assert_nothing_left(opened(photos, name, step=step, **how)[1], times=5)
+
     @pytest.mark.parametrize("name", ONE_OF_EACH)
     def test_a_file_that_is_no_image_ends_the_epoch_with_an_error(self, photos, tmp_path, name):
         data = tmp_path / "data"
@@ -173,10 +236,10 @@ class TestReasons:
             ("dali", "nvidia", "", f"DALI is not installed; {install}"),
             ("tf_data", "tensorflow", "raise ImportError('libcudart.so.9:\\n no such file')",
              "TensorFlow is installed and broken (ImportError: libcudart.so.9: no such file); "
-             f"install it anew: {install}"),
+             f"install it again: {install}"),
             ("tf_data", "tensorflow", "import a_package_it_needs",
              "TensorFlow is installed and broken (ModuleNotFoundError: No module named "
-             f"'a_package_it_needs'); install it anew: {install}"),
+             f"'a_package_it_needs'); install it again: {install}"),
         ]  # fmt: skip
         told = []
         for number, (loader, package, content, _) in enumerate(cases):

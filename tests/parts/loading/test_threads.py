@@ -385,7 +385,7 @@ next(left)
         assert (shown.returncode, shown.stderr) == (0, "0\n")
         assert shown.stdout == (
             "a ThreadLoader's iterator must be used in the process that made it, got one inherited "
-            "by fork, without its threads; iterate over the loader anew\n"
+            "by fork, without its threads; iterate over the loader again\n"
             "[996, 997, 998, 999]\n"
             "249\n"
         )

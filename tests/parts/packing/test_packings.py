@@ -184,22 +184,6 @@ def test_other_programs_read_hdf5_lmdb_and_pth(tmp_path):
     assert files["raw"].read_bytes() == b"".join(jpeg for _, jpeg, _ in samples)
 
 
-@pytest.mark.needs_rivals
-def test_tensorflow_reads_tfrecord(tmp_path):
-    import tensorflow as tf
-
-    samples = some_samples(count=20)
-    reader = write("tfrecord", tmp_path / "pack", samples)
-    assert len(reader.paths) == 2
-    text = tf.io.FixedLenFeature([], tf.string)
-    found = [
-        tf.io.parse_single_example(record, {"image/encoded": text, "image/filename": text})
-        for record in tf.data.TFRecordDataset([str(path) for path in reader.paths])
-    ]
-    assert [row["image/encoded"].numpy() for row in found] == [jpeg for _, jpeg, _ in samples]
-    assert [os.fsdecode(row["image/filename"].numpy()) for row in found] == [n for n, *_ in samples]
-
-
 # --- open files ------------------------------------------------------------------------------
 
 
