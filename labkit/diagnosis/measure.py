@@ -580,14 +580,12 @@ def _empty_batch_s(workers: int) -> float:
     import torch
     from torch.utils.data import DataLoader
 
-    counted = EMPTY_BATCHES
-    tiny = DataLoader([torch.zeros(1)] * (counted + 4 * workers + 1), num_workers=workers)
-    begun_s = 0.0
-    for number, _ in enumerate(tiny):
-        if number == 4 * workers:
-            begun_s = time.perf_counter()
-        if number == 4 * workers + counted:
-            return (time.perf_counter() - begun_s) / counted
+    skipped = 4 * workers + 1
+    tiny = DataLoader([torch.zeros(1)] * (skipped + EMPTY_BATCHES), num_workers=workers)
+    at_s = [time.perf_counter() for _ in tiny][skipped:]
+    # The fastest stretch: what another program delayed is no part of it.
+    quarter = EMPTY_BATCHES // 4
+    return min(later - first for first, later in zip(at_s, at_s[quarter:])) / quarter
 
 
 def _worker_threads(seen: stages.Stages | None) -> float:

@@ -23,7 +23,7 @@ from labkit.diagnosis.measure import Collected, Facts, Stretch
 from labkit.diagnosis.stages import SAMPLER, SERIALIZATION, Stage
 from labkit.machine import hardware
 
-BUSY = 0.75  # of the main process: it takes no more batches
+BUSY = 0.5  # of the main process's time in CPU: then workers wait until it has taken a batch
 IDLE = 0.25  # of the cores: workers do not wait for one
 SMALL_WORK = 4  # times what an empty batch takes: making a batch is little beside handing it over
 OVERLAPS = 0.8  # of loading + computing: an epoch that is shorter does both at once
@@ -355,7 +355,8 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
     if measured.is_data_loader:
         made_s = sum(stage.wall_s for stage in measured.stages)
         empty_s = measured.empty_s * max(now.workers, 1)
-        handed_s = rest_s if made_s < SMALL_WORK * empty_s else min(empty_s, rest_s)
+        is_small = made_s < SMALL_WORK * measured.empty_s
+        handed_s = rest_s if is_small else min(empty_s, rest_s)
         parts.append(("handing over a batch", OVERHEAD, handed_s))
         rest_s -= handed_s
     if now.workers and measured.is_data_loader:
