@@ -226,7 +226,7 @@ def _watch(options: Options) -> int:
             if options.chart:
                 path = options.chart.with_stem(options.chart.stem + ending)
                 path.write_bytes(to_bytes(watch_chart(watch), path.suffix[1:], dpi=CHART_DPI))
-        except OSError as error:  # the script's own status stays
+        except Exception as error:  # the script's own status stays
             print(f"labkit: {error}", file=sys.stderr)
 
     run_script(options.script, options.arguments, save)

@@ -23,7 +23,7 @@ from labkit import units
 from labkit.analysis.statistics import paired_interval
 from labkit.contracts import SystemClock
 from labkit.diagnosis import loaders, text
-from labkit.diagnosis.measure import Collected, Loop, collect
+from labkit.diagnosis.measure import Collected, Loop, collect, in_one_line
 from labkit.diagnosis.predict import Measured, measured_of
 from labkit.diagnosis.remedies import (
     SHARED_MEMORY,
@@ -268,14 +268,13 @@ class Diagnosis:
         """Return a row per arm: step_s, epoch_s, and CPU seconds of a step, cpu_s."""
         import pandas as pd
 
-        steps = self.measured.steps if self.measured else None
-        rows = {}
+        length, rows = loaders.count_batches(self.collected.loop.loader), {}
         for arm, title in ARMS.items():
             if stretches := self.collected.of(arm):
-                epochs_s = [stretch.of_epoch(steps) for stretch in stretches]
+                epochs_s = [stretch.of_epoch(length) for stretch in stretches]
                 rows[title] = (
                     fmean(s.step_s for s in stretches),
-                    None if None in epochs_s or arm == "resident" else fmean(epochs_s),
+                    None if length is None or arm == "resident" else fmean(epochs_s),
                     fmean(s.cpu_s for s in stretches),
                 )
         return pd.DataFrame.from_dict(rows, orient="index", columns=["step_s", "epoch_s", "cpu_s"])
@@ -310,6 +309,8 @@ def conclude(found: Collected, proposed: tuple[Remedy, ...] | None = None) -> Di
     """
     stages = found.stages
     notes = (*found.notes, *(stages.notes if stages else ()))
+    if stages and stages.error:
+        notes += (f"looking into a worker ended early: {in_one_line(stages.error)}",)
     broken_by, stalls = _broken_by(found), _stalls(found)
     told = {"stalls": stalls, "notes": notes, "broken": found.broken, "collected": found}
     if broken_by:
@@ -357,12 +358,13 @@ def _lacks_shared_memory(loop: Loop) -> bool:
 def _stalls(found: Collected) -> dict[str, Share]:
     """Return what preparing and fetching add to an epoch, comparing arms block by block."""
     warm, resident, cold = found.of("warm"), found.of("resident"), found.of("cold")
-    steps = loaders.count_batches(found.loop.loader) or 1
+    length = loaders.count_batches(found.loop.loader)
+    steps = length or 1
     shares: dict[str, list[float]] = {"input": [], "preparation": [], "fetch": []}
     for number in range(min(len(warm), len(resident))):
         resident_s = resident[number].step_s * steps
-        warm_s = warm[number].of_epoch(steps)
-        cold_s = cold[number].of_epoch(steps) if number < len(cold) else warm_s
+        warm_s = warm[number].of_epoch(length)
+        cold_s = cold[number].of_epoch(length) if number < len(cold) else warm_s
         shares["input"].append((cold_s - resident_s) / cold_s)
         shares["preparation"].append((warm_s - resident_s) / cold_s)
         shares["fetch"].append((cold_s - warm_s) / cold_s)

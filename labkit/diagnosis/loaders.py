@@ -12,6 +12,7 @@ import random
 import reprlib
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -244,7 +245,8 @@ def map_batch(batch: object, change: Callable[[object], object]) -> object:
     """
     again = partial(map_batch, change=change)
     if isinstance(batch, Mapping):
-        return type(batch)((key, again(value)) for key, value in batch.items())
+        changed = {key: again(value) for key, value in batch.items()}
+        return changed if isinstance(batch, defaultdict) else type(batch)(changed)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
         return type(batch)(*map(again, batch))
     if isinstance(batch, list | tuple):
@@ -271,6 +273,8 @@ def copy_batch(batch: object) -> object:
     """Return a copy of a batch in memory of its own; pinned tensors stay pinned."""
 
     def copy_leaf(leaf: object) -> object:
+        if hasattr(leaf, "clone") and not hasattr(leaf, "is_pinned"):  # no tensor
+            return leaf.clone()
         if hasattr(leaf, "clone"):
             twin = leaf.clone()
             return twin.pin_memory() if leaf.device.type == "cpu" and leaf.is_pinned() else twin

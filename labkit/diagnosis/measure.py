@@ -95,12 +95,19 @@ class Stretch:
     readings: Readings
     """Of the device, per step."""
 
-    def of_epoch(self, steps: int | None) -> float | None:
-        """Return the seconds of an epoch: as measured, or its head and the steady state."""
+    def of_epoch(self, length: int | None, steps: int = 1) -> float:
+        """Return the seconds of an epoch: as measured, or its head and the steady state.
+
+        Args:
+            length: batches of an epoch; None where the loader does not know.
+            steps: what stands for an epoch then, without its start.
+        """
+        if length is None:
+            return self.step_s * steps
         later_s = self.epoch_s[1:] or self.epoch_s  # the first may have started workers for all
         if later_s:
             return statistics.fmean(later_s)
-        return None if steps is None else self.head_s + max(steps - self.skipped, 0) * self.step_s
+        return self.head_s + max(length - self.skipped, 0) * self.step_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +313,8 @@ def _stall_limit(for_what: str) -> Iterator[None]:
         )
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, loaders.STALL_S)
+    # Again and again: a data set that tries once more after any error would swallow the first.
+    signal.setitimer(signal.ITIMER_REAL, loaders.STALL_S, loaders.STALL_S)
     try:
         yield
     finally:
@@ -519,7 +527,7 @@ class Plan:
         """Measure an epoch with another loader or step; one at most where it is cold."""
         steps = replace(self._once() if cold else self.steps, skipped=_skip_of(loader))
         stretch = self._loop.run("warm", loader, steps, step)
-        return stretch.of_epoch(self.epoch_steps or steps.counted + steps.skipped)
+        return stretch.of_epoch(self.epoch_steps)
 
     def _once(self) -> Steps:
         """One epoch at most: in the next, the files would be warm."""

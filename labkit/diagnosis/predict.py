@@ -172,9 +172,10 @@ def measured_of(found: Collected) -> Measured:
     loop, loader = found.loop, found.loop.loader
     resident, alone, warm = (found.of(arm) for arm in ("resident", "alone", "warm"))
     resident_s, alone_s = (_mean(s.step_s for s in arm) for arm in (resident, alone))
-    steps = loaders.count_batches(loader) or max(stretch.steps for stretch in warm)
-    warm_s = _mean(stretch.of_epoch(steps) for stretch in warm)
-    cold_s = _cold_s(found, steps)
+    length = loaders.count_batches(loader)
+    steps = length or max(stretch.steps for stretch in warm)
+    warm_s = _mean(stretch.of_epoch(length, steps) for stretch in warm)
+    cold_s = _cold_s(found, length, steps)
     is_torch, has_device = loaders.is_data_loader(loader), loop.device.has_queue
     host_kinds_s = {kind: one.share * resident_s for kind, one in found.host_kinds.items()}
     on_cuda = found.resident_on_device is not None
@@ -252,10 +253,10 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(values) if values else 0.0
 
 
-def _cold_s(found: Collected, steps: int) -> float | None:
+def _cold_s(found: Collected, length: int | None, steps: int) -> float | None:
     """Return the seconds of a cold epoch, if it is longer than the warm one in every block."""
     pairs = [
-        (cold.of_epoch(steps), warm.of_epoch(steps))
+        (cold.of_epoch(length, steps), warm.of_epoch(length, steps))
         for cold, warm in zip(found.of("cold"), found.of("warm"))
     ]
     if not pairs or any(cold_s <= warm_s for cold_s, warm_s in pairs):

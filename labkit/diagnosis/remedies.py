@@ -152,17 +152,17 @@ def _small_batches(m: Measured) -> Sequence:
 def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
     """Return what is left where nothing is done for each batch: samples, and the device's work."""
     fetched = [stage for stage in m.stages if stage.kind != COLLATE]
-    computing_s = max(m.now.device_s - m.copy_s, 0.0)  # a small copy is all overhead
-    return {
+    changes = {
         "cpu_s": m.fastest * sum(stage.cpu_s for stage in fetched),
         "wall_s": m.fastest * sum(stage.wall_s for stage in fetched),
         "take_s": 0.0,
         "hindered_s": 0.0,
-        "step_s": computing_s,
-        "device_s": computing_s,
-        "host_s": 0.0,
-        "host_cpu_s": 0.0,
     }
+    if not m.has_device:  # the step computes here
+        return changes
+    computing_s = max(m.now.device_s - m.copy_s, 0.0)  # a small copy is all overhead
+    step = {"step_s": computing_s, "device_s": computing_s, "host_s": 0.0, "host_cpu_s": 0.0}
+    return changes | step
 
 
 def _enough_samples(m: Measured) -> str:

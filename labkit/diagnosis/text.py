@@ -112,7 +112,7 @@ def _remedy(number: int, remedy: Remedy, now: float, m: Measured) -> Iterator[st
     how = f"at best {units.normalized(time)}"
     if remedy.measured is not None:
         how = f"tried, {_measured(remedy)}"
-    gain = f"{_rate(now)} → {_rate(now / time)} {m.unit}/s"
+    gain = f"{_rate(now)} → {_rate(now / max(time, 1e-3))} {m.unit}/s"
     yield f"{number}. {remedy.name}: {how} of the time ({gain}); {remedy.reason}."
     yield f"   {remedy.change}"
 

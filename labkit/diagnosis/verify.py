@@ -153,6 +153,9 @@ def _channels_last(loop: Loop) -> Callable:
 
     @contextmanager
     def opened() -> Iterator[tuple]:
+        weights = [p for p in loop.model.parameters() if p.ndim >= 4]
+        if any(p.ndim > 4 or not p.is_contiguous() for p in weights):
+            raise ValueError("the model is channels_last already, or has 3-D convolutions")
         loop.model.to(memory_format=torch.channels_last)
         try:
             yield loop.loader, loop.step

@@ -174,12 +174,12 @@ class Watch:
         if "worker" not in busy:
             return ""
         if total.starts_s > total.wait_s / 2:
-            return "; most of the waiting is at the start of epochs (persistent_workers=False)"
+            return "; most of the waiting is at the start of epochs"
         if busy["process"] + busy["workers"] > BUSY * cores:
             return f"; all {cores} cores are busy, so more workers would not help"
         each = f"; a worker uses {units.percent(busy['worker'])} of a core"
         if busy["worker"] > BUSY:
-            return f"{each}, and cores are idle, so more workers would help"
+            return f"{each}, and this training leaves cores idle, so more workers may help"
         # Workers work at least while the training waits; at other times their queue may be full.
         if busy["worker"] < IDLE * total.shares["waiting for data"]:
             return f"{each}: workers wait, too, for a disk, the network, a lock or a core"
@@ -421,6 +421,9 @@ class WatchedLoader:
     def __iter__(self) -> Iterator:
         watch = self.watch
         iterator, epoch = watch.start(iter, self._loader)
+        if epoch is None:  # in a child of the process that watches
+            yield from iterator
+            return
         try:
             while True:
                 # No name is kept for the batch here: the loop decides how long it lives.
@@ -447,10 +450,11 @@ def _nothing(_: object) -> None:
 
 def _say(what: object, who: str = "labkit") -> None:
     text = "\n".join(f"[{who}] {line}" for line in str(what).splitlines())
-    if "tqdm" in sys.modules:  # a bar that the training shows is drawn again below
-        sys.modules["tqdm"].tqdm.write(text, file=progress_stream())
-    else:
-        print(text, file=progress_stream(), flush=True)
+    with suppress(OSError, ValueError, AttributeError):  # a script may close or replace its stderr
+        if "tqdm" in sys.modules:  # a bar that the training shows is drawn again below
+            sys.modules["tqdm"].tqdm.write(text, file=progress_stream())
+        else:
+            print(text, file=progress_stream(), flush=True)
 
 
 # --- a script ---------------------------------------------------------------------------------
@@ -469,7 +473,7 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
     """
     rank = os.environ.get("RANK")
     say = partial(_say, who="labkit" if rank is None else f"labkit, rank {rank}")
-    is_first = rank in (None, "0")
+    is_first, started_in = rank in (None, "0"), os.getpid()
     watch = Watch(say if is_first else _nothing)
     main, code = ModuleType("__main__"), script.read_bytes()
     main.__file__ = str(script.absolute())
@@ -477,7 +481,8 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
     sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
     try:
         with _loaders_seen(watch):
-            exec(compile(code, main.__file__, "exec"), vars(main))
+            # Without this module's own `from __future__ import annotations`.
+            exec(compile(code, main.__file__, "exec", dont_inherit=True), vars(main))
     except SystemExit:
         raise
     except BaseException as error:
@@ -486,9 +491,10 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
         raise
     finally:
         watch.close()
-        make = f"{script.stem}:make, where make() returns (loader, step)"
-        say(f"Next: labkit diagnose {make}." if is_first else watch.line())
-        save(watch)
+        if os.getpid() == started_in:  # not a child that the script forked
+            make = f"{script.stem}:make, where make() returns (loader, step)"
+            say(f"Next: labkit diagnose {make}." if is_first else watch.line())
+            save(watch)
 
 
 @contextmanager
@@ -499,7 +505,8 @@ def _loaders_seen(watch: Watch) -> Iterator[None]:
         def patch(module: ModuleType) -> None:
             def start(loader: object) -> object:
                 iterator, epoch = watch.start(make, loader)
-                iterator._labkit = epoch
+                with suppress(AttributeError):  # of a class of its own, with slots
+                    iterator._labkit = epoch
                 return iterator
 
             def step(iterator: object) -> object:

@@ -3,6 +3,7 @@
 Its budget is shorter than a user's may be: what is planted here is large.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -124,11 +125,21 @@ def test_the_rest_stands_in_details_and_tables(without_workers):
     assert stages["share"].sum() == pytest.approx(1, abs=0.05)
 
 
-def test_nothing_is_to_gain_where_the_device_is_the_limit():
+class Endless:
+    """A loader that does not know its length."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return itertools.chain.from_iterable(itertools.repeat(self.loader))
+
+
+@pytest.mark.parametrize("kind", [lambda loader: loader, Endless], ids=["length", "no length"])
+def test_nothing_is_to_gain_where_the_device_is_the_limit(kind):
     step = Emulated(ms=20)
-    found = diagnose(
-        DataLoader(Slow(length=16, cpu_s=0.0001), batch_size=4), step, device=step.device
-    )
+    loader = kind(DataLoader(Slow(length=16, cpu_s=0.0001), batch_size=4))
+    found = diagnose(loader, step, device=step.device)
     assert (found.bottleneck, found.remedies) == ("compute", ())
     assert found.ceiling > 0.9
     assert "Data loading is not the bottleneck" in str(found)

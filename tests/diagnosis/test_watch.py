@@ -263,7 +263,7 @@ class Shard(DataLoader):  # takes a batch ahead, as accelerate's DataLoaderShard
             batch = following
         yield batch
 
-def main(how, samples=480):
+def main(how: str, samples=480):
     torch.manual_seed(0)
     random.seed(0)
     if "RANK" in os.environ:
@@ -279,6 +279,9 @@ def main(how, samples=480):
             print("60 steps", flush=True)
             time.sleep(60)
     print(sys.argv, sys.path[0], sum(losses), torch.rand(1).item(), random.random(), __name__)
+    print(main.__annotations__, flush=True)
+    if how == "exit" and os.fork() == 0:
+        sys.exit()  # a child has nothing to report
     sys.exit(3 if how == "exit" else None)
 
 if __name__ == "__main__":
@@ -316,7 +319,7 @@ def test_a_script_prints_and_ends_as_without_watch(script, how, status):
     assert found[0] == status
     said = "\n".join(ours)
     assert re.search(r"Noisy, \d+ samples, batches of 8, 2 workers: \d+ steps, \S+ images/s", said)
-    assert "[labkit] Next: labkit diagnose train:make, where make() returns" in said
+    assert said.count("[labkit] Next: labkit diagnose train:make, where make() returns") == 1
     assert ("The script ended with KeyError; this was measured until then." in said) == (
         how == "fail"
     )
