@@ -45,7 +45,7 @@ def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
     device, results = calibrated
     found = run(photos, results)
     calibration = found.info["calibration"]
-    assert calibration["device_images_per_s"] == device.device_images_per_s
+    assert calibration["device_images_per_s"] == pytest.approx(device.device_images_per_s)
     assert calibration["calibrated"] == str(device)
     load = calibration["load_images_per_s"]
     assert calibration["x"] == pytest.approx(device.device_images_per_s / load)
