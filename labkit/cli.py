@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pkgutil
 import signal
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from typing import NoReturn
 import labkit as lab
 from labkit import units
 from labkit.claims import ledger
-from labkit.diagnosis.diagnose import find_files, load_target
+from labkit.diagnosis.loaders import brief
 from labkit.diagnosis.watch import Watch, run_script
 from labkit.experiments.request import Request
 from labkit.machine import media
@@ -203,14 +204,38 @@ def _open(options: Options) -> None:
 
 def _diagnose(options: Options) -> None:
     given = load_target(options.target)
-    if options.files is not None:
-        given["files"] = find_files(options.files)
     diagnosis = lab.diagnose(**given, budget_s=options.budget_s)
     print(diagnosis)
     if options.chart:
-        figure = timeline(diagnosis.timeline)
+        loop = {name: given.get(name) for name in ("loader", "step", "device")}
+        figure = timeline(lab.record_timeline(**loop))
         options.chart.write_bytes(to_bytes(figure, options.chart.suffix[1:], dpi=CHART_DPI))
         print(f"wrote {options.chart}")
+
+
+def load_target(name: str) -> dict[str, object]:
+    """Call the function that `module:function` names; return the arguments of `diagnose`."""
+    # A shell's command does not look where it is called, unlike python -m.
+    sys.path.insert(0, "")
+    try:
+        make = pkgutil.resolve_name(name)
+        if not callable(make):
+            raise ValueError("not a function")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"target must be module:function, got {name!r} ({error}); "
+            "such as train:make, in the folder that holds train.py"
+        ) from error
+    made = make()
+    if isinstance(made, tuple) and len(made) == 2:
+        made = dict(zip(("loader", "step"), made))
+    allowed = {"loader", "step", "files", "device", "model", "optimizer"}
+    if not isinstance(made, dict) or not {"loader", "step"} <= set(made) <= allowed:
+        raise ValueError(
+            f"{name} must return (loader, step), or a dict of loader, step and, where there are "
+            f"any, files, device, model and optimizer, got {brief(made)}"
+        )
+    return made
 
 
 def _watch(options: Options) -> int:
@@ -323,8 +348,6 @@ def parser() -> argparse.ArgumentParser:
     diagnose = add("diagnose", _diagnose, "find what holds your training loop back")
     text = "called without arguments; returns (loader, step), or a dict with loader and step"
     diagnose.add_argument("target", metavar="MODULE:FUNCTION", help=text)
-    text = "the loader's files, for what a cold page cache costs"
-    diagnose.add_argument("--files", metavar="GLOB", help=text)
     diagnose.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
     diagnose.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw the timeline")
 

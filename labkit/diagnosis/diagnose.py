@@ -7,13 +7,9 @@ The loader is copied and iterated over, never changed.  The step is called some 
 
 from __future__ import annotations
 
-import glob  # a whole pattern, absolute ones too, which Path.glob refuses
-import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.analysis.statistics import paired_interval
-from labkit.contracts import SystemClock
 from labkit.diagnosis import loaders, text
 from labkit.diagnosis.measure import Collected, Loop, collect, in_one_line
 from labkit.diagnosis.predict import Measured, measured_of
@@ -34,23 +29,16 @@ from labkit.diagnosis.remedies import (
     propose,
     worth_it,
 )  # fmt: skip
-from labkit.diagnosis.timeline import Timeline, record_timeline
 from labkit.diagnosis.verify import try_remedies
 from labkit.files import bar
 from labkit.machine import shared_memory
 from labkit.parts.devices import EmulatedDevice
-from labkit.parts.training.callbacks import open_callbacks
-from labkit.pipeline import build
-from labkit.runs.device_speed import complete_with_device
-from labkit.runs.staging import staged
-from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
 
 BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
-IMAGES = 400  # of an epoch of settings, unless set
 # EVIDENCE 1: below, between and above these shares of the time.
 MODERATELY, HIGHLY = 0.05, 0.20
 WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
@@ -64,22 +52,20 @@ ARMS = {
 
 
 def diagnose(
-    loader: Iterable | Settings,
-    step: Callable[[object], object] | None = None,
+    loader: Iterable,
+    step: Callable[[object], object],
     *,
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     files: Iterable[Path | str] | None = None,
     device: EmulatedDevice | None = None,
     budget_s: float = BUDGET_S,
-    results: Path | str = "results",
     progress: bool = True,
 ) -> Diagnosis:
     """Find what limits the speed of a training; try what helps, and bound what cannot be tried.
 
     Args:
         loader: any iterable of batches: dicts, tuples, nested; most is found of torch's DataLoader.
-            Or settings of one of labkit's own pipelines, which has its step, files and device.
         step: called with a batch; may train a model, which is changed by some hundred steps on few
             batches unless it is given as `model`.
         model: what the step trains; its state is restored afterwards.  Where the device is the
@@ -88,7 +74,6 @@ def diagnose(
         files: what an epoch reads; epochs are measured cold only where they are given.
         device: an emulated device that the step uses; CUDA and the CPU are found.
         budget_s: seconds of measuring, at least five; some seconds come on top.
-        results: folder that holds the measured speed of an emulated device, of settings.
         progress: show a bar.
 
     Returns:
@@ -97,12 +82,26 @@ def diagnose(
 
     Raises:
         ValueError: an argument has a wrong value.
+        FileNotFoundError: one of the files does not exist.
     """
+    loaders.check_loader(loader)
+    if not callable(step):
+        raise ValueError(
+            f"step must be a function of a batch, got {step!r}; "
+            "put the body of your training loop into one"
+        )
+    if not isinstance(device, EmulatedDevice | None):
+        raise ValueError(
+            f"device must be an emulated device that the step uses, or None, got {device!r}; "
+            "leave it out: CUDA and the CPU are found"
+        )
+    if not budget_s >= LEAST_BUDGET_S:
+        raise ValueError(
+            f"budget_s must be at least {LEAST_BUDGET_S:g}, got {budget_s!r}; "
+            f"the default is {BUDGET_S:g}"
+        )
+    paths = [Path(path).resolve(strict=True) for path in files or ()]
     with ExitStack() as stack:
-        if isinstance(loader, Settings):
-            whole = complete_with_device(loader, results, progress=progress)
-            loader, step, files, device = _open_pipeline(whole, stack)
-        paths = _checked(loader, step, device, files, budget_s)
         say = stack.enter_context(_bar(progress))
         stack.enter_context(loaders.random_state_kept(loader))
         stack.enter_context(loaders.training_state_kept(model, optimizer))
@@ -117,40 +116,6 @@ def diagnose(
     return result
 
 
-def _checked(
-    loader: object,
-    step: object,
-    device: object,
-    files: Iterable[Path | str] | None,
-    budget_s: float,
-) -> list[Path]:
-    loaders.check_loader(loader)
-    if not callable(step):
-        raise ValueError(
-            f"step must be a function of a batch, got {step!r}; "
-            "put the body of your training loop into one"
-        )
-    if device is not None and not isinstance(device, EmulatedDevice):
-        raise ValueError(
-            f"device must be an emulated device that the step uses, or None, got {device!r}; "
-            "leave it out: CUDA and the CPU are found"
-        )
-    if not budget_s >= LEAST_BUDGET_S:
-        raise ValueError(
-            f"budget_s must be at least {LEAST_BUDGET_S:g}, got {budget_s!r}; "
-            f"the default is {BUDGET_S:g}"
-        )
-    paths = [Path(path) for path in files or ()]
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        raise ValueError(
-            f"files must be files that can be read, got {missing[0]}"
-            + (f" and {len(missing) - 1} others" if len(missing) > 1 else "")
-            + "; give the paths that the dataset reads"
-        )
-    return paths
-
-
 @contextmanager
 def _bar(shown: bool) -> Iterator[Callable[[str, float], None]]:
     """Show a bar; yield a function that sets its text and the share that is done."""
@@ -163,56 +128,6 @@ def _bar(shown: bool) -> Iterator[Callable[[str, float], None]]:
 
         yield say
         say("done", 1.0)
-
-
-class _Prefetched:
-    """Device batches of a pipeline with a prefetcher, epoch after epoch."""
-
-    def __init__(self, batches: Callable[[], Iterator], length: int) -> None:
-        self._batches, self._length = batches, length
-
-    def __iter__(self) -> Iterator:
-        return self._batches()
-
-    def __len__(self) -> int:
-        return self._length
-
-
-def _open_pipeline(settings: Settings, stack: ExitStack) -> tuple:
-    """Return loader, step, files and emulated device of settings, opened in this process.
-
-    The step is the loop of `runs.timing` without its timers.  A prefetcher's work is not in it: it
-    delivers device batches and counts as the loader.
-    """
-    settings = replace(settings, images=settings.images or IMAGES)
-    stack.enter_context(staged(settings, say=lambda line: None))
-    pipeline = build(settings, SystemClock())
-    device = pipeline.device
-    callbacks = open_callbacks(settings, device, pipeline.step, stack)
-    steps = iter(range(1, sys.maxsize))
-
-    def step(batch: Mapping) -> None:
-        loss = pipeline.forward(batch)
-        if pipeline.step.backward is not None:
-            pipeline.step.backward(loss)
-        if callbacks:
-            callbacks.after_step(batch)
-        if settings.sync_every and next(steps) % settings.sync_every == 0:
-            device.synchronize()
-
-    def put_and_step(batch: Mapping) -> None:
-        pinned = settings.pin_memory
-        on_device = device.put(batch, pinned=pinned, non_blocking=pinned, side_stream=False)
-        device.wait(on_device)
-        step(on_device)
-
-    loader = pipeline.loader
-    files = pipeline.source.files if settings.cache == "cold" else ()
-    emulated = device if device.emulated else None
-    if not pipeline.parts.traits.prefetches:
-        return loader, put_and_step, files, emulated
-    prefetched = _Prefetched(lambda: iter(pipeline.batches(loader, device)), len(loader))
-    return prefetched, step, files, emulated
 
 
 # --- conclusions ------------------------------------------------------------------------------
@@ -278,26 +193,6 @@ class Diagnosis:
                     fmean(s.cpu_s for s in stretches),
                 )
         return pd.DataFrame.from_dict(rows, orient="index", columns=["step_s", "epoch_s", "cpu_s"])
-
-    def stages(self) -> pd.DataFrame:
-        """Return a row per part of a batch's time: name, kind, seconds, share."""
-        import pandas as pd
-
-        rows = self.measured.rows if self.measured else ()
-        return pd.DataFrame([vars(r) for r in rows], columns=["name", "kind", "seconds", "share"])
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """Device, cores, disk and host over some more seconds of the loop, run when first read."""
-        loop = self.collected.loop
-        if loop.is_one_shot:  # nothing is left to run
-            return Timeline(duration_s=0.0)
-        with ExitStack() as stack:
-            stack.enter_context(loaders.random_state_kept(loop.loader))
-            loader = loop.loader
-            if loaders.is_data_loader(loader):
-                loader = stack.enter_context(loaders.copied(loader))
-            return record_timeline(loader, loop.step, device=loop.device.emulated)
 
 
 def conclude(found: Collected, proposed: tuple[Remedy, ...] | None = None) -> Diagnosis:
@@ -383,57 +278,3 @@ def _word(share: Share) -> str:
     ends = (share.mean,) if share.low is None else (share.low, share.high)
     low, *_, high = sorted(sum(end >= limit for limit in (MODERATELY, HIGHLY)) for end in ends * 2)
     return WORDS[low] if low == high else f"between {WORDS[low]} and {WORDS[high]}"
-
-
-# --- loader and step named in a shell ---------------------------------------------------------
-
-ARGUMENTS = ("loader", "step", "files", "device", "model", "optimizer")
-
-
-def load_target(name: str) -> dict[str, object]:
-    """Call a function that the user named, and return the arguments of `diagnose`.
-
-    Args:
-        name: module:function; the module may be in the working directory.
-
-    Raises:
-        ValueError: there is no such function, or it returns something else.
-    """
-    # A shell's command does not look where it is called, unlike python -m.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    function, why = None, ""
-    try:
-        function = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        why = f" ({error})"
-    if not callable(function):
-        raise ValueError(
-            f"target must be module:function, got {name!r}{why}; "
-            "such as train:parts, in the folder that holds train.py"
-        )
-    returned = function()
-    if isinstance(returned, tuple) and len(returned) == 2:
-        returned = dict(zip(ARGUMENTS, returned))
-    if not isinstance(returned, Mapping) or not set(ARGUMENTS[:2]) <= set(returned) <= set(
-        ARGUMENTS
-    ):
-        raise ValueError(
-            f"{name} must return (loader, step), or a dict of {', '.join(ARGUMENTS)}, of which "
-            f"those after step may be missing, got {loaders.brief(returned)}"
-        )
-    return dict(returned)
-
-
-def find_files(pattern: str) -> list[Path]:
-    """Return the files that match a pattern, in order; ** matches folders.
-
-    Raises:
-        ValueError: there are none.
-    """
-    # Path.glob refuses absolute patterns.
-    names = glob.glob(pattern, recursive=True)  # noqa: PTH207
-    found = [path for path in map(Path, sorted(names)) if path.is_file()]
-    if not found:
-        raise ValueError(f"files must match at least one file, got {pattern!r}")
-    return found

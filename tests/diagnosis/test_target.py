@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from labkit.cli import main
-from labkit.diagnosis.diagnose import find_files, load_target
+from labkit.cli import load_target, main
 
 MODULE = """
 import torch
@@ -68,30 +67,23 @@ def test_a_pair_and_a_dict_name_loader_and_step(train_module):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_training", "target must be module:function, got 'own_training'; such as train:parts"),
+        (
+            "own_training",
+            "target must be module:function, got 'own_training' (not a function); such as",
+        ),
         ("sub/own.py:pair", "target must be module:function, got 'sub/own.py:pair' ("),
         ("own_trainign:pair", "got 'own_trainign:pair' (No module named 'own_trainign'); such as"),
         ("own_training:pairs", "(module 'own_training' has no attribute 'pairs'); such as"),
         ("own_broken:pair", "got 'own_broken:pair' (No module named 'nothing_of_that_name')"),
         ("own_training:a_list", "own_training:a_list must return (loader, step), or a dict of"),
-        ("own_training:one_more", "may be missing, got {'loader': "),
-        ("own_training:one_less", "may be missing, got {'loader': "),
+        ("own_training:one_more", "model and optimizer, got {'loader': "),
+        ("own_training:one_less", "model and optimizer, got {'loader': "),
         ("own_training:no_loader", "loader must be an iterable of batches, got 5"),
         ("own_training:no_step", "step must be a function of a batch, got None"),
     ],
 )
 def test_a_target_that_cannot_work_is_one_line(train_module, capsys, name, message):
     assert message in refused(capsys, name)
-
-
-def test_files_are_a_pattern_that_must_match_some(train_module, tmp_path, capsys):
-    (tmp_path / "deep").mkdir()
-    for name in ("b.jpg", "deep/a.jpg"):
-        (tmp_path / name).write_bytes(b"")
-    found = find_files(f"{tmp_path}/**/*.jpg")
-    assert found == [tmp_path / "b.jpg", tmp_path / "deep" / "a.jpg"]
-    line = refused(capsys, "own_training:pair", "--files", "*.png")
-    assert line == "labkit: files must match at least one file, got '*.png'"
 
 
 def test_a_chart_of_an_unknown_kind_is_refused_before_anything_is_measured(capsys):

@@ -2,13 +2,10 @@
 
 import os
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
-from labkit.diagnosis import diagnose, timeline
-from labkit.diagnosis.diagnose import conclude
-from labkit.diagnosis.measure import Collected, Loop
+from labkit.diagnosis import timeline
 from labkit.diagnosis.timeline import Recorder, Timeline, gpu_util, record_timeline
 from labkit.machine.gpu import CudaState, cuda
 from labkit.parts.devices import PROFILES, EmulatedDevice
@@ -67,17 +64,6 @@ def test_a_loader_that_raises_is_not_hidden():
 
     with pytest.raises(OSError, match="disk gone"):
         record_timeline(batches(), lambda batch: None, clock=FakeClock())
-
-
-def test_a_diagnosis_has_a_timeline_of_its_loop_when_asked(monkeypatch):
-    monkeypatch.setattr(diagnose, "record_timeline", partial(record_timeline, seconds=0.1))
-    steps = []
-    diagnosis = conclude(Collected(loop=Loop([1, 2], steps.append)))
-    assert steps == []
-    assert diagnosis.timeline.host["compute"]
-    before = len(steps)
-    assert before > 2 and diagnosis.timeline is diagnosis.timeline
-    assert len(steps) == before
 
 
 @pytest.mark.needs_cuda
