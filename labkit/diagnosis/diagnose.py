@@ -7,7 +7,7 @@ The loader is copied and iterated over, never changed.  The step is called some 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from labkit import units
-from labkit.analysis.statistics import paired_interval
 from labkit.diagnosis import loaders, text
 from labkit.diagnosis.measure import Collected, Loop, collect, in_one_line
 from labkit.diagnosis.predict import Measured, measured_of
@@ -134,20 +132,6 @@ def _bar(shown: bool) -> Iterator[Callable[[str, float], None]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """Mean share of an epoch's time over blocks, with its 95 % interval."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        if self.low is None:
-            return units.percent(self.mean)
-        return f"{units.percent(self.mean)} [{units.percent(self.low)}, {units.percent(self.high)}]"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """What was found; shows itself on one screen."""
 
@@ -161,8 +145,6 @@ class Diagnosis:
     """At most five that gain something; the best of the bottleneck first."""
     proposed: tuple[Remedy, ...] = ()
     """All that might have gained something, those that were tried in vain as well."""
-    stalls: Mapping[str, Share]
-    """input, and its parts preparation and fetch -> share of an epoch."""
     notes: tuple[str, ...]
     broken: str
     """What ended the measurement early; "" where nothing did."""
@@ -206,8 +188,8 @@ def conclude(found: Collected, proposed: tuple[Remedy, ...] | None = None) -> Di
     notes = (*found.notes, *(stages.notes if stages else ()))
     if stages and stages.error:
         notes += (f"looking into a worker ended early: {in_one_line(stages.error)}",)
-    broken_by, stalls = _broken_by(found), _stalls(found)
-    told = {"stalls": stalls, "notes": notes, "broken": found.broken, "collected": found}
+    broken_by = _broken_by(found)
+    told = {"notes": notes, "broken": found.broken, "collected": found}
     if broken_by:
         loop = found.loop
         batch = loop.resident[0] if loop.resident else None
@@ -220,7 +202,7 @@ def conclude(found: Collected, proposed: tuple[Remedy, ...] | None = None) -> Di
     gains = worth_it(proposed)
     bottleneck = bottleneck_of(measured, gains)
     return Diagnosis(
-        verdict=_word(stalls["input"]),
+        verdict=_word(measured),
         bottleneck=bottleneck,
         ceiling=measured.ceiling,
         remedies=in_order(gains, bottleneck),
@@ -250,31 +232,7 @@ def _lacks_shared_memory(loop: Loop) -> bool:
     return (ahead + 1) * loop.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
 
 
-def _stalls(found: Collected) -> dict[str, Share]:
-    """Return what preparing and fetching add to an epoch, comparing arms block by block."""
-    warm, resident, cold = found.of("warm"), found.of("resident"), found.of("cold")
-    length = loaders.count_batches(found.loop.loader)
-    steps = length or 1
-    shares: dict[str, list[float]] = {"input": [], "preparation": [], "fetch": []}
-    for number in range(min(len(warm), len(resident))):
-        resident_s = resident[number].step_s * steps
-        warm_s = warm[number].of_epoch(length)
-        cold_s = cold[number].of_epoch(length) if number < len(cold) else warm_s
-        shares["input"].append((cold_s - resident_s) / cold_s)
-        shares["preparation"].append((warm_s - resident_s) / cold_s)
-        shares["fetch"].append((cold_s - warm_s) / cold_s)
-    if not cold:
-        del shares["fetch"]
-    return {name: _interval(values) for name, values in shares.items() if values}
-
-
-def _interval(values: Sequence[float]) -> Share:
-    low, high = paired_interval(values) if len(values) > 1 else (None, None)
-    return Share(mean=fmean(values), low=low, high=high)
-
-
-def _word(share: Share) -> str:
+def _word(m: Measured) -> str:
     """Return how input-bound a training is, as far as the whole interval agrees."""
-    ends = (share.mean,) if share.low is None else (share.low, share.high)
-    low, *_, high = sorted(sum(end >= limit for limit in (MODERATELY, HIGHLY)) for end in ends * 2)
-    return WORDS[low] if low == high else f"between {WORDS[low]} and {WORDS[high]}"
+    words = [WORDS[sum(share >= limit for limit in (MODERATELY, HIGHLY))] for share in m.stalls()]
+    return words[0] if words[0] == words[-1] else f"between {words[0]} and {words[-1]}"

@@ -14,10 +14,12 @@ bounds; DS-Analyzer (VLDB 2021) for measuring the parts apart.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from labkit.analysis.statistics import ratio_interval
 from labkit.diagnosis import loaders
 from labkit.diagnosis.measure import Collected, Facts, Stretch
 from labkit.diagnosis.stages import SAMPLER, SERIALIZATION, Stage
@@ -90,6 +92,8 @@ class Measured(Facts):
     """Of a batch; 0 where that is not known."""
     unit: str
     """"images", or "samples" where the batches hold no pictures."""
+    ceiling_ci: tuple[float | None, float | None] = (None, None)
+    """95 % interval of `ceiling`, over blocks."""
     alone_s: float
     """A step of the loader alone."""
     resident_s: float
@@ -131,6 +135,11 @@ class Measured(Facts):
     def ceiling(self) -> float:
         """Normalized time of an epoch with a loader that takes no time."""
         return min(self.resident_s * self.steps / self.epoch_s, 1.0)
+
+    def stalls(self) -> list[float]:
+        """Return the share of an epoch that waits for input: the ends of its interval, if any."""
+        ends = [end for end in self.ceiling_ci if end is not None] or [self.ceiling]
+        return [1 - end for end in reversed(ends)]
 
     def at_best(self, shorter: float = 1.0, **changes: object) -> float:
         """Return the least normalized time of an epoch with some demands changed.
@@ -174,8 +183,12 @@ def measured_of(found: Collected) -> Measured:
     resident_s, alone_s = (_mean(s.step_s for s in arm) for arm in (resident, alone))
     length = loaders.count_batches(loader)
     steps = length or max(stretch.steps for stretch in warm)
-    warm_s = _mean(stretch.of_epoch(length, steps) for stretch in warm)
-    cold_s = _cold_s(found, length, steps)
+    epochs_s = [stretch.of_epoch(length, steps) for stretch in warm]
+    warm_s, fetch_s = _mean(epochs_s), 0.0
+    cold = [stretch.of_epoch(length, steps) for stretch in found.of("cold")]
+    if cold and all(cold_s > warm_s for cold_s, warm_s in zip(cold, epochs_s)):
+        epochs_s, fetch_s = cold, (_mean(cold) - warm_s) / steps
+    logs = [math.log(r.step_s * steps / epoch_s) for r, epoch_s in zip(resident, epochs_s)]
     is_torch, has_device = loaders.is_data_loader(loader), loop.device.has_queue
     host_kinds_s = {kind: one.share * resident_s for kind, one in found.host_kinds.items()}
     on_cuda = found.resident_on_device is not None
@@ -207,7 +220,7 @@ def measured_of(found: Collected) -> Measured:
         host_cpu_s=min(_mean(s.cpu_s for s in resident), hardware.cores() * resident_s),
         device_s=device_s + (0.0 if beside else copy_s),
         startup_s=max(first_s - wall_s, 0.0) / steps if workers and is_torch else 0.0,
-        fetch_s=(cold_s - warm_s) / steps if cold_s else 0.0,
+        fetch_s=fetch_s,
     )
     loading = replace(demand, step_s=0.0, host_s=0.0, host_cpu_s=0.0, device_s=0.0, startup_s=0.0,
                       fetch_s=0.0)  # fmt: skip
@@ -221,7 +234,8 @@ def measured_of(found: Collected) -> Measured:
         **vars(found.facts),
         now=demand,
         steps=steps,
-        epoch_s=cold_s or warm_s,
+        epoch_s=_mean(epochs_s),
+        ceiling_ci=ratio_interval(logs),
         samples=len(max(sized, key=lambda array: array.nbytes)) if sized else 0,
         unit="images" if any(array.ndim == 4 for array in sized) else "samples",
         alone_s=alone_s,
@@ -251,17 +265,6 @@ def measured_of(found: Collected) -> Measured:
 def _mean(values: Iterable[float]) -> float:
     values = list(values)
     return statistics.fmean(values) if values else 0.0
-
-
-def _cold_s(found: Collected, length: int | None, steps: int) -> float | None:
-    """Return the seconds of a cold epoch, if it is longer than the warm one in every block."""
-    pairs = [
-        (cold.of_epoch(length, steps), warm.of_epoch(length, steps))
-        for cold, warm in zip(found.of("cold"), found.of("warm"))
-    ]
-    if not pairs or any(cold_s <= warm_s for cold_s, warm_s in pairs):
-        return None
-    return _mean(cold_s for cold_s, _ in pairs)
 
 
 def _device(found: Collected, host_kinds_s: Mapping[str, float]) -> tuple[float, float]:

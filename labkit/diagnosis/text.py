@@ -90,11 +90,13 @@ def _per_s(m: Measured, step_s: float) -> float:
 
 
 def _verdict(found: Diagnosis) -> str:
-    m, stall = found.measured, found.stalls["input"]
-    said = f"{found.verdict[0].upper()}{found.verdict[1:]}: {stall} of the time is not hidden"
-    said += " behind computing"
-    if "fetch" in found.stalls:
-        said += f", of which the medium takes {found.stalls['fetch']}"
+    m = found.measured
+    said = f"{found.verdict[0].upper()}{found.verdict[1:]}: {units.percent(1 - m.ceiling)}"
+    if len(ends := m.stalls()) > 1:
+        said += f" [{', '.join(map(units.percent, ends))}]"
+    said += " of the time is not hidden behind computing"
+    if m.now.fetch_s:
+        said += f", of which the medium takes {units.percent(m.now.fetch_s * m.steps / m.epoch_s)}"
     if found.bottleneck == UNEXPLAINED:
         known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
         named = f"; the largest known part is {known.name}, {units.whole_percent(known.share)}"

@@ -102,8 +102,8 @@ def test_a_loader_without_workers_is_tried_with_some(without_workers):
     assert (found.broken, found.bottleneck) == ("", "workers")
     best = found.remedies[0]
     assert best.name == "more workers" and best.ci_low < best.measured < best.ci_high < 1
-    assert found.stalls["input"].mean > 0.1
     assert 0 < found.ceiling < best.measured
+    assert found.ceiling < 0.9
 
 
 def test_it_says_so_on_one_screen(without_workers):
