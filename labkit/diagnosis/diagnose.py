@@ -16,8 +16,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis import loaders, text
-from labkit.diagnosis.measure import Collected, Loop, collect, in_one_line
-from labkit.diagnosis.predict import Measured, measured_of
+from labkit.diagnosis.measure import Loop, collect
+from labkit.diagnosis.predict import Measured, summarize
 from labkit.diagnosis.remedies import (
     SHARED_MEMORY,
     Remedy,
@@ -106,12 +106,12 @@ def diagnose(
         if loaders.is_data_loader(loader):  # a copy, so that no worker outlives the measurement
             loader = stack.enter_context(loaders.copied(loader))
         loop = Loop(loader, step, model=model)
-        found = collect(loop, files=paths, device=device, budget_s=budget_s, say=say)
-        result = conclude(found)
-        if result.proposed and not found.broken:
-            cold = paths if result.measured.now.fetch_s else ()
-            result = conclude(found, try_remedies(found, result.proposed, cold, budget_s, say))
-    return result
+        m = collect(loop, files=paths, device=device, budget_s=budget_s, say=say)
+        found = conclude(m)
+        if found.proposed and not m.broken:
+            cold = paths if m.now.fetch_s else ()
+            found = conclude(m, try_remedies(m, found.proposed, cold, budget_s, say))
+    return found
 
 
 @contextmanager
@@ -145,11 +145,12 @@ class Diagnosis:
     """At most five that gain something; the best of the bottleneck first."""
     proposed: tuple[Remedy, ...] = ()
     """All that might have gained something, those that were tried in vain as well."""
-    notes: tuple[str, ...]
-    broken: str
-    """What ended the measurement early; "" where nothing did."""
-    measured: Measured | None = None
-    collected: Collected
+    measured: Measured
+
+    @property
+    def broken(self) -> str:
+        """What ended the measurement early; "" where nothing did."""
+        return self.measured.broken
 
     def __repr__(self) -> str:
         return "\n".join(text.screen(self))
@@ -165,9 +166,9 @@ class Diagnosis:
         """Return a row per arm: step_s, epoch_s, and CPU seconds of a step, cpu_s."""
         import pandas as pd
 
-        length, rows = loaders.count_batches(self.collected.loop.loader), {}
+        length, rows = loaders.count_batches(self.measured.loop.loader), {}
         for arm, title in ARMS.items():
-            if stretches := self.collected.of(arm):
+            if stretches := self.measured.of(arm):
                 epochs_s = [stretch.of_epoch(length) for stretch in stretches]
                 rows[title] = (
                     fmean(s.step_s for s in stretches),
@@ -177,59 +178,46 @@ class Diagnosis:
         return pd.DataFrame.from_dict(rows, orient="index", columns=["step_s", "epoch_s", "cpu_s"])
 
 
-def conclude(found: Collected, proposed: tuple[Remedy, ...] | None = None) -> Diagnosis:
+def conclude(m: Measured, proposed: tuple[Remedy, ...] | None = None) -> Diagnosis:
     """Return the conclusions from what was measured, however much that is.
 
     Args:
-        found: what was measured.
+        m: what was measured.
         proposed: remedies, as far as they were tried; bounds of all unless given.
     """
-    stages = found.stages
-    notes = (*found.notes, *(stages.notes if stages else ()))
-    if stages and stages.error:
-        notes += (f"looking into a worker ended early: {in_one_line(stages.error)}",)
-    broken_by = _broken_by(found)
-    told = {"notes": notes, "broken": found.broken, "collected": found}
-    if broken_by:
-        loop = found.loop
-        batch = loop.resident[0] if loop.resident else None
-        remedies = for_shared_memory(loop.loader, batch)
-        return Diagnosis(bottleneck=broken_by, remedies=remedies, **told)
-    if not all(found.of(arm) for arm in ("warm", "alone", "resident")):
-        return Diagnosis(**told)
-    measured = measured_of(found)
-    proposed = propose(measured) if proposed is None else proposed
+    if m.broken and _lacks_shared_memory(m):
+        batch = next(iter(m.loop.resident), None)
+        remedies = for_shared_memory(m.loop.loader, batch)
+        return Diagnosis(bottleneck=SHARED_MEMORY, remedies=remedies, measured=m)
+    summarize(m)
+    if m.now is None:
+        return Diagnosis(measured=m)
+    proposed = propose(m) if proposed is None else proposed
     gains = worth_it(proposed)
-    bottleneck = bottleneck_of(measured, gains)
+    bottleneck = bottleneck_of(m, gains)
     return Diagnosis(
-        verdict=_word(measured),
+        verdict=_word(m),
         bottleneck=bottleneck,
-        ceiling=measured.ceiling,
+        ceiling=m.ceiling,
         remedies=in_order(gains, bottleneck),
         proposed=proposed,
-        measured=measured,
-        **told,
+        measured=m,
     )
 
 
-def _broken_by(found: Collected) -> str:
-    """Return "shared memory" where its lack ended the measurement, else ""."""
-    if not found.broken or not getattr(found.loop.loader, "num_workers", 0):
-        return ""
-    words = ("shared memory", "bus error", "no space left on device", "shm")
-    # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
-    if any(word in found.broken.lower() for word in words) or _lacks_shared_memory(found.loop):
-        return SHARED_MEMORY
-    return ""
-
-
-def _lacks_shared_memory(loop: Loop) -> bool:
+def _lacks_shared_memory(m: Measured) -> bool:
     """Return whether the batches that workers prepare ahead need more than /dev/shm has."""
-    loader, usage = loop.loader, shared_memory.usage()
+    loader, usage = m.loop.loader, shared_memory.usage()
+    if not getattr(loader, "num_workers", 0):
+        return False
+    words = ("shared memory", "bus error", "no space left on device", "shm")
+    if any(word in m.broken.lower() for word in words):
+        return True
     if usage is None:
         return False
+    # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
     ahead = loader.num_workers * (loader.prefetch_factor or loaders.DEFAULT_PREFETCH_FACTOR)
-    return (ahead + 1) * loop.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
+    return (ahead + 1) * m.loop.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
 
 
 def _word(m: Measured) -> str:

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING
 from labkit import units
 from labkit.diagnosis import loaders, stages
 from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
-from labkit.diagnosis.profile import Kind, kinds_of
+from labkit.diagnosis.predict import Measured
+from labkit.diagnosis.profile import kinds_of
 from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.decoding import DECODERS
@@ -325,51 +326,6 @@ def _stall_limit(for_what: str) -> Iterator[None]:
 # --- all that a diagnosis measures ------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class Facts:
-    """What was measured beside the arms."""
-
-    worker_threads: float = 1.0
-    """Threads that each worker keeps busy, or that OpenCV would start in it."""
-    duplicated: bool = False
-    """Whether the workers' first batches are all the same."""
-    empty_s: float = 0.0
-    """A batch of one tiny tensor through a DataLoader with as many workers."""
-    copy_bytes_s: float = 0.0
-    """A plain copy of a batch in memory."""
-    decoders_s: dict[str, float] = field(default_factory=dict)
-    """labkit's decoders -> seconds for one of the user's files."""
-    pageable_s: float | None = None
-    """A copy of a batch to the device."""
-    pinned_s: float | None = None
-    """Such a copy from pinned memory."""
-
-
-@dataclass(kw_only=True)
-class Collected:
-    """What was measured so far; it is kept when something breaks."""
-
-    loop: Loop
-    stretches: list[Stretch] = field(default_factory=list)
-    """Of the blocks, in the order of measuring."""
-    first_s: float = 0.0
-    """Mean of the first steps, with which a measurement begins."""
-    stages: stages.Stages | None = None
-    facts: Facts = field(default_factory=Facts)
-    host_kinds: dict[str, Kind] = field(default_factory=dict)
-    """What the step does on the host; see `profile.kinds_of`."""
-    resident_on_device: Stretch | None = None
-    kernels_s: float = 0.0
-    """Of a step, for which kernels ran on CUDA."""
-    notes: list[str] = field(default_factory=list)
-    broken: str = ""
-    """What ended the measurement early."""
-
-    def of(self, arm: str) -> list[Stretch]:
-        """Return an arm's stretches."""
-        return [stretch for stretch in self.stretches if stretch.arm == arm]
-
-
 def collect(
     loop: Loop,
     *,
@@ -377,7 +333,7 @@ def collect(
     device: EmulatedDevice | None = None,
     budget_s: float,
     say: Callable[[str, float], None],
-) -> Collected:
+) -> Measured:
     """Measure everything that the conclusions need.
 
     Args:
@@ -390,15 +346,15 @@ def collect(
     Returns:
         What was measured, also where the loader or the step raised: see `broken`.
     """
-    found = Collected(loop=loop)
+    m = Measured(loop=loop)
     try:
-        _measure(found, files, device, budget_s, say)
+        _measure(m, files, device, budget_s, say)
     except Exception as error:  # the user's own code may raise anything
-        found.broken = in_one_line(error)
+        m.broken = in_one_line(error)
         if not loop.resident and getattr(loop.loader, "num_workers", 0):
             with suppress(Exception), loaders.copied(loop.loader, num_workers=0) as twin:
                 loop.keep(next(_without_stalls(twin)))  # its bytes tell whether memory is short
-    return found
+    return m
 
 
 def in_one_line(error: Exception) -> str:
@@ -414,31 +370,31 @@ def in_one_line(error: Exception) -> str:
 
 
 def _measure(
-    found: Collected,
+    m: Measured,
     files: Sequence[Path],
     device: EmulatedDevice | None,
     budget_s: float,
     say: Callable[[str, float], None],
 ) -> None:
-    loop, ends_s = found.loop, time.monotonic() + budget_s
+    loop, ends_s = m.loop, time.monotonic() + budget_s
     say("first steps", 0.0)
-    found.first_s = step_s = _look(loop, device)
-    found.facts.duplicated = _are_duplicated(loop)
+    m.first_s = step_s = _look(loop, device)
+    m.duplicated = _are_duplicated(loop)
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     stretch_s = min(max(budget_s * ARMS_SHARE / BLOCKS / len(arms), SHORTEST_S), LONGEST_S)
     plan = Plan(loop, step_s, stretch_s)
     order = random.Random(SEED)
-    fits, warmed = bool(files) and _fit_into_memory(files, found), False
+    fits, warmed = bool(files) and _fit_into_memory(files, m), False
     for block in range(BLOCKS):
         left_s = ends_s - time.monotonic() - (1 - ARMS_SHARE) * budget_s
         if block >= FEWEST_BLOCKS and left_s < len(arms) * stretch_s:
-            found.notes.append(f"{block} blocks of {BLOCKS}: the budget allowed no more")
+            m.notes.append(f"{block} blocks of {BLOCKS}: the budget allowed no more")
             break
         for number, arm in enumerate(order.sample(arms, len(arms))):
             done = (block + number / len(arms)) / BLOCKS
             say(f"block {block + 1} of {BLOCKS}: {arm}", ARMS_END * done)
             if arm == "cold":
-                if not evict(files, found):
+                if not evict(files, m):
                     arms.remove("cold")
                     continue
                 warmed = False
@@ -446,17 +402,20 @@ def _measure(
                 for path in files:
                     path.read_bytes()
                 warmed = True
-            found.stretches.append(plan.run(arm))
+            m.stretches.append(plan.run(arm))
     say("inside the workers", ARMS_END)
     if not loop.is_one_shot:
-        found.stages = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
-        found.facts.worker_threads = _worker_threads(found.stages)
-        if any(stage.kind == "decode" for stage in found.stages.stages):
-            found.facts.decoders_s = _decoders_s(files)
+        m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
+        m.notes += m.probe.notes
+        if m.probe.error:
+            m.notes.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
+        m.worker_threads = _worker_threads(m.probe)
+        if any(stage.kind == "decode" for stage in m.probe.stages):
+            m.decoders_s = _decoders_s(files)
         if loaders.is_data_loader(loop.loader):
-            found.facts.empty_s = _empty_batch_s(loop.loader.num_workers)
+            m.empty_s = _empty_batch_s(loop.loader.num_workers)
     say("profile of the step", TRIALS_BEGIN - 0.03)
-    _look_into_step(found, PROFILE_SHARE * budget_s)
+    _look_into_step(m, PROFILE_SHARE * budget_s)
 
 
 def _look(loop: Loop, device: EmulatedDevice | None) -> float:
@@ -542,26 +501,26 @@ def _skip_of(loader: object) -> int:
     return max(1, loader.num_workers) if loaders.is_data_loader(loader) else 1
 
 
-def evict(files: Sequence[Path], found: Collected) -> bool:
+def evict(files: Sequence[Path], m: Measured) -> bool:
     """Evict files from memory and check that they are; note it where they are not."""
     if not page_cache.can_evict():
-        found.notes.append("cold was not measured: this platform cannot evict files from memory")
+        m.notes.append("cold was not measured: this platform cannot evict files from memory")
         return False
     for path in files:
         page_cache.evict(path)
     share, how = page_cache.residency(files)
     if share is None or share > COLD_SHARE:
         held = "an unknown share" if share is None else units.percent(share)
-        found.notes.append(f"cold was not measured: {held} of the files stayed in memory ({how})")
+        m.notes.append(f"cold was not measured: {held} of the files stayed in memory ({how})")
         return False
     return True
 
 
-def _fit_into_memory(files: Sequence[Path], found: Collected) -> bool:
+def _fit_into_memory(files: Sequence[Path], m: Measured) -> bool:
     """Return whether files can be read into memory; note it where they cannot."""
     total_bytes = sum(path.stat().st_size for path in files)
     if total_bytes > MOST_WARMED * hardware.memory_bytes():
-        found.notes.append(
+        m.notes.append(
             f"warm is as found: {units.count_bytes(total_bytes)} of files do not fit into memory"
         )
         return False
@@ -604,22 +563,22 @@ def _worker_threads(seen: stages.Stages | None) -> float:
     return max(float(usual), busy)
 
 
-def _look_into_step(found: Collected, seconds: float) -> None:
+def _look_into_step(m: Measured, seconds: float) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
-    loop, resident = found.loop, found.of("resident")[-1]
+    loop, resident = m.loop, m.of("resident")[-1]
     steps = max(2, math.ceil(seconds / max(resident.step_s, 1e-6)))
-    found.host_kinds = kinds_of(lambda: loop.compute(steps=min(steps, MOST_STEPS)))
+    m.host_kinds = kinds_of(lambda: loop.compute(steps=min(steps, MOST_STEPS)))
     device, batch = loop.device, loop.resident[0]
     with _one_thread():
-        found.facts.copy_bytes_s = _median(lambda: _copy_s(batch))
+        m.copy_bytes_s = _median(lambda: _copy_s(batch))
     if device.has_queue:
-        found.facts.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
-        found.facts.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
+        m.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
+        m.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
     if isinstance(device, Cuda):
-        found.resident_on_device = loop.compute(steps=steps, on="cuda")
+        m.resident_on_device = loop.compute(steps=steps, on="cuda")
         few = min(steps, PROFILED_STEPS)
         ran_s = device.kernels_s(lambda: loop.compute(steps=few, on="cuda"))
-        found.kernels_s = ran_s / (few + 1)  # one is skipped, and runs
+        m.kernels_s = ran_s / (few + 1)  # one is skipped, and runs
 
 
 def _copy_s(batch: object) -> float:

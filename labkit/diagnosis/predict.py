@@ -18,12 +18,16 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from labkit.analysis.statistics import ratio_interval
 from labkit.diagnosis import loaders
-from labkit.diagnosis.measure import Collected, Facts, Stretch
-from labkit.diagnosis.stages import SAMPLER, SERIALIZATION, Stage
+from labkit.diagnosis.stages import SAMPLER, SERIALIZATION, Stage, Stages
 from labkit.machine import hardware
+
+if TYPE_CHECKING:
+    from labkit.diagnosis.measure import Loop, Stretch
+    from labkit.diagnosis.profile import Kind
 
 BUSY = 0.5  # of the main process's time in CPU: then workers wait until it has taken a batch
 IDLE = 0.25  # of the cores: workers do not wait for one
@@ -80,23 +84,57 @@ class Row:
 
 
 @dataclass(kw_only=True)
-class Measured(Facts):
-    """All that naming the bottleneck and proposing remedies depend on."""
+class Measured:
+    """What was measured of a loop, kept when something breaks, and what `summarize` makes of it.
 
-    now: Demand
-    steps: int
+    Naming the bottleneck and proposing remedies depend on nothing else.
+    """
+
+    loop: Loop | None = None
+    stretches: list[Stretch] = field(default_factory=list)
+    """Of the blocks, in the order of measuring."""
+    first_s: float = 0.0
+    """Mean of the first steps, with which a measurement begins."""
+    probe: Stages | None = None
+    """Of a worker."""
+    host_kinds: dict[str, Kind] = field(default_factory=dict)
+    """Kind of the step's work on the host -> share of the step; see `profile.kinds_of`."""
+    resident_on_device: Stretch | None = None
+    kernels_s: float = 0.0
+    """Of a step, for which kernels ran on CUDA."""
+    notes: list[str] = field(default_factory=list)
+    broken: str = ""
+    """What ended the measurement early."""
+    worker_threads: float = 1.0
+    """Threads that each worker keeps busy, or that OpenCV would start in it."""
+    duplicated: bool = False
+    """Whether the workers' first batches are all the same."""
+    empty_s: float = 0.0
+    """A batch of one tiny tensor through a DataLoader with as many workers."""
+    copy_bytes_s: float = 0.0
+    """A plain copy of a batch in memory."""
+    decoders_s: dict[str, float] = field(default_factory=dict)
+    """labkit's decoders -> seconds for one of the user's files."""
+    pageable_s: float | None = None
+    """A copy of a batch to the device."""
+    pinned_s: float | None = None
+    """Such a copy from pinned memory."""
+
+    now: Demand | None = None
+    """None where an arm is missing; then all that follows is not known either."""
+    steps: int = 1
     """Of an epoch."""
-    epoch_s: float
+    epoch_s: float = 0.0
     """As it is; cold where that takes longer in every block."""
-    samples: int
+    samples: int = 0
     """Of a batch; 0 where that is not known."""
-    unit: str
+    unit: str = "samples"
     """"images", or "samples" where the batches hold no pictures."""
     ceiling_ci: tuple[float | None, float | None] = (None, None)
     """95 % interval of `ceiling`, over blocks."""
-    alone_s: float
+    alone_s: float = 0.0
     """A step of the loader alone."""
-    resident_s: float
+    resident_s: float = 0.0
     stages: tuple[Stage, ...] = ()
     """As fast as they are while all workers run."""
     rows: tuple[Row, ...] = ()
@@ -104,10 +142,10 @@ class Measured(Facts):
     is_data_loader: bool = True
     knobs: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the DataLoader."""
-    sampler_s: float = 0.0
-    """Of the main process, to draw the samples of a batch."""
     send_s: float = 0.0
     """CPU of sending a batch from a worker and receiving it."""
+    sampler_s: float = 0.0
+    """Of the main process, to draw the samples of a batch."""
     objects: int = 0
     """Of a batch, other than tensors and arrays."""
     batch_bytes: int = 0
@@ -117,19 +155,20 @@ class Measured(Facts):
     """The slowest batch's seconds ÷ the mean."""
     fastest: float = 1.0
     """The fastest batch's seconds ÷ the mean."""
-    host_kinds_s: Mapping[str, float] = field(default_factory=dict)
-    """Kind of the step's work on the host -> seconds in a step; see `profile.KINDS`."""
-    host_functions: Mapping[str, str] = field(default_factory=dict)
-    """Kind -> the user's function in which most of it is."""
     has_device: bool = False
     syncs_s: float = 0.0
     """Of a step, waited for the device to finish."""
     copy_s: float = 0.0
     """Of a step, for which a copy occupies the device."""
     copy_blocks: bool = False
-    on_cuda: bool = False
-    has_model: bool = False
-    """Whether the model was given, so that changes of it can be tried."""
+
+    def of(self, arm: str) -> list[Stretch]:
+        """Return an arm's stretches."""
+        return [stretch for stretch in self.stretches if stretch.arm == arm]
+
+    def kind_s(self, kind: str) -> float:
+        """Return the seconds of a step in which the host does some kind of work."""
+        return self.host_kinds[kind].share * self.resident_s if kind in self.host_kinds else 0.0
 
     @property
     def ceiling(self) -> float:
@@ -176,90 +215,75 @@ UNEXPLAINED, EACH_OTHER, NO_CORE, OVERHEAD, BYTES = (
 )  # fmt: skip
 
 
-def measured_of(found: Collected) -> Measured:
-    """Return what was measured, in the form that bounds and remedies need."""
-    loop, loader = found.loop, found.loop.loader
-    resident, alone, warm = (found.of(arm) for arm in ("resident", "alone", "warm"))
-    resident_s, alone_s = (_mean(s.step_s for s in arm) for arm in (resident, alone))
+def summarize(m: Measured) -> None:
+    """Set what follows from the arms, if all of them were measured."""
+    loop, loader, probe = m.loop, m.loop.loader, m.probe
+    resident, alone, warm = (m.of(arm) for arm in ("resident", "alone", "warm"))
+    if not (resident and alone and warm):
+        return
+    m.resident_s, m.alone_s = (_mean(s.step_s for s in arm) for arm in (resident, alone))
     length = loaders.count_batches(loader)
-    steps = length or max(stretch.steps for stretch in warm)
-    epochs_s = [stretch.of_epoch(length, steps) for stretch in warm]
+    m.steps = length or max(stretch.steps for stretch in warm)
+    epochs_s = [stretch.of_epoch(length, m.steps) for stretch in warm]
     warm_s, fetch_s = _mean(epochs_s), 0.0
-    cold = [stretch.of_epoch(length, steps) for stretch in found.of("cold")]
+    cold = [stretch.of_epoch(length, m.steps) for stretch in m.of("cold")]
     if cold and all(cold_s > warm_s for cold_s, warm_s in zip(cold, epochs_s)):
-        epochs_s, fetch_s = cold, (_mean(cold) - warm_s) / steps
-    logs = [math.log(r.step_s * steps / epoch_s) for r, epoch_s in zip(resident, epochs_s)]
-    is_torch, has_device = loaders.is_data_loader(loader), loop.device.has_queue
-    host_kinds_s = {kind: one.share * resident_s for kind, one in found.host_kinds.items()}
-    on_cuda = found.resident_on_device is not None
-    if not has_device or on_cuda:  # there libraries compute the step, or launch it
-        host_kinds_s.pop("compute", None)
-    copy_s, blocks, beside = _copying(found)
-    device_s, syncs_s = _device(found, host_kinds_s)
-    host_s = resident_s
-    if has_device and not blocks and not syncs_s:
+        epochs_s, fetch_s = cold, (_mean(cold) - warm_s) / m.steps
+    m.epoch_s = _mean(epochs_s)
+    logs = [math.log(r.step_s * m.steps / epoch_s) for r, epoch_s in zip(resident, epochs_s)]
+    m.ceiling_ci = ratio_interval(logs)
+
+    first = loop.resident[0]
+    arrays = loaders.arrays(first)
+    sized = [array for array in arrays if getattr(array, "ndim", 0)]
+    m.samples = len(max(sized, key=lambda array: array.nbytes)) if sized else 0
+    m.unit = "images" if any(array.ndim == 4 for array in sized) else "samples"
+    m.objects = len(loaders.leaves(first)) - len(arrays)
+    m.batch_bytes, m.dtypes = loop.batch_bytes, loaders.bytes_by_dtype(first)
+    m.is_data_loader = loaders.is_data_loader(loader)
+    m.knobs = loaders.knobs_of(loader) if m.is_data_loader else {}
+
+    m.has_device = loop.device.has_queue
+    if not m.has_device or m.resident_on_device:  # there libraries compute or launch the step
+        m.host_kinds.pop("compute", None)
+    m.copy_s, m.copy_blocks, beside = _copying(m)
+    device_s, m.syncs_s = _device(m)
+    host_s = m.resident_s
+    if m.has_device and not m.copy_blocks and not m.syncs_s:
         host_s = _mean(stretch.busy_s for stretch in resident)
-    took, first_s = found.stages, _mean(stretch.startup_s for stretch in warm)
-    sent = took.sent if took else ()
-    send_s = statistics.median(map(sum, sent)) if sent else 0.0
-    workers = loader.num_workers if is_torch else 0
-    if not is_torch and _mean(s.step_s for s in warm) < OVERLAPS * (alone_s + resident_s):
-        workers = 1  # it prepares batches in a way of its own while the step runs
-    pickle_s = statistics.median(one.pickle_cpu_s for one in sent) if sent else 0.0
-    stages, wall_s, cpu_s = _stages(found, alone, workers, pickle_s, alone_s)
-    take_s = min(_mean(s.own_cpu_s for s in alone), alone_s) if workers else 0.0
-    demand = Demand(
+
+    # Another loader may prepare batches in a way of its own while the step runs.
+    both_s, sum_s = _mean(s.step_s for s in warm), m.alone_s + m.resident_s
+    workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAPS * sum_s)
+    pickle_s = 0.0
+    if probe and probe.sent:
+        m.send_s = statistics.median(map(sum, probe.sent))
+        pickle_s = statistics.median(one.pickle_cpu_s for one in probe.sent)
+    if probe:
+        m.sampler_s = probe.sampler_s
+    if times := [one.fetch_s + one.collate_s for one in probe.batches] if probe else []:
+        m.slowest, m.fastest = max(times) / _mean(times), min(times) / _mean(times)
+    m.stages, wall_s, cpu_s = _stages(m, alone, workers, pickle_s)
+    first_s = _mean(stretch.startup_s for stretch in warm)
+    m.now = Demand(
         workers=workers,
         cores=hardware.cores(),
         cpu_s=cpu_s,
         wall_s=wall_s,
         hindered_s=0.0,
-        take_s=take_s,
-        step_s=resident_s,
+        take_s=min(_mean(s.own_cpu_s for s in alone), m.alone_s) if workers else 0.0,
+        step_s=m.resident_s,
         host_s=host_s,
-        host_cpu_s=min(_mean(s.cpu_s for s in resident), hardware.cores() * resident_s),
-        device_s=device_s + (0.0 if beside else copy_s),
-        startup_s=max(first_s - wall_s, 0.0) / steps if workers and is_torch else 0.0,
+        host_cpu_s=min(_mean(s.cpu_s for s in resident), hardware.cores() * m.resident_s),
+        device_s=device_s + (0.0 if beside else m.copy_s),
+        startup_s=max(first_s - wall_s, 0.0) / m.steps if workers and m.is_data_loader else 0.0,
         fetch_s=fetch_s,
     )
-    loading = replace(demand, step_s=0.0, host_s=0.0, host_cpu_s=0.0, device_s=0.0, startup_s=0.0,
-                      fetch_s=0.0)  # fmt: skip
     if workers:
-        demand = replace(demand, hindered_s=max(alone_s - loading.least_s(), 0.0))
-    first = loop.resident[0]
-    arrays = loaders.arrays(first)
-    sized = [array for array in arrays if getattr(array, "ndim", 0)]
-    times = [one.fetch_s + one.collate_s for one in took.batches] if took else []
-    measured = Measured(
-        **vars(found.facts),
-        now=demand,
-        steps=steps,
-        epoch_s=_mean(epochs_s),
-        ceiling_ci=ratio_interval(logs),
-        samples=len(max(sized, key=lambda array: array.nbytes)) if sized else 0,
-        unit="images" if any(array.ndim == 4 for array in sized) else "samples",
-        alone_s=alone_s,
-        resident_s=resident_s,
-        stages=stages,
-        is_data_loader=is_torch,
-        knobs=loaders.knobs_of(loader) if is_torch else {},
-        sampler_s=took.sampler_s if took else 0.0,
-        send_s=send_s,
-        objects=len(loaders.leaves(first)) - len(arrays),
-        batch_bytes=loop.batch_bytes,
-        dtypes=loaders.bytes_by_dtype(first),
-        slowest=max(times) / _mean(times) if times else 1.0,
-        fastest=min(times) / _mean(times) if times else 1.0,
-        host_kinds_s=host_kinds_s,
-        host_functions={kind: one.function for kind, one in found.host_kinds.items()},
-        has_device=has_device,
-        syncs_s=syncs_s,
-        copy_s=copy_s,
-        copy_blocks=blocks,
-        on_cuda=on_cuda,
-        has_model=loop.model is not None,
-    )
-    return replace(measured, rows=_rows(measured, alone))
+        loading = replace(m.now, step_s=0.0, host_s=0.0, host_cpu_s=0.0, device_s=0.0,
+                          startup_s=0.0, fetch_s=0.0)  # fmt: skip
+        m.now = replace(m.now, hindered_s=max(m.alone_s - loading.least_s(), 0.0))
+    m.rows = _rows(m, alone)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -267,51 +291,49 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(values) if values else 0.0
 
 
-def _device(found: Collected, host_kinds_s: Mapping[str, float]) -> tuple[float, float]:
+def _device(m: Measured) -> tuple[float, float]:
     """Return for which seconds of a step the device computes, and the host waits for its end."""
-    device, resident = found.loop.device, found.of("resident")
-    if not device.has_queue:
+    if not m.has_device:
         return 0.0, 0.0
-    on_device = found.resident_on_device
+    resident, on_device = m.of("resident"), m.resident_on_device
     seen = [on_device] if on_device else resident
     syncs = _mean(stretch.synced for stretch in seen) > 0.5
     if on_device:  # CUDA: waiting spins, so only the profile tells it from work
-        return found.kernels_s, host_kinds_s.get("synchronization", 0.0) if syncs else 0.0
+        return m.kernels_s, m.kind_s("synchronization") if syncs else 0.0
     readings = [stretch.readings for stretch in resident]
     waits_s = _mean(each.waited_s - each.copy_wait_s for each in readings)
     return _mean(each.device_s for each in readings), waits_s if syncs else 0.0
 
 
-def _copying(found: Collected) -> tuple[float, bool, bool]:
+def _copying(m: Measured) -> tuple[float, bool, bool]:
     """Return a copy's seconds, whether it blocks the host, and whether it runs beside computing."""
-    device = found.loop.device
-    if not device.has_queue or found.facts.pageable_s is None:
+    if not m.has_device or m.pageable_s is None:
         return 0.0, False, False
-    if found.resident_on_device is not None:  # CUDA: what the step takes less without copying
-        saved_s = _mean(s.step_s for s in found.of("resident")) - found.resident_on_device.step_s
-        pinned = all(t.is_pinned() for t in loaders.arrays(found.loop.resident[0]))
+    if m.resident_on_device:  # CUDA: what the step takes less without copying
+        saved_s = m.resident_s - m.resident_on_device.step_s
+        pinned = all(t.is_pinned() for t in loaders.arrays(m.loop.resident[0]))
         return max(saved_s, 0.0), not pinned, False
-    readings = found.of("resident")[-1].readings
-    if readings.copy_wait_s > 0.5 * found.facts.pinned_s:
-        return found.facts.pageable_s, True, False
-    return found.facts.pinned_s, False, readings.side_stream
+    readings = m.of("resident")[-1].readings
+    if readings.copy_wait_s > 0.5 * m.pinned_s:
+        return m.pageable_s, True, False
+    return m.pinned_s, False, readings.side_stream
 
 
 def _stages(
-    found: Collected, alone: Sequence[Stretch], workers: int, pickle_s: float, alone_s: float
+    m: Measured, alone: Sequence[Stretch], workers: int, pickle_s: float
 ) -> tuple[tuple[Stage, ...], float, float]:
     """Return the stages, and wall and CPU seconds of making and sending a batch.
 
     Two busy cores do less than twice the work of one (hyper-threads, memory bandwidth), so CPU
     seconds are scaled to those that the workers took when they ran together.
     """
-    seen = found.stages.stages if found.stages else ()
+    seen = m.probe.stages if m.probe else ()
     seen = tuple(stage for stage in seen if stage.kind != SERIALIZATION)
     if not workers:
-        return seen, alone_s, min(_mean(s.cpu_s for s in alone), hardware.cores() * alone_s)
+        return seen, m.alone_s, min(_mean(s.cpu_s for s in alone), hardware.cores() * m.alone_s)
     probed_s = sum(stage.cpu_s for stage in seen) + pickle_s
     if not probed_s:
-        return seen, alone_s, _mean(s.cpu_s for s in alone)
+        return seen, m.alone_s, _mean(s.cpu_s for s in alone)
     together = 1.0
     if not any(len(stretch.epoch_s) > 1 for stretch in alone):  # else starting is in it
         together = max(_mean(s.cpu_s - s.own_cpu_s for s in alone) / probed_s, 1.0)

@@ -311,26 +311,22 @@ def _unsynchronized(m: Measured, _: object) -> dict[str, object]:
     return {"step_s": max(host_s, m.now.device_s), "host_s": host_s}
 
 
-def _kind_s(m: Measured, kind: str) -> float:
-    return m.host_kinds_s.get(kind, 0.0)
-
-
 def _less_often(kind: str) -> dict[str, Callable]:
     return {
-        "subjects": lambda m: _given(_kind_s(m, kind) > 0),
-        "leaves": lambda m, _: _shorter_step(m, _kind_s(m, kind) * (1 - 1 / LESS_OFTEN)),
+        "subjects": lambda m: _given(m.kind_s(kind) > 0),
+        "leaves": lambda m, _: _shorter_step(m, m.kind_s(kind) * (1 - 1 / LESS_OFTEN)),
     }
 
 
 def _on_host_s(m: Measured) -> float:
-    return _kind_s(m, "host work") + _kind_s(m, "compute")
+    return m.kind_s("host work") + m.kind_s("compute")
 
 
 def _of_step(what: str, kind: str) -> Callable[[Measured, object], str]:
     def reason(m: Measured, _: object) -> str:
-        function = m.host_functions.get(kind)
+        function = m.host_kinds[kind].function
         return (
-            f"{what} takes {units.seconds(m.host_kinds_s[kind])} of the "
+            f"{what} takes {units.seconds(m.kind_s(kind))} of the "
             f"{units.seconds(m.now.step_s)} of a step" + (f", most in {function}" * bool(function))
         )
 
@@ -342,7 +338,7 @@ def _model(change: str) -> Callable[[Measured, object], Mapping[str, object]]:
 
 
 def _device_is_limit(m: Measured) -> Sequence:
-    return _given(m.has_model and m.ceiling > DEVICE_BOUND)
+    return _given(getattr(m.loop, "model", None) is not None and m.ceiling > DEVICE_BOUND)
 
 
 def _fetch(m: Measured) -> str:
@@ -398,7 +394,7 @@ REMEDIES = (
          f"{units.seconds(m.copy_s)}, in which the host waits; from pinned memory "
          f"{units.seconds(m.pinned_s)}",
          "pin_memory=True in the DataLoader, and batch.to(device, non_blocking=True)",
-         lambda m, _: {"pin_memory": True} if m.on_cuda and m.is_data_loader else {}),
+         lambda m, _: {"pin_memory": True} if m.resident_on_device and m.is_data_loader else {}),
     Line("synchronize less often", "synchronization",
          lambda m: _given(m.syncs_s > 0), _unsynchronized,
          lambda m, _: f"in every step the host waits {units.seconds(m.syncs_s)} until the device "
@@ -412,14 +408,14 @@ REMEDIES = (
          change=f"report every {LESS_OFTEN}th time, or from a thread"),
     # What is called in a loop counts as the library's, so both go with either.
     Line("vectorize host work", "host work",
-         lambda m: _given(_kind_s(m, "host work") > _kind_s(m, "compute")),
+         lambda m: _given(m.kind_s("host work") > m.kind_s("compute")),
          lambda m, _: _shorter_step(m, _on_host_s(m)),
          reason=_of_step("work on the host", "host work"),
          change="operations on whole tensors, in the loader's workers, or only every 50 steps"),
     Line("transform in workers", "main thread",
-         lambda m: _given(_kind_s(m, "compute") > _kind_s(m, "host work")),
+         lambda m: _given(m.kind_s("compute") > m.kind_s("host work")),
          lambda m, _: _shorter_step(m, _on_host_s(m))
-         | {"cpu_s": m.now.cpu_s + _kind_s(m, "compute")},
+         | {"cpu_s": m.now.cpu_s + m.kind_s("compute")},
          reason=_of_step("computing on the host", "compute"),
          change="do it in the data set, where workers run it beside the step, or on the device"),
     Line("bf16 autocast", COMPUTE, _device_is_limit, lambda m, _: ANY,

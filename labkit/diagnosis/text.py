@@ -19,10 +19,10 @@ LISTED_SHARE = 0.005  # of a batch's time: less is no row of the details
 
 def screen(found: Diagnosis) -> Iterator[str]:
     """Yield verdict, ceiling, remedies and where the time goes: one screen."""
-    if found.broken:
-        yield f"Broke off: {found.broken}. What was measured until then is below."
     m = found.measured
-    if m is None:
+    if m.broken:
+        yield f"Broke off: {m.broken}. What was measured until then is below."
+    if m.now is None:
         if found.bottleneck:
             yield f"Bottleneck: {found.bottleneck}. {shared_memory.why_full()}"
         for number, remedy in enumerate(found.remedies, 1):
@@ -41,10 +41,9 @@ def screen(found: Diagnosis) -> Iterator[str]:
     if not found.remedies:
         yield "Nothing to gain: no change that was tried or can be bounded saves 3 %."
     alone, step = _per_s(m, m.alone_s), _per_s(m, m.resident_s)
-    label = found.collected.loop.device.label
     yield (
-        f"The step alone ({label}): {_rate(step)} {m.unit}/s; your loader alone: {_rate(alone)}; "
-        f"two such devices would need {_rate(2 * step)}."
+        f"The step alone ({m.loop.device.label}): {_rate(step)} {m.unit}/s; "
+        f"your loader alone: {_rate(alone)}; two such devices would need {_rate(2 * step)}."
     )
     if rows := _rows(m):
         who = "A worker" if m.now.workers and m.is_data_loader else "The main process"
@@ -57,25 +56,24 @@ def screen(found: Diagnosis) -> Iterator[str]:
 def details(found: Diagnosis) -> Iterator[str]:
     """Yield what the screen rests on."""
     yield from _arms(found)
-    loop = found.collected.loop
-    if found.measured:
-        for row in (row for row in found.measured.rows if row.share > LISTED_SHARE):
-            took = f"{units.seconds(row.seconds)}, {units.percent(row.share)}"
-            yield f"{row.name} ({row.kind}): {took}"
+    m = found.measured
+    for row in (row for row in m.rows if row.share > LISTED_SHARE):
+        took = f"{units.seconds(row.seconds)}, {units.percent(row.share)}"
+        yield f"{row.name} ({row.kind}): {took}"
     for remedy in found.proposed:
         if remedy.measured is not None and remedy not in found.remedies:
             yield f"{remedy.name}: tried, {_measured(remedy)}; {remedy.change}"
-    blocks = units.count(len(found.collected.of("resident")), "block")
-    cold = "" if found.collected.of("cold") else " No arm was cold: give files for that."
+    blocks = units.count(len(m.of("resident")), "block")
+    cold = "" if m.of("cold") else " No arm was cold: give files for that."
     yield (
-        f"{blocks} of every arm in random order, on {loop.device.label}; "
-        f"{units.count_bytes(loop.batch_bytes)} a batch.{cold}"
+        f"{blocks} of every arm in random order, on {m.loop.device.label}; "
+        f"{units.count_bytes(m.loop.batch_bytes)} a batch.{cold}"
     )
-    yield from (f"Note: {note}." for note in found.notes)
+    yield from (f"Note: {note}." for note in m.notes)
 
 
 def _arms(found: Diagnosis) -> Iterator[str]:
-    if first_s := found.collected.first_s:
+    if first_s := found.measured.first_s:
         yield f"first steps, loading and computing: {units.seconds(first_s)} a step"
     for title, row in found.table().iterrows():
         yield f"{title}: {units.seconds(row['step_s'])} a step"

@@ -21,12 +21,12 @@ from labkit.diagnosis import loaders
 from labkit.diagnosis.measure import (
     TRIALS_BEGIN,
     TRIALS_SHARE,
-    Collected,
     Loop,
     Plan,
     evict,
     in_one_line,
 )  # fmt: skip
+from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.remedies import Remedy
 
 BLOCKS, FEWEST_BLOCKS = 5, 3
@@ -37,7 +37,7 @@ AS_IS = ("A1", "A2")
 
 
 def try_remedies(
-    found: Collected,
+    m: Measured,
     proposed: Sequence[Remedy],
     files: Sequence[Path],
     budget_s: float,
@@ -46,7 +46,7 @@ def try_remedies(
     """Time epochs with remedies applied to copies of the user's DataLoader, or to the model.
 
     Args:
-        found: what was measured; what a trial raised is added to its notes.
+        m: what was measured; what a trial raised is added to its notes.
         proposed: the most promising of them are tried, at most five.
         files: evicted before every trial; empty where trials are as warm as the files are.
         budget_s: of the diagnosis, of which trials take a share.
@@ -59,11 +59,11 @@ def try_remedies(
     tried = promising[:MOST_TRIED]
     if not tried:
         return tuple(proposed)
-    loop = found.loop
+    loop = m.loop
     ends_s = time.monotonic() + TRIALS_SHARE * budget_s
     stretch_s = TRIALS_SHARE * budget_s / BLOCKS / (len(tried) + len(AS_IS))
     stretch_s = min(max(stretch_s, SHORTEST_S), LONGEST_S)
-    plan = Plan(loop, fmean(stretch.step_s for stretch in found.of("warm")), stretch_s)
+    plan = Plan(loop, fmean(stretch.step_s for stretch in m.of("warm")), stretch_s)
     order = random.Random(SEED)
     with ExitStack() as stack:
         arms: dict[object, Callable] = {name: lambda: _as_it_is(loop) for name in AS_IS}
@@ -71,7 +71,7 @@ def try_remedies(
             try:
                 arms[number] = _opened(loop, remedy, stack)
             except Exception as error:  # the user's own code may raise anything
-                found.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
+                m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
         epochs_s: dict[object, list[float]] = {name: [] for name in arms}
         for block in range(BLOCKS):
             if block >= FEWEST_BLOCKS and time.monotonic() > ends_s:
@@ -82,14 +82,14 @@ def try_remedies(
                 say(f"trying, block {block + 1} of {BLOCKS}: {title}", done)
                 try:
                     if files:
-                        evict(files, found)
+                        evict(files, m)
                     with arms[name]() as (loader, step):
                         epochs_s[name].append(plan.epoch_s(loader, step, cold=bool(files)))
                 except Exception as error:
                     if name in AS_IS:
-                        found.broken = in_one_line(error)
+                        m.broken = in_one_line(error)
                         return tuple(proposed)
-                    found.notes.append(f"{title} could not be tried: {in_one_line(error)}")
+                    m.notes.append(f"{title} could not be tried: {in_one_line(error)}")
                     del arms[name]
     base_s = list(zip(*(epochs_s[name] for name in AS_IS)))
     times = {id(remedy): epochs_s[number] for number, remedy in enumerate(tried) if number in arms}

@@ -20,7 +20,8 @@ from labkit.contracts import SystemClock
 from labkit.diagnosis import diagnose as module
 from labkit.diagnosis import loaders, measure, remedies, verify
 from labkit.diagnosis.diagnose import conclude
-from labkit.diagnosis.measure import Collected, Loop
+from labkit.diagnosis.measure import Loop
+from labkit.diagnosis.predict import Measured
 from labkit.machine import shared_memory
 from labkit.parts.devices import PROFILES, EmulatedDevice
 
@@ -144,7 +145,7 @@ def test_nothing_is_to_gain_where_the_device_is_the_limit(kind):
     assert found.ceiling > 0.8
     # Other tests that run beside this one lengthen steps a little, which something would shorten.
     assert all(remedy.normalized_time > 0.8 for remedy in found.remedies)
-    nothing_gains = conclude(found.collected, proposed=())
+    nothing_gains = conclude(found.measured, proposed=())
     assert nothing_gains.bottleneck == "compute"
     assert "Data loading is not the bottleneck" in str(nothing_gains)
 
@@ -355,6 +356,6 @@ def test_a_stall_for_want_of_shared_memory_is_told_from_others(monkeypatch, tota
     monkeypatch.setattr(shared_memory, "usage", lambda: room)
     loop = Loop(DataLoader(Slow(), num_workers=2), print)
     loop.batch_bytes = 10_000_000
-    found = conclude(Collected(loop=loop, broken="waited 30 s for loader to yield a batch"))
+    found = conclude(Measured(loop=loop, broken="waited 30 s for loader to yield a batch"))
     assert found.bottleneck == said
     assert ("docker run --shm-size=2g" in str(found)) == bool(said)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.diagnosis.predict import UNEXPLAINED, Demand, Measured, Row
+from labkit.diagnosis.profile import Kind
 from labkit.diagnosis.remedies import bottleneck_of, in_order, propose, worth_it
 from labkit.diagnosis.stages import Stage
 
@@ -99,9 +100,9 @@ def test_many_workers_are_tried_where_batches_wait_and_need_no_core():
     [
         ({"demand": {"startup_s": 0.1}}, "persistent workers", 0.35),
         ({"demand": {"fetch_s": 0.1}}, "faster medium", 0.35),
-        ({"demand": {"step_s": 0.1, "host_s": 0.1}, "host_kinds_s": {"checkpoint": 0.09}},
+        ({"demand": {"step_s": 0.1, "host_s": 0.1}, "host_kinds": {"checkpoint": Kind(0.9, "")}},
          "save less often", 0.5),
-        ({"demand": {"step_s": 0.1, "host_s": 0.1}, "host_kinds_s": {"host work": 0.09}},
+        ({"demand": {"step_s": 0.1, "host_s": 0.1}, "host_kinds": {"host work": Kind(0.9, "")}},
          "vectorize host work", 0.5),
         ({"demand": {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}, "syncs_s": 0.05},
          "synchronize less often", 0.6),
