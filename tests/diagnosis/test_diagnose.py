@@ -187,7 +187,10 @@ class Tiny(Slow):
 
 
 def test_many_small_batches_are_told_from_much_work():
-    found = diagnose(DataLoader(Tiny(length=400), batch_size=1, num_workers=1), lambda batch: None)
+    loader = DataLoader(
+        Tiny(length=400), batch_size=1, num_workers=1, persistent_workers=True,
+    )  # fmt: skip
+    found = diagnose(loader, lambda batch: None)
     assert found.bottleneck == "per-batch overhead"
     assert {"no workers", "larger batches"} & {remedy.name for remedy in found.remedies}
 
