@@ -3,9 +3,9 @@
     before = disturbance()  ─▶  the trial  ─▶  since(before): a dict that the row keeps
 
 Shared and virtual machines are the main source of noise, so each row records stolen time, other
-programs, swapping, and waiting for CPU, memory and disks.  `analysis.validity`
-rejects blocks for some of these (EVIDENCE 1).  What cannot be read is None, never 0.  In a
-container the counters are those of the whole host, because its other programs disturb, too.
+programs and swapping, for which `analysis.validity` rejects blocks (EVIDENCE 1).  What cannot be
+read is None, never 0.  In a container the counters are those of the whole host, because its other
+programs disturb, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 from labkit.machine import helper, procfs
 from labkit.machine.usage import own_cpu_s
@@ -21,7 +20,6 @@ from labkit.machine.usage import own_cpu_s
 # CPU times in which no program of this machine ran; guest time is part of user and nice time.
 NOT_BUSY = ("idle", "iowait", "steal")
 GUEST = ("guest", "guest_nice")
-CPU_FOLDER = Path("/sys/devices/system/cpu")
 # A program that takes less is not worth its name in the record.
 NAMED_MIN_CORES = 0.05
 
@@ -32,8 +30,7 @@ def disturbance() -> dict[str, object]:
     It reads the CPU time of every process: 5 ms for 100 processes.
 
     Returns:
-        `*_s`, `*_pages` and `*_count` are counters; `programs` maps process ids to
-        (name, CPU seconds); the rest is as of now.
+        `*_s` and `*_pages` are counters; `programs` maps process ids to (name, CPU seconds).
     """
     import psutil
 
@@ -46,15 +43,8 @@ def disturbance() -> dict[str, object]:
         "busy_s": cpu_s - sum(times.get(name, 0.0) for name in NOT_BUSY),
         "own_s": _own_s(),
         "steal_s": times.get("steal"),
-        "cpu_pressure_s": _pressure_s("cpu"),
-        "io_pressure_s": _pressure_s("io"),
-        "memory_pressure_s": _pressure_s("memory"),
         "swapped_in_pages": pages.get("pswpin"),
         "swapped_out_pages": pages.get("pswpout"),
-        "throttled_count": _throttled_count(),
-        "load_1min": psutil.getloadavg()[0],
-        "cpu_hz": _cpu_hz(),
-        "memory_available_bytes": psutil.virtual_memory().available,
         "programs": _programs(),
     }
 
@@ -69,9 +59,7 @@ def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
         duration_s; steal_share (of all CPU time); other_cores (cores kept busy by programs
         that are not this process, its children or the run's own helpers); free_cores (cores that
         these did not use); busiest_program and busiest_program_cores (the name of the other
-        program that took most, and how much; None where it took little); cpu, io and memory
-        pressure_share (of the time, in which some program waited for it); swapped pages;
-        throttled_count; and as of now load_1min, cpu_hz, memory_available_bytes.
+        program that took most, and how much; None where it took little); and swapped pages.
     """
     now = disturbance()
     spent = {
@@ -80,13 +68,11 @@ def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
         if name != "programs"
     }
     duration_s = max(spent["clock_s"], 1e-9)
-
-    def share(name: str, of: float | None) -> float | None:
-        return None if spent[name] is None or not of else max(spent[name] / of, 0.0)
-
     name, program_s = _busiest(before["programs"], now["programs"])
     is_named = program_s >= NAMED_MIN_CORES * duration_s
-    other_cores = free_cores = None
+    other_cores = free_cores = steal_share = None
+    if spent["cpu_s"] and spent["steal_s"] is not None:
+        steal_share = max(spent["steal_s"] / spent["cpu_s"], 0.0)
     # Some sandboxes show counters that never count.
     if spent["cpu_s"] and spent["busy_s"] is not None and spent["own_s"] is not None:
         # All count in hundredths of a second, at different moments.
@@ -94,20 +80,13 @@ def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
         free_cores = max(spent["cpu_s"] - spent["own_s"], 0.0) / duration_s
     return {
         "duration_s": duration_s,
-        "steal_share": share("steal_s", spent["cpu_s"]),
+        "steal_share": steal_share,
         "other_cores": other_cores,
         "free_cores": free_cores,
         "busiest_program": name if is_named else None,
         "busiest_program_cores": program_s / duration_s if is_named else None,
-        "cpu_pressure_share": share("cpu_pressure_s", duration_s),
-        "io_pressure_share": share("io_pressure_s", duration_s),
-        "memory_pressure_share": share("memory_pressure_s", duration_s),
         "swapped_in_pages": spent["swapped_in_pages"],
         "swapped_out_pages": spent["swapped_out_pages"],
-        "throttled_count": spent["throttled_count"],
-        "load_1min": now["load_1min"],
-        "cpu_hz": now["cpu_hz"],
-        "memory_available_bytes": now["memory_available_bytes"],
     }
 
 
@@ -151,23 +130,3 @@ def _busiest(
         name, total_s = now[number]
         spent_s[name] += total_s - before.get(number, (name, 0.0))[1]
     return max(spent_s.items(), key=lambda item: item[1], default=(None, 0.0))
-
-
-def _pressure_s(what: str) -> float | None:
-    """Return the seconds in which at least one program waited for cpu, io or memory."""
-    some, _, total_us = procfs.text(f"/proc/pressure/{what}").partition("\n")[0].partition("total=")
-    return int(total_us) / 1e6 if some.startswith("some") and total_us else None
-
-
-def _throttled_count() -> int | None:
-    """Return how often the processor packages slowed down for heat."""
-    files = CPU_FOLDER.glob("cpu[0-9]*/thermal_throttle/package_throttle_count")
-    counts = [count for file in files if (count := procfs.number(file)) is not None]
-    return sum(counts) if counts else None
-
-
-def _cpu_hz() -> float | None:
-    """Return the mean frequency of the cores as of now."""
-    files = CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
-    found_khz = [khz for file in files if (khz := procfs.number(file)) is not None]
-    return 1000.0 * sum(found_khz) / len(found_khz) if found_khz else None

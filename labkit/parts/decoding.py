@@ -15,18 +15,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import io
-import re
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
 from labkit.contracts import read_size_px
-
-UNKNOWN = "unknown"
 
 
 @functools.cache
@@ -195,58 +190,3 @@ def why_not() -> dict[str, str]:
         except ImportError as error:
             reasons[name] = str(error)
     return reasons
-
-
-def jpeg_back_ends() -> dict[str, str]:
-    """Return the JPEG library that each decoder was built with, which decides its speed.
-
-    Returns:
-        Decoder -> such as "libjpeg-turbo 3.1.2"; "unknown" for what is missing or does not say.
-    """
-    back_ends = dict.fromkeys(DECODERS, UNKNOWN)
-    for name, look in BACK_ENDS.items():
-        try:
-            back_ends[name] = look() or UNKNOWN
-        except (ImportError, OSError):
-            continue
-    return back_ends
-
-
-def _opencv_back_end() -> str:
-    build = open_library("cv2", "opencv-python").getBuildInformation()
-    # "    JPEG:    build-libjpeg-turbo (ver 3.1.2-70)", or the path of a library
-    found = re.search(
-        r"^\s*JPEG:[ \t]+(?:\S*[/\\]|build-)?(\S+) \(ver (\S+)\)", build, re.MULTILINE
-    )
-    return f"{found[1]} {found[2]}" if found else UNKNOWN
-
-
-def _pillow_back_end() -> str:
-    features = open_library("PIL.features", "pillow")
-    version = features.version_feature("libjpeg_turbo")
-    return f"libjpeg-turbo {version}" if version else f"libjpeg {features.version_codec('jpg')}"
-
-
-def _carried_back_end(package: str, files: str) -> str:
-    """Find the line in which libjpeg-turbo names itself in a package's files, without importing it.
-
-    torchvision would bring half of torch along.
-    """
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return UNKNOWN
-    for binary in sorted(Path(spec.origin).parents[1].glob(files)):
-        if found := re.search(rb"libjpeg-turbo version (\d[\w.]*)", binary.read_bytes()):
-            return f"libjpeg-turbo {found[1].decode()}"
-    return UNKNOWN
-
-
-_simplejpeg_back_end = functools.partial(_carried_back_end, "simplejpeg", "simplejpeg/_jpeg*")
-BACK_ENDS: dict[str, Callable[[], str]] = {
-    "opencv": _opencv_back_end,
-    "pillow": _pillow_back_end,
-    "simplejpeg": _simplejpeg_back_end,
-    "simplejpeg_scaled": _simplejpeg_back_end,
-    "kornia_rs": functools.partial(_carried_back_end, "kornia_rs", "kornia_rs/kornia_rs.*"),
-    "torchvision": functools.partial(_carried_back_end, "torchvision", "torchvision*/**/libjpeg*"),
-}

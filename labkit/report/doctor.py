@@ -39,11 +39,10 @@ def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
     """
     rows = hardware.doctor_report(folders)
     missing = decoding.why_not()
-    built = decoding.jpeg_back_ends().items()
     return [
         *rows,
         ("hard disk", *hard_disk()),
-        ("decoders", ", ".join(f"{name} ({by})" for name, by in built if name not in missing), ""),
+        ("decoders", ", ".join(name for name in decoding.DECODERS if name not in missing), ""),
         *((f"decoder {name}", "skipped", reason) for name, reason in missing.items()),
     ]
 

@@ -67,7 +67,6 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     if "calibration" in run.info:  # resumed: only the disks are new
         check_stand_ins(run)
         return
-    run.info["provenance"]["jpeg_back_ends"] = run.ask("jpeg_back_ends")
     check_images(run)
     check_stand_ins(run)
     check_work(run)

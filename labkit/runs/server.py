@@ -47,7 +47,6 @@ JOBS = {
     "search_on_cuda": "labkit.runs.timing",
     "compare_operations": "labkit.runs.operation_trials",
     "time_operation": "labkit.runs.operation_trials",
-    "jpeg_back_ends": "labkit.parts.decoding",
 }
 SETTINGS = {field.name for field in fields(Settings)}
 # The kernel's out-of-memory killer does not say why it killed a process.

@@ -43,8 +43,6 @@ MAX_CREDIT_S = 0.05
 """Most lateness that is made up for: a process that was suspended earns no free reads."""
 LOCK_TIMEOUT_S = 10.0
 """The lock is held for microseconds: later than this, its holder was killed."""
-GAPS = 64
-"""Idle times of the bus that are remembered: as many as short reads leave in 5 ms."""
 DISORDER_S = 0.002
 """How far requests are out of order: as long as readers run ahead before they sleep."""
 ABSENT = -1
@@ -275,8 +273,6 @@ def _read_for(reader: ModelledReader, seconds: float, ids: np.ndarray) -> tuple[
 class _State(ctypes.Structure):
     _fields_ = (
         ("bus_free_s", ctypes.c_double),
-        ("latest_s", ctypes.c_double),
-        ("gaps", ctypes.c_int64),
         ("head", ctypes.c_int64),  # where on the block map the last read ended
         ("accesses", ctypes.c_int64),
         ("read_bytes", ctypes.c_int64),
@@ -294,8 +290,6 @@ class Timetable:
     def __init__(self, context: BaseContext, disk: Disk) -> None:
         self._disk = disk
         self._channel_free_s = context.RawArray("d", disk.channels)
-        # Idle times of the bus before `bus_free_s`, oldest first: start, stop, start, stop, ...
-        self._gaps_s = context.RawArray("d", 2 * GAPS)
         self._state = context.RawValue(_State)
         self.clear()
 
@@ -312,9 +306,9 @@ class Timetable:
     def clear(self) -> None:
         """Forget all reads."""
         self._channel_free_s[:] = [-np.inf] * self._disk.channels
-        self._state.bus_free_s = self._state.latest_s = -np.inf
+        self._state.bus_free_s = -np.inf
         self._state.head = ABSENT
-        self._state.gaps = self._state.accesses = self._state.read_bytes = 0
+        self._state.accesses = self._state.read_bytes = 0
 
     def book(self, offset: int, file_bytes: int, request_s: float) -> float:
         """Book one read.
@@ -342,31 +336,10 @@ class Timetable:
         return end_s
 
     def _transfer(self, from_s: float, transfer_s: float) -> float:
-        """Book the bus, idle times first, and say when the last byte will be through."""
-        state, end_s, needed_s = self._state, from_s, transfer_s
-        # A late request would have made those that came first later, and so have found other
-        # idle times: it may use those shortly before it.  Requests in order never do.
-        late = from_s < state.latest_s
-        since_s = from_s - DISORDER_S if late else from_s
-        state.latest_s = max(state.latest_s, from_s)
-        gaps_s = self._gaps_s[: 2 * state.gaps]
-        first = len(gaps_s)
-        while first and gaps_s[first - 1] > since_s:
-            first -= 2
-        left_s = gaps_s[:first]
-        for start_s, stop_s in zip(gaps_s[first::2], gaps_s[first + 1 :: 2]):
-            begin_s = max(start_s, since_s)
-            taken_s = min(needed_s, stop_s - begin_s)
-            needed_s -= taken_s
-            if taken_s > 0:
-                end_s = begin_s + taken_s
-            for gap in ((start_s, begin_s), (begin_s + taken_s, stop_s)):
-                left_s += gap if gap[0] < gap[1] else ()
-        if needed_s > 0:
-            begin_s = max(state.bus_free_s, from_s)
-            left_s += (state.bus_free_s, begin_s) if -np.inf < state.bus_free_s < begin_s else ()
-            state.bus_free_s = end_s = begin_s + needed_s
-        left_s = left_s[-2 * GAPS :]
-        self._gaps_s[: len(left_s)] = left_s
-        state.gaps = len(left_s) // 2
-        return max(end_s, from_s + transfer_s)  # not sooner than alone
+        """Book the bus, and return when the last byte will be through.
+
+        Readers run ahead before they sleep, so requests come out of order. The bus counts how long
+        it is busy, not when, and what it was idle for in the last `DISORDER_S` may still be used.
+        """
+        self._state.bus_free_s = max(self._state.bus_free_s, from_s - DISORDER_S) + transfer_s
+        return max(self._state.bus_free_s, from_s + transfer_s)  # not sooner than alone
