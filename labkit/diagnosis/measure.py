@@ -22,7 +22,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -50,7 +50,7 @@ BLOCKS, FEWEST_BLOCKS = 5, 3
 # The rest is for workers to start and to end.
 ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
 ARMS_END, TRIALS_BEGIN = 0.45, 0.6  # of the bar
-SHORTEST_S, LONGEST_S = 0.5, 4.0  # a stretch
+SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
 FEWEST_STEPS, MOST_STEPS = 8, 2000
 PROFILED_STEPS = 20  # on CUDA
 EMPTY_BATCHES, DECODED = 200, 8
@@ -376,33 +376,25 @@ def _measure(
     budget_s: float,
     say: Callable[[str, float], None],
 ) -> None:
-    loop, ends_s = m.loop, time.monotonic() + budget_s
+    loop = m.loop
     say("first steps", 0.0)
     m.first_s = step_s = _look(loop, device)
     m.duplicated = _are_duplicated(loop)
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
-    stretch_s = min(max(budget_s * ARMS_SHARE / BLOCKS / len(arms), SHORTEST_S), LONGEST_S)
-    plan = Plan(loop, step_s, stretch_s)
-    order = random.Random(SEED)
+    plan = Plan(loop, step_s, stretch_s(ARMS_SHARE * budget_s, len(arms)))
     fits, warmed = bool(files) and _fit_into_memory(files, m), False
-    for block in range(BLOCKS):
-        left_s = ends_s - time.monotonic() - (1 - ARMS_SHARE) * budget_s
-        if block >= FEWEST_BLOCKS and left_s < len(arms) * stretch_s:
-            m.notes.append(f"{block} blocks of {BLOCKS}: the budget allowed no more")
-            break
-        for number, arm in enumerate(order.sample(arms, len(arms))):
-            done = (block + number / len(arms)) / BLOCKS
-            say(f"block {block + 1} of {BLOCKS}: {arm}", ARMS_END * done)
-            if arm == "cold":
-                if not evict(files, m):
-                    arms.remove("cold")
-                    continue
-                warmed = False
-            elif arm in ("warm", "alone") and fits and not warmed:
-                for path in files:
-                    path.read_bytes()
-                warmed = True
-            m.stretches.append(plan.run(arm))
+    ends_s = time.monotonic() + ARMS_SHARE * budget_s
+    for arm in in_blocks(arms, ends_s, lambda text, share: say(text, ARMS_END * share)):
+        if arm == "cold":
+            if not evict(files, m):
+                arms.remove("cold")
+                continue
+            warmed = False
+        elif arm in ("warm", "alone") and fits and not warmed:
+            for path in files:
+                path.read_bytes()
+            warmed = True
+        m.stretches.append(plan.run(arm))
     say("inside the workers", ARMS_END)
     if not loop.is_one_shot:
         m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
@@ -453,6 +445,30 @@ def _are_duplicated(loop: Loop) -> bool:
         and all(a.shape == b.shape and bool((a == b).all()) for a, b in zip(first, other))
         for other in others
     )
+
+
+def stretch_s(seconds: float, arms: int) -> float:
+    """Return the length of a stretch with which all blocks fit into some seconds."""
+    return min(max(seconds / BLOCKS / arms, SHORTEST_S), LONGEST_S)
+
+
+def in_blocks(
+    arms: Collection[str], ends_s: float, say: Callable[[str, float], None]
+) -> Iterator[str]:
+    """Yield all arms once a block, in random order; no block begins late, but for the first three.
+
+    Args:
+        arms: may lose some meanwhile.
+        ends_s: by the monotonic clock.
+        say: called with the block and the share that is done.
+    """
+    order = random.Random(SEED)
+    for block in range(BLOCKS):
+        if block >= FEWEST_BLOCKS and time.monotonic() > ends_s:
+            return
+        for number, arm in enumerate(order.sample(list(arms), len(arms))):
+            say(f"block {block + 1} of {BLOCKS}", (block + number / len(arms)) / BLOCKS)
+            yield arm
 
 
 class Plan:

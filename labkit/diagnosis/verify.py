@@ -8,10 +8,9 @@ Source: EVIDENCE 1, "Design" and "Estimator".
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -24,15 +23,14 @@ from labkit.diagnosis.measure import (
     Loop,
     Plan,
     evict,
+    in_blocks,
     in_one_line,
+    stretch_s,
 )  # fmt: skip
 from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.remedies import Remedy
 
-BLOCKS, FEWEST_BLOCKS = 5, 3
 MOST_TRIED = 5
-SHORTEST_S, LONGEST_S = 0.25, 2.0  # a stretch
-SEED = 1
 AS_IS = ("A1", "A2")
 
 
@@ -59,41 +57,35 @@ def try_remedies(
     tried = promising[:MOST_TRIED]
     if not tried:
         return tuple(proposed)
-    loop = m.loop
-    ends_s = time.monotonic() + TRIALS_SHARE * budget_s
-    stretch_s = TRIALS_SHARE * budget_s / BLOCKS / (len(tried) + len(AS_IS))
-    stretch_s = min(max(stretch_s, SHORTEST_S), LONGEST_S)
-    plan = Plan(loop, fmean(stretch.step_s for stretch in m.of("warm")), stretch_s)
-    order = random.Random(SEED)
+    loop, seconds = m.loop, TRIALS_SHARE * budget_s
+    ends_s = time.monotonic() + seconds
+    step_s = fmean(stretch.step_s for stretch in m.of("warm"))
+    plan = Plan(loop, step_s, stretch_s(seconds, len(tried) + len(AS_IS)))
     with ExitStack() as stack:
-        arms: dict[object, Callable] = {name: lambda: _as_it_is(loop) for name in AS_IS}
-        for number, remedy in enumerate(tried):
+        arms: dict[str, Callable] = dict.fromkeys(
+            AS_IS, lambda: nullcontext((loop.loader, loop.step))
+        )
+        for remedy in tried:
             try:
-                arms[number] = _opened(loop, remedy, stack)
+                arms[remedy.change] = _opened(loop, remedy, stack)
             except Exception as error:  # the user's own code may raise anything
                 m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
-        epochs_s: dict[object, list[float]] = {name: [] for name in arms}
-        for block in range(BLOCKS):
-            if block >= FEWEST_BLOCKS and time.monotonic() > ends_s:
-                break
-            for name in order.sample(list(arms), len(arms)):
-                title = "as it is" if name in AS_IS else tried[name].name
-                done = TRIALS_BEGIN + (1 - TRIALS_BEGIN) * block / BLOCKS
-                say(f"trying, block {block + 1} of {BLOCKS}: {title}", done)
-                try:
-                    if files:
-                        evict(files, m)
-                    with arms[name]() as (loader, step):
-                        epochs_s[name].append(plan.epoch_s(loader, step, cold=bool(files)))
-                except Exception as error:
-                    if name in AS_IS:
-                        m.broken = in_one_line(error)
-                        return tuple(proposed)
-                    m.notes.append(f"{title} could not be tried: {in_one_line(error)}")
-                    del arms[name]
-    base_s = list(zip(*(epochs_s[name] for name in AS_IS)))
-    times = {id(remedy): epochs_s[number] for number, remedy in enumerate(tried) if number in arms}
-    return tuple(_with_times(each, times.get(id(each)), base_s) for each in proposed)
+        epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}
+        begin, rest = TRIALS_BEGIN, 1 - TRIALS_BEGIN
+        for arm in in_blocks(arms, ends_s, lambda text, share: say(text, begin + rest * share)):
+            try:
+                if files:
+                    evict(files, m)
+                with arms[arm]() as (loader, step):
+                    epochs_s[arm].append(plan.epoch_s(loader, step, cold=bool(files)))
+            except Exception as error:
+                if arm in AS_IS:
+                    m.broken = in_one_line(error)
+                    return tuple(proposed)
+                m.notes.append(f"{arm} could not be tried: {in_one_line(error)}")
+                del arms[arm], epochs_s[arm]
+    base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
+    return tuple(_with_times(each, epochs_s.get(each.change), base_s) for each in proposed)
 
 
 def _with_times(
@@ -104,11 +96,6 @@ def _with_times(
     ratios = [log_ratio(time_s, base) for time_s, base in zip(took_s, base_s)]
     low, high = ratio_interval(ratios)
     return replace(remedy, measured=math.exp(fmean(ratios)), ci_low=low, ci_high=high)
-
-
-@contextmanager
-def _as_it_is(loop: Loop) -> Iterator[tuple]:
-    yield loop.loader, loop.step
 
 
 def _opened(loop: Loop, remedy: Remedy, stack: ExitStack) -> Callable:
@@ -124,38 +111,26 @@ def _opened(loop: Loop, remedy: Remedy, stack: ExitStack) -> Callable:
     twin = stack.enter_context(loaders.copied(loop.loader, **changes))
     if twin.num_workers and twin.persistent_workers:
         next(iter(twin))  # starts them, once for all epochs
-
-    @contextmanager
-    def opened() -> Iterator[tuple]:
-        yield twin, loop.step
-
-    return opened
+    return lambda: nullcontext((twin, loop.step))
 
 
 def _bf16(loop: Loop) -> Callable:
     import torch
 
     kind = next(loop.model.parameters()).device.type
-
-    def step(batch: object) -> object:
-        with torch.autocast(kind, torch.bfloat16):
-            return loop.step(batch)
-
-    @contextmanager
-    def opened() -> Iterator[tuple]:
-        yield loop.loader, step
-
-    return opened
+    autocast = torch.autocast(kind, torch.bfloat16)
+    return lambda: nullcontext((loop.loader, autocast(loop.step)))
 
 
 def _channels_last(loop: Loop) -> Callable:
     import torch
 
+    weights = [p for p in loop.model.parameters() if p.ndim >= 4]
+    if any(p.ndim > 4 or not p.is_contiguous() for p in weights):
+        raise ValueError("the model is channels_last already, or has 3-D convolutions")
+
     @contextmanager
     def opened() -> Iterator[tuple]:
-        weights = [p for p in loop.model.parameters() if p.ndim >= 4]
-        if any(p.ndim > 4 or not p.is_contiguous() for p in weights):
-            raise ValueError("the model is channels_last already, or has 3-D convolutions")
         loop.model.to(memory_format=torch.channels_last)
         try:
             yield loop.loader, loop.step

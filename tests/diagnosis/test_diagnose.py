@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import labkit as lab
 from labkit.contracts import SystemClock
 from labkit.diagnosis import diagnose as module
-from labkit.diagnosis import loaders, measure, remedies, verify
+from labkit.diagnosis import loaders, measure, remedies
 from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.predict import Measured
@@ -34,8 +34,6 @@ def short_stretches():
         patch.setattr(module, "LEAST_BUDGET_S", BUDGET_S)
         patch.setattr(measure, "SHORTEST_S", 0.1)
         patch.setattr(measure, "FEWEST_STEPS", 4)
-        patch.setattr(verify, "SHORTEST_S", 0.1)
-        patch.setattr(verify, "BLOCKS", 3)
         patch.setattr(measure, "BLOCKS", 3)
         yield
 
