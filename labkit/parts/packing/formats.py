@@ -2,8 +2,8 @@
 
     write(folder, images, records) ─▶ files, spans        open(files, spans) ─▶ .read(i)
 
-A format stores records only; names and boxes are in the pack's index. LMDB and HDF5 do not allow a
-process to use a file that its parent opened, so their files are closed before a fork.
+A format stores records only; names and boxes are in the pack's index. All are opened for reading
+alone and without locks, so a forked process may go on reading what its parent opened.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class Format:
     """The modules it is written and read with: torch, or what the extra `formats` brings."""
     images_per_file: Callable[[int], int] = int
     """Images of the pack -> those of one of its files."""
-    closed_before_fork: bool = False
-    """Whether its library does not allow a process to use a file that its parent opened."""
 
 
 # --- raw: record after record in one file, mapped into memory ---------------------------------
@@ -184,10 +182,13 @@ def write_lmdb(folder: Path, images: int, records: Records) -> None:
         raise OSError(errno.EIO, f"{error}; is the disk full?", str(file)) from error
 
 
-# Held by a fork, and while files are opened or closed that must not be open across one.
-FORKING = threading.RLock()
 # py-lmdb refuses a file that this process has open already, so a second reader gets the first's.
 _ENVIRONMENTS: weakref.WeakValueDictionary[Path, object] = weakref.WeakValueDictionary()
+_OPENING = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a child would find it held for ever by a thread of its parent
+    os.register_at_fork(
+        before=_OPENING.acquire, after_in_parent=_OPENING.release, after_in_child=_OPENING.release
+    )
 
 
 class LMDBFile:
@@ -196,15 +197,15 @@ class LMDBFile:
     def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
         import lmdb
 
-        self._environment = _ENVIRONMENTS.get(files[0])
-        if self._environment is None:
-            # A lock would be a file beside the pack, which is not written to. Reading ahead,
-            # LMDB's default, is wasted where the order is shuffled.
-            self._environment = lmdb.open(
-                str(files[0]), subdir=False, readonly=True, lock=False, readahead=False,
-                meminit=False,
-            )  # fmt: skip
-            _ENVIRONMENTS[files[0]] = self._environment
+        with _OPENING:
+            self._environment = _ENVIRONMENTS.get(files[0])
+            if self._environment is None:
+                # A lock would be a file beside the pack, which is not written to. Reading ahead,
+                # LMDB's default, is wasted where the order is shuffled.
+                self._environment = _ENVIRONMENTS[files[0]] = lmdb.open(
+                    str(files[0]), subdir=False, readonly=True, lock=False, readahead=False,
+                    meminit=False,
+                )  # fmt: skip
 
     def read(self, i: int) -> bytes:
         """Look one number up, and copy what stands there."""
@@ -216,7 +217,7 @@ class LMDBFile:
 
     def close(self) -> None:
         """Release the environment, which is closed when no other reader has it."""
-        with FORKING:
+        with _OPENING:
             self._environment = None
 
     __del__ = close
@@ -330,12 +331,8 @@ class TFRecordFile:
 
 RAW = Format(name="raw", write=write_raw, open=RawFile)
 PTH = Format(name="pth", write=write_pth, open=PthFile, needs=("torch",))
-HDF5 = Format(
-    name="hdf5", write=write_hdf5, open=HDF5File, needs=("h5py",), closed_before_fork=True
-)
-LMDB = Format(
-    name="lmdb", write=write_lmdb, open=LMDBFile, needs=("lmdb",), closed_before_fork=True
-)
+HDF5 = Format(name="hdf5", write=write_hdf5, open=HDF5File, needs=("h5py",))
+LMDB = Format(name="lmdb", write=write_lmdb, open=LMDBFile, needs=("lmdb",))
 TFRECORD = Format(
     name="tfrecord",
     write=write_tfrecord,

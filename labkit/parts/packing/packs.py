@@ -8,11 +8,8 @@ record. The manifest keeps the hash of the data that was packed.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
-import os
-import weakref
 import zipfile
 import zlib
 from array import array
@@ -26,7 +23,7 @@ import numpy as np
 from labkit.contracts import JPEG_START, Annotation, Content, Skip
 from labkit.files import write_whole
 from labkit.parts.packing.boxes import Listing
-from labkit.parts.packing.formats import FORKING, Format, Opened
+from labkit.parts.packing.formats import Format, Opened
 from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, sha256
 
 # Format history of a pack's manifest.json
@@ -284,11 +281,7 @@ class PackReader:
 
     def _record(self, i: int) -> bytes:
         try:
-            if self.format.closed_before_fork:
-                with FORKING:  # no fork while it is open
-                    record = self._files().read(i)
-            else:
-                record = self._files().read(i)
+            record = self._files().read(i)
         except (Skip, FileNotFoundError):
             raise
         except Exception as error:  # every library has errors of its own
@@ -304,41 +297,15 @@ class PackReader:
         return record
 
     def _files(self) -> Opened:
-        if self._opened is None:
-            _close_before_forks(self.format)
-            with FORKING:  # two threads would open the same file twice
-                if self._opened is None:
-                    if self.format.closed_before_fork:
-                        _TO_CLOSE.add(self)
-                    self._opened = self.format.open(self.paths, self.index.spans)
-        return self._opened
+        # Two threads may both open them; the files of one are then dropped.
+        opened = self._opened = self._opened or self.format.open(self.paths, self.index.spans)
+        return opened
 
     def close(self) -> None:
         """Close the files; the next read opens them again."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
-
-
-_TO_CLOSE: weakref.WeakSet[PackReader] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    # A fork waits until no file is being opened: its child would find `FORKING` held for ever.
-    FORKING.acquire()
-    for reader in list(_TO_CLOSE):
-        reader.close()
-
-
-@functools.cache
-def _close_before_forks(format: Format) -> None:
-    # Before a fork, what registered last is called first. h5py then takes a lock that its reads
-    # need; were it called before us, we would wait for a read that waits for this lock.
-    _load_libraries(format)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=_close_all, after_in_parent=FORKING.release, after_in_child=FORKING.release
-        )
 
 
 def _load_libraries(format: Format) -> None:
