@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit import units
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -89,6 +91,8 @@ class Bar:
     """A bar, the marks on it, and the text beside it."""
 
     length: float
+    name: str = ""
+    """What it is of its row, for screen readers."""
     look: str
     """A key of `LOOKS`."""
     dots: Sequence[float]
@@ -144,6 +148,19 @@ def draw_rows(axes: Axes, rows: Sequence[BarRow], limit: float, **value_font: ob
                 size=9, in_layout=False,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             )  # fmt: skip
+
+
+def describe_rows(rows: Sequence[BarRow]) -> list[str]:
+    """Return all numbers and reasons of some rows, a line each, for screen readers."""
+    return [f"{row.name}: {row.reason or '; '.join(map(_describe_bar, row.bars))}" for row in rows]
+
+
+def _describe_bar(bar: Bar) -> str:
+    published = [] if bar.published is None else [f"published {units.normalized(bar.published)}"]
+    outliers = [f"outlier {units.normalized(bar.dots[i])}" for i in bar.outliers]
+    return " ".join(
+        filter(None, [bar.name, ", ".join([bar.value, *bar.notes, *published, *outliers])])
+    )
 
 
 def _draw_bar(axes: Axes, bar: Bar, y: float, height: float, limit: float) -> None:
@@ -244,19 +261,14 @@ def wrap(text: str, chars: int) -> str:
 
 
 @contextmanager
-def page(alt: str) -> Iterator[Figure]:
-    """Draw a figure that shows itself in a notebook.
-
-    Args:
-        alt: all that the picture shows, in words; becomes the figure's label.
-    """
+def page() -> Iterator[Figure]:
+    """Draw a figure that shows itself in a notebook; `frame` completes it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with style():
         figure = Figure(layout="constrained")
         canvas = FigureCanvasAgg(figure)
-        figure.set_label(alt)
         # Figures made without pyplot do not show themselves; IPython looks for this name.
         figure._repr_mimebundle_ = partial(mimebundle, figure)
         yield figure
@@ -271,10 +283,13 @@ def frame(
     content_in: float,
     handles: Sequence[Artist] = (),
     *,
+    shown: Sequence[str] = (),
     columns: int = 5,
     legend_title: str | None = None,
 ) -> None:
     """Set the figure's height, and write its title, legend and footer.
+
+    The figure's label becomes its alternative text: title, what the axes show, footer.
 
     Args:
         figure: its axes are placed between title and legend.
@@ -282,9 +297,13 @@ def frame(
         footer: where the numbers come from; line breaks stay.
         content_in: height of the axes with all that belongs to them.
         handles: what the legend explains.
+        shown: what the axes show, in words.
         columns: of the legend.
         legend_title: above the legend.
     """
+    sentences = [*(line.text for line in title), *shown, *footer.split("\n")]
+    ends = ("?", "!", ".", "？", "。")
+    figure.set_label(" ".join(s if s.endswith(ends) else f"{s}." for s in sentences if s))
     foot = wrap(footer, FOOTER_CHARS)
     foot_in = PAD_IN / 2 + (FOOTER_PT * 0.019 * (1 + foot.count("\n")) if foot else 0)
     lines = 1 + max((handle.get_label().count("\n") for handle in handles), default=0)

@@ -33,6 +33,7 @@ from labkit.report.bars import (
     Bar,
     BarRow,
     Line,
+    describe_rows,
     draw_rows,
     font,
     frame,
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+NORMALIZED = "normalized epoch time (lower is better)"
+SHOWN = "Normalized epoch time [95 % confidence interval], lower is better"
 LINE_OF_NO_CHANGE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 2.5}
 
 
@@ -71,18 +74,19 @@ def times(summary: Summary) -> Figure:
     """Draw the normalized times of a run.
 
     Returns:
-        A figure that shows itself in a notebook; its label is `words.describe(summary)`.
+        A figure that shows itself in a notebook; its label holds every number.
     """
     if summary.has_groups:
         return _times_of_groups(summary)
     rows = [_times_row(summary, row) for row in summary.rows]
-    with page(words.describe(summary)) as figure:
+    with page() as figure:
         axes = figure.add_subplot()
         _draw_times(axes, rows, _axis_end(summary.rows))
-        axes.set_xlabel("normalized epoch time (lower is better)")
+        axes.set_xlabel(NORMALIZED)
         content_in = height_in(rows) + AXIS_IN
-        handles = _times_legend(rows)
-        frame(figure, title(summary), words.origin(summary.info), content_in, handles)
+        handles, shown = _times_legend(rows), [SHOWN, *describe_rows(rows)]
+        origin = words.origin(summary.info)
+        frame(figure, title(summary), origin, content_in, handles, shown=shown)
     return figure
 
 
@@ -97,8 +101,8 @@ def _times_of_groups(summary: Summary) -> Figure:
     # A group without a comma is a row, and there is one column.
     places = [group.rsplit(", ", 1) if ", " in group else (group, "") for group in groups]
     names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
-    drawn = []
-    with page(words.describe(summary)) as figure:
+    drawn, shown = [], [SHOWN]
+    with page() as figure:
         most = dict.fromkeys(names, 0)
         for (name, _), rows in zip(places, groups.values()):
             most[name] = max(most[name], len(rows))
@@ -113,9 +117,10 @@ def _times_of_groups(summary: Summary) -> Figure:
             if column != columns[0]:
                 axes.tick_params(labelleft=False)
             drawn += bars
+            shown += describe_rows([_times_row(summary, row) for row in rows])
         content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
-        handles = _times_legend(drawn)
-        frame(figure, title(summary), words.origin(summary.info), content_in, handles)
+        handles, origin = _times_legend(drawn), words.origin(summary.info)
+        frame(figure, title(summary), origin, content_in, handles, shown=shown)
     return figure
 
 
@@ -185,11 +190,13 @@ def side_by_side(runs: Sequence[StoredRun]) -> Figure:
     for lines, bars in zip(titles, rows):
         heights_in += [PAD_IN + sum(line.height_in for line in lines), height_in(bars)]
     question = compared[0].summary.question
-    with page(_describe(compared)) as figure:
+    shown = []
+    with page() as figure:
         grid = figure.add_gridspec(len(heights_in), 1, height_ratios=heights_in)
         for i, (lines, bars) in enumerate(zip(titles, rows)):
             axes = figure.add_subplot(grid[2 * i + 1])
             _draw_times(axes, bars, end)
+            shown += [*(line.text for line in lines), *describe_rows(bars)]
             above_in = PAD_IN / 2
             for line in reversed(lines):
                 axes.annotate(
@@ -204,7 +211,8 @@ def side_by_side(runs: Sequence[StoredRun]) -> Figure:
             "\n".join(dict.fromkeys(one.origin for one in compared)),
             sum(heights_in) + 0.45 * len(compared),
             _times_legend([row for bars in rows for row in bars]),
-            legend_title="normalized epoch time (lower is better)",
+            shown=[SHOWN, *shown],
+            legend_title=NORMALIZED,
         )
     return figure
 
@@ -217,17 +225,6 @@ def _title_of_run(one: Compared) -> list[Line]:
         Line(" · ".join(stand_ins(one.summary)), weight="bold", color=WARNING_INK),
     ]
     return [line for line in lines if line.text]
-
-
-def _describe(compared: Sequence[Compared]) -> str:
-    """Write all numbers of the figure, for screen readers."""
-    sentences = [compared[0].summary.question, f"Runs side by side, {APART}"]
-    for one in compared:
-        measured = " · ".join(words.how_measured(one.summary))
-        sentences += [f"{measured}, {one.machine}", *stand_ins(one.summary)]
-        for name, row in one.rows.items():
-            sentences.append(f"{name}: {words.describe_row(one.summary, row)}")
-    return words.join_sentences(sentences)
 
 
 # --- epochs ---------------------------------------------------------------------------------
@@ -245,33 +242,42 @@ def epochs(summary: Summary) -> Figure:
     """Draw the seconds of each variant's first and later epochs, and where their bytes came from.
 
     Returns:
-        A figure that shows itself in a notebook; its label is
-        `words.describe_epochs(summary)`.
+        A figure that shows itself in a notebook; its label holds every number.
     """
     rows = [_epochs_row(row) for row in summary.rows]
     ends = [max(bar.dots) for row in rows for bar in row.bars]
-    with page(words.describe_epochs(summary)) as figure:
+    with page() as figure:
         axes = figure.add_subplot()
         draw_rows(axes, rows, 1.06 * max(ends, default=1.0), size=9)
         axes.set_xlabel("seconds per epoch (lower is better)")
+        shown = [axes.get_xlabel()]
         if ends:
             for heading, right_pt in COLUMNS:
                 write_beside(axes, -0.5, (right_pt, 14), heading, size=8.5, color=SOFT_INK)
-        for y, row in enumerate(summary.rows):
-            for (_, right_pt), text in zip(COLUMNS, words.proof(row) if rows[y].bars else ()):
+        for y, (row, said) in enumerate(zip(summary.rows, describe_rows(rows))):
+            proof = list(zip(COLUMNS, words.proof(row))) if rows[y].bars else []
+            for (_, right_pt), text in proof:
                 write_beside(axes, y, (right_pt, 0), text, size=9)
+            columns = [f"{heading}: {text}".replace("\n", " ") for (heading, _), text in proof]
+            shown.append("; ".join([said, *columns]))
         # Variants may differ in their number of epochs: "epoch 2 / epochs 2 to 3 (mean)".
         later = {bar.name for row in summary.rows for bar in epoch_bars(row)[1:]}
         looks = {"first epoch": "epoch 1", "later epochs": " / ".join(sorted(later))}
         handles = legend_of(rows, looks, "one epoch of one trial")
-        content_in = height_in(rows) + AXIS_IN + 0.4
-        frame(figure, title(summary), words.origin(summary.info), content_in, handles)
+        content_in, origin = height_in(rows) + AXIS_IN + 0.4, words.origin(summary.info)
+        frame(figure, title(summary), origin, content_in, handles, shown=shown)
     return figure
 
 
 def _epochs_row(row: Row) -> BarRow:
     bars = [
-        Bar(length=bar.mean_s, look=look, dots=bar.all_s, value=units.seconds(bar.mean_s))
+        Bar(
+            length=bar.mean_s,
+            name=bar.name,
+            look=look,
+            dots=bar.all_s,
+            value=units.seconds(bar.mean_s),
+        )
         for bar, look in zip(epoch_bars(row), ("first epoch", "later epochs"))
     ]
     return BarRow(name=row.variant, bars=bars, reason=words.reason(row))
@@ -279,7 +285,7 @@ def _epochs_row(row: Row) -> BarRow:
 
 # --- dial -----------------------------------------------------------------------------------
 
-NEGLIGIBLE = 0.01
+NEGLIGIBLE, NEGLIGIBLE_SAID = 0.01, "less than 1 % from"
 EVERY = re.compile(r"every (\d+ steps|step)")
 GROUP = 0.84  # width of the points and the advice at one position, in positions
 BASELINE = {
@@ -339,21 +345,15 @@ def dial(info: Mapping[str, object], summary: Summary) -> Figure:
         A figure that shows itself in a notebook; its label holds every number.
     """
     found = find_series(info, summary)
-    costs = [_say_cost(name, points) for name, points in found.items()] or [
-        "No variant was measured along the dial."
-    ]
-    if not summary.judged:
-        costs.append(f"No verdict in {summary.mode} mode.")
-    shown = [
-        summary.question, *stand_ins(summary), words.conditions(summary),
-        f"Normalized epoch time along the dial; {summary.baseline} is 1",
-    ]  # fmt: skip
-    for _, row in chain(*found.values()):
-        shown.append(f"{row.variant}: {words.describe_row(summary, row)}")
-    with page(words.join_sentences([*shown, *costs])) as figure:
+    shown = describe_rows([_times_row(summary, row) for _, row in chain(*found.values())])
+    for points in found.values():
+        if limit := _negligible_from(points):
+            cheap = next(row.variant for steps, row in points if steps == limit)
+            shown.append(f"{NEGLIGIBLE_SAID} {cheap}")
+    with page() as figure:
         handles = _draw_dial(figure.add_subplot(), summary, found, info["dial"])
-        lines = [*title(summary), *map(Line, costs)]
-        frame(figure, lines, words.origin(summary.info), 3.9, handles, columns=3)
+        origin, said = words.origin(summary.info), [SHOWN, *shown]
+        frame(figure, title(summary), origin, 3.9, handles, shown=said, columns=3)
     return figure
 
 
@@ -398,7 +398,7 @@ def _draw_dial(
             if n == limit:
                 axes.plot([x], [row.normalized_time], **RING)
     if any(limits):
-        handles.append(Line2D([], [], label=f"less than {units.limit(NEGLIGIBLE)}", **RING))
+        handles.append(Line2D([], [], label=f"{NEGLIGIBLE_SAID} here", **RING))
     return handles
 
 
@@ -410,21 +410,6 @@ def _negligible_from(points: Points) -> int | None:
             break
         least = steps
     return least
-
-
-def _say_cost(name: str, points: Points) -> str:
-    """State from how many steps on a series costs less than `NEGLIGIBLE`."""
-    limit, name = units.limit(NEGLIGIBLE), name or "cost"
-    if (least := _negligible_from(points)) is not None:
-        return f"{name}: less than {limit} at every {_steps(least)} or more"
-    steps, row = points[-1]
-    is_more = row.ci_low is not None and row.ci_low > 1 + NEGLIGIBLE
-    cost = f"{units.normalized(row.normalized_time)} at every {_steps(steps)}"
-    return f"{name}: {'more than' if is_more else 'not known to be below'} {limit} ({cost})"
-
-
-def _steps(n: int) -> str:
-    return "step" if n == 1 else f"{n} steps"
 
 
 # --- roofline -------------------------------------------------------------------------------
@@ -454,16 +439,27 @@ def roofline(summary: Summary) -> Figure:
         A figure that shows itself in a notebook; its label holds every number.
     """
     found = pipelines(summary)
-    said = words.roofline(summary, found)
-    with page(words.describe_roofline(summary, found)) as figure:
-        handles = _draw_roofline(figure.add_subplot(), summary, found)
-        answers = [Line(sentence, 10, "normal" if i else "bold") for i, sentence in enumerate(said)]
+    answer = Line(words.with_this_device(summary, found), 10, "bold")
+    with page() as figure:
+        axes = figure.add_subplot()
+        handles = _draw_roofline(axes, summary, found)
         missing = [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
         measured = [*words.how_measured(summary), *words.plain_labels(summary)]
         question, *conditions = title(summary, measured)
-        lines = [question, *answers, *conditions, *missing]
-        frame(figure, lines, words.origin(summary.info), ROOFLINE_IN, handles, columns=2)
+        lines = [question, *([answer] if answer.text else []), *conditions, *missing]
+        shown, origin = (
+            [f"{axes.get_ylabel()}, over the {axes.get_xlabel()}"],
+            words.origin(summary.info),
+        )
+        shown += map(_describe_pipeline, found)
+        frame(figure, lines, origin, ROOFLINE_IN, handles, shown=shown, columns=2)
     return figure
+
+
+def _describe_pipeline(found: Pipeline) -> str:
+    points = [f"{one.images_per_s:,.0f} at {one.device_images_per_s:,.0f}" for one in found.points]
+    alone = [f"loading alone {found.loading.images_per_s:,.0f}"] if found.loading else []
+    return f"{found.name}: {', '.join([*points, *alone])}"
 
 
 def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> list[Artist]:
@@ -616,7 +612,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
     if seen.device is not None:
         lines.append(Line("Simulated GPU", 10, "bold", WARNING_INK))
     lines += [Line(why, color=SOFT_INK, style="italic") for why in missing]
-    with page(words.join_sentences([title, *missing, *titles, footer])) as figure:
+    with page() as figure:
         content_in = sum(heights_in) + sum(0.36 + 0.17 * said.count("\n") for said in titles)
         if panels:
             content_in += AXIS_IN
@@ -627,7 +623,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
                 draw(axes)
             axes.set_xlim(0, seen.duration_s or 1.0)
             axes.set_xlabel("seconds")
-        frame(figure, lines, footer, content_in)
+        frame(figure, lines, footer, content_in, shown=[said for said, _, _ in panels])
     return figure
 
 
@@ -743,7 +739,7 @@ def watch_chart(watch: Watch) -> Figure:
     """Draw the shares of a watched training's time, and how busy workers and GPU were.
 
     Returns:
-        A figure that shows itself in a notebook; its label is what `labkit watch` prints.
+        A figure that shows itself in a notebook; its label holds every number.
     """
     shares = dict(watch.total.shares) if watch.total.steps else {}
     looks = {"waiting for data": "slower"} | dict.fromkeys(list(shares)[1:], "baseline")
@@ -757,7 +753,7 @@ def watch_chart(watch: Watch) -> Figure:
         for name, x in shares.items()
     ] or [BarRow(name="", reason="not measured")]
     lines = [Line("Where the time of a training goes", 13, "bold"), Line(watch.verdict, 10)]
-    with page(str(watch)) as figure:
+    with page() as figure:
         axes = figure.add_subplot()
         draw_rows(axes, rows, 1.0)
         axes.set_xlabel("share of the time in loops")

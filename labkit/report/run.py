@@ -16,7 +16,7 @@ from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.report import bars, charts, recipe, share
 from labkit.report.comparison import compare_table
-from labkit.report.report import claims_table, save, write_report
+from labkit.report.report import claims_table, facts, save, write_report
 from labkit.runs import runner, store
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment
@@ -304,7 +304,7 @@ def open_shared(file: Path | str, results: Path | str = "results") -> Run:
         FileNotFoundError: there is no such file.
         ValueError: it is not what `Run.share` writes, or is of a newer labkit.
     """
-    return _held(share.open_shared(file, results))
+    return _held(share.open_shared(file, results, lambda stored: facts(_held(stored))))
 
 
 class Comparison:

@@ -17,15 +17,14 @@ import types
 import typing
 import zipfile
 import zlib
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
-from labkit.analysis.roofline import pipelines
 from labkit.contracts import SCHEMA as ROW_SCHEMA
 from labkit.contracts import Trial, utc_now
 from labkit.files import write_whole
 from labkit.machine import hardware
-from labkit.report import report, words
 from labkit.runs.experiment import Dial
 from labkit.runs.store import (
     RESERVED,
@@ -53,26 +52,11 @@ Plain = str | int | float | bool | None
 Facts = dict[str, object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """What `Request.to_dict` writes."""
-
-    experiment: str | None = None
-    mode: str = ""
-    blocks: int | None = None
-    protocol: str = ""
-    settings: dict[str, Plain] = field(default_factory=dict)
-    variants: list[str] = field(default_factory=list)
-    baseline: str | None = None
-    roofline: bool = False
-
-
 # Of run.json; other fields hold any JSON within the limits.
 TYPES = {
     **dict.fromkeys(("run", "experiment", "question", "mode", "status", "created_utc"), str),
     "provenance": Facts,
     "variants": dict[str, dict[str, Plain]],
-    "request": _Request | None,
     "blocks": int | None,
     "dial": Dial | None,
     "excluded": list[int] | None,
@@ -80,7 +64,7 @@ TYPES = {
     "calibration": dict[str, Plain] | None,
     **dict.fromkeys(("costs", "reads", "tasks"), dict[str, dict[str, Plain]] | None),
     "storages": dict[str, Facts] | None,
-    **dict.fromkeys(("forecast", "timing"), Facts | None),
+    **dict.fromkeys(("request", "forecast", "timing"), Facts | None),
     **dict.fromkeys(
         ("source", "protocol", "reason", "kind", "accelerator", "baseline"), str | None
     ),
@@ -144,12 +128,15 @@ def write(run: StoredRun, file: Path | str | None = None) -> Path:
     return write_whole(path, buffer.getvalue())
 
 
-def open_shared(file: Path | str, results: Path | str = "results") -> StoredRun:
+def open_shared(
+    file: Path | str, results: Path | str, show: Callable[[StoredRun], object]
+) -> StoredRun:
     """Open a colleague's file: check it, and put the run beside this machine's own.
 
     Args:
         file: from `write`.
         results: folder that holds all results.
+        show: makes all that users see of a run; where it fails, the file is refused.
 
     Returns:
         The run; of a file that was opened before, the one that is there.
@@ -169,12 +156,7 @@ def open_shared(file: Path | str, results: Path | str = "results") -> StoredRun:
     try:
         run = StoredRun(folder=folder, info=info, trials=tuple(map(Trial.from_row, rows)))
         info[SHARED] = {"opened_utc": utc_now(), "from": hardware.describe(info["provenance"])}
-        words.describe(run.summary)
-        words.bound(run.summary)
-        if run.summary.kind == "roofline":
-            words.describe_roofline(run.summary, pipelines(run.summary))
-        report.method_facts(run)
-        report.machine_facts(info)
+        show(run)
     except Exception as error:  # a stranger's numbers can be wrong in any way
         raise _refused("hold a run that can be shown", f"{error!r:.200}") from None
     with explain_unwritable(results):

@@ -2,7 +2,6 @@
 
 Summary -> conditions(), checks(), noise_floor()          of a run
 Row     -> small_print(), published(), reason(), proof()  of a variant
-Summary -> describe(), describe_epochs()                  alternative texts of charts
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from labkit.analysis.stand_ins import (
     find_stand_ins,
     is_warned_of,
     stand_in_name,
-    stand_ins,
 )
 from labkit.analysis.statistics import UNSTABLE
-from labkit.analysis.summary import Ratio, Row, Summary, epoch_bars, ratios
+from labkit.analysis.summary import Row, Summary
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
@@ -284,11 +282,6 @@ def _own_labels(summary: Summary, row: Row) -> list[str]:
 # --- a roofline -------------------------------------------------------------------------
 
 
-def roofline(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
-    """Return what a roofline answers: speeds with this device, and what a published time takes."""
-    return [*_with_this_device(summary, found), *_published_takes(summary)]
-
-
 def own_device(summary: Summary) -> tuple[float | None, str]:
     """Return the speed of the device that a roofline is read at, and what it is."""
     if (rate := calibrated(summary, "gpu_images_per_s")) is not None:
@@ -298,61 +291,23 @@ def own_device(summary: Summary) -> tuple[float | None, str]:
     return calibrated(summary, "device_images_per_s"), name
 
 
-def _with_this_device(summary: Summary, found: Sequence[Pipeline]) -> list[str]:
+def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
+    """Return each pipeline's speed at the measured speed of the GPU next to this device's."""
     own, name = own_device(summary)
-    base, others = found[0] if found else None, found[1:]
-    if not own or not base or not base.points:
-        return []
+    measured = [point for pipeline in found for point in pipeline.points]
+    if not own or not measured:
+        return ""
     # What was not measured is not said: the nearest speed that was.
-    nearest = min(base.points, key=lambda one: abs(math.log(one.device_images_per_s / own)))
-    at = nearest.device_images_per_s
-    points = [each for one in others for each in one.points if each.device_images_per_s == at]
-    compared = ratios(summary, [(point.row, nearest.row, "steady") for point in points])
-    names: dict[str, list[tuple[str, float]]] = {}
-    for point in points:
-        change = _change(compared.get((point.row.variant, nearest.row.variant, "steady")))
-        names.setdefault(change, []).append((point.row.name, point.images_per_s))
-    said = f"With a GPU of {units.rate(at)} (nearest to {name}: {own:,.0f}), "
-    if faster := names.pop("faster", None):
-        best, rate = max(faster, key=lambda one: one[1])
-        said += f"“{best}” trains {rate:,.0f} instead of {nearest.images_per_s:,.0f} images/s"
-    else:
-        said += f"“{base.name}” trains {nearest.images_per_s:,.0f} images/s"
-    for change, those in names.items():
-        said += f"; {change}: {', '.join(f'“{name}”' for name, _ in those)}"
-    return [f"{said}."]
-
-
-def _change(ratio: Ratio | None) -> str:
-    if ratio is not None and ratio.verdict:
-        return ratio.verdict
-    if ratio is None or ratio.low is None or ratio.low <= 1 <= ratio.high:
-        return "no difference shown"
-    return "faster" if ratio.high < 1 else "slower"
-
-
-def _published_takes(summary: Summary) -> list[str]:
-    """Return what the published times take of a loader and a GPU; no crossing is agreement."""
-    base = {row.group: row for row in summary.rows if summary.is_baseline(row)}
-    figures = {row.variant: row for row in summary.rows if (row.published or 1) < 1}
-    compared = ratios(summary, [(row, base[row.group], "steady") for row in figures.values()])
-    if not compared:
-        return []
-    rows = [figures[variant] for variant, _, _ in compared]
-    told = ", ".join(f"{units.normalized(row.published)} ({row.name})" for row in rows)
-    least = ", ".join(f"{1 / row.published:.2f}" for row in rows)
-    here = ", ".join(map(_times_as_fast, compared.values()))
-    verb = "take" if rows[1:] else "takes"
-    return [
-        f"The document's {told} {verb} a loader at least {least} times as fast (here: {here}) and "
-        "a GPU that is faster than the loader by as much."
+    at = min(
+        {point.device_images_per_s for point in measured}, key=lambda x: abs(math.log(x / own))
+    )
+    speeds = [
+        f"{point.row.name} {point.images_per_s:,.0f}"
+        for point in measured
+        if point.device_images_per_s == at
     ]
-
-
-def _times_as_fast(ratio: Ratio) -> str:
-    if ratio.low is None:
-        return "not shown"
-    return f"{1 / ratio.ratio:.2f} {units.interval(1 / ratio.high, 1 / ratio.low)}"
+    nearest = f"{units.rate(at)} (nearest to {name}: {own:,.0f})"
+    return f"With a GPU of {nearest}: {', '.join(speeds)} images/s"
 
 
 def not_measured(summary: Summary) -> list[str]:
@@ -367,69 +322,3 @@ def not_measured(summary: Summary) -> list[str]:
         where = "" if len(groups) == len(summary.baselines) else f" at {', '.join(groups)}"
         alike.setdefault((where, why), []).append(f"“{name}”")
     return [f"{', '.join(names)}{where}: {why}" for (where, why), names in alike.items()]
-
-
-def describe_roofline(summary: Summary, found: Sequence[Pipeline]) -> str:
-    """Return what the chart of a roofline shows."""
-    lines = []
-    for pipeline in found:
-        points = [
-            f"{point.images_per_s:,.0f} at {point.device_images_per_s:,.0f}"
-            for point in pipeline.points
-        ]
-        alone = [f"loading alone {pipeline.loading.images_per_s:,.0f}"] if pipeline.loading else []
-        lines.append(f"{pipeline.name}: {', '.join([*points, *alone])}")
-    shown = ["Training speed over the speed of the GPU, both in images/s", *lines]
-    shown += not_measured(summary)
-    return describe_run(summary, [*shown, *roofline(summary, found)])
-
-
-# --- alternative texts of charts --------------------------------------------------------
-
-
-def describe(summary: Summary) -> str:
-    """Return what the chart of normalized times shows."""
-    what = "each group has its baseline" if summary.has_groups else f"{summary.baseline} is 1"
-    rows = [
-        f"{row.variant}: {describe_row(summary, row)}"
-        for row in summary.rows
-        if summary.has_groups or not summary.is_baseline(row) or row.normalized_time is None
-    ]
-    return describe_run(summary, [f"Normalized time, lower is better; {what}", *rows])
-
-
-def describe_row(summary: Summary, row: Row) -> str:
-    """Return all that a chart shows of one variant."""
-    if why := reason(row):
-        return why
-    parts = [units.seconds(row.time_s)] if summary.has_groups else []
-    parts.append(units.normalized(row.normalized_time))
-    if row.ci_low is not None:
-        parts.append(f"95 % interval {units.interval(row.ci_low, row.ci_high)}")
-    if row.published is not None:
-        parts.append(f"published {published(summary, row)}")
-    return ", ".join(filter(None, [*parts, row.verdict, _outliers(row)]))
-
-
-def describe_epochs(summary: Summary) -> str:
-    """Return what the chart of single epochs shows."""
-    rows = []
-    for row in summary.rows:
-        times = [f"{bar.name} {units.seconds(bar.mean_s)}" for bar in epoch_bars(row)]
-        memory, disk, swap = proof(row)
-        shown = f"{memory} in memory before, {disk} from disk, {swap} pages swapped"
-        rows.append(f"{row.variant}: {reason(row) or ', '.join([*times, shown])}")
-    return describe_run(summary, ["Seconds per epoch, lower is better", *rows])
-
-
-def describe_run(summary: Summary, shown: Sequence[str]) -> str:
-    """Put a run's question, conditions and origin around what its chart shows."""
-    about = [summary.question, *stand_ins(summary), conditions(summary), *other_images(summary)]
-    source = [f"From: {where}"] if (where := origin(summary.info)) else []
-    return join_sentences([*about, *checks(summary), *shown, *source])
-
-
-def join_sentences(sentences: Sequence[str]) -> str:
-    """End every sentence that has no mark of its own with a full stop."""
-    ends = ("?", "!", ".", "？", "。")
-    return " ".join(s if s.endswith(ends) else f"{s}." for s in sentences if s)

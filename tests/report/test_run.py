@@ -59,7 +59,7 @@ def test_a_run_with_a_dial_has_it_as_its_second_chart_everywhere(tmp_path):
     kinds = ("png", "svg", "pdf")
     files = {f"{chart}.{kind}" for chart in ("chart", "dial") for kind in kinds}
     assert {path.name for path in run.save()} == {"table.csv", *files}
-    assert "less than 1 % at every 100 steps or more" in run.chart("dial").get_label()
+    assert "less than 1 % from every 100 steps" in run.chart("dial").get_label()
     paths = run.report(tmp_path / "out")
     assert paths[0].read_text(encoding="utf-8").count("<img ") == 2
     assert [path.stem for path in paths if path.suffix == ".svg"] == ["1-mine-times", "1-mine-dial"]

@@ -198,7 +198,6 @@ def test_a_baseline_on_a_stand_in_makes_the_comparison_emulated():
     ]
     summary = summarize(fake_info(list(TRUE), mode="full", published=PUBLISHED), trials)
     assert table(summary).data["document"]["true"] == "0.894, consistent (emulated)"
-    assert "published 0.894, consistent (emulated), faster" in words.describe(summary)
 
 
 # --- what a run rests on ------------------------------------------------------------------
@@ -252,11 +251,10 @@ def test_x_stands_beside_the_baselines_device_only():
             t for t in fake_trials(dict.fromkeys(names, 1.0), labels=labels) if t.variant == name
         ]
     info = fake_info(names, calibration={"x": 2.0, "load_images_per_s": 200.0})
-    shown = words.describe(summarize(info, trials))
-    assert (
-        "Simulated GPU, 400 images/s; the baseline alone loads 200 images/s, x 2.00: cal" in shown
-    )
-    assert "Simulated GPU, 920 images/s: a100" in shown
+    assert table(summarize(info, trials)).heading[1:3] == [
+        "Simulated GPU, 400 images/s; the baseline alone loads 200 images/s, x 2.00: calibrated",
+        "Simulated GPU, 920 images/s: a100",
+    ]
 
 
 def test_rejected_blocks_are_counted_where_they_are_left_out_and_disturbed_where_not():
@@ -276,21 +274,6 @@ def test_an_unstable_machine_is_named_wherever_something_is_judged(mode, is_said
     summary = summarize(fake_info(list(TIMES), mode=mode, published=TIMES), trials)
     assert ("machine unstable, no verdicts" in words.conditions(summary)) is is_said
     assert words.published(summary, summary.rows[1]) == "0.894"
-
-
-def test_the_alternative_text_holds_all_that_the_chart_shows():
-    summary = make_summary(published=TIMES, skipped={"dali": "not installed"})
-    text, row = words.describe(summary), summary.rows[1]
-    assert text.startswith(summary.question)
-    for part in (
-        "Simulated GPU",
-        "quick mode · 3 blocks",
-        f"prefetch_generator: {row.normalized_time:.3f}, 95 % interval [",
-        "published 0.894",
-        "dali: skipped: not installed.",
-    ):
-        assert part in text
-    assert "\n" not in text
 
 
 def test_the_origin_names_machine_versions_run_and_time_and_nothing_personal():
