@@ -60,6 +60,20 @@ def count_batches(loader: Iterable) -> int | None:
         return None
 
 
+def epochs(begin: Callable[[], Iterator]) -> Iterator:
+    """Yield batches epoch after epoch, until an epoch is empty.
+
+    Args:
+        begin: begins an epoch.
+    """
+    delivered = True
+    while delivered:
+        delivered = False
+        for batch in begin():
+            delivered = True
+            yield batch
+
+
 @contextmanager
 def copied(
     loader: DataLoader, *, start: Callable[[int], None] | None = None, **changes: object

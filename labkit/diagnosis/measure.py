@@ -14,7 +14,6 @@ Source: DS-Analyzer's differential method (VLDB 2021); EVIDENCE 1, "Stalls".
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import signal
@@ -24,10 +23,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import units
 from labkit.diagnosis import loaders, stages
@@ -51,8 +50,7 @@ BLOCKS, FEWEST_BLOCKS = 5, 3
 ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
 ARMS_END, TRIALS_BEGIN = 0.45, 0.6  # of the bar
 SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
-FEWEST_STEPS, MOST_STEPS = 8, 2000
-PROFILED_STEPS = 20  # on CUDA
+FEWEST_STEPS = 8
 EMPTY_BATCHES, DECODED = 200, 8
 COLD_SHARE = 0.01  # of the files' pages may still be in memory
 MOST_WARMED = 0.4  # of the machine's memory
@@ -111,16 +109,6 @@ class Stretch:
         return self.head_s + max(length - self.skipped, 0) * self.step_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """The length of a stretch."""
-
-    counted: int
-    skipped: int = 1
-    whole: bool = False
-    """Whether the last epoch is finished, though enough steps are counted."""
-
-
 class Loop:
     """The user's loader and step, run in stretches.
 
@@ -154,85 +142,96 @@ class Loop:
             with _one_thread():
                 self.resident.append(loaders.copy_batch(batch))
 
-    def compute(self, *, steps: int, on: str | None = None) -> Stretch:
+    def compute(self, seconds: float, *, on: str | None = None) -> Stretch:
         """Call the step with the batches that are kept.
 
         Args:
-            steps: how often.
+            seconds: how long, as in `run`.
             on: a device to which they are copied before.
         """
         kept = [loaders.move_batch(batch, on) for batch in self.resident] if on else self.resident
-        return self.run("resident", cycle(kept), Steps(counted=steps))
+        return self.run("resident", cycle(kept), seconds)
 
     def run(
-        self, arm: str, loader: Iterable, steps: Steps, step: Callable | None = None
+        self,
+        arm: str,
+        loader: Iterable,
+        seconds: float,
+        *,
+        step: Callable | None = None,
+        once: bool = False,
     ) -> Stretch:
-        """Iterate over a loader and, unless it runs alone, call the step with its batches."""
-        import psutil
+        """Iterate over a loader and, unless it runs alone, call the step with its batches.
 
+        Args:
+            arm: its name.
+            loader: iterated over again and again.
+            seconds: of the steady state, which has eight steps or more.  Where an epoch is shorter,
+                the last one is finished: the first may be unlike those that follow.
+            step: instead of the loop's own.
+            once: whether to end with the first epoch.
+        """
         run = None if arm == "alone" else step or self.step
-        now, device = time.perf_counter, self.device
-        wanted = steps.skipped + steps.counted
-        times: list[tuple[float, bool]] = []
+        now, device, skipped = time.perf_counter, self.device, _skip_of(loader)
         startups_s, epochs_s = [], []
-        head_s = begun_s = cpu_s = own_s = left_s = apart_s = 0.0
-        queued: dict[int, float] = {}
+        done = syncs = 0
+        head_s = begun_s = left_s = apart_s = busy_s = 0.0
+        enough = False
         with device:
-            while len(times) < wanted:
-                before, epoch_s = len(times), now()
+            while not enough:
+                before, epoch_s = done, now()
                 # By name, so that a loader that is left early ends its workers within the time.
                 delivered = _without_stalls(loader)
                 for batch in delivered:
                     arrived_s = now()
-                    if len(times) == before:
+                    if done == before:
                         startups_s.append(arrived_s - epoch_s)
-                        apart_s += arrived_s - epoch_s if before > steps.skipped else 0.0
+                        apart_s += arrived_s - epoch_s if done > skipped else 0.0
                         left_s = arrived_s
-                    if len(times) == steps.skipped:
+                    if done == skipped:
                         device.synchronize()
-                        begun_s, cpu_s = now() - (arrived_s - left_s), own_cpu_s()
-                        own_s, queued = time.process_time(), _queued_below()
-                        cores_s = psutil.cpu_times()
-                        head_s = begun_s - epoch_s
-                    times.append(self._one(run, batch))
+                        begun_s, first = now() - (arrived_s - left_s), _usage()
+                        head_s, busy_s, syncs = begun_s - epoch_s, 0.0, 0
+                    step_busy_s, synced = self._one(run, batch)
+                    done, busy_s, syncs = done + 1, busy_s + step_busy_s, syncs + synced
                     left_s = now()
-                    if len(times) >= wanted and not steps.whole:
+                    enough = done >= skipped + FEWEST_STEPS and left_s - begun_s >= seconds
+                    if enough and not epochs_s:
                         break
                 else:
                     device.synchronize()
                     epochs_s.append(now() - epoch_s)
-                    apart_s += now() - left_s if len(times) > steps.skipped else 0.0
-                self._check_goes_on(len(times), before, wanted, arm)
+                    apart_s += now() - left_s if done > skipped else 0.0
+                    enough = enough or (once and done > skipped)
+                    self._check_goes_on(done - before, enough, arm)
             device.synchronize()
-            ended_s, used_s, own_s = now(), own_cpu_s() - cpu_s, time.process_time() - own_s
-            still, idle = _queued_below(), _idle(cores_s, psutil.cpu_times())
+            ended_s, last = now(), _usage()
             del delivered
-        counted = times[steps.skipped :]
+        steps = done - skipped
+        queued_s = sum(last.queued_s.values()) - sum(first.queued_s.values())
         return Stretch(
             arm=arm,
-            steps=len(counted),
-            busy_s=statistics.fmean(busy_s for busy_s, _ in counted),
-            synced=statistics.fmean(synced for _, synced in counted),
-            step_s=(ended_s - begun_s - apart_s) / len(counted),
+            steps=steps,
+            busy_s=busy_s / steps,
+            synced=syncs / steps,
+            step_s=(ended_s - begun_s - apart_s) / steps,
             startup_s=statistics.fmean(startups_s),
             head_s=head_s,
-            skipped=steps.skipped,
+            skipped=skipped,
             epoch_s=tuple(epochs_s),
-            cpu_s=used_s / len(counted),
-            own_cpu_s=own_s / len(counted),
-            queued_s=sum(still[pid] - queued[pid] for pid in still) / len(counted)
-            if still and set(still) == set(queued)
-            else None,
-            idle=idle,
-            readings=device.readings.per_step(len(times)),
+            cpu_s=(last.cpu_s - first.cpu_s) / steps,
+            own_cpu_s=(last.own_cpu_s - first.own_cpu_s) / steps,
+            queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
+            idle=_idle(first.cores_s, last.cores_s),
+            readings=device.readings.per_step(done),
         )
 
-    def _check_goes_on(self, done: int, before: int, wanted: int, arm: str) -> None:
-        if done == before:
+    def _check_goes_on(self, delivered: int, enough: bool, arm: str) -> None:
+        if not delivered:
             raise Stopped("loader must yield batches in every epoch, got none; look at its length")
-        if self.is_one_shot and done < wanted:
+        if self.is_one_shot and not enough:
             raise Stopped(
-                f"loader must have {wanted} batches more to measure {arm}, got {done}; "
+                f"loader must have more batches to measure {arm}, got only {delivered}; "
                 "give one that can be iterated again"
             )
 
@@ -250,6 +249,26 @@ class Loop:
         device.after_step()
         waited_s = readings.waited_s - waited_s + procfs.queued_s() - queued_s
         return max(time.perf_counter() - start_s - waited_s, 0.0), device.syncs > syncs
+
+
+def _skip_of(loader: object) -> int:
+    """Return how many batches a loader delivers before its queue is in the steady state."""
+    return max(1, loader.num_workers) if loaders.is_data_loader(loader) else 1
+
+
+class _Usage(NamedTuple):
+    """What processes and cores have used so far."""
+
+    cpu_s: float
+    own_cpu_s: float
+    queued_s: dict[int, float]
+    cores_s: Sequence[float]
+
+
+def _usage() -> _Usage:
+    import psutil
+
+    return _Usage(own_cpu_s(), time.process_time(), _queued_below(), psutil.cpu_times())
 
 
 def _idle(before: Sequence[float], after: Sequence[float]) -> float:
@@ -378,10 +397,10 @@ def _measure(
 ) -> None:
     loop = m.loop
     say("first steps", 0.0)
-    m.first_s = step_s = _look(loop, device)
+    m.first_s = _look(loop, device)
     m.duplicated = _are_duplicated(loop)
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
-    plan = Plan(loop, step_s, stretch_s(ARMS_SHARE * budget_s, len(arms)))
+    seconds = stretch_s(ARMS_SHARE * budget_s, len(arms))
     fits, warmed = bool(files) and _fit_into_memory(files, m), False
     ends_s = time.monotonic() + ARMS_SHARE * budget_s
     for arm in in_blocks(arms, ends_s, lambda text, share: say(text, ARMS_END * share)):
@@ -394,7 +413,10 @@ def _measure(
             for path in files:
                 path.read_bytes()
             warmed = True
-        m.stretches.append(plan.run(arm))
+        if arm == "resident":
+            m.stretches.append(loop.compute(seconds))
+        else:
+            m.stretches.append(loop.run(arm, loop.loader, seconds, once=arm == "cold"))
     say("inside the workers", ARMS_END)
     if not loop.is_one_shot:
         m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
@@ -471,52 +493,6 @@ def in_blocks(
             yield arm
 
 
-class Plan:
-    """How long the stretches are, and how each arm is run."""
-
-    def __init__(self, loop: Loop, step_s: float, stretch_s: float) -> None:
-        self._loop, self._stretch_s = loop, stretch_s
-        self.epoch_steps = loaders.count_batches(loop.loader)
-        skip, counted = _skip_of(loop.loader), self._count(step_s)
-        whole = self.epoch_steps is not None and self.epoch_steps <= skip + counted
-        if whole:  # two epochs at least: the first may be unlike those that follow
-            counted = max(counted, self.epoch_steps + 1 - skip)
-        self.steps = Steps(counted=counted, skipped=skip, whole=whole)
-        self._compute_steps = 4 * FEWEST_STEPS
-
-    def _count(self, step_s: float) -> int:
-        return max(FEWEST_STEPS, math.ceil(self._stretch_s / max(step_s, 1e-6)))
-
-    def run(self, arm: str) -> Stretch:
-        """Measure an arm once."""
-        loop = self._loop
-        if arm == "resident":
-            stretch = loop.compute(steps=self._compute_steps)
-            self._compute_steps = min(self._count(stretch.step_s), MOST_STEPS)
-            return stretch
-        return loop.run(arm, loop.loader, self._once() if arm == "cold" else self.steps)
-
-    def epoch_s(
-        self, loader: Iterable, step: Callable[[object], object], *, cold: bool = False
-    ) -> float:
-        """Measure an epoch with another loader or step; one at most where it is cold."""
-        steps = replace(self._once() if cold else self.steps, skipped=_skip_of(loader))
-        stretch = self._loop.run("warm", loader, steps, step)
-        return stretch.of_epoch(self.epoch_steps)
-
-    def _once(self) -> Steps:
-        """One epoch at most: in the next, the files would be warm."""
-        steps, length = self.steps, self.epoch_steps
-        if length is None or length > steps.skipped + steps.counted:
-            return steps
-        return Steps(counted=max(1, length - steps.skipped), skipped=steps.skipped, whole=True)
-
-
-def _skip_of(loader: object) -> int:
-    """Return how many batches a loader delivers before its queue is in the steady state."""
-    return max(1, loader.num_workers) if loaders.is_data_loader(loader) else 1
-
-
 def evict(files: Sequence[Path], m: Measured) -> bool:
     """Evict files from memory and check that they are; note it where they are not."""
     if not page_cache.can_evict():
@@ -581,9 +557,8 @@ def _worker_threads(seen: stages.Stages | None) -> float:
 
 def _look_into_step(m: Measured, seconds: float) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
-    loop, resident = m.loop, m.of("resident")[-1]
-    steps = max(2, math.ceil(seconds / max(resident.step_s, 1e-6)))
-    m.host_kinds = kinds_of(lambda: loop.compute(steps=min(steps, MOST_STEPS)))
+    loop = m.loop
+    m.host_kinds = kinds_of(lambda: loop.compute(seconds))
     device, batch = loop.device, loop.resident[0]
     with _one_thread():
         m.copy_bytes_s = _median(lambda: _copy_s(batch))
@@ -591,10 +566,9 @@ def _look_into_step(m: Measured, seconds: float) -> None:
         m.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
         m.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
     if isinstance(device, Cuda):
-        m.resident_on_device = loop.compute(steps=steps, on="cuda")
-        few = min(steps, PROFILED_STEPS)
-        ran_s = device.kernels_s(lambda: loop.compute(steps=few, on="cuda"))
-        m.kernels_s = ran_s / (few + 1)  # one is skipped, and runs
+        m.resident_on_device = loop.compute(seconds, on="cuda")
+        ran_s = device.kernels_s(lambda: loop.compute(0.0, on="cuda"))
+        m.kernels_s = ran_s / (1 + FEWEST_STEPS)  # one is skipped, and runs
 
 
 def _copy_s(batch: object) -> float:

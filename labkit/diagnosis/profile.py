@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import units
-from labkit.diagnosis.loaders import copied, end_workers, is_data_loader
+from labkit.diagnosis.loaders import copied, end_workers, epochs, is_data_loader
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,14 +166,10 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
 def _run(
     loader: Iterable, step: Callable[[object], object], deadline_s: float, steps: list[None]
 ) -> None:
-    while True:  # epochs
-        steps_before = len(steps)
-        for batch in loader:
-            step(batch)
-            steps.append(None)
-            if time.perf_counter() >= deadline_s:
-                return
-        if len(steps) == steps_before:  # an empty epoch
+    for batch in epochs(lambda: iter(loader)):
+        step(batch)
+        steps.append(None)
+        if time.perf_counter() >= deadline_s:
             return
 
 

@@ -25,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.diagnosis import tracer
-from labkit.diagnosis.loaders import copied, is_data_loader
+from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.diagnosis.tracer import Counted, Totals, Tracer, clocks, event_cost
 from labkit.machine import procfs
 
@@ -154,17 +154,14 @@ def _take(begin: Callable[[], Iterator[Made]], seconds: float) -> _Taken:
     made, sent = [], []
     begun_s = time.perf_counter()
     try:
-        while True:  # epochs
-            batches_before = len(made)
-            for one in begin():
-                if one.parcel is not None:  # at once: its memory is held until then
-                    sent += _unpack(one)
-                made.append(one._replace(parcel=None))
-                limit_s = seconds if len(made) > 1 else PATIENCE * seconds
-                if time.perf_counter() - begun_s > limit_s or len(made) >= MOST_BATCHES:
-                    return _Taken(made, sent, None)
-            if len(made) == batches_before:  # an empty epoch
-                return _Taken(made, sent, None)
+        for one in epochs(begin):
+            if one.parcel is not None:  # at once: its memory is held until then
+                sent += _unpack(one)
+            made.append(one._replace(parcel=None))
+            limit_s = seconds if len(made) > 1 else PATIENCE * seconds
+            if time.perf_counter() - begun_s > limit_s or len(made) >= MOST_BATCHES:
+                break
+        return _Taken(made, sent, None)
     except Exception as error:
         return _Taken(made, sent, error)
 

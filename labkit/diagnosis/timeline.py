@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
+from labkit.diagnosis.loaders import epochs
 from labkit.machine.gpu import Reading, cuda, open_gpu
 from labkit.machine.usage import GpuWatch, Sampler, tree_read_bytes
 from labkit.parts.devices import EmulatedDevice
@@ -230,23 +231,16 @@ def record_timeline(
     clock = clock or SystemClock()
     now = clock.now
     with Recorder(clock, device) as timeline:
-        until_s, batches, is_new = now() + seconds, None, True
+        until_s, batches, end = now() + seconds, epochs(lambda: iter(loader)), object()
         while (asked_s := now()) < until_s:
-            try:
-                if is_new:
-                    batches = iter(loader)
-                batch = next(batches)
-            except StopIteration:
-                if is_new:  # an empty epoch: there will be no other
-                    break
-                is_new = True
-                continue
-            finally:
-                arrived_s = now()
-                timeline.mark("wait", asked_s, arrived_s)
-            is_new = False
+            batch = next(batches, end)
+            arrived_s = now()
+            timeline.mark("wait", asked_s, arrived_s)
+            if batch is end:
+                break
             step(batch)
             timeline.mark("compute", arrived_s, now())
+        del batches  # its workers end
         _finish(device)
     return timeline.recorded()
 

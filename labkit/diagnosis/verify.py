@@ -21,7 +21,6 @@ from labkit.diagnosis.measure import (
     TRIALS_BEGIN,
     TRIALS_SHARE,
     Loop,
-    Plan,
     evict,
     in_blocks,
     in_one_line,
@@ -59,8 +58,8 @@ def try_remedies(
         return tuple(proposed)
     loop, seconds = m.loop, TRIALS_SHARE * budget_s
     ends_s = time.monotonic() + seconds
-    step_s = fmean(stretch.step_s for stretch in m.of("warm"))
-    plan = Plan(loop, step_s, stretch_s(seconds, len(tried) + len(AS_IS)))
+    once, length = bool(files), loaders.count_batches(loop.loader)
+    timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
         arms: dict[str, Callable] = dict.fromkeys(
             AS_IS, lambda: nullcontext((loop.loader, loop.step))
@@ -77,7 +76,8 @@ def try_remedies(
                 if files:
                     evict(files, m)
                 with arms[arm]() as (loader, step):
-                    epochs_s[arm].append(plan.epoch_s(loader, step, cold=bool(files)))
+                    stretch = loop.run("warm", loader, timed_s, step=step, once=once)
+                epochs_s[arm].append(stretch.of_epoch(length))
             except Exception as error:
                 if arm in AS_IS:
                     m.broken = in_one_line(error)
