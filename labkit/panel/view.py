@@ -34,6 +34,7 @@ from labkit.panel.form import Form, help_line, row
 from labkit.report import run as runs
 from labkit.report.advise import GB, advise
 from labkit.report.bars import mimebundle
+from labkit.report.comparison import Comparison, compare
 from labkit.report.exports import EXPORTS, export
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import forecast
@@ -392,7 +393,7 @@ class Panel:
             self._draw(folders[0])
             said = f"shows {folders[0].name}, {status_of(folders[0])}"
         else:
-            self._result.value = result_html(runs.compare([load_run(one) for one in folders]))
+            self._result.value = result_html(compare([load_run(one) for one in folders]))
             self._shown = list(folders)
             said = f"shows {len(folders)} runs side by side"
         current = job.current()
@@ -489,7 +490,7 @@ def strip_html(trial: Trial) -> str:
     )
 
 
-def result_html(result: runs.Run | runs.Comparison) -> str:
+def result_html(result: runs.Run | Comparison) -> str:
     """Show the chart and the table of a run, or of several beside one another."""
     picture = mimebundle(result.chart())[0]["text/html"]
     return picture + result.table()._repr_html_()

@@ -43,8 +43,6 @@ from labkit.report.bars import (
     wrap,
     write_beside,
 )
-from labkit.report.comparison import APART, Compared, compare
-from labkit.runs.store import StoredRun
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -170,26 +168,17 @@ def _times_legend(rows: Sequence[BarRow]) -> list[Artist]:
 # --- runs side by side ----------------------------------------------------------------------
 
 
-def side_by_side(runs: Sequence[StoredRun]) -> Figure:
-    """Draw runs of one experiment one below the other, along one axis.
+APART = "each run against its own baseline; no run is divided by another"
 
-    Args:
-        runs: one to six of the same experiment, of any machine and mode.
 
-    Returns:
-        A figure that shows itself in a notebook; its label holds every number.
-
-    Raises:
-        ValueError: as `comparison.compare` does.
-    """
-    compared = compare(runs)
-    end = _axis_end([row for one in compared for row in one.summary.rows])
-    rows = [[_times_row(one.summary, row) for row in one.summary.rows] for one in compared]
-    titles = [_title_of_run(one) for one in compared]
+def side_by_side(summaries: Sequence[Summary]) -> Figure:
+    """Draw runs of one experiment one below the other, along one axis; see `lab.compare`."""
+    end = _axis_end([row for summary in summaries for row in summary.rows])
+    rows = [[_times_row(summary, row) for row in summary.rows] for summary in summaries]
+    titles = [_title_of_run(summary) for summary in summaries]
     heights_in = []
     for lines, bars in zip(titles, rows):
         heights_in += [PAD_IN + sum(line.height_in for line in lines), height_in(bars)]
-    question = compared[0].summary.question
     shown = []
     with page() as figure:
         grid = figure.add_gridspec(len(heights_in), 1, height_ratios=heights_in)
@@ -207,9 +196,9 @@ def side_by_side(runs: Sequence[StoredRun]) -> Figure:
                 above_in += line.height_in
         frame(
             figure,
-            [Line(question, 13, "bold"), Line(APART, color=SOFT_INK)],
-            "\n".join(dict.fromkeys(one.origin for one in compared)),
-            sum(heights_in) + 0.45 * len(compared),
+            [Line(summaries[0].question, 13, "bold"), Line(APART, color=SOFT_INK)],
+            "",
+            sum(heights_in) + 0.45 * len(summaries),
             _times_legend([row for bars in rows for row in bars]),
             shown=[SHOWN, *shown],
             legend_title=NORMALIZED,
@@ -217,12 +206,12 @@ def side_by_side(runs: Sequence[StoredRun]) -> Figure:
     return figure
 
 
-def _title_of_run(one: Compared) -> list[Line]:
-    about = [one.minute, one.machine, *words.plain_labels(one.summary)]
+def _title_of_run(summary: Summary) -> list[Line]:
+    about = [words.origin(summary.info), *words.plain_labels(summary)]
     lines = [
-        Line(" · ".join(words.how_measured(one.summary)), weight="bold"),
+        Line(" · ".join(words.how_measured(summary)), weight="bold"),
         Line(" · ".join(filter(None, about)), color=SOFT_INK),
-        Line(" · ".join(stand_ins(one.summary)), weight="bold", color=WARNING_INK),
+        Line(" · ".join(stand_ins(summary)), weight="bold", color=WARNING_INK),
     ]
     return [line for line in lines if line.text]
 

@@ -7,44 +7,60 @@ is written with each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
-from labkit.machine import hardware
-from labkit.report import words
+from labkit.report import bars, charts, words
 from labkit.runs.store import StoredRun
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from labkit.report.table import Table
 
 MOST_RUNS = 6
-APART = "each run against its own baseline; no run is divided by another"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """One of several runs, and what is written with it."""
+class Comparison:
+    """Runs of one experiment beside one another, each against its own baseline."""
 
-    summary: Summary
-    minute: str
-    """When it began; empty where that is not known."""
-    machine: str
-    header: str
-    """Of its column."""
-    origin: str
-    """Versions, labkit and run."""
+    def __init__(self, runs: Sequence[StoredRun]) -> None:
+        self._summaries = [run.summary for run in runs]
 
-    @property
-    def rows(self) -> dict[str, Row]:
-        """Its rows by variant."""
-        return {row.variant: row for row in self.summary.rows}
+    def table(self) -> Table:
+        """Return a table of text with a row per variant and a column per run."""
+        import pandas as pd
+
+        from labkit.report.table import Table
+
+        columns = {_header(*one): one[1] for one in enumerate(self._summaries, 1)}
+        rows = {header: {r.variant: r for r in s.rows} for header, s in columns.items()}
+        names = list(dict.fromkeys(name for known in rows.values() for name in known))
+        cells = {
+            header: [_cell(summary, rows[header].get(name)) for name in names]
+            for header, summary in columns.items()
+        }
+        return Table(
+            pd.DataFrame(cells, index=pd.Index(names, name="variant")),
+            heading=(self._summaries[0].question, f"normalized epoch time, {charts.APART}"),
+            notes=[_note(header, summary) for header, summary in columns.items()],
+        )
+
+    def chart(self) -> Figure:
+        """Draw the runs one below the other, along one axis."""
+        return charts.side_by_side(self._summaries)
+
+    def _repr_html_(self) -> str:
+        return bars.mimebundle(self.chart())[0]["text/html"] + self.table().to_html()
+
+    def __repr__(self) -> str:
+        return repr(self.table())
 
 
-def compare(runs: Sequence[StoredRun]) -> list[Compared]:
-    """Check that runs may stand side by side, and gather what is said of each.
+def compare(runs: Sequence[StoredRun]) -> Comparison:
+    """Compare runs of one experiment.
 
     Args:
         runs: one to six of the same experiment, of any machine and mode.
@@ -70,61 +86,26 @@ def compare(runs: Sequence[StoredRun]) -> list[Compared]:
             f"runs must be of an experiment without groups, got {names[0]}; "
             "show each of them with lab.chart(run)"
         )
-    return [_compared(run, number) for number, run in enumerate(runs, 1)]
+    return Comparison(runs)
 
 
-def _compared(run: StoredRun, number: int) -> Compared:
-    provenance, created = run.info.get("provenance") or {}, run.info.get("created_utc")
-    minute = units.minute(created) if created else ""
-    known = {**run.info, "run": run.folder.name, "created_utc": ""}
-    return Compared(
-        summary=run.summary,
-        minute=minute,
-        machine=hardware.describe(provenance) if provenance else "",
-        header=" · ".join(filter(None, [f"run {number}", f"{run.summary.mode} mode", minute])),
-        origin=words.origin({**known, "provenance": {**provenance, "machine_id": ""}}),
-    )
+def _header(number: int, summary: Summary) -> str:
+    created = summary.info.get("created_utc")
+    parts = [f"run {number}", f"{summary.mode} mode", units.minute(created) if created else ""]
+    return " · ".join(filter(None, parts))
 
 
-def compare_table(runs: Sequence[StoredRun]) -> Table:
-    """Put runs of one experiment side by side, a column each.
-
-    Args:
-        runs: one to six of the same experiment, of any machine and mode.
-
-    Returns:
-        A table of text with a row per variant; nothing in it is computed across columns.
-
-    Raises:
-        ValueError: as `compare` does.
-    """
-    import pandas as pd
-
-    from labkit.report.table import Table
-
-    compared = compare(runs)
-    names = list(dict.fromkeys(name for one in compared for name in one.rows))
-    cells = {one.header: [_cell(one, name) for name in names] for one in compared}
-    return Table(
-        pd.DataFrame(cells, index=pd.Index(names, name="variant")),
-        heading=(compared[0].summary.question, f"normalized epoch time, {APART}"),
-        notes=[_note(one) for one in compared],
-    )
-
-
-def _cell(one: Compared, name: str) -> str:
-    row = one.rows.get(name)
+def _cell(summary: Summary, row: Row | None) -> str:
     if row is None:
         return f"{units.UNKNOWN} not in this run"
     if why := words.reason(row):
         return why
     interval = "" if row.ci_low is None else f" {units.interval(row.ci_low, row.ci_high)}"
-    word = "baseline" if name == one.summary.baseline else row.verdict
+    word = "baseline" if summary.is_baseline(row) else row.verdict
     return f"{units.normalized(row.normalized_time)}{interval}" + (f", {word}" if word else "")
 
 
-def _note(one: Compared) -> str:
-    summary = one.summary
+def _note(header: str, summary: Summary) -> str:
     noise = words.noise_floor(summary)
-    parts = [one.machine, *stand_ins(summary), words.conditions(summary), noise]
-    return f"{one.header}: {' · '.join(filter(None, parts))}"
+    parts = [words.origin(summary.info), *stand_ins(summary), words.conditions(summary), noise]
+    return f"{header}: {' · '.join(filter(None, parts))}"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from labkit.files import unused, write_whole
 from labkit.report import bars
-from labkit.report.run import Run, compare, report
+from labkit.report.comparison import compare
+from labkit.report.run import Run, report
 from labkit.runs.store import REPORTS, explain_unwritable
 from labkit.settings import pick
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from labkit.claims.ledger import answers
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
-from labkit.report import bars, charts, recipe, share
-from labkit.report.comparison import compare_table
+from labkit.report import charts, recipe, share
 from labkit.report.report import claims_table, facts, save, write_report
 from labkit.runs import runner, store
 from labkit.runs.active import Progress
@@ -305,40 +304,6 @@ def open_shared(file: Path | str, results: Path | str = "results") -> Run:
         ValueError: it is not what `Run.share` writes, or is of a newer labkit.
     """
     return _held(share.open_shared(file, results, lambda stored: facts(_held(stored))))
-
-
-class Comparison:
-    """Runs of one experiment beside one another, each against its own baseline.
-
-    Args:
-        runs: one to six, of any machine and mode.
-
-    Raises:
-        ValueError: the runs are of several experiments, or too many.
-    """
-
-    def __init__(self, runs: Sequence[StoredRun]) -> None:
-        self._runs = list(runs)
-        self._table = compare_table(self._runs)
-
-    def table(self) -> Table:
-        """Return a table with a column per run."""
-        return self._table
-
-    def chart(self) -> Figure:
-        """Draw the runs side by side."""
-        return charts.side_by_side(self._runs)
-
-    def _repr_html_(self) -> str:
-        return bars.mimebundle(self.chart())[0]["text/html"] + self._table.to_html()
-
-    def __repr__(self) -> str:
-        return repr(self._table)
-
-
-def compare(runs: Sequence[StoredRun]) -> Comparison:
-    """Compare runs of one experiment; see `Comparison`."""
-    return Comparison(runs)
 
 
 def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Table:

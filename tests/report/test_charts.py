@@ -23,6 +23,7 @@ from figure_checks import check_texts_are_whole_and_apart, everything_written, t
 from matplotlib.font_manager import fontManager
 from matplotlib.image import imread
 
+import labkit as lab
 from labkit import units
 from labkit.analysis.roofline import pipelines
 from labkit.analysis.summary import epoch_bars, summarize
@@ -217,7 +218,7 @@ def test_bars_are_as_long_as_the_epochs_and_beside_them_is_where_the_bytes_came_
 
 def test_runs_share_one_axis_and_each_shows_its_own_numbers_machine_and_stand_ins():
     runs = [fake_machine_run(), their_run(), fake_machine_run({"original": 1.0, "slow": 7.0})]
-    figure = charts.side_by_side(runs)
+    figure = charts.side_by_side([run.summary for run in runs])
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     for axes, run in zip(figure.axes, runs, strict=True):
         rows = run.summary.rows
@@ -228,7 +229,7 @@ def test_runs_share_one_axis_and_each_shows_its_own_numbers_machine_and_stand_in
             assert f"{row.variant}: {units.normalized(row.normalized_time)}" in figure.get_label()
     written = everything_written(figure)
     for part in (
-        "quick mode · 3 blocks", "full mode · 8 blocks", "2025-03-04 05:06 UTC · 16 cores",
+        "quick mode · 3 blocks", "full mode · 8 blocks", "2025-03-04 05:06 UTC", "16 cores",
         "NVIDIA H200 (machine abcdef)", "Simulated GPU, 460 images/s",
         "each run against its own baseline; no run is divided by another",
         "torch 2.13.0", "torch 2.12.0", "run mine", "run theirs",
@@ -469,14 +470,14 @@ AWKWARD = {
     "epochs, nothing": lambda: charts.epochs(
         summarize(fake_media_info(skipped=dict.fromkeys(MEDIA, "no disk")), [])
     ),
-    "six runs": lambda: charts.side_by_side([fake_machine_run(), their_run()] * 3),
-    "runs, long names": lambda: charts.side_by_side(
+    "six runs": lambda: lab.compare([fake_machine_run(), their_run()] * 3).chart(),
+    "runs, long names": lambda: lab.compare(
         [fake_machine_run(long_names(TIMES), name=LONG), their_run()]
-    ),
-    "runs, nothing": lambda: charts.side_by_side([NO_ROWS, their_run(), NO_ROWS]),
-    "runs, nothing known": lambda: charts.side_by_side(
+    ).chart(),
+    "runs, nothing": lambda: lab.compare([NO_ROWS, their_run(), NO_ROWS]).chart(),
+    "runs, nothing known": lambda: lab.compare(
         [fake_machine_run(provenance={}, created_utc=None)] * 2
-    ),
+    ).chart(),
     "dial": lambda: dial("logs", all_of("logs")),
     "dial, much noise": lambda: dial(
         "metric_reports", all_of("metric_reports"), noise=0.4, blocks=2
