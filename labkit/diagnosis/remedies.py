@@ -44,7 +44,6 @@ MUCH = 0.3  # of the loader's time, which every batch takes whatever is in it
 VANISHES = 0.05  # of the time: so much overhead does not matter
 DEVICE_BOUND = 0.9  # the ceiling from which faster computing is tried
 LOADER_BOUND = 0.8  # the ceiling up to which the loader is the limit
-SMALLEST_SHARE = 0.01  # of making a batch; smaller stages are no remedy
 UNKNOWN_SHARE = 1 / 3  # that is not explained: then no known part is called the bottleneck
 MOST = 5
 # Gains closer to each other than this are equal: the easier change comes first.
@@ -63,7 +62,7 @@ class Remedy:
     """What it removes."""
     at_best: float | None = None
     """Bound of the normalized time of an epoch: the time with it ÷ the time without; None where
-    the training does not run without it."""
+    only a trial can tell, or the training does not run without it."""
     reason: str
     change: str
     """What to write."""
@@ -71,8 +70,6 @@ class Remedy:
     """Whether it is a line to change, not work to rewrite."""
     knobs: Mapping[str, object] = field(default_factory=dict)
     """Arguments with which the lab tries it; empty where it cannot."""
-    only_tried: bool = False
-    """Whether nothing but the ceiling bounds it, so that only a trial can tell."""
     measured: float | None = None
     """Normalized time of an epoch as tried; None where it was not."""
     ci_low: float | None = None
@@ -107,6 +104,11 @@ def _given(applies: bool) -> tuple:
     return (True,) if applies else ()
 
 
+def _always(m: Measured) -> tuple:
+    """Return one subject: a change that leaves the demands as they are is not proposed."""
+    return (True,)
+
+
 def _ahead(m: Measured) -> int:
     return int(m.knobs.get("prefetch_factor", DEFAULT_PREFETCH_FACTOR))
 
@@ -137,7 +139,7 @@ def _why_workers(m: Measured, count: int) -> str:
 def _fewer_workers(m: Measured) -> Sequence[int]:
     if not m.is_data_loader or m.now.workers < 2 or m.now.hindered_s < 0.1 * m.alone_s:
         return ()
-    return (min(m.now.cores, m.now.workers - 1),) if m.now.workers > 1 else ()
+    return (min(m.now.cores, m.now.workers - 1),)
 
 
 def _overhead_s(m: Measured) -> float:
@@ -177,28 +179,12 @@ def _round_up(n: float) -> int:
     return power
 
 
-def _kinds(*kinds: str) -> Callable[[Measured], Sequence[Stage]]:
-    """Return a function that lists the stages of some kinds that take a share of a batch's time."""
-
-    def stages(m: Measured) -> Sequence[Stage]:
-        least_s = SMALLEST_SHARE * m.now.wall_s
-        return [s for s in m.stages if s.kind in kinds and s.wall_s > least_s]
-
-    return stages
-
-
-def _as_one(*kinds: str) -> Callable[[Measured], Sequence[Sequence[Stage]]]:
-    stages = _kinds(*kinds)
-    return lambda m: [found] if (found := stages(m)) else []
+def _of(m: Measured, kind: str) -> Sequence[Stage]:
+    return [stage for stage in m.stages if stage.kind == kind]
 
 
 def _computing(m: Measured) -> Sequence[Stage]:
-    return [s for s in _kinds("transform")(m) if s.wait_s < s.cpu_s]
-
-
-def _waiting(m: Measured) -> Sequence[Sequence[Stage]]:
-    found = [s for s in _kinds("transform")(m) if s.wait_s >= s.cpu_s]
-    return [found] if found else []
+    return [stage for stage in _of(m, "transform") if stage.wait_s < stage.cpu_s]
 
 
 def _took(m: Measured, stages: Sequence[Stage]) -> str:
@@ -221,10 +207,6 @@ def _fastest_decoder(m: Measured, stages: Sequence[Stage]) -> str:
         f"; an image takes {units.seconds(own_s)}, labkit's {best} "
         f"{units.seconds(m.decoders_s[best])} here"
     )
-
-
-def _collating(m: Measured) -> Sequence[Stage]:
-    return [s for s in _kinds("collate")(m) if s.wall_s > 2 * m.copy_bytes_s]
 
 
 FEWER = {"float64": ("float32", 0.5), "float32": ("uint8", 0.25)}
@@ -311,13 +293,6 @@ def _unsynchronized(m: Measured, _: object) -> dict[str, object]:
     return {"step_s": max(host_s, m.now.device_s), "host_s": host_s}
 
 
-def _less_often(kind: str) -> dict[str, Callable]:
-    return {
-        "subjects": lambda m: _given(m.kind_s(kind) > 0),
-        "leaves": lambda m, _: _shorter_step(m, m.kind_s(kind) * (1 - 1 / LESS_OFTEN)),
-    }
-
-
 def _on_host_s(m: Measured) -> float:
     return m.kind_s("host work") + m.kind_s("compute")
 
@@ -333,14 +308,6 @@ def _of_step(what: str, kind: str) -> Callable[[Measured, object], str]:
     return reason
 
 
-def _model(change: str) -> Callable[[Measured, object], Mapping[str, object]]:
-    return lambda m, _: {"model": change}
-
-
-def _device_is_limit(m: Measured) -> Sequence:
-    return _given(getattr(m.loop, "model", None) is not None and m.ceiling > DEVICE_BOUND)
-
-
 def _fetch(m: Measured) -> str:
     cold_s = m.epoch_s
     warm_s = m.epoch_s - m.now.fetch_s * m.steps
@@ -350,7 +317,9 @@ def _fetch(m: Measured) -> str:
     )
 
 
-ANY = None  # only a trial can tell
+def only_tried(m: Measured, subject: object) -> None:
+    """Return no bound: the ceiling is all that is known without a trial."""
+
 
 # The easiest change first.
 REMEDIES = (
@@ -365,25 +334,25 @@ REMEDIES = (
          lambda m: [n for n in (MORE_AHEAD * _ahead(m),)
                     if m.is_data_loader and m.now.workers
                     and n * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES],
-         lambda m, n: ANY,
+         only_tried,
          lambda m, n: f"the slowest batch takes {m.slowest:.1f} times the mean, and "
          f"{_ahead(m)} per worker are ahead",
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
          lambda m: _given(m.is_data_loader and m.now.workers * m.worker_threads > m.now.cores),
-         lambda m, _: ANY,
+         only_tried,
          lambda m, _: f"{m.now.workers} workers × {m.worker_threads:.2g} threads share "
          f"{m.now.cores} cores",
          "", lambda m, _: {"limit_threads": True}),
     Line("no workers", OVERHEAD,
          lambda m: _given(m.is_data_loader and m.now.workers > 0 and bool(_small_batches(m))),
-         lambda m, _: ANY,
+         only_tried,
          lambda m, _: f"handing over a batch takes {units.seconds(_overhead_s(m))}, making one "
          f"{units.seconds(sum(s.wall_s for s in m.stages))}",
          "", lambda m, _: {"num_workers": 0}),
     Line("more workers", "workers", _more_workers,
          lambda m, n: {"workers": n}, _why_workers, "", lambda m, n: {"num_workers": n}),
-    Line("fewer workers", "workers", _fewer_workers, lambda m, n: ANY,
+    Line("fewer workers", "workers", _fewer_workers, only_tried,
          lambda m, n: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, which "
          f"one of them makes in {units.seconds(m.now.wall_s)} by itself",
          "", lambda m, n: {"num_workers": n}),
@@ -396,16 +365,21 @@ REMEDIES = (
          "pin_memory=True in the DataLoader, and batch.to(device, non_blocking=True)",
          lambda m, _: {"pin_memory": True} if m.resident_on_device and m.is_data_loader else {}),
     Line("synchronize less often", "synchronization",
-         lambda m: _given(m.syncs_s > 0), _unsynchronized,
+         _always, _unsynchronized,
          lambda m, _: f"in every step the host waits {units.seconds(m.syncs_s)} until the device "
          "is done (.item(), .cpu(), print)",
          "keep the loss on the device (loss.detach()), and read it every 50 steps"),
-    Line("save less often", "checkpoint", **_less_often("checkpoint"),
-         reason=_of_step("saving", "checkpoint"),
-         change=f"save every {LESS_OFTEN}th time, or in a thread from a copy"),
-    Line("report less often", "reports", **_less_often("reports"),
-         reason=_of_step("reporting", "reports"),
-         change=f"report every {LESS_OFTEN}th time, or from a thread"),
+    *(
+        Line(name, kind, _always,
+             lambda m, _, kind=kind: _shorter_step(m, m.kind_s(kind) * (1 - 1 / LESS_OFTEN)),
+             _of_step(what, kind), change)
+        for name, what, kind, change in (
+            ("save less often", "saving", "checkpoint",
+             f"save every {LESS_OFTEN}th time, or in a thread from a copy"),
+            ("report less often", "reporting", "reports",
+             f"report every {LESS_OFTEN}th time, or from a thread"),
+        )
+    ),
     # What is called in a loop counts as the library's, so both go with either.
     Line("vectorize host work", "host work",
          lambda m: _given(m.kind_s("host work") > m.kind_s("compute")),
@@ -418,14 +392,18 @@ REMEDIES = (
          | {"cpu_s": m.now.cpu_s + m.kind_s("compute")},
          reason=_of_step("computing on the host", "compute"),
          change="do it in the data set, where workers run it beside the step, or on the device"),
-    Line("bf16 autocast", COMPUTE, _device_is_limit, lambda m, _: ANY,
-         lambda m, _: "the device is the limit",
-         "with torch.autocast(device.type, torch.bfloat16): …", _model("bf16")),
-    Line("channels last", COMPUTE, _device_is_limit, lambda m, _: ANY,
-         lambda m, _: "the device is the limit",
-         "model.to(memory_format=torch.channels_last)", _model("channels_last")),
-    Line("torch.compile", COMPUTE, _device_is_limit, lambda m, _: ANY,
-         lambda m, _: "the device is the limit", "model.compile()", _model("compile")),
+    *(
+        Line(name, COMPUTE,
+             lambda m: _given(getattr(m.loop, "model", None) is not None
+                              and m.ceiling > DEVICE_BOUND),
+             only_tried, lambda m, _: "the device is the limit", change,
+             lambda m, _, knob=knob: {"model": knob})
+        for knob, name, change in (
+            ("bf16", "bf16 autocast", "with torch.autocast(device.type, torch.bfloat16): …"),
+            ("channels_last", "channels last", "model.to(memory_format=torch.channels_last)"),
+            ("compile", "torch.compile", "model.compile()"),
+        )
+    ),
     Line("split between workers", DUPLICATED,
          lambda m: _given(m.duplicated),
          lambda m, _: {"shorter": 1 / m.now.workers},
@@ -459,7 +437,7 @@ REMEDIES = (
          f"{units.seconds(m.send_s)} to send",
          "return tensors (they go through shared memory), not lists, dicts or objects",
          easy=False),
-    Line("faster decode", "decode", _as_one("decode"), lambda m, some: m.without(some),
+    Line("faster decode", "decode", lambda m: [_of(m, "decode")], lambda m, some: m.without(some),
          lambda m, some: _took(m, some) + _fastest_decoder(m, some),
          "a faster decoder (lab.DECODERS), or images stored at the size that is trained on",
          easy=False),
@@ -468,19 +446,23 @@ REMEDIES = (
          lambda m, some: f"{some[0].name}: on whole arrays, on smaller images, or not at all"
          + "; in the data set, where workers run it" * (not m.is_data_loader),
          easy=False),
-    Line("faster collate", "collate", lambda m: [_collating(m)] if _collating(m) else [],
+    Line("faster collate", "collate",
+         lambda m: [[s for s in _of(m, COLLATE) if s.wall_s > 2 * m.copy_bytes_s]],
          lambda m, some: m.without(some), _took,
          "torch.stack of ready tensors, and nothing else in collate_fn", easy=False),
     Line("faster sampler", SAMPLER, lambda m: _given(m.is_data_loader), _ordered,
          lambda m, _: f"the main process takes {units.seconds(m.sampler_s)} to draw a batch's "
          "samples", "draw the order once per epoch, as an array", easy=False),
-    Line("wait less", "waiting", _waiting, lambda m, some: m.without(some), _took,
+    Line("wait less", "waiting",
+         lambda m: [[s for s in _of(m, "transform") if s.wait_s >= s.cpu_s]],
+         lambda m, some: m.without(some), _took,
          lambda m, some: f"{some[0].name}: fetch ahead, or many samples at once", easy=False),
     Line("faster medium", "storage",
-         lambda m: _given(m.now.fetch_s > 0), lambda m, _: {"fetch_s": 0.0},
+         _always, lambda m, _: {"fetch_s": 0.0},
          lambda m, _: _fetch(m), "copy the files to an SSD or tmpfs, or pack them into one file",
          easy=False),
-    Line("faster reads", "storage", _as_one("read"), lambda m, some: m.without(some), _took,
+    Line("faster reads", "storage", lambda m: [_of(m, "read")],
+         lambda m, some: m.without(some), _took,
          "copy the files to an SSD or tmpfs, or pack them into one file that is read in order",
          easy=False),
 )  # fmt: skip
@@ -500,9 +482,9 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
     for line in REMEDIES:
         for subject in line.subjects(m):
             left = line.leaves(m, subject)
-            at_best = m.ceiling if left is None else m.at_best(**left)
+            at_best = None if left is None else m.at_best(**left)
             knobs = line.knobs(m, subject) if line.knobs else {}
-            if at_best > 1 - DELTA and "model" not in knobs:
+            if (at_best or m.ceiling) > 1 - DELTA and "model" not in knobs:
                 continue
             change = line.change(m, subject) if callable(line.change) else line.change
             found.append(
@@ -514,7 +496,6 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
                     change=change or line_of({**m.knobs, **_written(knobs)}),
                     easy=line.easy,
                     knobs=knobs,
-                    only_tried=left is None,
                 )
             )
     return tuple(found)
@@ -561,7 +542,7 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
     kept: dict[str, Remedy] = {}
     for remedy in proposed:
         is_bound = remedy.measured is None
-        if is_bound and (remedy.only_tried or remedy.name in tried):
+        if is_bound and (remedy.at_best is None or remedy.name in tried):
             continue
         if remedy.normalized_time > 1 - DELTA or (remedy.ci_high or 0.0) >= 1:
             continue
