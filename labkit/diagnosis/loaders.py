@@ -131,16 +131,8 @@ def _start(first: Callable[[int], None], own: Callable[[int], None] | None, numb
         own(number)
 
 
-def limited_threads(loader: DataLoader) -> Callable[[int], None]:
-    """Return a `worker_init_fn` that calls the loader's own, then limits threads to one."""
-    return partial(_start, loader.worker_init_fn or _nothing, _limit_threads)
-
-
-def _nothing(_: int) -> None:
-    pass
-
-
-def _limit_threads(_: int) -> None:
+def limit_threads(_: int) -> None:
+    """Limit this worker to one thread: what `copied` starts."""
     import torch
 
     torch.set_num_threads(1)
@@ -225,24 +217,21 @@ def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Ite
 @contextmanager
 def random_state_kept(loader: object) -> Iterator[None]:
     """Restore the random states of Python, NumPy, torch, the loader and its sampler at the end."""
+    import numpy
     import torch
 
     batches = getattr(loader, "batch_sampler", None)
     sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
     own = [getattr(each, "generator", None) for each in (loader, sampler)]
     kept = [(each, each.get_state()) for each in own if isinstance(each, torch.Generator)]
-    numpy = sys.modules.get("numpy")
-    python, here = random.getstate(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    arrays = numpy.random.get_state() if numpy else None
+    python, arrays = random.getstate(), numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
         random.setstate(python)
-        torch.set_rng_state(here)
-        torch.cuda.set_rng_state_all(cuda)
-        if arrays is not None:
-            numpy.random.set_state(arrays)
+        numpy.random.set_state(arrays)
         for generator, state in kept:
             generator.set_state(state)
 
@@ -304,7 +293,7 @@ def move_batch(batch: object, device: str) -> object:
 
 def count_bytes(batch: object) -> int:
     """Return the bytes of a batch's tensors and arrays."""
-    return sum(leaf.nbytes for leaf in arrays(batch))
+    return sum(bytes_by_dtype(batch).values())
 
 
 def bytes_by_dtype(batch: object) -> dict[str, int]:

@@ -52,8 +52,8 @@ def try_remedies(
     Returns:
         The same remedies; those that were tried have `measured` and its 95 % interval.
     """
-    promising = sorted((r for r in proposed if r.knobs), key=lambda remedy: remedy.at_best)
-    tried = promising[:MOST_TRIED]
+    promising = (remedy for remedy in proposed if remedy.knobs)
+    tried = sorted(promising, key=lambda remedy: remedy.at_best or m.ceiling)[:MOST_TRIED]
     if not tried:
         return tuple(proposed)
     loop, seconds = m.loop, TRIALS_SHARE * budget_s
@@ -107,7 +107,7 @@ def _opened(loop: Loop, remedy: Remedy, stack: ExitStack) -> Callable:
             step(loop.resident[0])
         return opened
     if changes.pop("limit_threads", False):
-        changes["worker_init_fn"] = loaders.limited_threads(loop.loader)
+        changes["start"] = loaders.limit_threads
     twin = stack.enter_context(loaders.copied(loop.loader, **changes))
     if twin.num_workers and twin.persistent_workers:
         next(iter(twin))  # starts them, once for all epochs
