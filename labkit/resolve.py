@@ -38,8 +38,8 @@ from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS, STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, locate
 from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, Step
+from labkit.parts.training.callbacks import METRICS
 from labkit.parts.training.checkpoint import SAVERS, check_folder_name
-from labkit.parts.training.metrics import METRICS
 from labkit.parts.training.reporting import PROGRESS, check_sink
 from labkit.settings import Mode, Settings, complete, pick
 

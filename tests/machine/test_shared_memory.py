@@ -52,9 +52,3 @@ def test_files_of_processes_that_are_not_on_the_roll_stay(roll):
         assert mine.exists()
     finally:
         mine.unlink()
-
-
-def test_without_a_roll_nothing_is_written_down(roll, monkeypatch):
-    monkeypatch.delenv(shared_memory.ROLL)
-    shared_memory.note_worker()
-    assert list(roll.iterdir()) == []

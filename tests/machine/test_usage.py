@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.machine.gpu import read_gpu
-from labkit.machine.usage import GpuWatch, Usage, own_cpu_s
+from labkit.machine.usage import Usage, own_cpu_s
 
 SPIN_S = 0.3
 SPIN = f"import time\nwhile time.process_time() < {SPIN_S}: pass"
@@ -71,17 +71,6 @@ def test_what_nvml_does_not_offer_is_none_and_the_rest_is_read(call, reading):
     for offered in (others, {**others, call: NvmlError("Not Supported")}):
         found = read_gpu(nvml(**offered), gpu=None)
         assert found == {"busy_percent": 40, "used_bytes": 5_000, reading: None}
-
-
-def test_samples_are_summed_up_and_unknown_ones_left_out():
-    watch = GpuWatch()
-    for busy, used in ((0, 10), (50, 30), (100, 20), (50, None)):
-        watch._samples.append({"busy_percent": busy, "used_bytes": used})
-    assert watch.totals() == {
-        "gpu_util_mean": 0.5,
-        "gpu_util_zero_share": 0.25,
-        "gpu_memory_bytes": 30,
-    }
 
 
 @pytest.mark.needs_cuda

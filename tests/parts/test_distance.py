@@ -1,7 +1,6 @@
 """The distance that is stood in for, by a real server and real sockets."""
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 import labkit as lab
 from labkit.contracts import Skip
+from labkit.machine import hardware
 from labkit.machine.helper import HELPERS
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import distance, locate
@@ -99,12 +99,6 @@ def test_it_is_found_while_it_is_up_and_nothing_is_left(photos):
     assert [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)] == before
 
 
-def test_a_server_that_cannot_start_is_skipped(files, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(Skip, match="the distance's server could not be started"):
-        served(NEAR, files).__enter__()
-
-
 def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
     monkeypatch.setattr(distance, "_own_s", lambda address: 0.0)  # a busy machine's is large
     far = Distance(rtt_ms=40, mbit_per_s=80)
@@ -174,12 +168,9 @@ def test_what_cannot_be_far_away_is_refused_with_the_next_step(photos, var):
         open_loader(resolve(settings_for(photos)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_deliver_from_a_distance_what_the_folder_holds(photos, var, method):
-    if method not in multiprocessing.get_all_start_methods():
-        pytest.skip("no fork here")
-    workers = {"fork": 2, "spawn": 1}[method]  # a spawned one takes seconds to start
-    settings = settings_for(photos, num_workers=workers, start_method=method)
+@pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
+def test_workers_deliver_from_a_distance_what_the_folder_holds(photos, var):
+    settings = settings_for(photos)
     with stage(settings):
         found = batches(settings)
     wanted = batches(replace(settings, storage="here", num_workers=0))
@@ -219,17 +210,8 @@ def test_the_proof_of_a_row_says_that_there_is_no_page_cache(photos, var):
     }
 
 
-@pytest.mark.parametrize("layout", ["labkit", "coco"])
-def test_data_at_a_distance_is_copied_by_its_server_and_the_copy_goes(
-    photos, var, tmp_path, layout
-):
-    data = photos
-    if layout == "coco":
-        data = shutil.copytree(photos / "images", tmp_path / "coco" / "val2017")
-        boxes = tmp_path / "coco" / "annotations" / "instances_val2017.json"
-        boxes.parent.mkdir()
-        shutil.copy(photos / "annotations.json", boxes)
-    settings = settings_for(data, storage=f"{FAR}_staged", cache="warm")
+def test_data_at_a_distance_is_copied_by_its_server_and_the_copy_goes(photos, var):
+    settings = settings_for(photos, storage=f"{FAR}_staged", cache="warm")
     near = open_source(replace(settings, storage="here"))
     with stage(settings) as facts:
         reader = open_source(settings)

@@ -258,11 +258,11 @@ def test_a_worker_that_is_killed_in_a_read_is_an_error_for_the_others_and_no_han
 # --- the self-check -------------------------------------------------------------------------
 
 
-@EVERY_METHOD
-def test_the_check_measures_at_random_and_in_order(photos, method):
+@NEEDS_FORK
+def test_the_check_measures_at_random_and_in_order(photos):
     reader = open_folder(photos)
     storage = ModelledDisk(name="modelled_hdd", directory=photos, disk=HARD_DISK)
-    in_two, in_order = storage.measure(reader, range(len(reader)), 2, method, 0.2)
+    in_two, in_order = storage.measure(reader, range(len(reader)), 2, "fork", 0.2)
     assert (in_two.pattern, in_two.readers) == ("random", 2)
     assert (in_order.pattern, in_order.readers) == ("sequential", 1)
     assert 60 < in_two.requested_per_s < in_order.requested_per_s

@@ -8,7 +8,6 @@ import torch
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
-from labkit.pipeline import Order
 from labkit.runs.calibration import steady_rate
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
@@ -57,12 +56,3 @@ def test_loading_alone_leaves_device_and_step_out():
     clock = FakeClock()
     chosen = pipeline(clock, steps=10, workers=0)
     assert steady_rate(chosen, clock, seconds=3.0, load_only=True) == 4 / 0.5
-
-
-def test_an_epoch_has_a_seeded_order_of_its_own():
-    order = Order(torch.arange(10).numpy(), seed=3)
-    first = list(order)
-    order.epoch = 1
-    assert sorted(i for _, i in first) == sorted(i for _, i in order) == list(range(10))
-    assert [i for _, i in first] != [i for _, i in order]
-    assert {epoch for epoch, _ in order} == {1}

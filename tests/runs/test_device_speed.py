@@ -53,13 +53,6 @@ def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
     assert speeds == {device.device_images_per_s}
 
 
-def test_a_device_speed_of_ones_own_needs_no_calibration(photos, tmp_path):
-    found = run(photos, tmp_path, device_speed=5000)
-    assert found.info["calibration"]["device_images_per_s"] == pytest.approx(5000)
-    assert found.trials[0].labels["accelerator"] == "emulated(5,000 images/s)"
-    assert not (tmp_path / FILE).exists()
-
-
 def test_another_machine_and_another_input_size_are_measured_anew(calibrated, photos, tmp_path):
     device, results = calibrated
     (kept,) = json.loads((results / FILE).read_text())

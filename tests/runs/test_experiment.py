@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from labkit.machine import gpu, hardware
+from labkit.machine import hardware
 from labkit.runs.experiment import Experiment
 from labkit.runs.preconditions import check
 from labkit.runs.runner import run
@@ -29,14 +29,6 @@ def test_a_platform_without_fork_and_fadvise_spawns_and_stays_warm(photos, monke
     chosen = lab.experiment("preprocessing", data=str(photos), device="emulated")
     for settings in check(chosen, "quick", None, None)["variants"].values():
         assert (settings["start_method"], settings["cache"]) == ("spawn", "warm")
-
-
-def test_a_cuda_device_that_is_not_there_is_said_before_anything_runs(tmp_path, photos):
-    if gpu.cuda().works:
-        pytest.skip("there is one here")
-    chosen = lab.experiment("prefetching", data=str(photos), device="cuda")
-    with pytest.raises(RuntimeError, match="baseline 'original' must be able to run here, got: "):
-        run(chosen, results=tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -111,17 +103,8 @@ def test_batch_sizes_without_a_common_multiple_in_the_data_are_refused(tmp_path,
             "fit their boxes, got 'loops'",
         ),
         (
-            {**SCALED, "packing": "raw", "stored": "pixels"},
-            "stored must be 'jpeg' for the decoder simplejpeg_scaled, got 'pixels': that is",
-        ),
-        (
             {**SCALED, "loader": "dali"},
             "decoder must be another one for the loader dali, which decodes by itself and in full",
-        ),
-        ({"device": "gpu"}, "device must be one of cpu, cuda, emulated, got 'gpu'"),
-        (
-            {"device": "cpu", "step": "timed"},
-            "step must be detector or classifier on device cpu, got 'timed'",
         ),
         ({"device": "emulated", "step": "detector"}, "step must be timed on the simulated GPU"),
         (

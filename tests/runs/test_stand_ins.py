@@ -1,15 +1,13 @@
 """What passed a check is remembered for a day, for the same machine, program and question only."""
 
-import json
-import time
 from dataclasses import replace
 
 import pytest
 
-from labkit.contracts import UTC, utc_now
+from labkit.contracts import utc_now
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.runs import checks
-from labkit.runs.checks import REMEMBERED_S, SELF_CHECKS, check_emulator, check_stand_ins
+from labkit.runs.checks import SELF_CHECKS, check_emulator, check_stand_ins
 from labkit.runs.process import TrialKilled
 from labkit.settings import Settings
 
@@ -84,11 +82,6 @@ def test_an_emulator_that_passed_is_not_asked_again_for_steps_as_long(tmp_path):
     assert (shorter["free_loader_au"], asked) == (0.992, 5)
 
 
-def test_another_machine_is_checked_anew(tmp_path):
-    emulator(tmp_path, PASSES)
-    assert emulator(tmp_path, PASSES, machine_id="other")[1] == 5
-
-
 def test_changed_sources_are_checked_anew_also_where_no_revision_is_known(tmp_path, monkeypatch):
     package = tmp_path / "labkit"
     package.mkdir()
@@ -98,17 +91,6 @@ def test_changed_sources_are_checked_anew_also_where_no_revision_is_known(tmp_pa
     assert emulator(tmp_path, [], revision="unknown")[1] == 0
     (package / "devices.py").write_text("QUEUED_STEPS = 2")
     assert emulator(tmp_path, PASSES, revision="unknown")[1] == 5
-
-
-def test_what_passed_long_ago_is_checked_anew(tmp_path):
-    emulator(tmp_path, PASSES)
-    passed = json.loads((tmp_path / SELF_CHECKS).read_text())
-    long_ago = time.strftime(UTC, time.gmtime(time.time() - REMEMBERED_S - 60))
-    old = {key: [found, long_ago] for key, (found, _) in passed.items()}
-    (tmp_path / SELF_CHECKS).write_text(json.dumps(old))
-    found, asked = emulator(tmp_path, [0.991] * 5)
-    assert (found["free_loader_au"], asked) == (0.991, 5)
-    assert found["free_loader_checked_utc"][:13] == utc_now()[:13]
 
 
 def test_an_emulator_that_passes_only_once_in_many_tries_gives_no_figure(tmp_path):
@@ -142,14 +124,6 @@ def test_a_disk_that_is_too_slow_drops_its_variants_and_is_not_remembered(tmp_pa
         "throttled must deliver the rates it stands for within 5.0 %, got 40 instead of 81 "
         "files/s random with 2 readers; close other programs and run again",
     )
-    assert not (tmp_path / SELF_CHECKS).exists()
-
-
-def test_of_real_media_nothing_is_asked(tmp_path):
-    run = Asked(tmp_path, [])
-    run.info["storages"] = {"throttled": {"label": "real"}}
-    check_stand_ins(run)
-    assert run.info["storages"] == {"throttled": {"label": "real", "rates": []}}
     assert not (tmp_path / SELF_CHECKS).exists()
 
 

@@ -47,17 +47,6 @@ def test_a_trial_comes_back_as_it_was(tmp_path):
     assert (back.time_s, back.images) == (3.0, 32)
 
 
-def test_a_half_written_last_line_is_set_aside_and_the_next_row_is_kept_apart(tmp_path):
-    folder = create_run(tmp_path, INFO)
-    append_trial(folder, trial(0))
-    with (folder / "trials.jsonl").open("ab") as file:
-        file.write(b'{"experiment": "prefet')
-    append_trial(folder, trial(1))
-    run = load_run(folder)
-    assert [t.block for t in run.trials] == [0, 1]
-    assert run.set_aside == 1
-
-
 def test_a_row_of_a_newer_labkit_says_so(tmp_path):
     folder = create_run(tmp_path, INFO)
     row = {**trial().to_row(), "schema": SCHEMA + 1}
@@ -175,17 +164,6 @@ def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
     holder.communicate()
     with hold(folder):
         pass
-
-
-@needs_flock
-def test_a_run_can_be_held_again_after_it_was_let_go(tmp_path):
-    folder = create_run(tmp_path, INFO)
-    for _ in range(2):
-        with hold(folder):
-            append_trial(folder, trial())
-            with pytest.raises(RuntimeError, match="one process at a time"), hold(folder):
-                pass
-    assert len(load_run(folder).trials) == 2
 
 
 @needs_flock

@@ -141,20 +141,10 @@ class ReportsCollector:
         return {"sample_id": key[1], "collects": gc.isenabled()}
 
 
-@pytest.mark.parametrize(
-    "start_method",
-    [
-        pytest.param(
-            "fork", marks=pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
-        ),
-        "spawn",
-    ],
-)
-def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(
-    photos, monkeypatch, start_method
-):
+@pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
+def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(photos, monkeypatch):
     in_workers, in_loop = [], []
-    how = {"start_method": start_method, "persistent_workers": True}
+    how = {"start_method": "fork", "persistent_workers": True}
     chosen = Settings(**settings(photos, images=8, cache="as found", **how))
 
     def load(source, settings):
@@ -175,27 +165,10 @@ def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(
-    ("preprocessor", "step", "entries"),
-    [
-        ("on_device", "timed", {"pixels", "colours", "boxes_ragged", "boxes_ragged_counts"}),
-        ("vectorized", "timed", {"image", "heatmap", "size_wh", "offset_xy", "cell", "mask"}),
-    ],
-)
-def test_a_trial_says_what_the_last_batch_of_each_epoch_held(
-    photos, launcher, preprocessor, step, entries
-):
-    device = "emulated" if step == "timed" else "cpu"
-    measured = measure(
-        launcher,
-        photos,
-        preprocessor=preprocessor,
-        step=step,
-        device=device,
-        images=8,
-        cache="as found",
-        num_workers=0,
-    )
+def test_a_trial_says_what_the_last_batch_of_each_epoch_held(photos, launcher):
+    how = {"preprocessor": "on_device", "images": 8, "cache": "as found", "num_workers": 0}
+    measured = measure(launcher, photos, **how)
+    entries = {"pixels", "colours", "boxes_ragged", "boxes_ragged_counts"}
     first, second = measured["epochs"]
     assert set(first["last_means"]) == set(second["last_means"]) == entries
     assert first["last_ids_crc"] != second["last_ids_crc"]  # shuffled anew
@@ -235,8 +208,6 @@ def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cac
     ("cached", "how"),
     [
         (0, {}),
-        (50, {}),
-        (100, {}),
         (50, {"num_workers": 2, "persistent_workers": True}),
         (50, {"packing": "raw"}),
         (50, {"packing": "tfrecord", "num_workers": 2}),

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.parts.loading.pinning import pin
-from labkit.parts.loading.source import Outside, Source, open_library, threads_of
+from labkit.parts.loading.source import Outside, Source, open_library, pin, threads_of
 from labkit.settings import Settings
 
 if TYPE_CHECKING:

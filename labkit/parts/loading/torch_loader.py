@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Skip
-from labkit.parts.loading.pinning import pin
-from labkit.parts.loading.source import Source
+from labkit.parts.loading.source import Source, pin
 from labkit.settings import Settings
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Callbacks: what a training loop does between its steps, while the device may be idle.
+"""Callbacks: what a training loop does between its steps, while the device may be idle; metrics.
 
     step n ─▶ every N steps: metrics ─ report ─ checkpoint ─ progress bar ─▶ step n + 1
                                                   last of the epoch ─▶ finish ─▶ end
@@ -7,6 +7,10 @@ Steps are counted through all epochs of a trial, so that every 100th also occurs
 shorter.  An epoch waits for what was started in the background during it.  The emulated device has
 no weights and no loss: its checkpoints hold a ResNet-18's weights in host memory, and reports show
 a dash for the loss.
+
+Of the metrics, `loops` reads every sample on the host, as `.item()` per image does; `vectorized`
+counts on the device and reads once, at the end.  It does not use `torch.bincount`, which on CUDA
+reads the largest number and so waits for the device.  Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,15 +20,19 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.contracts import Device
 from labkit.parts.training.checkpoint import SAVERS, checkpoint_folder
-from labkit.parts.training.metrics import METRICS, Totals
 from labkit.parts.training.reporting import PROGRESS, Reports
 from labkit.parts.training.step import Step
 from labkit.settings import Settings
 
+if TYPE_CHECKING:
+    import torch
+
 CHECKPOINT = ".labkit-checkpoint.pth"
+TOP = 5  # likeliest classes
 HOST_ONLY = "host's part real, device's part emulated"
 
 
@@ -153,3 +161,90 @@ def _checkpoints(
     saver.save({"step": 0, **step.state()})
     saver.finish()
     return Callback(every=settings.checkpoint_every, call=save, finish=saver.finish)
+
+
+# --- metrics --------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Totals:
+    """Counts so far."""
+
+    wait: Callable[[], None] = lambda: None
+    """Called before a number is read; the emulated device waits there."""
+    confusion: torch.Tensor | None = None
+    """(classes, classes) int64, true class by predicted class; None: nothing counted."""
+    in_top: int | torch.Tensor = 0
+    """Samples whose class was among the `TOP` most likely ones."""
+
+    def result(self) -> dict[str, float]:
+        """Read the counts.
+
+        Returns:
+            top1, top5: shares of all samples; class_mean: accuracy per class, averaged over the
+            classes that occurred.  Empty where nothing was counted.
+        """
+        if self.confusion is None:
+            return {}
+        import torch
+
+        self.wait()
+        # Together, so that there is one transfer.
+        in_top = torch.as_tensor(self.in_top, device=self.confusion.device)
+        counted = torch.cat([self.confusion.flatten(), in_top[None]]).cpu()
+        confusion, in_top = counted[:-1].view(self.confusion.shape).double(), counted[-1].item()
+        right, of_class = confusion.diagonal(), confusion.sum(1)
+        seen = of_class > 0
+        return {
+            "top1": (right.sum() / of_class.sum()).item(),
+            "top5": in_top / of_class.sum().item(),
+            "class_mean": (right[seen] / of_class[seen]).mean().item(),
+        }
+
+
+def count_in_loops(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -> None:
+    """Count sample by sample on the host.
+
+    Args:
+        logits: (B, classes) float32, at least `TOP` classes.
+        labels: (B,) int64, on the same device.
+        totals: gets the batch's counts.
+    """
+    import torch
+
+    if totals.confusion is None:
+        totals.confusion = torch.zeros(logits.shape[1], logits.shape[1], dtype=torch.int64)
+    for scores, label in zip(logits, labels):
+        totals.wait()
+        likeliest = scores.topk(TOP).indices.tolist()
+        totals.wait()
+        true = label.item()
+        totals.confusion[true, likeliest[0]] += 1
+        totals.in_top += true in likeliest
+
+
+def count_at_once(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -> None:
+    """Count the whole batch on its device, without reading a number.
+
+    Args:
+        logits: (B, classes) float32, at least `TOP` classes.
+        labels: (B,) int64, on the same device.
+        totals: gets the batch's counts.
+    """
+    import torch
+
+    classes = logits.shape[1]
+    if totals.confusion is None:
+        totals.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=logits.device)
+    likeliest = logits.topk(TOP).indices  # (B, TOP), likeliest first
+    cell = labels * classes + likeliest[:, 0]
+    totals.confusion.view(-1).index_add_(0, cell, torch.ones_like(cell))
+    totals.in_top = totals.in_top + (likeliest == labels[:, None]).sum()
+
+
+# (logits, labels, totals) -> None
+METRICS: dict[str, Callable[[torch.Tensor, torch.Tensor, Totals], None] | None] = {
+    "none": None,
+    "loops": count_in_loops,
+    "vectorized": count_at_once,
+}

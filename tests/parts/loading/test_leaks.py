@@ -4,11 +4,7 @@ Thread, process, shared-memory and file-handle counts are the kernel's own.
 """
 
 import gc
-import os
-import subprocess
-import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -92,40 +88,3 @@ def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_pa
     broken.write_bytes(whole)
     assert len(list(loader)) == 2
     assert held()["processes"] == before["processes"]
-
-
-FORKS = """
-import sys
-from labkit.settings import Settings
-from labkit.pipeline import open_loader
-from labkit.resolve import resolve
-def ids(batches):
-    return [int(i) for batch in batches for i in batch["sample_id"]]
-_, forking = open_loader(resolve(Settings(**{forking})))
-_, beside = open_loader(resolve(Settings(**{beside})))
-wanted = ids(forking)
-for _ in range(5):
-    running = iter(beside)
-    found = ids([next(running)])
-    assert ids(forking) == wanted  # its workers are forked while threads decode
-    assert found + ids(running) == wanted
-print("all there")
-"""
-
-
-# Not for the rivals: labkit opens none where something is still to be forked.
-@pytest.mark.skipif(not hardware.can_fork(), reason="needs fork")
-def test_workers_that_are_forked_beside_threads_deliver_and_so_do_the_threads(photos):
-    program = FORKS.format(
-        forking=asdict(settings(photos, "torch", num_workers=2)),
-        beside=asdict(settings(photos, "threads", num_workers=3)),
-    )
-    # In a process of its own: a hang is to be a failure, not the end of all tests.
-    shown = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert (shown.stdout, shown.returncode) == ("all there\n", 0), shown.stderr

@@ -70,29 +70,6 @@ def test_the_resident_loader_repeats_the_first_batch_and_reads_no_more(photos):
     assert ids(delivered(photos, **how)) == first * 6
 
 
-@pytest.mark.parametrize(
-    ("device", "pin_memory", "copies"),
-    [("cuda", True, 1), ("cuda", False, 0), ("emulated", False, 0)],
-)
-def test_the_resident_batch_is_page_locked_once_where_the_settings_ask_for_it(
-    photos, monkeypatch, device, pin_memory, copies
-):
-    locked = []
-
-    def lock(tensor):  # needs CUDA
-        locked.append(tensor.clone())
-        return locked[-1]
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lock)
-    step = "timed" if device == "emulated" else "detector"
-    how = {"loader": "resident", "device": device, "step": step, "pin_memory": pin_memory}
-    _, loader = open_loader(resolve(settings(photos, **how)))
-    batches = list(loader)
-    assert len(locked) == copies * len(batches[0])
-    if copies:
-        assert all(any(t is one for one in locked) for batch in batches for t in batch.values())
-
-
 @pytest.mark.needs_cuda
 def test_the_resident_batch_is_page_locked_on_cuda(photos):
     how = {"loader": "resident", "device": "cuda", "step": "detector"}

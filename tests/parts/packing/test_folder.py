@@ -144,22 +144,11 @@ def test_links_to_folders_and_files_work_and_loops_end(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-@pytest.mark.parametrize("layout", ["tree", "ours", "coco"])
-def test_what_may_never_end_when_it_is_read_is_refused(written, tmp_path, layout):
-    put(tmp_path / "tree", "1.jpg")
-    put(tmp_path / "val2017", "1.jpg")
-    write_coco(tmp_path / "annotations" / "instances_val2017.json", ["1.jpg", "x.jpg"])
-    data, images = {
-        "tree": (tmp_path / "tree", tmp_path / "tree"),
-        "ours": (written, written / "images"),
-        "coco": (tmp_path, tmp_path / "val2017"),
-    }[layout]
-    os.mkfifo(images / "x.jpg")
-    message = (
-        r"^data must hold regular files, got a named pipe, socket or device at .*x\.jpg; remove"
-    )
+def test_what_may_never_end_when_it_is_read_is_refused(written):
+    os.mkfifo(written / "images" / "x.jpg")
+    message = "^data must hold regular files, got a named pipe, socket or device at .*x.jpg; remove"
     with pytest.raises(ValueError, match=message):
-        open_folder(data)
+        open_folder(written)
 
 
 def test_folders_and_broken_links_called_x_jpg_hang_nobody(tmp_path):

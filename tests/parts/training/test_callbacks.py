@@ -4,7 +4,6 @@ Steps are launched on the emulated device under a fake clock; checkpoints and re
 """
 
 import contextlib
-import logging
 import threading
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from labkit.parts.training.callbacks import (
     Callbacks,
     open_callbacks,
 )
-from labkit.parts.training.reporting import SINKS
 from labkit.runs.process import Launcher
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings
@@ -127,43 +125,6 @@ def test_a_report_names_the_step_and_the_loss_of_a_real_training(tmp_path, monke
         written = [line.split(" ", 2)[2] for line in log.read_text().splitlines()]
     assert written == ["step 2 loss 0.5000", "step 4 loss 0.2500"]
     assert list(tmp_path.iterdir()) == []
-
-
-class Failing(logging.Handler):
-    """A sink that takes all reports but the second."""
-
-    def emit(self, record):
-        if "step 2 " in record.getMessage():
-            try:
-                raise OSError(111, "Connection refused")
-            except OSError:
-                self.handleError(record)
-
-
-@pytest.mark.parametrize("in_background", [False, True])
-def test_a_sink_that_fails_ends_the_training(tmp_path, monkeypatch, in_background):
-    monkeypatch.setitem(SINKS, "mine", lambda folder: Failing())
-    settings = {"report_every": 1, "report_to": "mine", "report_in_background": in_background}
-    words = "report must reach mine, got Connection refused"
-    with contextlib.ExitStack() as stack, pytest.raises(OSError, match=words):
-        _, callbacks = opened(stack, tmp_path, **settings)
-        for _ in range(3):
-            callbacks.after_step(BATCH)
-        callbacks.finish()
-
-
-@pytest.mark.parametrize("saver", ["sync", "thread"])
-def test_a_checkpoint_that_fails_ends_the_training(tmp_path, saver):
-    blocked = tmp_path / "gone"
-    blocked.mkdir()
-    with contextlib.ExitStack() as stack:
-        _, callbacks = opened(stack, blocked, checkpoint_every=1, saver=saver)
-        callbacks.after_step(BATCH)
-        callbacks.finish()
-        blocked.rename(tmp_path / "elsewhere")  # as a disk that is unplugged
-        with pytest.raises(OSError, match="checkpoint must be written to"):
-            callbacks.after_step(BATCH)
-            callbacks.finish()
 
 
 def test_a_real_training_saves_reports_evaluates_and_says_so_in_its_row(launcher, photos, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.parts.training.metrics import METRICS, Totals
+from labkit.parts.training.callbacks import METRICS, Totals
 
 CLASSES = 9
 SAMPLES = 48

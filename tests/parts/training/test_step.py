@@ -95,20 +95,6 @@ def test_forward_and_backward_read_no_number(name):
         made.loss()
 
 
-@pytest.mark.needs_cuda  # CPUs take 20 s for a step in float16
-def test_float16_scales_its_loss(monkeypatch):
-    monkeypatch.setattr(step, "_amp_dtype", lambda kind: torch.float16)
-    scaled, scale = [], torch.amp.GradScaler.scale
-    monkeypatch.setattr(
-        torch.amp.GradScaler, "scale", lambda self, x: scaled.append(1) or scale(self, x)
-    )
-    made = STEPS["classifier"](Settings(precision="amp"), on("cuda"))
-    batch = {key: tensor.to("cuda") for key, tensor in make_batch().items()}
-    losses = losses_of(made, batch, steps=6)
-    assert len(scaled) == 6
-    assert losses[-1] < losses[0]  # the first steps may overflow, and are then left out
-
-
 @pytest.mark.parametrize(
     ("dtype", "said"),
     [(torch.bfloat16, "amp (bfloat16)"), (torch.float16, "amp (float16, loss scaled)")],
@@ -129,9 +115,3 @@ def test_timed_gives_the_number_of_images_to_the_emulated_device():
     assert device.computed == [BATCH_SIZE]
     assert (made.backward, made.loss(), made.batch) == (None, None, None)
     assert made.logits().shape == (BATCH_SIZE, 80)
-
-
-def test_the_step_that_does_nothing_takes_any_batch_and_any_device():
-    made = STEPS["nothing"](Settings(), on("cpu"))
-    assert made.forward({"anything": None}) is None
-    assert (made.backward, made.loss()) == (None, None)
