@@ -165,7 +165,8 @@ def _claims(options: Options) -> None:
         published = f"published: {row['published']}" if row["published"] else ""
         answer = ": ".join(filter(None, (row["experiment"], row["answer"])))
         reference = f"reference runs: {row['reference']}" if row["reference"] else ""
-        for line in filter(None, (published, *said, row["footnote"], answer, reference)):
+        lines = published, *said, row["footnote"], answer, row["roofline"], reference
+        for line in filter(None, lines):
             print(textwrap.indent(textwrap.fill(line, 94), "      "))
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from labkit import units
-from labkit.analysis.roofline import least_time
+from labkit.analysis.roofline import ALONE, least_time
 from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
@@ -80,7 +80,8 @@ def answers(
 
     Returns:
         A record per claim: number, document, claim, published, sides (by, says), footnote,
-        experiment, answer, run (ids of the runs that the answer rests on), reference (what the
+        experiment, answer, roofline (what the published times take of a loader and a GPU, where
+        there is a roofline), run (ids of the runs that the answer rests on), reference (what the
         reference runs say, and their machine; empty without), and contrasts: of each experiment,
         compared, answer, ratio, low, high (95 % interval) and verdict.
 
@@ -202,6 +203,7 @@ class _Evidence:
 def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object]:
     experiments = list(dict.fromkeys(c.experiment for c in claim.contrasts))
     judged = [_judge(claim, c, evidence.get(c.experiment)) for c in claim.contrasts]
+    takes = [_roofline(c, evidence) for c in claim.contrasts]
     return {
         "number": claim.number,
         "document": ", ".join(claim.documents),
@@ -211,9 +213,33 @@ def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object
         "footnote": claim.footnote,
         "experiment": ", ".join(experiments),
         "answer": _join(claim, judged),
+        "roofline": "; ".join(filter(None, takes)),
         "run": ", ".join(evidence[x].run.folder.name for x in experiments if x in evidence),
         "contrasts": judged,
     }
+
+
+def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
+    """Return what a published time takes, if a roofline measured its loader; else ''."""
+    name, published = f"{contrast.experiment}_roofline", contrast.expected
+    found = evidence.get(name) or evidence.get(f"{name}_cold")
+    if found is None or not isinstance(published, float) or published >= 1:
+        return ""
+    summary = found.run.summary
+    alone = {row.name: row for row in summary.rows if row.group == ALONE}
+    base = next(filter(summary.is_baseline, alone.values()), None)
+    if base is None or contrast.variant not in alone:
+        return ""
+    for ratio in ratios(summary, [(alone[contrast.variant], base, "steady")]).values():
+        here = f"{1 / ratio.ratio:.2f}"
+        if ratio.low is not None:
+            here += f" {units.interval(1 / ratio.high, 1 / ratio.low)}"
+        return (
+            f"{units.normalized(published)} ({contrast.variant}) takes a loader at least "
+            f"{1 / published:.2f} times as fast, here {here}, and a GPU at least "
+            f"{1 / published:.2f} times as fast as the loader"
+        )
+    return ""
 
 
 def _join(claim: Claim, judged: Sequence[Mapping[str, object]]) -> str:

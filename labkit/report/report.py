@@ -207,12 +207,15 @@ def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """
     names = ("number", "document", "claim", "published", "experiment", "answer")
     sides = [[f"{side['by']}: {side['says']}" for side in row["sides"]] for row in rows]
-    small = [" · ".join([*said, row["footnote"] or ""]) for said, row in zip(sides, rows)]
+    small = [
+        " · ".join(filter(None, [*said, row["footnote"], row["roofline"]]))
+        for said, row in zip(sides, rows)
+    ]
     columns = {name: [row[name] for row in rows] for name in names}
     columns["here"] = columns.pop("answer")
     if any(reference := [row.get("reference", "") for row in rows]):
         columns["reference runs"] = reference
-    return _table(columns, small_print=[text.removesuffix(" · ") for text in small])
+    return _table(columns, small_print=small)
 
 
 def _table(columns: Mapping[str, object], small_print: Sequence[str] = ()) -> Table:

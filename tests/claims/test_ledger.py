@@ -7,7 +7,15 @@ from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
-from fake_runs import COLD, HERE, OPERATION_TIMES, fake_grouped_run, make_run, save_run
+from fake_runs import (
+    COLD,
+    HERE,
+    OPERATION_TIMES,
+    fake_grouped_run,
+    fake_roofline,
+    make_run,
+    save_run,
+)
 from fakes import LABELS, fake_trial, fake_trials
 
 import labkit as lab
@@ -65,6 +73,14 @@ def test_contrasts_name_variants_of_the_catalog_and_figures_that_were_published(
 
 
 # --- against the baseline -----------------------------------------------------------------
+
+
+def test_a_roofline_tells_what_a_published_time_takes(tmp_path):
+    save_run(tmp_path, fake_roofline(noise=0.0, provenance={"machine_id": HERE}))
+    assert record(tmp_path, 25)["roofline"] == (
+        "0.661 (simplified) takes a loader at least 1.51 times as fast, here 1.90 [1.905, 1.905], "
+        "and a GPU at least 1.51 times as fast as the loader"
+    )
 
 
 def test_without_runs_every_claim_says_what_is_missing(tmp_path):
