@@ -550,8 +550,8 @@ def _empty_batch_s(workers: int) -> float:
 def _worker_threads(seen: stages.Stages | None) -> float:
     """Return how many threads a worker keeps busy: measured, or those OpenCV would start."""
     usual = max(1, sys.modules["cv2"].getNumThreads()) if "cv2" in sys.modules else 1
-    own_s = sum(batch.fetch_thread_cpu_s for batch in seen.batches) if seen else 0.0
-    busy = sum(batch.fetch_cpu_s for batch in seen.batches) / own_s if own_s else 1.0
+    own_s = sum(batch.fetch.thread_cpu_s for batch in seen.batches) if seen else 0.0
+    busy = sum(batch.fetch.cpu_s for batch in seen.batches) / own_s if own_s else 1.0
     return max(float(usual), busy)
 
 

@@ -255,15 +255,11 @@ def summarize(m: Measured) -> None:
     # Another loader may prepare batches in a way of its own while the step runs.
     both_s, sum_s = _mean(s.step_s for s in warm), m.alone_s + m.resident_s
     workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAPS * sum_s)
-    pickle_s = 0.0
-    if probe and probe.sent:
-        m.send_s = statistics.median(map(sum, probe.sent))
-        pickle_s = statistics.median(one.pickle_cpu_s for one in probe.sent)
     if probe:
-        m.sampler_s = probe.sampler_s
-    if times := [one.fetch_s + one.collate_s for one in probe.batches] if probe else []:
+        m.sampler_s, m.send_s = probe.sampler_s, probe.send_s
+    if times := [one.fetch.alone_s + one.collate.alone_s for one in probe.batches] if probe else []:
         m.slowest, m.fastest = max(times) / _mean(times), min(times) / _mean(times)
-    m.stages, wall_s, cpu_s = _stages(m, alone, workers, pickle_s)
+    m.stages, wall_s, cpu_s = _stages(m, alone, workers, probe.pickle_s if probe else 0.0)
     first_s = _mean(stretch.startup_s for stretch in warm)
     m.now = Demand(
         workers=workers,
@@ -328,7 +324,6 @@ def _stages(
     seconds are scaled to those that the workers took when they ran together.
     """
     seen = m.probe.stages if m.probe else ()
-    seen = tuple(stage for stage in seen if stage.kind != SERIALIZATION)
     if not workers:
         return seen, m.alone_s, min(_mean(s.cpu_s for s in alone), hardware.cores() * m.alone_s)
     probed_s = sum(stage.cpu_s for stage in seen) + pickle_s

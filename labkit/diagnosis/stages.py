@@ -1,10 +1,10 @@
-"""What making a batch takes, stage by stage: read, decode, each transform, collate, serialization.
+"""What making a batch takes, stage by stage: read, decode, each transform, collate; and sending it.
 
     one worker, alone     batch 0   batch 1   batch 2 …     every second one under the tracer,
                           traced    timed     traced        the others only timed
     traced batches  ─▶ shares of read, decode, each transform ┐
-    timed batches   ─▶ seconds of fetching and collating      ├─▶ Stage, Stage, …
-    sent batches    ─▶ seconds of pickling and unpickling     ┘
+    timed batches   ─▶ seconds of fetching and collating      ┴─▶ Stage, Stage, …
+    all batches     ─▶ seconds of pickling and unpickling
 
 The user's loader runs as a copy with one worker, so that the work is measured and not the
 competition for cores; with num_workers=0 it runs in this process.  Time in which other programs had
@@ -18,6 +18,7 @@ import operator
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -45,9 +46,9 @@ class Stage:
     """One stage of making and sending a batch, in seconds per batch in one worker."""
 
     name: str
-    """The function that took most of its time; "collate" and "serialization" have none."""
+    """The function that took most of its time; "collate" has none."""
     kind: str
-    """read, decode, transform, collate or serialization."""
+    """read, decode, transform or collate."""
     wall_s: float
     cpu_s: float
     """Of all threads of the process."""
@@ -58,39 +59,18 @@ class Stage:
         return max(0.0, self.wall_s - self.cpu_s)
 
 
-class BatchTimes(NamedTuple):
-    """One batch in its worker, in seconds as on a core without competition."""
-
-    fetch_s: float
-    """Reading, decoding and transforming all samples; wall."""
-    fetch_cpu_s: float
-    """Of all threads of the process."""
-    fetch_thread_cpu_s: float
-    """Of the loading thread; less than all where OpenCV or torch used more threads."""
-    collate_s: float
-    collate_cpu_s: float
-    queued_s: float
-    """In addition, waited for a core that others had; 0 where the platform does not tell."""
-
-
-class Sent(NamedTuple):
-    """CPU seconds of sending one batch from a worker to the training loop."""
-
-    pickle_cpu_s: float
-    """In the worker, with the copy to shared memory."""
-    unpickle_cpu_s: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stages:
     """What `probe_stages` measured."""
 
     stages: tuple[Stage, ...]
     """Most time first; empty where no batch came."""
-    batches: tuple[BatchTimes, ...]
-    """In the order of the epoch."""
-    sent: tuple[Sent, ...]
-    """Empty where a batch cannot be sent, or is not: see `notes`."""
+    batches: tuple[Made, ...]
+    """Those that were timed, in the order of the epoch."""
+    pickle_s: float
+    """CPU of the worker to send a batch, with the copy to shared memory; 0 without workers."""
+    send_s: float
+    """The same, and CPU of the process that receives it."""
     notes: tuple[str, ...]
     error: Exception | None
     """What ended the probe early; what was measured until then is kept."""
@@ -113,8 +93,8 @@ def probe_stages(loader: Iterable, *, seconds: float = 8.0) -> Stages:
 
     recorder = Recorder()
     if not is_data_loader(loader):
-        taken = _take(lambda: _timed_batches(loader, recorder), seconds)
-        return _summarize(taken, (), (NO_DATALOADER,))
+        made, error = _take(lambda: _timed_batches(loader, recorder), seconds)
+        return _summarize(made, error, (NO_DATALOADER,))
     recorder.sends = loader.num_workers > 0
     changes = {
         "dataset": _watched(loader.dataset, recorder),
@@ -124,10 +104,8 @@ def probe_stages(loader: Iterable, *, seconds: float = 8.0) -> Stages:
     }
     with copied(loader, start=partial(_show_own, loader.dataset), **changes) as twin:
         # Not iter(twin): a subclass may do with batches what cannot be done with `Made`.
-        taken = _take(lambda: DataLoader.__iter__(twin), seconds)
-    trouble = [one.trouble for one in taken.made if one.trouble]
-    notes = tuple(f"a batch cannot be sent from a worker: {why}" for why in trouble[:1])
-    return replace(_summarize(taken, taken.sent, notes), sampler_s=_sampler_s(loader))
+        made, error = _take(lambda: DataLoader.__iter__(twin), seconds)
+    return replace(_summarize(made, error, ()), sampler_s=_sampler_s(loader))
 
 
 def _sampler_s(loader: DataLoader) -> float:
@@ -142,28 +120,21 @@ def _sampler_s(loader: DataLoader) -> float:
     return (time.perf_counter() - begun_s) / max(drawn, 1)
 
 
-class _Taken(NamedTuple):
-    """What came in time, and what ended it early."""
-
-    made: list[Made]
-    sent: list[Sent]
-    error: Exception | None
-
-
-def _take(begin: Callable[[], Iterator[Made]], seconds: float) -> _Taken:
-    made, sent = [], []
+def _take(
+    begin: Callable[[], Iterator[Made]], seconds: float
+) -> tuple[list[Made], Exception | None]:
+    """Return what came in time, and what ended it early."""
+    made = []
     begun_s = time.perf_counter()
     try:
         for one in epochs(begin):
-            if one.parcel is not None:  # at once: its memory is held until then
-                sent += _unpack(one)
-            made.append(one._replace(parcel=None))
+            made.append(_received(one))  # at once: its memory is held until then
             limit_s = seconds if len(made) > 1 else PATIENCE * seconds
             if time.perf_counter() - begun_s > limit_s or len(made) >= MOST_BATCHES:
                 break
-        return _Taken(made, sent, None)
     except Exception as error:
-        return _Taken(made, sent, error)
+        return made, error
+    return made, None
 
 
 def _timed_batches(loader: Iterable, recorder: Recorder) -> Iterator[Made]:
@@ -172,12 +143,13 @@ def _timed_batches(loader: Iterable, recorder: Recorder) -> Iterator[Made]:
         yield recorder.finish(lambda batch=batch: batch)
 
 
-def _unpack(made: Made) -> list[Sent]:
-    try:
-        _, unpickling = _timed(ForkingPickler.loads, made.parcel)
-    except OSError:  # its worker has died meanwhile; the iterator is about to say so
-        return []
-    return [Sent(made.pickle_cpu_s, unpickling.cpu_s)]
+def _received(made: Made) -> Made:
+    if made.parcel is None:
+        return made
+    with suppress(OSError):  # its worker has died meanwhile; the iterator is about to say so
+        _, spent = _timed(ForkingPickler.loads, made.parcel)
+        made = made._replace(unpickle_s=spent.cpu_s)
+    return made._replace(parcel=None)
 
 
 # --- in the worker ----------------------------------------------------------------------------
@@ -206,18 +178,20 @@ def _timed(function: Callable, *args: object) -> tuple[object, Spent]:
 class Made(NamedTuple):
     """What the wrapped collate_fn returns instead of a batch."""
 
-    times: BatchTimes
+    fetch: Spent
+    """On the samples, without collate."""
+    collate: Spent
     totals: Totals | None
     """Of a traced batch."""
     number: int
     """In its worker."""
     event_cost: float
-    parcel: bytes | None
+    parcel: bytes | None = None
     """The batch as workers send it, which costs less to send than the batch."""
-    pickle_cpu_s: float
-    """For packing the parcel."""
-    trouble: str
-    """Why there is no parcel where there should be one."""
+    pickle_s: float = 0.0
+    """CPU for packing the parcel."""
+    unpickle_s: float = 0.0
+    """CPU of the main process for opening it."""
 
 
 class Recorder:
@@ -242,18 +216,14 @@ class Recorder:
     def finish(self, collate: Callable[[], object]) -> Made:
         """Collate the samples made so far, and return what all of it took."""
         batch, joining = _timed(collate)
-        spent = self._spent
-        times = BatchTimes(
-            spent.alone_s, spent.cpu_s, spent.thread_cpu_s,
-            joining.alone_s, joining.cpu_s, spent.queued_s + joining.queued_s,
-        )  # fmt: skip
         traced = self._tracer is not None and not self._number % 2
-        totals, number = self._tracer.take() if traced else None, self._number
-        self._number, self._spent = number + 1, Spent()
-        parcel, pickle_cpu_s, trouble = None, 0.0, ""
+        totals = self._tracer.take() if traced else None
+        made = Made(self._spent, joining, totals, self._number, self._cost)
+        self._number, self._spent = self._number + 1, Spent()
         if self.sends:
-            parcel, pickle_cpu_s, trouble = _pack(batch)
-        return Made(times, totals, number, self._cost, parcel, pickle_cpu_s, trouble)
+            parcel, spent = _timed(ForkingPickler.dumps, batch)
+            made = made._replace(parcel=bytes(parcel), pickle_s=spent.cpu_s)
+        return made
 
 
 class _Watched:
@@ -313,52 +283,44 @@ def _show_own(dataset: object, _: int) -> None:
     object.__setattr__(get_worker_info(), "dataset", dataset)
 
 
-def _pack(batch: object) -> tuple[bytes | None, float, str]:
-    """Pickle a batch as a worker does; return the CPU seconds, and why where it cannot be done."""
-    try:
-        parcel, spent = _timed(ForkingPickler.dumps, batch)
-    except Exception as error:  # DataLoader itself would wait for it forever
-        return None, 0.0, f"{type(error).__name__}: {error}"
-    return bytes(parcel), spent.cpu_s, ""
-
-
 # --- from what was timed and traced to stages --------------------------------------------------
 
 
-def _summarize(taken: _Taken, sent: Sequence[Sent], notes: tuple[str, ...]) -> Stages:
+def _summarize(taken: list[Made], error: Exception | None, notes: tuple[str, ...]) -> Stages:
     # The first batch of a worker opens files and imports modules; it counts only if it is alone.
-    made = [one for one in taken.made if one.number] or taken.made
-    batches = [one.times for one in made if one.totals is None] or [one.times for one in made]
-    traced = [one for one in made if one.totals] or [one for one in taken.made if one.totals]
+    made = [one for one in taken if one.number] or taken
+    batches = [one for one in made if one.totals is None] or made
+    traced = [one for one in made if one.totals] or [one for one in taken if one.totals]
+    # Medians, as one process that was scheduled late does not count.
+    sent = [one for one in taken if one.unpickle_s]
     return Stages(
-        stages=summarize_stages(batches, traced, sent) if batches else (),
+        stages=summarize_stages(batches, traced) if batches else (),
         batches=tuple(batches),
-        sent=tuple(sent),
+        pickle_s=statistics.median(one.pickle_s for one in sent) if sent else 0.0,
+        send_s=statistics.median(one.pickle_s + one.unpickle_s for one in sent) if sent else 0.0,
         notes=notes,
-        error=taken.error,
+        error=error,
     )
 
 
-def summarize_stages(
-    batches: Sequence[BatchTimes], traced: Sequence[Made], sent: Sequence[Sent]
-) -> tuple[Stage, ...]:
-    """Return the stages of timed, traced and sent batches, most wall time first.
+def summarize_stages(batches: Sequence[Made], traced: Sequence[Made]) -> tuple[Stage, ...]:
+    """Return the stages of timed and traced batches, most wall time first.
 
     Args:
         batches: timed; at least one.
         traced: others of the same worker, made under the tracer.
-        sent: empty where nothing is sent.
     """
     rows = _fetching(batches, traced)
-    collate_s, cpu_s = (statistics.fmean(of) for of in list(zip(*batches))[3:5])
-    rows.append((collate_s, cpu_s, COLLATE, COLLATE))
-    if sent:  # a median, as one process that was scheduled late does not count
-        cpu_s = statistics.median(map(sum, sent))
-        rows.append((cpu_s, cpu_s, SERIALIZATION, SERIALIZATION))
+    collate = _mean_of(one.collate for one in batches)
+    rows.append((collate.alone_s, collate.cpu_s, COLLATE, COLLATE))
     return tuple(
         Stage(name=name, kind=kind, wall_s=wall_s, cpu_s=cpu_s)
         for wall_s, cpu_s, kind, name in sorted(rows, key=lambda row: -row[0])
     )
+
+
+def _mean_of(spent: Iterable[Spent]) -> Spent:
+    return Spent(*map(statistics.fmean, zip(*spent)))
 
 
 class _Slowdown(NamedTuple):
@@ -379,7 +341,7 @@ class _Slowdown(NamedTuple):
         return max(0.0, counted.thread_cpu_s - counted.c_s - counted.events * self.event_s)
 
 
-def _slowdown(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> _Slowdown:
+def _slowdown(batches: Sequence[Made], traced: Sequence[Made]) -> _Slowdown:
     """Return what makes traced batches take longer than the others.
 
     Each call first costs what `event_cost` measured, and loops take the rest; what is more than
@@ -391,8 +353,8 @@ def _slowdown(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> _Slowdow
     if not events:
         return _Slowdown(0.0, 0.0)
     apart = _Slowdown(traced[0].event_cost, 0.0)
-    plain_s = statistics.fmean(one.fetch_thread_cpu_s for one in batches)
-    more_s = sum(one.times.fetch_thread_cpu_s - plain_s for one in traced)
+    plain_s = statistics.fmean(one.fetch.thread_cpu_s for one in batches)
+    more_s = sum(one.fetch.thread_cpu_s - plain_s for one in traced)
     rest_s = more_s - events * apart.event_s
     python_s = sum(map(apart.python_s, stages))
     python = min(max(rest_s / python_s, 0.0), MOST_OF_PYTHON) if python_s else 0.0
@@ -400,7 +362,7 @@ def _slowdown(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> _Slowdow
     return _Slowdown(min(max(event_s, apart.event_s / 2), 2 * apart.event_s), python)
 
 
-def _fetching(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> list[tuple]:
+def _fetching(batches: Sequence[Made], traced: Sequence[Made]) -> list[tuple]:
     """Return wall seconds, CPU seconds, kind and name of every stage of fetching.
 
     Computing and waiting are divided separately: their shares are those of the traced batches and
@@ -412,15 +374,15 @@ def _fetching(batches: Sequence[BatchTimes], traced: Sequence[Made]) -> list[tup
     for one in traced:
         # A thread that computes is also queued for a core; that is not waiting.
         thread_cpu_s = sum(counted.thread_cpu_s for counted in one.totals.values())
-        queued = one.times.queued_s / (thread_cpu_s or 1.0)
+        queued = (one.fetch.queued_s + one.collate.queued_s) / (thread_cpu_s or 1.0)
         for (kind, function), counted in one.totals.items():
             wall_s[kind, function] = wall_s.get((kind, function), 0.0) + counted.wall_s
             stage = spent.setdefault(_stage_of(kind, function), [0.0, 0.0, 0.0])
             stage[0] += slowdown.corrected_s(counted, counted.thread_cpu_s)
             stage[1] += max(0.0, counted.wall_s - counted.thread_cpu_s * (1 + queued))
             stage[2] += slowdown.corrected_s(counted, counted.cpu_s)
-    fetch_s, cpu_s, thread_cpu_s = (statistics.fmean(of) for of in list(zip(*batches))[:3])
-    wholes_s = (thread_cpu_s, fetch_s - thread_cpu_s, cpu_s)
+    fetch = _mean_of(one.fetch for one in batches)
+    wholes_s = (fetch.thread_cpu_s, fetch.alone_s - fetch.thread_cpu_s, fetch.cpu_s)
     # From seconds of all traced batches to those of a timed one.
     scales = [
         whole_s / traced_s if traced_s else 0.0
