@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from labkit.diagnosis.loaders import map_batch, move_batch
 from labkit.parts.devices import EmulatedDevice
@@ -32,6 +33,8 @@ class Readings:
     """Seconds of work that the device was given."""
     side_stream: bool = False
     """Whether copies ran on a stream of their own."""
+    copy_blocks: bool = False
+    """Whether the host waits in a copy until the device is done with all it was given before."""
 
     def per_step(self, steps: int) -> Readings:
         """Return the mean of a step."""
@@ -87,32 +90,25 @@ class Emulated(Host):
 
     def __enter__(self) -> Emulated:
         super().__enter__()
-        device, readings = self.emulated, self.readings
-
-        def timed(call: Callable, *args: object, **options: object) -> tuple[object, float]:
-            wall_s, cpu_s, given_s = time.perf_counter(), time.thread_time(), device.compute_s
-            result = call(*args, **options)
-            passed_s = time.perf_counter() - wall_s - (time.thread_time() - cpu_s)
-            readings.device_s += device.compute_s - given_s
-            readings.waited_s += max(passed_s, 0.0)
-            return result, max(passed_s, 0.0)
-
-        def put(batch: dict, **how: bool) -> object:
-            self._copied, readings.side_stream = batch, how.get("side_stream", False)
-            on_device, waited_s = timed(type(device).put, device, batch, **how)
-            readings.copy_wait_s += waited_s
-            return on_device
-
-        def compute(*args: object, **options: object) -> object:
-            return timed(type(device).compute, device, *args, **options)[0]
-
-        def synchronize() -> None:
-            timed(type(device).synchronize, device)
-            readings.syncs += 1
-
         # On the instance, so that the class and other devices stay as they are.
-        device.put, device.compute, device.synchronize = put, compute, synchronize
+        for name in ("put", "compute", "synchronize"):
+            setattr(self.emulated, name, partial(self._timed, name))
         return self
+
+    def _timed(self, name: str, *args: object, **how: bool) -> object:
+        device, readings = self.emulated, self.readings
+        wall_s, cpu_s, given_s = time.perf_counter(), time.thread_time(), device.compute_s
+        result = getattr(type(device), name)(device, *args, **how)
+        passed_s = time.perf_counter() - wall_s - (time.thread_time() - cpu_s)
+        readings.device_s += device.compute_s - given_s
+        readings.waited_s += max(passed_s, 0.0)
+        if name == "put":
+            readings.copy_wait_s += max(passed_s, 0.0)
+            readings.side_stream = how["side_stream"]
+            readings.copy_blocks = not (how["pinned"] and how["non_blocking"])
+            self._copied = args[0]
+        readings.syncs += name == "synchronize"
+        return result
 
     def __exit__(self, *_: object) -> None:
         for name in ("put", "compute", "synchronize"):

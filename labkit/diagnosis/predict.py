@@ -249,8 +249,10 @@ def summarize(m: Measured) -> None:
     m.copy_s, m.copy_blocks, beside = _copying(m)
     device_s, m.syncs_s = _device(m)
     host_s = m.resident_s
-    if m.has_device and not m.copy_blocks and not m.syncs_s:
-        host_s = _mean(stretch.busy_s for stretch in resident)
+    if m.has_device and not m.syncs_s:
+        busy_s = _mean(stretch.busy_s for stretch in resident)
+        # A copy that blocks also waits for the device: longer, the less other work the host has.
+        host_s = min(busy_s + m.copy_s * m.copy_blocks, m.resident_s)
 
     # Another loader may prepare batches in a way of its own while the step runs.
     both_s, sum_s = _mean(s.step_s for s in warm), m.alone_s + m.resident_s
@@ -310,7 +312,7 @@ def _copying(m: Measured) -> tuple[float, bool, bool]:
         pinned = all(t.is_pinned() for t in loaders.arrays(m.loop.resident[0]))
         return max(saved_s, 0.0), not pinned, False
     readings = m.of("resident")[-1].readings
-    if readings.copy_wait_s > 0.5 * m.pinned_s:
+    if readings.copy_blocks:
         return m.pageable_s, True, False
     return m.pinned_s, False, readings.side_stream
 

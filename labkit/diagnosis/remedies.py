@@ -282,10 +282,10 @@ def _shorter_step(m: Measured, less_s: float) -> dict[str, object]:
 
 
 def _pinned(m: Measured, _: object) -> dict[str, object]:
-    rest_s = m.now.device_s - m.copy_s
-    free_s = max(m.now.step_s - m.now.device_s, 0.0)
-    device_s = rest_s + (m.pinned_s or 0.0)
-    return {"step_s": max(device_s, free_s), "host_s": free_s, "device_s": device_s}
+    """Return what is left where the device still copies, and the host no longer waits for that."""
+    device_s = m.now.device_s - m.copy_s + m.pinned_s
+    step_s = max(m.now.step_s - m.copy_s, device_s)
+    return {"step_s": step_s, "host_s": m.now.host_s - m.copy_s, "device_s": device_s}
 
 
 def _unsynchronized(m: Measured, _: object) -> dict[str, object]:

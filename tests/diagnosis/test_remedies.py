@@ -106,6 +106,9 @@ def test_many_workers_are_tried_where_batches_wait_and_need_no_core():
          "vectorize host work", 0.5),
         ({"demand": {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}, "syncs_s": 0.05},
          "synchronize less often", 0.6),
+        # 50 ms of copying, 10 ms of computing, 50 ms of other work on the host.
+        ({"demand": {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}, "copy_s": 0.05,
+          "pinned_s": 0.01, "copy_blocks": True}, "pin memory", 0.5),
     ],
 )  # fmt: skip
 def test_what_is_measured_apart_is_bounded_apart(changes, name, bound):
@@ -113,3 +116,9 @@ def test_what_is_measured_apart_is_bounded_apart(changes, name, bound):
     (found,) = [remedy for remedy in propose(m) if remedy.name == name]
     assert found.at_best == pytest.approx(bound, abs=0.04)
     assert found.easy or name == "faster medium"
+
+
+def test_a_short_copy_is_not_blamed_for_the_hosts_other_work():
+    demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}
+    m = measured(demand=demand, copy_s=5e-6, pinned_s=2e-6, copy_blocks=True)
+    assert "pin memory" not in {remedy.name for remedy in propose(m)}
