@@ -152,7 +152,6 @@ class Summary:
     question: str
     mode: str
     baseline: str
-    source: str
     rows: tuple[Row, ...]
     """Group by group: its baseline first, then the variants in their given order."""
     epochs: int
@@ -173,8 +172,6 @@ class Summary:
     """Whether the baseline's two runs agree; without verdicts nothing depends on it."""
     calibration: Mapping[str, object]
     """What `run.json` holds of it: free_loader_au among others."""
-    storages: Mapping[str, Mapping[str, object]]
-    """What `run.json` holds of each medium: rates among others."""
     labels: dict[str, str]
     """What all measured rows have in common."""
     protocol: str
@@ -250,7 +247,6 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         question=info.get("question") or info["experiment"],
         mode=info["mode"],
         baseline=info["baseline"],
-        source=info.get("source") or "",
         rows=tuple(rows),
         epochs=max((len(trial.epochs) for trial in trials if trial.status == "ok"), default=2),
         n_blocks=n_blocks,
@@ -262,7 +258,6 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         aa_s=noise(valid),
         stable=stable,
         calibration=info.get("calibration") or {},
-        storages=info.get("storages") or {},
         labels=_common_labels(info, rows),
         protocol=info.get("protocol") or CORRECTED,
         notes=(

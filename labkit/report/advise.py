@@ -80,8 +80,6 @@ def _arms(run: StoredRun) -> dict[str, Points]:
 def _table(
     run: StoredRun, arms: Mapping[str, Points], data_bytes: float, memory_bytes: float
 ) -> Table:
-    import pandas as pd
-
     from labkit.report.table import Table
 
     summary, data = run.summary, run.info["data"]
@@ -117,7 +115,7 @@ def _table(
     read_bytes_per_s = _read_bytes_per_s(run, base_points)
     without = [row for row in summary.rows if row.name not in arms]
     return Table(
-        pd.DataFrame(cells).set_index("variant"),
+        cells,
         heading=[
             f"{data_read} of images and {units.count_bytes(memory_bytes)} of memory: at most "
             f"{units.percent(share)} of the data is in memory when an epoch starts",

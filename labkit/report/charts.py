@@ -412,7 +412,6 @@ GROUND = "#efefef"
 GPU_IS_LIMIT = "the GPU is the limit: faster loading does not help"
 GPU_IS_LIMIT_IN = 3.3  # its length, with some room
 FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
-CUT = 2  # times beyond where the axis ends without intervals
 # Between two pipelines at one speed of the GPU, and between the first and the last of them.
 BESIDE_PT, ALL_BESIDE_PT = 5, 24
 INSIDE = {"clip_on": True, "in_layout": False}
@@ -469,12 +468,9 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         left = min(left, max(own / 1.15, left / FAR))
         right = max(right, min(own * 1.15, right * FAR))
     ideals = [pipeline.ideal_images_per_s(right) or 0.0 for pipeline in found]
-    low = min(speeds) / 1.5
-    # A very long interval is cut off.
-    low = min(low, max(min(point.low or low for point in every) / 1.1, low / CUT))
+    low = min(speeds) / 1.5  # a very long interval leaves the axes
     # Where all is alike, noise must not fill the picture.
     high = 1.2 * max(*speeds, *ideals, 3 * low)
-    high = max(high, min(max(point.high or high for point in every) * 1.1, high * CUT))
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
     spans = right / left, high / low
     for axis, span in zip((axes.xaxis, axes.yaxis), spans):
@@ -519,11 +515,8 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         axes.plot(xs, ys, **look, transform=beside)
         for x, point in zip(xs, pipeline.points):
             if point.low is not None:
-                ends = max(point.low, low), min(point.high, high)
+                ends = point.low, point.high
                 axes.plot([x, x], ends, color=color, linewidth=1.6, zorder=3, transform=beside)
-                for end, cut, arrow in zip(ends, (point.low < low, point.high > high), "v^"):
-                    if cut:
-                        axes.plot(x, end, arrow, color=color, clip_on=False, transform=beside)
         if pipeline.loading is not None:
             fine = [left * (right / left) ** (i / 200) for i in range(201)]
             ideal = [(x, pipeline.ideal_images_per_s(x)) for x in fine]

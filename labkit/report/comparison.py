@@ -31,8 +31,6 @@ class Comparison:
 
     def table(self) -> Table:
         """Return a table of text with a row per variant and a column per run."""
-        import pandas as pd
-
         from labkit.report.table import Table
 
         columns = {_header(*one): one[1] for one in enumerate(self._summaries, 1)}
@@ -43,7 +41,7 @@ class Comparison:
             for header, summary in columns.items()
         }
         return Table(
-            pd.DataFrame(cells, index=pd.Index(names, name="variant")),
+            {"variant": names, **cells},
             heading=(self._summaries[0].question, f"normalized epoch time, {charts.APART}"),
             notes=[_note(header, summary) for header, summary in columns.items()],
         )

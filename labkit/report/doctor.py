@@ -22,13 +22,10 @@ def doctor(data: str | None = None) -> Table:
     Args:
         data: probe this folder's disk too, if it is there.
     """
-    import pandas as pd
-
     from labkit.report.table import Table
 
     folders = {"data": Path(data)} if data and Path(data).is_dir() else {}
-    rows = pd.DataFrame(doctor_rows(folders), columns=["", "here", "remark"])
-    return Table(rows.set_index(""))
+    return Table([dict(zip(("", "here", "remark"), row)) for row in doctor_rows(folders)])
 
 
 def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
@@ -56,8 +53,6 @@ def describe_data(data: str) -> Table:
     Raises:
         ValueError: there are no images.
     """
-    import pandas as pd
-
     from labkit.report.table import Table
 
     reader = open_source(Settings(data=data))
@@ -67,4 +62,4 @@ def describe_data(data: str) -> Table:
         "boxes": reader.boxes + made,
         "manifest": reader.manifest_hash[:12],
     }
-    return Table(pd.DataFrame(facts.items(), columns=["", data]).set_index(""))
+    return Table([{"": name, data: value} for name, value in facts.items()])

@@ -135,11 +135,9 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
 
 
 def _table(cells: Sequence[Mapping[str, object]], **around: Sequence[str]) -> Table:
-    import pandas as pd
-
     from labkit.report.table import Table
 
-    return Table(pd.DataFrame(cells).set_index("variant"), **around)
+    return Table(cells, **around)
 
 
 def _why_left_out(row: Row, run: Run, *, fits: bool) -> str:

@@ -170,12 +170,15 @@ def _common(info: Mapping[str, object]) -> dict[str, object]:
 
 def _differences(info: Mapping[str, object]) -> Table | None:
     """Return the settings in which variants differ; None where they do not."""
+    from labkit.report.table import Table
+
     common, variants = _common(info), info.get("variants") or {}
     own = {
         label: _settings({name: value for name, value in settings.items() if name not in common})
         for label, settings in variants.items()
     }
-    return _table({"variant": own.keys(), "settings": own.values()}) if any(own.values()) else None
+    rows = [{"variant": label, "settings": text} for label, text in own.items()]
+    return Table(rows) if any(own.values()) else None
 
 
 def machine_facts(info: Mapping[str, object]) -> Pairs:
@@ -205,6 +208,8 @@ def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
     Args:
         rows: from `ledger.answers`.
     """
+    from labkit.report.table import Table
+
     names = ("number", "document", "claim", "published", "experiment", "answer")
     sides = [[f"{side['by']}: {side['says']}" for side in row["sides"]] for row in rows]
     small = [
@@ -215,16 +220,7 @@ def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
     columns["here"] = columns.pop("answer")
     if any(reference := [row.get("reference", "") for row in rows]):
         columns["reference runs"] = reference
-    return _table(columns, small_print=small)
-
-
-def _table(columns: Mapping[str, object], small_print: Sequence[str] = ()) -> Table:
-    import pandas as pd
-
-    from labkit.report.table import Table
-
-    frame = pd.DataFrame({name: list(values) for name, values in columns.items()})
-    return Table(frame.set_index(frame.columns[0]), small_print=small_print)
+    return Table(columns, small_print=small)
 
 
 # --- templates --------------------------------------------------------------------------

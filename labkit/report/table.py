@@ -40,7 +40,8 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
     """A table that shows itself: as HTML in a notebook, as text in a terminal.
 
     Args:
-        data: the DataFrame, also as the attribute `data`; its index names the rows.
+        rows: a DataFrame, whose index names the rows, or what makes one, whose first column
+            does; the attribute `data` is the DataFrame.
         heading: lines above the table, the first in bold.
         small_print: a line under each row, "" for none.
         notes: lines below the table.
@@ -48,12 +49,16 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
 
     def __init__(
         self,
-        data: pd.DataFrame,
+        rows: object,
         *,
         heading: Sequence[str] = (),
         small_print: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
+        data = rows
+        if not isinstance(rows, pd.DataFrame):
+            data = pd.DataFrame(rows)
+            data = data.set_index(data.columns[0])
         # The same table has the same id, so that pages do not change when they are made again.
         uuid = f"{zlib.crc32(data.to_csv().encode()):x}"
         super().__init__(data, cell_ids=False, uuid=uuid)
@@ -123,9 +128,8 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
         left_out = {"labels", "epochs_s", "in_blocks", "steady_rates", "group"} - {*names}
         numbers = pd.DataFrame(map(asdict, summary.rows)).drop(columns=list(left_out))
         return numbers.join(pd.DataFrame([row.labels for row in summary.rows])).set_index(names)
-    cells = [_cells(summary, row) for row in summary.rows]
     return Table(
-        pd.DataFrame(cells).set_index(names),
+        pd.DataFrame([_cells(summary, row) for row in summary.rows]).set_index(names),
         heading=[summary.question, *stand_ins(summary), words.conditions(summary)],
         small_print=[words.small_print(summary, row) for row in summary.rows],
         notes=[*words.checks(summary), *words.bound(summary), *summary.notes],

@@ -38,7 +38,7 @@ NOT_KNOWN = "unknown"
 def conditions(summary: Summary) -> str:
     """Return in one line how a run was measured: mode, blocks, noise, labels, source."""
     noise = noise_floor(summary) if summary.has_groups else ""
-    source = f"source: {summary.source}" if summary.source else ""
+    source = f"source: {summary.info['source']}" if summary.info.get("source") else ""
     parts = [*how_measured(summary), noise, *plain_labels(summary), source]
     return " · ".join(filter(None, parts))
 
@@ -103,7 +103,7 @@ def checks(summary: Summary) -> list[str]:
             f"simulated GPU: {units.percent(busy)} busy with a free loader{best} (required: "
             f"{units.limit(FREE_LOADER_MIN_AU)}{_when(calibration, 'free_loader_checked_utc')})"
         )
-    for name, facts in summary.storages.items():
+    for name, facts in (summary.info.get("storages") or {}).items():
         if rates := facts.get("rates"):
             refused = "refused, " if any(rate["refused"] for rate in rates) else ""
             found.append(
@@ -114,23 +114,16 @@ def checks(summary: Summary) -> list[str]:
 
 
 def bound(summary: Summary) -> list[str]:
-    """Return how far faster loading can shorten the epoch here; nothing where it is not known.
-
-    What the device computes in the baseline's epochs remains: 1 ÷ x where loading and computing
-    overlap, and neither slows the other.
-    """
+    """Return how far faster loading can shorten the epoch here; nothing where it is not known."""
     x = summary.calibration.get("x")
     base = next((row for row in summary.rows if summary.is_baseline(row)), None)
     if not x or summary.has_groups or base is None or base.normalized_time is None:
         return []
     if x <= 1:
         return [f"x {x:.2f}: the device is the limit, and loading is hidden behind it"]
-    least = least_time(base)
-    return [
-        f"x {x:.2f}: the device computes for {units.percent(least)} of the baseline's epochs, "
-        "which faster loading does not shorten: it takes the normalized time to about "
-        f"{units.normalized(least)} at best (1 ÷ x: {units.normalized(1 / x)})"
-    ]
+    # What the device computes in the baseline's epochs remains.
+    least = units.normalized(least_time(base))
+    return [f"x {x:.2f}: faster loading takes the normalized time to about {least} at best"]
 
 
 def _delivered(rate: Mapping[str, object]) -> str:
@@ -220,10 +213,6 @@ def small_print(summary: Summary, row: Row) -> str:
     if summary.is_baseline(row):
         noise = "" if summary.has_groups else noise_floor(summary)
     work = [row.labels.get(kind, "") for kind in OF_WORK if kind not in summary.labels]
-    left_out = ""
-    if row.left_out:
-        cache = row.labels.get("cache", "")
-        left_out = f"{units.count(row.left_out, 'trial')} left out: not shown to be {cache}"
     parts = [
         blocks,
         noise,
@@ -231,7 +220,6 @@ def small_print(summary: Summary, row: Row) -> str:
         *work,
         *_own_labels(summary, row),
         _outliers(row),
-        left_out,
     ]
     return " · ".join(filter(None, parts))
 
