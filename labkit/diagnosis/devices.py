@@ -2,7 +2,7 @@
 
     Host       the step computes on the CPU; there is nothing to wait for
     Emulated   put, compute and synchronize of an emulated device, timed while it is observed
-    Cuda       events around every step, and torch's own warnings of synchronization
+    Cuda       torch's own warnings of synchronization, and its profiler
 
 A step that returns early has only queued its work.
 """
@@ -47,7 +47,6 @@ class Host:
 
     label = "cpu"
     has_queue = False
-    emulated: EmulatedDevice | None = None
 
     def __init__(self) -> None:
         self.readings = Readings()
@@ -66,16 +65,6 @@ class Host:
 
     def synchronize(self) -> None:
         """Wait for the device; not counted."""
-
-    def before_step(self) -> None:
-        """Mark the start of a step."""
-
-    def after_step(self) -> None:
-        """Mark the end of a step."""
-
-    def copy_s(self, batch: object, *, pinned: bool) -> float | None:
-        """Return the seconds of one copy of a batch to the idle device."""
-        return None
 
 
 class Emulated(Host):
@@ -118,10 +107,10 @@ class Emulated(Host):
         """Wait for the device; not counted."""
         type(self.emulated).synchronize(self.emulated)
 
-    def copy_s(self, batch: object, *, pinned: bool) -> float | None:
-        """Return the seconds of one copy of what the step copied last; None where it did not."""
+    def copy_s(self, batch: object, *, pinned: bool) -> float:
+        """Return the seconds of one copy of what the step copied last; 0 where it did not."""
         if self._copied is None:
-            return None
+            return 0.0
         self.synchronize()
         start_s = time.perf_counter()
         self.emulated.put(self._copied, pinned=pinned, non_blocking=False, side_stream=False)
@@ -137,7 +126,7 @@ class Cuda(Host):
         import torch
 
         super().__init__()
-        self._cuda, self._pairs = torch.cuda, []
+        self._cuda = torch.cuda
         self.label = f"cuda:{torch.cuda.get_device_name()}"
 
     def __enter__(self) -> Cuda:
@@ -157,9 +146,6 @@ class Cuda(Host):
                 self.readings.syncs += 1
             else:
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        self._cuda.synchronize()
-        self.readings.device_s += sum(a.elapsed_time(b) for a, b in self._pairs) / 1e3
-        self._pairs = []
 
     @property
     def syncs(self) -> int:
@@ -170,18 +156,7 @@ class Cuda(Host):
         """Wait for the device; not counted."""
         self._cuda.synchronize()
 
-    def before_step(self) -> None:
-        """Mark in the stream where a step begins."""
-        self._begun = self._cuda.Event(enable_timing=True)
-        self._begun.record()
-
-    def after_step(self) -> None:
-        """Mark in the stream where a step ends."""
-        ended = self._cuda.Event(enable_timing=True)
-        ended.record()
-        self._pairs.append((self._begun, ended))
-
-    def copy_s(self, batch: object, *, pinned: bool) -> float | None:
+    def copy_s(self, batch: object, *, pinned: bool) -> float:
         """Return the seconds of one copy of a batch to the idle device."""
         if pinned:
             batch = map_batch(batch, lambda x: x.pin_memory() if hasattr(x, "is_pinned") else x)

@@ -115,7 +115,6 @@ class Loop:
     Args:
         loader: any iterable of batches.
         step: called with every batch.
-        device: where the step computes; found later unless given.
         model: what the step trains, where changes of it may be tried.
     """
 
@@ -123,11 +122,10 @@ class Loop:
         self,
         loader: Iterable,
         step: Callable[[object], object],
-        device: Host | None = None,
         model: torch.nn.Module | None = None,
     ) -> None:
         self.loader, self.step, self.model = loader, step, model
-        self.device = device or Host()
+        self.device = Host()  # until the first step has run
         self.is_one_shot = hasattr(loader, "__next__")
         self.resident: list[object] = []
         """Batches kept for the resident arm."""
@@ -243,10 +241,8 @@ class Loop:
         device, readings = self.device, self.device.readings
         waited_s, syncs, start_s = readings.waited_s, device.syncs, time.perf_counter()
         queued_s = procfs.queued_s()
-        device.before_step()
         with _stall_limit("step to return"):
             run(batch)
-        device.after_step()
         waited_s = readings.waited_s - waited_s + procfs.queued_s() - queued_s
         return max(time.perf_counter() - start_s - waited_s, 0.0), device.syncs > syncs
 
@@ -577,6 +573,5 @@ def _copy_s(batch: object) -> float:
     return time.perf_counter() - start_s
 
 
-def _median(measure: Callable[[], float | None]) -> float | None:
-    values = [measure() for _ in range(5)]
-    return None if None in values else statistics.median(values)
+def _median(measure: Callable[[], float]) -> float:
+    return statistics.median(measure() for _ in range(5))

@@ -115,9 +115,9 @@ class Measured:
     """A plain copy of a batch in memory."""
     decoders_s: dict[str, float] = field(default_factory=dict)
     """labkit's decoders -> seconds for one of the user's files."""
-    pageable_s: float | None = None
+    pageable_s: float = 0.0
     """A copy of a batch to the device."""
-    pinned_s: float | None = None
+    pinned_s: float = 0.0
     """Such a copy from pinned memory."""
 
     now: Demand | None = None
@@ -305,7 +305,7 @@ def _device(m: Measured) -> tuple[float, float]:
 
 def _copying(m: Measured) -> tuple[float, bool, bool]:
     """Return a copy's seconds, whether it blocks the host, and whether it runs beside computing."""
-    if not m.has_device or m.pageable_s is None:
+    if not m.has_device or not m.pageable_s:
         return 0.0, False, False
     if m.resident_on_device:  # CUDA: what the step takes less without copying
         saved_s = m.resident_s - m.resident_on_device.step_s

@@ -6,6 +6,7 @@ where the lab can apply it to a copy, the arguments with which it is tried.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -169,14 +170,8 @@ def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
 
 def _enough_samples(m: Measured) -> str:
     rest_s = max(m.epoch_s / m.steps - _overhead_s(m), 1e-9) / m.samples
-    return f"{_round_up(_overhead_s(m) / VANISHES / rest_s):,}"
-
-
-def _round_up(n: float) -> int:
-    power = 1
-    while power < n:
-        power *= 2
-    return power
+    power = math.ceil(math.log2(max(_overhead_s(m) / VANISHES / rest_s, 1)))
+    return f"{2**power:,}"
 
 
 def _of(m: Measured, kind: str) -> Sequence[Stage]:
@@ -357,7 +352,7 @@ REMEDIES = (
          f"one of them makes in {units.seconds(m.now.wall_s)} by itself",
          "", lambda m, n: {"num_workers": n}),
     Line("pin memory", "transfer",
-         lambda m: _given(m.copy_blocks and m.pinned_s is not None),
+         lambda m: _given(m.copy_blocks),
          _pinned,
          lambda m, _: f"a copy of {units.count_bytes(m.batch_bytes)} takes "
          f"{units.seconds(m.copy_s)}, in which the host waits; from pinned memory "
@@ -572,9 +567,15 @@ def bottleneck_of(m: Measured, gains: Sequence[Remedy]) -> str:
 
 
 def in_order(gains: Sequence[Remedy], bottleneck: str) -> tuple[Remedy, ...]:
-    """Return at most five: the best of the bottleneck, then what was tried, then bounds."""
+    """Return at most five: the best of the bottleneck, then what was tried, then bounds.
+
+    The best is an easy one, if one saves enough.
+    """
     first = [remedy for remedy in gains if remedy.bottleneck == bottleneck]
     best = min(first, key=lambda remedy: remedy.normalized_time, default=None)
+    enough = ENOUGH_OF_IT * (1 - best.normalized_time) if best else 0.0
+    easy = [one for one in first if one.easy and 1 - one.normalized_time >= enough]
+    best = min(easy, key=lambda remedy: remedy.normalized_time, default=best)
     rest = sorted(
         (remedy for remedy in gains if remedy is not best),
         key=lambda remedy: (remedy.measured is None, remedy.normalized_time),

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.diagnosis import tracer
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
+from labkit.diagnosis.profile import NO_DATALOADER
 from labkit.diagnosis.tracer import Counted, Totals, Tracer, clocks, event_cost
 from labkit.machine import procfs
 
@@ -38,7 +39,6 @@ MOST_BATCHES = 400  # enough for any share
 PATIENCE = 3  # times the seconds that were asked for, to get at least two batches
 DRAWN, DRAWING_S = 100, 0.3  # batches, of which the sampler is timed
 MOST_OF_PYTHON = 0.4  # of loops' seconds under a hook; Python 3.11 makes them 1.6 times as long
-NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
 
 
 @dataclass(frozen=True, kw_only=True)

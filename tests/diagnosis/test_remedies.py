@@ -122,3 +122,14 @@ def test_a_short_copy_is_not_blamed_for_the_hosts_other_work():
     demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}
     m = measured(demand=demand, copy_s=5e-6, pinned_s=2e-6, copy_blocks=True)
     assert "pin memory" not in {remedy.name for remedy in propose(m)}
+
+
+def test_an_easy_change_comes_before_work_that_saves_a_little_more():
+    demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.1}
+    few_ms = (stage("decode", "imdecode", 0.010),)
+    copies = {"copy_s": 0.06, "pinned_s": 0.02, "copy_blocks": True}
+    m = measured(few_ms, demand, dtypes={"float32": 10_000_000}, **copies)
+    assert {r.name: r.at_best for r in propose(m)} == {
+        "pin memory": pytest.approx(0.6), "fewer bytes": pytest.approx(0.55)
+    }  # fmt: skip
+    assert first(m).name == "pin memory"
