@@ -8,8 +8,7 @@ At 10 samples a second only what the loop and the emulated device report shows w
 and its workers fetched from devices, without what the page cache held.
 
 GPU-Util is the share of a sampling period (1/6 to 1 s) in which any kernel ran.  At 100 % one part
-in 100 of the GPU may work (`gpu_util`), and a period longer than the waits averages them away
-(`Timeline.polled`).
+in 100 of the GPU may work (`gpu_util`), and a period longer than the waits averages them away.
 Source: proc(5) for stat and io; docs.nvidia.com/deploy/nvml-api, nvmlUtilization_t.
 """
 
@@ -71,37 +70,6 @@ class Timeline:
     """Such as "emulated(460 images/s)"."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Field that is None -> why."""
-
-    def polled(self, periods_s: Sequence[float] = (0.01, 0.1, 1.0)) -> pd.DataFrame:
-        """Return what meters would read that average over whole periods, as NVML's does.
-
-        Args:
-            periods_s: one per meter.
-
-        Returns:
-            A row per period: readings, lowest, highest, and at_zero, the share of readings of 0 %.
-            They are of the emulated device, or of the host's computing where there is none.
-
-        Raises:
-            ValueError: a period is not above 0.
-        """
-        import pandas as pd
-
-        bands = self.host.get("compute", ()) if self.device is None else self.device
-        rows = {}
-        for period_s in periods_s:
-            shares = _averages(bands, self.duration_s, period_s)
-            # A meter shows whole percents, as NVML does.
-            zeros = [round(100 * share) == 0 for share in shares]
-            rows[units.seconds(period_s)] = (
-                len(shares),
-                min(shares, default=None),
-                max(shares, default=None),
-                sum(zeros) / len(zeros) if zeros else None,
-            )
-        columns = ["readings", "lowest", "highest", "at_zero"]
-        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-        return table.rename_axis("read every")
 
 
 class Recorder:
@@ -293,19 +261,6 @@ def _read_rate(before: Mapping, after: Mapping) -> float | None:
         return None
     seconds = after["at_s"] - before["at_s"]
     return (after["read_bytes"] - before["read_bytes"]) / seconds if seconds > 0 else None
-
-
-def _averages(bands: Sequence[Band], duration_s: float, period_s: float) -> list[float]:
-    """Return the share of each whole period in which bands lie, which are ordered and apart."""
-    if not period_s > 0:
-        raise ValueError(f"periods_s must be above 0, got {period_s:g}")
-    # A duration of 0.3 s has three periods of 0.1 s, whatever floating-point numbers say.
-    busy_s = [0.0] * int(duration_s / period_s + 1e-9)
-    for start_s, end_s in bands:
-        first, last = int(start_s / period_s), int(end_s / period_s)
-        for i in range(first, min(last + 1, len(busy_s))):
-            busy_s[i] += max(min(end_s, (i + 1) * period_s) - max(start_s, i * period_s), 0.0)
-    return [min(each_s / period_s, 1.0) for each_s in busy_s]
 
 
 # --- what GPU-Util does not say ---------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.diagnosis import timeline
-from labkit.diagnosis.timeline import Recorder, Timeline, gpu_util, record_timeline
+from labkit.diagnosis.timeline import Recorder, gpu_util, record_timeline
 from labkit.machine.gpu import CudaState, cuda
 from labkit.parts.devices import PROFILES, EmulatedDevice
 from tests.fake_clock import FakeClock
@@ -79,24 +79,6 @@ def test_a_working_gpu_has_a_utilization_and_memory():
     recorded = recorder.recorded()
     assert max(share for share in recorded.gpu_util if share is not None) > 0.5
     assert max(recorded.gpu_memory_bytes) >= matrix.nbytes
-
-
-# Ten seconds, in each of which the device waits for 0.2 s.
-STALLS = [(i + 0.2, i + 1.0) for i in range(10)]
-
-
-def test_a_meter_that_reads_seldom_hides_waits():
-    recorded = Timeline(duration_s=10.0, device=tuple(STALLS))
-    table = recorded.polled(periods_s=(0.1, 1.0, 60.0))
-    assert list(table.index) == ["100 ms", "1.00 s", "1 min 0 s"]
-    assert list(table.loc["100 ms"]) == pytest.approx([100, 0.0, 1.0, 0.2])
-    assert list(table.loc["1.00 s"]) == pytest.approx([10, 0.8, 0.8, 0.0])
-    assert table.loc["1 min 0 s", "readings"] == 0 and table.loc["1 min 0 s"].isna().sum() == 3
-    assert recorded.polled((0.1,)).equals(
-        Timeline(duration_s=10.0, host={"compute": tuple(STALLS)}).polled((0.1,))
-    )
-    with pytest.raises(ValueError, match="periods_s must be above 0, got 0"):
-        recorded.polled((0.0,))
 
 
 def test_without_a_gpu_it_is_skipped_with_its_reason(monkeypatch):
