@@ -252,25 +252,3 @@ def test_verify_names_a_record_that_differs_and_data_that_changed(data, tmp_path
     assert re.search(r"decoder must be 'pillow', got 'opencv' in .*pack", shown.out)
     assert re.search(r"images.raw, record 0 \(.*\) must have CRC-32 \w+, got \w+", shown.out)
     assert re.search(r"error: .* must be what was packed, got 2 differences; remove", shown.err)
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (
-            ["--to", "folder", "--stored", "pixels"],
-            2,
-            "stored must be one of jpeg, resized for fol",
-        ),
-        (["--to", "raw", "--jobs", "0"], 2, "jobs must be at least 1, got 0"),
-        (["--to", "folder"], 1, "to must be another packing, got 'folder', in which the data is"),
-        (["--to", "lmdb", "--verify"], 1, "data must be an existing folder, got .*lmdb"),
-    ],
-)
-def test_wrong_use_is_said_in_one_line(data, words, status, message, capsys):
-    try:
-        found = main([str(data), *words])
-    except SystemExit as ended:
-        found = ended.code
-    assert found == status
-    assert re.search(f"error: {message}", capsys.readouterr().err)

@@ -131,14 +131,16 @@ class ModelledReader(WrappedReader):
         self._held = context.RawArray("b", len(self._file_bytes))  # by the modelled page cache
         self._read_bytes = context.RawValue("q")
         self._lock = context.Lock()
-        self._pace = _Pace()
+        # (process, thread) -> how far its logical clock is ahead of the real one
+        self._ahead_s: dict[tuple[int, int], float] = {}
 
     def read(self, i: int) -> tuple[bytes, Annotation]:
         """Read one image, and return when the disk would have."""
-        pace, now, i = self._pace.of_this_process(), self.clock.now, int(i)
-        begin_s = now() + pace.ahead_s
+        me, now, i = (os.getpid(), threading.get_ident()), self.clock.now, int(i)
+        ahead_s = self._ahead_s.get(me, 0.0)
+        begin_s = now() + ahead_s
         image = self.reader.read(i)
-        end_s = now() + pace.ahead_s  # what it really took is part of the model's time, not extra
+        end_s = now() + ahead_s  # what it really took is part of the model's time, not extra
         file_bytes = int(self._file_bytes[i])
         with self._locked():
             self._read_bytes.value += file_bytes
@@ -149,7 +151,7 @@ class ModelledReader(WrappedReader):
         if end_s - now() >= PAY_FROM_S:
             self.clock.sleep_until(end_s)
         # Below zero after a late awakening, and for the time that this arithmetic took.
-        pace.ahead_s = max(end_s - now(), -MAX_CREDIT_S)
+        self._ahead_s[me] = max(end_s - now(), -MAX_CREDIT_S)
         return image
 
     @contextlib.contextmanager
@@ -183,7 +185,7 @@ class ModelledReader(WrappedReader):
             flags[:] = False
             flags[held] = True
             self._read_bytes.value = 0
-        self._pace.ahead_s = 0.0
+        self._ahead_s.clear()
         return {
             "wanted": cache,
             "method": "modelled",
@@ -214,24 +216,6 @@ class ModelledReader(WrappedReader):
         with self._locked():
             held = np.frombuffer(self._held, dtype=bool)[ids]
         return float(wanted_bytes[held].sum() / wanted_bytes.sum())
-
-
-class _Pace(threading.local):
-    """How far one thread of one process is ahead of the real clock; starts anew elsewhere."""
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def of_this_process(self) -> _Pace:
-        if self.process_id != os.getpid():  # a fork begins with its parent's figures
-            self._begin()
-        return self
-
-    def _begin(self) -> None:
-        self.ahead_s, self.process_id = 0.0, os.getpid()
-
-    def __reduce__(self) -> tuple:
-        return _Pace, ()
 
 
 def _rate(

@@ -108,13 +108,6 @@ class TestPinningLoader:
         for number in range(count):
             yield {"sample_id": torch.tensor([number])}
 
-    @pytest.mark.parametrize("threaded", [True, False])
-    def test_batches_arrive_in_order_as_copies(self, threaded):
-        kept = list(self.batches())
-        assert ids(PinningLoader(kept, threaded=threaded)) == [0, 1, 2, 3, 4]
-        (copy,) = PinningLoader(kept[:1], threaded=threaded)
-        assert copy["sample_id"].data_ptr() != kept[0]["sample_id"].data_ptr()
-
     def test_an_error_in_the_loader_reaches_the_loop(self):
         def breaking():
             yield from self.batches(2)
