@@ -43,15 +43,6 @@ def test_the_noise_floor_is_the_second_baseline_run_over_the_first():
     assert summary.aa_s == pytest.approx(math.log(4) / math.sqrt(2))
 
 
-def test_the_interval_of_a_row_is_the_t_interval_of_its_log_ratios():
-    blocks = [(2.0, 2.0, 1.8), (2.1, 2.0, 1.7), (2.2, 2.3, 2.0), (2.0, 1.9, 1.9)]
-    row = two_variants(blocks).rows[1]
-    d = [math.log(v / math.sqrt(a1 * a2)) for a1, a2, v in blocks]
-    expected = stats.ttest_1samp(d, 0).confidence_interval(0.95)
-    assert row.ci_low == pytest.approx(math.exp(expected.low))
-    assert row.ci_high == pytest.approx(math.exp(expected.high))
-
-
 def test_only_blocks_with_the_variant_and_both_baseline_runs_count():
     trials = [
         fake_trial("base", 0, "A1", 2.0), fake_trial("base", 0, "A2", 2.0),
@@ -237,17 +228,6 @@ def test_a_variant_that_was_never_cold_has_a_reason_and_no_number(mode):
         "other: 8 trials left out, last: not cold: 50.0 % of the files were in memory"
         in summary.notes
     )
-
-
-def test_some_trials_that_were_not_cold_are_counted_and_told():
-    trials = cold_trials(not_cold=[("other", 3), ("other", 5)])
-    summary = summarize(fake_info(["base", "other"], mode="full", blocks=8), trials)
-    other = summary.rows[1]
-    assert (other.status, other.blocks, other.left_out, other.verdict) == ("ok", 6, 2, "faster")
-    expected = [
-        "other: 2 trials left out, last: not cold: 50.0 % of the files were in memory",
-    ]
-    assert list(summary.notes) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from functools import partial
 
 import psutil
 import pytest
-from web import web
 
 import labkit as lab
 from labkit.panel import job
@@ -65,17 +64,6 @@ def test_a_watcher_that_raises_does_not_end_the_run():
     told.go()
     assert (told.state, told.error) == ("finished", None)
     assert told.said[0] == "RuntimeError while the run was shown: no window"
-
-
-def test_cancelling_ends_the_copying_of_data_at_a_url(photos, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with web(photos) as server:
-        chosen = lab.experiment("preprocessing", data=server.url)
-        told = Job("test", partial(lab.run, chosen, results=tmp_path / "results"))
-        told.cancel()
-        told.go()
-        assert (told.state, told.error) == ("cancelled", None)
-        assert not any(path.endswith(".jpg") for path in server.asked)
 
 
 def test_an_error_ends_the_job_and_keeps_its_traceback():

@@ -1,7 +1,6 @@
 """Charts: they draw the right numbers on honest axes, and nothing is cut off or overlaps."""
 
 import io
-import pickle
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -84,14 +83,6 @@ def test_text_in_an_svg_is_text_unless_outlines_are_asked_for():
     assert all("'DejaVu Sans', Verdana" in node.get("style") for node in nodes)
     outlined = ElementTree.fromstring(bars.to_bytes(figure, "svg", outlines=True))
     assert not list(outlined.iter(f"{SVG}text"))
-
-
-def test_a_figure_can_be_pickled_and_still_shows_itself():
-    figure = charts.times(make_summary({"<b>": 1.0, "&": 0.9}))
-    data, _ = pickle.loads(pickle.dumps(figure))._repr_mimebundle_(include=None, exclude=None)
-    assert data == figure._repr_mimebundle_()[0]
-    assert 'alt="' in data["text/html"]
-    assert "<b>" not in data["text/html"]
 
 
 @pytest.mark.skipif(

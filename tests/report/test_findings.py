@@ -17,8 +17,7 @@ from fakes import (
     fake_trials,
 )
 
-import labkit as lab
-from labkit.report.findings import DOCUMENT_COMBINED, DOCUMENT_SINGLES, MODELS
+from labkit.report.findings import MODELS
 from labkit.report.run import Run
 
 
@@ -215,16 +214,6 @@ def test_the_measured_interval_tells_which_model_holds():
     inside = shown.loc["ssd prefetch_generator on_device", "inside_interval"].split(", ")
     assert "multiplicative" in inside  # how the run was made
     assert "additive" not in inside
-
-
-def test_the_documents_figures_are_those_of_the_catalog():
-    published = {
-        name: value
-        for experiment in ("prefetching", "storage", "preprocessing")
-        for name, value in lab.experiment(experiment).published.items()
-    }
-    assert DOCUMENT_SINGLES == {name: published[name] for name in DOCUMENT_SINGLES}
-    assert DOCUMENT_COMBINED in lab.experiment("combined").published.values()
 
 
 # --- savings over a whole training --------------------------------------------------------

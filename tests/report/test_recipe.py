@@ -18,18 +18,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from fakes import LABELS, fake_info, fake_trials
+from fakes import fake_info, fake_trials
 from jpegs import why_missing
 
 import labkit as lab
 from data_scripts.pack_dataset import main as pack_dataset
-from labkit import cli, contracts, pipeline, resolve
+from labkit import contracts, pipeline, resolve
 from labkit.contracts import SleepingClock
 from labkit.parts.loading import OUTSIDE
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.report.run import Run
-from labkit.runs.store import append_trial, create_run
 from labkit.settings import AS_PUBLISHED, CORRECTED, MODES, Settings, complete
 
 SMALL = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
@@ -183,21 +182,6 @@ def test_every_variant_of_the_catalog_has_a_short_recipe(name):
             needs_labkit |= (settings.packing, settings.stored) != ("folder", "jpeg")
             needs_labkit |= settings.loader == "threads"
             assert ("from labkit" in text) == needs_labkit
-
-
-EXAMPLES = sorted(Path(__file__).parents[2].glob("results/examples/*/*/run.json"))
-
-
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.parent.name)
-def test_every_example_run_has_a_short_recipe_or_says_why_not(file):
-    run = lab.find_run(file.parent)
-    for variant in (None, *run.info["variants"]):
-        try:
-            lines = lab.Run.recipe(run, variant).splitlines()
-        except ValueError as refused:
-            assert ", got " in str(refused)
-        else:
-            assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 100
 
 
 LOOPS = {
@@ -395,17 +379,3 @@ def test_what_has_no_numbers_says_why():
         ValueError, match=r"^run must be of an experiment without groups, got operations; "
     ):
         lab.Run.recipe(operations)
-
-
-def test_the_command_prints_a_recipe_or_writes_it(tmp_path, capsys):
-    times = {"original": 1.0, "both": 0.8}
-    variants = {name: asdict(completed()) for name in times}
-    folder = create_run(tmp_path, {**fake_info([*times]), "variants": variants})
-    for trial in fake_trials(times, labels=LABELS):
-        append_trial(folder, trial)
-    asked = ["recipe", "prefetching", "--results", str(tmp_path)]
-    assert cli.main(asked) == 0
-    assert capsys.readouterr().out == lab.Run.recipe(lab.find_run(folder))
-    file = tmp_path / "recipe.py"
-    assert cli.main([*asked, "--variant", "original", "--out", str(file)]) == 0
-    assert file.read_text() == lab.Run.recipe(lab.find_run(folder), "original")

@@ -152,14 +152,6 @@ def test_without_runs_the_newest_finished_ones_and_all_claims_are_shown(tmp_path
         lab.report(results=tmp_path / "empty")
 
 
-def test_runs_whose_folders_have_one_part_can_be_reported_together(tmp_path, monkeypatch):
-    run = make_run(tmp_path)
-    monkeypatch.chdir(run.folder.parent)
-    one = replace(run, folder=Path(run.folder.name))
-    (path,) = lab.report([one, one], results=tmp_path, markdown=False)
-    assert path.parent.parent == tmp_path / "reports"
-
-
 # --- what they say ------------------------------------------------------------------------
 
 

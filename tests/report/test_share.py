@@ -29,7 +29,8 @@ from labkit.runs.store import (
 OWNER, HOST = "zquill", "quillbox"
 ELSEWHERE = {"machine_id": "0123456789ab", "cores": 4, "cpu_model": "Z", "gpu": {"works": False}}
 RUN_ID = "20250102T030405Z-beef"
-EXAMPLES = sorted(Path(__file__).parents[2].glob("results/examples/*/*/run.json"))
+FOLDER = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
+EARLIER = ("combined", "distance", "preprocessing_full", "storage")
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +118,9 @@ def test_a_run_in_progress_is_not_shared(made, tmp_path):
         write(load_run(folder))
 
 
-@pytest.mark.parametrize("info", EXAMPLES, ids=lambda path: path.parent.name)
-def test_runs_of_earlier_versions_can_be_shared(info, tmp_path):
-    run = load_run(info.parent)
+@pytest.mark.parametrize("name", EARLIER)
+def test_runs_of_earlier_versions_can_be_shared(name, tmp_path):
+    run = load_run(FOLDER / name)
     opened = open_shared(write(run, tmp_path), tmp_path)
     assert len(opened.trials) == len(run.trials)
     rows, theirs = (table.table(each.summary).rows for each in (run, opened))
