@@ -505,8 +505,7 @@ class Trial:
     cache_proof: dict[str, object] = field(default_factory=dict)
     disturbance: dict[str, object] = field(default_factory=dict)
     medium: dict[str, object] = field(default_factory=dict)
-    """What the files lay on: filesystem, device, rotational, scheduler, readahead_kb,
-    cold_reads_per_s (None: not probed)."""
+    """What the files lay on: filesystem, device, rotational, cold_reads_per_s (None: unknown)."""
     labels: dict[str, str] = field(default_factory=dict)
     """storage=real|throttled|modelled|emulated distance|unknown, cache=cold|warm|50 % cached
     as verified, accelerator=cuda:...|cpu|emulated(...)."""

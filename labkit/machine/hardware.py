@@ -114,23 +114,18 @@ def provenance() -> dict[str, object]:
     """
     import psutil
 
-    constraints = CHECKOUT / "constraints.txt"
     revision, dirty = _revision()
     return {
         "machine_id": _machine_id(psutil.virtual_memory().total),
         "platform": f"{platform.system()} {platform.machine()}",
         "kernel": platform.release() or "unknown",
         "python": platform.python_version(),
-        "hardware": _product_name(),
         "virtual": _is_virtual(),
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or "unknown",
         "cores": cores(),
         "memory_bytes": memory_bytes(),
         "versions": versions(),
-        "constraints_hash": _short_hash(constraints.read_bytes())
-        if constraints.is_file()
-        else "unknown",
         "revision": revision,
         "dirty": dirty,
         # What is not there was not measured.
@@ -198,13 +193,6 @@ def _cpu_model() -> str:
         if name.strip() == "model name":
             return value.strip()
     return platform.processor() or "unknown"  # arm64 Linux names no model
-
-
-def _product_name() -> str:
-    """Return the computer's model as its maker names it."""
-    names = ("/sys/class/dmi/id/product_name", "/proc/device-tree/model")  # PCs; ARM boards
-    known = (procfs.text(name).strip().strip("\0") for name in names)
-    return next((name for name in known if name), "unknown")
 
 
 def _is_virtual() -> bool | str:

@@ -61,8 +61,6 @@ class Medium:
     """The device file; the filesystem's name where there is none, never a server's."""
     rotational: bool | None = None
     """What the disk claims; None where no block device is known."""
-    scheduler: str = "unknown"
-    readahead_kb: int | None = None
     free_bytes: int = 0
 
     @property
@@ -153,14 +151,10 @@ def describe_medium(path: str | Path) -> Medium:
     source, filesystem = ("", "unknown") if mount is None else (mount.device, mount.fstype)
     queue = _queue_folder(path.stat().st_dev, Path(source))
     rotational = None if queue is None else procfs.number(queue / "rotational")
-    scheduler = "" if queue is None else procfs.text(queue / "scheduler").strip()
-    chosen = re.search(r"\[(.+)\]", scheduler)  # "none [mq-deadline] bfq"
     return Medium(
         filesystem=filesystem,
         device=source if source.startswith("/dev/") else filesystem,
         rotational=None if rotational is None else bool(rotational),
-        scheduler=chosen[1] if chosen else scheduler or "unknown",
-        readahead_kb=None if queue is None else procfs.number(queue / "read_ahead_kb"),
         free_bytes=shutil.disk_usage(path).free,
     )
 

@@ -27,9 +27,9 @@ from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.devices import PROFILES
 from labkit.parts.packing import Reader
-from labkit.parts.packing.manifest import sha256
 from labkit.resolve import complete_here, open_original, original, own_parts, traits
 from labkit.runs.active import single_run_lock
+from labkit.runs.packs import fingerprint
 from labkit.runs.process import Launcher
 from labkit.runs.store import explain_unwritable
 from labkit.settings import MODES, Settings
@@ -260,8 +260,7 @@ def _hash_of(reader: Reader) -> str:
     """Return what tells data sets apart: one that labkit did not make has no manifest."""
     if reader.manifest_hash != "unknown":
         return reader.manifest_hash
-    names = map(reader.name, range(len(reader)))
-    return sha256(json.dumps([*zip(names, reader.image_bytes.tolist())]).encode())
+    return fingerprint(reader)
 
 
 def _kept(path: Path, key: tuple[str, str, int]) -> CalibratedDevice | None:

@@ -39,7 +39,7 @@ from labkit.runs.store import earlier_runs
 from labkit.settings import Settings, field_kinds
 
 # Facts of staging that every row repeats.
-MEDIUM = ("filesystem", "device", "rotational", "scheduler", "readahead_kb", "cold_reads_per_s")
+MEDIUM = ("filesystem", "device", "rotational", "cold_reads_per_s")
 
 
 class UnequalWork(RuntimeError):  # noqa: N818 - drops the variant, ends no run

@@ -230,9 +230,8 @@ def staged(
 
     Yields:
         What `run.json` records of the medium: label, filesystem, device, rotational,
-        scheduler, readahead_kb, cold_reads_per_s (None: not probed), remark (why it is not
-        believed to be what it is called; empty if it is), copied_bytes and copied_s (None:
-        nothing is to be copied).
+        cold_reads_per_s (None: not probed), remark (why it is not believed to be what it is
+        called; empty if it is), copied_bytes and copied_s (None: nothing is to be copied).
 
     Raises:
         Skip: it cannot be there; the text says why, with numbers.

@@ -92,9 +92,6 @@ def test_a_medium_is_described_with_its_room(tmp_path):
     assert medium.filesystem
     assert 0 < medium.free_bytes <= shutil.disk_usage(tmp_path).total
     assert medium.rotational in (True, False, None)
-    if medium.rotational is not None:
-        assert medium.readahead_kb >= 0
-        assert "[" not in medium.scheduler
 
 
 def test_tmpfs_is_known_to_be_memory_and_is_not_probed():

@@ -66,7 +66,7 @@ def test_a_watch_sees_memory_and_shared_memory():
     with Usage(gpu=False) as usage:
         path = shared_memory.FOLDER / f"labkit-test-{os.getpid()}"
         try:
-            path.write_bytes(b"x" * (8 * MB))
+            path.write_bytes(b"x" * (50 * MB))
             until = time.monotonic() + 60
             while not usage._peak_pss_bytes or not usage._peak_shm_bytes:
                 assert time.monotonic() < until

@@ -28,8 +28,8 @@ from labkit.runs.staging import staged
 from labkit.settings import Settings
 
 FACTS = {
-    "label", "filesystem", "device", "rotational", "scheduler", "readahead_kb",
-    "cold_reads_per_s", "remark", "copied_bytes", "copied_s",
+    "label", "filesystem", "device", "rotational", "cold_reads_per_s", "remark", "copied_bytes",
+    "copied_s",
 }  # fmt: skip
 
 
