@@ -42,13 +42,13 @@ def traces(place):
     """List what the kernel knows of a disk in a folder, and the folder itself."""
     points = (Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True))
     mounts = [point for point in points if place in point.parents]
-    paths = [path for path in (place, slow_disk.cgroup_folder(place)) if path.exists()]
+    paths = [path for path in (place, slow_disk.cgroup_folder()) if path.exists()]
     return mounts + devices_below(place) + paths
 
 
 def clean(place):
     """Remove by hand what a broken test left."""
-    group = slow_disk.cgroup_folder(place)
+    group = slow_disk.cgroup_folder()
     for pid in procfs.text(group / "cgroup.procs").split():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
@@ -70,10 +70,11 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 1 << 20)
     monkeypatch.setattr(slow_disk, "CHECK_FILES", 40)
     folder = tmp_path / "slow dísk"
+    monkeypatch.setattr(slow_disk, "FOLDER", folder)
     try:
         yield folder
         with contextlib.suppress(OSError):
-            slow_disk.down(folder)
+            slow_disk.down()
         assert traces(folder) == []
     finally:
         clean(folder)
@@ -108,7 +109,7 @@ def in_child(action):
         return pid, ended
     try:
         os.close(ended)
-        slow_disk._locks.clear()
+        slow_disk._held = None
         os.write(told, str(action()).encode())
     except BaseException as error:
         os.write(told, f"{type(error).__name__}: {error}".encode())
@@ -146,15 +147,15 @@ def another_process(prepare):
             os.close(end)
 
 
-def own(place):
-    return lambda: slow_disk.up(**ROOM, folder=place)
+def own():
+    slow_disk.up(**ROOM)
 
 
 @needs_disk
 def test_it_is_a_real_disk_with_limits_and_goes_without_a_trace(place, somebody_elses):
     label = slow_disk.describe()
-    disk = slow_disk.up(**ROOM, folder=place)
-    assert disk == slow_disk.find(place)
+    disk = slow_disk.up(**ROOM)
+    assert disk == slow_disk.find()
     medium = describe_medium(disk.mount)
     assert (medium.filesystem, medium.device) == ("ext4", str(disk.device))
     readahead = procfs.number(f"/sys/block/{disk.device.name}/queue/read_ahead_kb")
@@ -163,11 +164,11 @@ def test_it_is_a_real_disk_with_limits_and_goes_without_a_trace(place, somebody_
     megabytes = min(154e6, 81 * disk.request_bytes) / 1e6
     assert slow_disk.describe() == label == f"7200 rpm: 81 reads/s, {megabytes:.0f} MB/s"
     assert place.stat().st_mode & 0o777 == 0o700  # the data may be private
-    assert slow_disk.is_up_here(place)
-    slow_disk.down(place)
+    assert slow_disk.is_up_here()
+    slow_disk.down()
     assert traces(place) == []
-    assert (slow_disk.find(place), slow_disk.is_up_here(place)) == (None, False)
-    slow_disk.down(place)  # nothing is there any more
+    assert (slow_disk.find(), slow_disk.is_up_here()) == (None, False)
+    slow_disk.down()  # nothing is there any more
 
 
 def counted_reads(disk):
@@ -182,7 +183,7 @@ def counted_reads(disk):
 
 @needs_disk
 def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
-    disk = slow_disk.up(**ROOM, folder=place)
+    disk = slow_disk.up(**ROOM)
     files = sorted((disk.mount / slow_disk.CHECKS).iterdir())[1:21]
 
     def read_all():
@@ -204,7 +205,7 @@ def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
 @needs_disk
 def test_no_more_is_delivered_than_was_requested(place, monkeypatch):
     monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
-    disk = slow_disk.up(**ROOM, folder=place)
+    disk = slow_disk.up(**ROOM)
     rates = slow_disk.measure(disk, readers=2)
     assert [(rate.pattern, rate.unit, rate.readers) for rate in rates] == [
         ("random", "files", 2), ("sequential", "bytes", 1),
@@ -218,15 +219,15 @@ def test_no_more_is_delivered_than_was_requested(place, monkeypatch):
 def test_a_living_runs_disk_is_left_alone_and_a_killed_runs_is_removed(
     place, somebody_elses, monkeypatch
 ):
-    with another_process(own(place)), monkeypatch.context() as patch:
+    with another_process(own), monkeypatch.context() as patch:
         patch.setattr(slow_disk, "WAIT_S", 0.2)
         reason = f"throttled disk: {place} is in use by another run; wait until that has ended"
         with pytest.raises(Skip, match=reason):
-            slow_disk.up(**ROOM, folder=place)
+            slow_disk.up(**ROOM)
         with pytest.raises(OSError, match=reason):
-            slow_disk.down(place)
-        assert slow_disk.find(place) is not None
-    slow_disk.down(place)
+            slow_disk.down()
+        assert slow_disk.find() is not None
+    slow_disk.down()
     assert traces(place) == []
 
 
@@ -256,16 +257,16 @@ def test_killed_at_any_step_it_leaves_nothing_after_the_next_start(
 ):
     monkeypatch.setattr(slow_disk, "CHECK_FILES", 2)
     steps = {"up": 0, "down": 0}
-    while kill_at(steps["up"] + 1, lambda: slow_disk.up(**ROOM, folder=place)):
+    while kill_at(steps["up"] + 1, lambda: slow_disk.up(**ROOM)):
         steps["up"] += 1
-        slow_disk.down(place)
+        slow_disk.down()
         assert traces(place) == [], f"killed at change {steps['up']}"
-    while kill_at(steps["down"] + 1, lambda: slow_disk.down(place)):
+    while kill_at(steps["down"] + 1, slow_disk.down):
         steps["down"] += 1
-        slow_disk.up(**ROOM, folder=place)
-        slow_disk.down(place)
+        slow_disk.up(**ROOM)
+        slow_disk.down()
         assert traces(place) == [], f"killed at change {steps['down']}"
-        answer(lambda: slow_disk.up(**ROOM, folder=place))
+        answer(lambda: slow_disk.up(**ROOM))
     assert steps["up"] > 15
     assert steps["down"] > 5
 
@@ -289,14 +290,14 @@ def test_a_step_that_is_refused_skips_with_its_reason_and_leaves_nothing(
     fake_tool(tmp_path, monkeypatch, tool, text)
     reason = f"^throttled disk: {tool}: permission denied; compare with storage=modelled_hdd "
     with pytest.raises(Skip, match=reason):
-        slow_disk.up(**ROOM, folder=place)
+        slow_disk.up(**ROOM)
     assert traces(place) == []
 
 
 @needs_disk
 def test_a_disk_that_does_not_fit_is_refused_with_numbers(place):
     with pytest.raises(Skip, match=r"must have 1.1 TB free, got .* [GT]B; free some space"):
-        slow_disk.up(data_bytes=10**12, files=30, folder=place)
+        slow_disk.up(data_bytes=10**12, files=30)
 
 
 @needs_disk
@@ -305,20 +306,23 @@ def test_folders_that_are_not_ours_are_refused_and_left_as_they_are(tmp_path, mo
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / "photo.jpg").write_text("theirs")
+    monkeypatch.setattr(slow_disk, "FOLDER", folder)
     message = "must be empty or an earlier disk's, got photo.jpg"
     with pytest.raises(Skip, match=message):
-        slow_disk.up(**ROOM, folder=folder)
+        slow_disk.up(**ROOM)
     with pytest.raises(OSError, match=message):
-        slow_disk.down(folder)
+        slow_disk.down()
     assert (folder / "photo.jpg").read_text() == "theirs"
     (tmp_path / "link").symlink_to(folder)
+    monkeypatch.setattr(slow_disk, "FOLDER", tmp_path / "link")
     with pytest.raises(Skip, match=r"throttled disk: .*link"):
-        slow_disk.up(**ROOM, folder=tmp_path / "link")
+        slow_disk.up(**ROOM)
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
+    monkeypatch.setattr(slow_disk, "FOLDER", open_to_all)
     with pytest.raises(Skip, match="must be this user's, and writable by nobody else"):
-        slow_disk.up(**ROOM, folder=open_to_all)
+        slow_disk.up(**ROOM)
 
 
 @needs_disk
@@ -352,7 +356,7 @@ def test_version_2_gets_one_line_with_both_limits_once_io_is_switched_on(tmp_pat
 
     monkeypatch.setattr(Path, "mkdir", mkdir_with_files)
     assert slow_disk.find_tree() == (tmp_path, 2)
-    group = slow_disk.cgroup_folder(tmp_path / "disk")
+    group = slow_disk.cgroup_folder()
     assert group.parent == tmp_path
     slow_disk._make_group(group, "7:0")
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+io"

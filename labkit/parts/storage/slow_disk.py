@@ -65,7 +65,7 @@ TOOLS = {
 }
 
 T = TypeVar("T")
-_locks: dict[Path, int] = {}  # the folders of this process's disks -> their open locks
+_held: int | None = None  # the open lock of this process's disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,71 +156,65 @@ def describe() -> str:
     return f"{HARD_DISK.name}: {READS_PER_S} reads/s, {units.count_bytes(sequential)}/s"
 
 
-def up(*, data_bytes: int, files: int, folder: Path = FOLDER) -> SlowDisk:
+def up(*, data_bytes: int, files: int) -> SlowDisk:
     """Put the disk up, for as long as this process lives; remove first what a killed one left.
 
     Args:
         data_bytes: how much is to fit on it.
         files: in how many files.
-        folder: for everything that is made; new, empty or from an earlier disk.
 
     Raises:
         Skip: it cannot be made or is in use; the text says why.
     """
+    global _held
     if reason := why_not():
         raise Skip(f"throttled disk: {reason}; {INSTEAD}")
-    folder = _place(folder)
-    with _skipped():
+    folder = _place()
+    with _skipped(), contextlib.ExitStack() as undo:
         lock = _lock(folder, make=True)
-        try:
-            _take_down(folder)
-            try:
-                _make(folder, data_bytes, files)
-            except BaseException:
-                _take_down(folder)
-                folder.rmdir()
-                raise
-        except BaseException:
-            os.close(lock)
-            raise
-        _locks[folder] = lock
-        return find(folder)
+        undo.callback(os.close, lock)
+        _take_down(folder)
+        undo.callback(_remove, folder)
+        _make(folder, data_bytes, files)
+        undo.pop_all()
+    _held = lock
+    return find()
 
 
-def is_up_here(folder: Path = FOLDER) -> bool:
+def is_up_here() -> bool:
     """Whether this process has put the disk up."""
-    return _place(folder) in _locks
+    return _held is not None
 
 
-def find(folder: Path = FOLDER) -> SlowDisk | None:
+def find() -> SlowDisk | None:
     """Find a disk that is up, whichever process made it."""
-    folder = _place(folder)
+    folder = _place()
     devices = _mounted(folder / POINT)
     if not devices:
         return None
     return SlowDisk(
         mount=folder / POINT,
         device=devices[-1],
-        cgroup=cgroup_folder(folder),
+        cgroup=cgroup_folder(),
         request_bytes=_request_bytes(_sys(devices[-1])),
     )
 
 
-def down(folder: Path = FOLDER) -> None:
+def down() -> None:
     """Take the disk down, with all that is on it; nothing happens where there is none.
 
     Raises:
         OSError: a run owns it, processes are still in its control group or use its files (they
             are left alone), or this process may not.
     """
-    folder = _place(folder)
+    global _held
+    folder = _place()
     if not folder.exists():
         return
-    lock = _locks.pop(folder, None)
+    lock, _held = _held, None
     try:
         lock = lock or _lock(folder)
-        _take_down(folder)
-        folder.rmdir()
+        _remove(folder)
     except OSError as error:
         raise OSError(f"throttled disk: {_reason(error)}") from error
     finally:
@@ -254,10 +248,10 @@ def find_tree() -> tuple[Path | None, int]:
     return None, 0
 
 
-def cgroup_folder(folder: Path = FOLDER) -> Path:
-    """Return where the control group of a folder's disk is, or would be."""
+def cgroup_folder() -> Path:
+    """Return where the control group of the disk is, or would be."""
     root = find_tree()[0] or Path("/sys/fs/cgroup/blkio")
-    digest = hashlib.sha256(os.fsencode(_place(folder))).hexdigest()
+    digest = hashlib.sha256(os.fsencode(_place())).hexdigest()
     return root / f"labkit-slow-disk-{digest[:8]}"
 
 
@@ -287,9 +281,9 @@ def _remove_group(group: Path) -> None:
 # --- the folder ---------------------------------------------------------------------------------
 
 
-def _place(folder: Path) -> Path:
-    """Return a folder's one name; of the folder itself a link is not followed."""
-    return folder.parent.resolve() / folder.name  # every user may put links into /var/tmp
+def _place() -> Path:
+    """Return the folder's one name; of the folder itself a link is not followed."""
+    return FOLDER.parent.resolve() / FOLDER.name  # every user may put links into /var/tmp
 
 
 def _lock(folder: Path, *, make: bool = False) -> int:
@@ -358,7 +352,7 @@ def _make(folder: Path, data_bytes: int, files: int) -> None:
     point.mkdir()
     _run("mount", "-t", "ext4", "-o", "noatime,nodev,nosuid,noexec", device, point)
     _write_checks(point)
-    _make_group(cgroup_folder(folder), procfs.text(_sys(device) / "dev").strip())
+    _make_group(cgroup_folder(), procfs.text(_sys(device) / "dev").strip())
 
 
 def _write_checks(point: Path) -> None:
@@ -375,11 +369,16 @@ def _write_checks(point: Path) -> None:
     _run("sync", "--file-system", point)
 
 
+def _remove(folder: Path) -> None:
+    _take_down(folder)
+    folder.rmdir()
+
+
 def _take_down(folder: Path) -> None:
     """Remove everything but the folder; a refused step ends it."""
     image, point = folder / IMAGE, folder / POINT
     # First: while processes are in the group, the disk stays as it is.
-    _insist(partial(_remove_group, cgroup_folder(folder)))
+    _insist(partial(_remove_group, cgroup_folder()))
     for _ in _mounted(point):
         _insist(partial(_run, "umount", point))
     if image.exists():
