@@ -22,16 +22,6 @@ TRIAL_OVERHEAD_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
-    """The noise of an earlier run."""
-
-    s: float
-    """Standard deviation of the paired log-ratios, pooled over the variants."""
-    run: str
-    """Its id."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What is known of a run before it starts; None is unknown."""
 
@@ -40,14 +30,17 @@ class Forecast:
     total_s: float | None
     variants: int
     """Those that are judged together."""
-    noise: Noise | None
+    noise: float | None
+    """Standard deviation of an earlier run's paired log-ratios, pooled over the variants."""
+    run: str
+    """Of which run."""
 
     def mde(self, blocks: int) -> float | None:
         """Return the smallest effect detected with 80 % power in so many blocks, as a share."""
         if self.noise is None or blocks < 2 or not self.variants:
             return None
         # Holm's procedure may hold any variant to the strictest level.
-        return detectable_share(self.noise.s, blocks, ALPHA / self.variants)
+        return detectable_share(self.noise, blocks, ALPHA / self.variants)
 
     def __str__(self) -> str:
         said = f"{self.mode} mode: "
@@ -61,7 +54,7 @@ class Forecast:
         return (
             f"{said} Detects differences of {units.percent(seen)} or more; "
             f"{2 * self.blocks} blocks would detect {units.percent(more)} "
-            f"(noise {units.percent(self.noise.s)}, from {self.noise.run})."
+            f"(noise {units.percent(self.noise)}, from {self.run})."
         )
 
     __repr__ = __str__
@@ -92,10 +85,11 @@ def forecast(
         trial_s: seconds of a trial, where they are the same for all.
         epoch_share: how long epochs should be, as a share of the mode's.
     """
-    chosen, noise, last = MODES[mode], None, None
+    chosen, noise, last, run = MODES[mode], None, None, ""
     for summary in earlier:
         last = last or summary
-        if noise := noise_of(summary):
+        if (noise := noise_of(summary)) is not None:
+            run = summary.info["run"]
             break
     trials = blocks * (len(variants) + chosen.shuffled * len(baselines))
     base = variants[next(iter(baselines))]
@@ -113,10 +107,11 @@ def forecast(
         total_s=None if trial_s is None else trials * trial_s,
         variants=len(judged),
         noise=noise,
+        run=run,
     )
 
 
-def noise_of(summary: Summary) -> Noise | None:
+def noise_of(summary: Summary) -> float | None:
     """Return the noise of a run; None where it has fewer than two blocks."""
     variants = summary.info["variants"]
     base = variants[summary.baseline]
@@ -125,9 +120,7 @@ def noise_of(summary: Summary) -> Noise | None:
         for row in summary.rows
         if row.s is not None and not is_floor(variants[row.variant], base)
     ]
-    if not known:
-        return None
-    return Noise(s=math.sqrt(fmean(s * s for s in known)), run=summary.info["run"])
+    return math.sqrt(fmean(s * s for s in known)) if known else None
 
 
 def _trial_s(

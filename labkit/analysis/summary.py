@@ -500,6 +500,13 @@ def epoch_bars(row: Row) -> tuple[EpochBar, ...]:
 # --- averages of a variant's trials --------------------------------------------------
 
 
+# Fields of a trial of which a row holds the largest.
+MOST_BYTES = (
+    "peak_rss_bytes", "peak_pss_bytes", "peak_shm_bytes", "gpu_memory_bytes",
+    "gpu_allocated_bytes", "gpu_reserved_bytes",
+)  # fmt: skip
+
+
 def _average(runs: Sequence[Trial]) -> dict[str, object]:
     """Average everything but the normalized time over a variant's valid trials.
 
@@ -542,12 +549,7 @@ def _average(runs: Sequence[Trial]) -> dict[str, object]:
         "cpu_s_per_1000_images": _cpu_s_per_1000_images(runs),
         "wait_p50_s": wait_p50_s,
         "wait_p99_s": wait_p99_s,
-        "peak_rss_bytes": _largest_known(trial.peak_rss_bytes for trial in runs),
-        "peak_pss_bytes": _largest_known(trial.peak_pss_bytes for trial in runs),
-        "peak_shm_bytes": _largest_known(trial.peak_shm_bytes for trial in runs),
-        "gpu_memory_bytes": _largest_known(trial.gpu_memory_bytes for trial in runs),
-        "gpu_allocated_bytes": _largest_known(trial.gpu_allocated_bytes for trial in runs),
-        "gpu_reserved_bytes": _largest_known(trial.gpu_reserved_bytes for trial in runs),
+        **{name: _largest_known(getattr(trial, name) for trial in runs) for name in MOST_BYTES},
         "resident_share_before": _resident_share_before(runs),
         "device_read_share": _device_read_share(runs),
         "swapped_pages": _swapped_pages(runs),

@@ -409,13 +409,11 @@ MEASURED = {"color": INK, "marker": "o", "markersize": 6, "linestyle": "none", "
 MEASURED_AT = {"color": "#d0d0d0", "linewidth": 0.8, "zorder": 0.5}
 OWN_DEVICE = {"color": INK, "linewidth": 0.9, "zorder": 1.8}
 GROUND = "#efefef"
-GPU_IS_LIMIT = "the GPU is the limit: faster loading does not help"
-GPU_IS_LIMIT_IN = 3.3  # its length, with some room
 FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
 # Between two pipelines at one speed of the GPU, and between the first and the last of them.
 BESIDE_PT, ALL_BESIDE_PT = 5, 24
 INSIDE = {"clip_on": True, "in_layout": False}
-ROOFLINE_IN, AXES_IN = 4.6, (5.5, 4)  # height of all; about the axes' width and height
+ROOFLINE_IN = 4.6
 END_CHARS = 30  # of a line of a name at the end of a line
 NAME_LINE = 0.05  # height of a line of a name at the end of a line, as a share of the axis
 
@@ -483,12 +481,9 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         axes.axvline(device, **MEASURED_AT)
     axes.plot([low, high], [low, high], **DIAGONAL)
     start = 1.05 * max(left, low)
-    inches = math.hypot(*(inch / math.log(span) for inch, span in zip(AXES_IN, spans)))
-    is_room = inches * math.log(min(right, high) / start) > GPU_IS_LIMIT_IN
-    said = GPU_IS_LIMIT if is_room else GPU_IS_LIMIT.partition(":")[0]
     axes.text(
-        start, start * (high / low) ** 0.025, said, size=9, rotation=45, va="bottom",
-        rotation_mode="anchor", transform_rotates_text=True, **INSIDE,
+        start, start * (high / low) ** 0.025, "the GPU is the limit", size=9, rotation=45,
+        va="bottom", rotation_mode="anchor", transform_rotates_text=True, **INSIDE,
     )  # fmt: skip
     loading = found[0].loading
     if loading is not None and (bend := loading.images_per_s) < right:

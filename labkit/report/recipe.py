@@ -19,6 +19,7 @@ from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.analysis.winner import passed_over, winner
+from labkit.parts.packing.folder import find_annotations
 from labkit.parts.training.reporting import check_sink
 from labkit.report.words import how_measured, plain_labels, published, reason
 from labkit.resolve import BUILT_IN, label_samples, traits
@@ -165,16 +166,9 @@ def _boxes(run: StoredRun, settings: Settings) -> tuple[str, str] | None:
     data, folder = run.info.get("data") or {}, Path(settings.data)
     if data.get("boxes") != "coco":
         return None
-    file = folder.parent / "annotations" / f"instances_{folder.name}.json"
-    found = file, folder
-    if data.get("manifest_hash", "unknown") != "unknown":
-        found = folder / "annotations.json", folder / "images"
-    else:
-        for file in sorted(folder.glob("annotations/instances_*.json"), reverse=True):
-            images = folder / file.stem.removeprefix("instances_")
-            if images.is_dir():
-                found = file, images
-    return found[0].as_posix(), found[1].as_posix()
+    usual = folder.parent / "annotations" / f"instances_{folder.name}.json", folder
+    file, images = find_annotations(folder) or usual  # it may lie on another machine
+    return file.as_posix(), images.as_posix()
 
 
 def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> Iterator[str]:

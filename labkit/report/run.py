@@ -242,14 +242,9 @@ def newest_to_show(results: Path | str = "results") -> list[StoredRun]:
     """
     newest = newest_runs(results, lambda info: 0) | newest_runs(results, _is_finished)
     published = newest_runs(results, _is_finished_as_published)
-    shown = []
-    for name in sorted(
-        newest, key=lambda name: (name not in CATALOG, [*CATALOG, name].index(name), name)
-    ):
-        shown.append(newest[name])
-        if name in published and published[name].folder != newest[name].folder:
-            shown.append(published[name])
-    return shown
+    names = [*(name for name in CATALOG if name in newest), *sorted(newest.keys() - CATALOG.keys())]
+    shown = [found[name] for name in names for found in (newest, published) if name in found]
+    return list({run.folder: run for run in shown}.values())
 
 
 def _is_finished(info: Mapping[str, object]) -> int | None:

@@ -179,7 +179,7 @@ def open_folder(path: Path | str) -> FolderReader:
             f"data must be a finished folder, got {str(path)!r}; "
             "run the command that makes it again, and it goes on where it stopped"
         )
-    found = _find_annotations(root)
+    found = find_annotations(root)
     annotations, boxes = None, {}
     if found is None:
         names = _find_jpegs(root)
@@ -284,7 +284,7 @@ def finish_folder(
     return size_bytes
 
 
-def _find_annotations(root: Path) -> tuple[Path, Path] | None:
+def find_annotations(root: Path) -> tuple[Path, Path] | None:
     """Find a COCO JSON and the folder of its images."""
     if (root / ANNOTATIONS).is_file() and (root / "images").is_dir():
         return root / ANNOTATIONS, root / "images"
