@@ -92,6 +92,15 @@ def test_a_setting_without_effect_is_refused(photos, tmp_path, capsys):
 # --- what is shown, without running anything ----------------------------------------------
 
 
+def test_in_full_mode_all_groups_are_judged_together():
+    # Three blocks more than verdicts need; the noise is small beside every difference.
+    summary = fake_grouped_run(blocks=9, mode="full").summary
+    verdicts = {row.variant: row.verdict for row in summary.rows if row.verdict != "baseline"}
+    assert set(verdicts.values()) == {"faster", "slower"}
+    compared = [row for row in summary.rows if not summary.is_baseline(row)]
+    assert min(row.level for row in compared) == pytest.approx(0.05 / len(compared))
+
+
 def test_a_group_whose_baseline_is_missing_has_reasons_and_the_others_numbers():
     run = fake_grouped_run(skipped={"crop, 320×240: pillow": "not installed"})
     trials = tuple(t for t in run.trials if t.variant != "crop, 320×240: pillow")
