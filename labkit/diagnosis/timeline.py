@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
+from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.loaders import epochs
 from labkit.machine.gpu import Reading, cuda, open_gpu
 from labkit.machine.usage import GpuWatch, Sampler, tree_read_bytes
@@ -123,8 +124,8 @@ class Recorder:
         columns = {
             "gpu_util": [sample["busy_percent"] for sample in samples[1:]],
             "gpu_memory_bytes": [sample["used_bytes"] for sample in samples[1:]],
-            "cores": _pairwise(_busy_shares, samples),
-            "read_bytes_per_s": _pairwise(_read_rate, samples),
+            "cores": [_busy_shares(*pair) for pair in itertools.pairwise(samples)],
+            "read_bytes_per_s": [_read_rate(*pair) for pair in itertools.pairwise(samples)],
         }
         columns["gpu_util"] = [None if x is None else x / 100 for x in columns["gpu_util"]]
         whys = (self._why_no_gpu, self._why_no_gpu, NO_CORES, NO_READS)
@@ -208,24 +209,8 @@ def record_timeline(
                 break
             step(batch)
             timeline.mark("compute", arrived_s, now())
-        del batches  # its workers end
-        _finish(device)
+        find_device(device).synchronize()  # what is queued belongs to the timeline
     return timeline.recorded()
-
-
-def _finish(device: EmulatedDevice | None) -> None:
-    """Wait for queued work, which belongs to the timeline."""
-    torch = sys.modules.get("torch")
-    if device is not None:
-        device.synchronize()
-    elif torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def _pairwise(
-    of_two: Callable[[dict, dict], object | None], samples: Sequence[dict]
-) -> list[object | None]:
-    return [of_two(before, after) for before, after in itertools.pairwise(samples)]
 
 
 def _core_times() -> list[tuple[float, float]] | None:
