@@ -64,13 +64,16 @@ class Demand:
     fetch_s: float
     """What files that are not in memory take longer."""
 
-    def least_s(self) -> float:
-        """Return the seconds below which no step can be."""
+    def busy_s(self) -> list[float]:
+        """Return how long a step occupies main process, device, workers and cores."""
         main_s = self.host_s + (self.take_s if self.workers else self.wall_s)
         workers_s = self.wall_s / self.workers + self.hindered_s if self.workers else 0.0
         cores_s = (self.cpu_s + self.take_s + self.host_cpu_s) / self.cores
-        steady_s = max(self.step_s, main_s, self.device_s, workers_s, cores_s)
-        return steady_s + self.startup_s + self.fetch_s
+        return [main_s, self.device_s, workers_s, cores_s]
+
+    def least_s(self) -> float:
+        """Return the seconds below which no step can be."""
+        return max(self.step_s, *self.busy_s()) + self.startup_s + self.fetch_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,9 +190,14 @@ class Measured:
             shorter: the epoch's steps, as a share of those now.
             **changes: fields of `Demand`.
         """
-        least = replace(self.now, **changes).least_s() / self.now.least_s()
-        step_s = changes.get("step_s", self.now.step_s)
-        return shorter * min(max(least, step_s * self.steps / self.epoch_s), 1.0)
+        now, left, now_s = self.now, replace(self.now, **changes), self.epoch_s / self.steps
+        busy_s, left_s = now.busy_s(), left.busy_s()
+        # A step takes longer than the busiest of these, which the others delay.  That delay stays
+        # in proportion to its work; what nothing waits for now has none.
+        most = busy_s.index(max(busy_s))
+        left_s[most] *= (now_s - now.startup_s - now.fetch_s) / busy_s[most]
+        least_s = max(left.step_s, *left_s) + left.startup_s + left.fetch_s
+        return shorter * min(least_s / now_s, 1.0)
 
     def without(self, some: Iterable[Stage], left: float = 0.0) -> dict[str, float]:
         """Return the demands with a share left of some stages."""
@@ -333,7 +341,7 @@ def _stages(
         return seen, m.alone_s, _mean(s.cpu_s for s in alone)
     together = 1.0
     if not any(len(stretch.epoch_s) > 1 for stretch in alone):  # else starting is in it
-        together = max(_mean(s.cpu_s - s.own_cpu_s for s in alone) / probed_s, 1.0)
+        together = _mean(s.cpu_s - s.own_cpu_s for s in alone) / probed_s
     seen = tuple(
         replace(s, cpu_s=s.cpu_s * together, wall_s=s.wait_s + (s.wall_s - s.wait_s) * together)
         for s in seen

@@ -133,3 +133,13 @@ def test_an_easy_change_comes_before_work_that_saves_a_little_more():
         "pin memory": pytest.approx(0.6), "fewer bytes": pytest.approx(0.55)
     }  # fmt: skip
     assert first(m).name == "pin memory"
+
+
+def test_what_delays_the_busiest_is_gone_with_its_work():
+    demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.03}
+    few_ms = (stage("decode", "imdecode", 0.010),)
+    loops = {"host_kinds": {"host work": Kind(0.9, "")}, "epoch_s": 200 * 0.12}
+    found = {r.name: r.at_best for r in propose(measured(few_ms, demand, **loops))}
+    # 120 ms a step, as others delay the host: without its loops 30 ms of the device are left.
+    assert found["vectorize host work"] == pytest.approx(0.25)
+    assert "faster decode" not in found
