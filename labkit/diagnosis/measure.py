@@ -430,24 +430,21 @@ def _measure(
 
 def _look(loop: Loop, device: EmulatedDevice | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
-    begun_s, count = time.perf_counter(), 0
-    first_s = 0.0
+    at_s = [time.perf_counter()]
     for batch in _without_stalls(loop.loader):
         _check_batch(batch)
         loop.keep(batch)
         loop.step(batch)
-        count += 1
-        if count == 1:
+        if len(at_s) == 1:
             loop.device = find_device(device)
-            first_s = time.perf_counter() - begun_s
-            begun_s = time.perf_counter()
-        looked_s = time.perf_counter() - begun_s
-        if count > LOOK_STEPS or (count > 1 and looked_s > LOOK_S):
+        at_s.append(time.perf_counter())
+        if len(at_s) > LOOK_STEPS or (len(at_s) > 2 and at_s[-1] - at_s[1] > LOOK_S):
             break
-    if not count:
+    if len(at_s) == 1:
         raise Stopped("loader must yield at least one batch, got an empty one; look at its length")
     loop.device.synchronize()
-    return (time.perf_counter() - begun_s) / (count - 1) if count > 1 else first_s
+    begun_s, *later_s = at_s[1:] if len(at_s) > 2 else at_s  # the first step is slow
+    return (time.perf_counter() - begun_s) / len(later_s)
 
 
 def _are_duplicated(loop: Loop) -> bool:

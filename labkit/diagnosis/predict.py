@@ -190,7 +190,8 @@ class Measured:
             shorter: the epoch's steps, as a share of those now.
             **changes: fields of `Demand`.
         """
-        now, left, now_s = self.now, replace(self.now, **changes), self.epoch_s / self.steps
+        now, left = self.now, replace(self.now, **changes)
+        now_s = max(self.epoch_s / self.steps, now.least_s())
         busy_s, left_s = now.busy_s(), left.busy_s()
         # A step takes longer than the busiest of these, which the others delay.  That delay stays
         # in proportion to its work; what nothing waits for now has none.
