@@ -9,7 +9,7 @@ steps are not.  A variant without numbers keeps its row, with the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean, stdev
 
@@ -388,8 +388,13 @@ def _common_labels(info: Mapping, rows: Sequence[Row]) -> dict[str, str]:
     labelled = [row.labels for row in rows if row.labels]
     if not labelled:
         return {"accelerator": info["accelerator"]} if info.get("accelerator") else {}
-    first, *others = labelled
-    return {k: v for k, v in first.items() if all(labels.get(k) == v for labels in others)}
+    return in_common(labelled)
+
+
+def in_common(mappings: Collection[Mapping[str, object]]) -> dict[str, object]:
+    """Return what all mappings hold under the same name."""
+    first, *others = mappings or [{}]
+    return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
 
 
 # --- any two variants of a run -----------------------------------------------------

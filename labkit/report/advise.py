@@ -94,7 +94,7 @@ def _table(
         base_s = epoch_s if arm == base else base_s
         saved_s = None if None in (base_s, epoch_s) else base_s - epoch_s
         is_shown = bool(base_s and around) and images * _longest_s(around, share) < base_s
-        measured = [f"{units.whole_percent(at)}: {_normalized(row)}" for at, row in around]
+        measured = [f"{units.whole_percent(at)}: {words.normalized(row)}" for at, row in around]
         for way, cost_s in _costs(run, arm, points, base_points, data_bytes).items():
             pays = units.UNKNOWN
             if arm != base and saved_s is not None:
@@ -188,11 +188,6 @@ def _costs(
 def _read_bytes_per_s(run: StoredRun, base_points: Points) -> float | None:
     reads = (run.info.get("reads") or {}).get(base_points[0][1].variant) or {}
     return reads.get("bytes_per_s")
-
-
-def _normalized(row: Row) -> str:
-    interval = "" if row.ci_low is None else f" {units.interval(row.ci_low, row.ci_high)}"
-    return f"{units.normalized(row.normalized_time)}{interval}"
 
 
 def _epochs(n: float) -> str:

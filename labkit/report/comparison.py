@@ -98,9 +98,8 @@ def _cell(summary: Summary, row: Row | None) -> str:
         return f"{units.UNKNOWN} not in this run"
     if why := words.reason(row):
         return why
-    interval = "" if row.ci_low is None else f" {units.interval(row.ci_low, row.ci_high)}"
     word = "baseline" if summary.is_baseline(row) else row.verdict
-    return f"{units.normalized(row.normalized_time)}{interval}" + (f", {word}" if word else "")
+    return ", ".join(filter(None, [words.normalized(row), word]))
 
 
 def _note(header: str, summary: Summary) -> str:

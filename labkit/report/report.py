@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.summary import in_common
 from labkit.claims.ledger import answers, answers_of
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
@@ -146,7 +147,7 @@ def method_facts(run: StoredRun) -> Pairs:
         ),
         "images per epoch": units.count(calibration["images"]) if "images" in calibration else "",
         "simulated GPU": str(calibration.get("calibrated", "")),
-        "settings": _settings({**_common(info), "data": None}),
+        "settings": _settings({**in_common((info.get("variants") or {}).values()), "data": None}),
     }
     return [(name, text) for name, text in found.items() if text]
 
@@ -162,17 +163,12 @@ def _settings(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
-def _common(info: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings that are the same in all variants."""
-    first, *others = (info.get("variants") or {}).values() or [{}]
-    return {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
-
-
 def _differences(info: Mapping[str, object]) -> Table | None:
     """Return the settings in which variants differ; None where they do not."""
     from labkit.report.table import Table
 
-    common, variants = _common(info), info.get("variants") or {}
+    variants = info.get("variants") or {}
+    common = in_common(variants.values())
     own = {
         label: _settings({name: value for name, value in settings.items() if name not in common})
         for label, settings in variants.items()

@@ -137,10 +137,7 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
 
 
 def _cells(summary: Summary, row: Row) -> dict[str, str]:
-    normalized = units.normalized(row.normalized_time)
-    if row.ci_low is not None:
-        normalized += f" {units.interval(row.ci_low, row.ci_high)}"
-    measured = {"normalized time [95 % interval]": normalized}
+    measured = {"normalized time [95 % interval]": words.normalized(row)}
     verdict = {"verdict": words.reason(row) or row.verdict or units.UNKNOWN}
     epochs = {1: "one-epoch time", 2: "two-epoch time"}
     column = epochs.get(summary.epochs, f"time of {summary.epochs} epochs")

@@ -183,6 +183,12 @@ def reason(row: Row) -> str:
     return f"{row.status}: {row.reason}" if row.reason else row.status
 
 
+def normalized(row: Row) -> str:
+    """Return a normalized time and its 95 % interval: "0.894 [0.881, 0.907]"."""
+    interval = "" if row.ci_low is None else f" {units.interval(row.ci_low, row.ci_high)}"
+    return f"{units.normalized(row.normalized_time)}{interval}"
+
+
 def published(summary: Summary, row: Row) -> str:
     """Return the document's figure and whether this run agrees with it.
 
