@@ -2,8 +2,8 @@
 
     write(folder, images, records) ─▶ files, spans        open(files, spans) ─▶ .read(i)
 
-A format stores records only; names and boxes are in the pack's index. All are opened for reading
-alone and without locks, so a forked process may go on reading what its parent opened.
+A format stores records only; names and boxes are in the pack's index. LMDB does not allow a process
+to use a file that its parent opened; the other files may be read on after a fork.
 """
 
 from __future__ import annotations
@@ -184,43 +184,58 @@ def write_lmdb(folder: Path, images: int, records: Records) -> None:
 
 # py-lmdb refuses a file that this process has open already, so a second reader gets the first's.
 _ENVIRONMENTS: weakref.WeakValueDictionary[Path, object] = weakref.WeakValueDictionary()
-_OPENING = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a child would find it held for ever by a thread of its parent
-    os.register_at_fork(
-        before=_OPENING.acquire, after_in_parent=_OPENING.release, after_in_child=_OPENING.release
-    )
+_OPENED: weakref.WeakSet[LMDBFile] = weakref.WeakSet()
+_READING = threading.RLock()
 
 
 class LMDBFile:
-    """An LMDB environment, opened."""
+    """An LMDB environment, opened; closed before a fork, as a child must not use its parent's."""
 
     def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
-        import lmdb
-
-        with _OPENING:
-            self._environment = _ENVIRONMENTS.get(files[0])
-            if self._environment is None:
-                # A lock would be a file beside the pack, which is not written to. Reading ahead,
-                # LMDB's default, is wasted where the order is shuffled.
-                self._environment = _ENVIRONMENTS[files[0]] = lmdb.open(
-                    str(files[0]), subdir=False, readonly=True, lock=False, readahead=False,
-                    meminit=False,
-                )  # fmt: skip
+        self._path, self._environment = files[0], None
+        with _READING:
+            _OPENED.add(self)
 
     def read(self, i: int) -> bytes:
         """Look one number up, and copy what stands there."""
-        with self._environment.begin() as transaction:
-            record = transaction.get(b"%08d" % i)
+        with _READING:  # no fork meanwhile
+            self._environment = self._environment or self._open()
+            with self._environment.begin() as transaction:
+                record = transaction.get(b"%08d" % i)
         if record is None:
             raise KeyError(f"number {i}")
         return record
 
+    def _open(self) -> object:
+        import lmdb
+
+        if (environment := _ENVIRONMENTS.get(self._path)) is None:
+            # A lock would be a file beside the pack, which is not written to. Reading ahead, LMDB's
+            # default, is wasted where the order is shuffled.
+            environment = _ENVIRONMENTS[self._path] = lmdb.open(
+                str(self._path), subdir=False, readonly=True, lock=False, readahead=False,
+                meminit=False,
+            )  # fmt: skip
+        return environment
+
     def close(self) -> None:
         """Release the environment, which is closed when no other reader has it."""
-        with _OPENING:
+        with _READING:
             self._environment = None
 
     __del__ = close
+
+
+def _close_before_fork() -> None:
+    _READING.acquire()
+    for file in list(_OPENED):
+        file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_close_before_fork, after_in_parent=_READING.release, after_in_child=_READING.release
+    )
 
 
 # --- tfrecord: TensorFlow's framed protocol buffers, in shards ----------------------------------
