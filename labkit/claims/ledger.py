@@ -228,9 +228,10 @@ def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
     summary = found.run.summary
     alone = {row.name: row for row in summary.rows if row.group == ALONE}
     base = next(filter(summary.is_baseline, alone.values()), None)
-    if base is None or contrast.variant not in alone:
+    row = alone.get(contrast.variant)
+    if base is None or row is None or row.published != published:  # of another baseline
         return ""
-    for ratio in ratios(summary, [(alone[contrast.variant], base, "steady")]).values():
+    for ratio in ratios(summary, [(row, base, "steady")]).values():
         here = f"{1 / ratio.ratio:.2f}"
         if ratio.low is not None:
             here += f" {units.interval(1 / ratio.high, 1 / ratio.low)}"

@@ -57,6 +57,9 @@ class Request:
         given = {name: value for name, value in stored.items() if value is not None}
         variants = tuple(given.pop("variants", ()))
         settings = with_new_names(given.pop("settings", {}))
+        for name in settings:
+            if not name.isidentifier():  # `python_code` writes it as it stands
+                raise ValueError(f"settings must be named as in `Settings`, got {name!r:.80}")
         return cls(**{"experiment": None, **given, "settings": settings, "variants": variants})
 
     def to_dict(self) -> dict[str, object]:

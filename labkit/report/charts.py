@@ -115,7 +115,11 @@ def _times_of_groups(summary: Summary) -> Figure:
             if column != columns[0]:
                 axes.tick_params(labelleft=False)
             drawn += bars
-            shown += describe_rows([_times_row(summary, row) for row in rows])
+            said = describe_rows([_times_row(summary, row) for row in rows])
+            shown += [
+                text if row.normalized_time is None else f"{text}, {units.seconds(row.time_s)}"
+                for text, row in zip(said, rows)
+            ]
         content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
         handles, origin = _times_legend(drawn), words.origin(summary.info)
         frame(figure, title(summary), origin, content_in, handles, shown=shown)
@@ -466,9 +470,11 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         left = min(left, max(own / 1.15, left / FAR))
         right = max(right, min(own * 1.15, right * FAR))
     ideals = [pipeline.ideal_images_per_s(right) or 0.0 for pipeline in found]
-    low = min(speeds) / 1.5  # a very long interval leaves the axes
-    # Where all is alike, noise must not fill the picture.
-    high = 1.2 * max(*speeds, *ideals, 3 * low)
+    lows = [point.low or point.images_per_s for point in every]
+    highs = [point.high or point.images_per_s for point in every]
+    # A very long interval leaves the axes; where all is alike, noise must not fill them.
+    low = max(min(lows), min(speeds) / 2) / 1.5
+    high = 1.2 * max(*ideals, min(max(highs), 2 * max(speeds)), 3 * low)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
     spans = right / left, high / low
     for axis, span in zip((axes.xaxis, axes.yaxis), spans):

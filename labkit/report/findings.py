@@ -14,12 +14,11 @@ from labkit.analysis.roofline import ALONE, Pipeline, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
-from labkit.experiments.catalog import CATALOG
+from labkit.experiments.main_road import PUBLISHED
 from labkit.machine import hardware
 from labkit.report.words import not_measured, reason
 from labkit.resolve import traits
 from labkit.runs.store import how_to_complete
-from labkit.settings import Settings
 
 if TYPE_CHECKING:
     from labkit.report.run import Run
@@ -35,7 +34,6 @@ FACTORS = ("storage", "prefetcher", "preprocessor")
 MODELS = ("additive", "multiplicative", "best_single", "max_load_compute")
 # [004] 3.1 to 3.3 changed one of these alone, on the hard disk (DOCUMENTS 0.1).
 SINGLES = ("storage", "prefetching", "preprocessing")
-DOCUMENT_COMBINED = 0.61  # section 4's 39 %
 # [004] sections 1 and 4; DOCUMENTS A, "Headline arithmetic".
 DOCUMENT_SAVINGS = (
     "The document: 100 epochs of 110,000 images at 100 min each are 6.94 days (it says 7); 39 % "
@@ -229,9 +227,10 @@ def _pairs(variants: Variants, summary: Summary) -> Iterator[tuple[Row, Row, str
     if not twins:
         return
     in_memory = [row for row in rows if traits(variants[row.variant]).in_memory]
+    colds = {cold.variant: cold for cold, _ in twins}.values()
     beside_memory = [
         (cold, row)
-        for cold, _ in twins
+        for cold in colds
         for row in in_memory
         # The baseline against memory is in the run's table.
         if cold.variant != summary.baseline
@@ -364,12 +363,11 @@ def _combinations(run: Run) -> Table | None:
         missing = "full mode measures the parts" if None in [*singles, *parts] else ""
         measured = (row.normalized_time, row.ci_low, row.ci_high)
         cells.append(_predicted(row.variant, measured, predicted, inside, reason(row) or missing))
-    document: dict[str, float] = {}
-    for experiment in SINGLES:
-        document |= CATALOG[experiment](Settings()).published
+    document = {name: x for each in SINGLES for name, x in PUBLISHED[each].items()}
+    together = PUBLISHED["combined"]["best of the document"]
     for prefetcher in ("prefetch_generator", "data_prefetcher"):  # the document does not say which
         singles = [document[name] for name in ("ssd", prefetcher, "simplified")]
-        name, figure = f"[004]: ssd, {prefetcher}, simplified", (DOCUMENT_COMBINED, None, None)
+        name, figure = f"[004]: ssd, {prefetcher}, simplified", (together, None, None)
         remark = "single runs, no interval"
         cells.append(_predicted(name, figure, [*_compose(singles), None], [], remark))
     return _table(cells)

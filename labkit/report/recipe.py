@@ -7,6 +7,7 @@ Settings come from the run folder, which may be a stranger's: `recipe.py.j2` wri
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import textwrap
@@ -20,10 +21,11 @@ from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.analysis.winner import passed_over, winner
 from labkit.parts.packing.folder import find_annotations
+from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.training.reporting import check_sink
 from labkit.report.words import how_measured, plain_labels, published, reason
 from labkit.resolve import BUILT_IN, label_samples, traits
-from labkit.runs.store import StoredRun, how_to_complete
+from labkit.runs.store import SHARED, StoredRun, how_to_complete
 from labkit.settings import Settings, pick, read_settings
 
 if TYPE_CHECKING:
@@ -166,9 +168,13 @@ def _boxes(run: StoredRun, settings: Settings) -> tuple[str, str] | None:
     data, folder = run.info.get("data") or {}, Path(settings.data)
     if data.get("boxes") != "coco":
         return None
-    usual = folder.parent / "annotations" / f"instances_{folder.name}.json", folder
-    file, images = find_annotations(folder) or usual  # it may lie on another machine
-    return file.as_posix(), images.as_posix()
+    found = folder.parent / "annotations" / f"instances_{folder.name}.json", folder
+    if data.get("manifest_hash", "unknown") != "unknown":  # labkit made it
+        found = folder / ANNOTATIONS, folder / "images"
+    elif SHARED not in run.info:
+        with contextlib.suppress(OSError, ValueError):  # it may have changed since
+            found = find_annotations(folder) or found
+    return found[0].as_posix(), found[1].as_posix()
 
 
 def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> Iterator[str]:

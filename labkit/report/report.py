@@ -98,9 +98,9 @@ def facts(run: Run) -> dict[str, object]:
     """Return what a report shows of a run: texts, (name, text) pairs, tables and figures."""
     info, summary, request = run.info, run.summary, Request.read(run.info)
     provenance: Mapping = info.get("provenance") or {}
-    here = hardware.provenance()["machine_id"]
-    is_own = not info.get(SHARED) and provenance.get("machine_id") == here
-    answered = answers_of(run, here) if is_own else []
+    machine_id = provenance.get("machine_id")
+    is_own = not info.get(SHARED) and machine_id == hardware.provenance()["machine_id"]
+    answered = answers_of(run, machine_id) if is_own else []
     suffix = f" ({AS_PUBLISHED})" if info.get("protocol") == AS_PUBLISHED else ""
     elsewhere = f"Measured on another machine: {hardware.describe(provenance)}."
     warnings = [_unfinished(info), "" if is_own else elsewhere, *stand_ins(summary)]

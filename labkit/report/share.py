@@ -41,11 +41,11 @@ from labkit.runs.store import (
 )
 
 SUFFIX = ".labkit.zip"
-# A full run of all media takes some MB.
-MAX_FILE_BYTES, MAX_MEMBER_BYTES = 20_000_000, 50_000_000
+# A full run of all media takes some MB, and has some 2,000 rows.
+MAX_FILE_BYTES, MAX_MEMBER_BYTES, MAX_ROWS = 20_000_000, 50_000_000, 5_000
 MAX_ITEMS, MAX_KEYS, MAX_KEY_CHARACTERS, MAX_CHARACTERS, MAX_NUMBER = 20_000, 200, 100, 2_000, 1e18
-# These control a terminal, or reverse the direction of writing.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# These control a terminal, reverse the direction of writing, or cannot be written as UTF-8.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 FOLDER_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)
 
 Plain = str | int | float | bool | None
@@ -203,7 +203,7 @@ def _parse(members: dict[str, bytes]) -> tuple[Facts, list[Facts]]:
     try:
         info = json.loads(members[RUN_FILE])
         rows = [json.loads(line) for line in members[TRIALS_FILE].splitlines()]
-        is_plain = _fits(info, Facts) and _fits(rows, list[Facts])
+        is_plain = len(rows) <= MAX_ROWS and _fits(info, Facts) and _fits(rows, list[Facts])
     except (ValueError, RecursionError):
         raise _refused("hold JSON texts", "others, or one nested too deeply") from None
     if isinstance(info, dict):

@@ -20,7 +20,7 @@ from labkit.analysis.stand_ins import (
     stand_in_name,
 )
 from labkit.analysis.statistics import UNSTABLE
-from labkit.analysis.summary import Row, Summary
+from labkit.analysis.summary import Row, Summary, ratios
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
@@ -295,10 +295,19 @@ def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
     at = min(
         {point.device_images_per_s for point in measured}, key=lambda x: abs(math.log(x / own))
     )
+    points = [point for point in measured if point.device_images_per_s == at]
+    bases = [point.row for point in points if summary.is_baseline(point.row)]
+    others = [point.row for point in points if not summary.is_baseline(point.row)]
+    compared = ratios(summary, [(row, base, "steady") for row in others for base in bases])
+    alike = {row.variant for row in others} - {
+        variant
+        for (variant, _, _), ratio in compared.items()
+        if ratio.low is not None and not ratio.low <= 1 <= ratio.high
+    }
+    remarks = dict.fromkeys(alike, " (no difference shown)")
     speeds = [
-        f"{point.row.name} {point.images_per_s:,.0f}"
-        for point in measured
-        if point.device_images_per_s == at
+        f"{point.row.name} {point.images_per_s:,.0f}{remarks.get(point.row.variant, '')}"
+        for point in points
     ]
     nearest = f"{units.rate(at)} (nearest to {name}: {own:,.0f})"
     return f"With a GPU of {nearest}: {', '.join(speeds)} images/s"

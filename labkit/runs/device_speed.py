@@ -9,6 +9,7 @@ returns what is kept, and measures it only where nothing is.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -278,11 +279,25 @@ def _read(path: Path) -> list[CalibratedDevice]:
         ValueError: it is not what `device_of` writes.
     """
     try:
-        return [CalibratedDevice(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        devices = [CalibratedDevice(**each) for each in stored]
+        if isinstance(stored, list) and all(map(_is_whole, devices)):
+            return devices
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError):
-        raise ValueError(
-            f"{FILE} must be what `labkit calibrate` writes, got another file in {path.parent}; "
-            "remove it, and the device is measured again"
-        ) from None
+        pass
+    raise ValueError(
+        f"{FILE} must be what `labkit calibrate` writes, got another file in {path.parent}; "
+        "remove it, and the device is measured again"
+    )
+
+
+def _is_whole(device: CalibratedDevice) -> bool:
+    rate, mean = device.device_images_per_s, device.reference_images_per_s
+    return (
+        {type(each) for each in (rate, mean, device.low, device.high)} <= {int, float}
+        and -math.inf < device.low <= mean <= device.high < math.inf
+        and rate == TIMES_THE_REFERENCE * mean > 0
+        and isinstance(device.measured_utc, str)
+    )

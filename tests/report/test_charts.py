@@ -1,6 +1,7 @@
 """Charts: they draw the right numbers on honest axes, and nothing is cut off or overlaps."""
 
 import io
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -24,6 +25,7 @@ from matplotlib.image import imread
 
 import labkit as lab
 from labkit import units
+from labkit.analysis.roofline import pipelines
 from labkit.analysis.summary import epoch_bars, summarize
 from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Timeline
 from labkit.experiments.catalog import CATALOG
@@ -290,10 +292,12 @@ def test_where_the_baseline_is_on_the_dial_itself_there_is_no_series():
 def test_groups_of_one_operation_stand_side_by_side():
     groups = ["resize, antialiased, 320×240", "resize, antialiased, 640×480"]
     run = fake_grouped_run({group: {"pillow": 1.0, "torch": 0.3} for group in groups})
-    axes = charts.times(run.summary).axes
+    figure = charts.times(run.summary)
+    axes, label = figure.axes, figure.get_label()
     assert [one.get_title(loc="left") for one in axes] == groups
     left, right = (one.get_position() for one in axes)
     assert left.y0 == right.y0 and left.x1 < right.x0
+    assert all(units.seconds(row.time_s) in label for row in run.summary.rows)
 
 
 # --- roofline -------------------------------------------------------------------------------
@@ -330,6 +334,17 @@ def test_a_roofline_states_what_was_measured_next_to_this_device():
     )
     assert said in everything_written(figure)
     assert said in figure.get_label()
+
+
+def test_a_roofline_marks_what_does_not_differ_and_shows_intervals_whole():
+    run = fake_roofline({"original": 210.0, "thread": 210.0, "simplified": 400.0}, noise=0.1)
+    figure = charts.roofline(run.summary)
+    said = r"original \d+, thread \d+ \(no difference shown\), simplified \d+ images/s"
+    assert re.search(said, figure.get_label())
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    for pipeline in pipelines(run.summary):
+        assert all(low < point.low and point.high < high for point in pipeline.points)
 
 
 def test_a_roofline_says_what_was_not_measured():

@@ -41,9 +41,9 @@ def test_a_roofline_shows_how_fast_a_loader_the_documents_time_takes():
 # --- memory against disks -----------------------------------------------------------------
 
 
-def against_memory(*, noise=0.005, **info):
-    info = fake_media_info(MEDIA, **info)
-    trials = fake_media_trials(MEDIA, blocks=info.get("blocks", 3), noise=noise)
+def against_memory(media=MEDIA, *, noise=0.005, **info):
+    info = fake_media_info(media, **info)
+    trials = fake_media_trials(media, blocks=info.get("blocks", 3), noise=noise)
     found = made(info, trials).findings()
     assert list(found) == ["Cold, warm and in memory"]
     cells = found["Cold, warm and in memory"].data
@@ -64,6 +64,10 @@ def test_cold_disks_are_compared_with_their_warm_twins_and_with_memory_epoch_by_
     assert first["disk_read_share"] == pytest.approx(0.501)
     assert first["verdict"] == ""  # quick mode
     assert found.loc["tmpfs", "ssd, warm", "total"]["ratio"] == pytest.approx(2.84 / 2.85)
+
+
+def test_each_pair_is_compared_once():
+    assert against_memory({**MEDIA, "ssd, warm too": MEDIA["ssd, warm"]}).index.is_unique
 
 
 def test_full_mode_judges_each_comparison():
@@ -197,7 +201,9 @@ def test_a_combination_without_a_number_keeps_its_predictions_and_its_reason():
     assert row["remark"] == "skipped: no such disk"
 
 
-def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums():
+def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums(tmp_path, monkeypatch):
+    (tmp_path / "labkit.toml").write_text("broken")
+    monkeypatch.chdir(tmp_path)
     best = arm("ssd", "data_prefetcher", "on_device")
     shown = predictions({"original": (arm(), 1.0), "best": (best, 0.6)})
     assert shown.loc["best", "measured"] == pytest.approx(0.6)

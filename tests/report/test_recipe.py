@@ -161,6 +161,19 @@ def test_every_layout_of_a_folder_is_read_in_the_same_order(photos, tmp_path):
             check_equal(one, other, settings, skipped)
 
 
+@pytest.mark.parametrize(
+    ("manifest", "images", "boxes"),
+    [
+        ("unknown", "far/val2017", "far/annotations/instances_val2017.json"),
+        ("abc", "far/val2017/images", "far/val2017/annotations.json"),  # labkit made it
+    ],
+)
+def test_data_of_another_machine_is_named_as_it_lies_there(manifest, images, boxes):
+    data = {"boxes": "coco", "manifest_hash": manifest}
+    run = make_run({"a": 1.0}, variants={"a": {"data": "far/val2017"}}, data=data)
+    assert f"DATA, ANNOTATIONS = Path('{images}'), Path('{boxes}')" in lab.Run.recipe(run)
+
+
 # --- programs -----------------------------------------------------------------------------
 
 

@@ -75,12 +75,26 @@ def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
     assert first["manifest_hash"] != second["manifest_hash"]
 
 
-def test_a_broken_file_is_refused_before_anything_is_measured(photos, tmp_path):
-    for content in ("{", "[1]", '[{"input_px": 64}]'):
-        (tmp_path / FILE).write_text(content)
-        with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
-            lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
-        assert (tmp_path / FILE).read_text() == content
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "{}", "[1]", '[{"input_px": 64}]',
+        {"low": None}, {"high": math.inf}, {"high": 0.0}, {"measured_utc": 5},
+        {"device_images_per_s": 5}, {"device_images_per_s": True},
+        {"device_images_per_s": 0, "reference_images_per_s": 0, "low": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_broken_file_is_refused_before_anything_is_measured(
+    content, calibrated, photos, tmp_path
+):
+    if isinstance(content, dict):
+        (kept,) = json.loads((calibrated[1] / FILE).read_text())
+        content = json.dumps([{**kept, **content}])
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
+        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+    assert (tmp_path / FILE).read_text() == content
 
 
 def test_only_one_process_calibrates_at_a_time(photos, tmp_path):

@@ -202,6 +202,7 @@ class LMDBFile:
             self._environment = self._environment or self._open()
             with self._environment.begin() as transaction:
                 record = transaction.get(b"%08d" % i)
+            del transaction  # it would hold the environment open
         if record is None:
             raise KeyError(f"number {i}")
         return record
