@@ -6,8 +6,8 @@ SSD ?=
 NVME ?=
 MODE ?= quick
 BIN := .venv/bin
-# Processes that test at the same time: one more than two cores, as many tests wait for a device.
-AT_ONCE ?= 3
+# Processes that test at the same time: twice two cores, as many tests wait for a device.
+AT_ONCE ?= 4
 # --allow-root is refused by nobody but root, and only root needs it.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 

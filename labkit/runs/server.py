@@ -51,6 +51,8 @@ JOBS = {
 SETTINGS = {field.name for field in fields(Settings)}
 # The kernel's out-of-memory killer does not say why it killed a process.
 IF_OUT_OF_MEMORY = "if the kernel ran out of memory, use fewer workers or a smaller batch_size"
+# Taken for good by a job that is being ended: what it makes of its killed workers is no answer.
+_answering = threading.Lock()
 
 
 def serve() -> None:
@@ -246,7 +248,8 @@ def _open_roll(answers: int) -> str:
 
 
 def _answer(answers: int, request: dict, outcome: str, value: object) -> None:
-    _write(answers, {"request": request["number"], "outcome": outcome, "value": value})
+    with _answering:
+        _write(answers, {"request": request["number"], "outcome": outcome, "value": value})
 
 
 def _write(answers: int, message: dict) -> None:
@@ -261,6 +264,7 @@ def _end_when_closed(lifeline: int) -> None:
     def watch() -> None:
         while os.read(lifeline, 1):
             pass
+        _answering.acquire()
         try:
             _end_children()
             shared_memory.remove_left(get_temp_dir())

@@ -153,9 +153,19 @@ def after_the_trial_has_loaded(launcher, act):
 
 
 @needs_fork
-def test_a_killed_trial_does_not_spoil_the_next(launcher, photos):
-    killer = after_the_trial_has_loaded(launcher, lambda pids: os.kill(pids[2], signal.SIGKILL))
-    with pytest.raises(TrialKilled, match="killed by SIGKILL; if the kernel ran out of memory"):
+@pytest.mark.parametrize(
+    ("process", "message"),
+    [
+        (1, "the trial's process ended without a result"),
+        (2, "killed by SIGKILL; if the kernel ran out of memory"),
+    ],
+    ids=["run's server", "trial"],
+)
+def test_what_is_killed_does_not_spoil_the_next_trial(launcher, photos, process, message):
+    killer = after_the_trial_has_loaded(
+        launcher, lambda pids: os.kill(pids[process], signal.SIGKILL)
+    )
+    with pytest.raises(TrialKilled, match=message):
         measure(launcher, photos, device_speed=0.1)
     killer.result()
     assert measure(launcher, photos)["epochs"][0]["images"] == 24
