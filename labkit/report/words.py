@@ -310,7 +310,7 @@ def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
         for point in points
     ]
     nearest = f"{units.rate(at)} (nearest to {name}: {own:,.0f})"
-    return f"With a GPU of {nearest}: {', '.join(speeds)} images/s"
+    return f"Images/s with a GPU of {nearest}: {', '.join(speeds)}"
 
 
 def not_measured(summary: Summary) -> list[str]:
