@@ -31,6 +31,8 @@ class Readings:
     """Seconds of work that the device was given."""
     side_stream: bool = False
     """Whether copies ran on a stream of their own."""
+    pinned: bool = False
+    """Whether copies were from pinned memory."""
     copy_blocks: bool = False
     """Whether the host waits in a copy until the device is done with all it was given before."""
 
@@ -88,7 +90,7 @@ class Emulated(Host):
         readings.waited_s += max(passed_s, 0.0)
         if name == "put":
             readings.copy_wait_s += max(passed_s, 0.0)
-            readings.side_stream = how["side_stream"]
+            readings.side_stream, readings.pinned = how["side_stream"], how["pinned"]
             readings.copy_blocks = not (how["pinned"] and how["non_blocking"])
             self._copied = args[0]
         self.syncs += name == "synchronize"

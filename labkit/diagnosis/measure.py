@@ -140,15 +140,14 @@ class Loop:
             with _one_thread():
                 self.resident.append(loaders.copy_batch(batch))
 
-    def compute(self, seconds: float, *, on: str | None = None) -> Stretch:
-        """Call the step with the batches that are kept.
+    def compute(self, seconds: float, batches: Sequence[object] = ()) -> Stretch:
+        """Call the step with the batches that are kept, or with others.
 
         Args:
             seconds: how long, as in `run`.
-            on: a device to which they are copied before.
+            batches: instead of those that are kept.
         """
-        kept = [loaders.move_batch(batch, on) for batch in self.resident] if on else self.resident
-        return self.run("resident", cycle(kept), seconds)
+        return self.run("resident", cycle(batches or self.resident), seconds)
 
     def run(
         self,
@@ -167,7 +166,8 @@ class Loop:
             seconds: of the steady state, which has eight steps or more.  Where an epoch is shorter,
                 the last one is finished: the first may be unlike those that follow.
             step: instead of the loop's own.
-            once: whether to end with the first epoch.
+            once: whether to end with the first epoch, or where that is too short, with the one that
+                reaches the steady state; only the first is one of `Stretch.epoch_s`.
         """
         run = None if arm == "alone" else step or self.step
         now, device, skipped = time.perf_counter, self.device, _skip_of(loader)
@@ -194,7 +194,8 @@ class Loop:
                     done, busy_s, syncs = done + 1, busy_s + step_busy_s, syncs + synced
                     left_s = now()
                     enough = done >= skipped + FEWEST_STEPS and left_s - begun_s >= seconds
-                    if enough and not epochs_s:
+                    # Workers deliver in bursts, so that only whole rounds of them have a mean.
+                    if enough and not epochs_s and (done - skipped) % skipped == 0:
                         break
                 else:
                     device.synchronize()
@@ -216,7 +217,7 @@ class Loop:
             startup_s=statistics.fmean(startups_s),
             head_s=head_s,
             skipped=skipped,
-            epoch_s=tuple(epochs_s),
+            epoch_s=tuple(epochs_s[:1] if once else epochs_s),
             cpu_s=(last.cpu_s - first.cpu_s) / steps,
             own_cpu_s=(last.own_cpu_s - first.own_cpu_s) / steps,
             queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
@@ -559,8 +560,9 @@ def _look_into_step(m: Measured, seconds: float) -> None:
         m.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
         m.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
     if isinstance(device, Cuda):
-        m.resident_on_device = loop.compute(seconds, on="cuda")
-        ran_s = device.kernels_s(lambda: loop.compute(0.0, on="cuda"))
+        moved = [loaders.move_batch(each, "cuda") for each in loop.resident]
+        m.resident_on_device = loop.compute(seconds, moved)
+        ran_s = device.kernels_s(lambda: loop.compute(0.0, moved))
         m.kernels_s = ran_s / (1 + FEWEST_STEPS)  # one is skipped, and runs
 
 

@@ -34,6 +34,7 @@ IDLE = 0.25  # of the cores: workers do not wait for one
 SMALL_WORK = 4  # times what an empty batch takes: making a batch is little beside handing it over
 OVERLAPS = 0.8  # of loading + computing: an epoch that is shorter does both at once
 HINDERED = 0.15  # of a worker's time: less may be noise
+LEAST_TOGETHER = 0.1  # of a worker's CPU seconds: they are counted in ticks, and may read as none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +66,15 @@ class Demand:
     """What files that are not in memory take longer."""
 
     def busy_s(self) -> list[float]:
-        """Return how long a step occupies main process, device, workers and cores."""
+        """Return how long a step occupies main process, device, workers and cores, and takes."""
         main_s = self.host_s + (self.take_s if self.workers else self.wall_s)
         workers_s = self.wall_s / self.workers + self.hindered_s if self.workers else 0.0
         cores_s = (self.cpu_s + self.take_s + self.host_cpu_s) / self.cores
-        return [main_s, self.device_s, workers_s, cores_s]
+        return [main_s, self.device_s, workers_s, cores_s, self.step_s]
 
     def least_s(self) -> float:
         """Return the seconds below which no step can be."""
-        return max(self.step_s, *self.busy_s()) + self.startup_s + self.fetch_s
+        return max(self.busy_s()) + self.startup_s + self.fetch_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,8 @@ class Measured:
     copy_s: float = 0.0
     """Of a step, for which a copy occupies the device."""
     copy_blocks: bool = False
+    copy_beside: bool = False
+    """Whether copies run beside computing: then `Demand.device_s` does not hold them."""
 
     def of(self, arm: str) -> list[Stretch]:
         """Return an arm's stretches."""
@@ -181,7 +184,7 @@ class Measured:
     def stalls(self) -> list[float]:
         """Return the share of an epoch that waits for input: the ends of its interval, if any."""
         ends = [end for end in self.ceiling_ci if end is not None] or [self.ceiling]
-        return [1 - end for end in reversed(ends)]
+        return [max(1 - end, 0.0) for end in reversed(ends)]
 
     def at_best(self, shorter: float = 1.0, **changes: object) -> float:
         """Return the least normalized time of an epoch with some demands changed.
@@ -197,8 +200,9 @@ class Measured:
         # in proportion to its work; what nothing waits for now has none.
         most = busy_s.index(max(busy_s))
         left_s[most] *= (now_s - now.startup_s - now.fetch_s) / busy_s[most]
-        least_s = max(left.step_s, *left_s) + left.startup_s + left.fetch_s
-        return shorter * min(least_s / now_s, 1.0)
+        least_s = max(left_s) + left.startup_s + left.fetch_s
+        ceiling = left.step_s * self.steps / self.epoch_s  # measured, so it holds in any case
+        return shorter * min(max(least_s / now_s, ceiling), 1.0)
 
     def without(self, some: Iterable[Stage], left: float = 0.0) -> dict[str, float]:
         """Return the demands with a share left of some stages."""
@@ -255,7 +259,7 @@ def summarize(m: Measured) -> None:
     m.has_device = loop.device.has_queue
     if not m.has_device or m.resident_on_device:  # there libraries compute or launch the step
         m.host_kinds.pop("compute", None)
-    m.copy_s, m.copy_blocks, beside = _copying(m)
+    m.copy_s, m.copy_blocks, m.copy_beside = _copying(m)
     device_s, m.syncs_s = _device(m)
     host_s = m.resident_s
     if m.has_device and not m.syncs_s:
@@ -282,8 +286,11 @@ def summarize(m: Measured) -> None:
         step_s=m.resident_s,
         host_s=host_s,
         host_cpu_s=min(_mean(s.cpu_s for s in resident), hardware.cores() * m.resident_s),
-        device_s=device_s + (0.0 if beside else m.copy_s),
-        startup_s=max(first_s - wall_s, 0.0) / m.steps if workers and m.is_data_loader else 0.0,
+        device_s=device_s + (0.0 if m.copy_beside else m.copy_s),
+        # An epoch of unknown length is steps only.
+        startup_s=max(first_s - wall_s, 0.0) / m.steps
+        if workers and m.is_data_loader and length
+        else 0.0,
         fetch_s=fetch_s,
     )
     if workers:
@@ -321,9 +328,8 @@ def _copying(m: Measured) -> tuple[float, bool, bool]:
         pinned = all(t.is_pinned() for t in loaders.arrays(m.loop.resident[0]))
         return max(saved_s, 0.0), not pinned, False
     readings = m.of("resident")[-1].readings
-    if readings.copy_blocks:
-        return m.pageable_s, True, False
-    return m.pinned_s, False, readings.side_stream
+    copy_s = m.pinned_s if readings.pinned else m.pageable_s
+    return copy_s, readings.copy_blocks, readings.side_stream and not readings.copy_blocks
 
 
 def _stages(
@@ -343,6 +349,7 @@ def _stages(
     together = 1.0
     if not any(len(stretch.epoch_s) > 1 for stretch in alone):  # else starting is in it
         together = _mean(s.cpu_s - s.own_cpu_s for s in alone) / probed_s
+        together = max(together, LEAST_TOGETHER)
     seen = tuple(
         replace(s, cpu_s=s.cpu_s * together, wall_s=s.wait_s + (s.wall_s - s.wait_s) * together)
         for s in seen

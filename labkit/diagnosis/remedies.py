@@ -163,7 +163,8 @@ def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
     }
     if not m.has_device:  # the step computes here
         return changes
-    computing_s = max(m.now.device_s - m.copy_s, 0.0)  # a small copy is all overhead
+    # A small copy is all overhead.
+    computing_s = m.now.device_s - (0.0 if m.copy_beside else m.copy_s)
     step = {"step_s": computing_s, "device_s": computing_s, "host_s": 0.0, "host_cpu_s": 0.0}
     return changes | step
 
@@ -226,14 +227,15 @@ def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
     copies_s = min(sum(s.wall_s for s in m.stages if s.kind == COLLATE), 2 * m.copy_bytes_s)
     sent_s = (1 - kept) * (copies_s + (m.send_s if m.now.workers else 0.0))
     copied_s = (1 - kept) * m.copy_s
+    device_s = m.now.device_s - (0.0 if m.copy_beside else copied_s)
     return {
         "cpu_s": max(left["cpu_s"] - sent_s, 0.0),
         "wall_s": max(left["wall_s"] - sent_s, 0.0),
         "hindered_s": m.now.hindered_s * kept,
         "take_s": m.now.take_s * kept,
-        "step_s": m.now.step_s - copied_s,
+        "step_s": max(m.now.step_s - copied_s, device_s),
         "host_s": m.now.host_s - (copied_s if m.copy_blocks else 0.0),
-        "device_s": max(m.now.device_s - copied_s, 0.0),
+        "device_s": device_s,
     }
 
 

@@ -243,6 +243,17 @@ def test_random_numbers_and_the_loader_stay_as_they_were():
     assert loader.num_workers == 1 and loader._iterator is None
 
 
+def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
+    monkeypatch.setattr(measure, "FEWEST_STEPS", 5)
+    loader = DataLoader(Slow(cpu_s=0), batch_size=4, num_workers=2)
+    assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
+
+
+def test_a_cold_epoch_is_the_first_alone():
+    loader = DataLoader(Slow(length=8, cpu_s=0), batch_size=4, num_workers=2)
+    assert len(Loop(loader, print).run("cold", loader, 0.0, once=True).epoch_s) == 1
+
+
 def batches(count=None):
     number = 0
     while count is None or number < count:

@@ -143,3 +143,22 @@ def test_what_delays_the_busiest_is_gone_with_its_work():
     # 120 ms a step, as others delay the host: without its loops 30 ms of the device are left.
     assert found["vectorize host work"] == pytest.approx(0.25)
     assert "faster decode" not in found
+
+
+@pytest.mark.parametrize(("device_s", "bound"), [(0.004, 0.5), (0.012, 0.6)])
+def test_a_copy_beside_computing_takes_no_time_of_the_devices(device_s, bound):
+    # The copy takes 20 ms, a quarter of its bytes 5; two workers take 10 ms a batch.
+    demand = {"device_s": device_s, "cores": 8}
+    copies = {"copy_s": 0.02, "copy_beside": True, "dtypes": {"float32": 10_000_000}}
+    m = measured((stage("decode", "imdecode", 0.020),), demand, **copies)
+    assert bounds(m)["fewer bytes", "keep pixels uint8 in the dataset; on the device"] == (
+        pytest.approx(bound)
+    )
+
+
+def test_no_change_of_the_loader_is_bounded_below_the_ceiling():
+    # The host seems busy where it waits for the device, so the model exceeds the measured 100 ms.
+    demand = {"workers": 0, "step_s": 0.1, "device_s": 0.1, "host_s": 0.063}
+    m = measured((stage("decode", "imdecode", 0.060),), demand, epoch_s=200 * 0.1)
+    assert m.ceiling == 1.0
+    assert propose(m) == ()
