@@ -208,6 +208,8 @@ def _diagnose(options: Options) -> None:
     diagnosis = lab.diagnose(**given, budget_s=options.budget_s)
     print(diagnosis)
     if options.chart:
+        if diagnosis.broken:
+            raise RuntimeError("no chart: the loop broke off")
         loop = {name: given.get(name) for name in ("loader", "step", "device")}
         figure = timeline(lab.record_timeline(**loop))
         options.chart.write_bytes(to_bytes(figure, options.chart.suffix[1:], dpi=CHART_DPI))

@@ -9,6 +9,7 @@ A step that returns early has only queued its work.
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -92,7 +93,7 @@ class Emulated(Host):
             readings.copy_wait_s += max(passed_s, 0.0)
             readings.side_stream, readings.pinned = how["side_stream"], how["pinned"]
             readings.copy_blocks = not (how["pinned"] and how["non_blocking"])
-            self._copied = args[0]
+            self._copied = result
         self.syncs += name == "synchronize"
         return result
 
@@ -154,7 +155,7 @@ class Cuda(Host):
     def copy_s(self, batch: object, *, pinned: bool) -> float:
         """Return the seconds of one copy of a batch to the idle device."""
         if pinned:
-            batch = map_batch(batch, lambda x: x.pin_memory() if hasattr(x, "is_pinned") else x)
+            batch = map_batch(batch, _pin)
         self._cuda.synchronize()
         start_s = time.perf_counter()
         move_batch(batch, "cuda")
@@ -175,16 +176,20 @@ class Cuda(Host):
         return sum(ran_us) / 1e6
 
 
+def _pin(leaf: object) -> object:
+    is_on_host = hasattr(leaf, "is_pinned") and leaf.device.type == "cpu"
+    return leaf.pin_memory() if is_on_host else leaf
+
+
 def find_device(device: EmulatedDevice | None) -> Host:
     """Return what the step computes on; called after the step was called once.
 
     Args:
         device: an emulated device that the step uses, or None.
     """
-    import torch
-
     if device is not None:
         return Emulated(device)
-    if torch.cuda.is_initialized() and torch.cuda.memory_allocated():
+    torch = sys.modules.get("torch")  # importing it would take seconds
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
         return Cuda()
     return Host()

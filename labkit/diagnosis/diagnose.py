@@ -99,6 +99,10 @@ def diagnose(
             f"the default is {BUDGET_S:g}"
         )
     paths = [Path(path).resolve(strict=True) for path in files or ()]
+    if others := [path for path in paths if not path.is_file()]:
+        raise ValueError(
+            f"files must be files, got {others[0]}; give the paths that the dataset reads"
+        )
     with ExitStack() as stack:
         say = stack.enter_context(_bar(progress))
         stack.enter_context(loaders.random_state_kept(loader))
@@ -208,7 +212,7 @@ def conclude(m: Measured, proposed: tuple[Remedy, ...] | None = None) -> Diagnos
 def _lacks_shared_memory(m: Measured) -> bool:
     """Return whether the batches that workers prepare ahead need more than /dev/shm has."""
     loader, usage = m.loop.loader, shared_memory.usage()
-    if not getattr(loader, "num_workers", 0):
+    if not loaders.is_data_loader(loader) or not loader.num_workers:
         return False
     words = ("shared memory", "bus error", "no space left on device", "shm")
     if any(word in m.broken.lower() for word in words):

@@ -131,10 +131,12 @@ def _start(first: Callable[[int], None], own: Callable[[int], None] | None, numb
         own(number)
 
 
-def limit_threads(_: int) -> None:
-    """Limit this worker to one thread: what `copied` starts."""
+def limit_threads(own: Callable[[int], None] | None, number: int) -> None:
+    """Limit this worker to one thread, after the user's `worker_init_fn`."""
     import torch
 
+    if own is not None:
+        own(number)
     torch.set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)

@@ -560,9 +560,17 @@ def _look_into_step(m: Measured, seconds: float) -> None:
         m.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
         m.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
     if isinstance(device, Cuda):
-        moved = [loaders.move_batch(each, "cuda") for each in loop.resident]
-        m.resident_on_device = loop.compute(seconds, moved)
-        ran_s = device.kernels_s(lambda: loop.compute(0.0, moved))
+        batches = [loaders.move_batch(each, "cuda") for each in loop.resident]
+        try:
+            loop.step(batches[0])
+        except Exception as error:  # such as batch.numpy()
+            said = in_one_line(error)
+            m.notes.append(
+                f"copying was not timed: the step takes no batches on the device: {said}"
+            )
+            batches, m.pageable_s = loop.resident, 0.0
+        m.resident_on_device = loop.compute(seconds, batches)
+        ran_s = device.kernels_s(lambda: loop.compute(0.0, batches))
         m.kernels_s = ran_s / (1 + FEWEST_STEPS)  # one is skipped, and runs
 
 

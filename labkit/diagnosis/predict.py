@@ -104,6 +104,7 @@ class Measured:
     host_kinds: dict[str, Kind] = field(default_factory=dict)
     """Kind of the step's work on the host -> share of the step; see `profile.kinds_of`."""
     resident_on_device: Stretch | None = None
+    """The step on batches that are on CUDA, unless it takes none; None for other devices."""
     kernels_s: float = 0.0
     """Of a step, for which kernels ran on CUDA."""
     notes: list[str] = field(default_factory=list)
@@ -120,7 +121,7 @@ class Measured:
     decoders_s: dict[str, float] = field(default_factory=dict)
     """labkit's decoders -> seconds for one of the user's files."""
     pageable_s: float = 0.0
-    """A copy of a batch to the device."""
+    """A copy of a batch to the device; 0 where not known."""
     pinned_s: float = 0.0
     """Such a copy from pinned memory."""
 
@@ -324,9 +325,12 @@ def _copying(m: Measured) -> tuple[float, bool, bool]:
     if not m.has_device or not m.pageable_s:
         return 0.0, False, False
     if m.resident_on_device:  # CUDA: what the step takes less without copying
+        tensors = [t for t in loaders.arrays(m.loop.resident[0]) if hasattr(t, "is_pinned")]
+        pinned = [tensor.is_pinned() for tensor in tensors if tensor.device.type == "cpu"]
+        if not pinned:
+            return 0.0, False, False
         saved_s = m.resident_s - m.resident_on_device.step_s
-        pinned = all(t.is_pinned() for t in loaders.arrays(m.loop.resident[0]))
-        return max(saved_s, 0.0), not pinned, False
+        return max(saved_s, 0.0), not all(pinned), False
     readings = m.of("resident")[-1].readings
     copy_s = m.pinned_s if readings.pinned else m.pageable_s
     return copy_s, readings.copy_blocks, readings.side_stream and not readings.copy_blocks

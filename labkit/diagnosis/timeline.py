@@ -19,13 +19,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
 from labkit.diagnosis.devices import find_device
-from labkit.diagnosis.loaders import epochs
+from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.machine.gpu import Reading, cuda, open_gpu
 from labkit.machine.usage import GpuWatch, Sampler, tree_read_bytes
 from labkit.parts.devices import EmulatedDevice
@@ -187,7 +188,7 @@ def record_timeline(
     """Run a loop for some seconds, epoch after epoch, and record a timeline of it.
 
     Args:
-        loader: any iterable of batches.
+        loader: any iterable of batches; of a DataLoader a copy runs, whose workers end with it.
         step: called with every batch; may train a model, which should be one to throw away.
         device: an emulated device that the step uses.
         seconds: no step begins later.
@@ -199,8 +200,9 @@ def record_timeline(
     """
     clock = clock or SystemClock()
     now = clock.now
-    with Recorder(clock, device) as timeline:
-        until_s, batches, end = now() + seconds, epochs(lambda: iter(loader)), object()
+    opened = copied(loader) if is_data_loader(loader) else nullcontext(loader)
+    with opened as own, Recorder(clock, device) as timeline:
+        until_s, batches, end = now() + seconds, epochs(lambda: iter(own)), object()
         while (asked_s := now()) < until_s:
             batch = next(batches, end)
             arrived_s = now()

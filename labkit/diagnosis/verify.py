@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -107,7 +108,7 @@ def _opened(loop: Loop, remedy: Remedy, stack: ExitStack) -> Callable:
             step(loop.resident[0])
         return opened
     if changes.pop("limit_threads", False):
-        changes["start"] = loaders.limit_threads
+        changes["worker_init_fn"] = partial(loaders.limit_threads, loop.loader.worker_init_fn)
     twin = stack.enter_context(loaders.copied(loop.loader, **changes))
     if twin.num_workers and twin.persistent_workers:
         next(iter(twin))  # starts them, once for all epochs

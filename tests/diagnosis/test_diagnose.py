@@ -275,6 +275,15 @@ class Broken(Slow):
         return super().__getitem__(i)
 
 
+class Foreign:
+    """A loader of another library's, with workers of its own."""
+
+    num_workers = 2
+
+    def __iter__(self):
+        raise OSError("disk on fire")
+
+
 class Killed(Slow):
     def __getitem__(self, i):
         if i == 21 and torch.utils.data.get_worker_info():
@@ -298,6 +307,7 @@ def give_none(samples):
     [
         (DataLoader(Broken(cpu_s=0), batch_size=4), "OSError: disk on fire"),
         (DataLoader(Broken(cpu_s=0), batch_size=4, num_workers=1), "OSError: disk on fire"),
+        (Foreign(), "OSError: disk on fire"),
         (DataLoader(Killed(cpu_s=0), batch_size=4, num_workers=1), "a loader worker ended"),
         (DataLoader(Nothing()), "loader must yield at least one batch, got an empty one"),
         ([], "loader must yield at least one batch, got an empty one"),
@@ -306,7 +316,15 @@ def give_none(samples):
             "loader must yield batches, got None; does its collate_fn return one?",
         ),
     ],
-    ids=["raises", "raises in a worker", "worker dies", "empty", "empty list", "yields None"],
+    ids=[
+        "raises",
+        "raises in a worker",
+        "raises, of another library",
+        "worker dies",
+        "empty",
+        "empty list",
+        "yields None",
+    ],
 )
 def test_a_loader_that_breaks_is_told_of_in_one_line(loader, said):
     begun_s = time.monotonic()
@@ -350,6 +368,7 @@ def test_a_loader_that_stalls_is_not_waited_for_for_ever(monkeypatch):
         (([1], 3), "step must be a function of a batch, got 3"),
         (([1], print, {"budget_s": 0.5}), "budget_s must be at least 1, got 0.5"),
         (([1], print, {"device": "cuda"}), "device must be an emulated device"),
+        (([1], print, {"files": ["."]}), "files must be files, got /"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, said):

@@ -32,6 +32,10 @@ def one_less():
     return {"loader": loader}
 
 
+def no_batches():
+    return [], print
+
+
 def no_loader():
     return 5, print
 
@@ -84,6 +88,13 @@ def test_a_pair_and_a_dict_name_loader_and_step(train_module):
 )
 def test_a_target_that_cannot_work_is_one_line(train_module, capsys, name, message):
     assert message in refused(capsys, name)
+
+
+def test_a_loop_that_broke_off_has_no_chart(train_module, capsys):
+    assert main(["diagnose", "own_training:no_batches", "--chart", "chart.png"]) == 1
+    said = capsys.readouterr()
+    assert "Broke off: loader must yield at least one batch" in said.out
+    assert said.err.endswith("labkit: no chart: the loop broke off\n")
 
 
 def test_a_chart_of_an_unknown_kind_is_refused_before_anything_is_measured(capsys):

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from torch.utils.data import DataLoader
 
 from labkit.diagnosis import timeline
 from labkit.diagnosis.timeline import Recorder, gpu_util, record_timeline
@@ -64,6 +65,12 @@ def test_a_loader_that_raises_is_not_hidden():
 
     with pytest.raises(OSError, match="disk gone"):
         record_timeline(batches(), lambda batch: None, clock=FakeClock())
+
+
+def test_a_data_loader_runs_as_a_copy():
+    loader = DataLoader([1, 2, 3], num_workers=1, persistent_workers=True)
+    assert "wait" in record_timeline(loader, lambda batch: None, seconds=0.1).host
+    assert loader._iterator is None
 
 
 @pytest.mark.needs_cuda
