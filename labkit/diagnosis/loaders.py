@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -107,13 +107,20 @@ def copied(
         values.setdefault("prefetch_factor", loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
     if "num_workers" in changes:  # a warning of torch's would be about a number the lab chose
         values["check_worker_number_rationality"] = lambda: None
-    for name, value in values.items():
-        object.__setattr__(twin, name, value)  # torch forbids changes after construction
-    try:
-        yield twin
-    finally:
-        end_workers(twin)
-        object.__setattr__(twin, "_iterator", None)
+    own = vars(loader)
+    with ExitStack() as inner:
+        if "base_dataloader" in own:  # accelerate's, which is iterated over
+            base = copied(own["base_dataloader"], start=start, **changes)
+            values["base_dataloader"] = inner.enter_context(base)
+        for name, value in values.items():
+            object.__setattr__(twin, name, value)  # torch forbids changes after construction
+        try:
+            if hasattr(own.get("iterator"), "_index_sampler"):  # timm's, one for all epochs
+                object.__setattr__(twin, "iterator", get_iterator())
+            yield twin
+        finally:
+            end_workers(twin)
+            vars(twin).update(_iterator=None, iterator=None)
 
 
 def end_workers(loader: object) -> None:
@@ -203,6 +210,8 @@ def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Ite
     kept = [copy.deepcopy(each.state_dict()) for each in stateful]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
+    # Also those that are in no state_dict.
+    buffers = [(b, b.clone()) for module in modules for b in module.buffers(recurse=False)]
     parameters = list(model.parameters()) if model is not None else []
     gradients = [p.grad if p.grad is None else p.grad.clone() for p in parameters]
     try:
@@ -210,6 +219,8 @@ def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Ite
     finally:
         for each, state in zip(stateful, kept):
             each.load_state_dict(state)
+        for buffer, before in buffers:
+            buffer.copy_(before)
         for module, training in zip(modules, modes):
             module.training = training
         for parameter, gradient in zip(parameters, gradients):

@@ -14,6 +14,7 @@ Source: DS-Analyzer's differential method (VLDB 2021); EVIDENCE 1, "Stalls".
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import signal
@@ -21,10 +22,10 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,7 +72,7 @@ class Stretch:
     busy_s: float
     """Mean of a step without the host's waiting for the device or for a core."""
     synced: float
-    """Share of the steps in which the host waited for the device to finish."""
+    """How often in a step the host waited for the device to finish."""
     step_s: float
     """Mean of a step in the steady state, what the device had queued included."""
     startup_s: float
@@ -147,7 +148,12 @@ class Loop:
             seconds: how long, as in `run`.
             batches: instead of those that are kept.
         """
-        return self.run("resident", cycle(batches or self.resident), seconds)
+        # A step may take things out of what holds them.
+        again = (
+            copy.copy(batch) if isinstance(batch, Mapping | list) else batch
+            for batch in cycle(batches or self.resident)
+        )  # fmt: skip
+        return self.run("resident", again, seconds)
 
     def run(
         self,
@@ -172,8 +178,8 @@ class Loop:
         run = None if arm == "alone" else step or self.step
         now, device, skipped = time.perf_counter, self.device, _skip_of(loader)
         startups_s, epochs_s = [], []
-        done = syncs = 0
-        head_s = begun_s = left_s = apart_s = busy_s = 0.0
+        done = 0
+        head_s = begun_s = left_s = apart_s = called_s = 0.0
         enough = False
         with device:
             while not enough:
@@ -181,6 +187,7 @@ class Loop:
                 # By name, so that a loader that is left early ends its workers within the time.
                 delivered = _without_stalls(loader)
                 for batch in delivered:
+                    _check_batch(batch)
                     arrived_s = now()
                     if done == before:
                         startups_s.append(arrived_s - epoch_s)
@@ -189,10 +196,13 @@ class Loop:
                     if done == skipped:
                         device.synchronize()
                         begun_s, first = now() - (arrived_s - left_s), _usage()
-                        head_s, busy_s, syncs = begun_s - epoch_s, 0.0, 0
-                    step_busy_s, synced = self._one(run, batch)
-                    done, busy_s, syncs = done + 1, busy_s + step_busy_s, syncs + synced
+                        head_s, called_s, syncs = begun_s - epoch_s, 0.0, device.syncs
+                    start_s = now()
+                    if run is not None:
+                        with _stall_limit("step to return"):
+                            run(batch)
                     left_s = now()
+                    done, called_s = done + 1, called_s + left_s - start_s
                     enough = done >= skipped + FEWEST_STEPS and left_s - begun_s >= seconds
                     # Workers deliver in bursts, so that only whole rounds of them have a mean.
                     if enough and not epochs_s and (done - skipped) % skipped == 0:
@@ -206,13 +216,14 @@ class Loop:
             device.synchronize()
             ended_s, last = now(), _usage()
             del delivered
-        steps = done - skipped
+        steps, readings = done - skipped, device.readings.per_step(done)
         queued_s = sum(last.queued_s.values()) - sum(first.queued_s.values())
+        called_s -= last.own_queued_s - first.own_queued_s
         return Stretch(
             arm=arm,
             steps=steps,
-            busy_s=busy_s / steps,
-            synced=syncs / steps,
+            busy_s=max(called_s / steps - readings.waited_s, 0.0),
+            synced=(device.syncs - syncs) / steps,
             step_s=(ended_s - begun_s - apart_s) / steps,
             startup_s=statistics.fmean(startups_s),
             head_s=head_s,
@@ -222,7 +233,7 @@ class Loop:
             own_cpu_s=(last.own_cpu_s - first.own_cpu_s) / steps,
             queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
             idle=_idle(first.cores_s, last.cores_s),
-            readings=device.readings.per_step(done),
+            readings=readings,
         )
 
     def _check_goes_on(self, delivered: int, enough: bool, arm: str) -> None:
@@ -233,19 +244,6 @@ class Loop:
                 f"loader must have more batches to measure {arm}, got only {delivered}; "
                 "give one that can be iterated again"
             )
-
-    def _one(self, run: Callable | None, batch: object) -> tuple[float, bool]:
-        """Call the step; return the host's busy seconds, and whether it waited for the end."""
-        _check_batch(batch)
-        if run is None:
-            return 0.0, False
-        device, readings = self.device, self.device.readings
-        waited_s, syncs, start_s = readings.waited_s, device.syncs, time.perf_counter()
-        queued_s = procfs.queued_s()
-        with _stall_limit("step to return"):
-            run(batch)
-        waited_s = readings.waited_s - waited_s + procfs.queued_s() - queued_s
-        return max(time.perf_counter() - start_s - waited_s, 0.0), device.syncs > syncs
 
 
 def _skip_of(loader: object) -> int:
@@ -258,14 +256,18 @@ class _Usage(NamedTuple):
 
     cpu_s: float
     own_cpu_s: float
+    own_queued_s: float
+    """Of this thread, which waited for a core."""
     queued_s: dict[int, float]
+    """Of others; see `_queued_below`."""
     cores_s: Sequence[float]
 
 
 def _usage() -> _Usage:
     import psutil
 
-    return _Usage(own_cpu_s(), time.process_time(), _queued_below(), psutil.cpu_times())
+    own = time.process_time(), procfs.queued_s()
+    return _Usage(own_cpu_s(), *own, _queued_below(), psutil.cpu_times())
 
 
 def _idle(before: Sequence[float], after: Sequence[float]) -> float:
@@ -420,7 +422,9 @@ def _measure(
         m.notes += m.probe.notes
         if m.probe.error:
             m.notes.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
-        m.worker_threads = _worker_threads(m.probe)
+        # Those that a worker keeps busy, or that OpenCV would start in it.
+        usual = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else 1
+        m.worker_threads = max(usual, m.probe.threads)
         if any(stage.kind == "decode" for stage in m.probe.stages):
             m.decoders_s = _decoders_s(files)
         if loaders.is_data_loader(loop.loader):
@@ -435,7 +439,8 @@ def _look(loop: Loop, device: EmulatedDevice | None) -> float:
     for batch in _without_stalls(loop.loader):
         _check_batch(batch)
         loop.keep(batch)
-        loop.step(batch)
+        with _stall_limit("step to return"):
+            loop.step(batch)
         if len(at_s) == 1:
             loop.device = find_device(device)
         at_s.append(time.perf_counter())
@@ -449,17 +454,19 @@ def _look(loop: Loop, device: EmulatedDevice | None) -> float:
 
 
 def _are_duplicated(loop: Loop) -> bool:
-    """Return whether the first batches of all workers of an iterable data set are the same."""
+    """Return whether two workers of an iterable data set yield, or would yield, the same."""
     from torch.utils.data import IterableDataset
 
-    workers = getattr(loop.loader, "num_workers", 0)
-    if workers < 2 or not isinstance(getattr(loop.loader, "dataset", None), IterableDataset):
+    if not isinstance(getattr(loop.loader, "dataset", None), IterableDataset):
         return False
-    first, *others = (loaders.arrays(batch) for batch in loop.resident[:workers])
-    return bool(first and others) and all(
-        len(first) == len(other)
-        and all(a.shape == b.shape and bool((a == b).all()) for a, b in zip(first, other))
-        for other in others
+    workers = max(loop.loader.num_workers, 2)
+    try:
+        with loaders.copied(loop.loader, num_workers=workers) as twin:
+            one, other = map(loaders.arrays, islice(_without_stalls(twin), 2))
+    except Exception:  # the arms tell of it, where the user's own number of workers raises
+        return False
+    return len(one) == len(other) > 0 and all(
+        a.shape == b.shape and bool((a == b).all()) for a, b in zip(one, other)
     )
 
 
@@ -535,18 +542,10 @@ def _empty_batch_s(workers: int) -> float:
 
     skipped = 4 * workers + 1
     tiny = DataLoader([torch.zeros(1)] * (skipped + EMPTY_BATCHES), num_workers=workers)
-    at_s = [time.perf_counter() for _ in tiny][skipped:]
+    at_s = [time.perf_counter() for _ in _without_stalls(tiny)][skipped:]
     # The fastest stretch: what another program delayed is no part of it.
     quarter = EMPTY_BATCHES // 4
     return min(later - first for first, later in zip(at_s, at_s[quarter:])) / quarter
-
-
-def _worker_threads(seen: stages.Stages | None) -> float:
-    """Return how many threads a worker keeps busy: measured, or those OpenCV would start."""
-    usual = max(1, sys.modules["cv2"].getNumThreads()) if "cv2" in sys.modules else 1
-    own_s = sum(batch.fetch.thread_cpu_s for batch in seen.batches) if seen else 0.0
-    busy = sum(batch.fetch.cpu_s for batch in seen.batches) / own_s if own_s else 1.0
-    return max(float(usual), busy)
 
 
 def _look_into_step(m: Measured, seconds: float) -> None:

@@ -99,7 +99,7 @@ class Measured:
     """Of the blocks, in the order of measuring."""
     first_s: float = 0.0
     """Mean of the first steps, with which a measurement begins."""
-    probe: Stages | None = None
+    probe: Stages = field(default_factory=Stages)
     """Of a worker."""
     host_kinds: dict[str, Kind] = field(default_factory=dict)
     """Kind of the step's work on the host -> share of the step; see `profile.kinds_of`."""
@@ -113,7 +113,7 @@ class Measured:
     worker_threads: float = 1.0
     """Threads that each worker keeps busy, or that OpenCV would start in it."""
     duplicated: bool = False
-    """Whether the workers' first batches are all the same."""
+    """Whether several workers yield, or would yield, the same batches."""
     empty_s: float = 0.0
     """A batch of one tiny tensor through a DataLoader with as many workers."""
     copy_bytes_s: float = 0.0
@@ -147,19 +147,11 @@ class Measured:
     is_data_loader: bool = True
     knobs: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the DataLoader."""
-    send_s: float = 0.0
-    """CPU of sending a batch from a worker and receiving it."""
-    sampler_s: float = 0.0
-    """Of the main process, to draw the samples of a batch."""
     objects: int = 0
     """Of a batch, other than tensors and arrays."""
     batch_bytes: int = 0
     dtypes: Mapping[str, int] = field(default_factory=dict)
     """dtype -> bytes of a batch."""
-    slowest: float = 1.0
-    """The slowest batch's seconds ÷ the mean."""
-    fastest: float = 1.0
-    """The fastest batch's seconds ÷ the mean."""
     has_device: bool = False
     syncs_s: float = 0.0
     """Of a step, waited for the device to finish."""
@@ -231,7 +223,7 @@ UNEXPLAINED, EACH_OTHER, NO_CORE, OVERHEAD, BYTES = (
 
 def summarize(m: Measured) -> None:
     """Set what follows from the arms, if all of them were measured."""
-    loop, loader, probe = m.loop, m.loop.loader, m.probe
+    loop, loader = m.loop, m.loop.loader
     resident, alone, warm = (m.of(arm) for arm in ("resident", "alone", "warm"))
     if not (resident and alone and warm):
         return
@@ -271,11 +263,7 @@ def summarize(m: Measured) -> None:
     # Another loader may prepare batches in a way of its own while the step runs.
     both_s, sum_s = _mean(s.step_s for s in warm), m.alone_s + m.resident_s
     workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAPS * sum_s)
-    if probe:
-        m.sampler_s, m.send_s = probe.sampler_s, probe.send_s
-    if times := [one.fetch.alone_s + one.collate.alone_s for one in probe.batches] if probe else []:
-        m.slowest, m.fastest = max(times) / _mean(times), min(times) / _mean(times)
-    m.stages, wall_s, cpu_s = _stages(m, alone, workers, probe.pickle_s if probe else 0.0)
+    m.stages, wall_s, cpu_s = _stages(m, alone, workers)
     first_s = _mean(stretch.startup_s for stretch in warm)
     m.now = Demand(
         workers=workers,
@@ -337,33 +325,34 @@ def _copying(m: Measured) -> tuple[float, bool, bool]:
 
 
 def _stages(
-    m: Measured, alone: Sequence[Stretch], workers: int, pickle_s: float
+    m: Measured, alone: Sequence[Stretch], workers: int
 ) -> tuple[tuple[Stage, ...], float, float]:
     """Return the stages, and wall and CPU seconds of making and sending a batch.
 
-    Two busy cores do less than twice the work of one (hyper-threads, memory bandwidth), so CPU
-    seconds are scaled to those that the workers took when they ran together.
+    CPU seconds are scaled to those without a probe, and with all workers: two busy cores do less
+    than twice the work of one (hyper-threads, memory bandwidth).
     """
-    seen = m.probe.stages if m.probe else ()
-    if not workers:
-        return seen, m.alone_s, min(_mean(s.cpu_s for s in alone), hardware.cores() * m.alone_s)
+    seen, pickle_s = m.probe.stages, m.probe.pickle_s
+    cpu_s = _mean(s.cpu_s - (s.own_cpu_s if workers else 0.0) for s in alone)
     probed_s = sum(stage.cpu_s for stage in seen) + pickle_s
     if not probed_s:
         return seen, m.alone_s, _mean(s.cpu_s for s in alone)
-    together = 1.0
-    if not any(len(stretch.epoch_s) > 1 for stretch in alone):  # else starting is in it
-        together = _mean(s.cpu_s - s.own_cpu_s for s in alone) / probed_s
-        together = max(together, LEAST_TOGETHER)
+    scale = cpu_s / probed_s
+    if not workers:
+        scale = min(scale, 1.0)
+    elif any(len(stretch.epoch_s) > 1 for stretch in alone):
+        scale = 1.0  # starting workers is in it
+    else:
+        scale = max(scale, LEAST_TOGETHER)
     seen = tuple(
-        replace(s, cpu_s=s.cpu_s * together, wall_s=s.wait_s + (s.wall_s - s.wait_s) * together)
+        replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wait_s + (s.wall_s - s.wait_s) * scale)
         for s in seen
     )
-    pickle_s *= together
-    return (
-        seen,
-        sum(stage.wall_s for stage in seen) + pickle_s,
-        sum(stage.cpu_s for stage in seen) + pickle_s,
-    )
+    if not workers:
+        return seen, m.alone_s, min(cpu_s, hardware.cores() * m.alone_s)
+    sums_s = (sum(getattr(s, name) for s in seen) for name in ("wall_s", "cpu_s"))
+    wall_s, cpu_s = (sum_s + pickle_s * scale for sum_s in sums_s)
+    return seen, wall_s, cpu_s
 
 
 def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
@@ -378,7 +367,7 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
     sent = BYTES if measured.batch_bytes > SMALL_BYTES else OVERHEAD
     if measured.objects > MANY_OBJECTS:
         sent = SERIALIZATION
-    parts = [] if now.workers else [("sampler", SAMPLER, measured.sampler_s)]
+    parts = [] if now.workers else [("sampler", SAMPLER, measured.probe.sampler_s)]
     for stage in measured.stages:
         waits = "waiting" if stage.kind == "transform" else stage.kind
         parts += [
@@ -404,7 +393,7 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
         rest_s -= handed_s
     if now.workers and measured.is_data_loader:
         if now.take_s > BUSY * measured.alone_s:
-            draws = measured.sampler_s > 0.5 * now.take_s
+            draws = measured.probe.sampler_s > 0.5 * now.take_s
             parts.append(("waiting for the main process", SAMPLER if draws else sent, rest_s))
             rest_s = 0.0
         elif now.workers > 1 and idle and rest_s > HINDERED * total_s:

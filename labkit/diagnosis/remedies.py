@@ -125,7 +125,8 @@ def _more_workers(m: Measured) -> Sequence[int]:
     allowed = MOST_AHEAD_BYTES / (_ahead(m) * max(m.batch_bytes, 1))
     return [
         n for n in sorted(counts)
-        if m.is_data_loader and m.now.workers < n <= min(MOST_WORKERS, allowed)
+        if m.is_data_loader and not m.duplicated
+        and m.now.workers < n <= min(MOST_WORKERS, allowed)
     ]  # fmt: skip
 
 
@@ -156,8 +157,8 @@ def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
     """Return what is left where nothing is done for each batch: samples, and the device's work."""
     fetched = [stage for stage in m.stages if stage.kind != COLLATE]
     changes = {
-        "cpu_s": m.fastest * sum(stage.cpu_s for stage in fetched),
-        "wall_s": m.fastest * sum(stage.wall_s for stage in fetched),
+        "cpu_s": m.probe.fastest * sum(stage.cpu_s for stage in fetched),
+        "wall_s": m.probe.fastest * sum(stage.wall_s for stage in fetched),
         "take_s": 0.0,
         "hindered_s": 0.0,
     }
@@ -225,7 +226,7 @@ def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
     left = m.without(_computing(m), kept)
     # Of collate, only what copies: what takes much longer does something else.
     copies_s = min(sum(s.wall_s for s in m.stages if s.kind == COLLATE), 2 * m.copy_bytes_s)
-    sent_s = (1 - kept) * (copies_s + (m.send_s if m.now.workers else 0.0))
+    sent_s = (1 - kept) * (copies_s + (m.probe.send_s if m.now.workers else 0.0))
     copied_s = (1 - kept) * m.copy_s
     device_s = m.now.device_s - (0.0 if m.copy_beside else copied_s)
     return {
@@ -263,19 +264,18 @@ def bytes_in_words(m: Measured) -> str:
     return said
 
 
+def _less(m: Measured, less_s: float, *names: str) -> dict[str, object]:
+    return {name: max(getattr(m.now, name) - less_s, 0.0) for name in names}
+
+
 def _ordered(m: Measured, _: object) -> dict[str, object]:
-    if m.now.workers:
-        return {"take_s": max(m.now.take_s - m.sampler_s, 0.0)}
-    return {"wall_s": m.now.wall_s - m.sampler_s, "cpu_s": max(m.now.cpu_s - m.sampler_s, 0.0)}
+    shorter = ("take_s",) if m.now.workers else ("wall_s", "cpu_s")
+    return _less(m, m.probe.sampler_s, *shorter)
 
 
 def _shorter_step(m: Measured, less_s: float) -> dict[str, object]:
     step_s = max(m.now.step_s - less_s, m.now.device_s)
-    return {
-        "step_s": step_s,
-        "host_s": max(m.now.host_s - less_s, 0.0),
-        "host_cpu_s": max(m.now.host_cpu_s - less_s, 0.0),
-    }
+    return {"step_s": step_s, **_less(m, less_s, "host_s", "host_cpu_s")}
 
 
 def _pinned(m: Measured, _: object) -> dict[str, object]:
@@ -332,7 +332,7 @@ REMEDIES = (
                     if m.is_data_loader and m.now.workers
                     and n * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES],
          only_tried,
-         lambda m, n: f"the slowest batch takes {m.slowest:.1f} times the mean, and "
+         lambda m, n: f"the slowest batch takes {m.probe.slowest:.1f} times the mean, and "
          f"{_ahead(m)} per worker are ahead",
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
@@ -402,7 +402,7 @@ REMEDIES = (
         )
     ),
     Line("split between workers", DUPLICATED,
-         lambda m: _given(m.duplicated),
+         lambda m: _given(m.duplicated and m.now.workers > 1),
          lambda m, _: {"shorter": 1 / m.now.workers},
          lambda m, _: f"each of {m.now.workers} workers delivers the same samples: an epoch is "
          f"{m.now.workers} times as long as its data",
@@ -431,7 +431,7 @@ REMEDIES = (
          lambda m, _: {"take_s": 0.0, "cpu_s": sum(s.cpu_s for s in m.stages),
                        "wall_s": sum(s.wall_s for s in m.stages), "hindered_s": 0.0},
          lambda m, _: f"a batch holds {m.objects:,} Python objects, which take "
-         f"{units.seconds(m.send_s)} to send",
+         f"{units.seconds(m.probe.send_s)} to send",
          "return tensors (they go through shared memory), not lists, dicts or objects",
          easy=False),
     Line("faster decode", "decode", lambda m: [_of(m, "decode")], lambda m, some: m.without(some),
@@ -448,8 +448,9 @@ REMEDIES = (
          lambda m, some: m.without(some), _took,
          "torch.stack of ready tensors, and nothing else in collate_fn", easy=False),
     Line("faster sampler", SAMPLER, lambda m: _given(m.is_data_loader), _ordered,
-         lambda m, _: f"the main process takes {units.seconds(m.sampler_s)} to draw a batch's "
-         "samples", "draw the order once per epoch, as an array", easy=False),
+         lambda m, _: "drawing a batch's samples takes the main process "
+         f"{units.seconds(m.probe.sampler_s)}",
+         "draw the order once per epoch, as an array", easy=False),
     Line("wait less", "waiting",
          lambda m: [[s for s in _of(m, "transform") if s.wait_s >= s.cpu_s]],
          lambda m, some: m.without(some), _took,
@@ -551,7 +552,7 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
 
 def bottleneck_of(m: Measured, gains: Sequence[Remedy]) -> str:
     """Return what to remove first, given remedies that gain something."""
-    if m.duplicated:
+    if m.duplicated and m.now.workers > 1:
         return DUPLICATED
     if not gains:
         return COMPUTE

@@ -1,23 +1,20 @@
-"""What making a sample takes, stage by stage, by Python's profile hook.
+"""What making a sample takes, stage by stage, by samples of the stack of the thread that makes it.
 
-    call(dataset[key]) ── every call and return ──▶ rules ──▶ read 1.2 ms, decode 5.0 ms,
-                                                              torchvision.Resize 0.9 ms, …
+    torch's fetch ─▶ frames, from outside in ── rules ──▶ read 1.2 ms, decode 5.0 ms,
+                                                          torchvision.Resize 0.9 ms, …
 
     builtin open, FileIO.read, h5py, zipfile …     read
     cv2.imdecode, simplejpeg, PIL's load …         decode, as the user's own functions of bytes
     Compose, Subset, a data set's own methods      containers: what they call are stages
     everything else that these call                a stage of its own name
 
-Seconds count for the innermost stage: a read inside a decoder is reading.  A sampling profiler
-would not do: pyinstrument acts on calls and returns only, so it misses a read of half an interval
-before a long decode.  The hook costs about half a microsecond per call; that is measured
-(`event_cost`) and subtracted.
+Seconds count for the innermost stage: a read inside a decoder is reading.  pyinstrument's hook,
+which is written in C, calls back at the first call or return after each interval, so a read much
+shorter than that before a long decode may be missed.
 
 Names are hints.  The user's `read_sample` may decode and resize, too, so it counts as a container;
 only what is named after decoding is taken at its word.  Functions of a C extension made with
-Cython are not reported to the hook and count for their caller.  Python 3.11 runs loops without
-calls 1.1 to 1.6 times as long under a hook, so seconds in C are counted apart, for `stages` to
-correct the others.
+Cython are not reported to the hook and count for their caller.
 """
 
 from __future__ import annotations
@@ -26,9 +23,8 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
-from types import CodeType, FrameType, ModuleType
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import CodeType, FrameType, FunctionType, ModuleType
 
 READ, DECODE, TRANSFORM = "read", "decode", "transform"
 
@@ -39,7 +35,6 @@ READS_OPENLY = "reads openly"  # the user's own: what it calls are stages, but n
 OPEN = "container"
 BY_OBJECT = "by its object"  # __call__ and the like: a container, or a transform?
 STEP = "a stage of its own"
-PART = "part of its caller"  # a comprehension
 
 READ_WORDS = frozenset(("read", "load", "open", "fetch", "download", "pread", "recv"))
 DECODE_WORDS = frozenset(("decode", "decoder", "imdecode", "imread", "decompress", "loader"))
@@ -83,6 +78,9 @@ OBJECT_METHODS = frozenset(("__call__", "forward", "_call_impl", "_wrapped_call_
 DATASET_METHODS = frozenset(("__getitem__", "__getitems__", "__iter__", "__next__"))
 WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
 
+Totals = dict[tuple[str, str], list[float]]
+"""By kind and name: wall seconds, CPU seconds of the thread, CPU seconds of the process."""
+
 _STDLIB = sysconfig.get_path("stdlib")
 
 
@@ -108,8 +106,6 @@ def _rule_of(code: CodeType, module: str) -> str:
         return READS if "read" in _words(name) else DECODES
     if name in OBJECT_METHODS | DATASET_METHODS:
         return BY_OBJECT
-    if name.startswith("<") and name != "<lambda>":
-        return PART
     if name in WRAPPERS:
         return OPEN
     if code.co_filename.startswith(_STDLIB) and "-packages" not in code.co_filename:
@@ -222,8 +218,9 @@ def _by_words(found: frozenset[str], *, own: bool) -> str:
     return STEP
 
 
-# --- the hook ---------------------------------------------------------------------------------
+# --- samples of the stack ---------------------------------------------------------------------
 
+INTERVAL_S = 1e-4  # a sample costs about a tenth of it
 # Rule of the innermost stage -> rules of functions that begin a stage of their own inside it.
 _SEEN_INSIDE = {
     OPEN: frozenset((READS, DECODES, STEP)),
@@ -233,158 +230,106 @@ _SEEN_INSIDE = {
     READS: frozenset(),
 }
 _KINDS = {READS: READ, READS_OPENLY: READ, DECODES: DECODE}
-_CALIBRATION_CALLS, _CALIBRATION_TRIES = 300, 7
-
-
-class Counted(NamedTuple):
-    """What a stage took."""
-
-    wall_s: float
-    cpu_s: float
-    """Of the process, with all its threads."""
-    thread_cpu_s: float
-    c_s: float
-    """The part of `thread_cpu_s` in functions written in C."""
-    events: int
-    """Calls and returns reported to the hook."""
-
-
-Totals = dict[tuple[str, str], Counted]
-"""By kind and name."""
-
-
-def clocks() -> tuple[float, float, float]:
-    """Return wall seconds, CPU seconds of the process, CPU seconds of this thread."""
-    return time.perf_counter(), time.process_time(), time.thread_time()
 
 
 class Tracer:
-    """Adds up the seconds of stages over calls, in one thread."""
+    """Adds up the seconds of stages, in one thread.
 
-    def __init__(self) -> None:
-        self._totals: dict[tuple[str, str], list] = {}
-        # (frame, begun by a C function?, totals, what begins a stage inside, first argument)
-        self._stack: list[tuple] = []
-        self._in_c: tuple[FrameType, float] | None = None  # who called it, and when
-        self._rules: dict[int, tuple] = {}  # by the code's id, which is its own while it is kept
+    Args:
+        roots: functions -> what counts of them: OPEN, what they call, as stages; a name, all of
+            it, as one stage; None, nothing.
+    """
 
-    def call(self, function: Callable, *args: object) -> object:
-        """Call a function, such as `next` with an iterator, and count its stages."""
-        before = sys.getprofile()
-        own = type(args[0]).__name__  # for what is no call: a list's or a memory map's lookup
-        self._stack = [self._entry(None, False, TRANSFORM, own, OPEN, None)]
-        self._mark = clocks()
-        sys.setprofile(self._on_event)
-        try:
-            return function(*args)
-        finally:
-            sys.setprofile(before)
-            self._charge()
-            self._stack, self._in_c = [], None
+    def __init__(self, roots: Mapping[FunctionType, str | None]) -> None:
+        # By id, as a code's hash takes long.
+        self._roots = {id(function.__code__): what for function, what in roots.items()}
+        self._rules: dict[int, str] = {}
+        self._totals: dict[tuple[str, str], list[float]] = {}
+
+    def start(self) -> None:
+        """Begin to count in this thread."""
+        from pyinstrument.low_level.stat_profile import setstatprofile
+
+        self._mark = _clocks()
+        setstatprofile(self._on_event, INTERVAL_S)
+
+    def stop(self) -> None:
+        """End counting."""
+        sys.setprofile(None)
 
     def take(self) -> Totals:
         """Return what was counted since the last call."""
         totals, self._totals = self._totals, {}
-        return {key: Counted(*counted) for key, counted in totals.items()}
+        return totals
 
     def _on_event(self, frame: FrameType, event: str, arg: object) -> None:
-        top = self._stack[-1]
-        top[2][4] += 1
-        if event == "call":
-            entry = self._enter(frame, top)
-        elif event == "c_call":
-            entry = self._enter_builtin(frame, arg, top)
-            if entry is None and self._in_c is None:
-                self._in_c = frame, time.thread_time()
-        else:
-            if top[0] is frame and top[1] == (event != "return"):
-                self._charge()
-                self._stack.pop()
-            elif self._in_c is not None and self._in_c[0] is frame and event != "return":
-                top[2][3] += time.thread_time() - self._in_c[1]
-                self._in_c = None
-            return
-        if entry is not None:
-            self._charge()
-            self._stack.append(entry)
+        now = _clocks()
+        # What ends here took the time; what begins here did not.
+        running = frame.f_back if event == "call" else frame
+        stage = self._stage_of(running, arg if event in ("c_return", "c_exception") else None)
+        if stage is not None:
+            counted = self._totals.setdefault(stage, [0.0, 0.0, 0.0])
+            counted[:] = (sum_s + b - a for sum_s, a, b in zip(counted, self._mark, now))
+        self._mark = _clocks()  # without the time of this sample
 
-    def _charge(self) -> None:
-        now, (_, in_c, counted, *_) = clocks(), self._stack[-1]
-        for i in range(3):
-            counted[i] += now[i] - self._mark[i]
-        counted[3] += now[2] - self._mark[2] if in_c else 0.0
-        self._mark = now
+    def _stage_of(self, frame: FrameType | None, builtin: object) -> tuple[str, str] | None:
+        """Return kind and name of the stage that runs; None where none does.
 
-    def _enter(self, frame: FrameType, top: tuple) -> tuple | None:
-        if not top[3]:
+        Args:
+            frame: the innermost.
+            builtin: a function written in C that it called, or None.
+        """
+        inner, frames = frame, []
+        while frame is not None and id(frame.f_code) not in self._roots:
+            frames.append(frame)
+            frame = frame.f_back
+        root = self._roots[id(frame.f_code)] if frame is not None else None
+        if root != OPEN:
+            return root and (root, root)
+        rule, begun, subject = OPEN, None, None
+        for each in reversed(frames):
+            name = each.f_code.co_name
+            is_part = name.startswith("<") and name != "<lambda>"  # a comprehension
+            if not is_part and (found := self._rule_in(each, rule, begun, subject)):
+                rule, begun = found, each
+                subject = _first_argument(each)
+        if builtin is not None and (found := _rule_of_builtin(builtin)) in _SEEN_INSIDE[rule]:
+            waits = READS_OPENLY in _SEEN_INSIDE[rule] and _waits(builtin.__name__)
+            kind = _KINDS.get(READS if waits else found, TRANSFORM)
+            return kind, _name_of_builtin(builtin, inner.f_globals)
+        if begun is not None:
+            return _KINDS.get(rule, TRANSFORM), _name_of(begun, subject)
+        # What is no call: a list's or a memory map's lookup.
+        own = _first_argument(frame)
+        return TRANSFORM, type(getattr(own, "dataset", own)).__name__
+
+    def _rule_in(
+        self, frame: FrameType, outer: str, begun: FrameType | None, subject: object
+    ) -> str | None:
+        """Return the rule of a function that begins a stage inside another; None if it does not."""
+        code, allowed = frame.f_code, _SEEN_INSIDE[outer]
+        if not allowed:
             return None
-        code = frame.f_code
-        known = self._rules.get(id(code))
-        if known is None:
-            module = frame.f_globals.get("__name__") or ""
-            known = self._rules[id(code)] = (code, _rule_of(code, module))
-        rule = known[1]
-        if STEP not in top[3] or rule == PART:
-            if rule not in top[3]:
-                return None
-            return self._entry(frame, False, _KINDS[rule], _name_of(frame, None), rule, None)
-        subject = _first_argument(frame)
-        if len(self._stack) == 1:  # what the data set itself does
-            rule = OPEN
-        elif rule == BY_OBJECT:
-            same = subject is not None and subject is top[4]
-            rule = OPEN if same else _rule_of_object(subject, code)
-        elif rule == STEP and READS_OPENLY in top[3] and _waits(code.co_name):
-            rule = READS
-        elif rule == STEP and subject is not None and subject is top[4]:
-            rule = OPEN  # a method of the data set's own
-        elif rule == STEP and _takes_bytes(frame):
-            rule = DECODES
-        kind = _KINDS.get(rule, TRANSFORM)
-        return self._entry(frame, False, kind, _name_of(frame, subject), rule, subject)
-
-    def _enter_builtin(self, frame: FrameType, function: object, top: tuple) -> tuple | None:
-        if not top[3]:
-            return None
-        rule = _rule_of_builtin(function)
-        if rule not in top[3]:
-            return None
-        if READS_OPENLY in top[3] and _waits(function.__name__):
-            rule = READS
-        kind = _KINDS.get(rule, TRANSFORM)
-        name = _name_of_builtin(function, frame.f_globals)
-        return self._entry(frame, True, kind, name, rule, None)
-
-    def _entry(
-        self, frame: FrameType | None, is_builtin: bool, kind: str, name: str, rule: str,
-        subject: object,
-    ) -> tuple:  # fmt: skip
-        counted = self._totals.setdefault((kind, name), [0.0, 0.0, 0.0, 0.0, 0])
-        return frame, is_builtin, counted, _SEEN_INSIDE[rule], subject
+        if id(code) not in self._rules:
+            self._rules[id(code)] = _rule_of(code, frame.f_globals.get("__name__") or "")
+        rule = self._rules[id(code)]
+        if STEP not in allowed:
+            return rule if rule in allowed else None
+        own = _first_argument(frame)
+        is_same = own is not None and own is subject
+        if begun is None:  # what the data set itself does
+            return OPEN
+        if rule == BY_OBJECT:
+            return OPEN if is_same else _rule_of_object(own, code)
+        if rule == STEP and READS_OPENLY in allowed and _waits(code.co_name):
+            return READS
+        if rule == STEP and is_same:
+            return OPEN  # a method of the data set's own
+        if rule == STEP and _takes_bytes(frame):
+            rule = self._rules[id(code)] = DECODES  # also after its argument was replaced
+        return rule
 
 
-def event_cost() -> float:
-    """Return the hook's CPU seconds for a call or return that begins no stage, about."""
-
-    def nothing(a: int = 0, b: int = 1) -> None:
-        pass
-
-    def work() -> None:
-        for _ in range(_CALIBRATION_CALLS):
-            nothing()
-
-    plain, traced = [], []
-    for _ in range(_CALIBRATION_TRIES):
-        started_s = time.thread_time()
-        work()
-        plain.append(time.thread_time() - started_s)
-        tracer = Tracer()
-        tracer.call(_inside_a_stage, work)
-        traced.append(tracer.take().values())
-    # The least of several: a busy machine makes the hook look expensive.
-    spent_s = min(sum(one.thread_cpu_s for one in counted) for counted in traced)
-    return max(0.0, spent_s - min(plain)) / sum(one.events for one in traced[0])
-
-
-def _inside_a_stage(work: Callable[[], None]) -> None:
-    work()
+def _clocks() -> tuple[float, float, float]:
+    """Return wall seconds, CPU seconds of this thread, CPU seconds of the process."""
+    return time.perf_counter(), time.thread_time(), time.process_time()

@@ -492,8 +492,10 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
     finally:
         watch.close()
         if os.getpid() == started_in:  # not a child that the script forked
+            # Where the script lies, as it may import its neighbours.
+            place = f"cd {script.parent} && " if script.parent.name else ""
             make = f"{script.stem}:make, where make() returns (loader, step)"
-            say(f"Next: labkit diagnose {make}." if is_first else watch.line())
+            say(f"Next: {place}labkit diagnose {make}." if is_first else watch.line())
             save(watch)
 
 

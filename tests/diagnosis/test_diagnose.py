@@ -124,6 +124,54 @@ def test_the_rest_stands_in_details_and_tables(without_workers):
     assert sum(row.share for row in rows) == pytest.approx(1, abs=0.05)
 
 
+class Wrapper(DataLoader):
+    """Iterates over a loader that it wraps, as accelerate's do."""
+
+    def __init__(self, dataset, **knobs):
+        self.base_dataloader = DataLoader(dataset, **knobs)
+
+    def __getattr__(self, name):
+        if name == "base_dataloader":
+            raise AttributeError(name)
+        return getattr(self.base_dataloader, name)
+
+    def __iter__(self):
+        return iter(self.base_dataloader)
+
+
+class Again:
+    """An endless sampler of batches."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        return itertools.chain.from_iterable(itertools.repeat(self.sampler))
+
+
+class OneIterator(DataLoader):
+    """Keeps an iterator for all epochs, as timm's MultiEpochsDataLoader does."""
+
+    def __init__(self, dataset, **knobs):
+        super().__init__(dataset, **knobs)
+        object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self):
+        return itertools.islice(self.iterator, len(self))
+
+
+@pytest.mark.parametrize("kind", [Wrapper, OneIterator])
+def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
+    step = Emulated(ms=1)
+    found = diagnose(kind(Waiting(cpu_s=0.01), batch_size=4), step, device=step.device)
+    assert (found.broken, found.bottleneck) == ("", "workers")
+    assert found.remedies[0].measured < 0.9
+
+
 class Endless:
     """A loader that does not know its length."""
 
@@ -196,8 +244,19 @@ def test_many_small_batches_are_told_from_much_work():
 class Everything(IterableDataset):
     """Gives every worker all samples."""
 
+    def __init__(self, cpu_s=0.0):
+        self.cpu_s = cpu_s
+
     def __iter__(self):
-        return iter(torch.arange(64.0))
+        for value in torch.arange(64.0):
+            time.sleep(self.cpu_s)
+            yield value
+
+
+def test_workers_that_would_deliver_the_same_samples_are_not_proposed():
+    found = diagnose(DataLoader(Everything(cpu_s=0.003), batch_size=4), lambda batch: None)
+    assert found.bottleneck == "waiting"
+    assert "more workers" not in {remedy.name for remedy in found.proposed}
 
 
 def test_workers_that_deliver_the_same_samples_are_found():
@@ -211,10 +270,12 @@ def test_a_model_that_is_given_learns_nothing_and_is_tried_in_other_forms(monkey
     monkeypatch.setattr(remedies, "DEVICE_BOUND", 0.0)  # whatever else this machine does
     layers = torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten(), torch.nn.Linear(576, 2)
     model = torch.nn.Sequential(*layers)
+    model.register_buffer("steps", torch.zeros(1), persistent=False)
     optimizer = torch.optim.Adam(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
 
     def step(batch):
+        model.steps += 1
         optimizer.zero_grad()
         model(batch).sum().backward()
         time.sleep(0.02)
@@ -229,6 +290,13 @@ def test_a_model_that_is_given_learns_nothing_and_is_tried_in_other_forms(monkey
     assert optimizer.state_dict()["state"] == {}
     assert all(parameter.grad is None for parameter in model.parameters())
     assert model[0].weight.is_contiguous()
+    assert model.steps == 0
+
+
+def test_a_step_may_take_things_out_of_its_batch():
+    samples = [{"image": torch.ones(3), "name": 1}] * 64
+    found = diagnose(DataLoader(samples, batch_size=4), lambda batch: batch.pop("name"))
+    assert found.broken == ""
 
 
 def test_random_numbers_and_the_loader_stay_as_they_were():

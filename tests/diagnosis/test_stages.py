@@ -9,8 +9,7 @@ import torch
 from photo_sets import KINDS, BrokenPhotos, Photos
 from torch.utils.data import DataLoader
 
-from labkit.diagnosis.stages import Made, Spent, probe_stages, summarize_stages
-from labkit.diagnosis.tracer import Counted
+from labkit.diagnosis.stages import probe_stages
 
 SECONDS = 0.3
 PATIENCE_S = 60.0  # for a thread to end; only a failing test waits so long
@@ -27,33 +26,6 @@ def nothing_remains():
         assert not thread.is_alive()
 
 
-def made(number, totals):
-    return Made(Spent(2.0, 1.0, 1.0), Spent(1.0, 1.0, 1.0), totals, number, 0.0)
-
-
-def in_c(wall_s, cpu_s):
-    return Counted(wall_s, cpu_s, cpu_s, cpu_s, 0)
-
-
-def test_what_was_traced_is_scaled_to_the_timed_batches():
-    # Timed: 2 s, of which 1 s computes and 1 s waits.  Traced: 1 s computes, 3 s wait.
-    totals = {
-        ("read", "FileIO.read"): in_c(0.4, 0.0),
-        ("read", "io.open"): in_c(0.6, 0.1),
-        ("transform", "cv2.flip"): in_c(3.0, 0.9),
-    }
-    flip, collate, read = summarize_stages([made(1, None)], [made(2, totals)])
-    assert [(stage.kind, stage.name) for stage in (flip, collate, read)] == [
-        ("transform", "cv2.flip"), ("collate", "collate"), ("read", "io.open"),
-    ]  # fmt: skip
-    assert (read.cpu_s, read.wait_s) == (pytest.approx(0.1), pytest.approx(0.9 / 3))
-    assert (flip.cpu_s, flip.wait_s) == (pytest.approx(0.9), pytest.approx(2.1 / 3))
-    assert (collate.cpu_s, collate.wait_s) == (1.0, 0.0)
-
-
-# --- real loaders
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
@@ -66,7 +38,7 @@ def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
     names = {one.name for one in found.stages}
     assert {"cv2.imdecode", "cv2.resize", "photo_sets.Blur", "photo_sets.to_tensor"} <= names
     assert all(stage.cpu_s + stage.wait_s > 0 for stage in found.stages if stage.kind == "read")
-    assert all(one.fetch.alone_s > 0 and one.collate.alone_s > 0 for one in found.batches)
+    assert found.fastest <= 1 <= found.slowest
     assert vars(loader) == before
 
 
@@ -95,12 +67,11 @@ def test_a_failing_data_set_ends_the_probe_and_keeps_what_was_measured(photos):
     found = probe_stages(loader, seconds=60)
     assert isinstance(found.error, ValueError) and "no photo 12" in str(found.error)
     assert {"read", "decode"} <= {stage.kind for stage in found.stages}
-    assert len(found.batches) == 1
 
 
 def test_an_empty_loader_has_no_stages():
     found = probe_stages(DataLoader([], batch_size=4), seconds=SECONDS)
-    assert found.stages == () and found.batches == () and found.error is None
+    assert found.stages == () and found.error is None
 
 
 def test_of_any_other_iterable_this_thread_is_seen(photos):

@@ -319,7 +319,8 @@ def test_a_script_prints_and_ends_as_without_watch(script, how, status):
     assert found[0] == status
     said = "\n".join(ours)
     assert re.search(r"Noisy, \d+ samples, batches of 8, 2 workers: \d+ steps, \S+ images/s", said)
-    assert said.count("[labkit] Next: labkit diagnose train:make, where make() returns") == 1
+    hint = f"[labkit] Next: cd {script.parent} && labkit diagnose train:make, where make() returns"
+    assert said.count(hint) == 1
     assert ("The script ended with KeyError; this was measured until then." in said) == (
         how == "fail"
     )
