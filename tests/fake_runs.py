@@ -68,9 +68,7 @@ def make_run(
         trials = fake_trials(times, blocks=blocks, noise=noise, labels=labels)
     provenance = {"machine_id": machine_id}
     wanted = fake_info([*times], mode=mode, experiment=experiment, provenance=provenance, **info)
-    folder = create_run(results, wanted)
-    for trial in trials:
-        append_trial(folder, trial)
+    folder = save_rows(results, wanted, trials)
     return folder.rename(folder.with_name(name)) if name else folder
 
 
@@ -134,8 +132,13 @@ def cancelled_after_a_row():
 
 def save_run(results, run):
     """Write a run to disk and return its folder."""
-    folder = create_run(results, run.info)
-    for trial in run.trials:
+    return save_rows(results, run.info, run.trials)
+
+
+def save_rows(results, info, trials):
+    """Write run.json and rows to a new folder and return it."""
+    folder = create_run(results, info)
+    for trial in trials:
         append_trial(folder, trial)
     return folder
 

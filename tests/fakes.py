@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from labkit.analysis.summary import Summary, summarize
 from labkit.contracts import Epoch, Trial
 
 LABELS = {"storage": "real", "accelerator": "emulated(460 images/s)"}
@@ -171,6 +172,19 @@ def fake_info(variants: Sequence[str], *, mode: str = "quick", **more: object) -
     }
 
 
+TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
+
+
+def make_summary(
+    times: Mapping[str, float] = TIMES, *, labels: Mapping[str, str] = LABELS, blocks: int = 3,
+    noise: float = 0.02, **info: object,
+) -> Summary:  # fmt: skip
+    """The summary of a whole run; what run.json says is skipped has rows, too."""
+    names = [*times, *info.get("skipped", {})]
+    trials = fake_trials(times, labels=labels, blocks=blocks, noise=noise) if times else []
+    return summarize(fake_info(names, blocks=blocks, **info), trials)
+
+
 def fake_throttled_hdd():
     """Trials of which only the variant hdd stands on a stand-in."""
     real = {"storage": "real", "accelerator": "cuda:H200"}
@@ -310,3 +324,10 @@ def fake_judged_trials(media: Mapping[str, FakeMedium] = MEDIA, *, blocks: int =
             trial = replace(trial, disturbance={**trial.disturbance, "other_cores": 1.0})
         trials.append(trial)
     return trials
+
+
+def judged_summary(**info: object) -> Summary:
+    """Ten blocks, of which one is rejected; ssd has an outlier and a trial that was not cold."""
+    known = fake_media_info(mode="full", blocks=10, **info)
+    known["variants"] |= {name: {"storage": name} for name in known.get("skipped", {})}
+    return summarize(known, fake_judged_trials())

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import diagnosis, frame, repeat
 from benchmarks.diagnosis import Outcome
-from benchmarks.truth import judge
 from labkit.analysis.summary import Row
 
 
@@ -35,7 +34,6 @@ RIGHT = Outcome(
     claim=0.44,
     times_s={"broken": [2.0, 2.0], "fixed": [0.8, 0.8]},
 )
-WRONG = replace(RIGHT, said="decode", first="faster decode", claim=0.2)
 SKIPPED = Outcome(name="slow_disk", skipped="no root")
 UNTIMED = Outcome(name="small_shared_memory", said="shared memory", first="fewer bytes")
 FAILED = Outcome(name="shared_lock", failed="exit status 1")
@@ -73,26 +71,6 @@ def test_every_name_of_a_right_remedy_is_right():
     said = ["smaller batches to send", "fewer bytes", "less prefetching", "faster decode", ""]
     outcomes = [Outcome(name="deep_queue", first=first) for first in said]
     assert [one.right["first remedy"] for one in outcomes] == [True, True, True, False, False]
-
-
-@pytest.mark.parametrize(("right", "met"), [(18, True), (17, False)])
-def test_nine_of_ten_bottlenecks_must_be_right(right, met):
-    outcomes = [RIGHT] * right + [WRONG] * (20 - right)
-    assert diagnosis.judge(outcomes)[0][0] == met
-
-
-@pytest.mark.parametrize(("wrong", "met"), [(2, True), (3, False)])
-def test_two_of_twenty_equal_variants_may_be_called_different(wrong, met):
-    others = ["no practical difference", "inconclusive", "real but small", "machine unstable", ""]
-    equal = (["faster", "slower", "slower"][:wrong] + others * 4)[:20]
-    text = f"{wrong} of 20 equal variants are called faster or slower, at most 2"
-    assert judge(["slower"], equal)[1] == (met, text)
-
-
-@pytest.mark.parametrize("verdict", ["faster", "inconclusive", "machine unstable", ""])
-def test_every_delayed_variant_must_be_called_slower(verdict):
-    text = "1 of 2 delayed variants are called slower"
-    assert judge(["slower", verdict], [])[0] == (False, text)
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small import completed
 
-import labkit as lab
 from labkit import pipeline
 from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.resolve import label_samples, resolve
-from labkit.settings import MODES, complete
-
-SMALL = {"input_px": 64, "batch_size": 4, "images": 8, "num_workers": 0}
-
-
-def completed(**settings):
-    wanted = lab.Settings(**settings)
-    step = lab.PREPROCESSORS[wanted.preprocessor].batch
-    return complete(wanted, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step)
 
 
 def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
     slept_s = []
     monkeypatch.setattr(pipeline.time, "sleep", slept_s.append)
-    settings = completed(data=str(photos), preprocessor="loops", **SMALL)
+    settings = completed(data=str(photos), preprocessor="loops", num_workers=0)
     prompt, _ = pipeline.open_loader(resolve(settings))
     key = (0, int(prompt.order.image_ids[0]))
     steady = prompt[key]
@@ -70,8 +61,3 @@ def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkey
 def test_a_device_with_a_speed_of_its_own_takes_no_other(error, message, choices):
     with pytest.raises(error, match=message):
         resolve(completed(**choices))
-
-
-def test_a_device_speed_is_that_of_the_device():
-    profile = resolve(completed(device_speed=500)).profile
-    assert profile.compute_s_per_image == 1 / 500

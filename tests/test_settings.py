@@ -11,10 +11,8 @@ from labkit.settings import (
     complete,
     field_kinds,
     help_texts,
-    pick,
     read_settings,
     vary,
-    with_settings,
 )
 
 
@@ -36,11 +34,6 @@ from labkit.settings import (
 def test_wrong_values_name_argument_rule_and_value(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Settings(**changes)
-
-
-def test_an_unknown_setting_lists_the_settings():
-    with pytest.raises(ValueError, match=r"setting must be one of data, images.*got 'workers'"):
-        with_settings(Settings(), {"workers": 2})
 
 
 def test_every_setting_has_one_line_of_help():
@@ -80,11 +73,6 @@ def test_a_mode_fills_only_what_is_unset(mode):
 def test_an_unset_device_is_cuda_where_it_works_and_else_emulated(has_cuda, device, step):
     filled = complete(Settings(), MODES["quick"], cores=2, has_cuda=has_cuda, can_fork=True)
     assert (filled.device, filled.step) == (device, step)
-
-
-def test_an_unknown_choice_lists_the_choices():
-    with pytest.raises(ValueError, match=re.escape("decoder must be one of a, b, got 'c'")):
-        pick({"b": 1, "a": 2}, "c", "decoder")
 
 
 def test_stored_settings_of_another_version_are_refused_in_one_line():

@@ -1,10 +1,8 @@
-"""A web server for tests that gives files, and misbehaves where it is told to."""
+"""A web server for tests that gives files, from any byte on, and misbehaves where it is told to."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
-import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +14,12 @@ from urllib.parse import unquote
 class Web:
     """Where it is, and what it was asked for."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, faults: Mapping[str, Sequence[str]]) -> None:
         self.url = url
+        self.faults = dict(faults)
         self.asked: Counter[str] = Counter()
+        self.requests: list[tuple[str, str | None]] = []
+        """Name of a file, and the Range header."""
 
 
 @contextlib.contextmanager
@@ -28,9 +29,8 @@ def web(folder: Path, faults: Mapping[str, Sequence[str]] | None = None) -> Iter
     Args:
         folder: its files, by their path below it.
         faults: the end of a path -> what happens to the first, second ... request for it: a
-            status, "half", "reset" or "ok"; the last one goes on for ever.
+            status, "half", "cut 100" (after 100 bytes) or "ok"; the last one goes on for ever.
     """
-    faults = faults or {}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -39,26 +39,21 @@ def web(folder: Path, faults: Mapping[str, Sequence[str]] | None = None) -> Iter
             pass
 
         def do_GET(self):
-            path = unquote(self.path).lstrip("/")
+            path, wanted = unquote(self.path).lstrip("/"), self.headers.get("Range")
             with lock:
                 asked, here.asked[path] = here.asked[path], here.asked[path] + 1
-            happens = next((f for end, f in faults.items() if path.endswith(end)), ["ok"])
-            what = happens[min(asked, len(happens) - 1)]
-            if what == "reset":  # an end without a farewell
-                end = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, end)
-                self.connection.close()
-                self.close_connection = True
-                return
-            file = folder / path
-            if what == "ok" and not file.is_file():
-                what = "404"
-            body = file.read_bytes() if what in ("ok", "half") else what.encode()
-            self.send_response(200 if what in ("ok", "half") else int(what))
+                here.requests.append((path.rpartition("/")[2], wanted))
+            happens = next((f for end, f in here.faults.items() if path.endswith(end)), ["ok"])
+            what, _, most = happens[min(asked, len(happens) - 1)].partition(" ")
+            if what.isdigit() or not (folder / path).is_file():
+                return self.send_error(int(what) if what.isdigit() else 404)
+            start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+            body = (folder / path).read_bytes()[start:]
+            self.send_response(206 if start else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if what == "half":
-                body, self.close_connection = body[: len(body) // 2], True
+            if what != "ok":
+                body, self.close_connection = body[: int(most or len(body) // 2)], True
             self.wfile.write(body)
 
     class Server(ThreadingHTTPServer):
@@ -69,7 +64,7 @@ def web(folder: Path, faults: Mapping[str, Sequence[str]] | None = None) -> Iter
 
     lock = threading.Lock()
     with Server(("127.0.0.1", 0), Handler) as server:
-        here = Web(f"http://127.0.0.1:{server.server_address[1]}")
+        here = Web(f"http://127.0.0.1:{server.server_address[1]}", faults or {})
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

@@ -7,11 +7,12 @@ import json
 import math
 
 import pytest
+from fake_runs import save_rows
 from fakes import fake_info, fake_trial, fake_trials
 
 from labkit.analysis.forecast import forecast, noise_of
 from labkit.analysis.statistics import detectable_share
-from labkit.runs.store import append_trial, create_run, earlier_runs, load_run
+from labkit.runs.store import earlier_runs, load_run
 
 VARIANTS = {name: {"epochs": 2, "step": "timed"} for name in ("base", "other", "third")}
 HERE = {"provenance": {"machine_id": "here"}, "shuffled": True}
@@ -20,10 +21,7 @@ HERE = {"provenance": {"machine_id": "here"}, "shuffled": True}
 def leave_run(results, trials, mode="full", **info):
     """A run as it would lie in a folder of results."""
     names = sorted({trial.variant for trial in trials}, key=lambda name: name != "base")
-    folder = create_run(results, fake_info(names, mode=mode, **{**HERE, **info}))
-    for trial in trials:
-        append_trial(folder, trial)
-    return load_run(folder)
+    return load_run(save_rows(results, fake_info(names, mode=mode, **{**HERE, **info}), trials))
 
 
 def expect(results, mode="full", blocks=10, variants=VARIANTS, **more):

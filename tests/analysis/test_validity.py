@@ -149,6 +149,9 @@ def test_where_a_share_was_asked_every_epoch_must_begin_with_it(shares, fetched,
          "machines"),
         (dict.fromkeys(("steal_share", "other_cores", "swapped_in_pages", "swapped_out_pages")),
          ""),
+        # Of a very short trial the kernel's ticks say nothing of others.
+        ({"other_cores": 1.35, "duration_s": 0.007}, ""),
+        ({"other_cores": 1.35, "duration_s": 2.0}, "other programs took 135.0 % of a core"),
         # Pre-declared are only the three above (EVIDENCE 1).
         ({"load_1min": 50.0, "cpu_pressure_share": 1.0, "major_faults": 10_000}, ""),
     ],
@@ -253,10 +256,3 @@ def test_what_counts_does_not_depend_on_any_time(rows, mode):
 
     rows_numbered = [(number, *row) for number, row in enumerate(rows)]
     assert run(0) == run(1)
-
-
-def test_of_a_very_short_trial_the_kernels_ticks_say_nothing_of_others():
-    short = {"other_cores": 1.35, "duration_s": 0.007}
-    assert why_disturbed(fake_logged(fake_trial("base", 0, "A1"), **short)) == ""
-    long = {**short, "duration_s": 2.0}
-    assert why_disturbed(fake_logged(fake_trial("base", 0, "A1"), **long)) != ""

@@ -4,16 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+from small import SMALL
 
 from benchmarks.jupyter import make_workplace, serve
 from benchmarks.lab_page import LabPage, browse, why_no_browser
 from browser.runs import asked, reset
 
-# All that a run has, and as small as it can be.
-SMALL = {
-    "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "cache": "as found",
-    "input_px": 64, "batch_size": 4, "images": 16, "num_workers": 1, "epochs": 1,
-}  # fmt: skip
 SOME_BLOCKS = 99
 
 
@@ -41,7 +37,7 @@ def notebooks(photos):
     # What 04 compares cannot be given to it.
     apart = {name: value for name, value in SMALL.items() if name != "preprocessor"}
     return {
-        "02_prefetching": {**given, "changes": SMALL},
+        "02_prefetching": {**given, "changes": {**SMALL, "images": 16}},
         "04_preprocessing": {**given, "changes": apart},
     }
 

@@ -7,69 +7,35 @@ import hashlib
 import io
 import re
 import shutil
-import sys
-import threading
 import zipfile
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from web import web
 
 from data_scripts.download_coco import ARCHIVES, WAITS_S, download_coco, main
 from labkit.parts.packing.folder import open_folder
 
 BOXES, IMAGES = (archive.name for archive in ARCHIVES)
-
-
-class Server(ThreadingHTTPServer):
-    """Serves files from memory, and misbehaves as a test asks."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.files = {}
-        self.asked = []  # (file name, Range header) of every request
-        self.knows_ranges = True
-        self.cuts = []  # after how many bytes each answer breaks off
-        self.statuses = []  # what the next answers are instead of a file
-
-    def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), ConnectionError):  # some clients hang up
-            super().handle_error(request, client_address)
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    def do_GET(self):
-        server, name = self.server, self.path.rpartition("/")[2]
-        asked = self.headers.get("Range")
-        server.asked.append((name, asked))
-        content = server.files.get(name)
-        if content is None or server.statuses:
-            return self.send_error(server.statuses.pop(0) if server.statuses else 404)
-        start = 0
-        if asked and server.knows_ranges:
-            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
-        self.end_headers()
-        self.wfile.write(content[start:][: server.cuts.pop(0) if server.cuts else None])
-
-    def log_message(self, *_):
-        pass
+CUT_ONCE = {IMAGES: ["cut 100000", "ok"]}
 
 
 @pytest.fixture
-def server(monkeypatch, coco):
+def server(monkeypatch, coco, tmp_path):
     monkeypatch.setenv("no_proxy", "*")  # a proxy does not know this server
-    with Server() as server:
-        server.files = dict(coco.files)
-        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+    for archive in coco.archives:
+        file = served(tmp_path, archive.name)
+        file.parent.mkdir(parents=True)
+        file.write_bytes(coco.files[archive.name])
+    with web(tmp_path / "server") as server:
         yield server
-        server.shutdown()
+
+
+def served(tmp_path, name):
+    """The file that the server gives."""
+    (path,) = (archive.path for archive in ARCHIVES if archive.name == name)
+    return tmp_path / "server" / path
 
 
 @pytest.fixture(scope="module")
@@ -141,20 +107,20 @@ def test_a_download_is_a_data_set_that_labkit_opens(get, server, coco, out, phot
         assert jpeg == expected_jpeg
         assert (annotation.boxes_xyxy == expected.boxes_xyxy).all()
     get()
-    assert server.asked == [(BOXES, None), (IMAGES, None)]  # nothing the second time
+    assert server.requests == [(BOXES, None), (IMAGES, None)]  # nothing the second time
 
 
 def test_a_dropped_connection_continues_where_it_dropped(get, server, coco, out):
-    server.cuts = [10**9, 100_000]
+    server.faults = CUT_ONCE
     get()
     assert contents(out) == coco.whole
-    assert server.asked == [(BOXES, None), (IMAGES, None), (IMAGES, "bytes=100000-")]
+    assert server.requests == [(BOXES, None), (IMAGES, None), (IMAGES, "bytes=100000-")]
     assert get.waited == [1]
 
 
-@pytest.mark.parametrize("statuses", [[503, 429], [416]])
-def test_a_busy_server_is_asked_again(get, server, coco, out, statuses):
-    server.statuses = list(statuses)
+@pytest.mark.parametrize("happens", [["503", "429", "ok"], ["416", "ok"]])
+def test_a_busy_server_is_asked_again(get, server, coco, out, happens):
+    server.faults = {BOXES: happens}
     get()
     assert contents(out) == coco.whole
 
@@ -163,32 +129,32 @@ def test_a_stop_keeps_the_part_and_the_next_call_continues(get, server, coco, ou
     def stop(_):
         raise KeyboardInterrupt
 
-    server.cuts = [10**9, 100_000]
+    server.faults = CUT_ONCE
     with pytest.raises(KeyboardInterrupt):
         get(sleep=stop)
     assert contents(out)[f"{IMAGES}.part"] == coco.files[IMAGES][:100_000]
     get()
     assert contents(out) == coco.whole
-    assert server.asked[-1] == (IMAGES, "bytes=100000-")
+    assert server.requests[-1] == (IMAGES, "bytes=100000-")
 
 
-def test_a_server_that_always_drops_is_given_up(get, server, out):
-    server.cuts = [100, 100, *[0] * 9]
+def test_a_server_that_always_drops_is_given_up(get, server, coco, out):
+    server.faults = {BOXES: ["cut 100", "cut 100", "cut 0"]}
     message = rf"must send {BOXES} completely, got .* 5 times at 200 B of .*; the same command"
     with pytest.raises(ConnectionError, match=message):
         get()
     assert get.waited == [WAITS_S[0], *WAITS_S]  # new bytes started the row again
-    assert contents(out) == {f"{BOXES}.part": server.files[BOXES][:200]}
+    assert contents(out) == {f"{BOXES}.part": coco.files[BOXES][:200]}
 
 
-def test_a_wrong_checksum_unpacks_nothing_and_removes_the_file(get, server, coco, out):
-    good = server.files[BOXES]
-    server.files[BOXES] = good[:-100] + bytes(100)
+def test_a_wrong_checksum_unpacks_nothing_and_removes_the_file(get, coco, out, tmp_path):
+    good = coco.files[BOXES]
+    served(tmp_path, BOXES).write_bytes(good[:-100] + bytes(100))
     message = rf"{BOXES} must have SHA-256 {hashlib.sha256(good).hexdigest()}, got .*removed"
     with pytest.raises(ValueError, match=message):
         get()
     assert contents(out) == {}
-    server.files[BOXES] = good
+    served(tmp_path, BOXES).write_bytes(good)
     get()
     assert contents(out) == coco.whole
 
@@ -198,7 +164,7 @@ def test_archives_put_there_by_hand_are_used_and_kept(get, server, coco, out):
     for name, content in coco.files.items():
         (out / name).write_bytes(content)
     get()
-    assert server.asked == []
+    assert server.requests == []
     assert contents(out) == coco.files | coco.whole
 
 
@@ -232,12 +198,12 @@ def test_what_cannot_work_is_refused_before_anything_is_downloaded(
     message = rf"out must have about 1.9 GB free, got 1.0 GB in {re.escape(str(out))}; free space"
     with pytest.raises(OSError, match=message):
         get(archives=ARCHIVES)
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_the_command_prints_what_there_is_and_errors(monkeypatch, server, coco, out, capsys):
     monkeypatch.setitem(download_coco.__kwdefaults__, "archives", coco.archives)
-    server.statuses = [404]
+    server.faults = {BOXES: ["404", "ok"]}
     assert main([str(out), "--url-base", server.url]) == 1
     message = "error: url_base must be a server with annotations/annotations_trainval2017.zip, got"
     assert capsys.readouterr().err.splitlines()[-1].startswith(message)

@@ -197,6 +197,7 @@ def test_the_users_settings_count_for_all_variants(on):
         ("storage", {"storage": "tmpfs"}, "storage must be left out for storage, which takes hdd"),
         ("combined", {"preprocessor": "loops"}, "preprocessor must be left out for combined"),
         ("distance", {"num_workers": 3}, "num_workers must be left out for distance"),
+        ("operations", {"num_workers": 3}, "num_workers must be left out for operations"),
         ("offline", {"stored": "pixels"}, "stored must be left out for offline, which takes jpeg"),
         ("speed", {}, f"experiment must be one of {', '.join(sorted(CATALOG))}"),
         ("storage", {"worker": 2}, "setting must be one of data, "),
@@ -207,23 +208,6 @@ def test_a_setting_that_the_experiment_decides_is_refused_not_dropped(on, name, 
     on("hard disk")
     with pytest.raises(ValueError, match=re.escape(message)):
         experiment(name, **changes)
-
-
-def test_memory_compares_three_ways_at_every_share_of_the_data_in_memory(on):
-    on("hard disk")
-    found = experiment("memory")
-    every = {**found.variants, **found.in_full}
-    arms = {}
-    for label, settings in every.items():
-        arm = label.removeprefix(f"{found.groups[label]}: ")
-        arms.setdefault(settings.cached, {})[arm] = settings.storage, settings.packing
-    ways = {
-        "hard disk": ("hdd", "folder"),
-        "packed, in order": ("hdd", "raw"),
-        "SSD": ("ssd", "folder"),
-    }
-    assert arms == dict.fromkeys((0, 25, 50, 75, 100), ways)
-    assert {settings.cached for settings in found.variants.values()} == {0, 50, 100}
 
 
 # --- a new experiment -----------------------------------------------------------------------

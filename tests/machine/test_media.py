@@ -1,8 +1,6 @@
 """labkit.toml and the media it names: real files, and the disks that this machine has."""
 
-import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,13 +85,6 @@ def test_a_wrong_file_is_refused_and_left_alone(lab, text, message):
     assert (lab / "labkit.toml").read_text() == text
 
 
-def test_a_medium_is_described_with_its_room(tmp_path):
-    medium = describe_medium(tmp_path)
-    assert medium.filesystem
-    assert 0 < medium.free_bytes <= shutil.disk_usage(tmp_path).total
-    assert medium.rotational in (True, False, None)
-
-
 def test_tmpfs_is_known_to_be_memory_and_is_not_probed():
     if describe_medium("/").filesystem == "unknown" or not Path("/dev/shm").is_dir():
         pytest.skip("this platform has no /dev/shm")
@@ -102,21 +93,6 @@ def test_tmpfs_is_known_to_be_memory_and_is_not_probed():
     assert is_hard_disk(medium, None) is False
     with pytest.raises(Skip, match="kept in memory"):
         probe_random_reads("/dev/shm")
-
-
-@pytest.fixture
-def photos(tmp_path):
-    if not hasattr(os, "posix_fadvise"):
-        pytest.skip("this platform has no posix_fadvise")
-    if describe_medium(tmp_path).in_memory:
-        pytest.skip("the temporary directory is not on a disk")
-    for number in range(300):
-        (tmp_path / f"{number}.jpg").write_bytes(os.urandom(10_000))
-    return tmp_path
-
-
-def test_a_probe_reads_files_of_a_disk(photos):
-    assert probe_random_reads(photos) > 1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from functools import partial
 
 import psutil
 import pytest
+from small import SMALL
 
 import labkit as lab
 from labkit.panel import job
@@ -66,17 +67,6 @@ def test_a_watcher_that_raises_does_not_end_the_run():
     assert told.said[0] == "RuntimeError while the run was shown: no window"
 
 
-def test_an_error_ends_the_job_and_keeps_its_traceback():
-    def run(cancel, progress):
-        raise ValueError("batch_size must be at least 1, got 0")
-
-    told = job.start("test", run)
-    assert told.wait(PATIENCE_S)
-    assert told.state == "failed"
-    assert str(told.error) == "batch_size must be at least 1, got 0"
-    assert "in run" in told.traceback
-
-
 def test_there_is_one_job_at_a_time():
     def run(cancel, progress):
         assert cancel.wait(PATIENCE_S)
@@ -102,11 +92,7 @@ def test_there_is_one_job_at_a_time():
 
 
 def test_a_real_run_is_alone_and_cancelled_with_all_its_processes_keeps_its_rows(photos, tmp_path):
-    base = lab.Settings(
-        data=str(photos), device="cpu", step="nothing", preprocessor="vectorized",
-        cache="as found", input_px=64, batch_size=4, images=16, num_workers=1, epochs=1,
-    )  # fmt: skip
-    variants = lab.vary(base, decoder=["opencv", "pillow"])
+    variants = lab.vary(lab.Settings(data=str(photos), **SMALL), decoder=["opencv", "pillow"])
     slow = lab.Experiment("test", question="?", variants=variants, baseline="opencv")
     seen = threading.Event()
     job.follow(lambda told, has_new_rows: has_new_rows and seen.set())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_runs import fake_roofline, save_run
+from small import SMALL
 
 import labkit as lab
 from labkit.contracts import Epoch, Trial
@@ -18,10 +19,6 @@ from labkit.panel import job, view
 from labkit.runs.store import write_info
 
 PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
-SMALL = {
-    "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "cache": "as found",
-    "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1, "epochs": 1,
-}  # fmt: skip
 EXAMPLES = Path(__file__).parents[2] / "results/examples/2-cores-emulated"
 EXAMPLE = EXAMPLES / "preprocessing"
 HOSTILE = '<script>alert("1")</script>'
@@ -139,7 +136,7 @@ def test_a_second_panel_takes_up_the_run_and_may_cancel_it(panel, small, tmp_pat
     assert "Cancel" in can_press(second)
     assert "Run" not in can_press(second)
     press(second, "Cancel")
-    assert said(second, "status").startswith("cancelling")
+    assert said(second, "status").startswith("cancel")  # it may have ended already
     finish()
     for each in (panel, second):
         assert said(each, "status").startswith("cancelled")

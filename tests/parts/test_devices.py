@@ -35,27 +35,10 @@ def make(**changes):
     return EmulatedDevice(replace(PROFILE, **changes), clock), clock
 
 
-def test_a_pageable_copy_blocks_the_host_at_the_pageable_rate():
-    device, clock = make()
-    device.put(FOUR_BYTES, pinned=False, non_blocking=True, side_stream=False)
-    assert clock.now() == 4.0
-
-
 def test_a_pinned_copy_that_blocks_holds_the_host_until_it_is_done():
     device, clock = make()
     device.put(FOUR_BYTES, pinned=True, non_blocking=False, side_stream=False)
     assert clock.now() == 2.0
-
-
-def test_a_pinned_copy_on_a_side_stream_overlaps_with_compute():
-    device, clock = make()
-    device.compute(10)
-    batch = device.put(FOUR_BYTES, **PINNED, side_stream=True)
-    assert clock.now() == 0.0
-    device.wait(batch)
-    device.compute(10)
-    device.synchronize()
-    assert clock.now() == 20.0
 
 
 def test_launching_keeps_the_host_busy_for_its_share_while_the_device_works():

@@ -11,13 +11,12 @@ import pytest
 from fake_dials import all_of, fake_dial
 from fake_runs import LOADING, fake_grouped_run, fake_machine_run, fake_roofline, their_run
 from fakes import (
-    LABELS,
     MEDIA,
-    fake_info,
-    fake_judged_trials,
+    TIMES,
     fake_media_info,
     fake_media_trials,
-    fake_trials,
+    judged_summary,
+    make_summary,
 )
 from figure_checks import check_texts_are_whole_and_apart, everything_written, texts
 from matplotlib.font_manager import fontManager
@@ -33,21 +32,9 @@ from labkit.report import bars, charts, words
 from labkit.settings import Settings
 
 SVG = "{http://www.w3.org/2000/svg}"
-TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
 CHINESE = "当GPU利用率为零时，哪一种方法最有帮助？"
 REASON = "no directory for this medium is configured: write one into labkit.toml and try again!"
 LONG = "a variant with a very long name and_an_identifier_of_many_letters_without_any_space"
-
-
-def make_summary(times=TIMES, *, labels=LABELS, blocks=3, noise=0.02, **info):
-    names = [*times, *info.get("skipped", {})]
-    trials = fake_trials(times, labels=labels, blocks=blocks, noise=noise) if times else []
-    return summarize(fake_info(names, blocks=blocks, **info), trials)
-
-
-def judged_summary(**info):
-    """With an outlier of ssd and a block that is left out."""
-    return summarize(fake_media_info(mode="full", blocks=10, **info), fake_judged_trials())
 
 
 def lengths(axes):
@@ -149,19 +136,15 @@ def test_skipped_variants_keep_their_place_and_show_why():
     assert len(figure.axes[0].patches) == len(TIMES)
 
 
-def test_the_footer_and_the_description_hold_where_the_numbers_come_from():
+def test_the_alternative_text_holds_all_that_the_chart_shows_and_where_it_comes_from():
     provenance = {"machine_id": "7a93da180d42", "cores": 2, "cpu_model": "A CPU with a name " * 5}
-    summary = make_summary(run="20261121T191222Z-1f2e", provenance=provenance)
-    figure = charts.times(summary)
-    origin = words.origin(summary.info)
+    known = {"run": "20261121T191222Z-1f2e", "provenance": provenance}
+    summary = make_summary(published=TIMES, skipped={"dali": "not installed"}, **known)
+    figure, row = charts.times(summary), summary.rows[1]
+    text, origin = figure.get_label(), words.origin(summary.info)
     foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
     assert foot.get_text().replace("\n", " ") == origin
-    assert figure.get_label().endswith(f" {origin}.")
-
-
-def test_the_alternative_text_holds_all_that_the_chart_shows():
-    summary = make_summary(published=TIMES, skipped={"dali": "not installed"})
-    text, row = charts.times(summary).get_label(), summary.rows[1]
+    assert text.endswith(f" {origin}.")
     assert text.startswith(summary.question)
     interval = units.interval(row.ci_low, row.ci_high)
     for part in (
@@ -281,12 +264,6 @@ def test_a_dial_marks_from_how_many_steps_on_the_cost_is_negligible(times, more,
     assert ("less than 1 %" in figure.get_label()) is bool(told)
     assert told in figure.get_label()
     assert ("less than 1 % from here" in everything_written(figure)) is bool(told)
-
-
-def test_where_the_baseline_is_on_the_dial_itself_there_is_no_series():
-    assert not charts.find_series(
-        *fake_dial("logs", {"every 100 steps": 0.9}, baseline="every step")
-    )
 
 
 def test_groups_of_one_operation_stand_side_by_side():

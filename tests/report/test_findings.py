@@ -32,12 +32,6 @@ def test_a_roofline_killed_before_its_first_trial_supports_nothing():
     assert fake_roofline(blocks=0).findings() == {}
 
 
-def test_a_roofline_shows_how_fast_a_loader_the_documents_time_takes():
-    run = fake_roofline(noise=0.0, published={"original": 1.0, "simplified": 0.661})
-    (found,) = run.findings().values()
-    assert list(found.data["the document's time takes"].dropna()) == ["318 (0.661)"]
-
-
 # --- memory against disks -----------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from fakes import fake_info, fake_trials
 from jpegs import why_missing
+from small import completed
 
 import labkit as lab
 from data_scripts.pack_dataset import main as pack_dataset
@@ -29,24 +30,26 @@ from labkit.parts.loading import OUTSIDE
 from labkit.parts.prefetching import STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.report.run import Run
-from labkit.settings import AS_PUBLISHED, CORRECTED, MODES, Settings, complete
+from labkit.settings import AS_PUBLISHED, CORRECTED
 
-SMALL = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
+FEW = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
 MAX_LINES = 130
-
-
-def completed(**changes):
-    settings = Settings(**{**SMALL, **changes})
-    return complete(settings, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
 
 
 def make_run(times, *, mode="quick", blocks=3, variants=None, trials=None, **info):
     """A run of made-up trials in memory; the first variant is the baseline."""
     known = fake_info([*times], mode=mode, **info)
     changes = variants or {}
-    known["variants"] = {name: asdict(completed(**changes.get(name, {}))) for name in times}
+    known["variants"] = {
+        name: asdict(completed(**{**FEW, **changes.get(name, {})})) for name in times
+    }
     made = fake_trials(times, blocks=blocks) if trials is None else trials
     return Run(folder=Path("20250102T030405Z-abcd"), info=known, trials=tuple(made))
+
+
+def recipe_of(**changes):
+    """The recipe of a variant with other settings than the small ones."""
+    return lab.Run.recipe(make_run({"it": 1.0}, variants={"it": changes}))
 
 
 # --- batches ------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ def pack(data, settings):
 
 @pytest.mark.parametrize("changes", CASES, ids=lambda changes: " ".join(map(str, changes.values())))
 def test_a_recipe_delivers_the_batches_of_its_variant(changes, packed):
-    settings = completed(data=str(packed), **changes)
+    settings = completed(**{**FEW, "data": str(packed), **changes})
     data = {"boxes": "coco", "manifest_hash": "abc"}
     text = lab.Run.recipe(make_run({"it": 1.0}, variants={"it": asdict(settings)}, data=data))
     if settings.packing != "folder":
@@ -155,7 +158,7 @@ def test_every_layout_of_a_folder_is_read_in_the_same_order(photos, tmp_path):
         run = make_run(
             {"a": 1.0}, variants={"a": {"data": str(data)}}, data={"boxes": found}, excluded=[3, 17]
         )
-        settings = completed(data=str(data))
+        settings = completed(**FEW, data=str(data))
         theirs = variant_batches(settings, excluded=(3, 17))
         for one, other in zip(recipe_batches(lab.Run.recipe(run)), theirs, strict=True):
             check_equal(one, other, settings, skipped)
@@ -187,7 +190,7 @@ def test_every_variant_of_the_catalog_has_a_short_recipe(name):
             variants |= {(protocol, label): settings for label, settings in found.items()}
     for label, settings in variants.items():
         if settings.loader not in OUTSIDE:
-            stored = {"it": asdict(settings) | SMALL | {"preprocessor": settings.preprocessor}}
+            stored = {"it": asdict(settings) | FEW | {"preprocessor": settings.preprocessor}}
             text = lab.Run.recipe(make_run({"it": 1.0}, variants=stored, experiment=name))
             lines = text.splitlines()
             assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 100, label
@@ -287,29 +290,6 @@ def test_a_strangers_file_cannot_put_code_into_a_recipe(text, tmp_path):
     assert Path(text).as_posix() in constants  # the data's folder, as it is
 
 
-def test_a_setting_or_a_part_that_is_unknown_here_is_one_sentence():
-    run = make_run({"original": 1.0})
-    run.info["variants"]["original"]["colour"] = "blue"
-    message = (
-        "settings must be known to this version of labkit, got colour; the run was made with "
-        "another version: start a new run"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        lab.Run.recipe(run)
-    with pytest.raises(ValueError, match=r"^decoder of a recipe must be one of .*, got 'mine'$"):
-        lab.Run.recipe(make_run({"own": 1.0}, variants={"own": {"decoder": "mine"}}))
-    with pytest.raises(ValueError, match=r"^report_to must be one of .*, got 'mine'$"):
-        own = {"report_every": 1, "report_to": "mine"}
-        lab.Run.recipe(make_run({"own": 1.0}, variants={"own": own}))
-
-
-@pytest.mark.parametrize("loader", sorted(OUTSIDE))
-def test_a_rivals_pipeline_is_not_written(loader):
-    message = f"variant must load with torch or threads, got loader {loader!r} in 'rival'; "
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        lab.Run.recipe(make_run({"rival": 1.0}, variants={"rival": {"loader": loader}}))
-
-
 # --- which variant, and what the comments say ----------------------------------------------
 
 
@@ -372,23 +352,50 @@ def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
     assert "No variant beat the baseline" in text
 
 
-def test_an_unknown_variant_lists_the_choices():
-    with pytest.raises(ValueError, match=r"^variant must be one of both, original, got 'bth'$"):
-        lab.Run.recipe(make_run({"original": 1.0, "both": 0.8}), "bth")
+GONE = {"original": 1.0, "gone": 1.0}
+REFUSED = {
+    "unknown variant": (
+        lambda: lab.Run.recipe(make_run({"original": 1.0, "both": 0.8}), "bth"),
+        r"variant must be one of both, original, got 'bth'$",
+    ),
+    "skipped variant": (
+        lambda: lab.Run.recipe(
+            make_run(
+                GONE,
+                trials=[trial for trial in fake_trials(GONE) if trial.variant != "gone"],
+                skipped={"gone": "no such disk"},
+            ),
+            "gone",
+        ),
+        r"variant must have been measured, got 'gone', skipped: no such disk$",
+    ),
+    "nothing measured": (
+        lambda: lab.Run.recipe(make_run(GONE, trials=[])),
+        r"run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; ",
+    ),
+    "operations": (
+        lambda: lab.Run.recipe(make_run(GONE, experiment="operations", groups={"a": "b"})),
+        r"run must be of an experiment without groups, got operations; ",
+    ),
+    "decoder unknown here": (
+        lambda: recipe_of(decoder="mine"),
+        r"decoder of a recipe must be one of .*, got 'mine'$",
+    ),
+    "sink unknown here": (
+        lambda: recipe_of(report_every=1, report_to="mine"),
+        r"report_to must be one of .*, got 'mine'$",
+    ),
+    **{
+        loader: (
+            lambda loader=loader: recipe_of(loader=loader),
+            f"variant must load with torch or threads, got loader '{loader}' in 'it'; ",
+        )
+        for loader in OUTSIDE
+    },
+}
 
 
-def test_what_has_no_numbers_says_why():
-    times = {"original": 1.0, "gone": 1.0}
-    measured = [trial for trial in fake_trials(times) if trial.variant != "gone"]
-    run = make_run(times, trials=measured, skipped={"gone": "no such disk"})
-    message = "variant must have been measured, got 'gone', skipped: no such disk"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        lab.Run.recipe(run, "gone")
-    message = "run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; "
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        lab.Run.recipe(make_run(times, trials=[]))
-    operations = make_run(times, experiment="operations", groups={"a": "b"})
-    with pytest.raises(
-        ValueError, match=r"^run must be of an experiment without groups, got operations; "
-    ):
-        lab.Run.recipe(operations)
+@pytest.mark.parametrize(("write", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_written_is_one_sentence(write, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        write()

@@ -3,34 +3,21 @@
 import shutil
 
 import pytest
+from fake_runs import save_rows
 from fakes import fake_info, fake_media_info, fake_media_trials, fake_trials
 
 import labkit as lab
-from labkit.runs.store import append_trial, create_run, write_info
+from labkit.runs.store import write_info
 from labkit.settings import AS_PUBLISHED
 
 
-def make_run(results, info, trials):
-    folder = create_run(results, info)
-    for trial in trials:
-        append_trial(folder, trial)
-    return lab.find_run(folder)
-
-
-def make_plain_run(results):
-    trials = fake_trials({"original": 1.0, "both": 0.9})
-    return make_run(results, fake_info(["original", "both"]), trials)
-
-
-def test_derived_files_are_the_same_when_made_again(tmp_path):
-    run = make_plain_run(tmp_path)
-    first = {path: path.read_bytes() for path in run.save()}
-    assert [path.name for path in first] == ["table.csv", "chart.png", "chart.svg", "chart.pdf"]
-    assert {path: path.read_bytes() for path in run.save()} == first
+def make_run(*given):
+    return lab.find_run(save_rows(*given))
 
 
 def test_a_run_as_in_the_document_never_hides_the_corrected_one(tmp_path):
-    corrected = make_plain_run(tmp_path)
+    trials = fake_trials({"original": 1.0, "both": 0.9})
+    corrected = make_run(tmp_path, fake_info(["original", "both"]), trials)
     published = corrected.folder.with_name("99990101T000000Z-ffff")
     shutil.copytree(corrected.folder, published)
     write_info(published, {**corrected.info, "protocol": AS_PUBLISHED, "shuffled": False})
@@ -43,7 +30,7 @@ DIALLED = {"never": 1.0, "every step": 1.3, "every 100 steps": 1.0}
 
 
 def make_dialled_run(results, times=DIALLED):
-    """A run with a dial as it lies on disk."""
+    """A run with a dial as it lies on disk; the first variant is the baseline."""
     variants = {
         label: {"report_every": {"every step": 1, "every 100 steps": 100}.get(label, 0)}
         for label in times
@@ -65,8 +52,15 @@ def test_a_run_with_a_dial_has_it_as_its_second_chart_everywhere(tmp_path):
     assert [path.stem for path in paths if path.suffix == ".svg"] == ["1-mine-times", "1-mine-dial"]
 
 
-def test_a_chart_that_a_run_does_not_have_is_refused_with_the_choices(tmp_path):
-    run = make_dialled_run(tmp_path, {"never": 1.0, "mine": 1.1})  # nothing lies along the dial
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"never": 1.0, "mine": 1.1},  # nothing lies along the dial
+        {"every step": 1.0, "every 100 steps": 0.9},  # the baseline itself lies along it
+    ],
+)
+def test_a_chart_that_a_run_does_not_have_is_refused_with_the_choices(tmp_path, times):
+    run = make_dialled_run(tmp_path, times)
     assert run.charts == ("times",)
     with pytest.raises(ValueError, match="kind must be one of times, got 'dial'"):
         run.chart("dial")

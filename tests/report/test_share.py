@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fakes import fake_info, fake_trials
+from small import SMALL
 
 import labkit as lab
 from labkit.report import share, table
@@ -42,11 +43,8 @@ def made(photos, tmp_path_factory):
     (data / "manifest.json").unlink(missing_ok=True)
     broken = next(data.rglob("*.jpg"))
     broken.write_bytes(b"no image")
-    base = lab.Settings(
-        data=str(data), device="cpu", step="nothing", preprocessor="vectorized",
-        cache="as found", input_px=64, batch_size=4, images=8, num_workers=0, epochs=1,
-        on_bad_image="skip", checkpoint_to=str(home / "checkpoints"),
-    )  # fmt: skip
+    checkpoints = {"checkpoint_to": str(home / "checkpoints")}
+    base = lab.Settings(data=str(data), on_bad_image="skip", **checkpoints, **SMALL)
     experiment = lab.Experiment(
         "decoders",
         question="Is the decoder slow?",
@@ -307,13 +305,3 @@ def test_what_is_no_share_file_says_so(tmp_path):
     (tmp_path / "y.zip").write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
     with pytest.raises(ValueError, match="share file must be"):
         open_shared(tmp_path / "y.zip", tmp_path)
-
-
-def test_hostile_texts_stay_texts(tmp_path):
-    script, path = "<script>alert(1)</script>", "../../../etc"
-    trials = fake_trials({script: 1.0, path: 0.9})
-    info = fake_info([script, path], question=script, notes=[script, path])
-    file = crafted(tmp_path / "x.zip", rows=[trial.to_row() for trial in trials], **info)
-    run = open_shared(file, tmp_path)
-    assert "<script>" not in table.table(run.summary)._repr_html_()
-    assert "<script>" not in lab.report(run, tmp_path, markdown=False)[0].read_text()

@@ -12,12 +12,13 @@ from fakes import (
     LABELS,
     RATES,
     THROTTLED,
+    TIMES,
     fake_info,
-    fake_judged_trials,
-    fake_media_info,
     fake_throttled_hdd,
     fake_trial,
     fake_trials,
+    judged_summary,
+    make_summary,
 )
 
 from labkit.analysis.summary import summarize
@@ -25,19 +26,6 @@ from labkit.report import words
 from labkit.report.table import Table, Tables, table
 
 NASTY = '<script>alert("x")</script> & $HOME'
-TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
-
-
-def make_summary(times=TIMES, *, labels=LABELS, **info):
-    names = [*times, *info.get("skipped", {})]
-    return summarize(fake_info(names, **info), fake_trials(times, labels=labels))
-
-
-def judged_summary(**info):
-    """Ten blocks, of which one is rejected; ssd has an outlier and a trial that was not cold."""
-    info = fake_media_info(mode="full", blocks=10, **info)
-    info["variants"] |= {name: {"storage": name} for name in info.get("skipped", {})}
-    return summarize(info, fake_judged_trials())
 
 
 # --- the table ----------------------------------------------------------------------------

@@ -7,21 +7,18 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 import labkit as lab
 from data_scripts.pack_dataset import main
 from labkit.contracts import Cancelled, Skip
-from labkit.parts.packing import PACKINGS, pack_format
+from labkit.parts.packing import PACKINGS
 from labkit.parts.preprocessing import Preprocessor
 from labkit.resolve import open_source, stored_folder
 from labkit.runs import packs
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -71,10 +68,6 @@ def test_a_pack_is_made_once(data):
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == before
     assert len(said) == 1
     assert list(folder.parent.iterdir()) == [folder]
-
-
-def test_settings_that_read_the_data_as_it_is_need_no_pack(data):
-    assert make(wanted(data, packing="folder", stored="jpeg")) is None
 
 
 @pytest.mark.parametrize("packing", ["folder", "tfrecord"])
@@ -160,14 +153,6 @@ def test_a_folder_that_a_user_named_is_never_removed(data, tmp_path):
     (tmp_path / "thesis").mkdir()
     with pytest.raises(ValueError, match=r"^to must be a new folder, got '.*thesis'"):
         make(wanted(data), to=tmp_path / "thesis")
-
-
-def test_an_image_that_cannot_be_decoded_is_named(data, tmp_path):
-    path = sorted((data / "images").iterdir())[9]
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(ValueError, match=f"^{path}: image must be a complete JPEG, got 5000"):
-        make(wanted(data), to=tmp_path / "pack")
-    assert pack_format(tmp_path / "pack") is None
 
 
 def test_an_image_that_is_missing_is_not_taken_for_a_full_disk(data, tmp_path):

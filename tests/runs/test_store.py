@@ -20,7 +20,6 @@ from labkit.runs.store import (
     find_run,
     hold,
     load_run,
-    write_info,
 )
 
 INFO = {"experiment": "prefetching", "mode": "quick", "baseline": "a", "variants": {"a": {}}}
@@ -74,14 +73,6 @@ def test_a_run_is_found_by_experiment_id_and_folder(tmp_path):
     folder = create_run(tmp_path, INFO)
     for name in ("prefetching", folder.name, folder.name[-4:], str(folder)):
         assert find_run(tmp_path, name).folder == folder
-
-
-def test_an_experiment_name_means_its_newest_run(tmp_path):
-    older = create_run(tmp_path, INFO)
-    newer = older.with_name("99990101T000000Z-ffff")
-    newer.mkdir()
-    write_info(newer, INFO)
-    assert find_run(tmp_path, "prefetching").folder == newer
 
 
 def test_an_unknown_run_lists_the_newest(tmp_path):

@@ -73,18 +73,3 @@ def assert_nothing_left(loader, times):
 def test_breaking_off_again_and_again_leaves_nothing(small_photos, name, how):
     _, loader = open_loader(resolve(settings(small_photos, name, **how)))
     assert_nothing_left(loader, times=5 if how else TIMES)
-
-
-def test_an_image_that_breaks_is_named_and_the_other_workers_stop(photos, tmp_path):
-    whole = sorted((photos / "images").iterdir())[0].read_bytes()
-    for number in range(8):
-        (tmp_path / f"{number}.jpg").write_bytes(whole)
-    broken = tmp_path / "5.jpg"
-    _, loader = open_loader(resolve(settings(tmp_path, "threads", num_workers=2)))
-    before = held()
-    broken.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"5\.jpg: image must be a complete JPEG"):
-        list(loader)
-    broken.write_bytes(whole)
-    assert len(list(loader)) == 2
-    assert held()["processes"] == before["processes"]

@@ -112,14 +112,6 @@ class TestTheSameAsTorch:
         data = Numbers(7, make)
         assert_same(ThreadLoader(data, 3, num_threads=threads), DataLoader(data, 3))
 
-    def test_ragged_entries_are_joined_and_counted(self):
-        data = Numbers(4, lambda i: {"boxes_ragged": np.full((i, 2), i), "id": i})
-        first, second = ThreadLoader(data, 2, num_threads=2)
-        assert first["boxes_ragged"].tolist() == [[1, 1]]
-        assert first["boxes_ragged_counts"].tolist() == [0, 1]
-        assert second["boxes_ragged"].tolist() == [[2, 2]] * 2 + [[3, 3]] * 3
-        assert (second["boxes_ragged_counts"].tolist(), second["id"].tolist()) == ([2, 3], [2, 3])
-
 
 class TestLabkitsLoader:
     def settings(self, photos, **changes):

@@ -6,12 +6,10 @@ Run: python -m pytest tests/parts/training/test_reporting.py
 import contextlib
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
 
-import psutil
 import pytest
 
 from labkit.contracts import Skip
@@ -196,21 +194,3 @@ def test_closing_leaves_nothing_even_while_a_loader_worker_lives(name, in_backgr
     os.close(writing)
     os.waitpid(worker, 0)
     assert left() <= before  # what earlier tests left may end meanwhile
-
-
-def test_a_killed_trial_leaves_no_server():
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from labkit.machine.helper import pids\n"
-        "from labkit.parts.training.reporting import Reports\n"
-        "kept = Reports('http_50ms', Path())\n"
-        "print(*pids(), flush=True)\n"
-        "sys.stdin.read()"
-    )
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe) as trial:
-        server = psutil.Process(int(trial.stdout.readline()))
-        trial.kill()
-    _, alive = psutil.wait_procs([server], timeout=60)
-    assert alive == []

@@ -1,0 +1,19 @@
+"""Settings that are ready at once, for tests in which nothing is measured."""
+
+from __future__ import annotations
+
+import labkit as lab
+from labkit.settings import MODES, complete
+
+# A real device that computes nothing: what is looked at is not how fast it is.
+SMALL = {
+    "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "cache": "as found",
+    "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1, "epochs": 1,
+}  # fmt: skip
+
+
+def completed(**changes: object) -> lab.Settings:
+    """Settings as quick mode completes them on two cores without CUDA; 64 px, batches of 4."""
+    chosen = lab.Settings(**{"input_px": 64, "batch_size": 4, **changes})
+    step = lab.PREPROCESSORS[chosen.preprocessor].batch
+    return complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step)
