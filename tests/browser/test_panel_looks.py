@@ -4,6 +4,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from benchmarks.lab_page import SIZE
+from browser.runs import MANY_BLOCKS
 
 TALL = {"width": 1280, "height": 6000}
 SERIOUS = {"serious", "critical"}
@@ -78,7 +79,7 @@ def test_every_field_has_a_label_and_the_chart_has_words(lab):
 
 def test_everything_can_be_done_from_the_keyboard(lab):
     keyboard = lab.page.keyboard
-    lab.type_into("blocks", 2)
+    lab.type_into("blocks", MANY_BLOCKS)
     lab.field("mode").focus()
     tab_to(lab, "Run")
     keyboard.press("Enter")

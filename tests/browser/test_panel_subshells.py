@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.jupyter import rows_in
 from benchmarks.lab_page import LabPage
-from browser.runs import ACKNOWLEDGED_S, ENDED_S, GRACE, cancel, start
+from browser.runs import ACKNOWLEDGED_S, ENDED_S, GRACE, MANY_BLOCKS, cancel, start
 from labkit.runs.store import load_run
 
 SETTING = "@jupyterlab/apputils-extension/kernels-settings.jupyterlab-settings"
@@ -28,7 +28,7 @@ def test_run_and_cancel_without_subshells(lab):
     assert lab.subshells == "disabled"
     assert lab.complaints == []
     lab.field("decoder").select_option("pillow")
-    folder = start(lab, blocks=20)
+    folder = start(lab, blocks=MANY_BLOCKS)
     lab.until(lambda: rows_in(folder) >= 1, "there is a row")
     acknowledged_s, ended_s = cancel(lab)
     assert acknowledged_s < GRACE * ACKNOWLEDGED_S

@@ -14,10 +14,10 @@ import pytest
 import labkit as lab
 from labkit.contracts import Skip
 from labkit.machine import hardware
-from labkit.machine.helper import HELPERS
+from labkit.machine.helper import HELPERS, pids
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import distance, locate
-from labkit.parts.storage.distance import ADDRESSES, Connection, Distance, fetch, parse, served
+from labkit.parts.storage.distance import ADDRESSES, Connection, Distance, fetch, served
 from labkit.pipeline import open_loader
 from labkit.resolve import open_reader, open_source, resolve
 from labkit.runs.staging import check_rates, staged
@@ -26,21 +26,6 @@ NEAR = Distance(rtt_ms=0, mbit_per_s=8000)
 
 
 # --- names ----------------------------------------------------------------------------------
-
-
-def test_a_name_says_how_far():
-    assert parse("far_20ms_1000mbit") == Distance(rtt_ms=20, mbit_per_s=1000)
-    far = parse("far_5ms_100mbit_staged")
-    assert (far.rtt_s, far.bytes_per_s, far.staged) == (0.005, 12.5e6, True)
-    assert far.label == "emulated distance(5 ms, 100 Mbit/s, staged)"
-    assert parse("far_20ms_1000mbit").label == "emulated distance(20 ms, 1,000 Mbit/s)"
-
-
-@pytest.mark.parametrize(
-    "name", ["far", "far_20_1000", "far_20ms_0mbit", "far_-1ms_9mbit", "far_1ms_9mbit_", "hdd"]
-)
-def test_other_names_say_nothing(name):
-    assert parse(name) is None
 
 
 # --- the server -----------------------------------------------------------------------------
@@ -63,9 +48,8 @@ def ask(address, path):
             return str(error)
 
 
-def children():
-    found = psutil.Process().children()
-    return {child for child in found if any("distance_server" in w for w in child.cmdline())}
+def servers():
+    return [psutil.Process(pid) for pid in pids()]
 
 
 def test_it_gives_the_listed_files_and_nothing_else(files):
@@ -78,7 +62,7 @@ def test_it_gives_the_listed_files_and_nothing_else(files):
         base, _, secret = address.rpartition("/")
         for wrong in ("", "wrong", "files"):
             assert ask(f"{base}/{wrong}", "files/0") == "status 404"
-        (server,) = children()
+        (server,) = servers()
         assert len(secret) > 20 and secret not in " ".join(server.cmdline())
         listening = [c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"]
         assert listening == ["127.0.0.1"]
@@ -93,9 +77,8 @@ def test_it_is_found_while_it_is_up_and_nothing_is_left(photos):
     before = [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)]
     with far.put_up(open_folder(photos), (), lambda line: None):
         assert locate("far_0ms_8mbit", photos).address.startswith("127.0.0.1:")
-        (server,) = children()
-        assert str(server.pid) in os.environ[HELPERS].split()
-    assert (far.address, children()) == ("", set())
+        (server,) = servers()
+    assert (far.address, server.is_running()) == ("", False)
     assert [os.environ.get(one, "{}") for one in (ADDRESSES, HELPERS)] == before
 
 

@@ -1,9 +1,9 @@
-"""Operations go through the ordinary runner: rows, resume, table, chart."""
+"""Operations go through the ordinary runner: rows, table, chart."""
 
 import pickle
 
 import pytest
-from fake_runs import cancelled_after_a_row, fake_grouped_run, save_run
+from fake_runs import fake_grouped_run, save_run
 from jpegs import why_missing
 
 import labkit as lab
@@ -20,23 +20,9 @@ def few(photos, **changes):
 
 
 @pytest.fixture(scope="module")
-def cancelled(photos, tmp_path_factory):
-    """A run that was cancelled after its first row."""
-    how = {"results": tmp_path_factory.mktemp("results"), **cancelled_after_a_row()}
-    return lab.run(few(photos), blocks=1, **how)
-
-
-@pytest.fixture(scope="module")
-def run(cancelled):
-    return lab.resume(cancelled.folder, progress=False)
-
-
-def test_a_cancelled_run_is_completed_row_by_row(cancelled, run):
-    assert cancelled.info["status"] == "cancelled"
-    assert [trial.status for trial in cancelled.trials].count("ok") == 1
-    assert run.trials[: len(cancelled.trials)] == cancelled.trials
-    done = [(t.block, t.variant, t.role) for t in run.trials if t.status == "ok"]
-    assert len(done) == len(set(done))
+def run(photos, tmp_path_factory):
+    results = tmp_path_factory.mktemp("results")
+    return lab.run(few(photos), blocks=1, results=results, progress=False)
 
 
 def test_a_row_has_its_group_and_says_what_it_timed(run):
@@ -46,7 +32,7 @@ def test_a_row_has_its_group_and_says_what_it_timed(run):
     twice = {(t.block, t.variant, t.role) for t in measured if t.role}
     assert len(twice) == 2 * len(GROUPS)
     for trial in measured:
-        assert 0 < trial.time_s < 0.1
+        assert trial.time_s > 0
         assert trial.variant == f"{trial.group}: {trial.settings['library']}"
         assert (trial.images, trial.labels) == (1, {"input": "in memory", "threads": "1"})
         assert "steal_share" in trial.disturbance
@@ -80,13 +66,6 @@ def test_a_broken_photograph_ends_the_run_and_is_named(photos, tmp_path):
         (tmp_path / "own" / path.name).write_bytes(b"\xff\xd8 broken")
     with pytest.raises(RuntimeError, match=r"\.jpg: "):
         lab.run(few(tmp_path / "own"), results=tmp_path / "results", progress=False)
-
-
-def test_a_setting_without_effect_is_refused(photos, tmp_path, capsys):
-    words = ["run", "operations", "--data", str(photos), "--num-workers", "4"]
-    assert main([*words, "--results", str(tmp_path)]) == 1
-    assert "num_workers must be left out for operations" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 # --- what is shown, without running anything ----------------------------------------------

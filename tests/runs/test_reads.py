@@ -51,8 +51,10 @@ def test_reading_a_cold_pack_asks_the_disk(photos):
 
 def test_a_copy_is_as_fast_as_cold_images_are_read_in_their_order(photos):
     found = count_reads(settings(photos, storage="modelled_hdd"), timed=True)
-    # A disk's arm need not move from file to file: at random it reads some 9 MB/s.
-    assert 30e6 < found["bytes_per_s"] < 1.1 * HARD_DISK.bytes_per_s
+    # A disk's arm need not move from file to file, and at random it reads some 9 MB/s.
+    image_bytes = sum(path.stat().st_size for path in photos.rglob("*.jpg")) / 24
+    at_random = image_bytes * HARD_DISK.files_per_s(image_bytes)
+    assert 1.2 * at_random < found["bytes_per_s"] < 1.1 * HARD_DISK.bytes_per_s
     if page_cache.can_evict():
         assert count_reads(settings(photos, packing="folder"), timed=True)["bytes_per_s"] > 0
 
