@@ -24,7 +24,6 @@ from benchmarks import frame
 from labkit import units
 from labkit.contracts import SystemClock
 from labkit.diagnosis.watch import watch
-from labkit.machine import hardware
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here
 from labkit.runs.process import Launcher
@@ -99,7 +98,7 @@ def compare(
 def trial_starts_s(settings: Settings, scratch: Path) -> list[float]:
     """Time requests from asking for a process to its answer; the first also starts the server."""
     nothing = {"settings": asdict(settings), "start": 0, "stop": 0, "decoders": []}
-    with Launcher(scratch / "worker.log", fork=hardware.can_fork()) as launcher:
+    with Launcher(scratch / "worker.log") as launcher:
         ask = partial(launcher.run, "find_bad_images", nothing)
         return [frame.timed(ask) for _ in range(TRIALS + 1)]
 

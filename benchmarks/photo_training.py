@@ -32,7 +32,7 @@ from labkit.parts.storage import slow_disk
 BATCH_SIZE = 8
 PX = 160
 FEW = 80
-PINNED = {"pinned": True, "non_blocking": True, "side_stream": False}
+PINNED = {"pinned": True, "side_stream": False}
 
 
 class Site:

@@ -99,11 +99,10 @@ def large_batches(site: Site, fixed: bool) -> dict[str, object]:
 
 
 def pageable_copies(site: Site, fixed: bool) -> dict[str, object]:
-    """Copies from ordinary memory, for which the host waits; better: pinned, and non-blocking."""
+    """Copies from ordinary memory, for which the host waits; better: pinned."""
     photos = Floats(site.paths(IMAGES // 2), [Resize(LARGE_PX)], decode_half)
     device = emulated(COMPUTE_MS + 2, pinned_bytes_per_s=0.5e9, pageable_bytes_per_s=0.25e9)
-    how = {"pinned": fixed, "non_blocking": fixed}
-    return training(loader(photos), Train(device, **how))
+    return training(loader(photos), Train(device, pinned=fixed))
 
 
 def need_small_memory() -> None:

@@ -10,10 +10,13 @@ channel order, so `difference` compares pixels.
 from __future__ import annotations
 
 import calendar
+import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -63,12 +66,7 @@ class Device(Protocol):
     """It computes nothing, and only takes the time: see `parts.devices.EmulatedDevice`."""
 
     def put(
-        self,
-        batch: Mapping[str, torch.Tensor],
-        *,
-        pinned: bool,
-        non_blocking: bool,
-        side_stream: bool,
+        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, side_stream: bool
     ) -> DeviceBatch:
         """Start copying a batch to the device."""
 
@@ -146,7 +144,6 @@ class Reader(Protocol):
             JPEG bytes, (H, W, 3) uint8 pixels or a finished sample's arrays by name.
 
         Raises:
-            IndexError: there is no image `i`.
             OSError: the file cannot be read; the message names it.
             ValueError: it is damaged; the message names the file, and the record in a pack.
         """
@@ -258,6 +255,11 @@ def classifier_batch(batch_size: int, input_px: int) -> dict[str, ArraySpec]:
 BATCHES = {"detector": detector_batch, "classifier": classifier_batch}
 
 
+def bytes_of(specs: Mapping[str, ArraySpec]) -> int:
+    """Return the size of a finished batch."""
+    return sum(prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs.values())
+
+
 def read_size_px(jpeg: bytes) -> tuple[int, int]:
     """Return an image's width and height as stored, without decoding it.
 
@@ -346,26 +348,6 @@ def check_batch(batch: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec])
             raise ValueError(f"batch[{name!r}] must be {spec.dtype}, got {array.dtype}")
 
 
-def tolerance_levels(
-    *, decoders_differ: bool, scaled: bool, decoded_scaled: bool = False
-) -> float | None:
-    """Return how far pixels may be from the baseline's on average, in grey levels.
-
-    Args:
-        decoders_differ: JPEG decoders round chroma differently.
-        scaled: one of them reads images that were scaled down, and compressed again, beforehand.
-        decoded_scaled: one of them decodes to fewer pixels.
-
-    Returns:
-        None where every pixel must be the same.
-    """
-    if decoded_scaled:
-        return SCALED_DECODING_TOLERANCE_LEVELS
-    if scaled:
-        return SCALED_TOLERANCE_LEVELS
-    return DECODED_TOLERANCE_LEVELS if decoders_differ else None
-
-
 def difference(
     batch: Mapping[str, np.ndarray],
     reference: Mapping[str, np.ndarray],
@@ -379,8 +361,8 @@ def difference(
         batch: entry name -> array, already checked by `check_batch`.
         reference: the baseline's batch, likewise.
         specs: the tolerances.
-        levels: compare pixels by their mean difference, within so many grey levels; see
-            `tolerance_levels`.
+        levels: compare pixels by their mean difference, within so many grey levels; None: every
+            pixel must be the same, within the tolerance.
 
     Returns:
         "" or a sentence naming the entry, the rule and the value.
@@ -427,6 +409,30 @@ class Skip(Exception):  # noqa: N818 - not an error: the variant cannot run here
 
 class Cancelled(Exception):  # noqa: N818 - a request, not an error
     """The user cancelled; everything that was started has been ended."""
+
+
+LONGEST_REASON = 200  # characters of a library's own message; it has to stay one line
+
+
+def open_library(module: str, install: str) -> ModuleType:
+    """Import a library that not every user has.
+
+    Args:
+        module: what to import.
+        install: what pip installs it by.
+
+    Raises:
+        Skip: it is missing, or it is installed and broken; one line says which.
+    """
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a broken library may raise anything
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise Skip(f"{module} is not installed; pip install {install}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+        raise Skip(
+            f"{module} is installed and broken ({reason}); install it again: pip install {install}"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,7 +493,6 @@ class Trial:
     cpu_percent: float | None = None
     """cpu_s over wall time; 200 means two busy cores."""
     gpu_util_mean: float | None = None
-    gpu_util_zero_share: float | None = None
     gpu_memory_bytes: int | None = None
     """Most that NVML saw in use on the whole GPU, by whatever program."""
     gpu_allocated_bytes: int | None = None

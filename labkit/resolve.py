@@ -67,9 +67,8 @@ class Traits:
     """What a variant's parts mean for comparing it with others."""
 
     leaves_out: frozenset[str]
-    """What of the work it does not do: "loading", "computing"."""
-    repeats_batch: bool
-    """One batch in memory is delivered again and again."""
+    """What of the work it does not do: "loading" (one batch is delivered again and again),
+    "computing"."""
     steps_short: int
     """Steps that it leaves out of every epoch."""
     own_order: bool
@@ -77,7 +76,6 @@ class Traits:
     outside: bool
     """The loader reads, decodes and preprocesses by itself, and rounds in its own way."""
     loads_in_threads: bool
-    prefetches: bool
     scaled_decoding: bool
     """The decoder returns fewer pixels than the image has."""
     in_memory: bool
@@ -173,12 +171,10 @@ def traits(settings: Mapping[str, object]) -> Traits:
     left_out = {"loading": loader == "resident", "computing": settings.get("step") == "nothing"}
     return Traits(
         leaves_out=frozenset(name for name, is_left_out in left_out.items() if is_left_out),
-        repeats_batch=loader == "resident",
         steps_short=STEPS_SHORT.get(prefetcher, 0),
         own_order=loader in OWN_ORDER,
         outside=loader in OUTSIDE,
         loads_in_threads=loader in THREADED,
-        prefetches=prefetcher not in (None, "none"),
         scaled_decoding=settings.get("decoder") in SCALED,
         in_memory=settings.get("storage") in IN_MEMORY,
         on_cpu=settings.get("device") == "cpu",

@@ -9,6 +9,7 @@ import struct
 import numpy as np
 from PIL import Image
 
+from labkit.contracts import Skip
 from labkit.machine.hardware import OPTIONAL
 from labkit.parts.decoding import DECODERS
 
@@ -21,8 +22,8 @@ def why_missing(decoder: str) -> str:
         return ""
     try:
         DECODERS[decoder](encode(photo()))
-    except ImportError as error:
-        return str(error)
+    except Skip as reason:
+        return str(reason)
     return ""
 
 

@@ -131,7 +131,7 @@ def _other_first_loss(trial: Trial, base: Trial) -> str:
 def _is_same_data(trial: Trial, other: Trial) -> bool:
     a, b = traits(trial.settings), traits(other.settings)
     # One batch over and over, or another image last; an epoch of those was compared before timing.
-    repeats = a.repeats_batch or b.repeats_batch
+    repeats = "loading" in a.leaves_out | b.leaves_out
     reorders = (a.own_order or b.own_order) and not _are_same(trial, other, ("loader",))
     is_same_end = a.steps_short == b.steps_short and not repeats and not reorders
     return is_same_end and _are_same(trial, other, SAME_DATA)

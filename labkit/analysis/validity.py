@@ -175,7 +175,7 @@ def cache_violation(trial: Trial) -> str:
     # Only of a disk that the kernel knows are the bytes counted: not of a network's.  A resident
     # batch was read before the epochs: no byte of them shows.
     on_disk = trial.medium.get("rotational") is not None
-    on_disk = on_disk and not traits(trial.settings).repeats_batch
+    on_disk = on_disk and "loading" not in traits(trial.settings).leaves_out
     from_device = fetched / files if fetched is not None and files and on_disk else None
     if (percent := trial.settings.get("cached")) is not None:
         shares = shares_before(trial)

@@ -92,7 +92,7 @@ class Emulated(Host):
         if name == "put":
             readings.copy_wait_s += max(passed_s, 0.0)
             readings.side_stream, readings.pinned = how["side_stream"], how["pinned"]
-            readings.copy_blocks = not (how["pinned"] and how["non_blocking"])
+            readings.copy_blocks = not how["pinned"]
             self._copied = result
         self.syncs += name == "synchronize"
         return result
@@ -111,7 +111,8 @@ class Emulated(Host):
             return 0.0
         self.synchronize()
         start_s = time.perf_counter()
-        self.emulated.put(self._copied, pinned=pinned, non_blocking=False, side_stream=False)
+        self.emulated.put(self._copied, pinned=pinned, side_stream=False)
+        self.synchronize()
         return time.perf_counter() - start_s
 
 

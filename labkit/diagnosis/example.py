@@ -113,7 +113,7 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: ob
     def step(batch: object) -> None:
         pictures, labels = batch
         entries = {"image": pictures, "label": labels}
-        device.wait(device.put(entries, pinned=False, non_blocking=False, side_stream=False))
+        device.wait(device.put(entries, pinned=False, side_stream=False))
         device.compute(len(labels))
 
     return Example(loader, step, files, device)

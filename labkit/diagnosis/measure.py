@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import units
+from labkit.contracts import Skip
 from labkit.diagnosis import loaders, stages
 from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
 from labkit.diagnosis.predict import Measured
@@ -526,7 +527,7 @@ def _decoders_s(files: Sequence[Path]) -> dict[str, float]:
     jpegs = [path.read_bytes() for path in jpegs]
     took_s = {}
     for name, decode in DECODERS.items() if jpegs else ():
-        with suppress(ImportError, ValueError):  # not installed, or refuses a file
+        with suppress(Skip, ImportError, ValueError):  # not installed, or refuses a file
             decode(jpegs[0])
             begun_s = time.perf_counter()
             for jpeg in jpegs:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Skip
-from labkit.machine import gpu, hardware
-from labkit.resolve import complete_here, own_parts
+from labkit.machine import gpu
+from labkit.resolve import complete_here
 from labkit.runs.active import single_run_lock
 from labkit.runs.experiment import Experiment
 from labkit.runs.process import Launcher
@@ -130,9 +130,8 @@ def largest_batch(
         stored="jpeg", loader="torch", prefetcher="none",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "worker.log"
-        with Launcher(log, fork=hardware.can_fork(), own=own_parts()) as launcher:
-            found = launcher.run("search_on_cuda", {"settings": asdict(tried_on)}, cancel)
+        with Launcher(Path(folder) / "worker.log") as launcher:
+            found = launcher.run("search_on_cuda", {"settings": tried_on}, cancel)
     return describe(given, found)
 
 

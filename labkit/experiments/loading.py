@@ -239,10 +239,6 @@ def sampling(base: Settings) -> Experiment:
         },
         baseline="shuffled",
         source="[001] 4.1: map and iterable data sets, samplers, collate functions; no figure",
-        in_full={
-            "batch sampler": by("torch_batch_sampler"),
-            "torch's own collate": by("torch_default_collate"),
-        },
         knobs=("num_workers", "batch_size", "cache", "preprocessor", "device"),
     )
 

@@ -33,26 +33,15 @@ MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
 # A variant that needs a missing one is skipped.
 OPTIONAL = ("kornia_rs", "torchvision", "tensorflow", "dali")
-# Library -> the distributions that may provide it.
+LIBRARIES = (
+    "torch", "numpy", "opencv", "pillow", "simplejpeg", "kornia_rs", "torchvision",
+    "prefetch_generator", "tqdm", "tensorflow", "dali", "pandas", "matplotlib",
+)  # fmt: skip
+# Library -> the distributions that may provide it, where they have other names.
 DISTRIBUTIONS = {
-    "torch": ("torch",),
-    "numpy": ("numpy",),
-    "opencv": (
-        "opencv-python",
-        "opencv-python-headless",
-        "opencv-contrib-python",
-        "opencv-contrib-python-headless",
-    ),
-    "pillow": ("pillow",),
-    "simplejpeg": ("simplejpeg",),
-    "kornia_rs": ("kornia-rs",),
-    "torchvision": ("torchvision",),
-    "prefetch_generator": ("prefetch_generator",),
-    "tqdm": ("tqdm",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu"),
-    "dali": ("nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-dali-cuda110"),
-    "pandas": ("pandas",),
-    "matplotlib": ("matplotlib",),
+    "opencv": [f"opencv{kind}-python{ui}" for kind in ("", "-contrib") for ui in ("", "-headless")],
+    "tensorflow": ["tensorflow", "tensorflow-cpu"],
+    "dali": ["nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-dali-cuda110"],
 }
 
 
@@ -164,10 +153,10 @@ def versions() -> dict[str, str]:
     Optional libraries that are missing are left out.
     """
     installed = {}
-    for name, distributions in DISTRIBUTIONS.items():
+    for name in LIBRARIES:
         if name not in OPTIONAL:
             installed[name] = "unknown"
-        for distribution in distributions:
+        for distribution in DISTRIBUTIONS.get(name, [name]):
             try:
                 installed[name] = metadata.version(distribution)
                 break
@@ -180,11 +169,7 @@ def _machine_id(total_bytes: int) -> str:
     # What firmware and kernel leave of the memory differs a little from start to start.
     facts = (platform.system(), platform.machine(), _cpu_model(), os.cpu_count(), total_bytes >> 30)
     raw = procfs.text("/etc/machine-id").strip()
-    return _short_hash(f"labkit {raw} {facts}".encode())
-
-
-def _short_hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]
+    return hashlib.sha256(f"labkit {raw} {facts}".encode()).hexdigest()[:12]
 
 
 def _cpu_model() -> str:

@@ -14,6 +14,7 @@ not make it a hard disk: a cold random-read probe has to agree.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from labkit import units
 from labkit.contracts import Skip
 from labkit.files import write_whole
 from labkit.machine import page_cache, procfs
@@ -49,6 +51,7 @@ PROBE_BYTES = range(4096, (1 << 20) + 1)
 # Listing a folder of millions, or asking a hard disk for the size of each file in it, would
 # take longer than the probe.
 PROBE_LISTED, PROBE_LOOKED_AT = 20_000, 2_000
+SPARE_SHARE = 0.05  # file systems round sizes up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +160,46 @@ def describe_medium(path: str | Path) -> Medium:
         rotational=None if rotational is None else bool(rotational),
         free_bytes=shutil.disk_usage(path).free,
     )
+
+
+def check_room(folder: Path, needed_bytes: float, what: str) -> None:
+    """Refuse to write more than there is room for.
+
+    Args:
+        folder: an existing one.
+        needed_bytes: how much will be written.
+        what: what it is, for the message.
+
+    Raises:
+        Skip: it does not fit; the text says so with numbers.
+    """
+    import psutil
+
+    medium, needed_bytes = describe_medium(folder), needed_bytes * (1 + SPARE_SHARE)
+    free_bytes, kind = medium.free_bytes, ""
+    if medium.in_memory:  # it may be larger than the memory that other programs leave
+        free_bytes, kind = min(free_bytes, psutil.virtual_memory().available), "of memory "
+    if needed_bytes > free_bytes:
+        raise Skip(
+            f"{folder} must have {units.count_bytes(needed_bytes)} {kind}free for {what}, "
+            f"got {units.count_bytes(free_bytes)}; free some space, or use less data"
+        )
+
+
+@contextlib.contextmanager
+def skip_unwritable(folder: Path) -> Iterator[None]:
+    """Turn errors of writing to a folder into a reason to skip a variant.
+
+    Raises:
+        Skip: an OSError inside the block; the text names the file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise Skip(
+            f"{folder} must be a folder that can be written, got {error.strerror or error} "
+            f"({error.filename or folder}); choose another folder or free some space"
+        ) from error
 
 
 def _queue_folder(number: int, source: Path) -> Path | None:

@@ -141,7 +141,6 @@ class GpuWatch:
         )
         return {
             "gpu_util_mean": sum(busy) / len(busy) / 100 if busy else None,
-            "gpu_util_zero_share": busy.count(0) / len(busy) if busy else None,
             "gpu_memory_bytes": max(used, default=None),
         }
 

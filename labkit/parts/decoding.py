@@ -14,34 +14,12 @@ labelled.
 from __future__ import annotations
 
 import functools
-import importlib
 import io
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from labkit.contracts import read_size_px
-
-
-@functools.cache
-def open_library(module: str, package: str) -> ModuleType:
-    """Import a decoder's library, once.
-
-    Raises:
-        ImportError: it is missing or broken; the message names the install line.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"decoder must be installed, got {error}; pip install {package}"
-        ) from error
-    except Exception as error:  # torchvision beside a torch that it was not built for
-        raise ImportError(
-            f"decoder must be installed so that it imports, got {type(error).__name__}: {error}; "
-            f"pip install {package}, both built for the same CUDA or for none"
-        ) from error
+from labkit.contracts import check_image, open_library, read_size_px
 
 
 def checked(decode: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -78,7 +56,7 @@ def decode_opencv(jpeg: bytes) -> np.ndarray:
 
     Raises:
         ValueError: not a whole JPEG, or not one that the library reads.
-        ImportError: the library is missing.
+        Skip: the library is missing or broken.
     """
     cv2 = open_library("cv2", "opencv-python")
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
@@ -175,18 +153,17 @@ DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
 SCALED = frozenset({"simplejpeg_scaled"})
 
 
-def sample_jpeg() -> bytes:
-    """Return a small JPEG file that every decoder reads."""
-    cv2 = open_library("cv2", "opencv-python")
-    return cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+def why_not(names: Iterable[str] | None = None) -> dict[str, str]:
+    """Return which decoders cannot be used here, each with the reason, by trying them once.
 
-
-def why_not() -> dict[str, str]:
-    """Return the decoders that cannot be used here, each with the reason, by trying all once."""
-    jpeg, reasons = sample_jpeg(), {}
-    for name, decode in DECODERS.items():
+    Args:
+        names: of decoders; unset: all.
+    """
+    cv2, reasons = open_library("cv2", "opencv-python"), {}
+    jpeg = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    for name in DECODERS if names is None else names:
         try:
-            decode(jpeg)
-        except ImportError as error:
+            check_image(DECODERS[name](jpeg))
+        except Exception as error:  # one of the user's own may raise anything
             reasons[name] = str(error)
     return reasons

@@ -34,16 +34,9 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
 
     def put(
-        self,
-        batch: Mapping[str, torch.Tensor],
-        *,
-        pinned: bool,
-        non_blocking: bool,
-        side_stream: bool,
+        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, side_stream: bool
     ) -> DeviceBatch:
         """Return the batch as it is."""
-        if side_stream:
-            raise Skip("a side stream needs a device beside the host: cuda or emulated")
         return DeviceBatch(batch)
 
     def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
@@ -73,19 +66,14 @@ class CudaDevice:
         self._side_stream = torch.cuda.Stream()
 
     def put(
-        self,
-        batch: Mapping[str, torch.Tensor],
-        *,
-        pinned: bool,
-        non_blocking: bool,
-        side_stream: bool,
+        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, side_stream: bool
     ) -> DeviceBatch:
         """Start copying; `pinned` is not used: CUDA knows it of each tensor."""
         cuda = self._torch.cuda
         stream = self._side_stream if side_stream else cuda.current_stream()
         with cuda.stream(stream):
             on_device = DeviceBatch(
-                (name, tensor.to(self.torch_device, non_blocking=non_blocking))
+                (name, tensor.to(self.torch_device, non_blocking=True))
                 for name, tensor in batch.items()
             )
             on_device.ready = stream.record_event() if side_stream else None
@@ -177,11 +165,6 @@ class EmulatedDevice:
     def __init__(self, profile: Profile, clock: Clock) -> None:
         import torch
 
-        if profile.compute_s_per_image is None:
-            raise ValueError(
-                "device_speed must be set for the simulated GPU, got None; "
-                "`labkit calibrate` measures one"
-            )
         self.torch_device = torch.device("cpu")
         rate = units.rate(1 / profile.compute_s_per_image)
         self.label = f"emulated({', '.join(filter(None, (rate, profile.name)))})"
@@ -198,12 +181,7 @@ class EmulatedDevice:
         self._late_s = 0.0  # delay of the host that only the emulation causes
 
     def put(
-        self,
-        batch: Mapping[str, torch.Tensor],
-        *,
-        pinned: bool,
-        non_blocking: bool,
-        side_stream: bool,
+        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, side_stream: bool
     ) -> DeviceBatch:
         """Occupy the copy engine, and the compute stream too unless on a side stream."""
         size_bytes = sum(tensor.nbytes for tensor in batch.values())
@@ -216,7 +194,7 @@ class EmulatedDevice:
         self._copy_free_s = end_s
         if not side_stream:
             self._compute_free_s = end_s
-        if not (pinned and non_blocking):
+        if not pinned:
             # From pageable memory the driver waits for the stream, then copies by hand.
             self._wait(end_s, self._idle_until)
         on_device = DeviceBatch(batch)

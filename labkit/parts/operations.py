@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from operator import attrgetter
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +30,8 @@ ANGLE_DEGREES = 15
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
 STD = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
 JPEG_QUALITY = 93  # COCO's photographs have about that
+
+_library = cache(importlib.import_module)  # an import statement in a timed function would be timed
 
 
 class Picture:
@@ -257,11 +258,6 @@ def _resized_px(width: int, height: int) -> tuple[int, int]:
 def _crop_box(width: int, height: int) -> tuple[int, int, int, int]:
     left, top = round(width * (1 - CROP_SCALE) / 2), round(height * (1 - CROP_SCALE) / 2)
     return left, top, width - left, height - top
-
-
-@cache  # an import statement in a timed function would be timed with it
-def _library(module: str) -> ModuleType:
-    return importlib.import_module(module)
 
 
 @cache

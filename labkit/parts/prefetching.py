@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def fetch_plainly(batches: Batches, device: Device, *, pinned: bool) -> Iterator[DeviceBatch]:
     """Copy each batch when it is asked for, on the stream that also computes."""
     for batch in batches:
-        on_device = device.put(batch, pinned=pinned, non_blocking=True, side_stream=False)
+        on_device = device.put(batch, pinned=pinned, side_stream=False)
         device.wait(on_device)
         yield on_device
 
@@ -67,7 +67,7 @@ def fetch_on_side_stream(
         batch = next(remaining, None)
         if batch is None:
             return None
-        return device.put(batch, pinned=pinned, non_blocking=True, side_stream=True)
+        return device.put(batch, pinned=pinned, side_stream=True)
 
     following = preload()
     while following is not None:

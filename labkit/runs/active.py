@@ -16,7 +16,6 @@ from pathlib import Path
 from labkit.analysis.validity import baselines_of, group_of
 from labkit.contracts import Trial, utc_now
 from labkit.files import bar, progress_stream
-from labkit.machine import hardware
 from labkit.runs.process import Launcher, TrialKilled
 from labkit.runs.schedule import Planned
 from labkit.runs.store import append_trial, explain_unwritable, write_info
@@ -110,7 +109,6 @@ class ActiveRun:
     Args:
         folder: the run folder.
         info: what its `run.json` holds; kept up to date there.
-        own: the user's own parts, from `resolve.own_parts`.
         cancel: set by another thread to stop.
         progress: whether to print a bar with ETA, or an object to report to instead.
     """
@@ -120,7 +118,6 @@ class ActiveRun:
         folder: Path,
         info: dict,
         *,
-        own: bytes,
         cancel: threading.Event | None,
         progress: Progress | bool,
     ) -> None:
@@ -136,7 +133,7 @@ class ActiveRun:
         self.progress = progress
         progress.begin(folder)
         with explain_unwritable(folder):
-            self.launcher = Launcher(folder / "worker.log", fork=hardware.can_fork(), own=own)
+            self.launcher = Launcher(folder / "worker.log")
 
     @property
     def baseline(self) -> Settings:

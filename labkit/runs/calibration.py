@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
@@ -24,7 +24,7 @@ from labkit.runs.active import ActiveRun
 from labkit.runs.checks import check_emulator, check_images
 from labkit.runs.device_speed import FILE, device_of, is_calibrated
 from labkit.runs.process import TrialFailed
-from labkit.runs.timing import time_epoch, warm_up
+from labkit.runs.timing import open_trial, time_epoch
 from labkit.settings import Mode, Settings
 
 CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
@@ -55,8 +55,8 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     of = traits(vars(baseline))
     try:
         calibration |= run.ask(
-            "measure_baseline",
-            settings=asdict(tried),
+            "measure_rates",
+            settings=tried,
             seconds=CALIBRATION_S,
             excluded=run.info["excluded"],
         )
@@ -134,16 +134,13 @@ def _note_short_epochs(run: ActiveRun) -> None:
     )
 
 
-def measure_baseline(
-    settings: Settings,
-    *,
-    seconds: float,
-    excluded: frozenset[int] = frozenset(),
+def measure_rates(
+    settings: Settings, *, seconds: float, excluded: frozenset[int] = frozenset()
 ) -> dict[str, float]:
-    """Measure how fast the baseline is here.
+    """Measure how fast a pipeline is here.
 
     Args:
-        settings: the baseline's, complete; `images` is how many to try it on.
+        settings: a run's baseline's or the reference's, complete; `images` is how many to take.
         seconds: how long each rate is measured.
         excluded: indices of unreadable images.
 
@@ -151,31 +148,13 @@ def measure_baseline(
         images_per_s, with the step, and load_images_per_s, without device and step.
     """
     clock = SystemClock()
-    pipeline = _open(settings, clock, excluded)
+    pipeline, _ = open_trial(settings, clock, excluded)
     rate = steady_rate(pipeline, clock, seconds)
     if "computing" in traits(vars(settings)).leaves_out:  # this is loading alone
         return {"images_per_s": rate, "load_images_per_s": rate}
     pipeline.source.prepare_cache(settings.cache_state)
     load_rate = steady_rate(pipeline, clock, seconds, load_only=True)
     return {"images_per_s": rate, "load_images_per_s": load_rate}
-
-
-def load_rate(settings: Settings, *, seconds: float, excluded: frozenset[int]) -> float:
-    """Measure how many images per second a pipeline loads, without device and step."""
-    clock = SystemClock()
-    return steady_rate(_open(settings, clock, excluded), clock, seconds, load_only=True)
-
-
-def _open(settings: Settings, clock: Clock, excluded: frozenset[int]) -> Pipeline:
-    import torch
-
-    torch.set_num_threads(settings.torch_threads)
-    pipeline = build(settings, clock, excluded=excluded)
-    pipeline.source.start_worker(0)
-    warm_up(pipeline)
-    pipeline.source.prepare_cache(settings.cache_state)
-    pipeline.parts.storage.enter()
-    return pipeline
 
 
 def steady_rate(

@@ -10,8 +10,8 @@ Functions that take a run are called by the runner; the others do their work in 
 variant that fails becomes a row with its reason.
 
 A stand-in that passed is remembered for a day in the results folder (`self_checks.json`; remove it
-to check everything again).  A faster disk, more readers, shorter steps or a changed labkit is
-another check.
+to check everything again).  A faster disk, more readers, other steps or a changed labkit is another
+check.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
-from math import prod
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -35,19 +33,22 @@ import numpy as np
 from labkit import units
 from labkit.contracts import (
     BATCHES,
+    DECODED_TOLERANCE_LEVELS,
+    SCALED_DECODING_TOLERANCE_LEVELS,
+    SCALED_TOLERANCE_LEVELS,
     ArraySpec,
     Skip,
+    bytes_of,
     check_batch,
     check_image,
     difference,
     read_size_px,
     seconds_of,
-    tolerance_levels,
     utc_now,
 )
 from labkit.files import write_whole
 from labkit.machine import hardware
-from labkit.parts.decoding import DECODERS, sample_jpeg
+from labkit.parts.decoding import DECODERS, why_not
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
@@ -102,7 +103,7 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
     try:
         bad, changed = run.ask(
             "find_bad_images",
-            settings=asdict(settings),
+            settings=settings,
             start=start,
             stop=run.images_looked_at,
             decoders=decoders,
@@ -147,7 +148,7 @@ def find_bad_images(
     """
     reader = open_source(settings)
     indices = [int(index) for index in shuffled_images(settings)[start:stop]]
-    usable = [name for name in decoders if _decodes(name, sample_jpeg())]
+    usable = sorted(set(decoders) - why_not(decoders).keys())  # the others say so in their rows
 
     def fault(index: int) -> str:
         try:
@@ -174,15 +175,6 @@ def find_bad_images(
     return bad, reader.verify([index for index, line in faults.items() if not line])
 
 
-def _decodes(name: str, jpeg: bytes) -> bool:
-    """Try a decoder: one that is missing or broken says so in its variants' rows."""
-    try:
-        check_image(DECODERS[name](jpeg))
-    except Exception:  # a decoder of the user's own may raise anything
-        return False
-    return True
-
-
 # --- equal work -----------------------------------------------------------------------------
 
 
@@ -207,7 +199,7 @@ def check_work(run: ActiveRun) -> None:
 def _ask_verdicts(run: ActiveRun, labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     return run.ask(
         "compare_work",
-        variants={label: asdict(run.variants[label]) for label in labels},
+        variants={label: run.variants[label] for label in labels},
         baseline=run.info["baseline"],
         excluded=run.info["excluded"],
     )
@@ -280,11 +272,13 @@ def _difference(
     own, other = traits(vars(settings)), traits(vars(base))
     if own.own_order or other.own_order:  # the same images, as this is the whole epoch
         batch, reference = _by_id(batch), _by_id(reference)
-    levels = tolerance_levels(
-        decoders_differ=settings.decoder != base.decoder,
-        scaled=_scaled(settings) != _scaled(base),
-        decoded_scaled=own.scaled_decoding != other.scaled_decoding,
-    )
+    levels = None
+    if own.scaled_decoding != other.scaled_decoding:
+        levels = SCALED_DECODING_TOLERANCE_LEVELS
+    elif _scaled(settings) != _scaled(base):
+        levels = SCALED_TOLERANCE_LEVELS
+    elif settings.decoder != base.decoder:
+        levels = DECODED_TOLERANCE_LEVELS
     return difference(batch, reference, specs, levels=levels)
 
 
@@ -330,7 +324,7 @@ def check_stand_ins(run: ActiveRun) -> None:
 
 def _prove_rates(run: ActiveRun, settings: Settings) -> list[dict[str, object]]:
     for _ in range(RATE_TRIES):
-        rates = run.ask("check_rates", settings=asdict(settings), excluded=run.info["excluded"])
+        rates = run.ask("check_rates", settings=settings, excluded=run.info["excluded"])
         off = [rate for rate in rates if rate["refused"]]
         if not off:
             return rates
@@ -366,13 +360,12 @@ def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
     """
     step_s = resolve(settings).profile.compute_s_per_image * settings.batch_size
 
-    def prove() -> dict[str, float]:
+    def prove() -> float:
         tries = [
-            run.ask("free_loader_utilization", settings=asdict(settings))
-            for _ in range(EMULATOR_TRIES)
+            run.ask("free_loader_utilization", settings=settings) for _ in range(EMULATOR_TRIES)
         ]
         if (au := median(tries)) >= FREE_LOADER_MIN_AU:
-            return {"au": au, "step_s": step_s}
+            return au
         raise RuntimeError(
             f"the simulated GPU must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
             f"a free loader, got {units.percent(au)} in the median of {EMULATOR_TRIES} tries with "
@@ -380,18 +373,13 @@ def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
             "a larger batch_size, and run again"
         )
 
-    # What is lost per step weighs less in longer steps.
-    found, checked_utc = _remembered(
-        run, {"label": "emulated accelerator"}, prove, lambda old: old["step_s"] <= step_s
-    )
-    return {"free_loader_au": found["au"], "free_loader_checked_utc": checked_utc}
+    what = {"label": "emulated accelerator", "step_s": step_s}
+    au, checked_utc = _remembered(run, what, prove)
+    return {"free_loader_au": au, "free_loader_checked_utc": checked_utc}
 
 
 def _remembered(
-    run: ActiveRun,
-    what: Mapping[str, object],
-    prove: Callable[[], T],
-    holds: Callable[[T], bool] = lambda found: True,
+    run: ActiveRun, what: Mapping[str, object], prove: Callable[[], T]
 ) -> tuple[T, str]:
     """Return a passed check's result and time: an earlier one of this machine, or one made now.
 
@@ -399,7 +387,6 @@ def _remembered(
         run: the active run.
         what: what is checked, beside the machine and the program.
         prove: makes the check; raises where it is not passed.
-        holds: whether an earlier result holds for what is asked now.
     """
     path = run.folder.parents[1] / SELF_CHECKS
     machine = {name: run.info["provenance"][name] for name in ("machine_id", "kernel")}
@@ -407,7 +394,7 @@ def _remembered(
     passed = _read_passed(path)
     if key in passed:
         found, checked_utc = passed[key]
-        if 0 <= time.time() - seconds_of(checked_utc) < REMEMBERED_S and holds(found):
+        if 0 <= time.time() - seconds_of(checked_utc) < REMEMBERED_S:
             return found, checked_utc
     found, checked_utc = prove(), utc_now()
     with contextlib.suppress(OSError):  # it only saves time
@@ -438,8 +425,7 @@ def batch_bytes(settings: Settings) -> int | None:
     describe = BATCHES.get(PREPROCESSORS[settings.preprocessor].batch)
     if describe is None:
         return None
-    specs = describe(settings.batch_size, settings.input_px).values()
-    return sum(prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)
+    return bytes_of(describe(settings.batch_size, settings.input_px))
 
 
 def check_batch_fits(settings: Settings) -> None:

@@ -28,7 +28,7 @@ from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.devices import PROFILES
 from labkit.parts.packing import Reader
-from labkit.resolve import complete_here, open_original, original, own_parts, traits
+from labkit.resolve import complete_here, open_original, original, traits
 from labkit.runs.active import single_run_lock
 from labkit.runs.packs import fingerprint
 from labkit.runs.process import Launcher
@@ -175,20 +175,17 @@ def device_of(
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
     data = _hash_of(open_original(settings))
     key = (machine_id, data, settings.input_px)
-    if (kept := _kept(path, key)) and not anew:
+    kept = next((each for each in _read(path) if _key(each) == key), None)
+    if kept and not anew:
         return kept
     if ask is None:
-        how = {"fork": hardware.can_fork(), "own": own_parts()}
-        with single_run_lock(), Launcher(Path(os.devnull), **how) as launcher:
+        with single_run_lock(), Launcher(Path(os.devnull)) as launcher:
             ask = partial(launcher.run, cancel=cancel)
             return device_of(settings, results, ask=ask, progress=progress, anew=anew)
     with explain_unwritable(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{path}.lock", timeout=0):
-            # Another process may have measured it since.
-            if (kept := _kept(path, key)) and not anew:
-                return kept
             say(
                 "calibrating the simulated GPU, once for this data and input size: a minute at most"
             )
@@ -229,7 +226,7 @@ def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list
     )
     reference = complete_here(reference, MODES["quick"])
     which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
-    bad, _ = ask("find_bad_images", {"settings": asdict(reference), **which})
+    bad, _ = ask("find_bad_images", {"settings": reference, **which})
     excluded = [index for index, _ in bad]
     images = min(REFERENCE_IMAGES, len(open_original(settings))) - len(excluded)
     batch_size = max(min(reference.batch_size, images), 1)
@@ -243,7 +240,8 @@ def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list
             time.monotonic() - began_s < LONGEST_S and _half_share(rates) > WITHIN
         ):
             how = {"excluded": excluded, "seconds": PROCESS_S}
-            rates.append(ask("load_rate", {"settings": asdict(reference), **how}))
+            found = ask("measure_rates", {"settings": reference, **how})
+            rates.append(found["load_images_per_s"])
             drawn.n = min(time.monotonic() - began_s, LONGEST_S)
             if len(rates) > 1:
                 drawn.set_postfix_str(f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}")
@@ -262,10 +260,6 @@ def _hash_of(reader: Reader) -> str:
     if reader.manifest_hash != "unknown":
         return reader.manifest_hash
     return fingerprint(reader)
-
-
-def _kept(path: Path, key: tuple[str, str, int]) -> CalibratedDevice | None:
-    return next((each for each in _read(path) if _key(each) == key), None)
 
 
 def _key(device: CalibratedDevice) -> tuple[str, str, int]:

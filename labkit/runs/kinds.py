@@ -112,7 +112,7 @@ def _measure_gpu(run: ActiveRun) -> None:
         epochs=2,
     )
     try:
-        measured = run.ask("measure", settings=asdict(settings), excluded=run.info["excluded"])
+        measured = run.ask("measure", settings=settings, excluded=run.info["excluded"])
     except (TrialFailed, Skip) as reason:
         run.note(f"the speed of this machine's GPU was not measured: {reason}")
         return
@@ -126,7 +126,7 @@ def _prepare_operations(run: ActiveRun, cleanup: ExitStack) -> None:
         return
     run.progress.say("checks: every library's output, compared with the baseline's")
     tasks = {label: run.info["tasks"][label] for label in run.remaining}
-    drop_failed(run, run.ask("compare_operations", settings=asdict(run.baseline), tasks=tasks))
+    drop_failed(run, run.ask("compare_operations", settings=run.baseline, tasks=tasks))
     run.save(calibration={})
     _say_forecast(run)
 
@@ -230,11 +230,7 @@ def _settings_of(run: ActiveRun, label: str) -> Settings:
 def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     settings = _settings_of(run, planned.variant)
     started_utc = utc_now()
-    measured = run.ask(
-        "measure",
-        settings=asdict(settings),
-        excluded=run.info["excluded"],
-    )
+    measured = run.ask("measure", settings=settings, excluded=run.info["excluded"])
     row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
     # What a probe measured the medium to be outranks its name.
     facts = run.info["storages"][settings.storage]
@@ -255,7 +251,7 @@ def _measure_operation(run: ActiveRun, planned: Planned) -> Trial:
     task, started_utc = run.info["tasks"][planned.variant], utc_now()
     measured = run.ask(
         "time_operation",
-        settings=asdict(run.variants[planned.variant]),
+        settings=run.variants[planned.variant],
         task=task,
         seconds=operation_trials.TRIAL_S[run.mode.name],
     )

@@ -21,7 +21,7 @@ from itertools import repeat
 import numpy as np
 
 from labkit import units
-from labkit.contracts import DECODED_TOLERANCE_LEVELS, Clock, Epoch, SystemClock
+from labkit.contracts import DECODED_TOLERANCE_LEVELS, Clock, Epoch, Skip, SystemClock
 from labkit.machine.disturbance import disturbance, since
 from labkit.parts import operations
 from labkit.parts.decoding import DECODERS
@@ -123,7 +123,7 @@ def compare_operations(
             other, reference = references.setdefault((name, *size), (library, found))
             if apart := difference(found, reference, AGREEMENTS[name]):
                 raise ValueError(f"not the same work as {other}: {apart}")
-        except ImportError as error:
+        except (Skip, ImportError) as error:
             verdicts[label] = ("skipped", str(error))
         except Exception as error:  # a library may raise anything; its row shows it
             verdicts[label] = ("failed", f"{type(error).__name__}: {error}")

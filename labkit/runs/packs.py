@@ -29,6 +29,7 @@ from labkit import units
 from labkit.contracts import Annotation, Cancelled, Sample, Skip
 from labkit.files import bar, whole_folder, write_whole
 from labkit.machine import hardware
+from labkit.machine.media import check_room, skip_unwritable
 from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, Content, Reader
 from labkit.parts.packing.manifest import read_manifest
@@ -50,7 +51,6 @@ Stored = tuple[str, Content, Annotation]
 
 COST = "cost.json"  # in a pack: what making it took
 TRIED = 8  # records from which the size of a pack is estimated
-SPARE_SHARE = 0.05
 WAIT_S = 0.2  # between two looks whether another process has ended
 ROUND_BYTES = 128 << 20  # of results that may wait to be written: what bounds the memory
 ROUND_IMAGES = 64  # per process
@@ -296,12 +296,13 @@ def ensure_pack(
         if cancel is not None and cancel.is_set():
             raise Cancelled
 
-    try:
+    with skip_unwritable(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder, say, check):
             if _is_there(folder, settings, wanted, to is None, say):
                 return read_cost(folder)
-            image_bytes = max(1, _check_room(folder, converter))
+            image_bytes = max(1, _image_bytes(converter))
+            check_room(folder.parent, image_bytes * len(reader), folder.name)
             at_once = max(jobs, min(jobs * ROUND_IMAGES, int(ROUND_BYTES / image_bytes)))
             label = f"packing {folder.name}"
             shown = bar(desc=label, total=len(reader), unit="image", disable=not progress)
@@ -322,11 +323,6 @@ def ensure_pack(
                 write_whole(part / COST, json.dumps(cost))
                 if hasattr(os, "sync"):
                     os.sync()  # or it would still be written while the first trials run
-    except OSError as error:
-        raise Skip(
-            f"{folder} must be a folder that can be written, got {error.strerror or error} "
-            f"({error.filename or folder}); free some space, or choose another folder for the data"
-        ) from error
     cost = read_cost(folder)
     took = units.seconds(cost["pack_s"])
     say(f"packed {units.count_bytes(cost['bytes'])} as {folder.name} in {took}")
@@ -398,19 +394,10 @@ def _is_there(
     return False
 
 
-def _check_room(folder: Path, converter: Converter) -> float:
-    """Return the estimated bytes of a stored image; raise Skip if the pack would not fit."""
+def _image_bytes(converter: Converter) -> float:
+    """Estimate the bytes of a stored image."""
     images = len(converter.reader)
     if converter.settings.stored == JPEG:
-        mean_bytes = float(converter.reader.image_bytes.mean())
-    else:
-        tried = np.linspace(0, images - 1, min(TRIED, images)).astype(int)
-        mean_bytes = float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))
-    needed_bytes = mean_bytes * images * (1 + SPARE_SHARE)
-    free_bytes = shutil.disk_usage(folder.parent).free
-    if needed_bytes > free_bytes:
-        raise Skip(
-            f"{folder.parent} must have {units.count_bytes(needed_bytes)} free for "
-            f"{folder.name}, got {units.count_bytes(free_bytes)}; free some space or use less data"
-        )
-    return mean_bytes
+        return float(converter.reader.image_bytes.mean())
+    tried = np.linspace(0, images - 1, min(TRIED, images)).astype(int)
+    return float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))

@@ -23,6 +23,7 @@ from labkit.resolve import (
     open_original,
     open_reader,
     original,
+    own_parts,
     resolve,
 )
 from labkit.runs.experiment import Experiment
@@ -74,6 +75,7 @@ def check(
             skipped[label] = str(reason)
     local_folder(variants[experiment.baseline].data, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
+    own_parts()  # refuses those that no other process can be sent
     _check_equal_work(variants)
     _check_together(parts, data["images"])
     names = pick(KINDS, experiment.kind, "kind").settings

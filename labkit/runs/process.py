@@ -1,6 +1,6 @@
 """Run jobs in fresh processes, started by `labkit.runs.server`, and leave none of them behind.
 
-    with Launcher(log, fork=True) as launcher:
+    with Launcher(log) as launcher:
         measured = launcher.run("measure", arguments)
 
 A notebook's kernel has many threads, so it cannot be forked safely: the server is a program of
@@ -21,10 +21,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from labkit.contracts import Cancelled, Skip
-from labkit.machine import shared_memory
+from labkit.machine import hardware, shared_memory
+from labkit.resolve import own_parts
 
 CANCEL_POLL_S = 0.1
 GRACE_S = 5.0  # how long a server may take to end by itself
@@ -48,15 +50,18 @@ class Launcher:
 
     Args:
         log: file that takes what the processes print.
-        fork: fork jobs from a server; False starts a program for each request.
-        own: the user's own parts, from `resolve.own_parts`.
+        fork: fork jobs from a server; False starts a program for each request; None: as this
+            platform can.
+
+    Raises:
+        ValueError: one of the user's own parts cannot be sent to another process.
     """
 
-    def __init__(self, log: Path, *, fork: bool, own: bytes = b"") -> None:
+    def __init__(self, log: Path, *, fork: bool | None = None) -> None:
+        self._own = base64.b64encode(own_parts()).decode()
         self._log = log.open("ab")
-        self._fork = fork
+        self._fork = hardware.can_fork() if fork is None else fork
         self._started_with: dict[str, object] = {}
-        self._own = base64.b64encode(own).decode()
         self._process: subprocess.Popen | None = None
         self._pending = b""
         self._requests = 0
@@ -79,7 +84,7 @@ class Launcher:
 
         Args:
             job: a key of `server.JOBS`.
-            arguments: of that function, as JSON can hold them; settings as `asdict` gives them.
+            arguments: of that function: settings, and what JSON can hold.
             cancel: set by another thread to stop.
 
         Returns:
@@ -101,7 +106,7 @@ class Launcher:
             "own": self._own,
         }
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.write(json.dumps(request, default=asdict).encode() + b"\n")
             process.stdin.flush()
             answer = self._next_answer(process, cancel)
         except BrokenPipeError:

@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +43,8 @@ def save_read_counts(run: ActiveRun) -> None:
         settings, timed = replace(settings, images=images, cached=None), settings.cached is not None
         try:
             if settings not in counted:  # for all shares in memory, as cold images are read
-                counted[settings] = run.ask(
-                    "count_reads",
-                    settings=asdict(settings),
-                    excluded=run.info["excluded"],
-                    timed=timed,
-                )
+                asked = {"settings": settings, "excluded": run.info["excluded"], "timed": timed}
+                counted[settings] = run.ask("count_reads", **asked)
             reads[label] = counted[settings]
         except (TrialFailed, Skip) as reason:  # its trials will say so
             run.progress.say(f"{label}: reading could not be counted: {reason}")

@@ -23,7 +23,6 @@ from labkit.analysis.forecast import Forecast
 from labkit.analysis.summary import second_attempt_note
 from labkit.analysis.validity import a_over_a, attempt_of, valid_trials, why_disturbed
 from labkit.contracts import Cancelled, Skip, Trial
-from labkit.resolve import own_parts
 from labkit.runs.active import ActiveRun, Progress, single_run_lock
 from labkit.runs.experiment import EPOCHS, Experiment
 from labkit.runs.kinds import KINDS, UnequalWork, expect
@@ -79,10 +78,9 @@ def run(
 ) -> StoredRun:
     """Run an experiment; arguments and errors as of `lab.run`."""
     info = check(experiment, mode, blocks, cancel)
-    own = own_parts()
     folder = create_run(Path(results), info)
     with hold(folder):
-        return _complete(ActiveRun(folder, info, own=own, cancel=cancel, progress=progress))
+        return _complete(ActiveRun(folder, info, cancel=cancel, progress=progress))
 
 
 @single_run_lock()
@@ -95,10 +93,9 @@ def resume(
     """Run what a run lacks; arguments and errors as of `lab.resume`."""
     found = load_run(folder)
     check_resumable(found)
-    own = own_parts()
     with hold(found.folder):
         info = load_run(folder).info  # as the process that had it last left it
-        return _complete(ActiveRun(found.folder, info, own=own, cancel=cancel, progress=progress))
+        return _complete(ActiveRun(found.folder, info, cancel=cancel, progress=progress))
 
 
 def _complete(run: ActiveRun) -> StoredRun:

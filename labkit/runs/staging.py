@@ -27,7 +27,8 @@ from filelock import FileLock, Timeout
 from labkit import units
 from labkit.contracts import Cancelled, Skip
 from labkit.files import bar, whole
-from labkit.machine.media import CLAIMS, Medium, check_medium, describe_medium
+from labkit.machine import media
+from labkit.machine.media import Medium, describe_medium
 from labkit.parts.packing import Reader
 from labkit.parts.storage import Storage, locate
 from labkit.resolve import locate_data, open_original, open_reader, open_source, stored_folder
@@ -36,7 +37,6 @@ from labkit.settings import Settings
 CHECK_S = 1.0
 CHECK_IMAGES = 512
 MARK = "labkit-copy.json"  # what makes a folder ours
-SPARE_SHARE = 0.05  # file systems round sizes up
 SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
 SAME_TIME_NS = 2_000_000_000  # FAT rounds times so
 
@@ -64,12 +64,12 @@ def copy_data(
         Cancelled: `cancel` was set; the same call goes on from here.
     """
     copy, files = storage.copy, _files_to_copy(reader, storage)
-    with _explained(copy):
+    with media.skip_unwritable(copy.parent):
         _make_folder(copy, private=storage.temporary)
         missing = {to: file for to, file in files.items() if not _same(file, to)}
         _remove_others(copy, files)
         needed_bytes = sum(file.stat().st_size for file in missing.values())
-        _check_room(copy, needed_bytes)
+        media.check_room(copy.parent, needed_bytes, "the data")
         numbers = {to: number for number, to in enumerate(files)}
 
         def copy_one(to: Path) -> None:
@@ -140,33 +140,6 @@ def _remove_others(copy: Path, wanted: Mapping[Path, Path]) -> None:
             Path(folder).rmdir()
 
 
-def _check_room(copy: Path, needed_bytes: int) -> None:
-    free_bytes, where = shutil.disk_usage(copy).free, "free"
-    if describe_medium(copy).in_memory:
-        import psutil
-
-        # A tmpfs may be larger than the memory that other programs leave.
-        free_bytes = min(free_bytes, psutil.virtual_memory().available)
-        where = "of memory free"
-    if needed_bytes * (1 + SPARE_SHARE) > free_bytes:
-        raise Skip(
-            f"{copy.parent} must have {units.count_bytes(needed_bytes * (1 + SPARE_SHARE))} "
-            f"{where} for the data, got {units.count_bytes(free_bytes)}; free some space, "
-            "choose another folder, or use less data"
-        )
-
-
-@contextlib.contextmanager
-def _explained(copy: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Skip(
-            f"{copy.parent} must be a folder that can be written, got {error.strerror or error} "
-            f"({error.filename or copy}); choose another folder or free some space"
-        ) from error
-
-
 @contextlib.contextmanager
 def locked_copy(copy: Path, *, temporary: bool) -> Iterator[None]:
     """Lock a copy against other runs, and remove a temporary one in the end.
@@ -178,7 +151,7 @@ def locked_copy(copy: Path, *, temporary: bool) -> Iterator[None]:
         Skip: another run has locked it, or its folder cannot be written to.
     """
     lock = FileLock(f"{copy}.lock")
-    with _explained(copy):
+    with media.skip_unwritable(copy.parent):
         copy.parent.mkdir(parents=True, exist_ok=True)
         for left in copy.parent.glob("labkit-*.lock") if temporary else ():
             with contextlib.suppress(Timeout, OSError), FileLock(left, timeout=0):
@@ -281,8 +254,8 @@ def _describe(storage: Storage) -> dict[str, object]:
     reads_per_s, doubt = None, ""
     if storage.is_remote:
         medium = Medium(filesystem="remote", device="network")
-    elif storage.name in ("tmpfs", *CLAIMS):
-        medium, reads_per_s, doubt = check_medium(storage.name, storage.directory)
+    elif storage.name in ("tmpfs", *media.CLAIMS):
+        medium, reads_per_s, doubt = media.check_medium(storage.name, storage.directory)
     else:
         medium = describe_medium(storage.directory)
     facts = {name: value for name, value in asdict(medium).items() if name != "free_bytes"}

@@ -190,18 +190,38 @@ def warm_up(pipeline: Pipeline) -> None:
         return
     batch = pipeline.resident_batch()
     for _ in range(WARM_UP_STEPS):
-        on_device = pipeline.device.put(batch, pinned=False, non_blocking=False, side_stream=False)
+        on_device = pipeline.device.put(batch, pinned=False, side_stream=False)
         loss = pipeline.forward(on_device)
         if pipeline.step.backward is not None:
             pipeline.step.backward(loss)
     pipeline.device.synchronize()
 
 
-def measure(
-    settings: Settings,
-    *,
-    excluded: frozenset[int] = frozenset(),
-) -> dict[str, object]:
+def open_trial(
+    settings: Settings, clock: Clock, excluded: frozenset[int]
+) -> tuple[Pipeline, dict[str, object]]:
+    """Open a pipeline in this process, ready for its first epoch.
+
+    Args:
+        settings: complete, with `images` set, and `device_speed` for a calibrated device.
+        clock: what the emulated device tells the time by.
+        excluded: indices of unreadable images.
+
+    Returns:
+        The pipeline, warmed up, and the proof of its cache state, which `prove_cache` completes.
+    """
+    import torch
+
+    torch.set_num_threads(settings.torch_threads)
+    pipeline = build(settings, clock, excluded=excluded)
+    pipeline.source.start_worker(0)
+    warm_up(pipeline)
+    proof = pipeline.source.prepare_cache(settings.cache_state)
+    pipeline.parts.storage.enter()  # after the files were made warm: that may be as fast as it can
+    return pipeline, proof
+
+
+def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> dict[str, object]:
     """Measure one trial in this process.
 
     Args:
@@ -215,16 +235,9 @@ def measure(
         ValueError: settings that cannot work, or an image that cannot be decoded.
         Skip: the variant cannot run here, or its cache state cannot be produced.
     """
-    import torch
-
-    torch.set_num_threads(settings.torch_threads)
     clock = SystemClock()
-    pipeline = build(settings, clock, excluded=excluded)
-    pipeline.source.start_worker(0)
-    warm_up(pipeline)
+    pipeline, *proofs = open_trial(settings, clock, excluded)
     source = pipeline.source
-    proofs = [source.prepare_cache(settings.cache_state)]
-    pipeline.parts.storage.enter()  # after the files were made warm: that may be as fast as it can
     epochs, cpu_s = [], 0.0
     with ExitStack() as stack:
         callbacks = open_callbacks(settings, pipeline.device, pipeline.step, stack)

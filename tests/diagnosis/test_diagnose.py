@@ -79,8 +79,7 @@ class Emulated:
         self.device = EmulatedDevice(profile, SystemClock())
 
     def __call__(self, batch):
-        how = {"pinned": True, "non_blocking": True, "side_stream": False}
-        on_device = self.device.put({"image": batch}, **how)
+        on_device = self.device.put({"image": batch}, pinned=True, side_stream=False)
         self.device.wait(on_device)
         self.device.compute(len(batch))
 

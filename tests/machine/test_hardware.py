@@ -62,7 +62,7 @@ def test_provenance_is_json_and_complete(provenance):
     for name in ("machine_id", "platform", "kernel", "python", "cpu_model", "revision", "dirty"):
         assert provenance[name] not in (None, "")
     assert provenance["python"] == platform.python_version()
-    known = set(hardware.DISTRIBUTIONS)
+    known = set(hardware.LIBRARIES)
     assert known - set(hardware.OPTIONAL) <= set(provenance["versions"]) <= known
     assert provenance["gpu"]["works"] in (True, False)
     assert provenance["virtual"] in (True, False, "unknown")

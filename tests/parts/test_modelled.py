@@ -177,7 +177,7 @@ def test_readers_that_sleep_in_their_own_time_get_what_the_disk_delivers(
         reads += 1
     elapsed_s = max(process.clock.now() for process in processes)
     mean_bytes = reader.counts()[1] / reads
-    share = reader._timetable.accesses / reads  # one in 40 follows the last by chance
+    share = reader._timetable.state.accesses / reads  # one in 40 follows the last by chance
     expected_per_s = replace(disk, access_s=disk.access_s * share).files_per_s(mean_bytes, readers)
     assert reads / elapsed_s == pytest.approx(expected_per_s, rel=0.03)
 

@@ -296,7 +296,7 @@ def test_a_step_that_is_refused_skips_with_its_reason_and_leaves_nothing(
 
 @needs_disk
 def test_a_disk_that_does_not_fit_is_refused_with_numbers(place):
-    with pytest.raises(Skip, match=r"must have 1.1 TB free, got .* [GT]B; free some space"):
+    with pytest.raises(Skip, match=r"must have 1.2 TB free for .*, got .* [GT]B; free some space"):
         slow_disk.up(data_bytes=10**12, files=30)
 
 

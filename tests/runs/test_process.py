@@ -128,8 +128,8 @@ def launcher(log):
     with pytest.MonkeyPatch.context() as patch:
         for name, decode in own_decoders(log.with_name("used")).items():
             patch.setitem(DECODERS, name, decode)
-        own = resolve.own_parts()
-    with Launcher(log, fork=hardware.can_fork(), own=own) as launcher:
+        launcher = Launcher(log)
+    with launcher:
         yield launcher
 
 
@@ -229,7 +229,7 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
 @needs_fork
 def test_the_next_launcher_takes_the_server_over(tmp_path, photos, own):
     def fail(log):
-        with Launcher(log, fork=True, own=resolve.own_parts()) as launcher:
+        with Launcher(log) as launcher:
             with pytest.raises(TrialFailed, match="no such colour"):
                 measure(launcher, photos, decoder="fails", num_workers=0)
             return launcher._process.pid

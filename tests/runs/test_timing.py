@@ -178,7 +178,7 @@ def test_a_trial_says_what_the_last_batch_of_each_epoch_held(photos, launcher):
 def launcher(tmp_path_factory):
     """Trials as a run starts them; on a platform without fork each is a process of its own."""
     log = tmp_path_factory.mktemp("launcher") / "log"
-    with Launcher(log, fork=hardware.can_fork()) as launcher:
+    with Launcher(log) as launcher:
         yield launcher
 
 

@@ -22,8 +22,6 @@ from labkit.parts.loading.torch_loader import (
     IterableLoader,
     LoopJoiningLoader,
     ResidentLoader,
-    batch_sampled_loader,
-    default_joining_loader,
     load_with_torch,
 )
 from labkit.settings import Settings
@@ -41,9 +39,7 @@ __all__ = [
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "torch": load_with_torch,
     "torch_iterable": partial(load_with_torch, make=IterableLoader),
-    "torch_batch_sampler": partial(load_with_torch, make=batch_sampled_loader),
     "torch_joined_in_loop": partial(load_with_torch, make=LoopJoiningLoader),
-    "torch_default_collate": partial(load_with_torch, make=default_joining_loader),
     "threads": load_with_threads,
     "resident": ResidentLoader,
     "tf_data": load_with_tf_data,

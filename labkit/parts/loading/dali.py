@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.parts.loading.source import Outside, Source, open_library, pin, threads_of
+from labkit.contracts import open_library
+from labkit.parts.loading.source import RIVALS, Outside, Source, pin, threads_of
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class DaliLoader:
     def _build(self) -> tuple[object, _Paths]:
         import torch
 
-        open_library("nvidia.dali.fn", "DALI")
-        dali = open_library("nvidia.dali", "DALI")
+        open_library("nvidia.dali.fn", RIVALS)
+        dali = open_library("nvidia.dali", RIVALS)
         fn, types = dali.fn, dali.types
         images, settings, paths = self._images, self._settings, _Paths(self._images)
         scale, shift = np.array(images.scale_rgb), np.array(images.shift_rgb)

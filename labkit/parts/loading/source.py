@@ -1,4 +1,4 @@
-"""The interface of the data to loaders; pinning and imports, for loaders other than torch's.
+"""The interface of the data to loaders; pinning, for loaders other than torch's.
 
     source.order ─▶ keys ─▶ source[key] ─▶ arrays ─▶ source.collate ─▶ batch
     source.outside() ─▶ files, labels, numbers ─▶ tf.data or DALI ─▶ batch
@@ -12,17 +12,14 @@ with threads running may hang: they are imported where a loader is opened, in th
 
 from __future__ import annotations
 
-import importlib
 import queue
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from labkit.contracts import Skip
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,8 +27,7 @@ if TYPE_CHECKING:
 
     Batch = dict[str, torch.Tensor]
 
-INSTALL = "pip install 'labkit[rivals]'"
-LONGEST_REASON = 200  # characters of a library's own message; it has to stay one line
+RIVALS = "'labkit[rivals]'"  # what pip installs tf.data and DALI by
 
 
 class Source(Protocol):
@@ -83,27 +79,6 @@ class Outside:
 def threads_of(settings: Settings) -> int:
     """Return the number of threads: as many as torch's loader has workers, at least one."""
     return max(1, settings.num_workers)
-
-
-def open_library(module: str, package: str) -> ModuleType:
-    """Import a library that loads by itself.
-
-    Args:
-        module: what to import.
-        package: its name in messages.
-
-    Raises:
-        Skip: it is missing, or it is installed and broken; one line says which.
-    """
-    try:
-        return importlib.import_module(module)
-    except Exception as error:  # a broken library may raise anything
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise Skip(f"{package} is not installed; {INSTALL}") from error
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
-        raise Skip(
-            f"{package} is installed and broken ({reason}); install it again: {INSTALL}"
-        ) from error
 
 
 class PinningLoader:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.parts.loading.source import Outside, Source, open_library, pin, threads_of
+from labkit.contracts import open_library
+from labkit.parts.loading.source import RIVALS, Outside, Source, pin, threads_of
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def load_tfrecords(
 def _open() -> ModuleType:
     """Import TensorFlow, silent and without a GPU: the device is torch's."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # only read while it is imported
-    tf = open_library("tensorflow", "TensorFlow")
+    tf = open_library("tensorflow", RIVALS)
     tf.get_logger().setLevel("ERROR")
     with contextlib.suppress(RuntimeError):  # TensorFlow is in use already
         tf.config.set_visible_devices([], "GPU")

@@ -12,14 +12,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from labkit.contracts import Skip
 from labkit.parts.loading.source import Source, pin
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import torch
-
-RAGGED = "_ragged"
 
 
 def load_with_torch(
@@ -118,26 +115,6 @@ class _Shares:
                 yield self.dataset[tuple(key)]
 
 
-def batch_sampled_loader(
-    dataset: Source, *, batch_size: int, sampler: Iterable, drop_last: bool, **how: object
-) -> torch.utils.data.DataLoader:
-    """Make a DataLoader whose sampler yields lists of keys and whose data set takes them."""
-    import torch
-
-    lists = torch.utils.data.BatchSampler(sampler, batch_size, drop_last)
-    return torch.utils.data.DataLoader(_Lists(dataset), batch_sampler=lists, **how)
-
-
-class _Lists:
-    """A data set with `__getitems__`, which DataLoader calls once per batch."""
-
-    def __init__(self, dataset: Source) -> None:
-        self.dataset = dataset
-
-    def __getitems__(self, keys: list) -> list[dict]:
-        return [self.dataset[key] for key in keys]
-
-
 class LoopJoiningLoader:
     """A DataLoader whose workers send single samples, which the training loop joins.
 
@@ -157,24 +134,3 @@ class LoopJoiningLoader:
         for samples in self._loader:
             batch = self._join(samples)
             yield {k: v.pin_memory() for k, v in batch.items()} if self._pins else batch
-
-
-def default_joining_loader(
-    dataset: Source, *, collate_fn: Callable, **how: object
-) -> torch.utils.data.DataLoader:
-    """Make a DataLoader that joins samples with torch's default_collate."""
-    import torch
-
-    return torch.utils.data.DataLoader(dataset, collate_fn=_join_by_default, **how)
-
-
-def _join_by_default(samples: list[dict]) -> dict[str, torch.Tensor]:
-    import torch
-
-    ragged = [name for name in samples[0] if name.endswith(RAGGED)]
-    if ragged:
-        raise Skip(
-            f"torch's default_collate joins entries of one size, got {', '.join(ragged)}; choose "
-            "a preprocessor that makes none, as vectorized or classification"
-        )
-    return torch.utils.data.default_collate(samples)

@@ -47,8 +47,8 @@ class Format:
     its file; None where the format looks records up by itself."""
     open: Callable[[Sequence[Path], np.ndarray], Opened]
     """(files, what `write` returned) -> opens them for reading in this process."""
-    needs: tuple[str, ...] = ()
-    """The modules it is written and read with: torch, or what the extra `formats` brings."""
+    needs: str = ""
+    """The module it is written and read with, of those that the extra `formats` brings."""
     images_per_file: Callable[[int], int] = int
     """Images of the pack -> those of one of its files."""
 
@@ -346,13 +346,13 @@ class TFRecordFile:
 
 
 RAW = Format(name="raw", write=write_raw, open=RawFile)
-PTH = Format(name="pth", write=write_pth, open=PthFile, needs=("torch",))
-HDF5 = Format(name="hdf5", write=write_hdf5, open=HDF5File, needs=("h5py",))
-LMDB = Format(name="lmdb", write=write_lmdb, open=LMDBFile, needs=("lmdb",))
+PTH = Format(name="pth", write=write_pth, open=PthFile)
+HDF5 = Format(name="hdf5", write=write_hdf5, open=HDF5File, needs="h5py")
+LMDB = Format(name="lmdb", write=write_lmdb, open=LMDBFile, needs="lmdb")
 TFRECORD = Format(
     name="tfrecord",
     write=write_tfrecord,
     open=TFRecordFile,
-    needs=("crc32c",),
+    needs="crc32c",
     images_per_file=images_per_shard,
 )

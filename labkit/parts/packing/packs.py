@@ -8,7 +8,6 @@ record. The manifest keeps the hash of the data that was packed.
 
 from __future__ import annotations
 
-import importlib
 import json
 import zipfile
 import zlib
@@ -16,11 +15,10 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
-from labkit.contracts import Annotation, Content, Skip
+from labkit.contracts import Annotation, Content, Skip, open_library
 from labkit.files import write_whole
 from labkit.parts.packing.boxes import Listing
 from labkit.parts.packing.formats import Format, Opened
@@ -32,6 +30,7 @@ from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, s
 PACK_SCHEMA = 2
 INDEX = "index.npz"
 AGAIN = "pack the data again"
+FORMATS = "'labkit[formats]'"  # what pip installs the libraries by
 
 # What is stored of an image -> what a reader returns for it.
 #   jpeg, resized   a JPEG file                       bytes
@@ -41,27 +40,13 @@ AGAIN = "pack the data again"
 JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
 
 
-def load_library(name: str, user: str) -> ModuleType:
-    """Import a library that a pack is written and read with.
-
-    Raises:
-        Skip: `user` needs it, and it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise Skip(
-            f"{user} needs {name}, which is not installed; pip install 'labkit[formats]'"
-        ) from None
-
-
 # --- records --------------------------------------------------------------------------------
 
 
 def encode(content: Content) -> tuple[bytes, tuple[int, int]]:
     """Return content as a record, and (height, width) of pixels, else (0, 0)."""
     if isinstance(content, dict):
-        save = load_library("safetensors.numpy", "a stored sample").save
+        save = open_library("safetensors.numpy", FORMATS).save
         # Not ascontiguousarray, which gives a single number an axis.
         return save({name: np.asarray(a, order="C") for name, a in content.items()}), (0, 0)
     if isinstance(content, np.ndarray):
@@ -84,7 +69,7 @@ def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
         height, width = map(int, height_width)
         return np.frombuffer(record, np.uint8).reshape(height, width, 3)
     if stored == SAMPLE:
-        load = load_library("safetensors.numpy", "a stored sample").load
+        load = open_library("safetensors.numpy", FORMATS).load
         try:
             return load(record)
         except Exception as error:  # the library has errors of its own
@@ -119,7 +104,7 @@ def write_pack(
         Skip: the library that writes it is not installed.
         OSError: it cannot be written.
     """
-    _load_libraries(format)
+    _load_library(format)
     names: list[str] = []
     sizes, checksums, heights_widths, boxes = array("q"), array("q"), array("q"), array("q", [0])
     boxes_xyxy, category_ids = bytearray(), bytearray()
@@ -248,8 +233,6 @@ class PackReader:
 
     def read(self, i: int) -> tuple[Content, Annotation]:
         """Read one record; see `labkit.parts.packing.Reader.read`."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"i must be from 0 to {len(self) - 1}, got {i}")
         record = self._record(i)
         try:
             content = decode(record, self.stored, self.index.heights_widths[i])
@@ -299,9 +282,9 @@ class PackReader:
             self._opened = None
 
 
-def _load_libraries(format: Format) -> None:
-    for name in format.needs:
-        load_library(name, format.name)
+def _load_library(format: Format) -> None:
+    if format.needs:
+        open_library(format.needs, FORMATS)
 
 
 def pack_format(path: Path) -> str | None:
@@ -335,7 +318,7 @@ def open_pack(format: Format, path: Path | str) -> PackReader:
             f"pack_schema must be {PACK_SCHEMA}, got {manifest.get('pack_schema')} in "
             f"{root / MANIFEST}; {AGAIN}"
         )
-    _load_libraries(format)  # here, so that no loader worker waits for it in a timed epoch
+    _load_library(format)  # here, so that no loader worker waits for it in a timed epoch
     for name, entry in manifest["files"].items():
         if changed := difference(root / name, entry):
             raise ValueError(f"pack must be whole, but {changed}; {AGAIN}")

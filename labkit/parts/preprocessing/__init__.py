@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.contracts import BATCHES, Annotation, ResizeAndNormalize, Sample
+from labkit.contracts import BATCHES, Annotation, ResizeAndNormalize, Sample, bytes_of
 from labkit.parts.preprocessing.classification import (
     IN_NUMBERS,
     classification,
@@ -103,8 +103,4 @@ def device_bytes(preprocessor: Preprocessor, batch_size: int, input_px: int) -> 
     arrays = typical_arrays(preprocessor, input_px)
     counts_bytes = 8 * sum(key.endswith("_ragged") for key in arrays)
     read_bytes = batch_size * (sum(array.nbytes for array in arrays.values()) + counts_bytes)
-    specs = BATCHES[preprocessor.batch](batch_size, input_px)
-    written_bytes = sum(
-        int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize for spec in specs.values()
-    )
-    return read_bytes + written_bytes
+    return read_bytes + bytes_of(BATCHES[preprocessor.batch](batch_size, input_px))

@@ -14,13 +14,13 @@ Source: RFC 9293 section 3.5, a connection takes one round trip before the first
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
 import statistics
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ import numpy as np
 
 from labkit.contracts import Annotation, Reader, Skip
 from labkit.machine.helper import Helper
+from labkit.machine.late_server import FILES, PROGRAM, SOON, SOON_S, ZEROS
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate
 from labkit.parts.storage.folder import Storage, WrappedReader, copy_in
@@ -39,12 +40,6 @@ from labkit.parts.storage.folder import Storage, WrappedReader, copy_in
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
 _NAME = re.compile(r"far_(\d{1,5})ms_(\d{1,7})mbit(_staged)?")
 COPIES = Path("/var/tmp")  # not /tmp, which is memory on many systems
-# Environment variable, so that trials know it too: storage and folder -> the server's address.
-ADDRESSES = "LABKIT_DISTANCES"
-SERVER = "labkit.parts.storage.distance_server"
-# What a server gives: a listed file by number, so many zeros, and nothing after a fixed time.
-FILES, ZEROS, SOON = "files", "zeros", "soon"
-SOON_S = 0.002
 OWN_TRIPS = 50
 CHECK_READERS = (1, 4)
 CHECK_MAX_S = 0.5
@@ -107,11 +102,12 @@ class RemoteStorage(Storage):
     @property
     def address(self) -> str:
         """The server's address while a run has it up; else empty."""
-        return _addresses().get(self._key, "")
+        return os.environ.get(self._variable, "")
 
     @property
-    def _key(self) -> str:
-        return f"{self.name} {self.directory.absolute()}"
+    def _variable(self) -> str:
+        """The environment variable by which trials know the address, too."""
+        return f"LABKIT_{self.name}_{zlib.crc32(os.fsencode(self.directory.absolute())):x}"
 
     @contextlib.contextmanager
     def put_up(
@@ -120,11 +116,11 @@ class RemoteStorage(Storage):
         """Serve the data set's files; see `Storage.put_up`."""
         say(f"{self.name}: a server on this machine stands in for the distance")
         with served(self.distance, (*reader.paths, *reader.companions)) as address:
-            _remember(self._key, address)
+            os.environ[self._variable] = address
             try:
                 yield
             finally:
-                _remember(self._key, None)
+                del os.environ[self._variable]
 
     def open(self, reader: Reader, start_method: str) -> Reader:
         """Return a reader that asks the server; see `Storage.open`.
@@ -239,22 +235,13 @@ def served(distance: Distance, files: Sequence[Path]) -> Iterator[str]:
         "bytes_per_s": distance.bytes_per_s,
         "secret": secret,
     }
-    server = Helper("the distance's server", ["-m", SERVER], spec)
+    server = Helper("the distance's server", PROGRAM, spec)
     try:
         address = f"127.0.0.1:{server.ready['port']}/{secret}"
         server.say({"own_s": _own_s(address)})
         yield address
     finally:
         server.close()
-
-
-def _addresses() -> dict[str, str]:
-    return json.loads(os.environ.get(ADDRESSES, "{}"))
-
-
-def _remember(key: str, address: str | None) -> None:
-    known = {**_addresses(), key: address}
-    os.environ[ADDRESSES] = json.dumps({k: v for k, v in known.items() if v})
 
 
 def _own_s(address: str) -> float:

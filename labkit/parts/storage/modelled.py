@@ -207,7 +207,7 @@ class ModelledReader(WrappedReader):
     def counts(self) -> tuple[int, int]:
         """Count bytes since `prepare`, of all processes: asked for, and read from the disk."""
         with self._locked():
-            return self._read_bytes.value, self._timetable.read_bytes
+            return self._read_bytes.value, self._timetable.state.read_bytes
 
     def _resident_share(self, ids: np.ndarray) -> float | None:
         wanted_bytes = self._file_bytes[ids]
@@ -233,7 +233,7 @@ def _rate(
     read = measure_together(partial(_read_for, model, seconds), orders, start_method)
     files, starts_s, ends_s = zip(*read)
     # In a small folder some files follow the one before by chance, and the order starts over.
-    accesses_share = model._timetable.accesses / sum(files)
+    accesses_share = model._timetable.state.accesses / sum(files)
     expected = replace(disk, access_s=disk.access_s * accesses_share)
     return Rate(
         pattern=pattern,
@@ -258,7 +258,7 @@ class _State(ctypes.Structure):
     _fields_ = (
         ("bus_free_s", ctypes.c_double),
         ("head", ctypes.c_int64),  # where on the block map the last read ended
-        ("accesses", ctypes.c_int64),
+        ("accesses", ctypes.c_int64),  # reads that did not follow the one before
         ("read_bytes", ctypes.c_int64),
     )
 
@@ -274,25 +274,15 @@ class Timetable:
     def __init__(self, context: BaseContext, disk: Disk) -> None:
         self._disk = disk
         self._channel_free_s = context.RawArray("d", disk.channels)
-        self._state = context.RawValue(_State)
+        self.state = context.RawValue(_State)
         self.clear()
-
-    @property
-    def accesses(self) -> int:
-        """Reads that did not follow the one before."""
-        return self._state.accesses
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of all reads."""
-        return self._state.read_bytes
 
     def clear(self) -> None:
         """Forget all reads."""
         self._channel_free_s[:] = [-np.inf] * self._disk.channels
-        self._state.bus_free_s = -np.inf
-        self._state.head = ABSENT
-        self._state.accesses = self._state.read_bytes = 0
+        self.state.bus_free_s = -np.inf
+        self.state.head = ABSENT
+        self.state.accesses = self.state.read_bytes = 0
 
     def book(self, offset: int, file_bytes: int, request_s: float) -> float:
         """Book one read.
@@ -305,25 +295,20 @@ class Timetable:
         Returns:
             When its last byte will have arrived, in seconds of the same clock.
         """
-        free_s = self._channel_free_s[:]
+        free_s, state = self._channel_free_s[:], self.state
         # The channel that is free for the shortest time: a reader then stays on its own, and
         # those whose clock is behind find the others free.
         best_s = max((time_s for time_s in free_s if time_s <= request_s), default=min(free_s))
         found_s = max(best_s, request_s)
-        if offset != self._state.head:
+        if offset != state.head:
             found_s += self._disk.access_s
-            self._state.accesses += 1
-        end_s = self._transfer(found_s, file_bytes / self._disk.bytes_per_s)
+            state.accesses += 1
+        # Readers run ahead before they sleep, so requests come out of order. The bus counts how
+        # long it is busy, not when: what it idled in the last `DISORDER_S` may still be used.
+        transfer_s = file_bytes / self._disk.bytes_per_s
+        state.bus_free_s = max(state.bus_free_s, found_s - DISORDER_S) + transfer_s
+        end_s = max(state.bus_free_s, found_s + transfer_s)  # not sooner than alone
         self._channel_free_s[free_s.index(best_s)] = end_s
-        self._state.head = offset + file_bytes
-        self._state.read_bytes += file_bytes
+        state.head = offset + file_bytes
+        state.read_bytes += file_bytes
         return end_s
-
-    def _transfer(self, from_s: float, transfer_s: float) -> float:
-        """Book the bus, and return when the last byte will be through.
-
-        Readers run ahead before they sleep, so requests come out of order. The bus counts how long
-        it is busy, not when, and what it was idle for in the last `DISORDER_S` may still be used.
-        """
-        self._state.bus_free_s = max(self._state.bus_free_s, from_s - DISORDER_S) + transfer_s
-        return max(self._state.bus_free_s, from_s + transfer_s)  # not sooner than alone

@@ -33,6 +33,7 @@ from typing import TypeVar
 from labkit import units
 from labkit.contracts import Reader, Skip
 from labkit.machine import page_cache, procfs
+from labkit.machine.media import check_room
 from labkit.parts.storage.disks import HARD_DISK, TYPICAL_FILE_BYTES, Rate, measure_together
 from labkit.parts.storage.folder import Storage, copy_in
 
@@ -330,12 +331,7 @@ def _make(folder: Path, data_bytes: int, files: int) -> None:
     inodes = files + CHECK_FILES + SPARE_FILES
     size_bytes = round(data_bytes * (1 + SPARE_SHARE)) + inodes * PER_FILE_BYTES
     size_bytes += SEQUENTIAL_BYTES + CHECK_FILES * TYPICAL_FILE_BYTES + SPARE_BYTES
-    free_bytes = shutil.disk_usage(folder).free
-    if size_bytes > free_bytes:
-        raise OSError(
-            f"{folder} must have {units.count_bytes(size_bytes)} free, "
-            f"got {units.count_bytes(free_bytes)}; free some space"
-        )
+    check_room(folder, size_bytes, "the throttled disk")
     with image.open("xb") as file:
         file.truncate(size_bytes)
     # Small disks would get blocks of 1 KiB, and files in more pieces. Without a journal, and with

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import torch
 
 CHECKPOINT = ".labkit-checkpoint.pth"
-TOP = 5  # likeliest classes
 HOST_ONLY = "host's part real, device's part emulated"
 
 
@@ -130,7 +129,7 @@ def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Cal
     def evaluate(number: int, batch: Mapping) -> None:
         METRICS[settings.metrics](step.logits(), batch["label"], totals)
 
-    return Callback(every=settings.metrics_every, call=evaluate, finish=totals.result)
+    return Callback(every=settings.metrics_every, call=evaluate, finish=totals.accuracy)
 
 
 def _reports(settings: Settings, loss: Callable[[], float | None], stack: ExitStack) -> Callback:
@@ -174,39 +173,21 @@ class Totals:
     """Called before a number is read; the emulated device waits there."""
     confusion: torch.Tensor | None = None
     """(classes, classes) int64, true class by predicted class; None: nothing counted."""
-    in_top: int | torch.Tensor = 0
-    """Samples whose class was among the `TOP` most likely ones."""
 
-    def result(self) -> dict[str, float]:
-        """Read the counts.
-
-        Returns:
-            top1, top5: shares of all samples; class_mean: accuracy per class, averaged over the
-            classes that occurred.  Empty where nothing was counted.
-        """
+    def accuracy(self) -> float | None:
+        """Read the counts, and return the share of samples that were classified correctly."""
         if self.confusion is None:
-            return {}
-        import torch
-
+            return None
         self.wait()
-        # Together, so that there is one transfer.
-        in_top = torch.as_tensor(self.in_top, device=self.confusion.device)
-        counted = torch.cat([self.confusion.flatten(), in_top[None]]).cpu()
-        confusion, in_top = counted[:-1].view(self.confusion.shape).double(), counted[-1].item()
-        right, of_class = confusion.diagonal(), confusion.sum(1)
-        seen = of_class > 0
-        return {
-            "top1": (right.sum() / of_class.sum()).item(),
-            "top5": in_top / of_class.sum().item(),
-            "class_mean": (right[seen] / of_class[seen]).mean().item(),
-        }
+        confusion = self.confusion.cpu()
+        return (confusion.trace() / confusion.sum()).item()
 
 
 def count_in_loops(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -> None:
     """Count sample by sample on the host.
 
     Args:
-        logits: (B, classes) float32, at least `TOP` classes.
+        logits: (B, classes) float32.
         labels: (B,) int64, on the same device.
         totals: gets the batch's counts.
     """
@@ -216,18 +197,16 @@ def count_in_loops(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -
         totals.confusion = torch.zeros(logits.shape[1], logits.shape[1], dtype=torch.int64)
     for scores, label in zip(logits, labels):
         totals.wait()
-        likeliest = scores.topk(TOP).indices.tolist()
+        predicted = scores.argmax().item()
         totals.wait()
-        true = label.item()
-        totals.confusion[true, likeliest[0]] += 1
-        totals.in_top += true in likeliest
+        totals.confusion[label.item(), predicted] += 1
 
 
 def count_at_once(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) -> None:
     """Count the whole batch on its device, without reading a number.
 
     Args:
-        logits: (B, classes) float32, at least `TOP` classes.
+        logits: (B, classes) float32.
         labels: (B,) int64, on the same device.
         totals: gets the batch's counts.
     """
@@ -236,10 +215,8 @@ def count_at_once(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) ->
     classes = logits.shape[1]
     if totals.confusion is None:
         totals.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=logits.device)
-    likeliest = logits.topk(TOP).indices  # (B, TOP), likeliest first
-    cell = labels * classes + likeliest[:, 0]
+    cell = labels * classes + logits.argmax(1)
     totals.confusion.view(-1).index_add_(0, cell, torch.ones_like(cell))
-    totals.in_top = totals.in_top + (likeliest == labels[:, None]).sum()
 
 
 # (logits, labels, totals) -> None

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from labkit.contracts import Skip
 from labkit.machine.helper import Helper
-from labkit.parts.training import metric_server
+from labkit.machine.late_server import PROGRAM
 from labkit.settings import pick
 
 HTTP = re.compile(r"http_(\d{1,5})ms")
@@ -158,9 +158,8 @@ class MetricClient(logging.Handler):
 
     def __init__(self, delay_ms: int) -> None:
         super().__init__()
-        # -P: what lies beside the file is not imported.
-        program = ["-P", metric_server.__file__]
-        self._server = Helper("the metric server", program, {"delay_s": delay_ms / 1e3})
+        late = {"files": [], "secret": "", "bytes_per_s": 1, "rtt_s": delay_ms / 1e3}
+        self._server = Helper("the metric server", PROGRAM, late)
         self._connection = HTTPConnection("127.0.0.1", self._server.ready["port"])
 
     def emit(self, record: logging.LogRecord) -> None:

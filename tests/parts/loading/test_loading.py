@@ -5,7 +5,6 @@ import threading
 import pytest
 import torch
 
-from labkit.contracts import Skip
 from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
@@ -130,9 +129,3 @@ class TestPinningLoader:
 def test_what_spawned_workers_load_is_the_same(photos):
     changes = {"num_workers": 1, "start_method": "spawn"}
     assert ids(delivered(photos, **changes)) == ids(delivered(photos))
-
-
-def test_torchs_own_collate_says_what_it_cannot_join(photos):
-    message = r"joins entries of one size, got boxes_ragged; choose a preprocessor that makes none"
-    with pytest.raises(Skip, match=message):
-        delivered(photos, loader="torch_default_collate", preprocessor="on_device")

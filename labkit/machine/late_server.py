@@ -1,10 +1,10 @@
-"""The server of `distance`: a process of its own, which ends when the one that started it does.
+"""A server on loopback that answers late, as a distant one does; see `helper` for how it is run.
 
     stdin: one line of JSON (what to serve, how late) ─▶ port on stdout ─▶ requests until stdin ends
 
-A thread per connection waits until the answer is due, by the clock and not by lengths of sleep, so
-that waking late is made up for by the next piece. The server listens on loopback only, requires the
-secret, and gives the listed files, by number.
+It gives the listed files, by number, to who knows the secret, and takes what is posted. A thread
+per connection waits until the answer is due, by the clock and not by lengths of sleep, so that
+waking late is made up for by the next piece. It imports nothing of labkit, so it starts quickly.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from labkit.contracts import SleepingClock
-from labkit.parts.storage.distance import FILES, SOON, SOON_S, ZEROS
-
+# Python's arguments that start it: what lies beside the file is not imported.
+PROGRAM = ("-P", __file__)
+# What it gives: a listed file by number, so many zeros, and nothing after a fixed time.
+FILES, ZEROS, SOON = "files", "zeros", "soon"
+SOON_S = 0.002
 PIECE_BYTES = 256 << 10
 MAX_CREDIT_S = 0.05
 """Most lateness that is made up for: a reader that did not take its bytes earns no faster link."""
-
-CLOCK = SleepingClock()
 
 
 class _Server(ThreadingHTTPServer):
@@ -58,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
     round_trips = 2  # before the first answer: a new connection takes one of its own
 
     def parse_request(self) -> bool:
-        self.asked_s = CLOCK.now()
+        self.asked_s = time.perf_counter()
         return super().parse_request()
 
     def log_message(self, *_: object) -> None:
@@ -79,9 +80,15 @@ class _Handler(BaseHTTPRequestHandler):
         )
         for piece in _with_head(head.encode(), body):
             ready_s = server.book(ready_s, len(piece))
-            CLOCK.sleep_until(ready_s)
+            _sleep_until(ready_s)
             self.wfile.write(piece)
-            ready_s = max(ready_s, CLOCK.now() - MAX_CREDIT_S)
+            ready_s = max(ready_s, time.perf_counter() - MAX_CREDIT_S)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        _sleep_until(self.asked_s + self.server.rtt_s)
+        # In one packet: two would wake the client twice.
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
     def _body(self, path: str) -> tuple[int, Iterable[bytes]] | None:
         """Return what a path names: its size and its pieces; None where there is no such thing."""
@@ -98,6 +105,11 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             return None
         return os.fstat(file.fileno()).st_size, _pieces(file)
+
+
+def _sleep_until(due_s: float) -> None:
+    while (remaining_s := due_s - time.perf_counter()) > 0:
+        time.sleep(remaining_s)
 
 
 def _with_head(head: bytes, body: Iterable[bytes]) -> Iterator[bytes]:
