@@ -22,7 +22,7 @@ lab: .venv/core
 		$(if $(SSD),--ssd "$(SSD)") $(if $(NVME),--nvme "$(NVME)")
 	$(BIN)/labkit run --mode $(MODE) --data "$(DATA)"
 	$(BIN)/labkit report
-	@echo "Open results/report.html, then go on with: make jupyter"
+	@echo "Open results/index.html, then go on with: make jupyter"
 
 jupyter: .venv/core
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ROOT) notebooks/00_start.ipynb

@@ -9,7 +9,6 @@ never a zero.  The unit is chosen after rounding: 999.7 ms is "1.00 s", not "100
 from __future__ import annotations
 
 import math
-import textwrap
 
 UNKNOWN = "–"
 
@@ -129,13 +128,3 @@ def _three_digits(x: float) -> str:
     x = _round(x)
     decimals = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
     return f"{x:,.{decimals}f}"
-
-
-def small_print(text: str, indent: str = "    ", width: int = 100) -> list[str]:
-    """Break parts joined by " · " into indented lines for a terminal, between parts if it can."""
-    whole = [part.replace(" ", "\u00a0") for part in text.split(" · ")]
-    too_long = any(len(part) > width - len(indent) - 2 for part in whole)
-    wrap = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=indent)
-    wrap.break_on_hyphens = False
-    lines = wrap.wrap(text if too_long else "\u00a0· ".join(whole))
-    return [line.replace("\u00a0", " ") for line in lines]

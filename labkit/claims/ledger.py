@@ -1,4 +1,4 @@
-"""Judge the documents' claims by this machine's newest runs, and by the reference runs.
+"""Judge the documents' claims by runs: this machine's newest, those of a report, the reference.
 
 `claims.toml` holds the claims, who says otherwise, and the contrasts that test them.  A contrast
 with the baseline has the verdict of its run; all others of a run are judged together (Holm).
@@ -9,10 +9,11 @@ Source: EVIDENCE 1.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from labkit import units
 from labkit.analysis.roofline import ALONE, least_time
@@ -20,13 +21,20 @@ from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
 from labkit.machine import hardware
-from labkit.runs.store import StoredRun, best_runs, newest_runs
+from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
 # Runs in full mode that come with the project, a folder for each machine: in `results`.
 REFERENCE = "examples"
 NO_DIFFERENCE = "no practical difference"
 OPPOSITE = {"faster": "slower", "slower": "faster"}
+# What runs show of a claim.
+AGREES, IN_PART, DIFFERS = "agrees", "agrees in part", "differs"
+OUT_OF_REACH, MEASURED = "not reproducible here", "measured, no effect published"
+UNDECIDED, NOT_RUN, NOT_TESTABLE = "no verdict yet", "not run", "not testable"
+GROUPS = (
+    AGREES, IN_PART, DIFFERS, OUT_OF_REACH, MEASURED, UNDECIDED, NOT_RUN, NOT_TESTABLE,
+)  # fmt: skip
 MIN_GPU_UTIL_DIFFERENCE = 0.1  # NVML's sampling periods do not match a loop's steps
 
 
@@ -68,22 +76,36 @@ def _read_claims() -> tuple[Claim, ...]:
 CLAIMS = _read_claims()
 
 
+class Answer(NamedTuple):
+    """What a run shows of a contrast."""
+
+    group: str
+    """One of `GROUPS`."""
+    text: str
+
+
 def answers(
-    results: Path | str, machine_id: str | None = None, *, numbers: Sequence[int] = ()
+    results: Path | str,
+    machine_id: str | None = None,
+    *,
+    runs: Iterable[StoredRun] | None = None,
+    numbers: Sequence[int] = (),
 ) -> list[dict[str, object]]:
-    """Answer claims from the newest runs.
+    """Answer claims from runs.
 
     Args:
         results: folder that holds all results.
-        machine_id: whose runs count; unset: this machine's.
+        machine_id: whose newest runs count; unset: this machine's.
+        runs: count instead; of several of an experiment, one with verdicts.
         numbers: which claims; none: all.
 
     Returns:
         A record per claim: number, document, claim, published, sides (by, says), footnote,
-        experiment, answer, roofline (what the published times take of a loader and a GPU, where
-        there is a roofline), run (ids of the runs that the answer rests on), reference (what the
-        reference runs say, and their machine; empty without), and contrasts: of each experiment,
-        compared, answer, ratio, low, high (95 % interval) and verdict.
+        experiment, group (one of `GROUPS`), answer, roofline (what the published times take of a
+        loader and a GPU, where there is a roofline), run (ids of the runs that the answer rests
+        on), reference (what the reference runs say, and their machine; empty without), and
+        contrasts: of each experiment, compared, group, answer, ratio, low, high (95 % interval)
+        and verdict.
 
     Raises:
         ValueError: there is no claim of such a number.
@@ -93,9 +115,12 @@ def answers(
         raise ValueError(
             f"numbers must be from 1 to {len(known)}, got {unknown[0]}; leave them out for all"
         )
-    machine_id = machine_id or hardware.provenance()["machine_id"]
-    runs = newest_runs(results, lambda info: weigh_answer(info, machine_id))
-    evidence = {name: _Evidence(run) for name, run in runs.items()}
+    if runs is None:
+        machine_id = machine_id or hardware.provenance()["machine_id"]
+        runs = newest_runs(results, lambda info: weigh_answer(info, machine_id)).values()
+    weighed = [(weigh_answer(run.info), run.folder.name, run) for run in runs]
+    ranked = sorted((one for one in weighed if one[0] is not None), key=lambda one: one[:2])
+    evidence = {run.info["experiment"]: _Evidence(run) for *_, run in ranked}
     references = _reference_evidence(Path(results) / REFERENCE)
     return [
         {**_answer(claim, evidence), "reference": _reference(claim, references)}
@@ -104,38 +129,18 @@ def answers(
     ]
 
 
-def answers_of(run: StoredRun, machine_id: str) -> list[dict[str, object]]:
-    """Answer the claims that a run's experiment tests from this run alone.
-
-    Args:
-        run: any run.
-        machine_id: whose runs count.
-
-    Returns:
-        Records as of `answers`; none for a run that is not finished or of another machine.
-    """
-    if weigh_answer(run.info, machine_id) is None:
-        return []
-    name, evidence = run.info["experiment"], _Evidence(run)
-    asked = [
-        replace(claim, contrasts=[c for c in claim.contrasts if c.experiment == name])
-        for claim in CLAIMS
-    ]
-    return [_answer(claim, {name: evidence}) for claim in asked if claim.contrasts]
-
-
-def weigh_answer(info: Mapping[str, object], machine_id: str) -> int | None:
-    """Rank a run as an answer: finished, on this machine, and best with verdicts.
+def weigh_answer(info: Mapping[str, object], machine_id: str | None = None) -> int | None:
+    """Rank a run as an answer: finished, and best with verdicts.
 
     Args:
         info: what `run.json` holds.
-        machine_id: whose runs count.
+        machine_id: whose runs count; None: any machine's.
 
     Returns:
         More is better; None: it answers nothing.
     """
     measured_on = (info.get("provenance") or {}).get("machine_id")
-    if info.get("status") != "finished" or measured_on != machine_id:
+    if info.get("status") != "finished" or machine_id not in (None, measured_on):
         return None
     if info.get("protocol") == AS_PUBLISHED:
         return 0  # its fixed order may explain what it shows
@@ -149,10 +154,7 @@ def _reference_evidence(folder: Path) -> dict[str, _Evidence]:
         is_judged = _is_judged(info) and info.get("protocol") != AS_PUBLISHED
         return info["created_utc"] if is_judged and info["status"] == "finished" else None
 
-    found: dict[str, _Evidence] = {}
-    for run in best_runs(folder, weigh):
-        found.setdefault(run.info["experiment"], _Evidence(run))
-    return found
+    return {name: _Evidence(run) for name, run in newest_runs(folder, weigh).items()}
 
 
 def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> str:
@@ -212,11 +214,20 @@ def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object
         "sides": [dict(side) for side in claim.sides],
         "footnote": claim.footnote,
         "experiment": ", ".join(experiments),
+        "group": _group(judged),
         "answer": _join(claim, judged),
         "roofline": "; ".join(filter(None, takes)),
         "run": ", ".join(evidence[x].run.folder.name for x in experiments if x in evidence),
         "contrasts": judged,
     }
+
+
+def _group(judged: Sequence[Mapping[str, object]]) -> str:
+    """Return what the contrasts of a claim come to; what was decided comes first."""
+    found = {one["group"] for one in judged} or {NOT_TESTABLE}
+    if AGREES in found and found & {DIFFERS, OUT_OF_REACH}:
+        return IN_PART
+    return next(group for group in GROUPS if group in found)
 
 
 def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
@@ -266,42 +277,47 @@ def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict
     against = f" ÷ {contrast.against}" if contrast.against else ""
     found = {
         "experiment": contrast.experiment, "compared": contrast.variant + against,
-        "answer": "not run", "ratio": None, "low": None, "high": None, "verdict": "",
+        "ratio": None, "low": None, "high": None, "verdict": "",
     }  # fmt: skip
+    ratio = evidence and evidence.ratios.get((contrast.variant, contrast.against))
     if evidence is None:
-        how = f"not run: {contrast.made_by} makes it"
-        return found | ({"answer": how} if contrast.made_by else {})
-    if why := _why_missing(contrast, evidence):
-        return found | {"answer": why}
-    if contrast.judge:
-        return found | {"answer": JUDGES[contrast.judge](contrast, evidence)}
-    ratio = evidence.ratios.get((contrast.variant, contrast.against))
-    if ratio is None:
-        return found | {"answer": "not run: no block has both"}
-    return found | {
-        "answer": _say_ratio(claim, contrast, evidence, ratio),
-        "ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict,
-    }  # fmt: skip
+        how = f"{contrast.made_by} makes it" if contrast.made_by else ""
+        answer = _not_run(how)
+    elif (answer := _why_missing(contrast, evidence)) is not None:
+        pass
+    elif contrast.judge:
+        answer = JUDGES[contrast.judge](contrast, evidence)
+    elif ratio is None:
+        answer = _not_run("no block has both")
+    else:
+        answer = _say_ratio(claim, contrast, evidence, ratio)
+        found |= {name: getattr(ratio, name) for name in ("ratio", "low", "high", "verdict")}
+    return found | {"group": answer.group, "answer": answer.text}
 
 
-def _why_missing(contrast: Contrast, evidence: _Evidence) -> str:
-    """Return why a run has no number for a variant, or ''."""
+def _not_run(why: str = "") -> Answer:
+    return Answer(NOT_RUN, f"not run: {why}" if why else "not run")
+
+
+def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
+    """Return why a run has no number for a variant, or None."""
     if evidence.run.summary.has_groups:
-        return ""  # a judge looks the variant up in each of them
+        return None  # a judge looks the variant up in each of them
     for name in filter(None, (contrast.against, contrast.variant)):
         row = evidence.rows.get(name)
         if row is None:
-            return "not run: this run has no such variant"
+            return _not_run("this run has no such variant")
         if row.normalized_time is None:
             whose = f"{name}: " if contrast.against else ""
             if row.status == "missing":
-                return f"{whose}not run: {row.reason}"
+                return Answer(NOT_RUN, f"{whose}not run: {row.reason}")
             failed = "failed: " if row.status == "failed" else ""
-            return f"{whose}not testable here: {failed}{row.reason or row.status}"
-    return ""
+            said = f"{whose}not testable here: {failed}{row.reason or row.status}"
+            return Answer(NOT_TESTABLE, said)
+    return None
 
 
-def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Ratio) -> str:
+def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Ratio) -> Answer:
     rows, expected, verdict = _compared(contrast, evidence), contrast.expected, ratio.verdict
     figures = units.normalized(ratio.ratio)
     if ratio.low is not None:
@@ -309,25 +325,28 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
     if isinstance(expected, float):
         figures += f" measured, {units.normalized(expected)} published"
     if not verdict:
-        return _say(figures, rows, why_unjudged=_why_unjudged(evidence.run.info, ratio.blocks))
+        return _say(figures, rows, unjudged=_why_unjudged(evidence.run.info, ratio.blocks))
     if verdict == UNSTABLE:
         return _say(figures, rows, f"{UNSTABLE}, no verdict")
     if isinstance(expected, float):
         word = agreement(ratio.low, ratio.high, expected)
         if word == "differs" and (why := _why_out_of_reach(expected, ratio, rows[0])):
-            return _say(f"{figures}; {why}", rows, "not reproducible here")
+            return _say(f"{figures}; {why}", rows, OUT_OF_REACH)
         return _say(figures, rows, word)
     if expected and isinstance(expected, str):
         word = {expected: "agrees", OPPOSITE[expected]: "differs", NO_DIFFERENCE: "differs"}.get(
             verdict, "inconclusive"
         )
         return _say(figures if word == verdict else f"{verdict}, {figures}", rows, word)
+    group = MEASURED
     if right := [s["by"] for s, word in zip(claim.sides, expected) if word == verdict]:
-        word = f"{EMULATED_WORDS['agrees']}, emulated," if find_stand_ins(rows) else "agrees"
+        word = f"{EMULATED_WORDS['agrees']}, emulated," if find_stand_ins(rows) else AGREES
         figures += f", {word} with {'; '.join(right)}"
+        group = AGREES
     elif any(expected) and verdict in (*OPPOSITE, NO_DIFFERENCE):
         figures += ", no side expects that"
-    return _say(figures, rows, verdict)
+        group = DIFFERS
+    return _say(figures, rows, verdict, group)
 
 
 def _why_out_of_reach(expected: float, ratio: Ratio, baseline: Row) -> str:
@@ -344,16 +363,30 @@ def _why_out_of_reach(expected: float, ratio: Ratio, baseline: Row) -> str:
     )
 
 
-def _say(figures: str, rows: Sequence[Row], word: str = "", *, why_unjudged: str = "") -> str:
-    """Write an answer: the word if there is one, what stood in, the figures."""
+def _say(
+    figures: str, rows: Sequence[Row], word: str = "", group: str = MEASURED, *, unjudged: str = ""
+) -> Answer:
+    """Write an answer: the word if there is one, what stood in, the figures.
+
+    Args:
+        figures: what was measured.
+        rows: of which variants.
+        word: what it comes to; one of `GROUPS`, or else
+        group: where it belongs.
+        unjudged: why there is no verdict.
+    """
     where = _conditions(rows)
-    if why_unjudged:
-        return f"{figures}{where}, {why_unjudged}"
+    if unjudged:
+        return Answer(UNDECIDED, f"{figures}{where}, {unjudged}")
     if not word:
-        return f"{figures}{where}"
+        return Answer(group, f"{figures}{where}")
+    if word in GROUPS:
+        group = word
+    elif word == "inconclusive" or word.startswith(UNSTABLE):
+        group = UNDECIDED
     if find_stand_ins(rows) and word in EMULATED_WORDS:
         word = f"{EMULATED_WORDS[word]}, emulated"
-    return f"{word}{where}: {figures}"
+    return Answer(group, f"{word}{where}: {figures}")
 
 
 def _compared(contrast: Contrast, evidence: _Evidence) -> list[Row]:
@@ -395,14 +428,14 @@ def _conditions(rows: Sequence[Row]) -> str:
 
 def _say_finding(
     evidence: _Evidence, figures: str, rows: Sequence[Row], agrees: bool | None = None
-) -> str:
+) -> Answer:
     """Write an answer; `agrees` is None where there is nothing to agree with."""
-    summary, word = evidence.run.summary, {None: "", True: "agrees", False: "differs"}[agrees]
+    summary, word = evidence.run.summary, {None: "", True: AGREES, False: DIFFERS}[agrees]
     why = _why_unjudged(summary.info, summary.n_blocks) if word and not summary.judged else ""
-    return _say(figures, rows, word, why_unjudged=why)
+    return _say(figures, rows, word, unjudged=why)
 
 
-def largest_phase(contrast: Contrast, evidence: _Evidence) -> str:
+def largest_phase(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Find the phase that takes most of the loop, as a call graph's first level shows it."""
     rows = _compared(contrast, evidence)
     phases = _phases(rows[-1])
@@ -410,7 +443,7 @@ def largest_phase(contrast: Contrast, evidence: _Evidence) -> str:
     return _say_finding(evidence, _shares(phases), rows, agrees)
 
 
-def phases(contrast: Contrast, evidence: _Evidence) -> str:
+def phases(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Compare [002]'s phases where the device's computing is the bottleneck."""
     rows = _compared(contrast, evidence)
     parts = _phases(rows[-1])
@@ -419,7 +452,7 @@ def phases(contrast: Contrast, evidence: _Evidence) -> str:
     return _say_finding(evidence, figures, rows, loading < parts["forward and backward"])
 
 
-def gpu_util(contrast: Contrast, evidence: _Evidence) -> str:
+def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Compare GPU-util where loading is the bottleneck with where computing is."""
     rows = _compared(contrast, evidence)[::-1]
     utils = [row.gpu_util for row in rows]
@@ -435,10 +468,10 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> str:
     ]
     if busy:
         said += f"; the device computed for {', '.join(busy)} of the time"
-    return _say_finding(evidence, said, rows)
+    return Answer(NOT_TESTABLE, f"{said}{_conditions(rows)}")
 
 
-def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> str:
+def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Find the number of workers that [002]'s rule takes: of equally fast ones the cheapest.
 
     Numbers of workers that wait at most 3 % of an epoch longer than the best are equally fast.
@@ -450,7 +483,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> str:
         if None not in (row.wait_share, row.time_s, row.cpu_percent)
     }
     if len(counts) < 2:
-        return "not run: this run has no two numbers of workers"
+        return _not_run("this run has no two numbers of workers")
     waits_s = {n: row.wait_share * row.time_s for n, row in counts.items()}
     margin_s = DELTA * min(row.time_s for row in counts.values())
     equal = [n for n in counts if waits_s[n] - min(waits_s.values()) <= margin_s]
@@ -462,7 +495,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> str:
     return _say_finding(evidence, said, tuple(counts.values()))
 
 
-def most_groups(contrast: Contrast, evidence: _Evidence) -> str:
+def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Count the groups in which a variant is faster than their baseline; most is more than half."""
     summary, name = evidence.run.summary, contrast.variant
     rows = [
@@ -471,25 +504,25 @@ def most_groups(contrast: Contrast, evidence: _Evidence) -> str:
         if row.name == name and row.ratios and not summary.is_baseline(row)
     ]
     if summary.rejected and not summary.n_blocks:
-        return "not run: every block was rejected"
+        return _not_run("every block was rejected")
     if not rows:
-        return f"not run: this run has no group with {name} and another baseline"
+        return _not_run(f"this run has no group with {name} and another baseline")
     if not any(row.verdict for row in rows):
         less = sum(row.normalized_time < 1 for row in rows)
         figures = f"{name} took less time in {less} of {len(rows)} groups"
         why = _why_unjudged(summary.info, summary.n_blocks)
-        return _say(figures, rows, why_unjudged=why)
+        return _say(figures, rows, unjudged=why)
     faster = sum(row.verdict == "faster" for row in rows)
     slower = sum(row.verdict == "slower" for row in rows)
     word = "inconclusive"
     if not summary.stable:
         word = f"{UNSTABLE}, no verdict"
     elif max(faster, slower) * 2 > len(rows):
-        word = "agrees" if faster > slower else "differs"
+        word = AGREES if faster > slower else DIFFERS
     return _say(f"{name} faster in {faster}, slower in {slower} of {len(rows)}", rows, word)
 
 
-JUDGES: dict[str, Callable[[Contrast, _Evidence], str]] = {
+JUDGES: dict[str, Callable[[Contrast, _Evidence], Answer]] = {
     judge.__name__: judge
     for judge in (largest_phase, phases, gpu_util, cheapest_workers, most_groups)
 }

@@ -212,7 +212,7 @@ def legend_of(rows: Sequence[BarRow], looks: Mapping[str, str], dot: str) -> lis
         if look in used
     ]
     marks = (
-        (dot, DOT, bars),
+        (dot, DOT, any(bar.dots for bar in bars)),
         ("outlier", OUTLIER, any(bar.outliers for bar in bars)),
         ("95 % confidence interval", INTERVAL, any(bar.interval for bar in bars)),
         ("published", PUBLISHED, any(bar.published is not None for bar in bars)),
@@ -360,18 +360,14 @@ def save(figure: Figure, path_without_suffix: Path | str) -> tuple[Path, Path, P
     return png, svg, pdf
 
 
-def to_bytes(figure: Figure, kind: str, *, dpi: int = 150, outlines: bool = False) -> bytes:
+def to_bytes(figure: Figure, kind: str, *, dpi: int = 150) -> bytes:
     """Render a figure to one format.
 
     Args:
         figure: drawn on a `page`.
         kind: png, svg or pdf.
         dpi: dots per inch; svg and pdf need none.
-        outlines: draw the letters of an svg, which then looks the same where its fonts are
-            missing; otherwise they are text that can be searched and edited.
     """
-    import matplotlib
-
     alt = figure.get_label()
     metadata = {
         "png": {"Software": None, "Description": alt},
@@ -380,8 +376,6 @@ def to_bytes(figure: Figure, kind: str, *, dpi: int = 150, outlines: bool = Fals
     }[kind]
     buffer = io.BytesIO()
     with style():
-        if outlines:
-            matplotlib.rcParams["svg.fonttype"] = "path"
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     drawn = buffer.getvalue()
     # Verdana's letters are as wide as those of DejaVu, of which it is the model.

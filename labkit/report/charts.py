@@ -43,6 +43,7 @@ from labkit.report.bars import (
     wrap,
     write_beside,
 )
+from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -167,6 +168,49 @@ def _draw_times(axes: Axes, rows: Sequence[BarRow], end: float, **value_font: ob
 
 def _times_legend(rows: Sequence[BarRow]) -> list[Artist]:
     return legend_of(rows, {"baseline": "baseline"}, "one trial")
+
+
+# --- several runs -------------------------------------------------------------------------
+
+OVERVIEW_ROW_IN = 0.42
+
+
+def overview(summaries: Sequence[Summary]) -> Figure | None:
+    """Draw every variant with a published figure, whichever its run, along one axis.
+
+    Runs as in the document are left out: the order of their variants may explain what they show.
+
+    Returns:
+        As `times`; None where no variant has one.
+    """
+    found = [
+        (summary, row)
+        for summary in summaries
+        if summary.protocol == CORRECTED and not summary.has_groups
+        for row in summary.rows
+        if row.published is not None and not summary.is_baseline(row)
+    ]
+    if not found:
+        return None
+    rows = []
+    for summary, row in found:
+        drawn = _times_row(summary, row)
+        said = [row.verdict or "no verdict", words.agreement(summary, row)]
+        value = f"{words.normalized(row)}  {', '.join(filter(None, said))}" if drawn.bars else ""
+        bars = [replace(bar, dots=(), outliers=(), value=value, notes=()) for bar in drawn.bars]
+        name = f"{summary.experiment}: {row.variant}"
+        rows.append(replace(drawn, name=name, bars=bars))
+    with page() as figure:
+        axes = figure.add_subplot()
+        _draw_times(axes, rows, _axis_end([row for _, row in found]), size=9)
+        axes.set_xlabel(NORMALIZED)
+        lines = [
+            Line("Published and measured: each variant against its run's baseline", 13, "bold")
+        ]
+        content_in = OVERVIEW_ROW_IN * len(rows) + AXIS_IN
+        handles = legend_of(rows, {}, "")
+        frame(figure, lines, "", content_in, handles, shown=[SHOWN, *describe_rows(rows)])
+    return figure
 
 
 # --- runs side by side ----------------------------------------------------------------------

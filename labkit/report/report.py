@@ -1,7 +1,8 @@
 """Reports: runs as one HTML file, and as Markdown with figure files, to keep or to send.
 
-    run ─▶ facts() ─┬─▶ page.html.j2 ─▶ report.html, which needs no other file
-                    └─▶ report.md.j2 ─▶ report.md and figures/….png .svg .pdf
+    runs ─▶ overview, claims, machines ─┐
+    run  ─▶ facts() ────────────────────┴┬─▶ page.html.j2 ─▶ .html, which needs no other file
+                                         └─▶ report.md.j2 ─▶ .md and figures/….png .svg .pdf
 
 Labels, reasons and folders are free text, so both templates escape every value.
 """
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.stand_ins import find_stand_ins, stand_ins
 from labkit.analysis.summary import in_common
-from labkit.claims.ledger import answers, answers_of
+from labkit.analysis.winner import winner
+from labkit.claims.ledger import GROUPS, answers
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
-from labkit.report import bars, words
+from labkit.report import bars, charts, words
 from labkit.runs.store import REPORTS, SHARED, StoredRun, explain_unwritable
 from labkit.settings import AS_PUBLISHED
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 Pairs = list[tuple[str, str]]
 
-HTML, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
+REPORT, INDEX, FIGURES = "report", "index", "figures"
 STATUS = {"cancelled": "was cancelled", "failed": "failed", "running": "is not finished"}
 
 
@@ -45,9 +47,9 @@ def write_report(
     *,
     results: Path | str = "results",
     markdown: bool = True,
-    all_claims: bool = False,
+    is_index: bool = False,
 ) -> list[Path]:
-    """Write the report of some runs, as `run.report` describes it; with all claims at its end."""
+    """Write the report of some runs, as `run.report` describes it; as index with all claims."""
     if not runs:
         raise ValueError(
             f"runs must be at least one, got none in {results}; "
@@ -55,30 +57,37 @@ def write_report(
         )
     if folder is not None:
         to = Path(folder)
-    elif all_claims:
+    elif is_index:
         to = Path(results)
     elif len(runs) == 1:
         to = runs[0].folder
     else:
         to = unused(Path(results) / REPORTS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
-    sections = [facts(run) for run in runs]
-    claims = claims_table(answers(results)) if all_claims else None
+    name = INDEX if is_index else REPORT
+    page = {
+        "sections": [facts(run) for run in runs],
+        "overview": overview(runs) if len(runs) > 1 else None,
+        "claims": _grouped_claims(runs, results, are_all_shown=is_index),
+        "machines": _machines(runs),
+    }
     with explain_unwritable(to):
         to.mkdir(parents=True, exist_ok=True)
-        page = _environment(is_html=True).get_template("page.html.j2")
-        written = [write_whole(to / HTML, page.render(sections=sections, claims=claims))]
+        html = _environment(is_html=True).get_template("page.html.j2").render(page)
+        written = [write_whole(to / f"{name}.html", html)]
         if markdown:
-            for number, (run, section) in enumerate(zip(runs, sections), 1):
-                name = f"{FIGURES}/{number}-{run.info['experiment']}"
-                section["images"] = {kind: f"{name}-{kind}" for kind in section["charts"]}
-            page = _environment(is_html=False).get_template("report.md.j2")
-            text = page.render(sections=sections, claims=claims)
+            figures = {}
+            for number, (run, section) in enumerate(zip(runs, page["sections"]), 1):
+                to_figure = f"{FIGURES}/{number}-{run.info['experiment']}"
+                section["images"] = {kind: f"{to_figure}-{kind}" for kind in section["charts"]}
+                figures |= {section["images"][kind]: x for kind, x in section["charts"].items()}
+            if page["overview"] and page["overview"]["chart"]:
+                figures[f"{FIGURES}/overview"] = page["overview"]["chart"]
+            text = _environment(is_html=False).get_template("report.md.j2").render(page)
             text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-            written.append(write_whole(to / MARKDOWN, text))
+            written.append(write_whole(to / f"{name}.md", text))
             (to / FIGURES).mkdir(exist_ok=True)
-            for section in sections:
-                for kind, path in section["images"].items():
-                    written += bars.save(section["charts"][kind], to / path)
+            for path, figure in figures.items():
+                written += bars.save(figure, to / path)
     return written
 
 
@@ -97,27 +106,88 @@ def save(run: Run) -> list[Path]:
 def facts(run: Run) -> dict[str, object]:
     """Return what a report shows of a run: texts, (name, text) pairs, tables and figures."""
     info, summary, request = run.info, run.summary, Request.read(run.info)
-    provenance: Mapping = info.get("provenance") or {}
-    machine_id = provenance.get("machine_id")
-    is_own = not info.get(SHARED) and machine_id == hardware.provenance()["machine_id"]
-    answered = answers_of(run, machine_id) if is_own else []
     suffix = f" ({AS_PUBLISHED})" if info.get("protocol") == AS_PUBLISHED else ""
-    elsewhere = f"Measured on another machine: {hardware.describe(provenance)}."
-    warnings = [_unfinished(info), "" if is_own else elsewhere, *stand_ins(summary)]
     return {
+        "name": f"{info['experiment']}{suffix}",
         "title": f"{summary.question}{suffix}",
-        "warnings": list(filter(None, warnings)),
+        "warnings": list(filter(None, [_unfinished(info), *stand_ins(summary)])),
         "conditions": words.conditions(summary),
         "charts": {kind: run.chart(kind) for kind in run.charts},
         "table": run.table(),
         "tables": run.findings(),
-        "claims": claims_table(answered) if answered else None,
         "method": method_facts(run),
         "differences": _differences(info),
-        "hardware": machine_facts(info),
         "command": request.command_line(),
         "code": request.python_code(),
     }
+
+
+def overview(runs: Sequence[Run]) -> dict[str, object]:
+    """Return what several runs come to: a chart, and which variants save time and which do not.
+
+    A variant is its label and the number of its run, from 1.
+    """
+    found = [(number, run.summary) for number, run in enumerate(runs, 1)]
+    corrected = [
+        (number, summary)
+        for number, summary in found
+        if not summary.has_groups
+        and summary.protocol != AS_PUBLISHED
+        and summary.rows[0].normalized_time is not None
+    ]
+    winners = [
+        (not summary.judged, row.normalized_time, number, row)
+        for number, summary in corrected
+        if (row := winner(summary)).variant != summary.baseline
+    ]
+    best = min(winners, key=lambda one: one[:3], default=None)
+    saves_nothing, untested = {}, {}
+    for number, summary in found:
+        for row in summary.rows:
+            if summary.judged and row.verdict in ("no practical difference", "slower"):
+                saves_nothing.setdefault(row.verdict, []).append((row.variant, number))
+            if row.status in ("skipped", "failed"):
+                untested.setdefault(words.reason(row), []).append((row.variant, number))
+    stood_in = [name for _, summary in found for name in find_stand_ins(summary.rows)]
+    return {
+        "chart": charts.overview([summary for _, summary in found]),
+        "best": best and {"row": best[-1], "run": best[2], "time": words.normalized(best[-1])},
+        "saves_nothing": saves_nothing,
+        "untested": untested,
+        "unjudged": [number for number, summary in found if not summary.judged],
+        "stand_ins": list(dict.fromkeys(stood_in)),
+    }
+
+
+def _grouped_claims(
+    runs: Sequence[Run], results: Path | str, *, are_all_shown: bool
+) -> dict[str, list[dict[str, object]]]:
+    """Return group -> claims; each with its number of runs, from 1, that its answer rests on."""
+    numbers = {run.folder.name: number for number, run in enumerate(runs, 1)}
+    grouped: dict[str, list[dict[str, object]]] = {group: [] for group in GROUPS}
+    for row in answers(results, runs=runs):
+        rests_on = [numbers[name] for name in row["run"].split(", ") if name]
+        if rests_on or are_all_shown:
+            grouped[row["group"]].append({**row, "runs": rests_on})
+    return {group: rows for group, rows in grouped.items() if rows}
+
+
+def _machines(runs: Sequence[Run]) -> list[dict[str, object]]:
+    """Return each machine: its facts, its runs' numbers, from 1, and its name if another one."""
+    here = hardware.provenance()["machine_id"]
+    found: list[dict[str, object]] = []
+    for number, run in enumerate(runs, 1):
+        provenance = run.info.get("provenance") or {}
+        is_here = provenance.get("machine_id") == here and SHARED not in run.info
+        machine = {
+            "facts": machine_facts(run.info),
+            "elsewhere": "" if is_here else hardware.describe(provenance),
+        }
+        known = next((one for one in found if machine.items() <= one.items()), None)
+        if known is None:
+            found.append(known := {**machine, "runs": []})
+        known["runs"].append(number)
+    return found
 
 
 def _unfinished(info: Mapping[str, object]) -> str:
@@ -147,6 +217,13 @@ def method_facts(run: StoredRun) -> Pairs:
         ),
         "images per epoch": units.count(calibration["images"]) if "images" in calibration else "",
         "simulated GPU": str(calibration.get("calibrated", "")),
+        "measured with": words.revision(info.get("provenance") or {}),
+        **{
+            f"medium {name}": ", ".join(
+                str(medium[key]) for key in ("filesystem", "device", "label") if medium.get(key)
+            )
+            for name, medium in (info.get("storages") or {}).items()
+        },
         "settings": _settings({**in_common((info.get("variants") or {}).values()), "data": None}),
     }
     return [(name, text) for name, text in found.items() if text]
@@ -178,7 +255,7 @@ def _differences(info: Mapping[str, object]) -> Table | None:
 
 
 def machine_facts(info: Mapping[str, object]) -> Pairs:
-    """Return the machine, software and media of a run."""
+    """Return the machine and the software of a run."""
     provenance: Mapping = info.get("provenance") or {}
     memory_bytes = provenance.get("memory_bytes")
     versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}
@@ -190,16 +267,13 @@ def machine_facts(info: Mapping[str, object]) -> Pairs:
         ("machine", hardware.describe(provenance)),
         ("memory", "" if memory_bytes is None else units.count_bytes(memory_bytes)),
         ("system", f"{system}, virtual" if provenance.get("virtual") is True else system),
-        ("software", ", ".join(filter(None, [words.revision(provenance), *software]))),
+        ("software", ", ".join(software)),
     ]
-    for name, medium in (info.get("storages") or {}).items():
-        parts = [medium.get("filesystem"), medium.get("device"), medium.get("label")]
-        found.append((f"medium {name}", ", ".join(str(part) for part in parts if part)))
     return [(name, text) for name, text in found if text]
 
 
 def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """Return claims with their answers, and who says otherwise in small print.
+    """Return claims with their answers, and who says otherwise in notes.
 
     Args:
         rows: from `ledger.answers`.
@@ -207,16 +281,21 @@ def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
     from labkit.report.table import Table
 
     names = ("number", "document", "claim", "published", "experiment", "answer")
-    sides = [[f"{side['by']}: {side['says']}" for side in row["sides"]] for row in rows]
-    small = [
-        " · ".join(filter(None, [*said, row["footnote"], row["roofline"]]))
-        for said, row in zip(sides, rows)
-    ]
     columns = {name: [row[name] for row in rows] for name in names}
     columns["here"] = columns.pop("answer")
     if any(reference := [row.get("reference", "") for row in rows]):
         columns["reference runs"] = reference
-    return Table(columns, small_print=small)
+    notes = [
+        f"{row['number']}: {more}"
+        for row in rows
+        for more in (
+            *(f"{side['by']}: {side['says']}" for side in row["sides"]),
+            row["footnote"],
+            row["roofline"],
+        )
+        if more
+    ]
+    return Table(columns, notes=notes)
 
 
 # --- templates --------------------------------------------------------------------------
@@ -244,7 +323,9 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
     )
     environment.filters |= {
         "svg": _svg,
-        "html": lambda table: Markup(table.to_html(heading=(), exclude_styles=True)),
+        "html": lambda table, **more: Markup(
+            table.to_html(heading=(), exclude_styles=True, **more)
+        ),
         "cells": lambda texts: Markup(" | ".join(map(escape_markdown, texts))),
         # In an alternative text every bracket counts.
         "alt": lambda text: Markup(re.sub(r"\\?([\[\]])", r"\\\1", escape_markdown(text))),
@@ -254,7 +335,7 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
 
 
 def _svg(figure: Figure) -> str:
-    return base64.b64encode(bars.to_bytes(figure, "svg", outlines=True)).decode()
+    return base64.b64encode(bars.to_bytes(figure, "svg")).decode()
 
 
 def escape_markdown(text: str) -> str:

@@ -6,12 +6,12 @@ Everything is derived from the stored rows and can be made again at any time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.claims.ledger import answers
+from labkit.claims.ledger import answers, weigh_answer
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.report import charts, recipe, share
@@ -20,7 +20,7 @@ from labkit.runs import runner, store
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment
 from labkit.runs.store import StoredRun, newest_runs
-from labkit.settings import AS_PUBLISHED, pick
+from labkit.settings import pick
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -230,31 +230,23 @@ def find_run(name: Path | str, results: Path | str = "results") -> Run:
 
 def newest_run(name: str, results: Path | str = "results") -> Run | None:
     """Return an experiment's newest finished run; None where there is none."""
-    found = newest_runs(results, _is_finished).get(name)
+    # A run as in the document answers another question: it never hides a corrected one.
+    found = newest_runs(results, lambda info: (weight := weigh_answer(info)) and min(weight, 1))
+    found = found.get(name)
     return found and _held(found)
 
 
 def newest_to_show(results: Path | str = "results") -> list[StoredRun]:
     """Return the newest run of every experiment, in the order of the catalog, then own ones.
 
-    A run as in the document stands beside the corrected one; where no run is finished, the newest
-    unfinished one is taken.
+    A run as in the document stands beside the corrected one. A run with verdicts comes before
+    newer ones without; where no run is finished, the newest unfinished one is taken.
     """
-    newest = newest_runs(results, lambda info: 0) | newest_runs(results, _is_finished)
-    published = newest_runs(results, _is_finished_as_published)
+    newest = newest_runs(results, lambda info: weigh_answer(info) or 0)
+    published = newest_runs(results, lambda info: 1 if weigh_answer(info) == 0 else None)
     names = [*(name for name in CATALOG if name in newest), *sorted(newest.keys() - CATALOG.keys())]
     shown = [found[name] for name in names for found in (newest, published) if name in found]
     return list({run.folder: run for run in shown}.values())
-
-
-def _is_finished(info: Mapping[str, object]) -> int | None:
-    # A run as in the document answers another question: it never hides a corrected one.
-    is_corrected = info.get("protocol") != AS_PUBLISHED
-    return int(is_corrected) if info["status"] == "finished" else None
-
-
-def _is_finished_as_published(info: Mapping[str, object]) -> int | None:
-    return 0 if _is_finished(info) == 0 else None
 
 
 def report(
@@ -267,15 +259,16 @@ def report(
     """Write what runs asked, measured and found, as files that need nothing else.
 
     Args:
-        runs: one or several; unset: the newest of every experiment, and what all of them show of
-            the documents' claims.
+        runs: one or several; unset: the newest of every experiment, those with verdicts first,
+            and all of the documents' claims.
         folder: takes the files, and is made if missing; unset: of one run its own folder, of
             several a new one in ``results/reports``, without runs `results`.
         results: folder that holds all results.
         markdown: write report.md and its figures too.
 
     Returns:
-        report.html; then, if asked for, report.md and every figure file.
+        report.html, without runs index.html; then, if asked for, the same as .md and every figure
+        file.
 
     Raises:
         ValueError: there is no run.
@@ -283,7 +276,7 @@ def report(
     """
     chosen = newest_to_show(results) if runs is None else runs
     chosen = [chosen] if isinstance(chosen, StoredRun) else list(chosen)
-    options = {"results": results, "markdown": markdown, "all_claims": runs is None}
+    options = {"results": results, "markdown": markdown, "is_index": runs is None}
     return write_report(list(map(_held, chosen)), folder, **options)
 
 

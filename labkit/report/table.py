@@ -1,4 +1,4 @@
-"""Tables: a pandas Styler with a heading, small print under the rows, and notes.
+"""Tables: a pandas Styler with a heading and notes.
 
     Summary ─▶ table() ─▶ Table ─▶ HTML in a notebook, text in a terminal, cells for Markdown
 
@@ -8,6 +8,7 @@ This module imports pandas, so import it where a table is made.
 from __future__ import annotations
 
 import re
+import textwrap
 import unicodedata
 import zlib
 from collections.abc import Sequence
@@ -29,10 +30,6 @@ STYLES = [
     {"selector": "tr", "props": "background: transparent"},
     {"selector": "th, td", "props": "text-align: left; vertical-align: top; padding: .3em .5em"},
     {"selector": "tbody th, tbody td", "props": f"border-top: {_LINE}"},
-    {
-        "selector": ".small-print td",
-        "props": "border: none; padding-top: 0; opacity: .8; font-size: 90%",
-    },
 ]
 
 
@@ -43,7 +40,6 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
         rows: a DataFrame, whose index names the rows, or what makes one, whose first column
             does; the attribute `data` is the DataFrame.
         heading: lines above the table, the first in bold.
-        small_print: a line under each row, "" for none.
         notes: lines below the table.
     """
 
@@ -52,7 +48,6 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
         rows: object,
         *,
         heading: Sequence[str] = (),
-        small_print: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
         data = rows
@@ -62,7 +57,7 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
         # The same table has the same id, so that pages do not change when they are made again.
         uuid = f"{zlib.crc32(data.to_csv().encode()):x}"
         super().__init__(data, cell_ids=False, uuid=uuid)
-        self.heading, self.small_print, self.notes = heading, small_print, notes
+        self.heading, self.notes = heading, notes
         self.set_table_styles(STYLES)
         self.format(lambda cell: _html(_text(cell))).format_index(lambda name: _html(str(name)))
 
@@ -79,7 +74,7 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
 
     def to_html(self, *args: object, **kwargs: object) -> str:
         """Return the table as HTML; arguments as of `pandas.io.formats.style.Styler.to_html`."""
-        more = {"heading": self.heading, "small_print": self.small_print, "notes": self.notes}
+        more = {"heading": self.heading, "notes": self.notes}
         # A long name may break behind its underscores.
         header = [_html(name).replace("_", "_<wbr>") for name in self.header]
         return super().to_html(*args, **{"sparse_index": False, "header": header, **more, **kwargs})
@@ -94,9 +89,8 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
         head, *body = (line.rstrip() for line in lines)
         shown = [*self.heading, ""] if self.heading else []
         shown += [head, "  ".join("-" * width for width in widths)]
-        for line, small in zip(body, self.small_print or [""] * len(body)):
-            shown += [line, *units.small_print(small)]
-        return "\n".join([*shown, *([""] if self.notes else []), *(f"- {x}" for x in self.notes)])
+        notes = (textwrap.fill(x, 98, subsequent_indent="  ") for x in self.notes)
+        return "\n".join([*shown, *body, *([""] if self.notes else []), *(f"- {x}" for x in notes)])
 
 
 class Tables(dict):
@@ -121,7 +115,7 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
 
     Returns:
         A row per variant: time, normalized time with its 95 % confidence interval, the
-        document's figure and the verdict, with what the numbers rest on in small print.
+        document's figure and the verdict, with what the numbers rest on in notes.
     """
     names = ["group", "variant"] if summary.has_groups else ["variant"]
     if detail:
@@ -131,8 +125,12 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
     return Table(
         pd.DataFrame([_cells(summary, row) for row in summary.rows]).set_index(names),
         heading=[summary.question, *stand_ins(summary), words.conditions(summary)],
-        small_print=[words.small_print(summary, row) for row in summary.rows],
-        notes=[*words.checks(summary), *words.bound(summary), *summary.notes],
+        notes=[
+            *words.proofs(summary),
+            *words.checks(summary),
+            *words.bound(summary),
+            *summary.notes,
+        ],
     )
 
 

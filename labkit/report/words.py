@@ -1,7 +1,7 @@
 """The sentences that tables, charts, the report and the panel share.
 
-Summary -> conditions(), checks(), noise_floor()          of a run
-Row     -> small_print(), published(), reason(), proof()  of a variant
+Summary -> conditions(), proofs(), checks()               of a run
+Row     -> published(), reason(), proof()                 of a variant
 """
 
 from __future__ import annotations
@@ -190,44 +190,42 @@ def normalized(row: Row) -> str:
 
 
 def published(summary: Summary, row: Row) -> str:
-    """Return the document's figure and whether this run agrees with it.
+    """Return the document's figure, or a dash, and whether this run agrees with it."""
+    return ", ".join(filter(None, [units.normalized(row.published), agreement(summary, row)]))
 
-    Returns:
-        "0.894", "0.894, agrees"; over a stand-in "0.894, consistent (emulated)"; or a dash.
-    """
-    figure = units.normalized(row.published)
-    if not row.agreement:
-        return figure
+
+def agreement(summary: Summary, row: Row) -> str:
+    """Return whether a run agrees with the document; over a stand-in "consistent (emulated)"."""
     compared = [r for r in summary.rows if summary.is_baseline(r) or r.variant == row.variant]
-    if find_stand_ins(compared):
-        return f"{figure}, {EMULATED_WORDS.get(row.agreement, row.agreement)} (emulated)"
-    return f"{figure}, {row.agreement}"
+    if row.agreement and find_stand_ins(compared):
+        return f"{EMULATED_WORDS.get(row.agreement, row.agreement)} (emulated)"
+    return row.agreement
 
 
-def small_print(summary: Summary, row: Row) -> str:
-    """Return what a variant's number rests on, "" where it has none.
+def proofs(summary: Summary) -> list[str]:
+    """Return what each variant's number rests on, for those that have one.
 
     Returns:
-        "8 of 10 blocks · smallest detectable effect 4.1 % · cold (0.0 % in memory before, 50.1 %
-        of bytes from disk)", then stand-ins, outliers and trials that were left out.
+        "ssd: 8 of 10 blocks · smallest detectable effect 4.1 % · cold (0.0 % in memory before,
+        50.1 % of bytes from disk)", then stand-ins, outliers and trials that were left out.
     """
-    if row.normalized_time is None:
-        return ""
-    n = summary.n_blocks
-    blocks = f"{row.blocks} of {n} blocks" if row.blocks < n else ""
-    noise = "" if row.mde is None else f"smallest detectable effect {units.percent(row.mde)}"
-    if summary.is_baseline(row):
-        noise = "" if summary.has_groups else noise_floor(summary)
-    work = [row.labels.get(kind, "") for kind in OF_WORK if kind not in summary.labels]
-    parts = [
-        blocks,
-        noise,
-        _cache(row),
-        *work,
-        *_own_labels(summary, row),
-        _outliers(row),
-    ]
-    return " · ".join(filter(None, parts))
+    found, n = {}, summary.n_blocks
+    for row in summary.rows:
+        if row.normalized_time is None:
+            continue
+        noise = "" if row.mde is None else f"smallest detectable effect {units.percent(row.mde)}"
+        if summary.is_baseline(row):
+            noise = "" if summary.has_groups else noise_floor(summary)
+        parts = [
+            f"{row.blocks} of {n} blocks" if row.blocks < n else "",
+            noise,
+            _cache(row),
+            *(row.labels.get(kind, "") for kind in OF_WORK if kind not in summary.labels),
+            *_own_labels(summary, row),
+            _outliers(row),
+        ]
+        found[row.variant] = " · ".join(filter(None, parts))
+    return [f"{name}: {said}" for name, said in found.items() if said]
 
 
 def proof(row: Row) -> tuple[str, str, str]:

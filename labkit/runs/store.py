@@ -332,27 +332,37 @@ def best_runs(
         weigh: returns a run's weight from its `run.json`; None leaves the run out.
         experiment: one experiment's name, or all.
     """
+    for _, folder in _ranked(results, weigh, experiment):
+        with contextlib.suppress(ValueError):  # rows of a newer labkit
+            run = load_run(folder)
+            yield run
+
+
+def newest_runs(
+    results: Path | str, weigh: Callable[[Mapping[str, object]], float | str | None]
+) -> dict[str, StoredRun]:
+    """Return the first of `best_runs` of each experiment, by the experiment's name."""
+    found: dict[str, StoredRun] = {}
+    for name, folder in _ranked(results, weigh):
+        if name not in found:
+            with contextlib.suppress(ValueError):  # rows of a newer labkit
+                found[name] = load_run(folder)
+    return found
+
+
+def _ranked(
+    results: Path | str,
+    weigh: Callable[[Mapping[str, object]], float | str | None],
+    experiment: str = "*",
+) -> list[tuple[str, Path]]:
+    """Return experiment and folder of every run that has a weight, in the order of `best_runs`."""
     weighed = []
     for folder in list_runs(results, experiment):
         with contextlib.suppress(ValueError, KeyError):  # of a newer labkit, or no run
             info = read_info(folder)
             if SHARED not in info and (weight := weigh(info)) is not None:
-                weighed.append((weight, folder.name, folder))
-    for _, _, folder in sorted(weighed, reverse=True):
-        try:
-            run = load_run(folder)
-        except ValueError:  # rows of a newer labkit
-            continue
-        yield run
-
-
-def newest_runs(
-    results: Path | str, weigh: Callable[[Mapping[str, object]], float | None]
-) -> dict[str, StoredRun]:
-    """Return the first of `best_runs` of each experiment, by the experiment's name."""
-    names = sorted({folder.parent.name for folder in list_runs(results)})
-    firsts = {name: next(best_runs(results, weigh, name), None) for name in names}
-    return {name: run for name, run in firsts.items() if run is not None}
+                weighed.append((weight, folder.name, folder, info["experiment"]))
+    return [(name, folder) for _, _, folder, name in sorted(weighed, reverse=True)]
 
 
 def earlier_runs(

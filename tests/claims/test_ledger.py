@@ -89,6 +89,7 @@ def test_without_runs_every_claim_says_what_is_missing(tmp_path):
     rows = answers(tmp_path / "none", HERE)
     assert [row["number"] for row in rows] == list(range(1, 39))
     assert {row["run"] for row in rows} == {""}
+    assert {row["group"] for row in rows} == {"not run", "not testable"}
     said = {row["number"]: row["answer"] for row in rows}
     assert (said[19], said[27]) == ("not run", "no experiment yet")
     assert said[35] == "not testable here: it takes several GPUs, and the lab drives one"
@@ -139,19 +140,27 @@ def test_a_figure_that_saves_more_than_the_baseline_waits_is_out_of_reach(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("true", "noise", "said"),
+    ("true", "noise", "group", "said"),
     [
-        (0.8, 0.01, "agrees: faster, 0."),
-        (1.2, 0.01, "differs: slower, 1."),
-        (1.0, 0.002, "differs: no practical difference, "),
-        (1.0, 0.15, "inconclusive: "),
-        (0.978, 0.012, "inconclusive: real but small, 0."),
+        (0.8, 0.01, "agrees", "agrees: faster, 0."),
+        (1.2, 0.01, "differs", "differs: slower, 1."),
+        (1.0, 0.002, "differs", "differs: no practical difference, "),
+        (1.0, 0.15, "no verdict yet", "inconclusive: "),
+        (0.978, 0.012, "no verdict yet", "inconclusive: real but small, 0."),
     ],
 )
-def test_a_claim_without_a_figure_is_held_to_its_direction(tmp_path, true, noise, said):
+def test_a_claim_without_a_figure_is_held_to_its_direction(tmp_path, true, noise, group, said):
     times = {"original": 1.0, "vectorized": true}
     make_run(tmp_path, times, experiment="preprocessing", noise=noise)
-    assert answer_to(tmp_path, 24).startswith(said)
+    row = record(tmp_path, 24)
+    assert row["group"] == group
+    assert row["answer"].startswith(said)
+
+
+def test_a_claim_whose_contrasts_come_out_differently_agrees_in_part(tmp_path):
+    times = {"original": 1.0, "checkpoint every 10 steps": 1.3, "metrics in loops": 1.0}
+    make_run(tmp_path, times, experiment="stalls", noise=0.002)
+    assert record(tmp_path, 4)["group"] == "agrees in part"
 
 
 def test_a_variant_that_cannot_run_here_says_why(tmp_path):

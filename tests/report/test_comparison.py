@@ -53,7 +53,7 @@ def test_variants_stand_in_line_and_what_a_run_lacks_is_said():
 
 def test_the_table_says_that_runs_are_not_divided_and_what_each_stands_on():
     table = lab.compare([fake_machine_run(), their_run()]).table()
-    for shown in (table._repr_html_(), repr(table)):
+    for shown in (table._repr_html_(), " ".join(repr(table).split())):
         for part in (
             "each run against its own baseline; no run is divided by another",
             "2 cores, AMD EPYC, no GPU (machine 7a93da) · torch 2.13.0 · run mine",

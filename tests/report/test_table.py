@@ -50,7 +50,7 @@ def test_the_table_has_five_columns_of_text():
     ]
 
 
-def test_html_and_text_hold_question_conditions_numbers_small_print_and_notes_in_order():
+def test_html_and_text_hold_question_conditions_numbers_and_notes_in_order():
     summary = judged_summary(skipped={"nvme": "not named"}, **CHECKED)
     found = table(summary)
     html = re.sub(r"<.*?>", "", found.to_html(exclude_styles=True)).replace("\u00a0", " ")
@@ -61,18 +61,14 @@ def test_html_and_text_hold_question_conditions_numbers_small_print_and_notes_in
             "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s)",
             "full mode · 9 blocks, 1 rejected",
             "normalized time [95 % interval]",
-            *(
-                part
-                for row, small in zip(found.rows, found.small_print)
-                for part in (row[0], small)
-            ),
+            *(row[0] for row in found.rows),
+            *words.proofs(summary),
             "throttled: 80.0 of 81.0 files/s random",
             "1 block rejected: ",
         ]
         at = 0
         for part in parts:
             at = shown.index(part, at)
-    assert not found.small_print[-1]  # the last row was skipped
 
 
 def test_the_terminal_table_is_aligned_also_with_chinese_names():
@@ -94,7 +90,7 @@ def test_no_free_text_becomes_markup():
         make_summary({"original": 1.0, NASTY: 0.5}, skipped={"b": NASTY}, **info)
     ).to_html()
     assert "<script>" not in html
-    assert html.count("&lt;script&gt;") == 5  # question, source, variant, reason, note
+    assert html.count("&lt;script&gt;") == 6  # question, source, variant, reason, proof, note
     assert "mathjax_ignore" in html  # dollars are no formula
 
 
@@ -124,26 +120,22 @@ def test_the_detailed_table_has_every_field_as_csv_and_json_can_hold_it():
 # --- what a number rests on ---------------------------------------------------------------
 
 
-def small_prints(summary):
-    return {row.variant: words.small_print(summary, row) for row in summary.rows}
-
-
-def test_the_small_print_says_noise_proof_medium_and_what_is_odd():
-    summary = judged_summary()
+def test_the_notes_say_noise_proof_medium_and_what_is_odd():
+    summary = judged_summary(skipped={"nvme": "not named"})
     ratio = f"A/A {summary.aa_ratio:.3f} [{summary.aa_low:.3f}, {summary.aa_high:.3f}]"
     row = summary.rows[1]
     (place,) = row.outliers
-    found = small_prints(summary)
-    assert found["hdd"] == (
-        f"noise floor {100 * summary.aa_s:.1f} % ({ratio}) · "
+    hdd, ssd, *others = words.proofs(summary)
+    assert hdd == (
+        f"hdd: noise floor {100 * summary.aa_s:.1f} % ({ratio}) · "
         "cold (0.0 % in memory before, 50.1 % of bytes from disk) · throttled storage"
     )
-    assert found["ssd"] == (
-        f"8 of 9 blocks · smallest detectable effect {100 * row.mde:.1f} % · "
+    assert ssd == (
+        f"ssd: 8 of 9 blocks · smallest detectable effect {100 * row.mde:.1f} % · "
         "cold (0.0 % in memory before, 50.2 % of bytes from disk) · real storage · "
         f"1 outlier, kept: {row.ratios[place]:.3f}"
     )
-    assert small_prints(make_summary(skipped={"dali": "not installed"}))["dali"] == ""
+    assert not any(other.startswith("nvme") for other in others)
 
 
 REAL = {"storage": "real", "accelerator": "cuda:H200"}
