@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pkgutil
 import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
 
 import labkit as lab
 from labkit import units
+from labkit.analysis.winner import winner
 from labkit.claims import ledger
+from labkit.contracts import seconds_of
 from labkit.diagnosis.loaders import brief
 from labkit.diagnosis.watch import Watch, run_script
 from labkit.experiments.request import Request
-from labkit.machine import media
+from labkit.machine import hardware, media
 from labkit.report.bars import to_bytes
 from labkit.report.charts import timeline, watch_chart
 from labkit.report.doctor import doctor_rows
 from labkit.resolve import TABLES
 from labkit.runs import device_speed, store
+from labkit.runs.active import Progress
 from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
 
 CHART_KINDS = (".png", ".svg", ".pdf")
 CHART_DPI = 300
+LIST_WIDTHS = (20, 10, 26, 38)  # 100 columns with what is between
 Options = argparse.Namespace
 
 
@@ -51,7 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
         # A terminated run cleans up as after Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return options.command(options) or 0
+        status = options.command(options) or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read the output, as head does, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("labkit: cancelled", file=sys.stderr)
         return 130
@@ -64,13 +75,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _list(options: Options) -> None:
-    print("experiments:")
+    newest = store.newest_runs(options.results, ledger.weigh_answer)
+    quick = store.newest_runs(
+        options.results,
+        lambda info: ledger.weigh_answer(info) if info["mode"] == "quick" else None,
+    )
+    rows = [("experiment", "quick", "newest result", "question")]
     for name in lab.CATALOG:
-        experiment = lab.experiment(name)
-        groups = set(experiment.groups.values())
-        variants = f"{len(groups)} groups" if groups else " · ".join(experiment.variants)
-        print(f"  {name:20} {experiment.question}\n  {'':20} {variants}  ({experiment.source})")
-    print(f"\nruns in {options.results}:")
+        took = _took(quick[name]) if name in quick else units.UNKNOWN
+        result = _result(newest[name]) if name in newest else units.UNKNOWN
+        rows.append((name, took, result, lab.experiment(name).question))
+    for row in rows:
+        cells = [textwrap.wrap(text, width) for text, width in zip(row, LIST_WIDTHS)]
+        for line in zip_longest(*cells, fillvalue=""):
+            print("  ".join(f"{x:{width}}" for x, width in zip(line, LIST_WIDTHS)).rstrip())
+    print(f"\nquick: how long the newest run in quick mode took\n\nruns in {options.results}:")
     folders = [
         *lab.list_runs(options.results),
         *lab.list_runs(Path(options.results) / store.SHARED),
@@ -87,6 +106,23 @@ def _list(options: Options) -> None:
         print("  none yet")
 
 
+def _took(run: store.StoredRun) -> str:
+    """Return how long a run took, to the start of its last trial."""
+    known = [trial.started_utc for trial in run.trials if trial.started_utc != "unknown"]
+    if not known:
+        return units.UNKNOWN
+    return units.whole_seconds(seconds_of(max(known)) - seconds_of(run.info["created_utc"]))
+
+
+def _result(run: store.StoredRun) -> str:
+    """Return the winner of a run and its mode."""
+    summary = run.summary
+    if summary.has_groups or summary.rows[0].normalized_time is None:
+        return f"{summary.mode} mode"
+    best = winner(summary)
+    return f"{best.variant} {units.normalized(best.normalized_time)}, {summary.mode} mode"
+
+
 def _run(options: Options) -> int:
     if options.resume:
         alone = ["run", "--resume", options.resume, "--results", options.results]
@@ -100,13 +136,16 @@ def _run(options: Options) -> int:
         return _show(lab.resume(lab.find_run(options.resume, options.results).folder))
     # Build all before running any: a typo in the third name must not cost two runs.
     built = {}
-    for name in options.names or [name for name in lab.CATALOG if lab.experiment(name).main_road]:
+    of_documents = (name for name in lab.CATALOG if lab.experiment(name).main_road)
+    for name in options.names or (lab.CATALOG if options.all else of_documents):
         try:
             built[name] = request(options, name).build()
         except ValueError as error:
             if options.names:
                 raise
             print(f"{name} is left out: {error}\n", file=sys.stderr)
+    if options.all:
+        return _run_all(options, built)
     status = 0 if built else 1
     for name, experiment in built.items():
         how = {"blocks": options.blocks, "results": options.results}
@@ -118,6 +157,75 @@ def _run(options: Options) -> int:
             print(f"labkit: {name}: {error}\n", file=sys.stderr)  # the others can still be run
             status = 1
     return status
+
+
+def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
+    """Run experiments, the cheapest first, under one bar; go on where an earlier call stopped."""
+    here = hardware.provenance()["machine_id"]
+    how = {"blocks": options.blocks, "results": options.results}
+
+    def weigh(info: Mapping[str, object]) -> bool | None:
+        is_asked = info["experiment"] in built and info["provenance"]["machine_id"] == here
+        if is_asked and Request.read(info) == request(options, info["experiment"]):
+            return info["status"] == "finished"
+        return None
+
+    expected = {name: lab.forecast(x, options.mode, **how) for name, x in built.items()}
+    times_s = {name: x.total_s or math.inf for name, x in expected.items()}
+    begun = store.newest_runs(options.results, weigh)
+    done = {name for name, run in begun.items() if run.info["status"] == "finished"}
+    waiting = sorted(built.keys() - done, key=times_s.get)
+    known_s = [times_s[name] for name in waiting if times_s[name] < math.inf]
+    unknown = len(waiting) - len(known_s)
+    said = f"{units.count(len(waiting), 'experiment')}, about {units.whole_seconds(sum(known_s))}"
+    said += f" and {unknown} of unknown length" if unknown else ""
+    print(f"{options.mode} mode: {said}; {len(done)} finished before", flush=True)
+    status, progress = 0, _OneBar({name: expected[name].trials for name in waiting})
+    for name in waiting:
+        progress.enter(name)
+        try:
+            if name in begun:
+                run = lab.resume(begun[name].folder, progress=progress)
+            else:
+                run = lab.run(built[name], options.mode, progress=progress, **how)
+            run.save()
+        except (ValueError, OSError, RuntimeError) as error:
+            progress.say(str(error))  # the others can still be run
+            status = 1
+    progress.end()
+    _print_claims(ledger.answers(options.results))
+    return status
+
+
+class _OneBar(Progress):
+    """One bar for several runs.
+
+    Args:
+        trials: name -> how many trials are expected.
+    """
+
+    def __init__(self, trials: Mapping[str, int]) -> None:
+        super().__init__("", shown=True)
+        self._left, self._before = dict(trials), 0
+
+    def enter(self, name: str) -> None:
+        """Begin the next of the runs."""
+        self._name = name
+        del self._left[name]
+
+    def start(self, *, total: int, done: int) -> None:
+        total += self._before + sum(self._left.values())
+        super().start(total=total, done=self._before + done)
+
+    def next(self, trial: str) -> None:
+        super().next(f"{self._name}, {trial}")
+
+    def close(self) -> None:
+        self._before = self._bar.n if self._bar else 0
+
+    def end(self) -> None:
+        """End the bar."""
+        super().close()
 
 
 def _roofline(options: Options) -> int:
@@ -158,7 +266,11 @@ def _claims(options: Options) -> None:
     rows = ledger.answers(options.results, numbers=options.numbers)
     if options.json:
         print(_json(rows))
-        return
+    else:
+        _print_claims(rows)
+
+
+def _print_claims(rows: list[dict[str, object]]) -> None:
     for row in rows:
         print(textwrap.fill(f"{row['number']:>2}  {row['claim']} {row['document']}", 100))
         said = [f"{side['by']}: {side['says']}" for side in row["sides"]]
@@ -303,13 +415,15 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(command=command)
         return made
 
-    add("list", _list, "list the experiments, and the runs in the results folder", results)
+    add("list", _list, "list the experiments with their newest results, and the runs", results)
 
     run = add("run", _run, "run experiments and print their tables", results, _run_options())
     run.usage = "labkit run [NAME ...] [options]"
     names = "experiments of `labkit list`; unset: those of the documents"
     which = run.add_mutually_exclusive_group()
     which.add_argument("names", nargs="*", metavar="NAME", default=[], help=names)
+    every = "all that can run here, the cheapest first; the same command goes on where it stopped"
+    which.add_argument("--all", action="store_true", help=every)
     which.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
 
     text = "measure how fast an experiment trains with slower and faster devices"
@@ -335,7 +449,7 @@ def parser() -> argparse.ArgumentParser:
     report = add("report", _report, text, results)
     names = "run folders, ids or experiments; unset: the newest of each experiment"
     report.add_argument("runs", nargs="*", metavar="RUN", help=names)
-    report.add_argument("--out", metavar="FOLDER", help="folder that takes report.html")
+    report.add_argument("--out", metavar="FOLDER", help="folder that takes the report")
     report.add_argument("--markdown", action="store_true", help="also report.md and its figures")
 
     recipe = add("recipe", _recipe, "print a run's winner as a PyTorch program", one_run)

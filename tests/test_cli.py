@@ -105,8 +105,11 @@ def test_every_other_command_shows_or_writes_the_run(finished, tmp_path, capsys)
         return capsys.readouterr().out
 
     listed = say("list")
-    assert "prefetching " in listed
-    assert "quick, finished" in listed
+    table, _, runs = listed.partition("runs in ")
+    assert max(map(len, table.splitlines())) <= 100
+    assert re.search(r"^prefetching +- +- +Does fetching", table.replace("–", "-"), re.MULTILINE)
+    assert re.search(r"^preprocessing +\d+ s +\w+ (1\.00|0\.\d+)", table, re.MULTILINE)
+    assert "quick, finished" in runs
     assert "How much time does simpler preprocessing code save?" in say("table", "preprocessing")
     assert "resident_share_before" in say("table", "preprocessing", "--detail")
     (claim,) = json.loads(say("claims", "1", "--json"))
@@ -119,6 +122,33 @@ def test_every_other_command_shows_or_writes_the_run(finished, tmp_path, capsys)
     assert main(["open", str(tmp_path / "run.labkit.zip"), "--results", str(tmp_path)]) == 0
     (opened,) = lab.list_runs(tmp_path / "shared")
     assert str(opened) in capsys.readouterr().out
+
+
+def test_all_experiments_go_on_where_an_earlier_call_stopped(finished, photos, monkeypatch, capsys):
+    names = ("preprocessing", "opencv_vs_pil", "workers")
+    monkeypatch.setattr(lab, "CATALOG", {name: lab.CATALOG[name] for name in names})
+    how = ["--data", str(photos), "--results", str(finished), *SMALL]
+    assert main(["run", "--all", *how]) == 0
+    said = capsys.readouterr()
+    # It chooses the workers itself; one of the others is complete.
+    assert "workers is left out: num_workers must be left out" in said.err
+    assert re.search(r"^quick mode: 1 experiment, about .*; 1 finished before$", said.out, re.M)
+    assert len(re.findall(r"100%.*trial \d+/\d+", said.err)) >= 1
+    assert re.search(r"^ 1  A profiler's call graph", said.out, re.MULTILINE)
+    assert {run.parent.name for run in lab.list_runs(finished)} == {
+        "preprocessing",
+        "opencv_vs_pil",
+    }
+    assert main(["run", "--all", *how]) == 0
+    assert "quick mode: 0 experiments, about" in capsys.readouterr().out
+    assert len(lab.list_runs(finished)) == 2
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path):
+    command = f"{sys.executable} -m labkit.cli list --results {tmp_path} | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("experiment ")
+    assert done.stderr == ""
 
 
 def test_help_has_a_line_per_command_and_an_option_per_setting(capsys):

@@ -27,13 +27,12 @@ class Forecast:
 
     mode: str
     blocks: int
+    trials: int
     total_s: float | None
     variants: int
     """Those that are judged together."""
     noise: float | None
     """Standard deviation of an earlier run's paired log-ratios, pooled over the variants."""
-    run: str
-    """Of which run."""
 
     def mde(self, blocks: int) -> float | None:
         """Return the smallest effect detected with 80 % power in so many blocks, as a share."""
@@ -43,19 +42,13 @@ class Forecast:
         return detectable_share(self.noise, blocks, ALPHA / self.variants)
 
     def __str__(self) -> str:
-        said = f"{self.mode} mode: "
-        if self.total_s is None:
-            said += "reads all images, however many there are."
-        else:
-            said += f"about {units.seconds(self.total_s)}."
-        seen, more = self.mde(self.blocks), self.mde(2 * self.blocks)
+        said = "Reads all images, however many there are."
+        if self.total_s is not None:
+            said = f"About {units.whole_seconds(self.total_s)}."
+        seen = self.mde(self.blocks)
         if seen is None:
-            return f"{said} What it can detect is known after a first run on this machine."
-        return (
-            f"{said} Detects differences of {units.percent(seen)} or more; "
-            f"{2 * self.blocks} blocks would detect {units.percent(more)} "
-            f"(noise {units.percent(self.noise)}, from {self.run})."
-        )
+            return f"{said} What it detects is known after a first run on this machine."
+        return f"{said} Detects differences of {units.percent(seen)} or more."
 
     __repr__ = __str__
 
@@ -85,11 +78,10 @@ def forecast(
         trial_s: seconds of a trial, where they are the same for all.
         epoch_share: how long epochs should be, as a share of the mode's.
     """
-    chosen, noise, last, run = MODES[mode], None, None, ""
+    chosen, noise, last = MODES[mode], None, None
     for summary in earlier:
         last = last or summary
         if (noise := noise_of(summary)) is not None:
-            run = summary.info["run"]
             break
     trials = blocks * (len(variants) + chosen.shuffled * len(baselines))
     base = variants[next(iter(baselines))]
@@ -104,10 +96,10 @@ def forecast(
     return Forecast(
         mode=mode,
         blocks=blocks,
+        trials=trials,
         total_s=None if trial_s is None else trials * trial_s,
         variants=len(judged),
         noise=noise,
-        run=run,
     )
 
 

@@ -54,13 +54,13 @@ def test_noise_is_pooled_over_the_variants(tmp_path):
 
 
 def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(tmp_path):
-    run = noisy_run(tmp_path)
+    noisy_run(tmp_path)
     expected = expect(tmp_path)
-    assert expected.mde(10) == pytest.approx(detectable_share(0.02, 10, 0.05 / 2))
-    seen, more = (f"{100 * expected.mde(n):.1f} %" for n in (10, 20))
+    seen = detectable_share(0.02, 10, 0.05 / 2)
+    assert expected.mde(10) == pytest.approx(seen)
+    assert expected.trials == 10 * (3 + 1)
     assert str(expected) == (
-        f"full mode: about 1 min 40 s. Detects differences of {seen} or more; 20 blocks would "
-        f"detect {more} (noise 2.0 %, from {run.folder.name})."
+        f"About 1 min 40 s. Detects differences of {100 * seen:.1f} % or more."
     )
 
 
@@ -71,7 +71,7 @@ def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):
     expected = expect(tmp_path)
     assert (expected.noise, expected.mde(10)) == (None, None)
     assert str(expected) == (
-        "full mode: about 7 min 0 s. What it can detect is known after a first run on this machine."
+        "About 7 min 0 s. What it detects is known after a first run on this machine."
     )
 
 
@@ -89,7 +89,7 @@ def test_the_time_is_calibrated_else_the_last_runs_else_the_modes(tmp_path):
     leave_run(tmp_path, [fake_trial("base", 0, role, 20.0) for role in ("A1", "A2")])
     assert expect(tmp_path).total_s == pytest.approx(40 * 20.5)
     document = expect(tmp_path, mode="document", blocks=1)
-    assert str(document).startswith("document mode: reads all images, however many there are.")
+    assert str(document).startswith("Reads all images, however many there are.")
 
 
 def test_what_is_no_run_of_this_lab_is_no_obstacle(tmp_path):
