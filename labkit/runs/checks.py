@@ -75,7 +75,7 @@ EMULATOR_TRIES = 5
 
 # NumPy's, Python's and C++'s own; torch's on the CPU and on CUDA; OpenCV's; TensorFlow's.
 OUT_OF_MEMORY = re.compile(
-    r"MemoryError|bad_alloc|(can't|cannot) allocate|OutOfMemory|out of memory|OOM when allocating",
+    r"MemoryError|bad_alloc|ALLOC_FAILED|can(no|')t allocate|out ?of ?memory|OOM when allocating",
     re.IGNORECASE,
 )
 LONGEST_MESSAGE = 160  # characters of a library's own message: it has to stay one line

@@ -338,7 +338,8 @@ def search_on_cuda(settings: Settings) -> dict[str, object]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         try:
-            warm_up(replace(pipeline, settings=replace(settings, batch_size=batch_size)))
+            sized = replace(pipeline.parts, settings=replace(settings, batch_size=batch_size))
+            warm_up(replace(pipeline, parts=sized))
         except torch.OutOfMemoryError:
             return None
         return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
