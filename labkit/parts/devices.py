@@ -64,6 +64,10 @@ class CudaDevice:
         self.label = f"cuda:{torch.cuda.get_device_name()}"
         self._torch = torch
         self._side_stream = torch.cuda.Stream()
+        # Of batches that the allocator is not told of: the last one with its sums, and on the
+        # device, whether one had other sums after its step.
+        self._unrecorded: tuple[DeviceBatch, torch.Tensor] | None = None
+        self._changed = torch.zeros((), dtype=torch.bool, device=self.torch_device)
 
     def put(
         self, batch: Mapping[str, torch.Tensor], *, pinned: bool, side_stream: bool
@@ -91,12 +95,33 @@ class CudaDevice:
             return
         compute = self._torch.cuda.current_stream()
         compute.wait_event(batch.ready)
-        for tensor in batch.values() if record else ():
-            tensor.record_stream(compute)
+        if record:
+            for tensor in batch.values():
+                tensor.record_stream(compute)
+            return
+        if self._unrecorded is not None:  # all that used it is queued by now
+            last, sums = self._unrecorded
+            sums.record_stream(compute)
+            self._changed |= (self._sums(last) != sums).any()
+        with self._torch.cuda.stream(self._side_stream):
+            self._unrecorded = batch, self._sums(batch)  # before the next copy
+
+    def _sums(self, batch: DeviceBatch) -> torch.Tensor:
+        torch = self._torch
+        return torch.stack([tensor.sum(dtype=torch.float64) for tensor in batch.values()])
 
     def synchronize(self) -> None:
-        """Wait for both streams."""
+        """Wait for both streams.
+
+        Raises:
+            RuntimeError: a batch of which the allocator was not told changed before its step ended.
+        """
         self._torch.cuda.synchronize()
+        if self._unrecorded is not None and self._changed:
+            raise RuntimeError(
+                "a batch was overwritten on the GPU while a step used it, as record_stream was not "
+                "called; its time does not count"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The emulated device keeps CUDA's rules, on a clock that never lies."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,28 @@ def test_a_batch_arrives_whole_on_cuda(side_stream):
     doubled = batch["image"] * 2
     device.synchronize()
     assert torch.equal(doubled.cpu(), sent["image"] * 2)
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("record", [False, True])
+def test_a_batch_that_is_overwritten_while_a_step_uses_it_does_not_count(record):
+    device = DEVICES["cuda"](PROFILE, FakeClock())
+
+    def arrive():
+        sent = {"image": torch.rand(1 << 22).pin_memory()}
+        batch = device.put(sent, pinned=True, side_stream=True)
+        device.wait(batch, record=record)
+        return batch
+
+    for _ in range(3):  # loads the kernels
+        batch = arrive()
+        device.synchronize()
+    torch.cuda._sleep(200_000_000)  # a step of some 0.1 s
+    batch = arrive()
+    again = arrive()  # where the batch of the step was, unless the allocator was told
+    with nullcontext() if record else pytest.raises(RuntimeError, match="record_stream was not"):
+        device.synchronize()
+    del batch, again
 
 
 @pytest.mark.needs_cuda
