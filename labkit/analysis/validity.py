@@ -28,6 +28,8 @@ SWAPPED = "swapped"
 # Of the cores that the trial left free, other programs may take a tenth: with more, they compete
 # for cores, caches and memory.  A fifth of a core is what a quiet desktop takes.
 MAX_OTHER_SHARE, MIN_OTHER_CORES = 0.1, 0.2
+# Of the GPU; a desktop draws its windows with it.
+MAX_OTHER_GPU_SHARE = 0.05
 # The kernel counts in hundredths of a second, so of a shorter trial that says nothing.
 OTHER_CORES_MIN_S = 0.2
 # Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
@@ -233,6 +235,8 @@ def why_disturbed(trial: Trial) -> str:
         return reason
     if swapped:
         return f"{units.count(swapped, 'page')} {SWAPPED}"
+    if (gpu := log.get("other_gpu_share") or 0.0) > MAX_OTHER_GPU_SHARE:
+        return f"other programs used {units.percent(gpu)} of the GPU"
     return ""
 
 
@@ -240,6 +244,7 @@ def why_disturbed(trial: Trial) -> str:
 WATCHED = {
     "steal_share": "CPU time stolen by other machines",
     "other_cores": "other programs",
+    "other_gpu_share": "other programs on the GPU",
     "swapped_in_pages": "swapping",
 }
 

@@ -9,15 +9,19 @@ A step that returns early has only queued its work.
 
 from __future__ import annotations
 
-import sys
+import math
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
 from labkit.diagnosis.loaders import map_batch, move_batch
+from labkit.machine.gpu import index_in_use
 from labkit.parts.devices import EmulatedDevice
+
+SYNCHRONIZES = "called a synchronizing CUDA operation"  # begins torch's warning
 
 
 @dataclass(kw_only=True)
@@ -117,50 +121,59 @@ class Emulated(Host):
 
 
 class Cuda(Host):
-    """The current CUDA device."""
+    """A CUDA device.
+
+    Args:
+        index: torch's number of it.
+    """
 
     has_queue = True
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
         import torch
 
         super().__init__()
-        self._cuda = torch.cuda
-        self.label = f"cuda:{torch.cuda.get_device_name()}"
+        self._cuda, self.torch_device = torch.cuda, torch.device("cuda", index)
+        self.label = f"cuda:{torch.cuda.get_device_name(index)}"
+        self._observed = ExitStack()
 
     def __enter__(self) -> Cuda:
         super().__enter__()
-        self._caught = warnings.catch_warnings(record=True)
-        self._warned = self._caught.__enter__()
-        warnings.simplefilter("always")
-        self._mode = self._cuda.get_sync_debug_mode()
-        self._cuda.set_sync_debug_mode("warn")
+        undo, cuda = self._observed, self._cuda
+        undo.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("always", SYNCHRONIZES)
+        warnings.showwarning = partial(self._warned, warnings.showwarning)
+        undo.callback(cuda.set_sync_debug_mode, cuda.get_sync_debug_mode())
+        cuda.set_sync_debug_mode("warn")
+        undo.callback(setattr, cuda, "synchronize", cuda.synchronize)
+        cuda.synchronize = partial(self._called, cuda.synchronize)  # torch does not warn of it
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cuda.set_sync_debug_mode(self._mode)
-        self._caught.__exit__(None, None, None)
-        for each in self._warned:
-            if "synchroniz" not in str(each.message):
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        self._observed.close()
 
-    @property
-    def syncs(self) -> int:
-        """How often torch has warned that an operation waits."""
-        return len(self._warned)
+    def _warned(self, show: Callable, message: Warning, *where: object) -> None:
+        if str(message).startswith(SYNCHRONIZES):
+            self.syncs += 1
+        else:
+            show(message, *where)
+
+    def _called(self, synchronize: Callable, *device: object, **named: object) -> None:
+        self.syncs += 1
+        synchronize(*device, **named)
 
     def synchronize(self) -> None:
-        """Wait for the device; not counted."""
-        self._cuda.synchronize()
+        """Wait for the device; not counted, as no step calls it."""
+        self._cuda.synchronize(self.torch_device)
 
     def copy_s(self, batch: object, *, pinned: bool) -> float:
         """Return the seconds of one copy of a batch to the idle device."""
         if pinned:
             batch = map_batch(batch, _pin)
-        self._cuda.synchronize()
+        self.synchronize()
         start_s = time.perf_counter()
-        move_batch(batch, "cuda")
-        self._cuda.synchronize()
+        move_batch(batch, self.torch_device)
+        self.synchronize()
         return time.perf_counter() - start_s
 
     def kernels_s(self, run: Callable[[], object]) -> float:
@@ -170,11 +183,17 @@ class Cuda(Host):
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             run()
-            self._cuda.synchronize()
-        ran_us = (
-            e.time_range.elapsed_us() for e in seen.events() if e.device_type == DeviceType.CUDA
+            self.synchronize()
+        spans_us = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in seen.events()
+            if event.device_type == DeviceType.CUDA and not event.is_user_annotation
         )
-        return sum(ran_us) / 1e6
+        ran_us, until_us = 0.0, -math.inf
+        for start_us, end_us in spans_us:  # those of several streams may overlap
+            ran_us += max(end_us - max(start_us, until_us), 0.0)
+            until_us = max(end_us, until_us)
+        return ran_us / 1e6
 
 
 def _pin(leaf: object) -> object:
@@ -190,7 +209,5 @@ def find_device(device: EmulatedDevice | None) -> Host:
     """
     if device is not None:
         return Emulated(device)
-    torch = sys.modules.get("torch")  # importing it would take seconds
-    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
-        return Cuda()
-    return Host()
+    index = index_in_use()
+    return Host() if index is None else Cuda(index)

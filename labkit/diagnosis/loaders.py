@@ -299,7 +299,7 @@ def copy_batch(batch: object) -> object:
     return map_batch(batch, copy_leaf)
 
 
-def move_batch(batch: object, device: str) -> object:
+def move_batch(batch: object, device: torch.device) -> object:
     """Return a batch with its tensors on a device."""
     return map_batch(batch, lambda leaf: leaf.to(device) if hasattr(leaf, "is_pinned") else leaf)
 

@@ -560,7 +560,7 @@ def _look_into_step(m: Measured, seconds: float) -> None:
         m.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
         m.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
     if isinstance(device, Cuda):
-        batches = [loaders.move_batch(each, "cuda") for each in loop.resident]
+        batches = [loaders.move_batch(each, device.torch_device) for each in loop.resident]
         try:
             loop.step(batches[0])
         except Exception as error:  # such as batch.numpy()

@@ -13,8 +13,10 @@ Source: nvml.h (device queries; nvmlUtilization_t).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -153,22 +155,36 @@ def open_gpu() -> Callable[[], Reading]:
     except Exception as error:  # torch raises several classes where there is no GPU
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Skip(f"torch has no GPU here: {said}") from None
-    return lambda: read_gpu(pynvml, gpu)
+    opened_us = int(1e6 * time.time())
+    return lambda: read_gpu(pynvml, gpu, opened_us)
+
+
+def _others_percent(nvml: ModuleType, gpu: object, since_us: int) -> int | None:
+    """Return what other processes use of the GPU; None where this one is not found among them.
+
+    In a container, NVML may know processes by other numbers.
+    """
+    seen = nvml.nvmlDeviceGetProcessUtilization(gpu, since_us)
+    percents = {process.pid: process.smUtil for process in seen}
+    own = percents.pop(os.getpid(), None)
+    return None if own is None else sum(percents.values())
 
 
 # Name of a reading -> how it is read from NVML.
-READINGS: dict[str, Callable[[ModuleType, object], int]] = {
-    "busy_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-    "used_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+READINGS: dict[str, Callable[[ModuleType, object, int], int | None]] = {
+    "busy_percent": lambda nvml, gpu, since: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "used_bytes": lambda nvml, gpu, since: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+    "others_percent": _others_percent,
 }
 
 
-def read_gpu(nvml: ModuleType, gpu: object) -> Reading:
+def read_gpu(nvml: ModuleType, gpu: object, since_us: int) -> Reading:
     """Take every reading once.
 
     Args:
         nvml: pynvml, initialized.
         gpu: NVML's handle.
+        since_us: what other processes did before does not count; in the epoch's microseconds.
 
     Returns:
         Name -> value; None for what this library, driver or device (a MIG slice) does not report.
@@ -176,7 +192,7 @@ def read_gpu(nvml: ModuleType, gpu: object) -> Reading:
     found = {}
     for name, read in READINGS.items():
         try:
-            found[name] = read(nvml, gpu)
+            found[name] = read(nvml, gpu, since_us)
         except (AttributeError, nvml.NVMLError):
             found[name] = None
     return found
@@ -186,7 +202,20 @@ def _torch_gpu(pynvml: ModuleType) -> object:
     """Return NVML's handle of torch's GPU; CUDA_VISIBLE_DEVICES changes torch's numbers only."""
     import torch
 
-    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-    if uuid is None:
-        return pynvml.nvmlDeviceGetHandleByIndex(0)
-    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    index = index_in_use()
+    index = torch.cuda.current_device() if index is None else index
+    uuid = torch.cuda.get_device_properties(index).uuid
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError:  # a slice of one
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+
+
+def index_in_use() -> int | None:
+    """Return torch's number of the GPU that holds most of this process's tensors; None: of none."""
+    torch = sys.modules.get("torch")  # importing it would take seconds
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    held_bytes = list(map(torch.cuda.memory_allocated, range(torch.cuda.device_count())))
+    most_bytes = max(held_bytes)
+    return held_bytes.index(most_bytes) if most_bytes else None

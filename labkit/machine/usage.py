@@ -77,6 +77,10 @@ class Usage:
             **self._allocated,
         }
 
+    def disturbance(self) -> dict[str, float | None]:
+        """Return what other programs used meanwhile; see `GpuWatch`."""
+        return self._gpu.disturbance()
+
     def _look_at_pss(self) -> None:
         held = tree_pss_bytes()
         if held is not None:
@@ -143,6 +147,13 @@ class GpuWatch:
             "gpu_util_mean": sum(busy) / len(busy) / 100 if busy else None,
             "gpu_memory_bytes": max(used, default=None),
         }
+
+    def disturbance(self) -> dict[str, float | None]:
+        """Return the share of the GPU that other programs used; nothing where none was watched."""
+        others = [sample["others_percent"] for sample in self._samples]
+        known = [percent for percent in others if percent is not None]
+        share = sum(known) / len(known) / 100 if known else None
+        return {"other_gpu_share": share} if others else {}
 
 
 def own_cpu_s() -> float:

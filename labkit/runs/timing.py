@@ -266,7 +266,7 @@ def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> di
         "cpu_percent": 100 * cpu_s / wall_s,
         "epochs": tuple(epochs),
         "cache_proof": together(proofs),
-        "disturbance": disturbed,
+        "disturbance": disturbed | usage.disturbance(),
         "labels": {
             "storage": pipeline.parts.storage.label,
             "cache": label_cache(settings),  # as produced and verified, or prepare() had skipped

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import time
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ import labkit as lab
 from labkit.contracts import SystemClock
 from labkit.diagnosis import diagnose as module
 from labkit.diagnosis import loaders, measure, remedies
+from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.predict import Measured
@@ -426,6 +428,20 @@ def test_a_loader_that_stalls_is_not_waited_for_for_ever(monkeypatch):
     found = diagnose(stalling(), lambda batch: None)
     assert "waited 0.3 s for loader to yield a batch, got nothing" in found.broken
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+@pytest.mark.needs_cuda
+def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed():
+    picture = torch.ones(2048, 2048, device="cuda")
+    with find_device(None) as device:
+        brightness = (picture + 1).sum()
+        warnings.warn("not of torch", stacklevel=1)
+        assert device.syncs == 0
+        brightness.item()
+        torch.cuda.synchronize()
+    brightness.item()
+    assert device.syncs == 2
+    assert 0 < device.kernels_s(lambda: picture @ picture) < 1
 
 
 @pytest.mark.parametrize(

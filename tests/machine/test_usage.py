@@ -4,6 +4,7 @@ The GPU's readings are checked against a hand-made NVML, where each may be missi
 the real one where there is a GPU.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -56,7 +57,13 @@ def nvml(**calls):
 ALL_CALLS = {
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000),
+    "nvmlDeviceGetProcessUtilization": [
+        SimpleNamespace(pid=os.getpid(), smUtil=28),
+        SimpleNamespace(pid=-1, smUtil=7),
+        SimpleNamespace(pid=-2, smUtil=5),
+    ],
 }
+READINGS = {"busy_percent": 40, "used_bytes": 5_000, "others_percent": 12}
 
 
 @pytest.mark.parametrize(
@@ -64,13 +71,22 @@ ALL_CALLS = {
     [
         ("nvmlDeviceGetUtilizationRates", "busy_percent"),
         ("nvmlDeviceGetMemoryInfo", "used_bytes"),
+        ("nvmlDeviceGetProcessUtilization", "others_percent"),
     ],
 )
 def test_what_nvml_does_not_offer_is_none_and_the_rest_is_read(call, reading):
     others = {name: answer for name, answer in ALL_CALLS.items() if name != call}
     for offered in (others, {**others, call: NvmlError("Not Supported")}):
-        found = read_gpu(nvml(**offered), gpu=None)
-        assert found == {"busy_percent": 40, "used_bytes": 5_000, reading: None}
+        found = read_gpu(nvml(**offered), gpu=None, since_us=0)
+        assert found == {**READINGS, reading: None}
+
+
+def test_other_programs_are_known_where_this_one_is_found_among_them():
+    assert read_gpu(nvml(**ALL_CALLS), gpu=None, since_us=0) == READINGS
+    foreign = [SimpleNamespace(pid=-1, smUtil=35)]  # this process, by another number
+    calls = {**ALL_CALLS, "nvmlDeviceGetProcessUtilization": foreign}
+    found = read_gpu(nvml(**calls), gpu=None, since_us=0)
+    assert found == {**READINGS, "others_percent": None}
 
 
 @pytest.mark.needs_cuda
