@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from labkit.contracts import Device, DeviceBatch
+from labkit.contracts import Device, DeviceBatch, open_library
 
 if TYPE_CHECKING:
     import torch
@@ -96,11 +96,10 @@ class DataLoaderX:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Start the loader in this thread, and another thread that iterates it."""
-        from prefetch_generator import BackgroundGenerator
-
+        library = open_library("prefetch_generator", "prefetch_generator")
         broken_off = threading.Event()
         batches = _until(broken_off, iter(self._batches))
-        return _ending(BackgroundGenerator(batches, max_prefetch=1), broken_off)
+        return _ending(library.BackgroundGenerator(batches, max_prefetch=1), broken_off)
 
 
 def _until(broken_off: threading.Event, batches: Iterator) -> Iterator:

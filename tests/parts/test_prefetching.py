@@ -1,10 +1,12 @@
 """Every prefetcher delivers what the loader has, in order, and hands errors on."""
 
+import sys
 import threading
 
 import pytest
 import torch
 
+from labkit.contracts import Skip
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS, STEPS_SHORT
 from tests.fake_clock import FakeClock
@@ -39,6 +41,12 @@ def test_an_error_in_the_loader_reaches_the_loop(name):
 
     with pytest.raises(OSError, match="disk gone"):
         delivered(name, breaking())
+
+
+def test_a_missing_library_skips_by_its_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prefetch_generator", None)
+    with pytest.raises(Skip, match="prefetch_generator is not installed; pip install"):
+        delivered("both", batches(2))
 
 
 @ALL
