@@ -23,7 +23,10 @@ sys.modules["rfc3987_syntax"] = None
 # Groups that take long begin first: then no process goes on long after the others.
 LONG = ("notebooks", "browser", "runs")
 # A machine has one throttled disk.
-ON_THE_DISK = ("runs/test_staging.py", "test_slow_disk.py", "[03_storage]", "[06_combined]")
+ON_THE_DISK = (
+    "runs/test_staging.py", "test_slow_disk.py", "test_the_slow_disk", "[03_storage]",
+    "[06_combined]",
+)  # fmt: skip
 
 
 def pytest_configure():

@@ -2,8 +2,20 @@
 
 import os
 import threading
+import time
+from collections.abc import Callable
 
 import psutil
+
+PATIENCE_S = 300.0  # how long to look for something that must happen; not a speed limit
+
+
+def until(condition: Callable[[], object], what: Callable[[], object] = str) -> None:
+    """Wait for a condition; `what` is said where it does not come true."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, what()
+        time.sleep(0.02)
 
 
 def newest_child() -> psutil.Process:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ import labkit as lab
 from labkit.cli import main
 from labkit.experiments.request import Request
 from labkit.settings import field_kinds
+from tests.processes import until
 
 ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "0"]
 ALL_IMAGES += ["--device", "cpu", "--step", "nothing", "--epochs", "1"]  # ready at once
@@ -30,12 +30,11 @@ def terminated(photos, tmp_path_factory):
     shell = subprocess.Popen(
         [*command, "--results", str(folder), *SMALL], stderr=subprocess.PIPE, text=True
     )
-    deadline_s = time.monotonic() + 120
-    while time.monotonic() < deadline_s:
-        rows = list(folder.glob("*/*/trials.jsonl"))
-        if rows and rows[0].read_text().count("\n") >= 2:
-            break
-        time.sleep(0.05)
+
+    def has_two_rows():
+        return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/*/trials.jsonl")) >= 2
+
+    until(has_two_rows)
     # A command in the background ignores SIGINT, so a suite that runs there could not send it.
     shell.send_signal(signal.SIGTERM)
     _, errors = shell.communicate(timeout=120)

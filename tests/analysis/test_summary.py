@@ -271,16 +271,6 @@ def test_as_in_the_document_one_run_of_the_baseline_makes_a_block():
     assert (summary.aa_ratio, summary.aa_low, summary.aa_high, summary.aa_s) == (None,) * 4
 
 
-def test_as_in_the_document_nothing_is_judged_even_in_full_mode_with_all_blocks():
-    summary = in_order([(2.0, 1.0 + 0.001 * i) for i in range(10)], mode="full", blocks=10)
-    assert not summary.judged
-    assert [row.verdict for row in summary.rows] == ["", ""]
-    assert summary.rows[1].ci_high < 1  # the numbers are there all the same
-    (note,) = summary.notes
-    assert note.startswith("as in the document: variants in its order, only the first of a block")
-    assert "no verdicts" in note
-
-
 def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_intervals():
     times = {"original": 1.0, "fast": 0.8}
     floors = {f"floor {i}": 0.3 for i in range(6)}

@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from labkit.machine import shared_memory
 from labkit.machine.usage import Usage, tree_pss_bytes
+from tests.processes import until
 
 MB = 1_000_000
 if tree_pss_bytes() is None:
@@ -67,10 +67,7 @@ def test_a_watch_sees_memory_and_shared_memory():
         path = shared_memory.FOLDER / f"labkit-test-{os.getpid()}"
         try:
             path.write_bytes(b"x" * (50 * MB))
-            until = time.monotonic() + 60
-            while not usage._peak_pss_bytes or not usage._peak_shm_bytes:
-                assert time.monotonic() < until
-                time.sleep(0.02)
+            until(lambda: usage._peak_pss_bytes and usage._peak_shm_bytes)
         finally:
             path.unlink(missing_ok=True)
     assert usage.totals()["peak_pss_bytes"] >= len(held)

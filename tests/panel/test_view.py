@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from fake_runs import fake_roofline, save_run
+from fakes import fake_trial
 from small import SMALL
 
 import labkit as lab
-from labkit.contracts import Epoch, Trial
 from labkit.experiments.request import Request
 from labkit.panel import job, view
 from labkit.runs.store import write_info
@@ -242,24 +242,10 @@ def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
     assert len(job._watchers) == watching  # the panel that went hears nothing more
 
 
-EPOCH = Epoch(
-    epoch_s=2.0, startup_s=0.1, first_batch_s=0.2, wait_s=0.5, transfer_s=0.2, forward_s=None,
-    backward_s=None, launch_s=0.0, sync_s=0.0, steps=4, images=16, batch_bytes=1, compute_s=None,
-)  # fmt: skip
-
-
-def trial(**values):
-    usual = {
-        "experiment": "test", "variant": "both", "block": 0, "position": 0, "settings": {},
-        "status": "ok", "epochs": (EPOCH, EPOCH),
-    }  # fmt: skip
-    return Trial(**{**usual, **values})
-
-
 def test_the_strip_shows_where_the_hosts_time_went():
-    assert words(view.strip_html(trial(role="A1"))) == (
-        "last trial, both A1: start-up of the loader 5.0 % wait for data 25.0 % transfer 10.0 % "
-        "compute and everything else 60.0 %"
+    assert words(view.strip_html(fake_trial("both", 0, "A1"))) == (
+        "last trial, both A1: start-up of the loader 1.0 % wait for data 25.0 % transfer 4.0 % "
+        "compute and everything else 70.0 %"
     )
 
 
@@ -269,7 +255,7 @@ def test_hostile_text_stays_text(tmp_path):
     everything = [
         view.status_html("failed", HOSTILE),
         view.error_html(ValueError(HOSTILE), HOSTILE),
-        view.strip_html(trial(variant=HOSTILE)),
+        view.strip_html(fake_trial(HOSTILE, 0)),
         view.again_html(Request(experiment="storage", settings={"data": HOSTILE}), HOSTILE),
         view.download_html(file),
     ]

@@ -49,14 +49,6 @@ def test_a_missing_library_skips_by_its_name(monkeypatch):
         delivered("both", batches(2))
 
 
-@ALL
-def test_stopping_early_does_not_hang(name):
-    device = EmulatedDevice(PROFILE, FakeClock())
-    iterator = PREFETCHERS[name](batches(100), device, pinned=True)
-    assert int(next(iterator)["sample_id"]) == 0
-    iterator.close()
-
-
 @pytest.mark.parametrize("left", [100, 2])
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("name", ["prefetch_generator", "both"])

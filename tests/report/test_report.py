@@ -1,18 +1,16 @@
 """Reports: two forms with the same parts, files that need nothing else, no free text as markup."""
 
 import re
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from fake_runs import fake_grouped_run
+from fake_runs import fake_grouped_run, save_rows
 from fakes import CHECKED, fake_info, fake_trials
 
 import labkit as lab
+from benchmarks.lab_page import browse, why_no_browser
 from labkit.machine import hardware
-from labkit.runs.store import append_trial, create_run
 from labkit.settings import AS_PUBLISHED
 
 NASTY = '<script>alert(1)</script> "q" \' & | `a` ](http://x) <img src=x onerror=alert(2)>'
@@ -26,13 +24,9 @@ ORDER = (
 def make_run(results, times=TIMES, **info):
     """A finished run of prefetching from this machine, unless told otherwise, on disk."""
     here = {"machine_id": hardware.provenance()["machine_id"], "cores": 2, "cpu_model": "Some CPU"}
-    folder = create_run(
-        Path(results),
-        fake_info([*times, *info.get("skipped", {})], **{"provenance": here, "blocks": 3, **info}),
-    )
-    for trial in fake_trials(times, blocks=info.get("blocks", 3)):
-        append_trial(folder, trial)
-    return lab.find_run(folder)
+    names = [*times, *info.get("skipped", {})]
+    told = fake_info(names, **{"provenance": here, "blocks": 3, **info})
+    return lab.find_run(save_rows(results, told, fake_trials(times, blocks=told["blocks"])))
 
 
 class Outline(HTMLParser):
@@ -264,17 +258,11 @@ def test_free_text_in_the_markdown_stays_text(nasty):
 
 
 def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty):
-    sync_api = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium")
+    if reason := why_no_browser():
+        pytest.skip(reason)
     page_file, asked, dialogs = nasty[0], [], []
     assert page_file.parent.name == "<b>"
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
-        )
+    with browse() as browser:
         for width_px in (1280, 500):
             page = browser.new_page(viewport={"width": width_px, "height": 900})
             page.on("request", lambda request: asked.append(request.url))
@@ -297,6 +285,5 @@ def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty):
         page.set_viewport_size({"width": 700, "height": 1000})
         wide = "[...document.querySelectorAll('table')].filter(t => t.scrollWidth > 700).length"
         assert page.evaluate(wide) == 0
-        browser.close()
     assert dialogs == []
     assert {url.split(":")[0] for url in asked} <= {"file", "data"}

@@ -6,7 +6,6 @@ import re
 import signal
 import tempfile
 import threading
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,12 +23,9 @@ from labkit.runs.process import (
     end_ready_server,
 )
 from labkit.settings import MODES, Settings, complete
+from tests.processes import until
 
 needs_fork = pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
-FORKS = pytest.mark.parametrize(
-    "fork", [pytest.param(True, marks=needs_fork), False], ids=["forked", "spawned"]
-)
-PATIENCE_S = 60.0  # how long to look for something that must happen; not a speed limit
 
 
 def settings(photos, **changes):
@@ -43,15 +39,6 @@ def settings(photos, **changes):
 def measure(launcher, photos, cancel=None, **changes):
     arguments = {"settings": settings(photos, **changes), "excluded": []}
     return launcher.run("measure", arguments, cancel)
-
-
-def until(condition):
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def alive(pids):
@@ -139,38 +126,14 @@ def own(monkeypatch, log):
         monkeypatch.setitem(DECODERS, name, decode)
 
 
-def after_the_trial_has_loaded(launcher, act):
-    """Do something in the background once the server, a trial and its loader worker are there."""
-
-    def wait_and_act():
-        assert until(lambda: len(started_by(launcher)) >= 4)
-        act(started_by(launcher))
-
-    return in_background(wait_and_act)
-
-
-@needs_fork
-@pytest.mark.parametrize(
-    ("process", "message"),
-    [
-        (1, "the trial's process ended without a result"),
-        (2, "killed by SIGKILL; if the kernel ran out of memory"),
-    ],
-    ids=["run's server", "trial"],
-)
-def test_what_is_killed_does_not_spoil_the_next_trial(launcher, photos, process, message):
-    killer = after_the_trial_has_loaded(
-        launcher, lambda pids: os.kill(pids[process], signal.SIGKILL)
-    )
-    with pytest.raises(TrialKilled, match=message):
-        measure(launcher, photos, device_speed=0.1)
-    killer.result()
-    assert measure(launcher, photos)["epochs"][0]["images"] == 24
-
-
 @needs_fork
 def test_a_killed_loader_worker_fails_the_trial_in_words(launcher, photos):
-    killer = after_the_trial_has_loaded(launcher, lambda pids: os.kill(pids[-1], signal.SIGKILL))
+    def kill_once_loading():
+        # two servers, the trial and its loader worker
+        until(lambda: len(started_by(launcher)) >= 4)
+        os.kill(started_by(launcher)[-1], signal.SIGKILL)
+
+    killer = in_background(kill_once_loading)
     with pytest.raises(TrialKilled, match=r"DataLoader worker.*use fewer workers"):
         measure(launcher, photos, device_speed=2)
     killer.result()
@@ -212,7 +175,9 @@ def test_the_users_own_decoder_reaches_spawned_loader_workers(launcher, own, log
 # --- servers of their own -------------------------------------------------------------------
 
 
-@FORKS
+@pytest.mark.parametrize(
+    "fork", [pytest.param(True, marks=needs_fork), False], ids=["forked", "spawned"]
+)
 def test_a_trial_returns_what_it_measured_and_leaves_no_file(
     tmp_path, temporary, photos, fork, monkeypatch
 ):
@@ -238,18 +203,16 @@ def test_the_next_launcher_takes_the_server_over(tmp_path, photos, own):
     assert first == second
     assert "in fails" in (tmp_path / "second").read_text()
     os.kill(first, signal.SIGKILL)
-    assert until(lambda: not alive([first]))
+    until(lambda: not alive([first]))
     assert fail(tmp_path / "third") != first
 
 
-@FORKS
-def test_cancel_leaves_no_process(tmp_path, photos, fork):
+def test_cancel_leaves_no_spawned_process(tmp_path, photos):
     cancel = threading.Event()
-    with Launcher(tmp_path / "log", fork=fork) as launcher:
+    with Launcher(tmp_path / "log", fork=False) as launcher:
 
         def cancel_once_loading():
-            # two servers, trial and a loader worker (spawned: trial and worker)
-            assert until(lambda: len(started_by(launcher)) >= (4 if fork else 2))
+            until(lambda: len(started_by(launcher)) >= 2)  # the trial and its worker
             started = started_by(launcher)
             cancel.set()
             return started
@@ -258,7 +221,7 @@ def test_cancel_leaves_no_process(tmp_path, photos, fork):
         with pytest.raises(Cancelled):
             measure(launcher, photos, cancel, device_speed=0.1)  # minutes, if left alone
         started = canceller.result()
-    assert until(lambda: not alive(started)), alive(started)
+    until(lambda: not alive(started), lambda: alive(started))
 
 
 def test_a_part_that_cannot_be_sent_is_refused_by_name(monkeypatch, tmp_path):

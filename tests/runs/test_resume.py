@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -17,8 +16,8 @@ from places import memory_mounted
 import labkit as lab
 from labkit.machine import hardware
 from labkit.runs.store import load_run, write_info
+from tests.processes import until
 
-PATIENCE_S = 300.0  # how long to look for something that must happen; not a speed limit
 OTHER_WORK = "other work"
 
 
@@ -63,15 +62,6 @@ def assert_complete(run, blocks):
     # What was refused as other work is never measured, however often the run is resumed.
     assert rows[OTHER_WORK].status == "failed"
     assert "not the same work" in rows[OTHER_WORK].reason
-
-
-def until(condition):
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 class FillsTheDisk(threading.Event):
@@ -146,7 +136,7 @@ def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_pa
                     killed.add(child.pid)
         return runner.poll() is not None
 
-    assert until(kill_every_server)
+    until(kill_every_server)
     assert 2 <= len(killed) <= 4  # the baseline is asked once more; others may lie between
     assert runner.returncode == 1
     said = r"^labkit: baseline 'opencv' must be able to run here, got: the trial.* ended "

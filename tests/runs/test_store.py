@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from fakes import fake_trial
 from places import memory_mounted
 
 from labkit.cli import main
-from labkit.contracts import SCHEMA, Epoch, Trial
+from labkit.contracts import SCHEMA
 from labkit.runs import store
 from labkit.runs.store import (
     append_trial,
@@ -23,30 +24,20 @@ from labkit.runs.store import (
 )
 
 INFO = {"experiment": "prefetching", "mode": "quick", "baseline": "a", "variants": {"a": {}}}
-EPOCH = Epoch(
-    epoch_s=1.5, startup_s=0.1, first_batch_s=0.2, wait_s=0.3, transfer_s=0.1, forward_s=None,
-    backward_s=None, launch_s=0.1, sync_s=0.0, steps=2, images=16, batch_bytes=100, compute_s=1.0,
-)  # fmt: skip
-
-
-def trial(block=0):
-    return Trial(
-        experiment="prefetching", variant="a", block=block, position=0, role="A1", settings={},
-        status="ok", epochs=(EPOCH, EPOCH), labels={"storage": "real"},
-    )  # fmt: skip
+TRIAL = fake_trial("a", 0, "A1")
 
 
 def test_a_trial_comes_back_as_it_was(tmp_path):
     folder = create_run(tmp_path, INFO)
-    append_trial(folder, trial())
+    append_trial(folder, TRIAL)
     (back,) = load_run(folder).trials
-    assert back == trial()
-    assert (back.time_s, back.images) == (3.0, 32)
+    assert back == TRIAL
+    assert (back.time_s, back.images) == (2.0, 320)
 
 
 def test_a_row_of_a_newer_labkit_says_so(tmp_path):
     folder = create_run(tmp_path, INFO)
-    row = {**trial().to_row(), "schema": SCHEMA + 1}
+    row = {**TRIAL.to_row(), "schema": SCHEMA + 1}
     (folder / "trials.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=f"schema must be at most {SCHEMA}.*update labkit"):
         load_run(folder)
@@ -142,7 +133,7 @@ def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
         with hold(folder):
             pass
-    append_trial(folder, trial())  # rows are added beneath the lock, and reading needs none
+    append_trial(folder, TRIAL)  # rows are added beneath the lock, and reading needs none
     assert len(load_run(folder).trials) == 1
     holder.send_signal(signal.SIGKILL)
     holder.communicate()

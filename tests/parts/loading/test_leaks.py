@@ -4,7 +4,6 @@ Thread, process, shared-memory and file-handle counts are the kernel's own.
 """
 
 import gc
-import time
 from pathlib import Path
 
 import psutil
@@ -15,8 +14,8 @@ from labkit.machine import hardware
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from labkit.settings import MODES, Settings, complete
+from tests.processes import until
 
-PATIENCE_S = 60.0  # how long a thread that has ended may still be there
 TIMES = 20
 
 
@@ -61,10 +60,7 @@ def assert_nothing_left(loader, times):
     break_off(3)  # what is started once, and stays
     before = held()
     break_off(times)
-    deadline_s = time.monotonic() + PATIENCE_S
-    while max((left := {n: count - before[n] for n, count in held().items()}).values()) > 0:
-        assert time.monotonic() < deadline_s, f"{left} more than before"
-        time.sleep(0.05)
+    until(lambda: all(n <= before[kind] for kind, n in held().items()), lambda: (before, held()))
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training_batches import BATCH_SIZE, make_batch
+from training_batches import make_batch
 
 from labkit import contracts
 from labkit.parts.training import STEPS, label, step
@@ -32,14 +32,6 @@ def one_thread():
 
 def on(name):
     return SimpleNamespace(torch_device=torch.device(name))
-
-
-class Emulated:
-    def __init__(self):
-        self.computed = []
-
-    def compute(self, images):
-        self.computed.append(images)
 
 
 def losses_of(made, batch, steps):
@@ -103,15 +95,3 @@ def test_a_row_names_its_precision(monkeypatch, dtype, said):
     monkeypatch.setattr(step, "_amp_dtype", lambda kind: dtype)
     settings = Settings(step="classifier", device="cpu", precision="amp")
     assert label(settings) == {"precision": said}
-
-
-# --- the emulated device --------------------------------------------------------------------
-
-
-def test_timed_gives_the_number_of_images_to_the_emulated_device():
-    device = Emulated()
-    made = STEPS["timed"](Settings(batch_size=BATCH_SIZE), device)
-    made.forward(make_batch())
-    assert device.computed == [BATCH_SIZE]
-    assert (made.backward, made.loss(), made.batch) == (None, None, None)
-    assert made.logits().shape == (BATCH_SIZE, 80)
