@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from labkit.diagnosis.loaders import map_batch, move_batch
@@ -34,12 +34,8 @@ class Readings:
     """The part of `waited_s` in copies to the device."""
     device_s: float = 0.0
     """Seconds of work that the device was given."""
-    side_stream: bool = False
-    """Whether copies ran on a stream of their own."""
-    pinned: bool = False
-    """Whether copies were from pinned memory."""
-    copy_blocks: bool = False
-    """Whether the host waits in a copy until the device is done with all it was given before."""
+    how: Mapping[str, bool] = field(default_factory=dict)
+    """Of the last copy: whether pinned, and on a side_stream."""
 
     def per_step(self, steps: int) -> Readings:
         """Return the mean of a step."""
@@ -95,9 +91,7 @@ class Emulated(Host):
         readings.waited_s += max(passed_s, 0.0)
         if name == "put":
             readings.copy_wait_s += max(passed_s, 0.0)
-            readings.side_stream, readings.pinned = how["side_stream"], how["pinned"]
-            readings.copy_blocks = not how["pinned"]
-            self._copied = result
+            readings.how, self._copied = how, result
         self.syncs += name == "synchronize"
         return result
 

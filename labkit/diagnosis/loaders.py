@@ -86,13 +86,17 @@ def copied(
             picklable where workers are spawned.
         **changes: attributes of the copy, also those that DataLoader guards: num_workers, dataset.
     """
+    import torch
+
     twin = copy.copy(loader)
+    # What accelerate makes of a DataLoader only passes for one.
+    kind = type(loader) if hasattr(type(loader), "_get_iterator") else torch.utils.data.DataLoader
     # Weak, so that an iterator that is dropped ends its workers at once.  One that a traceback
     # still holds is ended here.
     iterators = weakref.WeakSet()
 
     def get_iterator() -> Iterator:
-        iterator = type(loader)._get_iterator(twin)
+        iterator = kind._get_iterator(twin)
         iterators.add(iterator)
         return iterator
 
@@ -210,8 +214,13 @@ def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Ite
     kept = [copy.deepcopy(each.state_dict()) for each in stateful]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
-    # Also those that are in no state_dict.
-    buffers = [(b, b.clone()) for module in modules for b in module.buffers(recurse=False)]
+    # Also those that are in no state_dict; a step may put others in their place.
+    buffers = [
+        (module._buffers, name, buffer, buffer.clone())
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     parameters = list(model.parameters()) if model is not None else []
     gradients = [p.grad if p.grad is None else p.grad.clone() for p in parameters]
     try:
@@ -219,8 +228,8 @@ def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Ite
     finally:
         for each, state in zip(stateful, kept):
             each.load_state_dict(state)
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        for held, name, buffer, before in buffers:
+            held[name] = buffer.copy_(before)
         for module, training in zip(modules, modes):
             module.training = training
         for parameter, gradient in zip(parameters, gradients):

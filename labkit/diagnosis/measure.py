@@ -19,7 +19,6 @@ import os
 import random
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
 
 KEPT_BATCHES, KEPT_BYTES = 8, 1 << 29  # of the resident arm
 LOOK_S, LOOK_STEPS = 3.0, 12
+COMPILING = 20  # times as long as others may the first steps take
 BLOCKS, FEWEST_BLOCKS = 5, 3
 # Of the budget: the arms, the probe inside a worker, the profile of the step, trials of remedies.
 # The rest is for workers to start and to end.
@@ -320,21 +320,22 @@ def _without_stalls(loader: Iterable) -> Iterator:
 
 
 @contextmanager
-def _stall_limit(for_what: str) -> Iterator[None]:
-    """Interrupt what takes longer than `STALL_S`, where this thread can be interrupted."""
+def _stall_limit(for_what: str, times: int = 1) -> Iterator[None]:
+    """Interrupt what takes some times `STALL_S`, where this thread can be interrupted."""
+    limit_s = times * loaders.STALL_S
     if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
         yield
         return
 
     def stop(*_: object) -> None:
         raise Stopped(
-            f"waited {loaders.STALL_S:g} s for {for_what}, got nothing; "
+            f"waited {limit_s:g} s for {for_what}, got nothing; "
             "try it by hand with num_workers=0, where an error shows itself"
         )
 
     before = signal.signal(signal.SIGALRM, stop)
     # Again and again: a data set that tries once more after any error would swallow the first.
-    signal.setitimer(signal.ITIMER_REAL, loaders.STALL_S, loaders.STALL_S)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
     try:
         yield
     finally:
@@ -423,9 +424,6 @@ def _measure(
         m.notes += m.probe.notes
         if m.probe.error:
             m.notes.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
-        # Those that a worker keeps busy, or that OpenCV would start in it.
-        usual = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else 1
-        m.worker_threads = max(usual, m.probe.threads)
         if any(stage.kind == "decode" for stage in m.probe.stages):
             m.decoders_s = _decoders_s(files)
         if loaders.is_data_loader(loop.loader):
@@ -440,7 +438,7 @@ def _look(loop: Loop, device: EmulatedDevice | None) -> float:
     for batch in _without_stalls(loop.loader):
         _check_batch(batch)
         loop.keep(batch)
-        with _stall_limit("step to return"):
+        with _stall_limit("step to return", COMPILING):
             loop.step(batch)
         if len(at_s) == 1:
             loop.device = find_device(device)
@@ -460,11 +458,14 @@ def _are_duplicated(loop: Loop) -> bool:
 
     if not isinstance(getattr(loop.loader, "dataset", None), IterableDataset):
         return False
-    workers = max(loop.loader.num_workers, 2)
     try:
-        with loaders.copied(loop.loader, num_workers=workers) as twin:
-            one, other = map(loaders.arrays, islice(_without_stalls(twin), 2))
-    except Exception:  # the arms tell of it, where the user's own number of workers raises
+        if loop.loader.num_workers > 1:
+            batches = loop.resident[:2]
+        else:
+            with loaders.copied(loop.loader, num_workers=2) as twin:
+                batches = list(islice(_without_stalls(twin), 2))
+        one, other = map(loaders.arrays, batches)
+    except Exception:  # fewer batches, or what goes wrong in two workers only
         return False
     return len(one) == len(other) > 0 and all(
         a.shape == b.shape and bool((a == b).all()) for a, b in zip(one, other)

@@ -110,8 +110,6 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     broken: str = ""
     """What ended the measurement early."""
-    worker_threads: float = 1.0
-    """Threads that each worker keeps busy, or that OpenCV would start in it."""
     duplicated: bool = False
     """Whether several workers yield, or would yield, the same batches."""
     empty_s: float = 0.0
@@ -144,12 +142,10 @@ class Measured:
     """As fast as they are while all workers run."""
     rows: tuple[Row, ...] = ()
     """A batch's way through a worker, most time first; "not explained" is one of them."""
-    is_data_loader: bool = True
     knobs: Mapping[str, object] = field(default_factory=dict)
-    """Arguments of the DataLoader."""
+    """Arguments of the DataLoader; empty for other loaders."""
     objects: int = 0
     """Of a batch, other than tensors and arrays."""
-    batch_bytes: int = 0
     dtypes: Mapping[str, int] = field(default_factory=dict)
     """dtype -> bytes of a batch."""
     has_device: bool = False
@@ -164,6 +160,16 @@ class Measured:
     def of(self, arm: str) -> list[Stretch]:
         """Return an arm's stretches."""
         return [stretch for stretch in self.stretches if stretch.arm == arm]
+
+    @property
+    def is_data_loader(self) -> bool:
+        """Return whether the loader is torch's DataLoader."""
+        return bool(self.knobs)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Return the bytes of a batch."""
+        return sum(self.dtypes.values())
 
     def kind_s(self, kind: str) -> float:
         """Return the seconds of a step in which the host does some kind of work."""
@@ -245,9 +251,8 @@ def summarize(m: Measured) -> None:
     m.samples = len(max(sized, key=lambda array: array.nbytes)) if sized else 0
     m.unit = "images" if any(array.ndim == 4 for array in sized) else "samples"
     m.objects = len(loaders.leaves(first)) - len(arrays)
-    m.batch_bytes, m.dtypes = loop.batch_bytes, loaders.bytes_by_dtype(first)
-    m.is_data_loader = loaders.is_data_loader(loader)
-    m.knobs = loaders.knobs_of(loader) if m.is_data_loader else {}
+    m.dtypes = loaders.bytes_by_dtype(first)
+    m.knobs = loaders.knobs_of(loader) if loaders.is_data_loader(loader) else {}
 
     m.has_device = loop.device.has_queue
     if not m.has_device or m.resident_on_device:  # there libraries compute or launch the step
@@ -319,9 +324,10 @@ def _copying(m: Measured) -> tuple[float, bool, bool]:
             return 0.0, False, False
         saved_s = m.resident_s - m.resident_on_device.step_s
         return max(saved_s, 0.0), not all(pinned), False
-    readings = m.of("resident")[-1].readings
-    copy_s = m.pinned_s if readings.pinned else m.pageable_s
-    return copy_s, readings.copy_blocks, readings.side_stream and not readings.copy_blocks
+    how = m.of("resident")[-1].readings.how
+    if how.get("pinned"):
+        return m.pinned_s, False, how["side_stream"]
+    return m.pageable_s, True, False
 
 
 def _stages(

@@ -142,13 +142,17 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
     from pyinstrument import Profiler
 
     profiler = Profiler(interval=INTERVAL_S, async_mode="disabled")
-    steps, error = [], None
+    steps, error = 0, None
     _running.append(profiler)
     profiler.start()
     begun_s = time.perf_counter()
     try:
         try:
-            _run(loader, step, begun_s + seconds, steps)
+            for batch in epochs(lambda: iter(loader)):
+                step(batch)
+                steps += 1
+                if time.perf_counter() >= begun_s + seconds:
+                    break
         except Exception as caught:
             error = caught
             end_workers(loader)
@@ -159,18 +163,8 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
         _running.remove(profiler)
     seconds = time.perf_counter() - begun_s
     return CallGraph(
-        main=session, workers=None, worker_count=0, seconds=seconds, steps=len(steps), error=error
+        main=session, workers=None, worker_count=0, seconds=seconds, steps=steps, error=error
     )
-
-
-def _run(
-    loader: Iterable, step: Callable[[object], object], deadline_s: float, steps: list[None]
-) -> None:
-    for batch in epochs(lambda: iter(loader)):
-        step(batch)
-        steps.append(None)
-        if time.perf_counter() >= deadline_s:
-            return
 
 
 def _profile_worker(folder: str, _: int) -> None:

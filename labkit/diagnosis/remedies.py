@@ -185,14 +185,10 @@ def _computing(m: Measured) -> Sequence[Stage]:
 
 
 def _took(m: Measured, stages: Sequence[Stage]) -> str:
-    took_s = sum(s.wall_s for s in stages)
-    return (
-        f"{stages[0].name} takes {units.seconds(took_s)} of the {units.seconds(m.now.wall_s)} "
-        "in which a worker makes a batch"
-        if m.now.workers
-        else f"{stages[0].name} takes {units.seconds(took_s)} of the {units.seconds(m.alone_s)} "
-        "that a batch takes"
-    )
+    took = units.seconds(sum(s.wall_s for s in stages))
+    # Without workers, `wall_s` is `alone_s`.
+    what = "in which a worker makes a batch" if m.now.workers else "that a batch takes"
+    return f"{stages[0].name} takes {took} of the {units.seconds(m.now.wall_s)} {what}"
 
 
 def _fastest_decoder(m: Measured, stages: Sequence[Stage]) -> str:
@@ -336,9 +332,9 @@ REMEDIES = (
          f"{_ahead(m)} per worker are ahead",
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
-         lambda m: _given(m.is_data_loader and m.now.workers * m.worker_threads > m.now.cores),
+         lambda m: _given(m.is_data_loader and m.now.workers * m.probe.threads > m.now.cores),
          only_tried,
-         lambda m, _: f"{m.now.workers} workers × {m.worker_threads:.2g} threads share "
+         lambda m, _: f"{m.now.workers} workers × {m.probe.threads:.2g} threads share "
          f"{m.now.cores} cores",
          "", lambda m, _: {"limit_threads": True}),
     Line("no workers", OVERHEAD,

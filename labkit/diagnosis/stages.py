@@ -10,10 +10,12 @@ the cores is subtracted; wall time without CPU time is then waiting: for a disk,
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
 from multiprocessing.reduction import ForkingPickler
 from statistics import fmean, median
@@ -63,7 +65,7 @@ class Stages:
     fastest: float = 1.0
     """The fastest batch's seconds ÷ the mean."""
     threads: float = 1.0
-    """CPU seconds of all threads ÷ those of the thread that makes the batches."""
+    """That a worker keeps busy, or that OpenCV would start in it."""
     pickle_s: float = 0.0
     """CPU of the worker to send a batch, with the copy to shared memory; 0 without workers."""
     send_s: float = 0.0
@@ -88,20 +90,21 @@ def probe_stages(loader: Iterable, *, seconds: float = 8.0) -> Stages:
     """
     from torch.utils.data import DataLoader
 
-    if not is_data_loader(loader):
-        recorder = Recorder()
-        made, error = _take(lambda: _made_here(loader, recorder), recorder, seconds)
-        return replace(_summarize(made, error), notes=(NO_DATALOADER,))
-    recorder = Recorder(loader.collate_fn, sends=loader.num_workers > 0)
-    changes = {
-        "collate_fn": recorder, "num_workers": min(1, loader.num_workers), "pin_memory": False,
-    }  # fmt: skip
-    with copied(loader, start=recorder.start, **changes) as twin:
-        # Not iter(twin): a subclass may do with batches what cannot be done with `Made`.
-        made, error = _take(
-            lambda: DataLoader.__iter__(twin), None if recorder.sends else recorder, seconds
-        )
-    return replace(_summarize(made, error), sampler_s=_sampler_s(loader))
+    is_torchs = is_data_loader(loader)
+    with ExitStack() as stack:
+        if is_torchs:
+            recorder = Recorder(loader.collate_fn, sends=loader.num_workers > 0)
+            changes = {"collate_fn": recorder, "num_workers": min(1, loader.num_workers)}
+            twin = copied(loader, start=recorder.start, pin_memory=False, **changes)
+            # Not iter(twin): a subclass may do with batches what cannot be done with `Made`.
+            begin = partial(DataLoader.__iter__, stack.enter_context(twin))
+        else:
+            recorder = Recorder()
+            begin = partial(_made_here, loader, recorder)
+        found = _summarize(*_take(begin, recorder, seconds))
+    if is_torchs:
+        return replace(found, sampler_s=_sampler_s(loader))
+    return replace(found, notes=(NO_DATALOADER,))
 
 
 def _sampler_s(loader: DataLoader) -> float:
@@ -117,20 +120,19 @@ def _sampler_s(loader: DataLoader) -> float:
 
 
 def _take(
-    begin: Callable[[], Iterator[Made]], here: Recorder | None, seconds: float
+    begin: Callable[[], Iterator[Made]], recorder: Recorder, seconds: float
 ) -> tuple[list[Made], Exception | None]:
     """Return what came in time, and what ended it early.
 
     Args:
         begin: begins an epoch.
-        here: records in this process.
+        recorder: records here, unless a worker sends the batches.
         seconds: as in `probe_stages`.
     """
-    made = []
-    begun_s = time.perf_counter()
+    made, begun_s = [], time.perf_counter()
     try:
-        if here:
-            here.start()
+        if not recorder.sends:
+            recorder.start()
         for one in epochs(begin):
             made.append(_received(one))  # at once: its memory is held until then
             limit_s = seconds if len(made) > 1 else PATIENCE * seconds
@@ -139,8 +141,7 @@ def _take(
     except Exception as error:
         return made, error
     finally:
-        if here:
-            here.stop()
+        recorder.stop()
     return made, None
 
 
@@ -204,12 +205,14 @@ class Recorder:
         opened = (_IterableDatasetFetcher.fetch, _MapDatasetFetcher.fetch, _draw)
         roots = dict.fromkeys(opened, tracer.OPEN)
         roots |= {Recorder.__call__: COLLATE, Recorder.finish: None}
-        self._tracer = Tracer(roots)
-        self._tracer.start()
+        tracing = Tracer(roots)
+        tracing.start()
+        self._tracer = tracing
 
     def stop(self) -> None:
-        """End recording."""
-        self._tracer.stop()
+        """End recording, if it has begun in this process."""
+        if self._tracer is not None:
+            self._tracer.stop()
 
     def __call__(self, samples: object) -> Made:
         """Collate samples."""
@@ -238,6 +241,7 @@ def _summarize(taken: Sequence[Made], error: Exception | None) -> Stages:
     counted = [seconds for one in made for seconds in one.totals.values()]
     _, thread_s, process_s = map(sum, zip(*counted)) if counted else (0.0, 0.0, 0.0)
     queued_s = sum(b.queued_s - a.queued_s for a, b in pairs)
+    usual = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else 1
     took_s = [b.at_s - a.at_s - a.pickle_s for a, b in pairs] or [1.0]
     # Medians, as one process that was scheduled late does not count.
     sent = [one for one in taken if one.unpickle_s] or taken
@@ -245,7 +249,7 @@ def _summarize(taken: Sequence[Made], error: Exception | None) -> Stages:
         stages=_stages(made, queued_s / (thread_s or 1.0)),
         slowest=max(took_s) / fmean(took_s),
         fastest=min(took_s) / fmean(took_s),
-        threads=process_s / (thread_s or 1.0),
+        threads=max(usual, process_s / (thread_s or 1.0)),
         pickle_s=median(one.pickle_s for one in sent),
         send_s=median(one.pickle_s + one.unpickle_s for one in sent),
         error=error,

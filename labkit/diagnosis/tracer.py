@@ -250,12 +250,12 @@ class Tracer:
         """Begin to count in this thread."""
         from pyinstrument.low_level.stat_profile import setstatprofile
 
-        self._mark = _clocks()
+        self._mark, self._before = _clocks(), sys.getprofile()
         setstatprofile(self._on_event, INTERVAL_S)
 
     def stop(self) -> None:
-        """End counting."""
-        sys.setprofile(None)
+        """End counting, and let go on what the thread was profiled by before."""
+        sys.setprofile(self._before)
 
     def take(self) -> Totals:
         """Return what was counted since the last call."""

@@ -1,7 +1,9 @@
 """Data sets as users write them: map-style, in batches, iterable; with faults on demand."""
 
+import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import cv2
@@ -63,6 +65,26 @@ class PhotoStream(IterableDataset):
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         for i in range(first, len(self.photos), step):
             yield self.photos[i]
+
+
+def double(numbers):
+    return [2 * number for number in numbers]
+
+
+class Parsed(Dataset):
+    """Waits, parses a text, and calls a function of its own."""
+
+    text = json.dumps(list(range(20_000)))
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        time.sleep(0.005)
+        return sum(double(self.parsed()))
+
+    def parsed(self):
+        return json.loads(self.text)
 
 
 class BrokenPhotos(Photos):

@@ -125,8 +125,10 @@ def test_the_rest_stands_in_details_and_tables(without_workers):
     assert sum(row.share for row in rows) == pytest.approx(1, abs=0.05)
 
 
-class Wrapper(DataLoader):
-    """Iterates over a loader that it wraps, as accelerate's do."""
+class Wrapper:
+    """Iterates over a loader that it wraps, and passes for one, as accelerate's do."""
+
+    __class__ = property(lambda self: DataLoader)
 
     def __init__(self, dataset, **knobs):
         self.base_dataloader = DataLoader(dataset, **knobs)
@@ -138,6 +140,9 @@ class Wrapper(DataLoader):
 
     def __iter__(self):
         return iter(self.base_dataloader)
+
+    def __len__(self):
+        return len(self.base_dataloader)
 
 
 class Again:
@@ -171,6 +176,7 @@ def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
     found = diagnose(kind(Waiting(cpu_s=0.01), batch_size=4), step, device=step.device)
     assert (found.broken, found.bottleneck) == ("", "workers")
     assert found.remedies[0].measured < 0.9
+    assert {"waiting", "collate"} <= {row.kind for row in found.measured.rows}
 
 
 class Endless:

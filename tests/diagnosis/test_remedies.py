@@ -33,7 +33,7 @@ def measured(stages=STAGES, demand=None, **changes):
     usual = {
         "now": demand, "steps": 200, "epoch_s": 200 * demand.least_s(), "samples": 8,
         "unit": "images", "alone_s": demand.least_s(), "resident_s": demand.step_s,
-        "stages": stages, "batch_bytes": 10_000_000, "has_device": True,
+        "stages": stages, "dtypes": {"uint8": 10_000_000}, "has_device": True,
         "knobs": {"batch_size": 8, "num_workers": demand.workers},
     }  # fmt: skip
     return Measured(**(usual | changes))

@@ -6,7 +6,7 @@ import threading
 import psutil
 import pytest
 import torch
-from photo_sets import KINDS, BrokenPhotos, Photos
+from photo_sets import KINDS, BrokenPhotos, Parsed, Photos
 from torch.utils.data import DataLoader
 
 from labkit.diagnosis.stages import probe_stages
@@ -40,6 +40,16 @@ def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
     assert all(stage.cpu_s + stage.wait_s > 0 for stage in found.stages if stage.kind == "read")
     assert found.fastest <= 1 <= found.slowest
     assert vars(loader) == before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_waiting_parsing_and_own_functions_are_stages_by_name(workers):
+    loader = DataLoader(Parsed(), batch_size=2, num_workers=workers)
+    found = {one.name: one for one in probe_stages(loader, seconds=SECONDS).stages}
+    assert found["time.sleep"].wait_s > 0.5 * found["time.sleep"].wall_s > 0.005
+    for name in ("json.loads", "photo_sets.double"):
+        assert found[name].kind == "transform"
+        assert found[name].cpu_s > 0.5 * found[name].wall_s
 
 
 def test_spawned_workers_are_seen_too(photos):
