@@ -175,10 +175,9 @@ def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
     begun = store.newest_runs(options.results, weigh)
     done = {name for name, run in begun.items() if run.info["status"] == "finished"}
     waiting = sorted(built.keys() - done, key=times_s.get)
-    known_s = [times_s[name] for name in waiting if times_s[name] < math.inf]
-    unknown = len(waiting) - len(known_s)
-    said = f"{units.count(len(waiting), 'experiment')}, about {units.whole_seconds(sum(known_s))}"
-    said += f" and {unknown} of unknown length" if unknown else ""
+    known_s = sum(expected[name].total_s or 0.0 for name in waiting)
+    known = "about" if all(expected[name].timed for name in waiting) else "at least"
+    said = f"{units.count(len(waiting), 'experiment')}, {known} {units.whole_seconds(known_s)}"
     print(f"{options.mode} mode: {said}; {len(done)} finished before", flush=True)
     status, progress = 0, _OneBar({name: expected[name].trials for name in waiting})
     for name in waiting:

@@ -29,6 +29,8 @@ class Forecast:
     blocks: int
     trials: int
     total_s: float | None
+    timed: bool
+    """Whether epochs like these were timed here; else each takes at least the mode's seconds."""
     variants: int
     """Those that are judged together."""
     noise: float | None
@@ -44,7 +46,8 @@ class Forecast:
     def __str__(self) -> str:
         said = "Reads all images, however many there are."
         if self.total_s is not None:
-            said = f"About {units.whole_seconds(self.total_s)}."
+            known = "About" if self.timed else "At least"
+            said = f"{known} {units.whole_seconds(self.total_s)}."
         seen = self.mde(self.blocks)
         if seen is None:
             return f"{said} What it detects is known after a first run on this machine."
@@ -85,6 +88,7 @@ def forecast(
             break
     trials = blocks * (len(variants) + chosen.shuffled * len(baselines))
     base = variants[next(iter(baselines))]
+    timed = bool(trial_s or epoch_s or (last and last.mode == mode))
     if trial_s is None:
         shorter = replace(chosen, epoch_s=epoch_share * chosen.epoch_s)
         trial_s = _trial_s(last, shorter, base, epoch_s)
@@ -98,6 +102,7 @@ def forecast(
         blocks=blocks,
         trials=trials,
         total_s=None if trial_s is None else trials * trial_s,
+        timed=timed,
         variants=len(judged),
         noise=noise,
     )

@@ -196,7 +196,7 @@ class Loop:
                         left_s = arrived_s
                     if done == skipped:
                         device.synchronize()
-                        begun_s, first = now() - (arrived_s - left_s), _usage()
+                        begun_s, first = now() - (arrived_s - left_s), _usage(loader)
                         head_s, called_s, syncs = begun_s - epoch_s, 0.0, device.syncs
                     start_s = now()
                     if run is not None:
@@ -215,7 +215,7 @@ class Loop:
                     enough = enough or (once and done > skipped)
                     self._check_goes_on(done - before, enough, arm)
             device.synchronize()
-            ended_s, last = now(), _usage()
+            ended_s, last = now(), _usage(loader)
             del delivered
         steps, readings = done - skipped, device.readings.per_step(done)
         queued_s = sum(last.queued_s.values()) - sum(first.queued_s.values())
@@ -264,11 +264,11 @@ class _Usage(NamedTuple):
     cores_s: Sequence[float]
 
 
-def _usage() -> _Usage:
+def _usage(loader: Iterable) -> _Usage:
     import psutil
 
     own = time.process_time(), procfs.queued_s()
-    return _Usage(own_cpu_s(), *own, _queued_below(), psutil.cpu_times())
+    return _Usage(own_cpu_s(), *own, _queued_of(loader), psutil.cpu_times())
 
 
 def _idle(before: Sequence[float], after: Sequence[float]) -> float:
@@ -278,11 +278,13 @@ def _idle(before: Sequence[float], after: Sequence[float]) -> float:
     return (after.idle - before.idle + waited_s) / passed_s if passed_s > 0 else 0.0
 
 
-def _queued_below() -> dict[int, float]:
+def _queued_of(loader: Iterable) -> dict[int, float]:
     """Return the run delay of each descendant's first thread, else of this one, in seconds.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst.
     """
+    if loaders.is_data_loader(loader) and not loader.num_workers:
+        return {0: procfs.queued_s()}  # descendants are then none of the loader's
     below = procfs.processes_below(os.getpid()) or ()
     counted = {pid: procfs.text(f"/proc/{pid}/schedstat").split() for pid in below}
     queued = {pid: int(words[1]) / 1e9 for pid, words in counted.items() if len(words) > 1}

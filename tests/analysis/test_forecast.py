@@ -71,7 +71,7 @@ def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):
     expected = expect(tmp_path)
     assert (expected.noise, expected.mde(10)) == (None, None)
     assert str(expected) == (
-        "About 7 min 0 s. What it detects is known after a first run on this machine."
+        "At least 7 min 0 s. What it detects is known after a first run on this machine."
     )
 
 
