@@ -121,7 +121,7 @@ def test_the_rest_stands_in_details_and_tables(without_workers):
     assert "give files for that" in without_workers.details()
     assert list(without_workers.table().columns) == ["step_s", "epoch_s", "cpu_s"]
     rows = without_workers.measured.rows
-    assert {"collate", "waiting"} <= {row.kind for row in rows}
+    assert "waiting" in {row.kind for row in rows}
     assert sum(row.share for row in rows) == pytest.approx(1, abs=0.05)
 
 
@@ -173,7 +173,7 @@ class OneIterator(DataLoader):
 @pytest.mark.parametrize("kind", [Wrapper, OneIterator])
 def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
     step = Emulated(ms=1)
-    found = diagnose(kind(Waiting(cpu_s=0.01), batch_size=4), step, device=step.device)
+    found = diagnose(kind(Waiting(cpu_s=0.02), batch_size=4), step, device=step.device)
     assert (found.broken, found.bottleneck) == ("", "workers")
     assert found.remedies[0].measured < 0.9
     assert {"waiting", "collate"} <= {row.kind for row in found.measured.rows}
