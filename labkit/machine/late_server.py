@@ -9,13 +9,14 @@ waking late is made up for by the next piece. It imports nothing of labkit, so i
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import BinaryIO
 
 # Python's arguments that start it: what lies beside the file is not imported.
 PROGRAM = ("-P", __file__)
@@ -69,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         secret, _, path = self.path.removeprefix("/").partition("/")
         found = self._body(path) if secret == server.secret else None
-        status, (size_bytes, body) = (404, (0, ())) if found is None else (200, found)
+        status, size_bytes, body = (200, *found) if found else (404, 0, io.BytesIO())
         wait_s = max(0.0, self.round_trips * server.rtt_s - server.own_s)
         self.round_trips = 1
         ready_s = self.asked_s + (SOON_S if path == SOON else wait_s)
@@ -78,11 +79,15 @@ class _Handler(BaseHTTPRequestHandler):
             "Content-Type: application/octet-stream\r\n"
             f"Content-Length: {size_bytes}\r\n\r\n"
         )
-        for piece in _with_head(head.encode(), body):
-            ready_s = server.book(ready_s, len(piece))
-            _sleep_until(ready_s)
-            self.wfile.write(piece)
-            ready_s = max(ready_s, time.perf_counter() - MAX_CREDIT_S)
+        with body:
+            # Two small packets would be two more awakenings.
+            piece = head.encode() + body.read(PIECE_BYTES)
+            while piece:
+                ready_s = server.book(ready_s, len(piece))
+                _sleep_until(ready_s)
+                self.wfile.write(piece)
+                ready_s = max(ready_s, time.perf_counter() - MAX_CREDIT_S)
+                piece = body.read(PIECE_BYTES)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -90,13 +95,13 @@ class _Handler(BaseHTTPRequestHandler):
         # In one packet: two would wake the client twice.
         self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-    def _body(self, path: str) -> tuple[int, Iterable[bytes]] | None:
-        """Return what a path names: its size and its pieces; None where there is no such thing."""
+    def _body(self, path: str) -> tuple[int, BinaryIO] | None:
+        """Return what a path names: its size and the bytes; None where there is no such thing."""
         kind, _, number = path.partition("/")
         if kind == ZEROS and number.isdecimal():
-            return int(number), _zeros(int(number))
+            return int(number), io.BytesIO(bytes(int(number)))
         if kind == SOON:
-            return 0, ()
+            return 0, io.BytesIO()
         if kind != FILES or not number.isdecimal() or int(number) >= len(self.server.files):
             return None
         try:
@@ -104,34 +109,12 @@ class _Handler(BaseHTTPRequestHandler):
             file = open(self.server.files[int(number)], "rb")  # noqa: PTH123
         except OSError:
             return None
-        return os.fstat(file.fileno()).st_size, _pieces(file)
+        return os.fstat(file.fileno()).st_size, file
 
 
 def _sleep_until(due_s: float) -> None:
     while (remaining_s := due_s - time.perf_counter()) > 0:
         time.sleep(remaining_s)
-
-
-def _with_head(head: bytes, body: Iterable[bytes]) -> Iterator[bytes]:
-    """Put the head before the first piece: two small packets would be two more awakenings."""
-    for piece in body:
-        yield head + piece
-        head = b""
-    if head:
-        yield head
-
-
-def _zeros(size_bytes: int) -> Iterator[bytes]:
-    block = bytes(PIECE_BYTES)
-    while size_bytes > 0:
-        yield block[:size_bytes]
-        size_bytes -= PIECE_BYTES
-
-
-def _pieces(file: object) -> Iterator[bytes]:
-    with file:
-        while piece := file.read(PIECE_BYTES):
-            yield piece
 
 
 def serve() -> None:

@@ -170,6 +170,7 @@ class ActiveRun:
         notes = self.info.setdefault("local_notes" if is_local else "notes", [])
         if line not in notes:
             notes.append(line)
+            self.save()
             self.progress.say(line)
 
     def drop(self, planned: Planned | str, status: str, reason: str) -> None:

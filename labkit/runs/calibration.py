@@ -128,7 +128,6 @@ def _note_short_epochs(run: ActiveRun) -> None:
             f"epochs of about {units.seconds(epoch_s)} where {mode.name} mode wants "
             f"{units.seconds(mode.epoch_s)}: shorter ones are noisier"
         )
-    run.save()
     run.progress.say(
         f"{calibration['images']} images per epoch, about {units.seconds(epoch_s)} each"
     )

@@ -21,7 +21,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -212,6 +212,11 @@ def drop_failed(run: ActiveRun, verdicts: Mapping[str, tuple[str, str]]) -> None
             run.drop(label, status, reason)
 
 
+def skip(run: ActiveRun, labels: Iterable[str], reason: object) -> None:
+    """Drop variants that cannot run here."""
+    drop_failed(run, dict.fromkeys(labels, ("skipped", str(reason))))
+
+
 def compare_work(
     variants: dict[str, Settings], baseline: str, *, excluded: frozenset[int] = frozenset()
 ) -> dict[str, tuple[str, str]]:
@@ -317,8 +322,7 @@ def check_stand_ins(run: ActiveRun) -> None:
         except TrialKilled:
             raise  # it says nothing of the medium, and what is dropped here stays out for good
         except (Skip, TrialFailed) as reason:
-            for label in labels:
-                run.drop(label, "skipped", str(reason))
+            skip(run, labels, reason)
     run.save()
 
 

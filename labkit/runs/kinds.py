@@ -28,6 +28,7 @@ from labkit.runs.checks import (
     check_stand_ins,
     check_work,
     drop_failed,
+    skip,
 )
 from labkit.runs.experiment import EPOCHS, ROOFLINE
 from labkit.runs.packs import ensure_pack
@@ -92,9 +93,7 @@ def _prepare_roofline(run: ActiveRun, cleanup: ExitStack) -> None:
         except TrialFailed:
             raise  # it says nothing of the speed, and what is dropped here stays out for good
         except RuntimeError as reason:
-            for label in groups[x]:
-                if label not in run.dropped:
-                    run.drop(label, "skipped", str(reason))
+            skip(run, groups[x], reason)
 
 
 def _measure_gpu(run: ActiveRun) -> None:
@@ -140,7 +139,7 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
         try:
             cost = ensure_pack(settings, **how)
         except Skip as reason:
-            _skip(run, labels, reason)
+            skip(run, labels, reason)
             continue
         if cost is not None:
             cost = {**cost, "folder": str(stored_folder(settings))}
@@ -153,7 +152,7 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
         try:
             facts = cleanup.enter_context(staged(settings, **how, others=others))
         except Skip as reason:
-            _skip(run, labels, reason)
+            skip(run, labels, reason)
             continue
         if facts["remark"]:
             run.note(facts["remark"])
@@ -171,11 +170,6 @@ def _grouped(run: ActiveRun, place: Callable[[Settings], Hashable]) -> list[list
     for label, settings in run.remaining.items():
         found.setdefault(place(settings), []).append(label)
     return list(found.values())
-
-
-def _skip(run: ActiveRun, labels: list[str], reason: Skip) -> None:
-    for label in labels:
-        run.drop(label, "skipped", str(reason))
 
 
 def _say_forecast(run: ActiveRun, **known: float) -> None:

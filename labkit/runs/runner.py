@@ -139,7 +139,8 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
     while waiting := deque(next_trials(run.info, trials, run.dropped)):
         done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
         run.progress.start(total=done + len(waiting), done=done)
-        _say_why_more(run, trials, waiting[0].block)
+        if attempt_of(waiting[0].block, run.info["blocks"]):
+            run.note(second_attempt_note(a_over_a(valid_trials(run.info, trials, attempt=0))))
         while waiting:
             trial = waiting.popleft()
             if trial.variant not in run.dropped:
@@ -192,17 +193,3 @@ def _drop_unequal(run: ActiveRun, trials: Sequence[Trial]) -> None:
     for variant, reason in unequal_work(run.info, trials).items():
         if variant not in run.dropped:
             run.drop(variant, "failed", reason)
-
-
-def _say_why_more(run: ActiveRun, trials: Sequence[Trial], block: int) -> None:
-    """Print why there are blocks beyond the planned ones."""
-    n = run.info["blocks"]
-    if attempt_of(block, n):
-        run.note(second_attempt_note(a_over_a(valid_trials(run.info, trials, attempt=0))))
-        run.save()
-    elif block >= n:
-        rejected = valid_trials(run.info, trials, attempt=0).rejected
-        run.progress.say(
-            f"{units.count(len(rejected), 'block')} rejected, run again: "
-            f"{next(reversed(rejected.values()))}"
-        )

@@ -39,9 +39,9 @@ class Packing:
     open: Callable[[Path], Reader]
     """Opens a dataset for reading, and imports the library that this takes; raises Skip where it is
     not installed."""
-    write: Callable[..., int]
+    write: Callable[..., None]
     """(samples, folder, *, images, about) writes (name, content, boxes) triples into an empty
-    folder, and returns their bytes; see `packs.write_pack` for the arguments."""
+    folder; see `packs.write_pack` for the arguments."""
     stores: tuple[str, ...] = (JPEG, RESIZED, PIXELS, SAMPLE)
     """What it can store of an image; see `packs`."""
 

@@ -208,11 +208,8 @@ def write_folder(
     *,
     images: int,
     about: Mapping[str, object],
-) -> int:
+) -> None:
     """Write images and boxes in labkit's own layout; the arguments are those of `write_pack`.
-
-    Returns:
-        The images' bytes.
 
     Raises:
         ValueError: a name is given twice or leaves the folder.
@@ -227,7 +224,7 @@ def write_folder(
         written.append(describe_image(name, jpeg, annotation))
         (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "images" / name).write_bytes(jpeg)
-    return finish_folder(folder, written, about={**about, "kind": "written samples", "seed": None})
+    finish_folder(folder, written, about={**about, "kind": "written samples", "seed": None})
 
 
 class WrittenImage(NamedTuple):
@@ -253,25 +250,21 @@ def describe_image(name: str, jpeg: bytes, annotation: Annotation) -> WrittenIma
 
 def finish_folder(
     root: Path, images: Collection[WrittenImage], *, about: Mapping[str, object]
-) -> int:
+) -> None:
     """Write annotations.json and, last, manifest.json; each replaces an older one in one step.
 
     Args:
         root: the folder.
         images: all that lie in its images/, in the order of their ids.
         about: what the manifest says of the data.
-
-    Returns:
-        The images' bytes.
     """
     annotations = coco_json(images).encode()
     write_whole(root / ANNOTATIONS, annotations)
-    size_bytes = sum(image.size_bytes for image in images)
     manifest = {
         "schema": SCHEMA,
         **about,
         "images": len(images),
-        "bytes": size_bytes,
+        "bytes": sum(image.size_bytes for image in images),
         "annotations_sha256": sha256(annotations),
         "files": {
             f"images/{image.name}": {"bytes": image.size_bytes, "sha256": image.sha256}
@@ -279,7 +272,6 @@ def finish_folder(
         },
     }
     write_whole(root / MANIFEST, json.dumps(manifest, indent=1))
-    return size_bytes
 
 
 def find_annotations(root: Path) -> tuple[Path, Path] | None:

@@ -87,7 +87,7 @@ def write_pack(
     *,
     images: int,
     about: Mapping[str, object],
-) -> int:
+) -> None:
     """Write a pack.
 
     Args:
@@ -96,9 +96,6 @@ def write_pack(
         folder: an empty one, which the caller renames when the pack is whole.
         images: how many samples there are.
         about: what the manifest says of the data: stored, source_hash, boxes and more.
-
-    Returns:
-        The bytes of all its files but the manifest.
 
     Raises:
         Skip: the library that writes it is not installed.
@@ -148,7 +145,6 @@ def write_pack(
         "files": {**files, INDEX: {"bytes": len(index), "sha256": sha256(index)}},
     }
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
-    return manifest["bytes"]
 
 
 # --- reading --------------------------------------------------------------------------------

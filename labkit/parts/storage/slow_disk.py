@@ -4,9 +4,9 @@
            all in one folder; a run's processes join the group before they read
 
 Real files, the real page cache, real reads; root on Linux only. One limit on reads per second is a
-fixed cost per request, as a seek is. Sequential reads then depend on the largest request to a loop
-device: where that is 1280 KiB, 81 of them are 106 MB/s, less than the limit of 154 MB/s. Only
-processes that joined the group are slowed down.
+fixed cost per request, as a seek is. Sequential reads then depend on the largest request: 81 of
+1280 KiB are 106 MB/s, less than the limit of 154 MB/s. Only processes that joined the group are
+slowed down.
 
 All names are fixed, and a run keeps the folder locked while it owns the disk. What a killed process
 left is therefore found by its name, behind a free lock, whichever step it was killed in.
@@ -43,6 +43,11 @@ INSTEAD = "compare with storage=modelled_hdd instead"
 
 READS_PER_S = round(HARD_DISK.files_per_s())
 BYTES_PER_S = round(HARD_DISK.bytes_per_s)
+REQUEST_BYTES = 1280 << 10  # the largest that the kernel's loop devices take
+SEQUENTIAL_BYTES_PER_S = min(BYTES_PER_S, READS_PER_S * REQUEST_BYTES)
+DESCRIPTION = (
+    f"{HARD_DISK.name}: {READS_PER_S} reads/s, {units.count_bytes(SEQUENTIAL_BYTES_PER_S)}/s"
+)
 
 CHECK_FILES = 128
 SEQUENTIAL_BYTES = 96 << 20  # takes the 0.9 s that a steady rate shows in
@@ -107,7 +112,7 @@ def on_throttled(data: Path) -> ThrottledDisk:
     """Read a copy on the throttled disk."""
     return ThrottledDisk(
         name="throttled",
-        label=f"throttled({describe()})",
+        label=f"throttled({DESCRIPTION})",
         temporary=True,
         **copy_in(FOLDER / POINT, "labkit-", data),
     )
@@ -120,8 +125,6 @@ class SlowDisk:
     mount: Path
     device: Path
     cgroup: Path
-    request_bytes: int
-    """The largest request to the device."""
 
 
 def why_not() -> str:
@@ -148,13 +151,6 @@ def why_not() -> str:
     if version == 1 and not (root / "blkio.throttle.read_iops_device").exists():
         return "needs a kernel that limits block I/O"
     return ""
-
-
-def describe() -> str:
-    """Return what it is limited to, up or not, such as "7200 rpm: 81 reads/s, 106 MB/s"."""
-    loops = sorted(Path("/sys/block").glob("loop*"))
-    sequential = _sequential_bytes_per_s(_request_bytes(loops[0]) if loops else None)
-    return f"{HARD_DISK.name}: {READS_PER_S} reads/s, {units.count_bytes(sequential)}/s"
 
 
 def up(*, data_bytes: int, files: int) -> SlowDisk:
@@ -193,12 +189,7 @@ def find() -> SlowDisk | None:
     devices = _mounted(folder / POINT)
     if not devices:
         return None
-    return SlowDisk(
-        mount=folder / POINT,
-        device=devices[-1],
-        cgroup=cgroup_folder(),
-        request_bytes=_request_bytes(_sys(devices[-1])),
-    )
+    return SlowDisk(mount=folder / POINT, device=devices[-1], cgroup=cgroup_folder())
 
 
 def down() -> None:
@@ -343,8 +334,8 @@ def _make(folder: Path, data_bytes: int, files: int) -> None:
     device = Path(_run("losetup", "--find", "--show", "--direct-io=on", image))
     if procfs.number(_sys(device) / "loop/dio") != 1:
         raise OSError(f"losetup: the disk under {folder} allows no direct I/O")
-    request_bytes = _request_bytes(_sys(device))
-    (_sys(device) / "queue/read_ahead_kb").write_text(str(request_bytes // 1024))
+    for limit in ("max_sectors_kb", "read_ahead_kb"):
+        (_sys(device) / "queue" / limit).write_text(str(REQUEST_BYTES // 1024))
     point.mkdir()
     _run("mount", "-t", "ext4", "-o", "noatime,nodev,nosuid,noexec", device, point)
     _write_checks(point)
@@ -411,17 +402,6 @@ def _sys(device: Path) -> Path:
     return Path("/sys/block", device.name)
 
 
-def _request_bytes(loop: Path) -> int | None:
-    """Return the largest read request of a loop device's folder in /sys; None: not known."""
-    kib = procfs.number(loop / "queue/max_sectors_kb")
-    return None if kib is None else kib * 1024
-
-
-def _sequential_bytes_per_s(request_bytes: int | None) -> int:
-    """Return what the limits and the largest request allow."""
-    return min(BYTES_PER_S, READS_PER_S * request_bytes) if request_bytes else BYTES_PER_S
-
-
 def _tool(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}{ADMIN_PATH}")
 
@@ -484,8 +464,7 @@ def measure(disk: SlowDisk, readers: int = 1, seconds: float = 1.0) -> list[Rate
         at_random = partial(_time_reads, disk.cgroup, until_s, _read_whole_files)
         in_sequence = partial(_time_reads, disk.cgroup, until_s, _read_in_parts)
         files_per_s = _steady_rate(measure_together(at_random, shares, "fork"))
-        part = [(sequential, disk.request_bytes)]
-        bytes_per_s = _steady_rate(measure_together(in_sequence, part, "fork"))
+        bytes_per_s = _steady_rate(measure_together(in_sequence, [sequential], "fork"))
     return [
         Rate(
             pattern="random",
@@ -498,7 +477,7 @@ def measure(disk: SlowDisk, readers: int = 1, seconds: float = 1.0) -> list[Rate
             pattern="sequential",
             unit="bytes",
             readers=1,
-            requested_per_s=_sequential_bytes_per_s(disk.request_bytes),
+            requested_per_s=SEQUENTIAL_BYTES_PER_S,
             delivered_per_s=bytes_per_s,
         ),
     ]
@@ -530,10 +509,9 @@ def _read_whole_files(paths: Sequence[Path]) -> Iterator[int]:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _read_in_parts(what: tuple[Path, int]) -> Iterator[int]:
-    """Read a file from its beginning to its end, in parts of a size."""
-    path, part_bytes = what
-    buffer = bytearray(part_bytes)
+def _read_in_parts(path: Path) -> Iterator[int]:
+    """Read a file from its beginning to its end, in parts of a request."""
+    buffer = bytearray(REQUEST_BYTES)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             yield count
