@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ipywidgets import Widget
 
 AUTO = "auto"
-LABEL_WIDTH = "150px"  # report_in_background
+LABEL_WIDTH = "110px"  # longer names end in an ellipsis
 MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
 BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
 PROTOCOL_HELP = "The document's order, cold first variant and loop, or what corrects them."
@@ -148,33 +148,24 @@ class Form:
             name: _field(control, self._help[name]) for name, control in self._settings.items()
         }
         knobs = ("data", *next(iter(self._experiments.values())).knobs)
-        first = [self._boxes[name] for name in knobs if name in self._boxes]
-        hidden = _grid([box for name, box in self._boxes.items() if name not in knobs])
-        more = widgets.ToggleButton(
+        first = [_field(self._mode, widgets.HTML(help_line(MODE_HELP)))]
+        first.append(_field(self._blocks, self._help["blocks"]))
+        first += [self._boxes[name] for name in knobs if name in self._boxes]
+        more = [_field(self._baseline, self._help["baseline"])]
+        if has_roofline(next(iter(self._experiments.values()))):
+            more.append(_field(self._roofline, widgets.HTML(help_line(ROOFLINE_HELP))))
+        if len(self._experiments) > 1:
+            more.append(_field(self._protocol, widgets.HTML(help_line(PROTOCOL_HELP))))
+        more += [box for name, box in self._boxes.items() if name not in knobs]
+        hidden = _grid(more)
+        fold = widgets.ToggleButton(
             description="More settings", tooltip="Show the settings that matter less here"
         )
         _display(hidden, is_shown=False)
-        more.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
-        own = [
-            _field(self._mode, widgets.HTML(help_line(MODE_HELP))),
-            _field(self._blocks, self._help["blocks"]),
-        ]
-        if has_roofline(next(iter(self._experiments.values()))):
-            own.append(_field(self._roofline, widgets.HTML(help_line(ROOFLINE_HELP))))
-        if len(self._experiments) > 1:
-            own.append(_field(self._protocol, widgets.HTML(help_line(PROTOCOL_HELP))))
-        variants = row(self._variants.values())
+        fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
+        variants = row([*self._variants.values(), fold])
         variants.add_class("labkit-variants")
-        return widgets.VBox(
-            [
-                _grid([*own, *first]),
-                more,
-                hidden,
-                widgets.HTML(help_line("Variants that take part:")),
-                variants,
-                _field(self._baseline, self._help["baseline"]),
-            ]
-        )
+        return widgets.VBox([_grid(first), variants, hidden])
 
     def _labels(self) -> list[str]:
         """List the variants that the chosen mode and protocol measure."""
@@ -187,7 +178,6 @@ class Form:
 
     def _say(self, name: str, text: str, control: Widget, found: object) -> None:
         is_auto = _value(control) is None and found is not None
-        # An empty line stays, or a click on Run would miss the button that moves up.
         self._help[name].value = help_line(text, f"{AUTO}: {_text_of(found)}" if is_auto else "")
 
     def _all(self) -> list[Widget]:
@@ -195,10 +185,10 @@ class Form:
         return [*own, *self._settings.values(), *self._variants.values()]
 
 
-def help_line(*lines: str) -> str:
-    """Show lines of help."""
-    said = "<br>".join(escape(line) or "&nbsp;" for line in lines)
-    return f'<div class="labkit-help">{said}</div>'
+def help_line(text: str, auto: str = "") -> str:
+    """Show one line of help, after what "auto" means; in full where the mouse points at it."""
+    said = " · ".join(filter(None, (auto, text)))
+    return f'<div class="labkit-help" title="{escape(text)}">{escape(said)}</div>'
 
 
 def row(children: Iterable[Widget]) -> Widget:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.contracts import Trial
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.experiments.roofline import SUFFIX
@@ -49,27 +48,23 @@ STYLE = """<style>
 .labkit-panel h3 { margin: 0 0 4px; }
 .labkit-panel .labkit-help { color: var(--jp-ui-font-color1, #333); font-size: 90%; }
 .labkit-panel .labkit-form { display: flex; flex-flow: row wrap; align-items: stretch; }
-.labkit-panel .labkit-field { width: 330px; max-width: 100%; margin: 2px 14px 2px 0; }
+.labkit-panel .labkit-field { width: 254px; max-width: 100%; margin: 0 12px 2px 0; }
+.labkit-panel .labkit-field .widget-html { max-width: 100%; }
+.labkit-panel .labkit-field .labkit-help { white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; max-width: 244px; line-height: 1.25; margin-left: 4px; }
+.labkit-panel .labkit-forecast, .labkit-panel .labkit-status { margin-left: 10px; }
 .labkit-variants .widget-checkbox { margin-right: 14px; }
-.labkit-panel .labkit-result { overflow-x: auto; }
+/* What is empty at first has its height from the beginning: nothing jumps while it runs. */
+.labkit-panel .labkit-result { overflow-x: auto; min-height: 360px; }
 .labkit-panel img { max-width: 100%; height: auto; }
-.labkit-panel .labkit-field .labkit-help { line-height: 1.25; margin-left: 4px; }
+body[data-jp-theme-light="false"] .labkit-panel img { filter: invert(.91) hue-rotate(180deg); }
 .labkit-panel .widget-label { color: var(--jp-ui-font-color1, #1a1a1a); }
-.labkit-share { white-space: nowrap; margin-right: 6px; }
-.labkit-strip-bar { display: flex; height: 16px; width: 100%; max-width: 640px;
-  border: 1px solid var(--jp-ui-font-color1, #333); }
-.labkit-startup { background: repeating-linear-gradient(0deg, #8a8a8a 0 2px, #eee 2px 5px); }
-.labkit-wait { background: repeating-linear-gradient(45deg, #e9a46a 0 4px, #fff1e2 4px 8px); }
-.labkit-transfer { background: #1a1a1a; }
-.labkit-compute { background: #7fa8c9; }
-.labkit-key { display: inline-block; width: 12px; height: 12px; margin: 0 4px 0 10px;
-  border: 1px solid var(--jp-ui-font-color1, #333); vertical-align: -1px; }
 .labkit-panel summary { cursor: pointer; }
 .labkit-error pre { white-space: pre-wrap; color: inherit; }
 .labkit-panel table { border-collapse: collapse; margin: 6px 0; }
 .labkit-panel th, .labkit-panel td { padding: 3px 9px; text-align: left; border: none;
   border-bottom: 1px solid var(--jp-border-color1, #bbb); }
-.labkit-panel .labkit-progress { width: 100%; max-width: 640px; }
+.labkit-panel .labkit-progress { width: 200px; }
 .labkit-panel a { color: var(--jp-content-link-color, #0b57d0); text-decoration: underline; }
 </style>"""
 
@@ -77,13 +72,6 @@ NOTHING = "<div>no trial is finished yet</div>"
 DOWNLOADABLE_BYTES = 40_000_000  # as a link; of larger files only the path is shown
 LISTED_RUNS = 5  # lines of the list
 RUNS_HELP = "Earlier runs; hold Ctrl or Shift to choose several."
-# How the host spent a trial: field of an epoch -> words.
-PHASES = {
-    "startup": "start-up of the loader",
-    "wait": "wait for data",
-    "transfer": "transfer",
-    "compute": "compute and everything else",
-}
 
 
 def panel(
@@ -208,8 +196,8 @@ class Panel:
         self._status, self._bar = _html("labkit-status"), widgets.FloatProgress(min=0.0, max=1.0)
         self._bar.add_class("labkit-progress")
         self._forecast, self._again = _html("labkit-forecast"), _html("labkit-again")
-        self._strip, self._error = _html("labkit-strip"), _html("labkit-error")
-        self._result, self._exported = _html("labkit-result"), _html("labkit-exported")
+        self._error, self._result = _html("labkit-error"), _html("labkit-result")
+        self._exported = _html("labkit-exported")
         self._runs = widgets.SelectMultiple(
             description="runs",
             rows=LISTED_RUNS,
@@ -239,15 +227,12 @@ class Panel:
         return [
             widgets.HTML(STYLE),
             widgets.HTML(f"<h3>{escape(self._start.whole().question)}</h3>"),
-            self._form.box,
-            row([self._run, self._cancel, self._resume, reset]),
+            row([self._run, self._cancel, self._resume, reset, self._forecast]),
+            row([self._bar, self._status]),
             self._error,
-            self._forecast,
-            self._again,
-            self._status,
-            self._bar,
-            self._strip,
+            self._form.box,
             self._result,
+            self._again,
             widgets.HTML(help_line(RUNS_HELP)),
             row([self._runs, show]),
             row([widgets.Label("Export:"), *exports]),
@@ -303,7 +288,7 @@ class Panel:
         options = {"results": self._results, "blocks": request.blocks}
         run = partial(runs.run, request.build(), request.mode, **options)
         # Before it starts: a run that fails at once says why from its own thread.
-        self._error.value = self._strip.value = ""
+        self._error.value = ""
         self._shown, self._result.value = [], NOTHING
         job.start(request.name, run)
 
@@ -345,10 +330,9 @@ class Panel:
 
     def _draw(self, folder: Path) -> None:
         run = runs.find_run(folder)
-        measured = [trial for trial in run.trials if trial.status == "ok"]
         self._shown = [folder]
-        self._strip.value = strip_html(measured[-1]) if measured else ""
-        self._result.value = result_html(run) if measured else NOTHING
+        has_trials = any(trial.status == "ok" for trial in run.trials)
+        self._result.value = result_html(run) if has_trials else NOTHING
 
     def _allow(self) -> None:
         """Enable the buttons that can be pressed now."""
@@ -388,7 +372,7 @@ class Panel:
         self._show(self._runs.value)
 
     def _show(self, folders: Sequence[Path]) -> None:
-        self._error.value = self._strip.value = ""
+        self._error.value = ""
         if len(folders) == 1:
             self._draw(folders[0])
             said = f"shows {folders[0].name}, {status_of(folders[0])}"
@@ -465,29 +449,6 @@ def again_html(request: Request, results: str) -> str:
     texts = filter(None, [request.command_line(results), request.python_code(results)])
     blocks = "".join(f"<pre>{escape(text)}</pre>" for text in texts)
     return f"<details><summary>the same from a shell, and as Python</summary>{blocks}</details>"
-
-
-def strip_html(trial: Trial) -> str:
-    """Show how the host spent a trial."""
-    shares = {
-        name: sum(getattr(epoch, f"{name}_s") for epoch in trial.epochs) / trial.time_s
-        for name in PHASES
-        if name != "compute"
-    }
-    shares["compute"] = max(0.0, 1 - sum(shares.values()))
-    bar = "".join(
-        f'<div class="labkit-{name}" style="width:{100 * share:.2f}%"></div>'
-        for name, share in shares.items()
-    )
-    said = [
-        f'<span class="labkit-key labkit-{name}"></span>{words} {units.percent(shares[name])}'
-        for name, words in PHASES.items()
-    ]
-    parts = " ".join(f'<span class="labkit-share">{part}</span>' for part in said)
-    return (
-        f"<div>last trial, {escape(f'{trial.variant} {trial.role}'.rstrip())}: {parts}</div>"
-        f'<div class="labkit-strip-bar" aria-hidden="true">{bar}</div>'
-    )
 
 
 def result_html(result: runs.Run | Comparison) -> str:

@@ -26,7 +26,7 @@ from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.report import bars, charts, words
 from labkit.runs.store import REPORTS, SHARED, StoredRun, explain_unwritable
-from labkit.settings import AS_PUBLISHED
+from labkit.settings import AS_PUBLISHED, CORRECTED
 
 if TYPE_CHECKING:
     import jinja2
@@ -132,7 +132,7 @@ def overview(runs: Sequence[Run]) -> dict[str, object]:
         (number, summary)
         for number, summary in found
         if not summary.has_groups
-        and summary.protocol != AS_PUBLISHED
+        and summary.protocol == CORRECTED
         and summary.rows[0].normalized_time is not None
     ]
     winners = [
@@ -142,19 +142,25 @@ def overview(runs: Sequence[Run]) -> dict[str, object]:
     ]
     best = min(winners, key=lambda one: one[:3], default=None)
     saves_nothing, untested = {}, {}
+    for number, summary in corrected:
+        for row in summary.rows:
+            if row.verdict in ("no practical difference", "slower"):
+                saves_nothing.setdefault(row.verdict, []).append((row.variant, number))
     for number, summary in found:
         for row in summary.rows:
-            if summary.judged and row.verdict in ("no practical difference", "slower"):
-                saves_nothing.setdefault(row.verdict, []).append((row.variant, number))
-            if row.status in ("skipped", "failed"):
-                untested.setdefault(words.reason(row), []).append((row.variant, number))
+            if row.status in ("skipped", "failed"):  # a variant may be in several groups
+                untested.setdefault(words.reason(row), {})[row.name, number] = None
     stood_in = [name for _, summary in found for name in find_stand_ins(summary.rows)]
     return {
         "chart": charts.overview([summary for _, summary in found]),
         "best": best and {"row": best[-1], "run": best[2], "time": words.normalized(best[-1])},
         "saves_nothing": saves_nothing,
         "untested": untested,
-        "unjudged": [number for number, summary in found if not summary.judged],
+        "unjudged": [
+            number
+            for number, summary in found
+            if not summary.judged and summary.protocol == CORRECTED
+        ],
         "stand_ins": list(dict.fromkeys(stood_in)),
     }
 
