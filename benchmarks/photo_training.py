@@ -198,7 +198,6 @@ def emulated(compute_ms: float, **speeds: float) -> EmulatedDevice:
     profile = replace(
         PROFILES["resnet50_a100"],
         name="planted",
-        source="set to suit a planted bottleneck",
         compute_s_per_image=compute_ms / 1e3,
         **speeds,
     )

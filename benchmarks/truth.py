@@ -53,7 +53,7 @@ def plant(delay_us: int) -> str:
             while time.perf_counter() < end_s:
                 pass
 
-        return lab.Step(forward=forward, backward=None, loss=lambda: None, batch=None)
+        return lab.Step(forward=forward, backward=None, loss=lambda: None)
 
     name = f"waits {delay_us} us"
     lab.STEPS[name] = open_step

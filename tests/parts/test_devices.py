@@ -18,7 +18,6 @@ from tests.fake_clock import FakeClock
 PROFILE = Profile(
     name="test",
     compute_s_per_image=1.0,
-    source="made up",
     pinned_bytes_per_s=2.0,
     pageable_bytes_per_s=1.0,
     memory_bytes_per_s=4.0,

@@ -38,7 +38,7 @@ def pipeline(clock, *, steps, workers):
         loader=load(),
         source=Source(4 * steps),
         settings=SimpleNamespace(batch_size=4, num_workers=workers),
-        step=Step(forward=None, backward=None, loss=None, batch=None),
+        step=Step(forward=None, backward=None, loss=None),
         forward=lambda batch: device.run(1.5),
         batches=lambda loader, device: PREFETCHERS["none"](load(), device, pinned=True),
     )

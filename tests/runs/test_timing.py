@@ -55,7 +55,7 @@ def pipeline(clock, device, *, forward, backward=None, prefetcher="none", sync_e
         loader=Loader(clock),
         device=device,
         settings=SimpleNamespace(sync_every=sync_every, **settings),
-        step=Step(forward=forward, backward=backward, loss=lambda: None, batch=None),
+        step=Step(forward=forward, backward=backward, loss=lambda: None),
         forward=forward,
         batches=lambda loader, device: PREFETCHERS[prefetcher](loader, device, pinned=True),
     )
@@ -155,7 +155,7 @@ def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(photos, monk
         in_loop.append(gc.isenabled())
 
     def nothing(settings, device):
-        return Step(forward=look, backward=None, loss=lambda: None, batch=None)
+        return Step(forward=look, backward=None, loss=lambda: None)
 
     monkeypatch.setitem(LOADERS, "torch", load)
     monkeypatch.setitem(STEPS, "nothing", nothing)

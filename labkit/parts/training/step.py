@@ -42,12 +42,10 @@ class Step:
 
     forward: Callable[[dict], object]
     """Batch of device tensors -> loss, a 0-dim float32 device tensor; None if emulated."""
-    backward: Callable[[object], None] | None
+    backward: Callable[[object], None] | None = None
     """Gradients, optimizer step, gradients dropped; None where the device has no such phase."""
-    loss: Callable[[], float | None]
+    loss: Callable[[], float | None] = lambda: None
     """The last loss as a number: waits for the device, so call it outside the timed region."""
-    batch: str | None
-    """The batch it needs, a name in `contracts.BATCHES`; None: any."""
     logits: Callable[[], object] = lambda: None
     """The last class scores, (B, classes) float32 without their graph, still on the device; None
     where the step has none."""
@@ -77,7 +75,7 @@ def detector(settings: Settings, device: Device) -> Step:
     def loss_of(maps: tuple, batch: dict) -> torch.Tensor:
         return of_maps(*(one.float() for one in maps), batch)
 
-    return _train(settings, device, model, optimizer, loss_of, "detector")
+    return _train(settings, device, model, optimizer, loss_of)
 
 
 def classifier(settings: Settings, device: Device) -> Step:
@@ -101,7 +99,7 @@ def classifier(settings: Settings, device: Device) -> Step:
     def loss_of(logits: torch.Tensor, batch: dict) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(logits.float(), batch["label"])
 
-    return _train(settings, device, model, optimizer, loss_of, "classifier")
+    return _train(settings, device, model, optimizer, loss_of)
 
 
 def timed(settings: Settings, device: Device) -> Step:
@@ -134,9 +132,6 @@ def timed(settings: Settings, device: Device) -> Step:
 
     return Step(
         forward=forward,
-        backward=None,
-        loss=lambda: None,
-        batch=None,
         logits=partial(_random_logits, settings.batch_size, settings.seed),
         state=_classifier_at_rest,
     )
@@ -144,7 +139,7 @@ def timed(settings: Settings, device: Device) -> Step:
 
 def nothing(settings: Settings, device: Device) -> Step:
     """Do no work on any batch: the epoch takes as long as loading alone."""
-    return Step(forward=lambda batch: None, backward=None, loss=lambda: None, batch=None)
+    return Step(forward=lambda batch: None)
 
 
 STEPS: dict[str, Callable[[Settings, Device], Step]] = {
@@ -185,7 +180,6 @@ def _train(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     loss_of: Callable[..., torch.Tensor],
-    batch: str,
 ) -> Step:
     """Make a step of a model, an optimizer and a loss of (the model's outputs, batch)."""
     import torch
@@ -226,7 +220,6 @@ def _train(
         forward=forward,
         backward=backward,
         loss=lambda: None if last is None else last.item(),
-        batch=batch,
         first_loss=lambda: None if first is None else first.item(),
         logits=lambda: None if last_logits is None else last_logits.float(),
         state=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
