@@ -260,7 +260,7 @@ class _Usage(NamedTuple):
     own_queued_s: float
     """Of this thread, which waited for a core."""
     queued_s: dict[int, float]
-    """Of others; see `_queued_below`."""
+    """Of others; see `_queued_of`."""
     cores_s: Sequence[float]
 
 
