@@ -1,4 +1,5 @@
-# Two commands: `make lab` measures, `make test` proves. Each line is one a user could type.
+# `make lab` measures, `make test` and, with an NVIDIA GPU, `make gpu` prove. Each line is one a user
+# could type.
 PYTHON ?= python3
 DATA ?= data/photos
 HDD ?=
@@ -14,7 +15,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test report clean
+.PHONY: lab jupyter test gpu report clean
 
 lab: .venv/core
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -32,6 +33,9 @@ test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
 	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder
+
+gpu: .venv/dev
+	$(BIN)/python -m benchmarks.gpu
 
 report: .venv/core
 	$(BIN)/labkit report

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import diagnosis, frame, repeat
+from benchmarks import diagnosis, frame, gpu, repeat
 from benchmarks.diagnosis import Outcome
 from labkit.analysis.summary import Row
 
@@ -85,3 +85,36 @@ def test_runs_must_agree_as_their_intervals_promise(shift, held, spread):
     variant = repeat.Repeated("v", tuple(map(row, times)))
     (holds, _), (spreads, _) = repeat.judge([variant])
     assert (holds, spreads) == (held, spread)
+
+
+@pytest.fixture
+def perform(photos, tmp_path, monkeypatch):
+    """Perform a stage for GPUs on a CPU; return what it found by row."""
+    monkeypatch.setattr("labkit.diagnosis.diagnose.LEAST_BUDGET_S", 1.0)
+    for name, least in {"SHORTEST_S": 0.1, "FEWEST_STEPS": 4, "BLOCKS": 3}.items():
+        monkeypatch.setattr(f"labkit.diagnosis.measure.{name}", least)
+    monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 1.0)
+
+    def perform(stage, *options):
+        words = ["--stage", stage, "--device", "cpu", "--data", str(photos), "--out", str(tmp_path)]
+        assert gpu.main([*words, *options]) == 0
+        left = {path.name for path in (tmp_path / stage).iterdir()}
+        assert left - {"log.txt"} == {"README.md", "measured.json", "runs.tar.gz"}
+        rows = json.loads((tmp_path / stage / "measured.json").read_text())["measured"]
+        return {name: found for name, found, _ in rows}
+
+    return perform
+
+
+@pytest.mark.parametrize("stage", [name for name in gpu.STAGES if name != "roofline"])
+def test_a_stage_for_gpus_is_performed_to_its_end(stage, perform):
+    found = perform(stage)
+    assert found
+    assert not {"missing", "cancelled", "failed"} & set(found.values())
+
+
+def test_a_stage_for_gpus_goes_on_where_its_time_was_over(perform):
+    assert perform("roofline", "--minutes", "0") == {"roofline": "missing"}
+    found = perform("roofline")
+    assert len(found) > 1
+    assert perform("roofline") == found
