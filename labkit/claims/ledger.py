@@ -29,11 +29,13 @@ REFERENCE = "examples"
 NO_DIFFERENCE = "no practical difference"
 OPPOSITE = {"faster": "slower", "slower": "faster"}
 # What runs show of a claim.
-AGREES, IN_PART, DIFFERS = "agrees", "agrees in part", "differs"
+AGREES, IN_PART, DIFFERS = "agrees", "in part", "differs"
+OVER_STAND_INS = {plain: f"{word} (emulated)" for plain, word in EMULATED_WORDS.items()}
 OUT_OF_REACH, MEASURED = "not reproducible here", "measured, no effect published"
 UNDECIDED, NOT_RUN, NOT_TESTABLE = "no verdict yet", "not run", "not testable"
 GROUPS = (
-    AGREES, IN_PART, DIFFERS, OUT_OF_REACH, MEASURED, UNDECIDED, NOT_RUN, NOT_TESTABLE,
+    AGREES, OVER_STAND_INS[AGREES], IN_PART, DIFFERS, OVER_STAND_INS[DIFFERS], OUT_OF_REACH,
+    MEASURED, UNDECIDED, NOT_RUN, NOT_TESTABLE,
 )  # fmt: skip
 MIN_GPU_UTIL_DIFFERENCE = 0.1  # NVML's sampling periods do not match a loop's steps
 
@@ -225,8 +227,11 @@ def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object
 def _group(judged: Sequence[Mapping[str, object]]) -> str:
     """Return what the contrasts of a claim come to; what was decided comes first."""
     found = {one["group"] for one in judged} or {NOT_TESTABLE}
-    if AGREES in found and found & {DIFFERS, OUT_OF_REACH}:
+    denied = {DIFFERS, OVER_STAND_INS[DIFFERS], OUT_OF_REACH}
+    if found & {AGREES, OVER_STAND_INS[AGREES]} and found & denied:
         return IN_PART
+    # What rests on a stand-in in part is no more than consistent.
+    found -= {plain for plain, emulated in OVER_STAND_INS.items() if emulated in found}
     return next(group for group in GROUPS if group in found)
 
 
@@ -384,8 +389,9 @@ def _say(
         group = word
     elif word == "inconclusive" or word.startswith(UNSTABLE):
         group = UNDECIDED
-    if find_stand_ins(rows) and word in EMULATED_WORDS:
-        word = f"{EMULATED_WORDS[word]}, emulated"
+    if find_stand_ins(rows):
+        group = OVER_STAND_INS.get(group, group)
+        word = f"{EMULATED_WORDS[word]}, emulated" if word in EMULATED_WORDS else word
     return Answer(group, f"{word}{where}: {figures}")
 
 

@@ -172,8 +172,6 @@ def _times_legend(rows: Sequence[BarRow]) -> list[Artist]:
 
 # --- several runs -------------------------------------------------------------------------
 
-OVERVIEW_ROW_IN = 0.42
-
 
 def overview(summaries: Sequence[Summary]) -> Figure | None:
     """Draw every variant with a published figure, whichever its run, along one axis.
@@ -195,9 +193,9 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
     rows = []
     for summary, row in found:
         drawn = _times_row(summary, row)
-        said = [row.verdict or "no verdict", words.agreement(summary, row)]
-        value = f"{words.normalized(row)}  {', '.join(filter(None, said))}" if drawn.bars else ""
-        bars = [replace(bar, dots=(), outliers=(), value=value, notes=()) for bar in drawn.bars]
+        said = list(filter(None, [row.verdict or "no verdict", words.agreement(summary, row)]))
+        value = words.normalized(row) if drawn.bars else ""
+        bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
         name = f"{summary.experiment}: {row.variant}"
         rows.append(replace(drawn, name=name, bars=bars))
     with page() as figure:
@@ -207,7 +205,7 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         lines = [
             Line("Published and measured: each variant against its run's baseline", 13, "bold")
         ]
-        content_in = OVERVIEW_ROW_IN * len(rows) + AXIS_IN
+        content_in = height_in(rows) + AXIS_IN
         handles = legend_of(rows, {}, "")
         frame(figure, lines, "", content_in, handles, shown=[SHOWN, *describe_rows(rows)])
     return figure

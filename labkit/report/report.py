@@ -149,7 +149,7 @@ def overview(runs: Sequence[Run]) -> dict[str, object]:
     for number, summary in found:
         for row in summary.rows:
             if row.status in ("skipped", "failed"):  # a variant may be in several groups
-                untested.setdefault(words.reason(row), {})[row.name, number] = None
+                untested.setdefault(row.reason or row.status, {})[row.name, number] = None
     stood_in = [name for _, summary in found for name in find_stand_ins(summary.rows)]
     return {
         "chart": charts.overview([summary for _, summary in found]),
