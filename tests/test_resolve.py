@@ -1,6 +1,7 @@
 """Resolved settings: samples that come late and their label, and what a device cannot compute."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from labkit.resolve import label_samples, resolve
 
 def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
     slept_s = []
-    monkeypatch.setattr(pipeline.time, "sleep", slept_s.append)
+    # Not the function in `time`, which threads of other tests' libraries call too.
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(sleep=slept_s.append))
     settings = completed(data=str(photos), preprocessor="loops", num_workers=0)
     prompt, _ = pipeline.open_loader(resolve(settings))
     key = (0, int(prompt.order.image_ids[0]))
