@@ -300,7 +300,11 @@ def find_annotations(root: Path) -> tuple[Path, Path] | None:
 
 
 def _find_jpegs(root: Path) -> list[str]:
-    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links."""
+    """List .jpg and .jpeg files below a folder by their sorted posix paths, following links.
+
+    Raises:
+        ValueError: one of them is a named pipe, a socket or a device: reading it may never end.
+    """
     names, seen, waiting = [], set(), [root]
     while waiting:
         folder = waiting.pop()
@@ -319,6 +323,17 @@ def _find_jpegs(root: Path) -> list[str]:
                 if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
                     subfolders.append(folder / entry.name)
                 elif entry.name.lower().endswith((".jpg", ".jpeg")):
+                    _check_regular(entry)
                     names.append(prefix + entry.name)
         waiting += sorted(subfolders, reverse=True)
     return sorted(names)
+
+
+def _check_regular(entry: os.DirEntry) -> None:
+    if entry.is_file(follow_symlinks=False):
+        return
+    path = Path(entry.path)
+    if path.exists() and not path.is_file():  # `read` reports a broken link
+        raise ValueError(
+            f"data must hold regular files, got a named pipe, socket or device at {path}; remove it"
+        )

@@ -1,6 +1,7 @@
 """One file per image: every layout, in order, with its boxes, and what is wrong where it is."""
 
 import json
+import os
 import re
 
 import cv2
@@ -197,6 +198,15 @@ def test_reading_names_the_file_that_is_missing_or_no_jpeg(tmp_path):
         reader.read(1)
     with pytest.raises(ValueError, match=r"torn.jpg: image must be a complete JPEG, got"):
         reader.read(2)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_may_never_end_when_it_is_read_is_refused(tmp_path):
+    put(tmp_path, "1.jpg")
+    os.mkfifo(tmp_path / "x.jpg")
+    message = "^data must hold regular files, got a named pipe, socket or device at .*x.jpg; remove"
+    with pytest.raises(ValueError, match=message):
+        open_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["b.jpg", "../b.jpg", "/b.jpg"])
