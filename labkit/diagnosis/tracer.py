@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping
+from operator import add
 from types import CodeType, FrameType, FunctionType, ModuleType
 
 READ, DECODE, TRANSFORM = "read", "decode", "transform"
@@ -273,10 +274,14 @@ class Tracer:
         now = _clocks()
         # What ends here took the time; what begins here did not.
         running = frame.f_back if event == "call" else frame
-        stage = self._stage_of(running, arg if event in ("c_return", "c_exception") else None)
+        builtin = arg if event in ("c_return", "c_exception") else None
+        stage = self._stage_of(running, builtin)
         if stage is not None:
+            wall_s, thread_s, process_s = (b - a for a, b in zip(self._mark, now))
+            if builtin is time.sleep:
+                process_s = thread_s  # other threads computed, and not for this one
             counted = self._totals.setdefault(stage, [0.0, 0.0, 0.0])
-            counted[:] = (sum_s + b - a for sum_s, a, b in zip(counted, self._mark, now))
+            counted[:] = map(add, counted, (wall_s, thread_s, process_s))
         self._mark = _clocks()  # without the time of this sample
 
     def _stage_of(self, frame: FrameType | None, builtin: object) -> tuple[str, str] | None:

@@ -176,7 +176,7 @@ def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
     found = diagnose(kind(Waiting(cpu_s=0.02), batch_size=4), step, device=step.device)
     assert (found.broken, found.bottleneck) == ("", "workers")
     assert found.remedies[0].measured < 0.9
-    assert {"waiting", "collate"} <= {row.kind for row in found.measured.rows}
+    assert "waiting" in {row.kind for row in found.measured.rows}
 
 
 class Endless:

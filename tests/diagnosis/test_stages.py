@@ -56,6 +56,19 @@ def test_waiting_parsing_and_own_functions_are_stages_by_name(workers, hook, mon
         assert found[name].cpu_s > 0.5 * found[name].wall_s
 
 
+def test_a_sleep_is_waiting_whatever_another_thread_computes():
+    ended = threading.Event()
+    busy = threading.Thread(target=lambda: all(not ended.is_set() for _ in iter(int, 1)))
+    busy.start()
+    try:
+        found = probe_stages(DataLoader(Parsed(), batch_size=2), seconds=SECONDS)
+    finally:
+        ended.set()
+        busy.join()
+    (slept,) = (stage for stage in found.stages if stage.name == "time.sleep")
+    assert slept.wait_s > 0.5 * slept.wall_s
+
+
 def test_spawned_workers_are_seen_too(photos):
     loader = DataLoader(
         Photos(photos), batch_size=4, num_workers=1, multiprocessing_context="spawn"
