@@ -24,8 +24,8 @@ sys.modules["rfc3987_syntax"] = None
 LONG = ("notebooks", "browser", "runs")
 # A machine has one throttled disk.
 ON_THE_DISK = (
-    "runs/test_staging.py", "test_slow_disk.py", "test_the_slow_disk", "[03_storage]",
-    "[06_combined]",
+    "runs/test_staging.py", "test_slow_disk.py", "test_the_slow_disk", "to_its_end[main]",
+    "[03_storage]", "[06_combined]",
 )  # fmt: skip
 
 

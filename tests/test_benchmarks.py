@@ -90,10 +90,10 @@ def test_runs_must_agree_as_their_intervals_promise(shift, held, spread):
 @pytest.fixture
 def perform(photos, tmp_path, monkeypatch):
     """Perform a stage for GPUs on a CPU; return what it found by row."""
-    monkeypatch.setattr("labkit.diagnosis.diagnose.LEAST_BUDGET_S", 1.0)
-    for name, least in {"SHORTEST_S": 0.1, "FEWEST_STEPS": 4, "BLOCKS": 3}.items():
+    monkeypatch.setattr("labkit.diagnosis.diagnose.LEAST_BUDGET_S", 0.1)
+    for name, least in {"SHORTEST_S": 0.01, "FEWEST_STEPS": 2, "BLOCKS": 2}.items():
         monkeypatch.setattr(f"labkit.diagnosis.measure.{name}", least)
-    monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 1.0)
+    monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 0.1)
 
     def perform(stage, *options):
         words = ["--stage", stage, "--device", "cpu", "--data", str(photos), "--out", str(tmp_path)]
