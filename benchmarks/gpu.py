@@ -45,7 +45,7 @@ BLOCKS = 6  # the least that full mode takes
 BUDGET_S = 60.0  # of a diagnosis
 # On a CPU, where nothing is to be measured; the simulated GPU runs what copies beside computing.
 SIMULATED = {"device": "emulated", "device_speed": 2000.0}
-SMALL = {"images": 8, "batch_size": 4, "input_px": 64}
+SMALL = {"images": 4, "batch_size": 2, "input_px": 32, "epochs": 1}
 SMALL_BUDGET_S = 5.0
 GOES_ON = "the same command goes on with it"
 Row = tuple[str, str, str]
