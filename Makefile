@@ -32,7 +32,8 @@ test: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
-	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder
+	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder -m "not alone"
+	$(BIN)/pytest -m alone tests/diagnosis
 
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu

@@ -9,6 +9,7 @@ from labkit.experiments.catalog import CATALOG
 from labkit.experiments.largest_batch import largest_batch
 from labkit.experiments.request import choose, experiment
 from labkit.experiments.tuning import tune
+from labkit.nccl import read_nccl_log
 from labkit.panel.view import advise_form, panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES
@@ -78,6 +79,7 @@ __all__ = [
     "newest_run",
     "open_shared",
     "panel",
+    "read_nccl_log",
     "record_timeline",
     "report",
     "resume",

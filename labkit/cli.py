@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.command is _watch:
         return _watch(options)  # signals and errors are the script's
+    # The name of a file may hold what the terminal's encoding does not.
+    sys.stdout.reconfigure(errors="backslashreplace")
     if threading.current_thread() is threading.main_thread():
         # A terminated run cleans up as after Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -372,6 +374,10 @@ def _watch(options: Options) -> int:
     return 0
 
 
+def _nccl(options: Options) -> None:
+    print(lab.read_nccl_log(options.log))
+
+
 def _calibrate(options: Options) -> None:
     for input_px in options.input_px:
         device = lab.calibrate(options.data, input_px, results=options.results)
@@ -474,6 +480,10 @@ def parser() -> argparse.ArgumentParser:
     watch.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
     watch.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
     watch.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw it")
+
+    text = "print how NCCL connects GPUs, and where without GPUDirect RDMA"
+    nccl = add("nccl", _nccl, text)
+    nccl.add_argument("log", metavar="LOG", help="what a training with NCCL_DEBUG=INFO printed")
 
     text = "measure again how fast the simulated GPU is to be, and keep it for all runs"
     calibrate = add("calibrate", _calibrate, text, results)

@@ -71,7 +71,8 @@ def write_whole(path: Path, content: bytes | str) -> Path:
 
     Args:
         path: the file.
-        content: all of it, a text as UTF-8.
+        content: all of it, a text as UTF-8; what UTF-8 cannot hold, as in the name of a file, is
+            written as an escape that JSON and Python read back.
 
     Returns:
         The file.
@@ -79,8 +80,10 @@ def write_whole(path: Path, content: bytes | str) -> Path:
     Raises:
         OSError: it cannot be written; an older file of this name is then still there.
     """
+    if isinstance(content, str):
+        content = content.encode(errors="backslashreplace")
     with whole(path) as part:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.write_bytes(content)
     return path
 
 

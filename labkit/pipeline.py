@@ -39,19 +39,30 @@ class Order:
     """The keys (epoch, image) of the current epoch: all images, shuffled by seed and epoch.
 
     Args:
-        image_ids: (images,) int64.
+        image_ids: (images,) int64; of all ranks.
         seed: of the shuffling.
         sequential: as they are stored instead, every epoch.
+        rank: whose images these are: every `ranks`-th, as of torch's DistributedSampler.
+        ranks: divides the number of images, so that none is padded.
     """
 
-    def __init__(self, image_ids: np.ndarray, seed: int, *, sequential: bool = False) -> None:
+    def __init__(
+        self,
+        image_ids: np.ndarray,
+        seed: int,
+        *,
+        sequential: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         self.epoch = 0
         self.image_ids = image_ids
         self._seed = seed
         self._sequential = sequential
+        self._own = slice(rank, None, ranks)
 
     def __len__(self) -> int:
-        return len(self.image_ids)
+        return len(self.image_ids[self._own])
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         if self._sequential:
@@ -59,7 +70,7 @@ class Order:
         else:
             ids = np.random.default_rng((self._seed, self.epoch)).permutation(self.image_ids)
         # The epoch travels with the key: persistent workers never see `self.epoch` change.
-        return iter([(self.epoch, int(image_id)) for image_id in ids])
+        return iter([(self.epoch, int(image_id)) for image_id in ids[self._own]])
 
 
 @dataclass(kw_only=True)
@@ -212,46 +223,55 @@ def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) ->
     """Choose an epoch's images: the same for all variants with the same seed.
 
     Args:
-        settings: `images` (None: all), `batch_size` and `seed` count.
+        settings: `images` (None: all), `batch_size`, `ranks` and `seed` count.
         excluded: indices of unreadable images.
 
     Returns:
-        (images,) int64 indices, a whole number of batches.
+        (images,) int64 indices, a whole number of batches for each rank.
 
     Raises:
         ValueError: fewer images than one batch, or more wanted than there are.
     """
     shuffled = shuffled_images(settings)
     usable = shuffled[~np.isin(shuffled, list(excluded))]
-    if len(usable) < settings.batch_size:
+    least = settings.batch_size * settings.ranks
+    if len(usable) < least:
         raise ValueError(
-            f"batch_size must be at most the number of readable images ({len(usable)}), "
-            f"got {settings.batch_size}; use a smaller batch or more images"
+            f"batch_size must be at most the number of readable images ({len(usable)})"
+            f"{f' ÷ {settings.ranks} ranks' * (settings.ranks > 1)}, got {settings.batch_size}; "
+            "use a smaller batch or more images"
         )
     wanted = settings.images or len(usable)
-    if not settings.batch_size <= wanted <= len(usable):
+    if not least <= wanted <= len(usable):
         raise ValueError(
-            f"images must be at least one batch ({settings.batch_size}) and at most the number of "
+            f"images must be at least one batch for each rank ({least}) and at most the number of "
             f"readable images ({len(usable)}), got {wanted}; leave it unset to use what fits"
         )
-    return usable[: wanted // settings.batch_size * settings.batch_size]
+    return usable[: wanted // least * least]
 
 
 def open_loader(
-    parts: Resolved, *, excluded: frozenset[int] = frozenset()
+    parts: Resolved, *, excluded: frozenset[int] = frozenset(), rank: int = 0
 ) -> tuple[Source, object]:
     """Open the data and what assembles its batches.
 
     Args:
         parts: from `resolve`.
         excluded: indices of unreadable images.
+        rank: whose batches; it has its share of the workers.
 
     Returns:
         The images by key, and an iterable of CPU batches.
     """
     settings, storage = parts.settings, parts.storage
     sequential = settings.order == "sequential"
-    order = Order(choose_images(settings, excluded), settings.seed, sequential=sequential)
+    order = Order(
+        choose_images(settings, excluded),
+        settings.seed,
+        sequential=sequential,
+        rank=rank,
+        ranks=settings.ranks,
+    )
     reader = open_source(settings)
     if reader.stored != settings.stored:
         raise ValueError(
@@ -259,7 +279,8 @@ def open_loader(
         )
     reader = storage.open(reader, settings.start_method)
     source = Source(reader=reader, parts=parts, order=order)
-    return source, parts.load(source, settings)
+    workers = len(range(rank, settings.num_workers, settings.ranks))
+    return source, parts.load(source, replace(settings, num_workers=workers))
 
 
 def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarray]:
@@ -272,7 +293,7 @@ def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarr
         ValueError: the decoder does not keep its contract.
     """
     settings = parts.settings
-    one_batch = {"images": settings.batch_size, "order": "shuffled"}
+    one_batch = {"images": settings.batch_size, "order": "shuffled", "ranks": 1}
     # What threads do to each other shows only with threads; processes would only take time.
     workers = settings.num_workers if parts.traits.loads_in_threads else 0
     alone = replace(settings, device="cpu", num_workers=workers, **one_batch)
@@ -337,6 +358,7 @@ def build(
     clock: Clock,
     *,
     excluded: frozenset[int] = frozenset(),
+    rank: int = 0,
 ) -> Pipeline:
     """Open every part that the settings name.
 
@@ -344,13 +366,14 @@ def build(
         settings: complete (`settings.complete`).
         clock: what the emulated device tells the time by.
         excluded: indices of unreadable images.
+        rank: of the process, where `ranks` train together.
 
     Raises:
         ValueError: settings that cannot work.
         Skip: this machine lacks what they need.
     """
     parts = resolve(settings)
-    source, loader = open_loader(parts, excluded=excluded)
+    source, loader = open_loader(parts, excluded=excluded, rank=rank)
     device = parts.make_device(parts.profile, clock)
     charged = (parts.preprocessor, settings.batch_size, settings.input_px)
     return Pipeline(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.contracts import BATCHES, Device, Skip
+from labkit.contracts import Device, Skip
 from labkit.machine import gpu, hardware
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES, Profile
@@ -37,9 +37,10 @@ from labkit.parts.packing.remote import local_folder, place
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS, STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, locate
-from labkit.parts.training import LOOPS, LOSSES, STEPS, VECTORIZED, Step
+from labkit.parts.training import LOOPS, LOSSES, STEPS, TAKES, VECTORIZED, Step
 from labkit.parts.training.callbacks import METRICS
 from labkit.parts.training.checkpoint import SAVERS, check_folder_name
+from labkit.parts.training.exchange import ALL_REDUCE, LINK, NO_SYNC, NOOP, check_exchange
 from labkit.parts.training.reporting import PROGRESS, check_sink
 from labkit.settings import Mode, Settings, complete, pick
 
@@ -123,6 +124,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
     _check_names(settings)
     storage = locate_data(settings)
     _check_remote(settings, storage)
+    _check_ranks(settings, storage)
     _check_packing(settings)
     _check_step(settings)
     _check_device_speed(settings)
@@ -228,6 +230,7 @@ def _check_names(settings: Settings) -> None:
             pick(table, value, setting)
     check_folder_name(settings.checkpoint_to)
     check_sink(settings.report_to)
+    check_exchange(settings.exchange)
 
 
 def _check_remote(settings: Settings, storage: Storage) -> None:
@@ -246,6 +249,31 @@ def _check_remote(settings: Settings, storage: Storage) -> None:
             f"packing must be 'folder' for images that come over a network one by one, got "
             f"{settings.packing!r}; set a storage to copy the pack to"
         )
+
+
+def _check_ranks(settings: Settings, storage: Storage) -> None:
+    """Refuse several ranks where one process works for all, and an exchange of no gradients."""
+    if settings.exchange != ALL_REDUCE and settings.device == "emulated":
+        raise Skip(
+            f"exchange must be {ALL_REDUCE} on the simulated GPU, which has no gradients, got "
+            f"{settings.exchange!r}; choose device cpu or cuda"
+        )
+    if LINK.fullmatch(settings.exchange) and settings.device == "cuda":
+        raise Skip(
+            f"exchange must be {ALL_REDUCE}, {NOOP} or {NO_SYNC} on device cuda, where no link "
+            f"is modelled, got {settings.exchange!r}"
+        )
+    if settings.ranks == 1:
+        return
+    whole = f"ranks must be 1 {{}}, got {settings.ranks}"
+    if settings.loader in OUTSIDE:
+        raise Skip(whole.format(f"for the loader {settings.loader}, which divides no epoch"))
+    if storage.needs_our_reader:
+        raise Skip(whole.format(f"for the storage {settings.storage}, which one process models"))
+    if STEPS[settings.step] is not BUILT_IN["step"].get(settings.step):
+        raise Skip(whole.format("for a step of your own, of which labkit knows no gradients"))
+    if settings.start_method != "fork":
+        raise Skip(whole.format(f"for processes started by {settings.start_method}"))
 
 
 def _check_packing(settings: Settings) -> None:
@@ -280,8 +308,9 @@ def _check_packing(settings: Settings) -> None:
 
 def _check_step(settings: Settings) -> None:
     """Refuse a step that the device cannot do, or that takes other batches."""
-    # The built-in real steps are named as their batch; one of the user's own may take any.
-    real = settings.step in BATCHES
+    # A step of the user's own may take any batch.
+    takes = TAKES.get(settings.step)
+    real = takes is not None
     if settings.device == "emulated" and real:
         raise ValueError(
             f"step must be timed on the simulated GPU, got {settings.step!r}; "
@@ -291,9 +320,9 @@ def _check_step(settings: Settings) -> None:
         raise ValueError(
             f"step must be detector or classifier on device {settings.device}, got 'timed'"
         )
-    if real and PREPROCESSORS[settings.preprocessor].batch != settings.step:
+    if real and PREPROCESSORS[settings.preprocessor].batch != takes:
         raise ValueError(
-            f"preprocessor must be one of {', '.join(_preprocessors_for(settings.step))} for the "
+            f"preprocessor must be one of {', '.join(_preprocessors_for(takes))} for the "
             f"step {settings.step}, got {settings.preprocessor!r}"
         )
 

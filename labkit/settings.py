@@ -25,6 +25,7 @@ LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
     "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
+    "ranks": 1,
 }  # fmt: skip
 # Values that earlier versions wrote: they fitted the emulated device to each run.
 RENAMED = {("profile", "matched"): "calibrated"}
@@ -76,6 +77,10 @@ class Settings:
     """How worker processes start; unset: fork on Linux, else spawn."""
     batch_size: int | None = None
     """Images per step."""
+    ranks: int = 1
+    """Processes that train together, as torchrun starts them; they share the loader workers."""
+    exchange: str = "all_reduce"
+    """How ranks exchange gradients: all_reduce, noop, no_sync, or by a modelled link: 100mbit."""
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None

@@ -99,20 +99,25 @@ def minute(utc: str) -> str:
 
 
 def normalized(x: float | None) -> str:
-    """Write a normalized time: "0.894", "12.3"."""
+    """Write a normalized time: "0.894", "12.3", "0.00002"."""
     if x is None:
         return UNKNOWN
-    return f"{x:.3f}" if x < 9.9995 else _three_digits(x)
+    # What would be written as 0 has one digit.
+    decimals = 3 if x >= 0.0005 or x <= 0 else -math.floor(math.log10(x))
+    return f"{x:.{decimals}f}" if x < 9.9995 else _three_digits(x)
 
 
 def interval(low: float | None, high: float | None) -> str:
     """Write an interval of normalized times: "[0.81, 0.97]"."""
     if low is None or high is None:
         return UNKNOWN
+    least = 3 if high - low < 0.1 else 2
+    if 0 < high < 0.0005:  # would be written as 0
+        least = 1 - math.floor(math.log10(high))
     # As many decimals as show on which side of 1 a bound lies.
     decimals = next(
         n
-        for n in range(3 if high - low < 0.1 else 2, 17)
+        for n in range(least, least + 17)
         if all(x == 1 or float(f"{x:.{n}f}") != 1 for x in (low, high))
     )
     # Two noisy blocks can give a bound in the thousands, of which no digit means anything.

@@ -2,7 +2,8 @@
 
 Several processes test at a time.  Each has all tests of a file; what shares a JupyterLab or the
 throttled disk is one group, a notebook is one of its own.
-Nothing may depend on how fast it is: other tests use the same cores.
+Nothing may depend on how fast it is: other tests use the same cores.  What has to, as a diagnosis
+names the bottleneck that it measures, is marked `alone`: `make test` runs it afterwards by itself.
 """
 
 import importlib.util
@@ -21,7 +22,7 @@ settings.load_profile("tests")
 # The notebooks' JSON library would build a grammar of addresses in each process, in 3 s.
 sys.modules["rfc3987_syntax"] = None
 # Groups that take long begin first: then no process goes on long after the others.
-LONG = ("notebooks", "browser", "runs")
+LONG = ("notebooks", "browser", "runs", "tests")
 # A machine has one throttled disk.
 ON_THE_DISK = (
     "runs/test_staging.py", "test_slow_disk.py", "test_the_slow_disk", "to_its_end[main]",
@@ -33,6 +34,18 @@ def pytest_configure():
     # A shell starts commands in the background with SIGINT ignored, and children inherit that:
     # tests that interrupt a command would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call():
+    # Pytest names the test here, and a server that waits for the next run serves none in another
+    # environment: each test would start one, in two seconds.
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup():
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
 @pytest.hookimpl(optionalhook=True)

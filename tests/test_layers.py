@@ -22,7 +22,7 @@ LAYERS = [
     {"runs"},
     {"experiments"},
     {"claims", "diagnosis"},
-    {"report"},
+    {"report", "nccl"},
     {"panel", "cli", "watch", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

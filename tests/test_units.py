@@ -37,6 +37,7 @@ from labkit import units
         (units.normalized, 0.8941, "0.894"),
         (units.normalized, 9.9999, "10.0"),
         (units.normalized, 40.2, "40.2"),
+        (units.normalized, 0.00002, "0.00002"),
     ],
 )
 def test_a_number_has_a_fitting_unit_and_three_digits(write, value, text):
@@ -52,6 +53,7 @@ def test_an_interval_never_hides_on_which_side_of_one_it_lies():
     assert units.interval(0.9996, 1.3) == "[0.9996, 1.3000]"
     assert units.interval(0.7, 1.00004) == "[0.70000, 1.00004]"
     assert units.interval(1.0, 1.3) == "[1.00, 1.30]"
+    assert units.interval(0.000018, 0.000021) == "[0.000018, 0.000021]"
 
 
 @pytest.mark.parametrize(

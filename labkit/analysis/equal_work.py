@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit.contracts import RESIZED_TOLERANCE, Trial
 from labkit.resolve import traits
+from labkit.settings import Settings
 
 # What one decoder and preprocessor make is the same number for number, whoever delivers it
 # (measured); this is room for sums in another order.
@@ -35,7 +36,7 @@ MAX_MEAN_DIFFERENCE_OTHER_PIXELS = RESIZED_TOLERANCE
 MAX_MEAN_DIFFERENCE_SCALED_DECODING = 0.04
 # Entries of a finished batch that come from the boxes alone.
 NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
-SAME_DATA = ("batch_size", "images", "input_px", "epochs", "seed", "order")
+SAME_DATA = ("batch_size", "ranks", "images", "input_px", "epochs", "seed", "order")
 SAME_PIXELS = ("decoder", "preprocessor", "stored")
 SAME_ROUNDING = ("precision", "memory_format")
 SAME_SUMS = ("device", "torch_threads", "loss")
@@ -104,7 +105,7 @@ def _planes(name: str, mean: float | list[float]) -> list[tuple[str, float]]:
 
 def _other_loss(trial: Trial, base: Trial) -> str:
     """Compare the last losses of the same training."""
-    if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step",)):
+    if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step", "exchange")):
         return ""
     if not _are_same(trial, base, SAME_ROUNDING):
         return _other_first_loss(trial, base)
@@ -145,4 +146,9 @@ def _have_same_pixels(trial: Trial, other: Trial) -> bool:
 
 
 def _are_same(trial: Trial, other: Trial, names: Sequence[str]) -> bool:
-    return all(trial.settings.get(name) == other.settings.get(name) for name in names)
+    # Earlier versions did not record a setting that is newer than they.
+    mine, others = (
+        [one.settings.get(name, getattr(Settings, name)) for name in names]
+        for one in (trial, other)
+    )
+    return mine == others

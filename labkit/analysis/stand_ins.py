@@ -11,6 +11,7 @@ from labkit.analysis.summary import Row, Summary
 STAND_INS = {
     "accelerator": ("emulated",),
     "storage": ("throttled", "modelled", "emulated distance"),
+    "network": ("modelled",),
 }
 # Shown as a warning: stand-ins, and storage whose kind is not known.
 WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}

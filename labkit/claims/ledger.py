@@ -262,7 +262,7 @@ def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
 def _join(claim: Claim, judged: Sequence[Mapping[str, object]]) -> str:
     """Return the answers of all contrasts in one line; equal ones are named together."""
     if not judged:
-        return f"not testable here: {claim.reason}" if claim.reason else "no experiment yet"
+        return f"not testable here: {claim.reason}"
     alike: dict[tuple[str, str], list[str]] = {}
     for one in judged:
         alike.setdefault((one["experiment"], one["answer"]), []).append(one["compared"])

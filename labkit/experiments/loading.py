@@ -22,6 +22,7 @@ WAITING_WORKERS = 4
 SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
 # prefetch_generator keeps one batch, and its thread holds another.
 THREAD_BATCHES = 2
+RANKS = (1, 2, 4)
 TEXTBOOK_PX = 224  # side of the input in most tutorials
 
 
@@ -324,6 +325,42 @@ def prefetching_in_depth(base: Settings) -> Experiment:
     )
 
 
+def ranks(base: Settings) -> Experiment:
+    """Compare 1, 2 and 4 processes that train together, each with a GPU, with equally many workers.
+
+    Where the loader is the limit, more GPUs bring nothing: they share this machine's cores.  Of
+    simulated GPUs without a speed, one group trains half as fast as the loader, one twice as fast.
+
+    Source: [001] 5.3; DISTRIBUTED, "Loading with several ranks".
+    """
+    workers = max(RANKS[-1], hardware.cores() // RANKS[-1] * RANKS[-1])
+    has_speed = base.device_speed is not None or base.profile != Settings.profile
+    base = replace(
+        base,
+        device=base.device or "emulated",
+        num_workers=workers if base.num_workers is None else base.num_workers,
+        epochs=1,
+    )
+    labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
+    grouped = {"variants": labels, "baseline": "1 GPU"}
+    if base.device == "emulated" and not has_speed:
+        speeds = {"GPUs half as fast as the loader": 0.5, "GPUs twice as fast as the loader": 2.0}
+        places = {f"{group}: {label}": (group, label) for group in speeds for label in labels}
+        grouped = {
+            "variants": {name: labels[label] for name, (_, label) in places.items()},
+            "baseline": next(iter(places)),
+            "groups": {name: group for name, (group, _) in places.items()},
+            "tasks": {name: {"x": speeds[group]} for name, (group, _) in places.items()},
+        }
+    return Experiment(
+        "ranks",
+        question="What do more GPUs bring where they share the loader's cores?",
+        source="[001] 5.3: one process per GPU; no figure",
+        knobs=("num_workers", "batch_size", "preprocessor", "device"),
+        **grouped,
+    )
+
+
 def rivals(base: Settings) -> Experiment:
     """Compare the usual loaders on the same work, each with as many threads as torch has workers.
 
@@ -461,6 +498,6 @@ def _light(base: Settings) -> Settings:
 
 EXPERIMENTS = (
     workers, prefetch_factor, pin_memory, persistent_workers, short_epochs, batch_size,
-    batch_size_powers, sampling, opencv_threads, prefetching_in_depth, textbook, rivals, tf_data,
-    num_parallel_reads,
+    batch_size_powers, sampling, opencv_threads, prefetching_in_depth, textbook, ranks, rivals,
+    tf_data, num_parallel_reads,
 )  # fmt: skip

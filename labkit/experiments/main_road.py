@@ -15,13 +15,16 @@ from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.operations import MEANINGS
 from labkit.runs.experiment import Experiment
-from labkit.runs.operation_trials import OPERATIONS
+from labkit.runs.operation_trials import LOOKUPS, OPERATIONS, SAMPLE
 from labkit.settings import Settings
 
 # Width and height of the pictures.  Only full mode measures the larger ones: every trial has a
 # process of its own, and the first two sizes already are 186 trials in quick mode.
 SIZES_PX = ((320, 240), (640, 480), (1280, 960), (1920, 1440))
 QUICK_SIZES = 2
+# COCO has 80 classes, ImageNet 1,000.
+LABEL_NAMES = (10, 100, 1_000, 10_000)
+CONFIGURATION_KB = (10, 1_000)
 # Normalized times that the documents reported.
 PUBLISHED = {
     "prefetching": {
@@ -205,38 +208,82 @@ def operations(base: Settings) -> Experiment:
 
     Source: [000], OpenCV vs PIL (kaggle yukia18).
     """
-    # The pictures are in memory, and nothing is trained.
-    settings = Settings(data=base.data, seed=base.seed, cache="warm", device="cpu", num_workers=0)
-    tasks, groups, quick = {}, {}, []
-    for operation in dict.fromkeys(name for name, _ in OPERATIONS):
-        for size in SIZES_PX:
-            group = f"{operation}, {size[0]}×{size[1]}"
-            for library in (library for name, library in OPERATIONS if name == operation):
-                label = f"{group}: {library}"
-                groups[label] = group
-                tasks[label] = {
-                    "operation": operation, "library": library,
-                    "width_px": size[0], "height_px": size[1],
-                }  # fmt: skip
-                if size in SIZES_PX[:QUICK_SIZES]:
-                    quick.append(label)
-    return Experiment(
+    sizes = {
+        f"{operation}, {width}×{height}": (operation, {"width_px": width, "height_px": height})
+        for operation in dict.fromkeys(name for name, _ in OPERATIONS)
+        for width, height in SIZES_PX
+    }
+    quick = tuple(f", {width}×{height}" for width, height in SIZES_PX[:QUICK_SIZES])
+    whole = _timed_alone(
+        base,
         "operations",
+        sizes,
         question="Which library does which image operation faster?",
-        kind="operation",
-        variants=dict.fromkeys(quick, settings),
-        in_full=dict.fromkeys((label for label in tasks if label not in quick), settings),
-        groups=groups,
-        tasks=tasks,
-        baseline=quick[0],
         source="[000] OpenCV vs PIL (kaggle yukia18): chart lost",
         notes=(
-            *(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
             "pictures larger than the data's photographs are enlarged ones: smoother than a "
             "camera's, with fewer bytes per pixel to decode",
         ),
         main_road=True,
+    )
+    in_full = {x: s for x, s in whole.variants.items() if not whole.groups[x].endswith(quick)}
+    variants = {x: s for x, s in whole.variants.items() if x not in in_full}
+    return replace(whole, variants=variants, in_full=in_full)
+
+
+def lookups(base: Settings) -> Experiment:
+    """Compare ways to look labels up and to keep a configuration, beside the time of a sample.
+
+    Source: [001] 2.1.
+    """
+    sizes = {f"label among {n:,} names": ("label", {"names": n}) for n in LABEL_NAMES}
+    sizes |= {
+        f"configuration of {n:,} KB": ("configuration", {"kilobytes": n}) for n in CONFIGURATION_KB
+    }
+    return _timed_alone(
+        base,
+        "lookups",
+        {**sizes, SAMPLE: (SAMPLE, {})},
+        question="How much time do list look-ups and repeated parsing cost?",
+        source="[001] 2.1: load the configuration once, look up in a dict; no figure",
+    )
+
+
+def _timed_alone(
+    base: Settings,
+    name: str,
+    sizes: Mapping[str, tuple[str, Mapping[str, int]]],
+    *,
+    notes: tuple[str, ...] = (),
+    **fields: object,
+) -> Experiment:
+    """Compare the libraries or ways of single operations.
+
+    Args:
+        base: settings that all share.
+        name: of the experiment.
+        sizes: group -> its operation, and the numbers that its inputs are made from.
+        notes: beside what each operation does.
+        **fields: of `Experiment`.
+    """
+    # The inputs are in memory, and nothing is trained.
+    settings = Settings(data=base.data, seed=base.seed, cache="warm", device="cpu", num_workers=0)
+    tasks, groups = {}, {}
+    for group, (operation, size) in sizes.items():
+        for library in (library for known, library in OPERATIONS | LOOKUPS if known == operation):
+            groups[f"{group}: {library}"] = group
+            tasks[f"{group}: {library}"] = {"operation": operation, "library": library, **size}
+    meanings = dict.fromkeys(operation for operation, _ in sizes.values())
+    return Experiment(
+        name,
+        kind="operation",
+        variants=dict.fromkeys(tasks, settings),
+        groups=groups,
+        tasks=tasks,
+        baseline=next(iter(tasks)),
+        notes=(*(f"{operation}: {MEANINGS[operation]}" for operation in meanings), *notes),
         knobs=("seed",),
+        **fields,
     )
 
 
@@ -251,4 +298,6 @@ def _in_order(variants: Mapping[str, Settings]) -> dict[str, Settings]:
     return {first: replace(settings, cache="cold"), **left, f"{first}, again": again}
 
 
-EXPERIMENTS = (prefetching, storage, preprocessing, opencv_vs_pil, combined, operations)
+EXPERIMENTS = (
+    prefetching, storage, preprocessing, opencv_vs_pil, combined, operations, lookups,
+)  # fmt: skip

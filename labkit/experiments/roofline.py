@@ -25,10 +25,11 @@ SUFFIX = "_roofline"
 
 
 def has_roofline(experiment: Experiment) -> bool:
-    """Return whether an experiment times epochs whose baseline loads and trains every batch."""
+    """Return whether an experiment compares epochs whose baseline loads and trains every batch."""
     known = {**experiment.variants, **experiment.in_full}
     base = traits(vars(known[experiment.baseline]))
-    return experiment.kind == EPOCHS and not base.leaves_out
+    is_plain = experiment.kind == EPOCHS and not experiment.tasks
+    return is_plain and not base.leaves_out
 
 
 def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:

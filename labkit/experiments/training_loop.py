@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.machine import gpu
+from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
 from labkit.runs.experiment import Dial, Experiment
 from labkit.settings import Settings
 
@@ -24,6 +25,9 @@ BATCH_SIZE = 8
 EVERY = (1, 10, 100)
 # A server in the local network answers in a few milliseconds, a distant one in some tens.
 NEAR, FAR = "http_5ms", "http_50ms"
+# Two ranks' all-gather was 58 % slower than more ranks' (gloo#471), so full mode has four, too.
+MACHINES = (2, 4)
+EXCHANGE_PX, EXCHANGE_BATCH_SIZE, EXCHANGE_IMAGES = 128, 8, 160
 # Bottlenecks that are known beforehand.
 LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"
 # With one worker this alone is twice a step of the emulated device, on however many cores.
@@ -324,7 +328,52 @@ def bottlenecks(base: Settings) -> Experiment:
     )
 
 
+def communication(base: Settings) -> Experiment:
+    """Compare the exchange of gradients over links of several speeds with no exchange at all.
+
+    A small model trains in processes that stand for machines; only its gradients are exchanged.
+
+    Source: [001] 5.1; DISTRIBUTED, "Limited links".
+    """
+    device = base.device or "cpu"
+    base = replace(
+        base,
+        device=device,
+        step=base.step or ("small_classifier" if device != "emulated" else None),
+        preprocessor="classification",
+        loader="resident",
+        cache="as found",
+        num_workers=0,
+        batch_size=base.batch_size or EXCHANGE_BATCH_SIZE,
+        input_px=base.input_px or EXCHANGE_PX,
+        images=base.images or EXCHANGE_IMAGES,
+        epochs=1,
+    )
+    quick = {"no exchange": NOOP, "this machine's loopback": ALL_REDUCE}
+    quick |= {f"{n:,} Mbit/s": f"{n}mbit" for n in (400, 100, 50)}
+    more = {f"{n:,} Mbit/s": f"{n}mbit" for n in (10_000, 1_000)} | {"added up, no_sync": NO_SYNC}
+    variants, in_full, groups = {}, {}, {}
+    for ranks in MACHINES:
+        group = f"{ranks} machines"
+        for label, exchange in (quick | more).items():
+            is_quick = label in quick and ranks == MACHINES[0]
+            name = f"{group}: {label}"
+            settings = replace(base, ranks=ranks, exchange=exchange)
+            (variants if is_quick else in_full)[name] = settings
+            groups[name] = group
+    return Experiment(
+        "communication",
+        question="How much of a step do machines need to exchange gradients?",
+        variants=variants,
+        baseline=next(iter(variants)),
+        groups=groups,
+        source="[001] 5.1: machines in different modules take much longer; no figure",
+        in_full=in_full,
+        knobs=("batch_size", "input_px", "images", "device"),
+    )
+
+
 EXPERIMENTS = (
     loss, precision, stalls, checkpoints, logs, metric_reports, evaluation, progress,
-    bottlenecks,
+    bottlenecks, communication,
 )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Operations: single steps of preprocessing an image, in several libraries.
+"""Operations: single steps of preprocessing an image, in several libraries or several ways.
 
     photograph -> cropped, scaled, compressed again -> each library's own form
     OPERATIONS: (operation, library) -> its input, and the function that is timed
+    LOOKUPS: (operation, way) -> the same, of what is looked up for an image
 
 All libraries do the same work: Pillow's affine transform uses the linear filter that OpenCV uses,
 Pillow's own resize is a separate operation, and views are copied.
@@ -10,10 +11,11 @@ Pillow's own resize is a separate operation, and views are copied.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +32,7 @@ ANGLE_DEGREES = 15
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
 STD = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
 JPEG_QUALITY = 93  # COCO's photographs have about that
+ENTRY_BYTES = 20  # of a configuration's text
 
 _library = cache(importlib.import_module)  # an import statement in a timed function would be timed
 
@@ -69,12 +72,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Operation:
-    """The input of one library, and the function that is timed."""
+    """The input of one library or way, and the function that is timed."""
 
-    prepare: Callable[[Picture], object]
-    """Takes a picture, returns the library's own form; not timed."""
-    run: Callable[[object], object]
-    """Timed; returns an array, a tensor or a Pillow image."""
+    prepare: Callable[..., object]
+    """Takes a picture, labels or a text, returns the library's own form; not timed."""
+    run: Callable[..., object]
+    """Timed; returns an array, or what NumPy makes one of."""
 
 
 def resize_pillow(image: Image) -> Image:
@@ -213,6 +216,47 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("normalize", "torch"): Operation(_tensor, normalize_torch),
 }
 
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of one image's boxes, and what they are looked up in."""
+
+    names: Sequence[str]
+    numbers: Mapping[str, int]
+    """Name -> its place in `names`."""
+    wanted: Sequence[str]
+    """A name per box."""
+
+
+def look_up(given: tuple[Callable[[str], int], Sequence[str]]) -> list[int]:
+    """Return the number of each label."""
+    find, wanted = given
+    return [find(label) for label in wanted]
+
+
+@cache
+def make_configuration(kilobytes: int) -> str:
+    """Return a JSON object of so many thousand bytes, a number for each name."""
+    entries = kilobytes * 1000 // ENTRY_BYTES
+    return json.dumps({f"value {i:05}": 100 + i % 900 for i in range(entries)})
+
+
+values = itemgetter("value 00000", "value 00099", "value 00499")  # what a sample needs
+
+
+def parse_values(text: str) -> tuple[int, ...]:
+    """Parse a configuration for the values that a sample needs."""
+    return values(json.loads(text))
+
+
+# (operation, way); an operation's first way is its baseline.
+LOOKUPS: dict[tuple[str, str], Operation] = {
+    ("label", "list"): Operation(lambda given: (given.names.index, given.wanted), look_up),
+    ("label", "dict"): Operation(lambda given: (given.numbers.__getitem__, given.wanted), look_up),
+    ("configuration", "parsed for each sample"): Operation(str, parse_values),
+    ("configuration", "parsed once"): Operation(json.loads, values),
+}
+
 # What each operation does, for tables and charts.
 MEANINGS: dict[str, str] = {
     "decode": "JPEG bytes in memory to pixels; opening alone decodes nothing",
@@ -223,6 +267,9 @@ MEANINGS: dict[str, str] = {
     "rotate": f"by {ANGLE_DEGREES}°, linear filter, same size",
     "to-tensor": "uint8 pixels to float32 planes in 0..1",
     "normalize": "planes minus mean over standard deviation",
+    "label": "those of all boxes of an image, found among so many names, each equally likely",
+    "configuration": "JSON in memory; an image needs three of its values",
+    "one sample": "decoded by OpenCV and preprocessed in loops, 512 px, one process",
 }
 
 

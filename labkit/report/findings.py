@@ -5,6 +5,7 @@ Which variants belong together follows from their settings.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
 from labkit.experiments.main_road import PUBLISHED
 from labkit.machine import hardware
+from labkit.parts.training.exchange import LINK, NOOP
 from labkit.report.words import not_measured, reason
 from labkit.resolve import traits
 from labkit.runs.store import how_to_complete
@@ -28,6 +30,7 @@ Variants = Mapping[str, Mapping[str, object]]
 
 PUBLISHED_TAKES = "the document's time takes"
 HOUR_S = 3_600
+LITTLE = 0.03  # of a step that communication may take
 CACHE_SHARE = 0.8  # assumed: programs, workers and batches take the rest of the memory
 # What the experiment "combined" changes.
 FACTORS = ("storage", "prefetcher", "preprocessor")
@@ -50,7 +53,8 @@ def findings(run: Run) -> Tables:
         missing = not_measured(run.summary)
         return Tables({"Training speed, images/s": _speeds(found, missing)} if found else {})
     if run.info.get("groups"):
-        return Tables()
+        found = _communication(run)
+        return Tables({"What the network takes of a step": found} if found else {})
     tables = {
         "Cold, warm and in memory": _against_memory(run),
         "What storing costs": _costs(run),
@@ -181,6 +185,48 @@ def _speeds(found: Sequence[Pipeline], missing: Sequence[str]) -> Table:
             "the GPU must be as fast."
         )
     return _table(cells, notes=(*notes, *missing))
+
+
+# --- communication ----------------------------------------------------------------------
+
+
+def _communication(run: Run) -> Table | None:
+    """Return the share of a step that each exchange of gradients takes, beside none at all."""
+    variants = run.info["variants"]
+    none = {group for group, base in run.info["baselines"].items()
+            if variants[base].get("exchange") == NOOP}  # fmt: skip
+    cells = [
+        {
+            "group": row.group,
+            "variant": row.name,
+            **{
+                name: None if time is None else max(1 - 1 / time, 0.0)
+                for name, time in (
+                    ("share", row.normalized_time),
+                    ("ci_low", row.ci_low),
+                    ("ci_high", row.ci_high),
+                )
+            },
+            "remark": reason(row),
+        }
+        for row in run.summary.rows
+        if row.group in none and not run.summary.is_baseline(row)
+    ]
+    if not cells:
+        return None
+    notes = ["share: 1 - 1 ÷ normalized time; communication that computing does not hide."]
+    for group in none:
+        links = [
+            (int(link[1]), row.ci_high)
+            for row in run.summary.rows
+            if row.group == group and (link := LINK.fullmatch(variants[row.variant]["exchange"]))
+        ]
+        little = itertools.takewhile(
+            lambda one: one[1] is not None and 1 - 1 / one[1] < LITTLE, sorted(links, reverse=True)
+        )
+        if found := list(little):
+            notes.append(f"{group}: below {units.limit(LITTLE)} from {found[-1][0]:,} Mbit/s on.")
+    return _table(cells, notes=notes)
 
 
 # --- memory against disks ---------------------------------------------------------------

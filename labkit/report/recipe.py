@@ -91,6 +91,11 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     if row.normalized_time is None:
         raise ValueError(f"variant must have been measured, got {variant!r}, {reason(row)}")
     settings = _settings(run, row.variant)
+    if settings.ranks > 1:
+        raise ValueError(
+            f"variant must be of one GPU to be written as a program, got {row.variant!r}; "
+            "wrap the program's model in DistributedDataParallel and start it by torchrun"
+        )
     decode = inspect.unwrap(BUILT_IN["decoder"][settings.decoder])
     preprocessor = BUILT_IN["preprocessor"][settings.preprocessor]
     of_samples = [f"{name.capitalize()}: {text}" for name, text in label_samples(settings).items()]

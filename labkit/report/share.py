@@ -170,7 +170,7 @@ def _read(path: Path) -> dict[str, bytes]:
     """Read the two members of a zip, and no more than allowed."""
     if not path.is_file():
         raise FileNotFoundError(
-            f"file must be a share file, got {path}, which does not exist; "
+            f"file must be a share file, got {path}, where no file is; "
             "make one with: labkit share RUN"
         )
     if (size_bytes := path.stat().st_size) > MAX_FILE_BYTES:
@@ -189,7 +189,7 @@ def _read(path: Path) -> dict[str, bytes]:
                     content = members[entry.filename] = member.read(MAX_MEMBER_BYTES + 1)
                 if len(content) > MAX_MEMBER_BYTES:
                     raise _refused(f"have at most {MAX_MEMBER_BYTES:,} bytes unpacked", "more")
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError, UnicodeError) as error:
         raise _refused("be a zip that can be read", str(error)) from None
     return members
 

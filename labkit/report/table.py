@@ -23,6 +23,7 @@ from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
 from labkit.report import words
+from labkit.runs.operation_trials import LOOK_UPS, SAMPLE
 
 _LINE = "1px solid rgba(128, 128, 128, .35)"  # on light and dark pages
 STYLES = [
@@ -129,6 +130,7 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
             *words.proofs(summary),
             *words.checks(summary),
             *words.bound(summary),
+            *words.several_gpus(summary),
             *summary.notes,
         ],
     )
@@ -141,13 +143,24 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
     column = epochs.get(summary.epochs, f"time of {summary.epochs} epochs")
     if summary.kind == "operation":
         column = "time per image"
-    time = {column: units.seconds(row.time_s)}
+    time = {column: units.seconds(row.time_s), **_beside_a_sample(summary, row)}
     if summary.kind == "roofline":
         time = {"speed after the first batch": units.rate(row.steady_images_per_s)}
     if summary.has_groups:
         return {"group": row.group, "variant": row.name, **time, **measured, **verdict}
     document = {"document": words.published(summary, row)}
     return {"variant": row.variant, **time, **measured, **document, **verdict}
+
+
+def _beside_a_sample(summary: Summary, row: Row) -> dict[str, str]:
+    """Return the time of one look-up, and the share of a sample's time, in runs that have them."""
+    found = {}
+    if any(LOOK_UPS in other.labels for other in summary.rows):
+        look_ups = row.labels.get(LOOK_UPS)
+        found["per look-up"] = units.seconds(look_ups and row.time_s / float(look_ups))
+    if samples := [x.time_s for x in summary.rows if x.group == SAMPLE and x.time_s]:
+        found["of a sample"] = units.percent(row.time_s and row.time_s / samples[0])
+    return found
 
 
 def _text(cell: object) -> str:

@@ -27,7 +27,7 @@ from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.settings import CORRECTED
 
 # Labels of variants whose work is not the same as the baseline's.
-OF_WORK = ("images", "loss", "precision", "training loop")
+OF_WORK = ("images", "loss", "precision", "training loop", "ranks")
 REVISION_SHOWN = 7  # characters of a commit, as git shows it
 NOT_KNOWN = "unknown"
 
@@ -124,6 +124,20 @@ def bound(summary: Summary) -> list[str]:
     # What the device computes in the baseline's epochs remains.
     least = units.normalized(least_time(base))
     return [f"x {x:.2f}: faster loading takes the normalized time to about {least} at best"]
+
+
+def several_gpus(summary: Summary) -> list[str]:
+    """Return what several GPUs need and this machine loads; nothing of a run with one GPU."""
+    counts = {its.get("ranks", 1) for its in summary.info["variants"].values()} - {1}
+    rates = [summary.calibration.get(f"{what}_images_per_s") for what in ("device", "load")]
+    if not counts or None in rates:
+        return []
+    one, loaded = rates
+    needs = ", ".join(f"{n} need {n * one:,.0f}" for n in sorted(counts))
+    return [
+        f"GPUs as fast as this machine's simulated one, {units.rate(one)}: {needs}; this machine "
+        f"loads {units.rate(loaded)}"
+    ]
 
 
 def _delivered(rate: Mapping[str, object]) -> str:

@@ -51,7 +51,9 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     # Only images that were looked at: calibration must not read, or evict, a whole big data set.
     usable = min(run.images_looked_at, available) - len(run.info["excluded"])
     tried = with_device(baseline, calibration)
-    tried = replace(tried, images=min(baseline.images or usable, usable))
+    tried = replace(
+        tried, images=min(baseline.images or usable, usable), ranks=1, exchange=Settings.exchange
+    )
     of = traits(vars(baseline))
     try:
         calibration |= run.ask(
@@ -65,15 +67,16 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
     device_rate = calibration["device_images_per_s"]
-    if device_rate is not None and not of.leaves_out:
+    # Where variants have speeds of their own, this is none's.
+    if device_rate is not None and not of.leaves_out and "tasks" not in run.info:
         calibration["x"] = device_rate / calibration["load_images_per_s"]
     mode = replace(run.mode, epoch_s=epoch_share * run.mode.epoch_s)
     images = _epoch_images(run, mode, calibration["images_per_s"])
     while run.images_looked_at < images + len(run.info["excluded"]):  # others replace bad ones
         check_images(run, images + len(run.info["excluded"]))
     images = min(images, available - len(run.info["excluded"]))
-    # All variants that run do equal work: a multiple of each one's batch size.
-    multiple = math.lcm(*(settings.batch_size for settings in run.remaining.values()))
+    # All variants that run do equal work: a multiple of each one's batches.
+    multiple = math.lcm(*(its.batch_size * its.ranks for its in run.remaining.values()))
     calibration["images"] = max(images // multiple, 1) * multiple
     run.save(calibration=calibration)
     _note_short_epochs(run)
@@ -118,7 +121,7 @@ def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float) -> int:
 
 def _note_short_epochs(run: ActiveRun) -> None:
     calibration, mode = run.info["calibration"], run.mode
-    steps = calibration["images"] // run.baseline.batch_size
+    steps = calibration["images"] // (run.baseline.batch_size * run.baseline.ranks)
     epoch_s = calibration["images"] / calibration["images_per_s"]
     if steps < mode.min_steps:
         why = "as images is set" if run.baseline.images else "as there are no more images"
@@ -203,7 +206,7 @@ def free_loader_utilization(settings: Settings) -> float:
     clock = SystemClock()
     # Without what the emulated training loop costs on purpose: a loss in a Python loop, a host
     # that waits for the device before it launches the next step, or for a copy.
-    settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True)
+    settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True, ranks=1)
     pipeline = build(settings, clock)
     step_s = pipeline.parts.profile.compute_s_per_image * settings.batch_size
     steps = max(5, round(FREE_LOADER_S / step_s))

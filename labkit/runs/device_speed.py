@@ -277,7 +277,7 @@ def _read(path: Path) -> list[CalibratedDevice]:
         devices = [CalibratedDevice(**each) for each in stored]
         if isinstance(stored, list) and all(map(_is_whole, devices)):
             return devices
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # writing it says what is wrong
         return []
     except (OSError, ValueError, TypeError):
         pass

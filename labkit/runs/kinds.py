@@ -2,7 +2,7 @@
 
 epochs:     stage ─ images ─ stand-ins ─ equal work ─ calibration ─▶ trials time epochs
 roofline:   the same ─ the fastest device ─▶ trials time an epoch at a speed of the device
-operation:  equal work ─▶ trials time one image operation
+operation:  equal work ─▶ trials time one operation
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     _stage(run, cleanup)
     if "calibration" in run.info:  # resumed: only the disks are new
         check_stand_ins(run)
+        _check_speeds(run)
         return
     check_images(run)
     check_stand_ins(run)
@@ -74,17 +75,22 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     calibrate_run(run, KINDS[run.info["kind"]].epoch_share)
     save_read_counts(run)
     calibration = run.info["calibration"]
+    _check_speeds(run)
     _say_forecast(run, epoch_s=calibration["images"] / calibration["images_per_s"])
 
 
 def _prepare_roofline(run: ActiveRun, cleanup: ExitStack) -> None:
-    """Prepare as for epochs, and leave out the speeds that cannot be emulated here."""
+    """Prepare as for epochs, and measure the GPU, if there is one."""
     _prepare_epochs(run, cleanup)
     if "gpu_images_per_s" not in run.info["calibration"] and gpu.cuda().works:
         _measure_gpu(run)
+
+
+def _check_speeds(run: ActiveRun) -> None:
+    """Leave out the speeds of the device that cannot be emulated here."""
     groups: dict[float, list[str]] = {}
     for label in run.remaining:
-        if x := run.info["tasks"][label]["x"]:  # None is loading alone
+        if x := _speed(run, label):
             groups.setdefault(x, []).append(label)
     for x in sorted(groups, reverse=True):
         try:
@@ -209,11 +215,16 @@ def expect(
     return forecast(summaries, mode=mode, **known)
 
 
+def _speed(run: ActiveRun, label: str) -> float | None:
+    """Return a variant's speed of the device as a multiple of the loading rate, if it has one."""
+    return run.info.get("tasks", {}).get(label, {}).get("x")
+
+
 def _settings_of(run: ActiveRun, label: str) -> Settings:
     """Return what a trial of epochs gets: the images of an epoch and the device's speed, too."""
     calibration = run.info["calibration"]
     settings = with_device(run.variants[label], calibration)
-    if x := run.info.get("tasks", {}).get(label, {}).get("x"):
+    if x := _speed(run, label):
         device_speed = x * calibration["load_images_per_s"]
         has_its_own = PROFILES[settings.profile].compute_s_per_image is not None
         profile = Settings.profile if has_its_own else settings.profile
@@ -231,7 +242,7 @@ def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     measured["labels"]["storage"] = facts["label"]
     medium = {name: facts[name] for name in MEDIUM}
     trial = Trial.from_row({**row, **measured, "medium": medium})
-    left_out = traits(vars(settings)).steps_short * settings.batch_size
+    left_out = traits(vars(settings)).steps_short * settings.batch_size * settings.ranks
     expected = (settings.images - left_out) * settings.epochs
     if trial.images != expected:
         raise UnequalWork(

@@ -1,7 +1,8 @@
-"""Trials of single image operations: one operation, one library and one picture size each.
+"""Trials of single operations: one operation, one library or way and one size each.
 
-    compare_operations: compare each library's output with that of the operation's first
+    compare_operations: compare each output with that of the operation's first library
     time_operation: 4 photographs ─ pictures of one size ─ repeated calls ─▶ seconds per image
+                    boxes of 100 images ─ labels among so many names ─ the same
 
 The epoch of such a trial is one image, the mean over all calls, so that epochs compare whatever
 the number of calls.
@@ -17,26 +18,43 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
+from statistics import fmean
 
 import numpy as np
 
 from labkit import units
-from labkit.contracts import DECODED_TOLERANCE_LEVELS, Clock, Epoch, Skip, SystemClock
+from labkit.contracts import (
+    DECODED_TOLERANCE_LEVELS,
+    Annotation,
+    Clock,
+    Epoch,
+    Sample,
+    Skip,
+    SystemClock,
+)
 from labkit.machine.disturbance import disturbance, since
 from labkit.parts import operations
 from labkit.parts.decoding import DECODERS
-from labkit.parts.operations import Operation, Picture, make_picture
+from labkit.parts.operations import Labels, Operation, Picture, make_configuration, make_picture
+from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import shuffled_images
 from labkit.resolve import open_source
 from labkit.settings import Settings
 
 PHOTOS = 4  # different ones, so that no library is judged by one image
+BOXED_IMAGES = 100  # whose boxes' labels are looked up
+SAMPLE_PX = 512  # side of the input of the documents' detector
 # Seconds that the timed calls of a trial take together, at least.
 TRIAL_S = {"quick": 0.02, "document": 0.02, "full": 0.1}
 TRIAL_OVERHEAD_S = 0.1  # fork, disturbance readings, first call
 MAX_CALLS = 100_000  # of one input
 LABELS = {"input": "in memory", "threads": "1"}
-MODULES = {"pillow": "PIL.Image", "opencv": "cv2"}  # where the module has another name
+LOOK_UPS = "look-ups per image"  # a label of the trials that have some
+# Of libraries that the server has not loaded yet.
+MODULES = {
+    "pillow": "PIL.Image", "simplejpeg": "simplejpeg", "kornia_rs": "kornia_rs",
+    "torchvision": "torchvision",
+}  # fmt: skip
 
 DECODE = "decode"
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -46,7 +64,22 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     },
     **operations.OPERATIONS,
 }
+SAMPLE = "one sample"
 
+
+def load_sample(given: tuple[int, bytes, Annotation]) -> np.ndarray:
+    """Decode and preprocess as the documents' detector does, and copy the planes into a batch."""
+    index, jpeg, annotation = given
+    image = DECODERS[Settings.decoder](jpeg)
+    sample = Sample(image_rgb=image, annotation=annotation, sample_id=index, epoch=0, seed=0)
+    arrays = PREPROCESSORS[Settings.preprocessor].per_sample(sample, SAMPLE_PX)
+    return np.ascontiguousarray(arrays["image"])
+
+
+LOOKUPS: dict[tuple[str, str], Operation] = {
+    **operations.LOOKUPS,
+    (SAMPLE, "decoded and preprocessed"): Operation(tuple, load_sample),
+}
 
 # How closely the outputs of two libraries must agree: the largest difference of one value, in grey
 # levels down to rotate, in values of 0..1 or -2..3 after it; and the share of values so close.
@@ -63,15 +96,22 @@ AGREEMENTS: dict[str, tuple[float, float]] = {
     # float32: a division against a multiplication by the reciprocal.
     "to-tensor": (1e-6, 1.0),
     "normalize": (1e-5, 1.0),
+    **dict.fromkeys((name for name, _ in LOOKUPS), (0, 1.0)),
 }
 
 
 def load(settings: Settings, task: Mapping[str, object]) -> None:
-    """Make the pictures and import the library, for all trials forked from this process."""
-    pictures(settings, task["width_px"], task["height_px"])
-    library = str(task["library"])
-    with suppress(ImportError):  # the comparison gives the reason
-        importlib.import_module(MODULES.get(library, library))
+    """Make the inputs and import the library, for all trials forked from this process."""
+    name, library, *size = task.values()
+    make_inputs(settings, name, *size)
+    if module := MODULES.get(library):
+        with suppress(ImportError):  # the comparison gives the reason
+            importlib.import_module(module)
+
+
+def make_inputs(settings: Settings, name: str, *size: int) -> list:
+    """Return what an operation is timed with; errors as of the functions in `INPUTS`."""
+    return INPUTS.get(name, pictures)(settings, *size)
 
 
 @lru_cache
@@ -87,26 +127,65 @@ def pictures(settings: Settings, width_px: int, height_px: int) -> list[Picture]
 @lru_cache(maxsize=1)
 def _photos(settings: Settings) -> list[np.ndarray]:
     _use_one_thread()
-    reader, photos = open_source(settings), []
-    for index in shuffled_images(settings)[:PHOTOS]:
-        jpeg, _ = reader.read(int(index))
+    photos = []
+    for index, jpeg, _ in samples(settings):
         try:
             photos.append(DECODERS["opencv"](jpeg))
         except ValueError as error:
-            raise ValueError(f"{reader.where(index)}: {error}") from error
+            raise ValueError(f"{open_source(settings).where(index)}: {error}") from error
     return photos
+
+
+@lru_cache(maxsize=1)
+def samples(settings: Settings) -> list[tuple[int, bytes, Annotation]]:
+    """Read the first photographs in the order of the seed: index, file and boxes of each."""
+    reader = open_source(settings)
+    return [(int(i), *reader.read(int(i))) for i in shuffled_images(settings)[:PHOTOS]]
+
+
+@lru_cache
+def draw_labels(settings: Settings, names: int) -> list[Labels]:
+    """Draw a label for each box of some images, all names equally likely.
+
+    Returns:
+        An entry per image, the one with the most boxes first: its answers are compared.
+
+    Raises:
+        ValueError: the images have no boxes.
+    """
+    reader, rng = open_source(settings), np.random.default_rng(settings.seed)
+    images = shuffled_images(settings)[:BOXED_IMAGES]
+    boxes = sorted((len(reader.annotation(int(i)).category_ids) for i in images), reverse=True)
+    if not boxes[0]:
+        raise ValueError(
+            f"data must have boxes to look up labels, got none in {len(images)} images; "
+            "take a data set with annotations"
+        )
+    known = [f"label {i}" for i in range(names)]
+    numbers = {name: i for i, name in enumerate(known)}
+    # Not the same objects as in the list: labels come from a file.
+    wanted = ([f"label {i}" for i in rng.integers(names, size=n)] for n in boxes)
+    return [Labels(known, numbers, found) for found in wanted]
+
+
+# Operation -> what it is timed with, made from a task's numbers; the others take pictures.
+INPUTS: dict[str, Callable[..., list]] = {
+    "label": draw_labels,
+    "configuration": lambda settings, kilobytes: [make_configuration(kilobytes)],
+    SAMPLE: samples,
+}
 
 
 def compare_operations(
     settings: Settings,
     tasks: Mapping[str, Mapping[str, object]],
-    table: Mapping[tuple[str, str], Operation] = OPERATIONS,
+    table: Mapping[tuple[str, str], Operation] = OPERATIONS | LOOKUPS,
 ) -> dict[str, tuple[str, str]]:
-    """Run every library once and compare the outputs.
+    """Run every library or way once and compare the outputs.
 
     Args:
         settings: of the data.
-        tasks: label -> operation, library, width_px and height_px.
+        tasks: label -> operation, library, and the numbers that its inputs are made from.
         table: operations by name and library; the first library that works is the reference.
 
     Returns:
@@ -117,9 +196,9 @@ def compare_operations(
     for label, task in tasks.items():
         name, library, *size = task.values()
         operation = table[name, library]
-        picture = pictures(settings, *size)[0]
+        given = make_inputs(settings, name, *size)[0]
         try:
-            found = np.asarray(operation.run(operation.prepare(picture)))
+            found = np.asarray(operation.run(operation.prepare(given)))
             other, reference = references.setdefault((name, *size), (library, found))
             if apart := difference(found, reference, AGREEMENTS[name]):
                 raise ValueError(f"not the same work as {other}: {apart}")
@@ -165,7 +244,7 @@ def time_operation(
 
     Args:
         settings: of the data.
-        task: operation, library, width_px and height_px.
+        task: operation, library, and the numbers that its inputs are made from.
         seconds: minimum duration of all calls together.
 
     Returns:
@@ -175,8 +254,9 @@ def time_operation(
         ValueError: a photograph cannot be read; the message names the file.
     """
     name, library, *size = task.values()
-    operation = OPERATIONS[name, library]
-    inputs = [operation.prepare(picture) for picture in pictures(settings, *size)]
+    operation = (OPERATIONS | LOOKUPS)[name, library]
+    given = make_inputs(settings, name, *size)
+    inputs = [operation.prepare(one) for one in given]
     operation.run(inputs[0])  # imports what it needs
     _use_one_thread()
     before = disturbance()
@@ -186,8 +266,10 @@ def time_operation(
         forward_s=None, backward_s=None, launch_s=None, sync_s=0.0, steps=calls, images=1,
         batch_bytes=0, compute_s=None,
     )  # fmt: skip
-    disturbed = since(before)
-    return {"epochs": (epoch,), "disturbance": disturbed, "labels": LABELS}
+    disturbed, labelled = since(before), dict(LABELS)
+    if look_ups := [len(one.wanted) for one in given if isinstance(one, Labels)]:
+        labelled[LOOK_UPS] = f"{fmean(look_ups):.2f}"
+    return {"epochs": (epoch,), "disturbance": disturbed, "labels": labelled}
 
 
 def time_calls(

@@ -26,7 +26,7 @@ from labkit.resolve import (
     own_parts,
     resolve,
 )
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import EPOCHS, Experiment
 from labkit.runs.kinds import KINDS
 from labkit.runs.schedule import check_blocks
 from labkit.runs.staging import why_not_throttled
@@ -128,7 +128,8 @@ def check_resumable(run: StoredRun) -> None:
             "fitted to the run; start a new run"
         )
     variants = {label: read_settings(values) for label, values in info["variants"].items()}
-    mode = MODES[info["mode"]]
+    mode = pick(MODES, info["mode"], "mode")
+    pick(KINDS, info.get("kind", EPOCHS), "kind")
     for settings in variants.values():
         with contextlib.suppress(Skip):  # its row says why
             resolve(complete_here(settings, mode))
@@ -189,12 +190,13 @@ def _check_together(running: Mapping[str, Resolved], available: int) -> None:
     settings = [parts.settings for parts in running.values()]
     for chosen in settings:
         pipeline.choose_images(original(chosen))  # not packed or copied yet
-    sizes = sorted({chosen.batch_size for chosen in settings})
+    sizes = sorted({chosen.batch_size * chosen.ranks for chosen in settings})
     wanted = min((chosen.images or available for chosen in settings), default=available)
     if math.lcm(*sizes) > wanted:
+        several = " × ranks" * any(chosen.ranks > 1 for chosen in settings)
         raise ValueError(
-            f"batch_size must have a common multiple of at most {wanted} images in all variants, "
-            f"got {', '.join(map(str, sizes))}; choose sizes that divide each other"
+            f"batch_size{several} must have a common multiple of at most {wanted} images in all "
+            f"variants, got {', '.join(map(str, sizes))}; choose sizes that divide each other"
         )
 
 

@@ -217,7 +217,8 @@ def _explain(error: BaseException, settings: Settings | None) -> tuple[str, str]
     if "DataLoader worker" in str(error) and "No space left" in str(error):
         return "failed", shared_memory.why_full() or line
     # A worker that is killed while it hands over a batch breaks the connection it used.
-    if line.startswith(("RuntimeError: DataLoader worker", "ConnectionResetError", "EOFError")):
+    ended = "RuntimeError: DataLoader worker", "ConnectionResetError", "EOFError", "RankEnded"
+    if line.startswith(ended):
         return "killed", f"{line}; {IF_OUT_OF_MEMORY}"
     return "failed", line
 

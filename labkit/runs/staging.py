@@ -98,7 +98,10 @@ def _files_to_copy(reader: Reader, storage: Storage) -> dict[Path, Path]:
     found = {}
     for path in (*reader.paths, *reader.companions):
         if path.is_relative_to(reader.root):
-            found[storage.directory / path.relative_to(reader.root)] = path
+            below = path.relative_to(reader.root)
+            if ".." in below.parts:  # its copy would lie outside, too
+                raise ValueError(f"data must be files below {reader.root}, got {below}")
+            found[storage.directory / below] = path
         else:  # COCO keeps its boxes beside the images' folder
             found[storage.copy / "annotations" / path.name] = path
         if not (path.is_file() and os.access(path, os.R_OK)):

@@ -41,6 +41,7 @@ SHARED = "shared"  # folder of results and field of run.json, for runs made else
 REPORTS = "reports"  # folder of results, for files made from several runs
 RESERVED = (SHARED, REPORTS)  # an experiment cannot have these names
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NEEDED = {"experiment": str, "mode": str, "baseline": str, "variants": dict}  # of run.json
 
 NAME = r"\w+"  # other storages, and other values of the settings below, are folders or addresses
 A_PLACE = "a folder"
@@ -73,7 +74,7 @@ class StoredRun:
     """What `run.json` holds: experiment, mode, variants, status, provenance …"""
     trials: tuple[Trial, ...]
     set_aside: int = 0
-    """Lines of `trials.jsonl` that were only half written."""
+    """Lines of `trials.jsonl` that were only half written, or are no rows."""
 
     @cached_property
     def summary(self) -> Summary:
@@ -188,14 +189,14 @@ def read_info(folder: Path) -> dict[str, object]:
     Raises:
         ValueError: it is another file, or of a version that cannot be read.
     """
-    text = (folder / RUN_FILE).read_text(encoding="utf-8")
     try:
-        stored = json.loads(text)
-    except ValueError:
+        stored = json.loads((folder / RUN_FILE).read_bytes())
+    except (ValueError, RecursionError):
         stored = None
-    if not isinstance(stored, dict):
-        raise ValueError(f"{RUN_FILE} must be a JSON object, got another file in {folder.name}")
+    stored = stored if isinstance(stored, dict) else {}
     check_version(stored, folder.name)
+    if not all(isinstance(stored.get(name), kind) for name, kind in NEEDED.items()):
+        raise ValueError(f"{RUN_FILE} must be what a run writes, got another file in {folder.name}")
     return _merge(stored, stored.pop("local", {}))
 
 
@@ -262,7 +263,8 @@ def append_trial(folder: Path, trial: Trial) -> None:
     Raises:
         OSError: the disk is full, or cannot be written to; the message says what to do.
     """
-    line = (json.dumps(trial.to_row(), ensure_ascii=False) + "\n").encode()
+    text = json.dumps(trial.to_row(), ensure_ascii=False)
+    line = f"{text}\n".encode(errors="backslashreplace")  # as `write_whole`
     with explain_unwritable(folder), (folder / TRIALS_FILE).open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -294,7 +296,10 @@ def load_run(folder: Path | str) -> StoredRun:
             except ValueError:
                 set_aside += bool(line.strip())
                 continue
-            trials.append(Trial.from_row(row))
+            try:
+                trials.append(Trial.from_row(row))
+            except (AttributeError, KeyError, TypeError):  # JSON, but no row
+                set_aside += 1
     return StoredRun(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
 
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Clock, DeviceBatch, Epoch, SystemClock
@@ -23,9 +24,11 @@ from labkit.machine.disturbance import disturbance, since
 from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
 from labkit.parts.storage.cache_state import together
+from labkit.parts.training import exchange
 from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
 from labkit.pipeline import Pipeline, build, shuffled_images
 from labkit.resolve import label_cache, label_samples
+from labkit.runs.ranks import Ranks
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -198,7 +201,7 @@ def warm_up(pipeline: Pipeline) -> None:
 
 
 def open_trial(
-    settings: Settings, clock: Clock, excluded: frozenset[int]
+    settings: Settings, clock: Clock, excluded: frozenset[int], rank: int = 0
 ) -> tuple[Pipeline, dict[str, object]]:
     """Open a pipeline in this process, ready for its first epoch.
 
@@ -206,6 +209,7 @@ def open_trial(
         settings: complete, with `images` set, and `device_speed` for a calibrated device.
         clock: what the emulated device tells the time by.
         excluded: indices of unreadable images.
+        rank: of this process; the first prepares the files of all.
 
     Returns:
         The pipeline, warmed up, and the proof of its cache state, which `prove_cache` completes.
@@ -213,10 +217,10 @@ def open_trial(
     import torch
 
     torch.set_num_threads(settings.torch_threads)
-    pipeline = build(settings, clock, excluded=excluded)
+    pipeline = build(settings, clock, excluded=excluded, rank=rank)
     pipeline.source.start_worker(0)
     warm_up(pipeline)
-    proof = pipeline.source.prepare_cache(settings.cache_state)
+    proof = {} if rank else pipeline.source.prepare_cache(settings.cache_state)
     pipeline.parts.storage.enter()  # after the files were made warm: that may be as fast as it can
     return pipeline, proof
 
@@ -235,6 +239,25 @@ def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> di
         ValueError: settings that cannot work, or an image that cannot be decoded.
         Skip: the variant cannot run here, or its cache state cannot be produced.
     """
+    with Ranks(settings, partial(_train_along, settings, excluded)) as ranks:
+        return _measure(settings, excluded, ranks)
+
+
+def _train_along(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> None:
+    """Time the epochs of another rank than the first."""
+    clock = SystemClock()
+    pipeline, _ = open_trial(settings, clock, excluded, ranks.rank)
+    gc.collect()
+    gc.disable()
+    for number in range(settings.epochs):
+        pipeline.source.order.epoch = number
+        ranks.meet()
+        epoch, _ = time_epoch(pipeline, clock)
+        ranks.gather(epoch)
+    ranks.meet()
+
+
+def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict[str, object]:
     clock = SystemClock()
     pipeline, *proofs = open_trial(settings, clock, excluded)
     source = pipeline.source
@@ -250,8 +273,10 @@ def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> di
                 if number and settings.cached is not None:
                     proofs[-1] = source.prove_cache(proofs[-1])
                     proofs.append(source.prepare_cache(settings.cached))
+                ranks.meet()
                 cpu_before_s = own_cpu_s()
                 epoch, batch = time_epoch(pipeline, clock, callbacks)
+                epoch = ranks.gather(epoch)
                 cpu_s += own_cpu_s() - cpu_before_s
                 if batch is not None:
                     epoch = replace(epoch, **fingerprint_of(pipeline.finished(batch)))
@@ -259,6 +284,7 @@ def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> di
         disturbed = since(before)
     gc.enable()
     proofs[-1] = source.prove_cache(proofs[-1])
+    ranks.meet()  # until then the others stay, so that what they read can be counted
     wall_s = sum(epoch.epoch_s for epoch in epochs)
     measured = {
         **usage.totals(),
@@ -273,6 +299,7 @@ def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> di
             "accelerator": pipeline.device.label,
             **label_samples(settings),
             **training.label(settings),
+            **exchange.label(settings),
             **callbacks.label(),
         },
         "first_loss": pipeline.step.first_loss(),

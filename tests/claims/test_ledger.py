@@ -51,6 +51,7 @@ def contrast(results, number, compared):
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: str(claim.number))
 def test_contrasts_name_variants_of_the_catalog_and_figures_that_were_published(claim, monkeypatch):
     monkeypatch.setattr(hardware, "cores", lambda: 16)
+    assert claim.contrasts or claim.reason
     for c in claim.contrasts:
         assert bool(c.made_by) == (c.experiment not in lab.CATALOG)
         if not c.made_by:
@@ -91,8 +92,8 @@ def test_without_runs_every_claim_says_what_is_missing(tmp_path):
     assert {row["run"] for row in rows} == {""}
     assert {row["group"] for row in rows} == {"not run", "not testable"}
     said = {row["number"]: row["answer"] for row in rows}
-    assert (said[19], said[27]) == ("not run", "no experiment yet")
-    assert said[35] == "not testable here: it takes several GPUs, and the lab drives one"
+    assert said[19] == "not run"
+    assert said[35].startswith("not testable here: it takes two or more GPUs, ")
     made = "batch_size_fill: not run: lab.largest_batch(settings).experiment() makes it"
     assert made in said[16]
 

@@ -27,6 +27,7 @@ def nothing_remains():
         assert not thread.is_alive()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
@@ -43,6 +44,7 @@ def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
     assert vars(loader) == before
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("hook", ["pyinstrument's", "Python's"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_waiting_parsing_and_own_functions_are_stages_by_name(workers, hook, monkeypatch):
@@ -56,6 +58,7 @@ def test_waiting_parsing_and_own_functions_are_stages_by_name(workers, hook, mon
         assert found[name].cpu_s > 0.5 * found[name].wall_s
 
 
+@pytest.mark.alone
 def test_a_sleep_is_waiting_whatever_another_thread_computes():
     ended = threading.Event()
     busy = threading.Thread(target=lambda: all(not ended.is_set() for _ in iter(int, 1)))

@@ -1,13 +1,9 @@
 """An experiment's variants at several speeds of the device, as an experiment of its own."""
 
-import re
 from dataclasses import replace
-
-import pytest
 
 import labkit as lab
 from labkit.experiments.request import Request
-from labkit.settings import AS_PUBLISHED
 
 
 def roofline(name, **more):
@@ -52,43 +48,6 @@ def test_parts_of_the_work_have_no_roofline():
     labels = roofline("combined", mode="full").groups
     assert not any("computing alone" in label for label in labels)
     assert sum(group == "x = 8" for group in labels.values()) == 2 * 3 * 2
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"variants": ("original",)},
-            "variants must be at least two for a roofline, which compares pipelines, got original",
-        ),
-        (
-            {"experiment": "bottlenecks"},  # only full mode measures another pipeline
-            "variants must be at least two for a roofline, which compares pipelines, got ",
-        ),
-        *(
-            (
-                {"experiment": name},
-                "experiment must time epochs that load every batch and train with it, got "
-                f"{name}; take another one, as preprocessing",
-            )
-            for name in ("operations", "stalls")
-        ),
-        (
-            {"settings": {"device": "cuda"}},
-            "device must be emulated for a roofline, got cuda; leave it out",
-        ),
-        ({"settings": {"epochs": 3}}, "epochs must be 1 for a roofline, got 3; leave it out"),
-        ({"mode": "document"}, "mode must be quick or full for a roofline, got document; leave"),
-        (
-            {"experiment": "prefetching", "protocol": AS_PUBLISHED},
-            "protocol must be corrected for a roofline, got as in the document; leave it out",
-        ),
-        ({"settings": {"cache": "hot"}}, "cache must be one of cold, warm, as found, got 'hot'"),
-    ],
-)
-def test_what_has_no_roofline_is_refused_in_words(given, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        roofline(given.pop("experiment", "preprocessing"), **given)
 
 
 def test_the_baseline_is_first_in_every_group():

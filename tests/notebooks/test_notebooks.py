@@ -18,6 +18,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # This one runs in JupyterLab where there is a browser: see tests/browser.
 IN_BROWSER = () if why_no_browser() else ("02_prefetching",)
 FEW = {"images": 16}
+SMALLER = {"13_distributed": {"batch_size": 4}}  # four processes have a batch each
 # Nothing is measured here: calibrate in no time, as all tests do, and run few and short trials.
 SHORT = """
 from dataclasses import replace
@@ -82,7 +83,7 @@ def test_a_notebook_runs_without_a_click(path, photos, calibrated, kernel, tmp_p
     # As papermill does it: the given values in a cell right after the defaults.
     given = f"data = {str(photos)!r}\nresults = {str(tmp_path)!r}"
     if "changes =" in parameters(notebook).source:
-        given += f"\nchanges = {FEW}"
+        given += f"\nchanges = {FEW | SMALLER.get(path.stem, {})}"
     if "budget_s =" in parameters(notebook).source:
         given += "\nbudget_s = 5"
     place = notebook.cells.index(parameters(notebook)) + 1

@@ -138,14 +138,3 @@ def test_a_roofline_is_asked_for_where_epochs_are_timed(form):
 def test_what_no_control_shows_is_still_asked_for():
     start = Request(experiment="storage", settings={"storage": "modelled_hdd"})
     assert Form(start).request() == start
-
-
-def test_what_cannot_be_asked_for_is_refused(form):
-    labelled(form, "num_workers").value = "two"
-    with pytest.raises(ValueError, match=r"^num_workers must be a whole number or auto, got 'two'"):
-        form.request()
-    form.reset()
-    for label in ("original", "prefetch_generator", "data_prefetcher", "both"):
-        labelled(form, label).value = False
-    with pytest.raises(ValueError, match=r"^variants must be at least one, got none; switch one"):
-        form.request()

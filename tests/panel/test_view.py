@@ -259,7 +259,7 @@ def test_hostile_text_stays_text(tmp_path):
 
 def test_a_line_of_the_list_says_when_how_and_what_stood_in():
     line = view.run_line(EXAMPLES / "storage")
-    assert line.startswith("2026-11-21 ")
+    assert line.startswith("2026-11-23 ")
     assert line.endswith(
         " UTC · quick · finished · emulated · throttled storage · unknown storage · storage"
     )

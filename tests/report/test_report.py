@@ -278,6 +278,11 @@ def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty):
                 })"""
             )
             assert (found["scripts"], found["links"], found["tooWide"]) == (0, 0, False)
+            # Were a script to get into the page, its policy would still keep it from running.
+            page.evaluate(
+                """() => document.head.append(
+                    Object.assign(document.createElement("script"), {text: "alert(3)"}))"""
+            )
             assert found["images"] == [True]  # the chart, and no picture of a free text's
             assert found["text"].count("<script>alert(1)</script>") > 10
         # On paper no table is wider than the sheet.

@@ -5,7 +5,6 @@ import math
 import shutil
 
 import pytest
-from filelock import FileLock
 
 import labkit as lab
 from labkit import units
@@ -96,12 +95,6 @@ def test_a_broken_file_is_refused_before_anything_is_measured(
     with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
         lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
     assert (tmp_path / FILE).read_text() == content
-
-
-def test_only_one_process_calibrates_at_a_time(photos, tmp_path):
-    lock = FileLock(tmp_path / f"{FILE}.lock")
-    with lock, pytest.raises(RuntimeError, match="another process calibrates"):
-        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
 
 
 @pytest.mark.parametrize("speed", [0, -1, math.nan, math.inf, "fast"])

@@ -1,12 +1,14 @@
 """Operations go through the ordinary runner: rows, table, chart."""
 
 import pickle
+import re
 
 import pytest
 from fake_runs import fake_grouped_run, save_run
 from jpegs import why_missing
 
 import labkit as lab
+from labkit.claims.ledger import answers
 from labkit.cli import main
 from labkit.report.run import Run
 
@@ -66,6 +68,38 @@ def test_a_broken_photograph_ends_the_run_and_is_named(photos, tmp_path):
         (tmp_path / "own" / path.name).write_bytes(b"\xff\xd8 broken")
     with pytest.raises(RuntimeError, match=r"\.jpg: "):
         lab.run(few(tmp_path / "own"), results=tmp_path / "results", progress=False)
+
+
+# --- look-ups, the same way ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def looked_up(photos, tmp_path_factory):
+    results = tmp_path_factory.mktemp("results")
+    experiment = lab.experiment("lookups", data=str(photos))
+    return lab.run(experiment, blocks=1, results=results, progress=False)
+
+
+def test_what_is_looked_up_takes_a_share_of_a_sample(looked_up):
+    rows = {row.variant: row for row in looked_up.summary.rows}
+    assert {row.status for row in rows.values()} == {"ok"}
+    assert rows["label among 10,000 names: dict"].normalized_time < 0.5
+    assert rows["configuration of 1,000 KB: parsed once"].normalized_time < 0.01
+    shown = looked_up.table().data
+    whole = rows["one sample: decoded and preprocessed"].time_s
+    for row in rows.values():
+        cells = shown.loc[row.group, row.name]
+        assert cells["of a sample"] == f"{100 * row.time_s / whole:.1f} %"
+        look_ups = row.labels.get("look-ups per image")
+        assert (look_ups is None) == (cells["per look-up"] == "–")
+        assert (look_ups is None) == ("label" not in row.group)
+
+
+def test_the_claims_about_look_ups_are_answered(looked_up):
+    once, as_dict = answers(looked_up.folder.parents[1], numbers=[27, 28])
+    said = "took less time in %s groups, no verdict in quick mode"
+    assert once["answer"] == f"parsed once {said % '2 of 2'}"
+    assert re.fullmatch(f"dict {said % '[34] of 4'}", as_dict["answer"])
 
 
 # --- what is shown, without running anything ----------------------------------------------

@@ -9,17 +9,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_clock import FakeClock
-from jpegs import why_missing
+from jpegs import encode, photo, why_missing
 
 import labkit as lab
+from labkit.contracts import Annotation
 from labkit.experiments.main_road import SIZES_PX
 from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Operation, make_picture
+from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.runs.operation_trials import (
     AGREEMENTS,
     OPERATIONS,
     compare_operations,
     difference,
+    draw_labels,
     time_calls,
 )
 
@@ -66,6 +69,32 @@ def test_results_are_copies_and_leave_what_they_were_made_of_alone(key, picture)
     found = np.asarray(OPERATIONS[key].run(given))
     assert not np.shares_memory(found, np.asarray(given))
     assert np.array_equal(np.asarray(given), before)
+
+
+# --- look-ups -------------------------------------------------------------------------------
+
+
+def test_all_ways_to_look_up_give_the_same_answers(photos):
+    tasks = lab.experiment("lookups").tasks
+    verdicts = compare_operations(lab.Settings(data=str(photos)), tasks)
+    assert verdicts == dict.fromkeys(tasks, ("ok", ""))
+
+
+def test_a_label_is_drawn_for_each_box_from_all_names(photos):
+    images = draw_labels(lab.Settings(data=str(photos)), 1000)
+    reader = open_folder(photos)
+    boxes = (len(reader.annotation(i).category_ids) for i in range(len(reader)))
+    assert [len(image.wanted) for image in images] == sorted(boxes, reverse=True)
+    places = [image.names.index(label) for image in images for label in image.wanted]
+    assert np.mean(places) == pytest.approx(500, abs=150)
+    assert len(set(places)) > 0.8 * len(places)
+
+
+def test_data_without_boxes_has_no_labels(tmp_path):
+    none = Annotation(boxes_xyxy=np.empty((0, 4), np.float32), category_ids=np.empty(0, np.int64))
+    write_folder([("a.jpg", encode(photo()), none)], tmp_path, images=1, about={})
+    with pytest.raises(ValueError, match="data must have boxes to look up labels, got none in 1"):
+        draw_labels(lab.Settings(data=str(tmp_path)), 10)
 
 
 # --- the gate can fail --------------------------------------------------------------------

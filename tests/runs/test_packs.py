@@ -155,13 +155,6 @@ def test_a_folder_that_a_user_named_is_never_removed(data, tmp_path):
         make(wanted(data), to=tmp_path / "thesis")
 
 
-def test_an_image_that_is_missing_is_not_taken_for_a_full_disk(data, tmp_path):
-    path = sorted((data / "images").iterdir())[9]
-    path.unlink()
-    with pytest.raises(ValueError, match=rf"^data must be images that can be read, .* {path}; "):
-        make(wanted(data), to=tmp_path / "pack")
-
-
 def test_too_little_room_is_said_with_numbers_before_anything_is_written(
     data, tmp_path, monkeypatch
 ):

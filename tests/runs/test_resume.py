@@ -143,27 +143,3 @@ def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_pa
     assert re.search(said, runner.stderr.read(), re.MULTILINE)
     assert load_run(folder).info["skipped"] == {}
     assert_complete(lab.resume(folder, progress=False), 2)
-
-
-# --- what is not resumed --------------------------------------------------------------------
-
-
-def test_resuming_a_run_with_a_part_that_is_gone_lists_the_choices(one_block, monkeypatch):
-    monkeypatch.delitem(lab.DECODERS, "pillow")
-    with pytest.raises(ValueError, match=r"decoder must be one of .*, got 'pillow'"):
-        lab.resume(one_block.folder, progress=False)
-
-
-def test_resuming_a_run_with_a_setting_of_another_version_is_one_sentence(one_block, tmp_path):
-    variants = {name: {**v, "turbo": 5} for name, v in one_block.info["variants"].items()}
-    with pytest.raises(ValueError, match="known to this version of labkit, got turbo"):
-        lab.resume(changed(one_block, tmp_path / "run", variants=variants), progress=False)
-
-
-def test_resuming_on_other_data_or_another_machine_is_refused(one_block, tmp_path):
-    data = {**one_block.info["data"], "manifest_hash": "other"}
-    with pytest.raises(ValueError, match="data must be what the run began with"):
-        lab.resume(changed(one_block, tmp_path / "data", data=data), progress=False)
-    provenance = {**one_block.info["provenance"], "machine_id": "other"}
-    with pytest.raises(ValueError, match="run must be resumed on the machine it began on"):
-        lab.resume(changed(one_block, tmp_path / "m", provenance=provenance), progress=False)

@@ -1,10 +1,8 @@
 """Rows are safe on disk as they come, and what a crash leaves is read without harm."""
 
 import json
-import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 
@@ -13,7 +11,6 @@ from fakes import fake_trial
 from places import memory_mounted
 
 from labkit.cli import main
-from labkit.contracts import SCHEMA
 from labkit.runs import store
 from labkit.runs.store import (
     append_trial,
@@ -35,14 +32,6 @@ def test_a_trial_comes_back_as_it_was(tmp_path):
     assert (back.time_s, back.images) == (2.0, 320)
 
 
-def test_a_row_of_a_newer_labkit_says_so(tmp_path):
-    folder = create_run(tmp_path, INFO)
-    row = {**TRIAL.to_row(), "schema": SCHEMA + 1}
-    (folder / "trials.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(ValueError, match=f"schema must be at most {SCHEMA}.*update labkit"):
-        load_run(folder)
-
-
 def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys):
     create_run(tmp_path, {**INFO, "schema": store.SCHEMA, "status": "finished"})
     newer, broken = (create_run(tmp_path, INFO) for _ in range(2))
@@ -55,7 +44,7 @@ def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys
     assert main(["list", "--results", str(tmp_path)]) == 0
     listed = capsys.readouterr().out
     assert "  quick, finished\n" in listed
-    assert f"{broken.name}  cannot be read: run.json must be a JSON object, got " in listed
+    assert f"{broken.name}  cannot be read: run.json must be what a run writes, got " in listed
     assert f"{newer.name}  cannot be read: {message}" in listed
     assert find_run(tmp_path, "prefetching").info["status"] == "finished"
 
@@ -78,18 +67,6 @@ def test_an_ambiguous_id_lists_what_it_matches(tmp_path):
     create_run(tmp_path, INFO)
     with pytest.raises(ValueError, match=r"run must match one run, got '2', which matches"):
         find_run(tmp_path, "2")
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no POSIX permissions here")
-def test_results_that_cannot_be_written_say_so(tmp_path):
-    if os.geteuid() == 0:
-        blocked = tmp_path / "file"  # root may write anywhere but below a file
-        blocked.write_text("")
-    else:
-        blocked = tmp_path / "locked"
-        blocked.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
-    with pytest.raises(PermissionError, match="results must be a folder that can be written"):
-        create_run(blocked, INFO)
 
 
 def test_results_on_a_full_disk_say_so(tmp_path):

@@ -32,6 +32,7 @@ CATEGORIES: dict[int, str] = {
     82: "refrigerator", 84: "book", 85: "clock", 86: "vase", 87: "scissors", 88: "teddy bear",
     89: "hair drier", 90: "toothbrush",
 }  # fmt: skip
+MOST_PX = 1_000_000  # more than any JPEG has
 # train2017 has 860,000 boxes in 450 MB, most of it polygons, which are cut out before parsing.
 _POLYGONS = re.compile(rb'"segmentation":\s*\[[\[\]0-9eE+\-.,\s]*\]')
 
@@ -114,9 +115,11 @@ def read_coco(
         ]
         ids = np.array([number for number, _ in images], dtype=np.int64)
         owners = np.array([owner for owner, _, _ in rows], dtype=np.int64)
-        boxes_xywh = np.array([box for _, box, _ in rows], dtype=np.float64).reshape(-1, 4)
+        boxes_xywh = np.array([box for _, box, _ in rows], np.float64).reshape(len(rows), 4)
         category_ids = np.array([category for _, _, category in rows], dtype=np.int64)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        if not (np.abs(boxes_xywh) < MOST_PX).all():  # nor where one is no number
+            raise ValueError(f"bbox must hold numbers of pixels below {MOST_PX:,}")
+    except Exception as error:  # other programs' JSON can be wrong in any way
         raise ValueError(
             f"annotations must be COCO JSON with images and annotations, got {file} "
             f"({type(error).__name__}: {error}); write or download it again"

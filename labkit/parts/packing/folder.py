@@ -133,7 +133,7 @@ class FolderReader:
             if changed:  # then its entries for the files cannot be used
                 return [changed]
             manifest = read_manifest(self.root)
-            entries = manifest["files"]
+            entries = manifest.get("files", {})
             if self.annotations and "annotations_sha256" in manifest:
                 boxes_entry = {"sha256": manifest["annotations_sha256"]}
                 compared.append(difference(self.annotations, boxes_entry))

@@ -23,7 +23,9 @@ def read_manifest(root: Path, name: str = MANIFEST) -> dict:
         return {}
     try:
         manifest = json.loads(path.read_bytes())
-    except ValueError as error:
+        if not (isinstance(manifest, dict) and isinstance(manifest.get("schema", 0), int)):
+            raise ValueError("no object, or without a schema")
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{name} must be JSON, got {path} ({error}); make or download the data again"
         ) from error

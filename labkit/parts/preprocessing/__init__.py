@@ -26,7 +26,7 @@ from labkit.parts.preprocessing.classification import (
     cropped,
     normalize_on_device,
 )
-from labkit.parts.preprocessing.loops import loops, loops_config_per_sample, loops_label_list
+from labkit.parts.preprocessing.loops import loops
 from labkit.parts.preprocessing.on_device import finish_on_device, on_device_sample
 from labkit.parts.preprocessing.vectorized import vectorized
 
@@ -53,8 +53,6 @@ class Preprocessor:
 
 PREPROCESSORS: dict[str, Preprocessor] = {
     "loops": Preprocessor(loops),
-    "loops_config_per_sample": Preprocessor(loops_config_per_sample),
-    "loops_label_list": Preprocessor(loops_label_list),
     "vectorized": Preprocessor(vectorized),
     "on_device": Preprocessor(on_device_sample, finish_on_device),
     "classification": Preprocessor(classification, batch="classifier", in_numbers=IN_NUMBERS),

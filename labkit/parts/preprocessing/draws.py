@@ -39,10 +39,8 @@ class Config:
     """(3,) float32, of the colours' covariance."""
     eigenvectors_rgb: np.ndarray
     """(3, 3) float32, a column per eigenvector, a row per channel."""
-    category_ids: list[int]
-    """COCO category ids; the place in the list is the class index."""
     class_of: dict[int, int]
-    """category id -> class index."""
+    """COCO category id -> class index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +58,15 @@ class Draws:
     """(3,) float64, the weights of the colours' eigenvectors."""
 
 
-def read_config() -> Config:
-    """Read and parse detector.json from disk."""
+@cache
+def config() -> Config:
+    """Return what detector.json holds, read once per process."""
     parsed = json.loads(CONFIG_PATH.read_text(encoding="utf-8"))
     category_ids = parsed.pop("category_ids")
     return Config(
         **{name: np.array(values, np.float32) for name, values in parsed.items()},
-        category_ids=category_ids,
         class_of={category_id: index for index, category_id in enumerate(category_ids)},
     )
-
-
-config = cache(read_config)  # read once per process
 
 
 def draw(sample: Sample) -> Draws:
@@ -119,16 +114,11 @@ def class_from_dict(constants: Config, category_id: int) -> int:
         ValueError: the category has no class.
     """
     if category_id not in constants.class_of:
-        raise unknown_category(category_id)
+        raise ValueError(
+            f"category_ids must be COCO's object categories (1 to 90 with gaps), got "
+            f"{category_id}; renumber the categories in annotations.json"
+        )
     return constants.class_of[category_id]
-
-
-def unknown_category(category_id: int) -> ValueError:
-    """Return the error for a category id without a class."""
-    return ValueError(
-        f"category_ids must be COCO's object categories (1 to 90 with gaps), got {category_id}; "
-        "renumber the categories in annotations.json"
-    )
 
 
 def _border(size_px: int) -> int:

@@ -4,44 +4,21 @@
     boxes -> one at a time -> point by point -> one Gaussian each -> heat map
 
 The reference for the other preprocessors, and slow on purpose: documents [001] and [004] advise to
-load the configuration once, to look classes up in a dict and to vectorize. This does the opposite,
-as CenterNet does. Do not optimize it: every line that looks wasteful is part of what is measured.
+vectorize. This does the opposite, as CenterNet does. Do not optimize it: every line that looks
+wasteful is part of what is measured.
 Source: xingyizhou/CenterNet, commit 4c50fd3, sample/ctdet.py and utils/image.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from labkit.contracts import CLASSES, MAX_BOXES, STRIDE, Sample
-from labkit.parts.preprocessing.draws import (
-    Config,
-    Draws,
-    affine,
-    class_from_dict,
-    config,
-    draw,
-    read_config,
-    unknown_category,
-)
+from labkit.parts.preprocessing.draws import Config, Draws, affine, class_from_dict, config, draw
 
 MIN_OVERLAP = 0.7  # CenterNet's default overlap of a box whose corners moved by the radius
-
-
-def class_from_list(constants: Config, category_id: int) -> int:
-    """Scan the list of categories for the class index, up to 80 comparisons.
-
-    Raises:
-        ValueError: the category has no class.
-    """
-    for index, known_id in enumerate(constants.category_ids):
-        if known_id == category_id:
-            return index
-    raise unknown_category(category_id)
 
 
 def gaussian_radius(height: int, width: int) -> float:
@@ -118,20 +95,12 @@ def _augment(image: np.ndarray, draws: Draws, constants: Config) -> None:
     image += np.dot(constants.eigenvectors_rgb, constants.eigenvalues * draws.lighting)
 
 
-def loops(
-    sample: Sample,
-    input_px: int,
-    *,
-    get_config: Callable[[], Config] = config,
-    class_of: Callable[[Config, int], int] = class_from_dict,
-) -> dict[str, np.ndarray]:
+def loops(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
     """Make one detector sample the way the original code does.
 
     Args:
         sample: a decoded image with its boxes.
         input_px: side of the square output, a multiple of 4.
-        get_config: where the constants come from, called once per sample.
-        class_of: how a category id becomes a class index, called once per box.
 
     Returns:
         The entries of `contracts.detector_batch` without the batch axis; `image` is a
@@ -144,7 +113,7 @@ def loops(
     """
     import cv2
 
-    constants = get_config()
+    constants = config()
     draws = draw(sample)
     image = sample.image_rgb
     width = image.shape[1]
@@ -173,7 +142,7 @@ def loops(
     boxes, category_ids = sample.annotation.boxes_xyxy, sample.annotation.category_ids
     for slot in range(min(len(boxes), MAX_BOXES)):
         box = np.array(boxes[slot], np.float32)
-        index = class_of(constants, int(category_ids[slot]))
+        index = class_from_dict(constants, int(category_ids[slot]))
         if draws.flipped:
             box[[0, 2]] = width - box[[2, 0]] - 1
         box[:2] = _move_point(box[:2], to_cells)
@@ -201,9 +170,3 @@ def loops(
         "mask": mask,
         "sample_id": np.array(sample.sample_id, np.int64),
     }
-
-
-# Document [001] 2.1c: configuration read again for every sample.
-loops_config_per_sample = partial(loops, get_config=read_config)
-# Document [001] 2.1d: a list searched for every box.
-loops_label_list = partial(loops, class_of=class_from_list)

@@ -10,6 +10,8 @@ long with any weights.  Sources: He et al. 2016 (ResNet); Zhou et al. 2019, "Obj
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -95,6 +97,18 @@ def build_classifier(classes: int = CLASSES) -> nn.Sequential:
         build_body(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(BODY_CHANNELS, classes)
     )
     return model.apply(_draw_weights)
+
+
+def build_small_classifier(classes: int = CLASSES) -> nn.Sequential:
+    """Build four convolutions of stride 2: (B, 3, S, S) float32 normalized -> (B, classes)."""
+    channels = (3, 32, 64, 128, 256)
+    body = [
+        layer
+        for i, o in pairwise(channels)
+        for layer in (nn.Conv2d(i, o, 3, stride=2, padding=1), nn.ReLU(inplace=True))
+    ]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], classes))
+    return nn.Sequential(*body, *head).apply(_draw_weights)
 
 
 def _deconvolution(in_channels: int) -> nn.Sequential:

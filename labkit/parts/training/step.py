@@ -1,7 +1,7 @@
 """The training step: the work done on a batch once it is on the device.
 
-`detector` and `classifier` train; `timed` occupies the emulated device; `nothing` does no work, so
-that loading can be measured alone.  Importing this module does not import torch.
+`detector` and the classifiers train; `timed` occupies the emulated device; `nothing` does no work,
+so that loading can be measured alone.  Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from labkit.contracts import CLASSES, Device
+from labkit.parts.training.exchange import distribute
 from labkit.parts.training.loss import (
     LOOPS,
     LOSSES,
@@ -87,11 +88,25 @@ def classifier(settings: Settings, device: Device) -> Step:
 
     Source: He et al. 2016, trained by SGD with momentum and cross entropy.
     """
-    import torch
-
     from labkit.parts.training.model import build_classifier
 
-    model = _seeded(build_classifier, settings, device)
+    return _classify(build_classifier, settings, device)
+
+
+def small_classifier(settings: Settings, device: Device) -> Step:
+    """Train a classifier of 0.4 million parameters, as `classifier`.
+
+    So few take some tenths of a second over a slow link.
+    """
+    from labkit.parts.training.model import build_small_classifier
+
+    return _classify(build_small_classifier, settings, device)
+
+
+def _classify(build: Callable[[], torch.nn.Module], settings: Settings, device: Device) -> Step:
+    import torch
+
+    model = _seeded(build, settings, device)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=CLASSIFIER_LEARNING_RATE, momentum=CLASSIFIER_MOMENTUM
     )
@@ -131,10 +146,24 @@ def timed(settings: Settings, device: Device) -> Step:
             compute(batch, 1 - FORWARD_SHARE)
 
     return Step(
-        forward=forward,
+        forward=_in_step(forward) if settings.ranks > 1 else forward,
         logits=partial(_random_logits, settings.batch_size, settings.seed),
         state=_classifier_at_rest,
     )
+
+
+def _in_step(forward: Callable[[dict], None]) -> Callable[[dict], None]:
+    """Return a step at whose end all ranks meet, as they do to exchange gradients.
+
+    Their hosts meet; the devices go on with what they were given.
+    """
+    import torch
+
+    def forward_and_meet(batch: dict) -> None:
+        forward(batch)
+        torch.distributed.barrier()
+
+    return forward_and_meet
 
 
 def nothing(settings: Settings, device: Device) -> Step:
@@ -145,9 +174,12 @@ def nothing(settings: Settings, device: Device) -> Step:
 STEPS: dict[str, Callable[[Settings, Device], Step]] = {
     "detector": detector,
     "classifier": classifier,
+    "small_classifier": small_classifier,
     "timed": timed,
     "nothing": nothing,
 }
+# Real step -> its batch, a key of `contracts.BATCHES`.
+TAKES = {"detector": "detector", "classifier": "classifier", "small_classifier": "classifier"}
 
 
 def label(settings: Settings) -> dict[str, str]:
@@ -184,6 +216,8 @@ def _train(
     """Make a step of a model, an optimizer and a loss of (the model's outputs, batch)."""
     import torch
 
+    if settings.ranks > 1:
+        model = distribute(model, settings)
     first = last = last_logits = None
     kind, layout = device.torch_device.type, _layout(settings)
     in_precision, scaler = nullcontext, None

@@ -114,8 +114,3 @@ def test_a_manifest_cannot_write_outside_the_copy(tmp_path, cache):
     with web(tmp_path / "bad") as server:
         with pytest.raises(ValueError, match=r"data must be files below .*, got '../../evil.jpg'"):
             local_folder(server.url)
-
-
-def test_an_unknown_protocol_is_refused():
-    with pytest.raises(ValueError, match="must be a folder or a URL that fsspec knows, got 'no://"):
-        local_folder("no://where")

@@ -31,7 +31,7 @@ from labkit.parts.preprocessing.draws import config, draw
 
 DETECTORS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "detector"]
 CLASSIFIERS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "classifier"]
-CATEGORIES = config().category_ids
+CATEGORIES = list(config().class_of)
 
 
 @functools.cache

@@ -1,0 +1,132 @@
+"""Exchange: how ranks average their gradients, over which network.
+
+    all_reduce   torch's DistributedDataParallel, over what connects the ranks here
+    <n>mbit      the same, and each bucket arrives no earlier than a link of so many Mbit/s allows
+    noop         the machinery without the exchange
+    no_sync      without the machinery, as in steps that only add up gradients
+
+A link is a model: one clock, and 2 (N - 1) / N of a bucket's bytes, what a ring all-reduce of N
+ranks sends.  Messages have no latency.  Source: torch.distributed.algorithms.ddp_comm_hooks, whose
+`noop_hook` is meant for measuring what communication costs.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from labkit.settings import Settings, pick
+
+if TYPE_CHECKING:
+    import torch
+
+LINK = re.compile(r"([1-9]\d{0,5})mbit")
+ALL_REDUCE, NOOP, NO_SYNC = "all_reduce", "noop", "no_sync"
+
+
+def check_exchange(name: str) -> None:
+    """Refuse an unknown way to exchange gradients.
+
+    Raises:
+        ValueError: the message lists the choices.
+    """
+    if not LINK.fullmatch(name):
+        known = (ALL_REDUCE, NOOP, NO_SYNC, "<n>mbit, as 100mbit")
+        pick(dict.fromkeys(known), name, "exchange")
+
+
+def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
+    """Wrap a model so that backward exchanges gradients with the other ranks.
+
+    Buffers, such as BatchNorm's means, stay each rank's own in all cases: their broadcast would be
+    communication that no hook sees.
+
+    Args:
+        model: on its device, in a process that has joined its group.
+        settings: uses exchange and ranks.
+    """
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    if settings.exchange == NO_SYNC:
+        wrapped.require_backward_grad_sync = False  # as inside wrapped.no_sync()
+    elif settings.exchange == NOOP:
+        wrapped.register_comm_hook(None, noop_hook)
+    elif link := LINK.fullmatch(settings.exchange):
+        wrapped.register_comm_hook(_Link(int(link[1]) * 1e6 / 8, settings.ranks), over_link)
+    return wrapped
+
+
+class _Link:
+    """A rank's modelled connection to the others.
+
+    Args:
+        bytes_per_s: of the link, in each direction.
+        ranks: that exchange.
+    """
+
+    def __init__(self, bytes_per_s: float, ranks: int) -> None:
+        self.ranks = ranks
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+
+    def book(self, size_bytes: int) -> float:
+        """Return when a bucket that starts now has been exchanged, by `time.perf_counter`."""
+        sent_bytes = size_bytes * 2 * (self.ranks - 1) / self.ranks
+        self._free_s = max(time.perf_counter(), self._free_s) + sent_bytes / self._bytes_per_s
+        return self._free_s
+
+
+# Without annotations: torch compares them with classes, and here they are texts.
+def over_link(link, bucket):
+    """Average a bucket of gradients over all ranks; a hook of DistributedDataParallel.
+
+    The exchange itself is real; what comes before the link allows it is held back.
+
+    Args:
+        link: a `_Link`, what connects this rank to the others.
+        bucket: a `torch.distributed.GradBucket`.
+
+    Returns:
+        A `torch.futures.Future` of the averaged gradients.
+    """
+    import torch
+
+    gradients = bucket.buffer()
+    due_s = link.book(gradients.nbytes)
+    arrived = torch.futures.Future()
+
+    def arrive(done: torch.futures.Future) -> None:
+        try:
+            arrived.set_result(done.value()[0])
+        except RuntimeError as error:  # the connection to another rank is lost
+            arrived.set_exception(error)
+
+    def hold(done: torch.futures.Future) -> None:
+        late_s = max(due_s - time.perf_counter(), 0.0)
+        # A thread of its own: gloo's would keep the next bucket waiting.
+        threading.Timer(late_s, arrive, [done]).start()
+
+    exchange = torch.distributed.all_reduce(gradients.div_(link.ranks), async_op=True)
+    exchange.get_future().add_done_callback(hold)
+    return arrived
+
+
+def label(settings: Settings) -> dict[str, str]:
+    """Label a row of several ranks: how many, and the network between them."""
+    if settings.ranks == 1:
+        return {}
+    ranks = f"{settings.ranks} processes"
+    if settings.device == "emulated" or settings.step == "nothing":
+        simulated = ", each with a simulated GPU" * (settings.device == "emulated")
+        return {"ranks": f"{ranks}{simulated}, no gradients exchanged"}
+    if settings.exchange in (NOOP, NO_SYNC):
+        return {"ranks": f"{ranks}, no gradients exchanged ({settings.exchange})"}
+    by = "NCCL" if settings.device == "cuda" else "gloo"
+    labels = {"ranks": f"{ranks}, gradients exchanged by {by}"}
+    if link := LINK.fullmatch(settings.exchange):
+        labels["network"] = f"modelled({int(link[1]):,} Mbit/s)"
+    return labels

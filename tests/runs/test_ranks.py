@@ -1,0 +1,171 @@
+"""Ranks: they share the images and the workers, end together, and tell what went wrong in one."""
+
+import os
+import signal
+from dataclasses import replace
+from itertools import chain
+
+import psutil
+import pytest
+import torch
+from small import SMALL, completed
+
+import labkit as lab
+from labkit.contracts import Skip
+from labkit.machine import hardware
+from labkit.parts.decoding import decode_opencv
+from labkit.parts.devices import CpuDevice
+from labkit.parts.training.step import small_classifier
+from labkit.pipeline import open_loader
+from labkit.resolve import resolve
+
+pytestmark = pytest.mark.skipif(not hardware.can_fork(), reason="this platform has no fork")
+IMAGES = 16
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_deliver_every_image_once_each_epoch_in_another_order(photos, ranks):
+    settings = completed(
+        data=str(photos), images=IMAGES, ranks=ranks, num_workers=4, batch_size=2,
+        preprocessor="vectorized", device="cpu", step="nothing",
+    )  # fmt: skip
+    opened = [open_loader(resolve(settings), rank=rank) for rank in range(ranks)]
+    assert {loader.num_workers for _, loader in opened} == {4 // ranks}
+    epochs = []
+    for number in range(2):
+        shares = []
+        for source, loader in opened:
+            source.order.epoch = number
+            shares.append([int(i) for batch in loader for i in batch["sample_id"]])
+        assert {len(share) for share in shares} == {IMAGES // ranks}
+        epochs.append(shares)
+    first, second = (list(chain.from_iterable(shares)) for shares in epochs)
+    assert sorted(first) == sorted(second) == sorted(opened[0][0].order.image_ids)
+    assert first != second
+
+
+def run(photos, results, variants, **base):
+    settings = lab.Settings(**{**SMALL, "images": IMAGES, "data": str(photos), **base})
+    experiment = lab.Experiment(
+        "several",
+        question="What do ranks bring?",
+        variants={label: replace(settings, **one) for label, one in variants.items()},
+        baseline=next(iter(variants)),
+    )
+    before = set(psutil.Process().children(recursive=True))
+    found = lab.run(experiment, blocks=1, results=results, progress=False)
+    left = set(psutil.Process().children(recursive=True)) - before
+    # The server goes on, ready for the next run.
+    assert [child for child in left if child.parent().pid != os.getpid()] == []
+    return found
+
+
+def test_a_row_of_several_ranks_is_of_all_their_images(photos, tmp_path):
+    variants = {"1": {}, "2": {"ranks": 2}, "4": {"ranks": 4}}
+    speed = {"device": "emulated", "step": "timed", "device_speed": 2_000.0}
+    found = run(photos, tmp_path, variants, **speed, num_workers=4)
+    assert {row.status for row in found.summary.rows} == {"ok"}
+    assert {trial.images for trial in found.trials} == {IMAGES}
+    steps = {trial.variant: trial.epochs[0].steps for trial in found.trials}
+    assert steps == {"1": 4, "2": 2, "4": 1}
+    assert found.summary.rows[2].labels["ranks"] == (
+        "4 processes, each with a simulated GPU, no gradients exchanged"
+    )
+    shown = " ".join(str(found.table()).split())  # without its line breaks
+    assert "2 need 4,000, 4 need 8,000; this machine loads " in shown
+
+
+@pytest.fixture(scope="module")
+def exchanged(photos, tmp_path_factory):
+    chosen = lab.experiment(
+        "communication", data=str(photos), images=IMAGES, input_px=64, batch_size=4
+    )
+    return lab.run(chosen, blocks=1, results=tmp_path_factory.mktemp("results"), progress=False)
+
+
+def test_a_slow_link_delays_the_same_exchange(exchanged):
+    assert {row.status for row in exchanged.summary.rows} == {"ok"}
+    by_link = {trial.settings["exchange"]: trial for trial in exchanged.trials}
+    slow, here = by_link["50mbit"], by_link["all_reduce"]
+    # What a rank computes with the other's gradients is the same over any network.
+    assert slow.loss == pytest.approx(here.loss, rel=1e-5)
+    assert abs(by_link["noop"].loss / here.loss - 1) > 1e-5
+    step = small_classifier(completed(step="small_classifier"), CpuDevice())
+    sent_bytes = sum(weights.nbytes for weights in step.state()["model"].values())
+    (epoch,) = slow.epochs
+    assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 50e6  # a busy machine adds to that
+    assert slow.labels["network"] == "modelled(50 Mbit/s)"
+    assert here.labels["ranks"] == "2 processes, gradients exchanged by gloo"
+    assert "Modelled network (50 Mbit/s)" in str(exchanged.table())
+
+
+def test_the_share_of_communication_is_a_finding(exchanged):
+    shares = exchanged.findings()["What the network takes of a step"].data
+    assert list(shares["variant"]) == [
+        "this machine's loopback", "400 Mbit/s", "100 Mbit/s", "50 Mbit/s"
+    ]  # fmt: skip
+    times = [row.normalized_time for row in exchanged.summary.rows[1:]]
+    assert list(shares["share"]) == pytest.approx([max(1 - 1 / x, 0) for x in times])
+
+
+def spoil(what):
+    """A decoder that goes wrong in the second rank; functions in a function travel."""
+
+    def decode(jpeg):
+        distributed = torch.distributed
+        if distributed.is_initialized() and distributed.get_rank() == 1:
+            what()
+        return decode_opencv(jpeg)
+
+    return decode
+
+
+def raises():
+    raise ValueError("image must be what it was")
+
+
+def test_what_goes_wrong_in_a_rank_is_the_rows_reason_and_the_others_end(
+    photos, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(lab.DECODERS, "raises", spoil(raises))
+    monkeypatch.setitem(lab.DECODERS, "dies", spoil(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    variants = {
+        "1": {},
+        "raises": {"ranks": 2, "decoder": "raises"},
+        "dies": {"ranks": 4, "decoder": "dies"},
+    }
+    found = run(photos, tmp_path, variants, num_workers=0)
+    rows = {row.variant: row for row in found.summary.rows}
+    assert rows["1"].status == "ok"
+    assert rows["raises"].reason.endswith("image must be what it was")
+    assert "RankEnded: rank 1 ended with status -9" in rows["dies"].reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loader": "tf_data"}, "for the loader tf_data, which divides no epoch"),
+        ({"storage": "modelled_hdd"}, "for the storage modelled_hdd, which one process models"),
+        ({"start_method": "spawn"}, "for processes started by spawn"),
+    ],
+)
+def test_what_one_process_does_for_all_has_one_rank(photos, changes, said):
+    with pytest.raises(Skip) as caught:
+        resolve(completed(data=str(photos), ranks=2, **changes))
+    assert str(caught.value) == f"ranks must be 1 {said}, got 2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ranks": 2, "exchange": "9mbit", "device": "cuda"}, "on device cuda, where no link is"),
+        (
+            {"ranks": 2, "exchange": "mbit"},
+            "exchange must be one of <n>mbit, as 100mbit, all_reduce",
+        ),
+        ({"ranks": 2, "exchange": "noop"}, "exchange must be all_reduce on the simulated GPU"),
+    ],
+)
+def test_only_several_ranks_with_gradients_exchange_them(photos, changes, said):
+    with pytest.raises((Skip, ValueError), match=said):
+        resolve(completed(data=str(photos), **changes))

@@ -1,0 +1,1073 @@
+"""Whatever comes in ends in time, in one line that says what is wrong, and costs no finished row.
+
+ROWS says of each input what it comes through, what it is, how it is made, and how the line begins
+that the user reads; WORKS where the run's rows count.  In a line, <data>, <results>, <run> (its
+folder), <id> (its name) and <tmp> stand for paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from fakes import fake_info, fake_trials
+from filelock import FileLock
+from jpegs import encode, exif, photo, with_segment
+from small import SMALL
+
+import labkit as lab
+from data_scripts import pack_dataset
+from labkit import cli
+from labkit.contracts import SCHEMA
+from labkit.experiments.request import Request
+from labkit.panel import job
+from labkit.parts.packing.boxes import synthesize_boxes
+from labkit.parts.packing.folder import open_folder, write_folder
+from labkit.runs import device_speed
+from labkit.runs.store import hold, list_runs, load_run, write_info
+from labkit.settings import AS_PUBLISHED
+from tests.processes import until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no POSIX files and signals here")
+
+WORKS = "it works"
+LIMIT_S = 120.0  # of a busy machine; an input that hangs takes for ever
+PACKAGE = Path(lab.__file__).parent
+MARK = "LABKIT_TEST"  # in the environment of all processes that a command starts
+IMAGES = 8
+JPEG = encode(photo())
+OPTIONS = (
+    "run preprocessing --variant original --blocks 1 --input-px 64 --batch-size 4 --images 8 "
+    "--epochs 1 --num-workers 1 --device cpu --step nothing"
+).split()
+
+
+# --- what it comes through ------------------------------------------------------------------------
+
+
+def run(place, *, mode="quick", blocks=1, progress=False, changes=None, **settings):
+    """Run an experiment of one variant, or of others."""
+    told = {"variants": {"a": own(place.data, **settings)}, "baseline": "a", **(changes or {})}
+    experiment = lab.Experiment(told.pop("name", "odd"), question="?", **told)
+    how = {"blocks": blocks, "results": place.results, "progress": progress}
+    try:
+        return outcome(lab.run(experiment, mode, **how))
+    finally:
+        if progress:  # something happened after the first row, which is still there
+            assert load_run(list_runs(place.results)[-1]).trials[0].status == "ok"
+
+
+def not_begun(place, **given):
+    """The same, where not even a folder is made."""
+    try:
+        return run(place, **given)
+    finally:
+        assert list_runs(place.results) == [place.run]
+
+
+def together(place):
+    """Run all images of such rows at once; this row's are among them."""
+    shared, names = place.together()
+    assert names_in(place.data) <= {name.partition("/")[2] or name for name in names}
+    assert shared.info["excluded"] == []
+    assert {trial.images for trial in shared.trials} == {len(names)}
+    return outcome(shared)
+
+
+def names_in(data):
+    reader = open_folder(data)
+    return {reader.name(i) for i in range(len(reader))}
+
+
+def resume(place):
+    return outcome(lab.resume(place.run, progress=False))
+
+
+def roofline(place, *, experiment="preprocessing", **given):
+    return str(Request(experiment=experiment, roofline=True, **given).build())
+
+
+def calibrate(place, *, data=None, input_px=64, results=None):
+    how = {"results": results or place.results, "progress": False}
+    return str(lab.calibrate(str(data or place.data), input_px, **how))
+
+
+def diagnose(place, *, loader=(1,), step=print, **given):
+    return str(lab.diagnose(loader, step, progress=False, **given))
+
+
+def watch(place, *, loader):
+    return str(lab.watch(loader))
+
+
+def open_(place, *, file=None, **changes):
+    """Open a share file: one that is made up, or an ordinary one of which something is changed."""
+    try:
+        shared = lab.open_shared(file or crafted(place.tmp / "x.zip", **changes), place.results)
+    except (ValueError, OSError) as error:
+        assert len(str(error)) < 400
+        assert not (place.results / "shared").exists()
+        raise
+    assert shared.folder.parents[1] == place.results / "shared"
+    assert "<script" not in shared.table()._repr_html_()
+    return WORKS
+
+
+def panel(place, *, experiment=None, controls=None, press="", results=None, **settings):
+    """Show a panel, change its controls, and press a button; return the error that it shows."""
+    experiment = experiment or lab.Experiment(
+        "odd", question="?", variants={"a": own(place.data)}, baseline="a"
+    )
+    box = lab.panel(experiment, results=results or place.results, **settings)
+    by_name = {getattr(widget, "description", ""): widget for widget in below(box)}
+    for name, value in (controls or {}).items():
+        by_name[name].value = value
+    if press:
+        by_name[press].click()
+        assert job.current().wait(LIMIT_S)
+        for thread in threading.enumerate():  # the last drawing is the run's thread's
+            if thread.name.startswith("labkit "):
+                thread.join(LIMIT_S)
+    (shown,) = (w.value for w in below(box) if "labkit-error" in w._dom_classes)
+    (line,) = re.findall("<strong>(.*?)</strong>", shown) or [WORKS]
+    return html.unescape(line)
+
+
+def below(widget):
+    found = [widget]
+    for child in getattr(widget, "children", ()):
+        found += below(child)
+    return found
+
+
+def command(place, *, words):
+    """`labkit` in this process; the line is without the name of the program."""
+    return said_by(place, lambda: cli.main([str(word) for word in words]), "labkit: ")
+
+
+def pack(place, *, words=("--to", "raw")):
+    """The script that packs."""
+    words = [str(place.data), *map(str, words), "--jobs", "1"]
+    return said_by(place, lambda: pack_dataset.main(words), "error: ")
+
+
+def said_by(place, program, name):
+    place.capsys.readouterr()
+    try:
+        status = program()
+    except SystemExit as stopped:
+        status = stopped.code
+    said = place.capsys.readouterr().err.splitlines()
+    lines = [line for line in said if line.startswith(name)]
+    assert (status, len(lines)) in ((0, 0), (1, 1), (2, 1)), said
+    assert status != 2 or said == lines
+    return lines[0].removeprefix(name) if lines else WORKS
+
+
+def shell(place, *, words, before=(), **environment):
+    """`labkit` as a process of its own."""
+    temporary = place.tmp / "temporary"
+    temporary.mkdir()
+    own = {MARK: str(place.tmp), "TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGE.parent)}
+    environment = {**os.environ, **own, **environment}
+    words = [*before, sys.executable, "-m", "labkit.cli", *map(str, words)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=LIMIT_S, env=environment, cwd=place.tmp
+    )
+    said = f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in said
+    until(lambda: not marked(place.tmp), lambda: f"processes are left: {marked(place.tmp)}")
+    assert list(temporary.iterdir()) == []
+    lines = [line for line in done.stderr.splitlines() if line.startswith("labkit: ")]
+    assert (done.returncode, len(lines)) in ((0, 0), (1, 1), (2, 1)), said
+    return lines[0].removeprefix("labkit: ") if lines else WORKS
+
+
+def marked(mark):
+    """List the processes that have this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == str(mark):
+                found.append(process)
+    return found
+
+
+def own(data, /, **settings):
+    return lab.Settings(**{"data": str(data), **SMALL, **settings})
+
+
+def outcome(found):
+    """What a run came to: WORKS where every row counts."""
+    said = {
+        (found.info["status"], row.status, row.blocks, row.reason) for row in found.summary.rows
+    }
+    return WORKS if said == {("finished", "ok", 1, "")} else str(said)
+
+
+# --- what comes in: functions that make it, and return the arguments of what it comes through -----
+
+
+def given(**arguments):
+    return lambda place: arguments
+
+
+def words(*given):
+    """A command line, in which a function of the place stands for a path."""
+
+    def make(place):
+        return {"words": [word(place) if callable(word) else word for word in given]}
+
+    return make
+
+
+def ordinary(*more):
+    """A command for a short run of the photographs."""
+    return words(*OPTIONS, "--data", here("data"), *more)
+
+
+def here(name):
+    return lambda place: getattr(place, name)
+
+
+def below_data(place):
+    return place.data / "odd"
+
+
+def html_file(place):
+    return raw(b"<!doctype html>")(place)["file"]
+
+
+def nowhere(place):
+    return place.tmp / "nowhere"
+
+
+def a_file(place):
+    """A file where a folder should be."""
+    (place.tmp / "file").write_text("")
+    return place.tmp / "file"
+
+
+def put(name, content=JPEG):
+    """A file beside the photographs."""
+
+    def make(place):
+        path = place.data / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+
+    return make
+
+
+def every(*makes):
+    def make(place):
+        return {name: value for one in makes for name, value in (one(place) or {}).items()}
+
+    return make
+
+
+def link(to, name="odd.jpg"):
+    return lambda place: (place.data / name).symlink_to(to)
+
+
+def node(kind, name="odd.jpg"):
+    return lambda place: os.mknod(place.data / name, kind | 0o600)
+
+
+def all_broken(place):
+    for path in place.data.iterdir():
+        path.write_bytes(b"")
+    return {"on_bad_image": "skip"}
+
+
+class Meanwhile:
+    """Calls a function after each row of a run."""
+
+    shown = False
+
+    def __init__(self, action):
+        self.rate = lambda rate: action()
+
+    def __getattr__(self, name):
+        return lambda *given, **named: None
+
+
+def meanwhile(action):
+    """Do something to the first photograph while a run goes on."""
+    return lambda place: {"progress": Meanwhile(lambda: action(place.data / "0.jpg"))}
+
+
+def patched(at, value):
+    """The JPEG with other bytes in its frame, whose sides are 5 bytes from its marker."""
+    frame = JPEG.index(b"\xff\xc0") + at
+    return JPEG[:frame] + value + JPEG[frame + len(value) :]
+
+
+def coco(**changes):
+    """The photographs' annotations with one box, of which something is changed."""
+    row = {"image_id": 1, "bbox": [1, 2, 3, 4], "category_id": 1, **changes}
+    images = [{"id": i + 1, "file_name": f"{i}.jpg"} for i in range(IMAGES)]
+    return json.dumps({"images": images, "annotations": [row]})
+
+
+def annotated(text):
+    """The photographs in images/, beside their annotations."""
+
+    def make(place):
+        photographs = list(place.data.iterdir())
+        (place.data / "images").mkdir()
+        for path in photographs:
+            path.rename(place.data / "images" / path.name)
+        (place.data / "annotations.json").write_text(text)
+
+    return make
+
+
+def whole(place):
+    """The photographs in a folder with a manifest."""
+    samples = [
+        (path.name, path.read_bytes(), synthesize_boxes(path.name, 53, 37))
+        for path in sorted(place.data.iterdir())
+    ]
+    shutil.rmtree(place.data)
+    write_folder(samples, place.data, images=IMAGES, about={})
+
+
+def swapped(place):
+    """A folder with a manifest, of which an image is another one now."""
+    whole(place)
+    shutil.copy(place.data / "images" / "1.jpg", place.data / "images" / "0.jpg")
+
+
+def climbing(place):
+    """Annotations that name a file outside the data."""
+    whole(place)
+    listed = place.data / "annotations.json"
+    listed.write_text(listed.read_text().replace("0.jpg", "../../evil.jpg"))
+    (place.tmp / "evil.jpg").write_bytes(JPEG)
+    return {"storage": "tmpfs"}
+
+
+def changed(change):
+    """A run whose run.json says something else."""
+
+    def make(place):
+        info = lab.find_run(place.run).info
+        write_info(place.run, {**info, **change(info)})
+
+    return make
+
+
+def variant(**settings):
+    return changed(lambda info: {"variants": {"a": {**info["variants"]["a"], **settings}}})
+
+
+def stored(content):
+    """A run whose run.json is another file."""
+
+    def make(place):
+        (place.run / "run.json").write_bytes(content)
+
+    return make
+
+
+def rows_end(change):
+    """A run that lacks its last row, for which something else stands."""
+
+    def make(place):
+        changed(lambda info: {"status": "running"})(place)
+        *kept, last = (place.run / "trials.jsonl").read_bytes().splitlines(keepends=True)
+        (place.run / "trials.jsonl").write_bytes(b"".join(kept) + change(last))
+
+    return make
+
+
+def held(place):
+    place.stack.enter_context(hold(place.run))
+
+
+def calibrating(place):
+    place.stack.enter_context(FileLock(place.results / f"{device_speed.FILE}.lock"))
+
+
+def wrapped(*before):
+    """A command that starts another one, where that is allowed."""
+    if not shutil.which(before[0]) or subprocess.run([*before, "true"]).returncode:
+        pytest.skip(f"{before[0]} cannot do this here")
+    return {"before": before}
+
+
+def bounded(place):
+    """What root may do beyond others is taken away."""
+    names = "-dac_override,-dac_read_search"
+    how = ("setpriv", f"--bounding-set={names}", f"--inh-caps={names}")
+    return {} if os.geteuid() else wrapped(*how)
+
+
+def small_shared_memory(place):
+    mount = 'mount -t tmpfs -o size=64k labkit-test /dev/shm && exec "$@"'
+    return wrapped("unshare", "--mount", "sh", "-c", mount, "-")
+
+
+def locked(path, mode):
+    """A folder without these permissions, for as long as the row takes."""
+
+    def make(place):
+        folder = path(place)
+        folder.mkdir(exist_ok=True)
+        place.stack.callback(folder.chmod, stat.S_IMODE(folder.stat().st_mode))
+        folder.chmod(mode)
+        return bounded(place)
+
+    return make
+
+
+def hostile_machine(place):
+    """One core, 64 open files, no home, and a package that cannot be written."""
+    package = place.tmp / "package" / "labkit"
+    shutil.copytree(PACKAGE, package)
+    for folder, *_ in os.walk(package):
+        Path(folder).chmod(0o555)
+    limits = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    limits += ["bash", "-c", 'ulimit -n 64; exec "$@"', "-"]
+    before = [*bounded(place).get("before", ()), *limits]
+    return {"before": before, "HOME": "/dev/null/none", "PYTHONPATH": str(package.parent)}
+
+
+# --- share files that somebody made up ------------------------------------------------------------
+
+ELSEWHERE = {"machine_id": "0123456789ab", "cores": 4, "cpu_model": "Z", "gpu": {"works": False}}
+GOOD = [("run.json", "{}"), ("trials.jsonl", "")]
+SPEEDS = {"load_images_per_s": 200.0, "device_images_per_s": 400.0}
+ROOFLINE = {
+    "kind": "roofline", "calibration": SPEEDS, "tasks": {name: {"x": 1.0} for name in "ab"},
+}  # fmt: skip
+NOT_AS = "share file must hold"
+NO_NAME = "share file must name its experiment and run in letters, digits, - and _,"
+NOT_PLAIN = f"{NOT_AS} plain JSON objects within the limits of size"
+NOT_JSON = f"{NOT_AS} JSON texts, got others"
+NOT_SHOWN = f"{NOT_AS} a run that can be shown, got"
+NOT_BOTH = f"{NOT_AS} run.json and trials.jsonl, got"
+NO_ROWS = f"{NOT_AS} rows as labkit writes them"
+NO_ZIP = "share file must be a zip that can be read, got"
+
+
+def zipped(path, members, **how):
+    with zipfile.ZipFile(path, "w", **how) as file:
+        for name, text in members:
+            file.writestr(name, text)
+    return path
+
+
+def crafted(path, *, rows=None, **info):
+    """A share file with rows of its own and whatever else its run.json says."""
+    made = {"run": "20250102T030405Z-beef", "provenance": ELSEWHERE}
+    info = {**fake_info(["a", "b"]), **made, **info}
+    if rows is None:
+        rows = [trial.to_row() for trial in fake_trials({"a": 1.0, "b": 0.9})]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    return zipped(path, [("run.json", json.dumps(info)), ("trials.jsonl", lines)], compression=8)
+
+
+def row(**changes):
+    return {**fake_trials({"a": 1.0, "b": 0.9})[0].to_row(), **changes}
+
+
+def labelled(text):
+    """A share file whose baseline has this label."""
+    rows = [trial.to_row() for trial in fake_trials({text: 1.0, "b": 0.9})]
+    return given(**{**fake_info([text, "b"]), "question": text, "rows": rows})
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def members(*members, **how):
+    return lambda place: {"file": zipped(place.tmp / "x.zip", members, **how)}
+
+
+def raw(content):
+    """A share file of these bytes, or the ordinary one's, changed."""
+
+    def make(place):
+        file = place.tmp / "x.zip"
+        file.write_bytes(content(crafted(file).read_bytes()) if callable(content) else content)
+        return {"file": file}
+
+    return make
+
+
+def too_large(place):
+    with (place.tmp / "x.zip").open("wb") as file:
+        file.truncate(20_000_001)
+    return {"file": place.tmp / "x.zip"}
+
+
+def not_utf8(place):
+    file = zipped(place.tmp / "x.zip", [("run.json", "{}"), ("rün", "")])
+    file.write_bytes(file.read_bytes().replace("ü".encode(), b"\xff\xff"))
+    return {"file": file}
+
+
+def bomb(place):
+    made = members(GOOD[0], ("trials.jsonl", "0" * 60_000_000), compression=8)
+    return made(place)
+
+
+def wrong_crc(place):
+    file = zipped(place.tmp / "x.zip", GOOD)
+    file.write_bytes(file.read_bytes().replace(b"{}", b"[]"))
+    return {"file": file}
+
+
+def a_link(place):
+    entry = zipfile.ZipInfo("run.json")
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return {"file": zipped(place.tmp / "x.zip", [(entry, "/etc/passwd"), GOOD[1]])}
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+UNREADABLE = "images must all be readable, got 1 that are not (<data>/odd.jpg"
+NO_PIPES = "data must hold regular files, got a named pipe, socket or device at <data>/odd.jpg; re"
+NO_COCO = "annotations must be COCO JSON with images and annotations, got <data>/annotations.json ("
+BASELINE = "baseline 'a' must be able to run here, got: "
+NO_RUN = "run.json must be what a run writes, got another file in <id>"
+NO_EXPERIMENT = f"experiment must be one of {', '.join(sorted(lab.CATALOG))}, got 'prefetch'"
+NOT_JPEG = f"{UNREADABLE}: image must be a JPEG file, got "
+CUT = f"{UNREADABLE}: image must be a complete JPEG, got "
+UNDAMAGED = f"{UNREADABLE}: image must be an undamaged JPEG, got no marker at byte "
+ICC = [b"ICC_PROFILE\0" + bytes([number, 16]) + bytes(65_000) for number in range(1, 17)]
+MARKUP = "<script>alert(1)</script>"
+SCALED = {"decoder": "simplejpeg_scaled", "preprocessor": "classification"}
+
+
+def with_segments(marker, *payloads):
+    jpeg = JPEG
+    for payload in reversed(payloads):
+        jpeg = with_segment(jpeg, marker, payload)
+    return jpeg
+
+
+def vary(**choices):
+    """Variants of which the first is the baseline."""
+
+    def make(place):
+        variants = lab.vary(own(place.data, images=None), **choices)
+        return {"changes": {"variants": variants, "baseline": next(iter(variants))}}
+
+    return make
+
+
+ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
+    together: {
+        "progressive JPEG": (put("odd.jpg", encode(photo(), progressive=True)), WORKS),
+        "grey JPEG": (put("odd.jpg", encode(photo().convert("L"))), WORKS),
+        "CMYK JPEG": (put("odd.jpg", encode(photo().convert("CMYK"))), WORKS),
+        "one pixel": (put("odd.jpg", encode(photo().resize((1, 1)))), WORKS),
+        "65,500 x 4 pixels": (put("odd.jpg", encode(photo().resize((65_500, 4)))), WORKS),
+        "4 x 65,500 pixels": (put("odd.jpg", encode(photo().resize((4, 65_500)))), WORKS),
+        "all eight orientations": (
+            every(*(put(f"{i}_.jpg", with_segment(JPEG, 0xE1, exif(i))) for i in range(1, 9))),
+            WORKS),
+        "EXIF of noise": (put("odd.jpg", with_segments(0xE1, b"Exif\0\0" + b"\xff" * 99)), WORKS),
+        "EXIF cut short": (put("odd.jpg", with_segments(0xE1, exif(6)[:-10])), WORKS),
+        "ICC profile of a megabyte": (put("odd.jpg", with_segments(0xE2, *ICC)), WORKS),
+        "two images in one": (put("odd.jpg", JPEG + encode(photo().rotate(9))), WORKS),
+        "stray bytes before the end": (put("odd.jpg", JPEG[:-2] + bytes(9) + JPEG[-2:]), WORKS),
+        "fill bytes before a marker": (put("odd.jpg", JPEG[:2] + b"\xff\xff" + JPEG[2:]), WORKS),
+        "folder named .jpg": (put("odd.jpg/1.jpg"), WORKS),
+        "name with a line break": (put("odd\n.jpg"), WORKS),
+        "name that is not UTF-8": (put("odd \udcff.jpg"), WORKS),
+        "name of 255 bytes": (put("x" * 251 + ".jpg"), WORKS),
+        "name of markup and shell": (put("<img src=x onerror=a()> $(b) `c`;'\".jpg"), WORKS),
+        "link to an image": (link("0.jpg"), WORKS),
+        "link to the folder above": (link("..", "up"), WORKS),
+        "links in a circle": (every(link("b", "a"), link("a", "b")), WORKS),
+        "named pipe of another name": (node(stat.S_IFIFO, "pipe"), WORKS),
+        "socket of another name": (node(stat.S_IFSOCK, "socket"), WORKS),
+        "hidden broken image": (put(".odd.jpg", b""), WORKS),
+    },
+    run: {
+        "empty file": (put("odd.jpg", b""), f"{NOT_JPEG}0 bytes starting with b''"),
+        "two bytes": (put("odd.jpg", JPEG[:2]), f"{NOT_JPEG}2 bytes starting with"),
+        "cut in the header": (put("odd.jpg", JPEG[:50]), f"{CUT}50 bytes without an end marker"),
+        "cut in the middle": (put("odd.jpg", JPEG[: len(JPEG) // 2]), CUT),
+        "last byte cut": (put("odd.jpg", JPEG[:-1]), CUT),
+        "PNG named .jpg": (put("odd.jpg", encode(photo(), format="PNG")), NOT_JPEG),
+        "HTML named .jpg": (put("odd.jpg", b"<!doctype html><p>404"), NOT_JPEG),
+        "junk before the start": (put("odd.jpg", b"junk" + JPEG), NOT_JPEG),
+        "junk before a marker": (put("odd.jpg", JPEG[:20] + b"junk" + JPEG[20:]), UNDAMAGED),
+        "20,000 x 20,000 pixels": (put("odd.jpg", patched(5, b"\x4e\x20" * 2)),
+            f"{UNREADABLE}: image must have 1 to 89478485 pixels, got 20000 x 20000"),
+        "no pixels": (put("odd.jpg", patched(5, b"\0\0")), f"{UNREADABLE}: image must have 1 to"),
+        "twelve bits a color": (put("odd.jpg", patched(4, b"\x0c")),
+            f"{UNREADABLE}: image must be a JPEG that opencv reads, got "),
+        "dangling link": (link("nowhere"), f"{UNREADABLE}, a broken link: No such file"),
+        "link to itself": (link("odd.jpg"), f"{UNREADABLE}, a broken link: Too many levels"),
+        "every image broken": (all_broken, f"{BASELINE}ValueError: batch_size must be at most"),
+        "broken image that is left out": (
+            every(put("odd \udcff.jpg", b""), given(on_bad_image="skip")), WORKS),
+        "image vanishes": (meanwhile(Path.unlink), f"{BASELINE}FileNotFoundError: "),
+        "image is cut short": (meanwhile(lambda path: path.write_bytes(JPEG[:-1])),
+            f"{BASELINE}ValueError: <data>/0.jpg: image must be a complete JPEG, got "),
+        "negative boxes": (annotated(coco(bbox=[-5, -5, -1, -1])), WORKS),
+        "boxes beyond the image": (annotated(coco(bbox=[-50, -50, 900, 900])), WORKS),
+        "unknown category": (
+            annotated(coco(category_id=999)),
+            f"{BASELINE}ValueError: category_ids must be COCO's object categories (1 to 90 with"),
+        "manifest without files": (put("manifest.json", b'{"schema": 1}'), WORKS),
+        "image that changed since its manifest": (
+            swapped,
+            "data must be what its manifest says, got 1 changed files (<data>/images/0.jpg must"),
+        "annotations that climb out": (climbing,
+            "data must be files below <data>, got images/../../evil.jpg"),
+    },
+    not_begun: {
+        "named pipe": (node(stat.S_IFIFO), NO_PIPES),
+        "socket": (node(stat.S_IFSOCK), NO_PIPES),
+        "link to a device": (link("/dev/zero"), NO_PIPES),
+        "no folder": (
+            given(data="nowhere"),
+            "data must be an existing folder, got 'nowhere'; accepted are images/ with"),
+        "folder without images": (
+            lambda place: shutil.rmtree(place.data) or place.data.mkdir(),
+            "data must hold JPEG images, got '<data>', no .jpg file below it; accepted are"),
+        "unknown protocol": (given(data="no://where"),
+            "data must be a folder or a URL that fsspec knows, got 'no://where'"),
+        "empty annotations": (annotated(""), f"{NO_COCO}JSONDecodeError"),
+        "half of the annotations": (annotated(coco()[:99]), f"{NO_COCO}JSONDecodeError"),
+        "a list as annotations": (annotated("[]"), f"{NO_COCO}TypeError"),
+        "annotations without images": (annotated("{}"), f"{NO_COCO}KeyError: 'images'"),
+        "image without a name": (annotated('{"images": [{"id": 1}], "annotations": []}'),
+            f"{NO_COCO}KeyError: 'file_name'"),
+        "box of one number": (annotated(coco(bbox=[1])), f"{NO_COCO}IndexError"),
+        "box of five numbers": (annotated(coco(bbox=[1] * 5)), f"{NO_COCO}ValueError"),
+        "box at NaN": (annotated(coco(bbox=[float("nan"), 1, 1, 1])), f"{NO_COCO}ValueError"),
+        "endless box": (annotated(coco(bbox=[0, 0, 1e999, 1])), f"{NO_COCO}ValueError: bbox"),
+        "id without end": (annotated(coco(image_id=10**30)), f"{NO_COCO}OverflowError"),
+        "category in words": (annotated(coco(category_id="dog")), f"{NO_COCO}ValueError"),
+        "a row that is a list": (annotated('{"images": [], "annotations": [[1]]}'),
+            f"{NO_COCO}AttributeError"),
+        "annotations in depth": (annotated("[" * 99_999), f"{NO_COCO}RecursionError"),
+        "annotations of other images": (
+            annotated(coco().replace(".jpg", ".png")),
+            "data must hold JPEG images, got '<data>', none of the images in"),
+        "broken manifest": (put("manifest.json", b"{"), "manifest.json must be JSON, got <data>/"),
+        "a list as manifest": (put("manifest.json", b"[1]"), "manifest.json must be JSON, got"),
+        "newer manifest": (
+            put("manifest.json", b'{"schema": 99}'),
+            "schema must be at most 1, got 99 in <data>/manifest.json; update labkit to use this"),
+        "below 0": (given(num_workers=-1), "num_workers must be at least 0, got -1"),
+        "number as text": (given(batch_size="8"), "batch_size must be a whole number, got '8'"),
+        "yes as a number": (given(batch_size=True), "batch_size must be a whole number, got T"),
+        "text as yes": (given(pin_memory="yes"), "pin_memory must be True or False, got 'yes'"),
+        "unknown choice": (given(cache="hot"),
+            "cache must be one of cold, warm, as found, got 'hot'"),
+        "not a multiple": (given(input_px=100),
+            "input_px must be a positive multiple of 32, got 100; try 256 or 512"),
+        "no epoch": (given(epochs=0), "epochs must be at least 1, got 0"),
+        "below 0 %": (given(cached=-1), "cached must be at least 0, got -1"),
+        "above 100 %": (given(cached=101), "cached must be at most 100, got 101"),
+        "number as data": (given(data=3), "data must be text, got 3"),
+        "unknown part": (given(decoder="opencvv"),
+            "decoder must be one of kornia_rs, opencv, pillow, simplejpeg, simplejpeg_scaled, "),
+        "images that fit no boxes": (given(decoder="simplejpeg_scaled", preprocessor="loops"),
+            "preprocessor must be one of classification, classification_on_device, "
+            "classification_pillow, classification_crop, classification_crop_on_device, "
+            "classification_crop_pillow for the decoder simplejpeg_scaled, whose images no longer "
+            "fit their boxes, got 'loops'"),
+        "decoder of a loader without": (given(**SCALED, loader="dali"),
+            "decoder must be another one for the loader dali, which decodes by itself and in full"),
+        "model on a simulated GPU": (given(device="emulated", step="detector"),
+            "step must be timed on the simulated GPU"),
+        "step of another preprocessor": (
+            given(step="classifier"),
+            "preprocessor must be one of classification, classification_on_device,"),
+        "work that differs": (vary(images=[4, 8]),
+            "images must be the same for all variants, got 4, 8; make them experiments of their"),
+        "batches without a common multiple": (vary(batch_size=[5, 7]),
+            "batch_size must have a common multiple of at most 8 images in all variants, got 5, 7"),
+        "more images than there are": (
+            given(images=99),
+            "images must be at least one batch for each rank (4) and at most the number of"),
+        "unknown mode": (given(mode="fast"), "mode must be one of document, full, quick, got"),
+        "too few blocks": (given(mode="full", blocks=5),
+            "blocks must be at least 6 in mode full, got 5"),
+        "no block": (given(blocks=0), "blocks must be at least 1 in mode quick, got 0"),
+        "two blocks of a document": (given(mode="document", blocks=2),
+            "blocks must be 1 in mode document, got 2"),
+        "no such baseline": (given(changes={"baseline": "b"}), "baseline must be one of a, got"),
+        "no variants": (given(changes={"variants": {}}), "variants must be at least one, got"),
+        "figure of no variant": (given(changes={"published": {"z": 0.9}}),
+            "published label must be one of a, got 'z'"),
+        "name that climbs out": (given(changes={"name": "../../odd"}),
+            "name must be lower-case letters, digits and _, got '../../odd'; it becomes a folder"),
+        **{f"name of the folder {name}": (given(changes={"name": name}),
+            f"name must be none of shared, reports, got '{name}'; those folders of")
+            for name in ("shared", "reports")},
+    },
+    resume: {
+        "run.json of 0 bytes": (stored(b""), NO_RUN),
+        "half a run.json": (stored(b'{"experiment": "odd", '), NO_RUN),
+        "run.json of another program": (stored(b'{"name": "odd"}'), NO_RUN),
+        "a list as run.json": (stored(b"[]"), NO_RUN),
+        "run.json that is not UTF-8": (stored(b"\xff\xfe\xff"), NO_RUN),
+        "run.json in depth": (stored(b"[" * 99_999), NO_RUN),
+        "no run.json": (lambda place: (place.run / "run.json").unlink(),
+            "run must be a run folder with run.json, got <run>; `labkit list` shows the runs"),
+        "run.json of a newer schema": (changed(lambda info: {"schema": 99}),
+            "schema must be at most 2, got 99 in <id>; update labkit to read this run"),
+        "row of a newer schema": (
+            rows_end(lambda last: json.dumps({**json.loads(last), "schema": SCHEMA + 1}).encode()),
+            f"schema must be at most {SCHEMA}, got {SCHEMA + 1}; update labkit to read this run"),
+        "half a row": (rows_end(lambda last: last[: len(last) // 2]), WORKS),
+        "JSON that is no row": (rows_end(lambda last: b"5\n[]\n{}\nnull\n"), WORKS),
+        "unknown setting": (variant(turbo=5),
+            "settings must be known to this version of labkit, got turbo; the run was made with"),
+        "unknown value": (variant(decoder="quantum"), "decoder must be one of kornia_rs, opencv"),
+        "mode of a newer version": (changed(lambda info: {"mode": "thorough"}),
+            "mode must be one of document, full, quick, got 'thorough'"),
+        "kind of a newer version": (changed(lambda info: {"kind": "swarm"}),
+            "kind must be one of epochs, operation, roofline, got 'swarm'"),
+        "other data": (changed(lambda info: {"data": {**info["data"], "manifest_hash": "other"}}),
+            "data must be what the run began with ("),
+        "another machine": (
+            changed(lambda info: {"provenance": {**info["provenance"], "machine_id": "other"}}),
+            "run must be resumed on the machine it began on (other), got "),
+        "another process has it": (
+            held,
+            "run must be in progress in one process at a time, got another process for <run>;"),
+    },
+    roofline: {
+        "one variant": (given(variants=("original",)),
+            "variants must be at least two for a roofline, which compares pipelines, got original"),
+        "one pipeline": (given(experiment="bottlenecks"),
+            "variants must be at least two for a roofline, which compares pipelines, got "),
+        "a real device": (given(settings={"device": "cuda"}),
+            "device must be emulated for a roofline, got cuda; leave it out"),
+        "three epochs": (given(settings={"epochs": 3}),
+            "epochs must be 1 for a roofline, got 3; leave it out"),
+        "the document's mode": (given(mode="document"),
+            "mode must be quick or full for a roofline, got document; leave it out"),
+        "the document's order": (given(experiment="prefetching", protocol=AS_PUBLISHED),
+            "protocol must be corrected for a roofline, got as in the document; leave it out"),
+        "an unknown cache state": (given(settings={"cache": "hot"}),
+            "cache must be one of cold, warm, as found, got 'hot'"),
+        **{f"{name}": (given(experiment=name),
+            "experiment must time epochs that load every batch and train with it, got "
+            f"{name}; take another one, as preprocessing") for name in ("operations", "stalls")},
+    },
+    calibrate: {
+        "no data to calibrate with": (lambda place: {"data": nowhere(place)},
+            "data must be an existing folder, got '<tmp>/nowhere'"),
+        "calibration of a size between": (given(input_px=100),
+            "input_px must be a positive multiple of 32, got 100"),
+        "calibration into a file": (lambda place: {"results": a_file(place)},
+            "results must be a folder that can be written, got <tmp>/file ("),
+        "another process calibrates": (calibrating,
+            "another process calibrates the simulated GPU in <results>; wait until it is done"),
+    },
+    pack: {
+        "missing image to pack": (
+            link("nowhere"),
+            "data must be images that can be read, got No such file or directory for"),
+        "broken image to pack": (
+            every(put("odd.jpg", JPEG[:-1]), words("--to", "raw", "--stored", "pixels")),
+            "<data>/odd.jpg: image must be a complete JPEG, got "),
+        "named pipe to pack": (node(stat.S_IFIFO), NO_PIPES),
+        "pack into a folder of the user's": (
+            words("--to", "raw", "--out", here("results")),
+            "to must be a new folder, got '<results>', which is of other data, or made otherwise;"),
+        "pack that is one already": (words("--to", "folder"),
+            "to must be another packing, got 'folder', in which the data is already"),
+    },
+    diagnose: {
+        "number as loader": (
+            given(loader=3),
+            "loader must be an iterable of batches, got 3; give what your training loop iterates"),
+        "number as step": (given(step=3), "step must be a function of a batch, got 3; put the"),
+        "budget of 0.5 s": (given(budget_s=0.5), "budget_s must be at least 5, got 0.5; the d"),
+        "device of torch": (
+            given(device="cuda"),
+            "device must be an emulated device that the step uses, or None, got 'cuda'; leave it"),
+        "folder as file": (given(files=["/"]), "files must be files, got /; give the paths"),
+    },
+    watch: {type(loader).__name__: (given(loader=loader),
+            "loader must be an iterable of batches, got ")
+            for loader in (5, None, torch.nn.Linear(1, 1))},
+    panel: {
+        "panel of an unknown experiment": (given(experiment="prefetch"), NO_EXPERIMENT),
+        "unknown setting in a panel": (given(experiment="prefetching", turbo=5),
+            "setting must be one of data, images, storage, cache, "),
+        "setting that the experiment decides": (
+            given(experiment="storage", preprocessor="vectorized"),
+            "preprocessor must be left out for storage, which takes "),
+        "words in a field of numbers": (
+            given(experiment="prefetching", controls={"num_workers": "two"}),
+            "num_workers must be a whole number or auto, got 'two'"),
+        "no variant is on": (given(controls={"a": False}),
+            "variants must be at least one, got none"),
+        "named pipe in a panel's data": (every(node(stat.S_IFIFO), given(press="Run")), NO_PIPES),
+        "panel whose results are a file": (lambda place: {"results": a_file(place), "press": "Run"},
+            "results must be a folder that can be written, got <tmp>/file ("),
+    },
+    open_: {
+        "crafted file without changes": (given(), WORKS),
+        "markup as a label": (labelled(MARKUP), WORKS),
+        "code as a label": (labelled("__import__('os').system('x')\"\"\""), WORKS),
+        "no file": (lambda place: {"file": nowhere(place)},
+            "file must be a share file, got <tmp>/nowhere, where no file is; make one with:"),
+        "experiment climbs out": (given(experiment="../../etc"), f"{NO_NAME} got '../../etc'"),
+        "experiment of a reserved name": (given(experiment="shared"), f"{NO_NAME} got 'shared'"),
+        "run climbs out": (given(run="../x"), f"{NO_NAME} got '../x'"),
+        "newer schema": (given(schema=99),
+            "schema must be at most 2, got 99 in run.json; update labkit"),
+        "schema in words": (given(schema="2"),
+            "schema must be at most 2, got '2' in run.json; update labkit"),
+        "operations of an earlier version": (given(kind="operations"),
+            "run must be one that this version can read, got operations in run.json, made by an"),
+        "object as a setting": (given(variants={"a": {"data": {"x": 1}}}), f"{NOT_AS} variants as"),
+        "yes as a number": (given(blocks=True), f"{NOT_AS} blocks as labkit writes it, got True"),
+        "number as a note": (given(notes=["a", 1]), f"{NOT_AS} notes as labkit writes it"),
+        "object as a note": (given(local_notes=[{}]), f"{NOT_AS} local_notes as labkit writes it"),
+        "object as an index": (given(excluded=["a", {}]), f"{NOT_AS} excluded as labkit writes it"),
+        "text as a dial": (given(dial="x"), f"{NOT_AS} dial as labkit writes it"),
+        "list as costs": (given(costs=["x"]), f"{NOT_AS} costs as labkit writes it"),
+        "number as reads": (given(reads={"a": 1}), f"{NOT_AS} reads as labkit writes it"),
+        "201 variants": (given(variants={str(i): {} for i in range(201)}), NOT_PLAIN),
+        "long label": (given(variants={"x" * 101: {}}), NOT_PLAIN),
+        "long question": (given(question="x" * 2001), NOT_PLAIN),
+        "codes of a terminal": (given(question="a\x1b[2Jb"), NOT_PLAIN),
+        "half a letter": (given(question="a\ud800"), NOT_PLAIN),
+        "NaN": (given(order_seed=float("nan")), NOT_PLAIN),
+        "5,001 rows": (given(rows=[{}] * 5_001), NOT_PLAIN),
+        "600 levels": (given(calibration={"x": nested(600)}), f"{NOT_JSON}, or one nested too dee"),
+        "foreign request": (given(request={"foo": 1}), f"{NOT_SHOWN} TypeError"),
+        "code as a setting's name": (given(request={"settings": {"x=1)\nimport os": 1}}),
+            f'{NOT_SHOWN} ValueError("settings must be named as in'),
+        "no such baseline": (given(baseline="c"), f"{NOT_SHOWN} KeyError"),
+        "words as a speed": (given(calibration={"x": "a"}), f"{NOT_SHOWN} ValueError"),
+        "roofline without tasks": (given(kind="roofline", calibration=SPEEDS),
+            f"{NOT_SHOWN} KeyError"),
+        "roofline at a negative speed": (
+            given(**{**ROOFLINE, "tasks": {name: {"x": -1} for name in "ab"}}),
+            f"{NOT_SHOWN} ValueError('x must be a number above 0, got -1"),
+        "a negative device": (
+            given(**{**ROOFLINE, "calibration": {**SPEEDS, "device_images_per_s": -4}}),
+            f"{NOT_SHOWN} ValueError('device_images_per_s must be a number above 0, got -4"),
+        "a rate in words": (
+            given(**{**ROOFLINE, "calibration": {"load_images_per_s": "abc"}}),
+            f"{NOT_SHOWN} ValueError(\"load_images_per_s must be a number above 0, got 'abc'"),
+        "newer row": (given(rows=[row(schema=99)]),
+            f"schema must be at most {SCHEMA}, got 99 in trials.jsonl"),
+        "unknown field": (given(rows=[row(evil=1)]), NO_ROWS),
+        "unknown variant": (given(rows=[row(variant="c")]), NO_ROWS),
+        "half an epoch": (given(rows=[row(epochs=[{"epoch_s": 1.0}])]), NO_ROWS),
+        "unknown status": (given(rows=[row(status="great")]), NO_ROWS),
+        "member that climbs out": (members(*GOOD, ("../evil.py", "x")),
+            f"{NOT_BOTH} ['run.json', 'trials.jsonl', '../evil.py']"),
+        "member with an absolute path": (members(("/etc/run.json", "{}"), GOOD[1]),
+            f"{NOT_BOTH} ['/etc/run.json'"),
+        "no members": (members(), f"{NOT_BOTH} []"),
+        "member that is a link": (a_link, NOT_JSON),
+        "member that is not JSON": (members(("run.json", "\x80abc"), GOOD[1]), NOT_JSON),
+        "member of 10,000 levels": (members(("run.json", "[" * 10_000), GOOD[1]), NOT_JSON),
+        "member that is a list": (members(("run.json", "[1]"), GOOD[1]), NOT_PLAIN),
+        "member whose name is not UTF-8": (not_utf8, f"{NO_ZIP} 'utf-8' codec can't decode"),
+        "another compression": (members(*GOOD, compression=zipfile.ZIP_LZMA),
+            "share file must be a plain zip, got another compression of run.json"),
+        "60 MB in 60 KB": (bomb,
+            "share file must have at most 50,000,000 bytes unpacked, got more"),
+        "20 MB": (too_large, "share file must have at most 20,000,000 bytes, got 20,000,001"),
+        "wrong CRC": (wrong_crc, f"{NO_ZIP} Bad CRC-32 for file 'run.json'"),
+        "damage in the middle": (raw(lambda x: x[:80] + b"\xff" * 20 + x[100:]), NO_ZIP),
+        "cut in the middle": (raw(lambda x: x[:99]), f"{NO_ZIP} File is not a zip"),
+        "no zip": (raw(b"no zip"), f"{NO_ZIP} File is not a zip file"),
+    },
+    command: {
+        "an unknown experiment": (
+            words("run", "prefetch", "--results", here("results")),
+            NO_EXPERIMENT),
+        "an unknown decoder": (
+            words("run", "prefetching", "--decoder", "cv3", "--results", here("results")),
+            "decoder must be one of kornia_rs, opencv"),
+        "a size between": (
+            words("run", "prefetching", "--input-px", "100", "--results", here("results")),
+            "input_px must be a positive multiple of 32, got 100"),
+        "no run": (words("run", "--resume", "nope", "--results", nowhere),
+            "run must be a run folder, an id or an experiment with results in <tmp>/nowhere, got "
+            "'nope'; newest runs: none yet"),
+        "changes of a run to resume": (
+            words("run", "--resume", "x", "--mode", "full", "--num-workers", "3"),
+            "--resume must be given without mode, num_workers: a run goes on as it began"),
+        "name that climbs out": (
+            words("table", "../../etc/passwd", "--results", here("results")),
+            "run must be a run folder, an id or an experiment with results in <results>, got"),
+        "a report of nothing": (words("report", "--results", nowhere),
+            "runs must be at least one, got none in <tmp>/nowhere"),
+        "another run.json": (every(stored(b"{}"), words("table", here("run"))), NO_RUN),
+        "number in words": (words("run", "--num-workers", "two"),
+            "argument --num-workers: invalid int value: 'two'"),
+        "unknown choice": (words("run", "--cache", "hot"),
+            "argument --cache: invalid choice: 'hot' (choose from"),
+        "name of a run to resume": (words("run", "prefetching", "--resume", "x"),
+            "argument --resume: not allowed with argument NAME"),
+        "unknown command": (words("dance"),
+            "argument COMMAND: invalid choice: 'dance' (choose"),
+    },
+    shell: {
+        "no data": (words("run", "prefetching", "--data", nowhere),
+            "data must be an existing folder, got '<tmp>/nowhere'"),
+        "named pipe": (every(node(stat.S_IFIFO), ordinary()), NO_PIPES),
+        "broken image whose name is not UTF-8": (every(put("odd \udcff.jpg", b""), ordinary()),
+            r"images must all be readable, got 1 that are not (<data>/odd \udcff.jpg: image must"),
+        "folder without permission": (every(locked(below_data, 0), ordinary()),
+            "[Errno 13] Permission denied: '<data>/odd'"),
+        "results that cannot be written": (every(locked(here("results"), 0o555), ordinary()),
+            "results must be a folder that can be written, got results (Permission denied);"),
+        "results that are a file": (ordinary("--results", a_file),
+            "results must be a folder that can be written, got <tmp>/file (Not a directory);"),
+        "run.json of 0 bytes": (every(stored(b""), words("run", "--resume", here("id"))), NO_RUN),
+        "HTML as a share file": (words("open", html_file),
+            f"{NO_ZIP} File is not a zip file; ask for it again"),
+        "unknown option": (words("run", "--workers", "3"),
+            "unrecognized arguments: --workers; a setting must be one of data, images"),
+        "no script to watch": (words("watch", "missing.py", "--epochs", "3"),
+            "argument SCRIPT: must be a Python file, got 'missing.py'"),
+        "nothing to diagnose": (words("diagnose", "missing:make"),
+            "target must be module:function, got 'missing:make' (No module named 'missing'); such"),
+        "small shared memory": (every(small_shared_memory, ordinary()),
+            "baseline 'original' must be able to run here, got: /dev/shm must have room for the b"),
+        "one core, 64 open files, no home, a package that cannot be written, a broken image": (
+            # A worker sends each tensor as an open file; with too few, torch may wait for ever.
+            every(put("odd \udcff.jpg", b""), hostile_machine,
+                  ordinary("--on-bad-image", "skip", "--num-workers", "0")),
+            WORKS),
+    },
+}  # fmt: skip
+
+
+# --- the test -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Some small photographs, and results with a run of them."""
+    tmp = tmp_path_factory.mktemp("measured")
+    (tmp / "data").mkdir()
+    for i in range(IMAGES):
+        (tmp / "data" / f"{i}.jpg").write_bytes(encode(photo().rotate(11 * i)))
+    place = SimpleNamespace(data=tmp / "data", results=tmp / "results")
+    assert run(place) == WORKS
+    return tmp
+
+
+@pytest.fixture(scope="module")
+def together_run(measured, tmp_path_factory):
+    """Returns a run of the images of all rows that it is for, each in a folder, and their names."""
+
+    @cache
+    def once():
+        tmp = tmp_path_factory.mktemp("together")
+        shutil.copytree(measured / "data", tmp / "data")
+        for number, (make, _) in enumerate(ROWS[together].values()):
+            folder = tmp / "data" / str(number)
+            folder.mkdir()
+            shutil.copy(measured / "data" / "0.jpg", folder)
+            make(SimpleNamespace(data=folder))
+        names = names_in(tmp / "data")
+        variants = {"a": own(tmp / "data", images=len(names), batch_size=1)}
+        experiment = lab.Experiment("odd", question="?", variants=variants, baseline="a")
+        return lab.run(experiment, blocks=1, results=tmp / "results", progress=False), names
+
+    return once
+
+
+@pytest.fixture
+def place(measured, together_run, tmp_path, capsys, monkeypatch):
+    """A copy of them to be spoiled."""
+    monkeypatch.setattr(job, "_current", None)
+    monkeypatch.setattr(job, "_watchers", [])
+    shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
+    (folder,) = list_runs(tmp_path / "results")
+    with contextlib.ExitStack() as stack:
+        yield SimpleNamespace(
+            tmp=tmp_path, data=tmp_path / "data", results=tmp_path / "results", run=folder,
+            id=folder.name, together=together_run, stack=stack, capsys=capsys,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def at_most(seconds):
+    def stop(*_):
+        raise TimeoutError(f"it still goes on after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def processes():
+    """List the processes below this one, and how many of them wait for another run."""
+    others, servers = set(), 0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "labkit.runs.server" in process.cmdline():
+                servers += 1
+            else:
+                others.add(process)
+    return others, servers
+
+
+@pytest.mark.parametrize(
+    ("through", "what"), [(through, what) for through, rows in ROWS.items() for what in rows]
+)
+def test_whatever_comes_in_ends_in_a_line_and_costs_nothing(through, what, place, monkeypatch):
+    make, line = ROWS[through][what]
+    monkeypatch.setattr(tempfile, "tempdir", str(place.tmp / "own temporary"))
+    (place.tmp / "own temporary").mkdir()
+    arguments = make(place) or {}
+    rows = (place.run / "trials.jsonl").read_bytes()
+    before, _ = processes()
+    with at_most(LIMIT_S):
+        try:
+            said = through(place, **arguments)
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            said = str(error)
+    place.stack.close()
+    for name in ("data", "results", "run", "id", "tmp"):
+        line = line.replace(f"<{name}>", str(getattr(place, name)))
+    assert said[: len(line)] == line
+    assert "\n" not in said
+    assert (place.run / "trials.jsonl").read_bytes().startswith(rows)
+    after, servers = processes()
+    assert after <= before and servers <= 1
+    assert list((place.tmp / "own temporary").iterdir()) == []
+    assert not list(place.tmp.rglob("*.part"))
