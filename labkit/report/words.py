@@ -105,9 +105,8 @@ def checks(summary: Summary) -> list[str]:
         )
     for name, facts in (summary.info.get("storages") or {}).items():
         if rates := facts.get("rates"):
-            refused = "refused, " if any(rate["refused"] for rate in rates) else ""
             found.append(
-                f"{name}: {refused}{', '.join(map(_delivered, rates))} (tolerance: "
+                f"{name}: {', '.join(map(_delivered, rates))} (tolerance: "
                 f"{units.limit(MAX_ERROR_SHARE)}{_when(facts, 'rates_checked_utc')})"
             )
     return found

@@ -329,7 +329,7 @@ def check_stand_ins(run: ActiveRun) -> None:
 def _prove_rates(run: ActiveRun, settings: Settings) -> list[dict[str, object]]:
     for _ in range(RATE_TRIES):
         rates = run.ask("check_rates", settings=settings, excluded=run.info["excluded"])
-        off = [rate for rate in rates if rate["refused"]]
+        off = [rate for rate in rates if rate["error_share"] > MAX_ERROR_SHARE]
         if not off:
             return rates
     found = "; ".join(

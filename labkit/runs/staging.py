@@ -283,7 +283,7 @@ def check_rates(
     Returns:
         For each pattern (random, sequential, round trips, together): readers, unit (files, bytes,
         requests), requested_per_s (None: as fast as this machine reads), delivered_per_s and
-        refused; empty where nothing stands in.
+        error_share; empty where nothing stands in.
 
     Raises:
         Skip: it cannot be measured.
@@ -297,7 +297,7 @@ def check_rates(
         {
             **asdict(rate),
             "requested_per_s": None if math.isinf(rate.requested_per_s) else rate.requested_per_s,
-            "refused": rate.refused,
+            "error_share": rate.error_share,
         }
         for rate in rates
     ]

@@ -21,6 +21,7 @@ from labkit.machine import procfs
 from labkit.machine.media import describe_medium
 from labkit.machine.page_cache import evict
 from labkit.parts.storage import slow_disk
+from labkit.parts.storage.disks import MAX_ERROR_SHARE
 
 needs_disk = pytest.mark.skipif(
     bool(slow_disk.why_not()), reason=f"a throttled disk {slow_disk.why_not()}"
@@ -201,7 +202,8 @@ def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
 
 
 @needs_disk
-def test_no_more_is_delivered_than_was_requested(place, monkeypatch):
+@pytest.mark.alone
+def test_what_was_requested_is_delivered(place, monkeypatch):
     monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
     disk = slow_disk.up(**ROOM)
     rates = slow_disk.measure(disk, readers=2)
@@ -209,8 +211,7 @@ def test_no_more_is_delivered_than_was_requested(place, monkeypatch):
         ("random", "files", 2), ("sequential", "bytes", 1),
     ]  # fmt: skip
     assert [rate.requested_per_s for rate in rates] == [81, 81 * (1280 << 10)]
-    # Whether they come within 5 % is checked in every run, on a machine that is not busy.
-    assert all(0 < rate.delivered_per_s < 1.1 * rate.requested_per_s for rate in rates)
+    assert all(rate.error_share < MAX_ERROR_SHARE for rate in rates)
 
 
 @needs_disk

@@ -182,9 +182,9 @@ def test_stand_ins_are_named_with_the_variants_they_belong_to():
     assert "accelerator: cuda:H200" in found.heading[2]
 
 
-def test_a_check_says_when_it_was_made_with_how_many_readers_and_what_was_refused():
+def test_a_check_says_when_it_was_made_with_how_many_readers():
     random, sequential = RATES
-    off = {**random, "readers": 8, "delivered_per_s": 41.0, "refused": True}
+    off = {**random, "readers": 8, "delivered_per_s": 41.0}
     free = {**sequential, "requested_per_s": None}
     facts = {"rates": [off, free], "rates_checked_utc": "2026-11-20T09:05:59Z"}
     checked = {"free_loader_au": 0.99512, "free_loader_checked_utc": "2026-11-21T14:03:22Z"}
@@ -192,7 +192,7 @@ def test_a_check_says_when_it_was_made_with_how_many_readers_and_what_was_refuse
     assert words.checks(summary) == [
         "simulated GPU: 99.5 % busy with a free loader (required: 99 %; "
         "checked 2026-11-21 14:03 UTC)",
-        "hdd: refused, 41.0 of 81.0 files/s random with 8 readers, 104.9 MB/s sequential with "
+        "hdd: 41.0 of 81.0 files/s random with 8 readers, 104.9 MB/s sequential with "
         "2 readers, no limit (tolerance: 5 %; checked 2026-11-20 09:05 UTC)",
     ]
 

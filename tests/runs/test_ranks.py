@@ -21,6 +21,7 @@ from labkit.resolve import resolve
 
 pytestmark = pytest.mark.skipif(not hardware.can_fork(), reason="this platform has no fork")
 IMAGES = 16
+SLOWEST = ("100mbit", "50mbit")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -80,30 +81,31 @@ def exchanged(photos, tmp_path_factory):
     chosen = lab.experiment(
         "communication", data=str(photos), images=IMAGES, input_px=64, batch_size=4
     )
+    # Over the slowest links a step takes seconds.
+    few = {name: its for name, its in chosen.variants.items() if its.exchange not in SLOWEST}
+    chosen = replace(chosen, variants=few)
     return lab.run(chosen, blocks=1, results=tmp_path_factory.mktemp("results"), progress=False)
 
 
 def test_a_slow_link_delays_the_same_exchange(exchanged):
     assert {row.status for row in exchanged.summary.rows} == {"ok"}
     by_link = {trial.settings["exchange"]: trial for trial in exchanged.trials}
-    slow, here = by_link["50mbit"], by_link["all_reduce"]
+    slow, here = by_link["400mbit"], by_link["all_reduce"]
     # What a rank computes with the other's gradients is the same over any network.
     assert slow.loss == pytest.approx(here.loss, rel=1e-5)
     assert abs(by_link["noop"].loss / here.loss - 1) > 1e-5
     step = small_classifier(completed(step="small_classifier"), CpuDevice())
     sent_bytes = sum(weights.nbytes for weights in step.state()["model"].values())
     (epoch,) = slow.epochs
-    assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 50e6  # a busy machine adds to that
-    assert slow.labels["network"] == "modelled(50 Mbit/s)"
+    assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 400e6  # a busy machine adds to that
+    assert slow.labels["network"] == "modelled(400 Mbit/s)"
     assert here.labels["ranks"] == "2 processes, gradients exchanged by gloo"
-    assert "Modelled network (50 Mbit/s)" in str(exchanged.table())
+    assert "Modelled network (400 Mbit/s)" in str(exchanged.table())
 
 
 def test_the_share_of_communication_is_a_finding(exchanged):
     shares = exchanged.findings()["What the network takes of a step"].data
-    assert list(shares["variant"]) == [
-        "this machine's loopback", "400 Mbit/s", "100 Mbit/s", "50 Mbit/s"
-    ]  # fmt: skip
+    assert list(shares["variant"]) == ["this machine's loopback", "400 Mbit/s"]
     times = [row.normalized_time for row in exchanged.summary.rows[1:]]
     assert list(shares["share"]) == pytest.approx([max(1 - 1 / x, 0) for x in times])
 

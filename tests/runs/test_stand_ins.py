@@ -6,6 +6,7 @@ import pytest
 
 from labkit.contracts import utc_now
 from labkit.parts.devices import FREE_LOADER_MIN_AU
+from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.runs import checks
 from labkit.runs.checks import SELF_CHECKS, check_emulator, check_stand_ins
 from labkit.runs.process import TrialKilled
@@ -16,14 +17,15 @@ from labkit.settings import Settings
 def as_in_a_run(monkeypatch):
     monkeypatch.setattr(checks, "FREE_LOADER_MIN_AU", FREE_LOADER_MIN_AU)
     monkeypatch.setattr(checks, "EMULATOR_TRIES", 5)
+    monkeypatch.setattr(checks, "MAX_ERROR_SHARE", MAX_ERROR_SHARE)
 
 
 PROVENANCE = {"machine_id": "m", "kernel": "6.1"}
 RATE = {
     "pattern": "random", "unit": "files", "readers": 2, "requested_per_s": 81.0,
-    "delivered_per_s": 80.0, "error_share": 0.012, "refused": False,
+    "delivered_per_s": 80.0, "error_share": 0.012,
 }  # fmt: skip
-SLOW = {**RATE, "delivered_per_s": 40.0, "refused": True}
+SLOW = {**RATE, "delivered_per_s": 40.0, "error_share": 0.506}
 
 
 class Asked:

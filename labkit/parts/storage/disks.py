@@ -104,11 +104,6 @@ class Rate:
             return 0.0
         return abs(self.delivered_per_s / self.requested_per_s - 1)
 
-    @property
-    def refused(self) -> bool:
-        """Whether it is too far off to stand for anything."""
-        return self.error_share > MAX_ERROR_SHARE
-
 
 def measure_together(
     measure: Callable[[A], R], arguments: Sequence[A], start_method: str
