@@ -1,6 +1,6 @@
 """Formats: files that hold many records, written once and read record by record.
 
-    write(folder, images, records) ─▶ files, spans        open(files, spans) ─▶ .read(i)
+    write(folder, images, records) ─▶ files, spans        with open(files, spans) as read: read(i)
 
 A format stores records only; names and boxes are in the pack's index. LMDB does not allow a process
 to use a file that its parent opened; the other files may be read on after a fork.
@@ -13,27 +13,21 @@ import mmap
 import os
 import struct
 import threading
-import weakref
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 
 Records = Iterable[tuple[str, bytes]]
 """(name, bytes) of each image, in order."""
-
-
-class Opened(Protocol):
-    """The files of one pack, open in this process."""
-
-    def read(self, i: int) -> bytes:
-        """Return record `i`."""
-
-    def close(self) -> None:
-        """Close the files."""
+Read = Callable[[int], bytes]
+"""Returns a record by its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +39,8 @@ class Format:
     write: Callable[[Path, int, Records], np.ndarray | None]
     """(folder, images, records) -> writes files; returns (N, ...) int64, where each record lies in
     its file; None where the format looks records up by itself."""
-    open: Callable[[Sequence[Path], np.ndarray], Opened]
-    """(files, what `write` returned) -> opens them for reading in this process."""
+    open: Callable[[Sequence[Path], np.ndarray], AbstractContextManager[Read]]
+    """(files, what `write` returned) -> has them open for reading in this process."""
     needs: str = ""
     """The module it is written and read with, of those that the extra `formats` brings."""
     images_per_file: Callable[[int], int] = int
@@ -71,22 +65,13 @@ def _write_bytes(file: BinaryIO, records: Records) -> np.ndarray:
     return np.stack([ends[:-1], ends[1:]], axis=1)
 
 
-class RawFile:
-    """A file of bytes, mapped into memory, so that page faults read it instead of calls."""
-
-    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
-        self._spans = spans
-        with files[0].open("rb") as opened:
-            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def read(self, i: int) -> bytes:
-        """Copy one record out of the map."""
-        start, end = self._spans[i]
-        return self._map[start:end]
-
-    def close(self) -> None:
-        """Unmap the file."""
-        self._map.close()
+@contextmanager
+def open_raw(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
+    """Map the file into memory, so that page faults read it instead of calls."""
+    with files[0].open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with mapped:
+        yield lambda i: mapped[slice(*spans[i])]
 
 
 # --- pth: torch's own file with a list of uint8 tensors ----------------------------------------
@@ -107,21 +92,13 @@ def write_pth(folder: Path, images: int, records: Records) -> None:
     raw.unlink()
 
 
-class PthFile:
-    """A .pth file, mapped, read with `weights_only=True`, since a pickle can run any program."""
+@contextmanager
+def open_pth(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
+    """Map the file into memory; with `weights_only=True`, since a pickle can run any program."""
+    import torch
 
-    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
-        import torch
-
-        self._images = torch.load(files[0], mmap=True, weights_only=True)
-
-    def read(self, i: int) -> bytes:
-        """Copy one record out of its tensor."""
-        return self._images[i].numpy().tobytes()
-
-    def close(self) -> None:
-        """Release the tensors, and so the map."""
-        self._images = []
+    images = torch.load(files[0], mmap=True, weights_only=True)
+    yield lambda i: images[i].numpy().tobytes()
 
 
 # --- hdf5: one dataset of byte strings of any length -------------------------------------------
@@ -137,23 +114,14 @@ def write_hdf5(folder: Path, images: int, records: Records) -> None:
             rows[i] = np.frombuffer(record, np.uint8)
 
 
-class HDF5File:
-    """An HDF5 file, opened."""
+@contextmanager
+def open_hdf5(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
+    """Open the file without a lock: a finished pack is not written to, and some disks have none."""
+    import h5py
 
-    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
-        import h5py
-
-        # A finished pack is not written to, and some network file systems have no locks.
-        self._file = h5py.File(files[0], "r", locking=False)
-        self._images = self._file["images"]
-
-    def read(self, i: int) -> bytes:
-        """Read one entry of the dataset."""
-        return self._images[i].tobytes()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    with h5py.File(files[0], "r", locking=False) as file:
+        images = file["images"]
+        yield lambda i: images[i].tobytes()
 
 
 # --- lmdb: a B+ tree in one mapped file, from a running number to an image ----------------------
@@ -182,55 +150,50 @@ def write_lmdb(folder: Path, images: int, records: Records) -> None:
         raise OSError(errno.EIO, f"{error}; is the disk full?", str(file)) from error
 
 
-# py-lmdb refuses a file that this process has open already, so a second reader gets the first's.
-_ENVIRONMENTS: weakref.WeakValueDictionary[Path, object] = weakref.WeakValueDictionary()
-_OPENED: weakref.WeakSet[LMDBFile] = weakref.WeakSet()
+# All environments that this process has open: py-lmdb opens no file twice in a process, and a child
+# must not use its parent's.
+_ENVIRONMENTS: dict[Path, object] = {}
 _READING = threading.RLock()
 
 
-class LMDBFile:
-    """An LMDB environment, opened; closed before a fork, as a child must not use its parent's."""
+@contextmanager
+def open_lmdb(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
+    """Open the environment when a record is read; it is closed before a fork."""
+    import lmdb
 
-    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
-        self._path, self._environment = files[0], None
-        with _READING:
-            _OPENED.add(self)
+    (path,) = files
 
-    def read(self, i: int) -> bytes:
-        """Look one number up, and copy what stands there."""
+    def read(i: int) -> bytes:
         with _READING:  # no fork meanwhile
-            self._environment = self._environment or self._open()
-            with self._environment.begin() as transaction:
+            if path not in _ENVIRONMENTS:
+                # A lock would be a file beside the pack, which is not written to. Reading ahead,
+                # LMDB's default, is wasted where the order is shuffled.
+                _ENVIRONMENTS[path] = lmdb.open(
+                    str(path), subdir=False, readonly=True, lock=False, readahead=False,
+                    meminit=False,
+                )  # fmt: skip
+            with _ENVIRONMENTS[path].begin() as transaction:
                 record = transaction.get(b"%08d" % i)
-            del transaction  # it would hold the environment open
         if record is None:
             raise KeyError(f"number {i}")
         return record
 
-    def _open(self) -> object:
-        import lmdb
-
-        if (environment := _ENVIRONMENTS.get(self._path)) is None:
-            # A lock would be a file beside the pack, which is not written to. Reading ahead, LMDB's
-            # default, is wasted where the order is shuffled.
-            environment = _ENVIRONMENTS[self._path] = lmdb.open(
-                str(self._path), subdir=False, readonly=True, lock=False, readahead=False,
-                meminit=False,
-            )  # fmt: skip
-        return environment
-
-    def close(self) -> None:
-        """Release the environment, which is closed when no other reader has it."""
+    try:
+        yield read
+    finally:
         with _READING:
-            self._environment = None
+            _close(path)  # another reader of the file opens it again
 
-    __del__ = close
+
+def _close(path: Path) -> None:
+    if path in _ENVIRONMENTS:
+        _ENVIRONMENTS.pop(path).close()
 
 
 def _close_before_fork() -> None:
     _READING.acquire()
-    for file in list(_OPENED):
-        file.close()
+    for path in list(_ENVIRONMENTS):
+        _close(path)
 
 
 if hasattr(os, "register_at_fork"):
@@ -266,21 +229,14 @@ def masked_crc(data: bytes) -> bytes:
 
 def write_tfrecord(folder: Path, images: int, records: Records) -> np.ndarray:
     """Write shards; return where each frame begins, its image begins, and the frame ends."""
-    spans = np.zeros((images, 3), np.int64)
-    per_shard, file = images_per_shard(images), None
-    try:
-        for i, (name, record) in enumerate(records):
-            if i % per_shard == 0:
-                if file is not None:
-                    file.close()
-                file = (folder / f"images-{i // per_shard:05}.tfrecord").open("wb")
-            content = _example(name, record)
-            length, start = LENGTH.pack(len(content)), file.tell()
-            file.writelines([length, masked_crc(length), content, masked_crc(content)])
-            spans[i] = start, file.tell() - CRC.size - len(record), file.tell()
-    finally:
-        if file is not None:
-            file.close()
+    spans, per_shard = np.zeros((images, 3), np.int64), images_per_shard(images)
+    for number, shard in groupby(enumerate(records), lambda item: item[0] // per_shard):
+        with (folder / f"images-{number:05}.tfrecord").open("wb") as file:
+            for i, (name, record) in shard:
+                content = _example(name, record)
+                length, start = LENGTH.pack(len(content)), file.tell()
+                file.writelines([length, masked_crc(length), content, masked_crc(content)])
+                spans[i] = start, file.tell() - CRC.size - len(record), file.tell()
     return spans
 
 
@@ -302,23 +258,18 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes(head) + bytes([left]) + content
 
 
-class TFRecordFile:
-    """The shards of a TFRecord pack, opened one by one as they are needed."""
+@contextmanager
+def open_tfrecord(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
+    """Open each shard when it is needed; check both checksums of a record, as TensorFlow does."""
+    per_shard = images_per_shard(len(spans))
 
-    def __init__(self, files: Sequence[Path], spans: np.ndarray) -> None:
-        self._files, self._spans = files, spans
-        self._per_shard = images_per_shard(len(spans))
-        self._opened: dict[int, BinaryIO] = {}
-        self._lock = threading.Lock()
+    @cache
+    def shard(number: int) -> BinaryIO:
+        return opened.enter_context(files[number].open("rb", buffering=0))
 
-    def read(self, i: int) -> bytes:
-        """Read one `Example`, check both checksums as TensorFlow does, and return the image.
-
-        Raises:
-            ValueError: a checksum differs.
-        """
-        start, image, end = map(int, self._spans[i])
-        frame = self._read(i // self._per_shard, end - start, start)
+    def read(i: int) -> bytes:
+        start, image, end = map(int, spans[i])
+        frame = _read_at(shard(i // per_shard), start, end - start)
         length, content = frame[: LENGTH.size], frame[START_BYTES : -CRC.size]
         found = masked_crc(length) + masked_crc(content)
         stored = frame[LENGTH.size : START_BYTES] + frame[-CRC.size :]
@@ -326,33 +277,29 @@ class TFRecordFile:
             raise ValueError(f"TFRecord must have CRCs {stored.hex()}, got {found.hex()}")
         return frame[image - start : -CRC.size]
 
-    def _read(self, shard: int, size_bytes: int, at: int) -> bytes:
-        if shard not in self._opened:
-            # Without a lock: a fork would copy it while another thread holds it.
-            opened = self._files[shard].open("rb", buffering=0)
-            if self._opened.setdefault(shard, opened) is not opened:
-                opened.close()  # another thread was first
-        file = self._opened[shard]
-        if hasattr(os, "pread"):
-            return os.pread(file.fileno(), size_bytes, at)  # forks share the file's own position
-        with self._lock:  # Windows, which has no forks
-            file.seek(at)
-            return file.read(size_bytes)
-
-    def close(self) -> None:
-        """Close the shards."""
-        while self._opened:
-            self._opened.popitem()[1].close()
+    with ExitStack() as opened:
+        yield read
 
 
-RAW = Format(name="raw", write=write_raw, open=RawFile)
-PTH = Format(name="pth", write=write_pth, open=PthFile)
-HDF5 = Format(name="hdf5", write=write_hdf5, open=HDF5File, needs="h5py")
-LMDB = Format(name="lmdb", write=write_lmdb, open=LMDBFile, needs="lmdb")
+_SEEKING = threading.Lock()
+
+
+def _read_at(file: BinaryIO, at: int, size_bytes: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(file.fileno(), size_bytes, at)  # forks share the file's own position
+    with _SEEKING:  # Windows, which has no forks
+        file.seek(at)
+        return file.read(size_bytes)
+
+
+RAW = Format(name="raw", write=write_raw, open=open_raw)
+PTH = Format(name="pth", write=write_pth, open=open_pth)
+HDF5 = Format(name="hdf5", write=write_hdf5, open=open_hdf5, needs="h5py")
+LMDB = Format(name="lmdb", write=write_lmdb, open=open_lmdb, needs="lmdb")
 TFRECORD = Format(
     name="tfrecord",
     write=write_tfrecord,
-    open=TFRecordFile,
+    open=open_tfrecord,
     needs="crc32c",
     images_per_file=images_per_shard,
 )

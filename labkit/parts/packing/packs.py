@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import numpy as np
 from labkit.contracts import Annotation, Content, Skip, open_library
 from labkit.files import write_whole
 from labkit.parts.packing.boxes import Listing
-from labkit.parts.packing.formats import Format, Opened
+from labkit.parts.packing.formats import Format, Read
 from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, sha256
 
 # Format history of a pack's manifest.json
@@ -179,7 +180,7 @@ class PackReader:
         self.boxes = str(manifest["boxes"])
         self.source_hash = str(manifest["source_hash"])
         self.paths = tuple(root / name for name in manifest["files"] if name != INDEX)
-        self._opened: Opened | None = None
+        self._opened: tuple[AbstractContextManager, Read] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -257,7 +258,8 @@ class PackReader:
 
     def _record(self, i: int) -> bytes:
         try:
-            return self._files().read(i)
+            opened = self._opened or self._open()  # held: another thread may replace it
+            return opened[1](i)
         except (Skip, FileNotFoundError):
             raise
         except Exception as error:  # every library has errors of its own
@@ -266,16 +268,17 @@ class PackReader:
                 f"{AGAIN}"
             ) from error
 
-    def _files(self) -> Opened:
+    def _open(self) -> tuple[AbstractContextManager, Read]:
         # Two threads may both open them; the files of one are then dropped.
-        opened = self._opened = self._opened or self.format.open(self.paths, self.index.spans)
+        files = self.format.open(self.paths, self.index.spans)
+        opened = self._opened = files, files.__enter__()
         return opened
 
     def close(self) -> None:
         """Close the files; the next read opens them again."""
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[0].__exit__(None, None, None)
 
 
 def _load_library(format: Format) -> None:
