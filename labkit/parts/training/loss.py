@@ -175,6 +175,10 @@ def count_operators(loss_of: Callable[..., torch.Tensor], batch_size: int) -> in
     calls = 0
 
     class Counting(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # else torch imports its compiler here, in 4 s of every trial
+
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
             nonlocal calls
             calls += 1
