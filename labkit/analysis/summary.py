@@ -213,10 +213,12 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     """
     mode, valid = MODES.get(info["mode"]), valid_trials(info, trials)
     twice, baselines = is_baseline_run_twice(info), baselines_of(info)
-    log_ratios = {
-        name: _log_ratios(runs, valid.base_runs[group_of(info, name)])
-        for name, runs in valid.runs.items()
-    }
+
+    def log_ratio_of(trial: Trial) -> float:
+        base_runs = valid.base_runs[group_of(info, trial.variant)][trial.block]
+        return log_ratio(trial.time_s, [run.time_s for run in base_runs])
+
+    log_ratios = {name: [*map(log_ratio_of, runs.values())] for name, runs in valid.runs.items()}
     base = info["variants"][info["baseline"]]
     floors = {name for name in log_ratios if is_floor(info["variants"][name], base)}
     aa = a_over_a(valid)
@@ -233,14 +235,26 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
 
     rows = []
     for group, baseline in baselines.items():
-        rows.append(_baseline_row(group, baseline, info, valid, trials, judged=judged))
-        for name in (name for name in log_ratios if group_of(info, name) == group):
-            d = log_ratios[name]
-            level, verdict = tests.get(name, (None, ""))
-            if not judged or len(d) < MIN_JUDGED_BLOCKS:
-                verdict = ""
-            outcome = _outcome(name, info, trials, valid, measured=bool(d))
-            rows.append(_variant_row(outcome, d, level, verdict, list(valid.runs[name].values())))
+        for name in (baseline, *(x for x in log_ratios if group_of(info, x) == group)):
+            if name == baseline:
+                runs = [run for block in valid.base_runs[group].values() for run in block]
+                d, verdict = [*map(log_ratio_of, runs)], "baseline" if judged else ""
+                numbers = {"normalized_time": 1.0 if runs else None, "verdict": verdict}
+            else:
+                runs, d = [*valid.runs[name].values()], log_ratios[name]
+                level, verdict = tests.get(name, (None, ""))
+                if not judged or len(d) < MIN_JUDGED_BLOCKS:
+                    verdict = ""
+                numbers = _compare(d, level, verdict, (info.get("published") or {}).get(name))
+            row = Row(
+                **_outcome(name, info, trials, valid, measured=bool(runs)),
+                **numbers,
+                ratios=tuple(math.exp(x) for x in d),
+                outliers=outliers(d),
+                blocks=len({run.block for run in runs}),
+                **_average(runs),
+            )
+            rows.append(row)
     return Summary(
         info=info,
         experiment=info["experiment"],
@@ -288,63 +302,23 @@ def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> 
     return bool(traits(settings).leaves_out - traits(baseline).leaves_out)
 
 
-def _log_ratios(runs: Mapping[int, Trial], base_runs: Mapping[int, list[Trial]]) -> list[float]:
-    return [
-        log_ratio(trial.time_s, [run.time_s for run in base_runs[block]])
-        for block, trial in runs.items()
-    ]
-
-
-def _baseline_row(
-    group: str,
-    name: str,
-    info: Mapping,
-    valid: ValidTrials,
-    trials: Sequence[Trial],
-    *,
-    judged: bool,
-) -> Row:
-    blocks = list(valid.base_runs[group].values())
-    runs = [trial for block in blocks for trial in block]
-    ratios = tuple(
-        trial.time_s / geometric_mean(run.time_s for run in block)
-        for block in blocks
-        for trial in block
-    )
-    return Row(
-        **_outcome(name, info, trials, valid, measured=bool(runs)),
-        normalized_time=1.0 if runs else None,  # by definition, so it has no interval
-        ratios=ratios,
-        outliers=outliers([math.log(ratio) for ratio in ratios]),
-        blocks=len(blocks),
-        verdict="baseline" if judged else "",
-        **_average(runs),
-    )
-
-
-def _variant_row(
-    outcome: dict, d: Sequence[float], level: float | None, verdict: str, runs: Sequence[Trial]
-) -> Row:
+def _compare(
+    d: Sequence[float], level: float | None, verdict: str, published: float | None
+) -> dict[str, object]:
+    """Return what a variant's log-ratios come to."""
     low, high = ratio_interval(d)
-    published = outcome["published"]
     s = stdev(d) if len(d) >= 2 else None
-    return Row(
-        **outcome,
-        normalized_time=math.exp(fmean(d)) if d else None,
-        ci_low=low,
-        ci_high=high,
-        ratios=tuple(math.exp(x) for x in d),
-        outliers=outliers(d),
-        blocks=len(d),
-        s=s,
-        level=level,
-        mde=None if s is None else detectable_share(s, len(d), level),
-        agreement=agreement(low, high, published)
-        if verdict not in ("", UNSTABLE) and published is not None
-        else "",
-        verdict=verdict,
-        **_average(runs),
-    )
+    is_compared = verdict not in ("", UNSTABLE) and published is not None
+    return {
+        "normalized_time": math.exp(fmean(d)) if d else None,
+        "ci_low": low,
+        "ci_high": high,
+        "s": s,
+        "level": level,
+        "mde": None if s is None else detectable_share(s, len(d), level),
+        "agreement": agreement(low, high, published) if is_compared else "",
+        "verdict": verdict,
+    }
 
 
 def _outcome(
@@ -522,14 +496,16 @@ def _average(runs: Sequence[Trial]) -> dict[str, object]:
         return {}
     epochs = [epoch for trial in runs for epoch in trial.epochs]
     total_s = sum(epoch.epoch_s for epoch in epochs)
-
-    def share(part_s: Callable[[Epoch], float | None]) -> float | None:
-        parts_s = [part_s(epoch) for epoch in epochs]
-        return None if None in parts_s else sum(parts_s) / total_s
-
-    compute_share = share(lambda epoch: epoch.compute_s)
+    # Spawned workers also ask for their libraries: what the files hold is the steadier measure,
+    # and rows of schema 1 do not say it.
+    asked_bytes = [
+        trial.cache_proof["file_bytes"] * len(trial.epochs)
+        if "file_bytes" in trial.cache_proof
+        else trial.cache_proof.get("logical_read_bytes")
+        for trial in runs
+    ]
+    compute_share = _share((epoch.compute_s for epoch in epochs), total_s)
     steady_rates = [_steady_images_per_s(trial.epochs) for trial in runs]
-    first_s = [trial.epochs[0].epoch_s for trial in runs]
     second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
     wait_p50_s, wait_p99_s = _wait_percentiles(epochs)
     return {
@@ -537,43 +513,50 @@ def _average(runs: Sequence[Trial]) -> dict[str, object]:
         "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
         "in_blocks": tuple(trial.block for trial in runs),
         "epochs_s": tuple(tuple(epoch.epoch_s for epoch in trial.epochs) for trial in runs),
-        "epoch1_s": geometric_mean(first_s),
+        "epoch1_s": geometric_mean(trial.epochs[0].epoch_s for trial in runs),
         "epoch2_s": geometric_mean(second_s) if second_s else None,
         "startup_s": fmean(epoch.startup_s for epoch in epochs),
         "steady_images_per_s": _steady_images_per_s(epochs),
         "steady_rates": () if None in steady_rates else tuple(steady_rates),
-        "wait_share": share(lambda epoch: epoch.wait_s),
-        "transfer_share": share(lambda epoch: epoch.transfer_s),
-        "step_share": share(_step_s),
-        "sync_share": share(lambda epoch: epoch.sync_s),
+        "wait_share": _share((epoch.wait_s for epoch in epochs), total_s),
+        "transfer_share": _share((epoch.transfer_s for epoch in epochs), total_s),
+        "step_share": _share(map(_step_s, epochs), total_s),
+        "sync_share": _share((epoch.sync_s for epoch in epochs), total_s),
         "compute_share": compute_share,
         "stall_share": None if compute_share is None else 1 - compute_share,
         "cpu_percent": _mean_known(trial.cpu_percent for trial in runs),
         "gpu_util": _mean_known(trial.gpu_util_mean for trial in runs),
         "emulated_busy_share": _mean_known(trial.emulated_busy_share for trial in runs),
-        "cpu_s_per_1000_images": _cpu_s_per_1000_images(runs),
+        "cpu_s_per_1000_images": _share(
+            (trial.cpu_s for trial in runs), sum(trial.images for trial in runs) / 1000
+        ),
         "wait_p50_s": wait_p50_s,
         "wait_p99_s": wait_p99_s,
         **{name: _largest_known(getattr(trial, name) for trial in runs) for name in MOST_BYTES},
         "resident_share_before": _resident_share_before(runs),
-        "device_read_share": _device_read_share(runs),
-        "swapped_pages": _swapped_pages(runs),
+        "device_read_share": _share(
+            (trial.cache_proof.get("device_read_bytes") for trial in runs), _sum(asked_bytes)
+        ),
+        "swapped_pages": _sum(
+            trial.disturbance.get(f"swapped_{way}_pages") for trial in runs for way in ("in", "out")
+        ),
         "labels": _merge_labels(runs),
     }
 
 
+def _sum(parts: Iterable[float | None]) -> float | None:
+    """Add up; None where a part is unknown."""
+    parts = list(parts)
+    return None if None in parts else sum(parts)
+
+
+def _share(parts: Iterable[float | None], whole: float | None) -> float | None:
+    part = _sum(parts)
+    return part / whole if part is not None and whole else None
+
+
 def _step_s(epoch: Epoch) -> float | None:
-    if epoch.launch_s is not None:
-        return epoch.launch_s
-    parts_s = (epoch.forward_s, epoch.backward_s)
-    return None if None in parts_s else sum(parts_s)
-
-
-def _cpu_s_per_1000_images(runs: Sequence[Trial]) -> float | None:
-    images = sum(trial.images for trial in runs)
-    if not images or any(trial.cpu_s is None for trial in runs):
-        return None
-    return 1000 * sum(trial.cpu_s for trial in runs) / images
+    return _sum((epoch.forward_s, epoch.backward_s)) if epoch.launch_s is None else epoch.launch_s
 
 
 def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | None]:
@@ -605,28 +588,6 @@ def _resident_share_before(runs: Sequence[Trial]) -> float | None:
     cold = any(trial.labels.get("cache") == "cold" for trial in runs)
     asked = float(not cold) if percent is None else percent / 100
     return max(shares, key=lambda share: abs(share - asked))
-
-
-def _device_read_share(runs: Sequence[Trial]) -> float | None:
-    proofs = [trial.cache_proof for trial in runs]
-    fetched = [proof.get("device_read_bytes") for proof in proofs]
-    # Spawned workers also ask for their libraries: what the files hold is the steadier measure,
-    # and rows of schema 1 do not say it.
-    asked = [
-        trial.cache_proof["file_bytes"] * len(trial.epochs)
-        if "file_bytes" in trial.cache_proof
-        else trial.cache_proof.get("logical_read_bytes")
-        for trial in runs
-    ]
-    if None in asked or None in fetched or not sum(asked):
-        return None
-    return sum(fetched) / sum(asked)
-
-
-def _swapped_pages(runs: Sequence[Trial]) -> int | None:
-    names = ("swapped_in_pages", "swapped_out_pages")
-    counts = [trial.disturbance.get(name) for trial in runs for name in names]
-    return None if None in counts else sum(counts)
 
 
 def _mean_known(values: Iterable[float | None]) -> float | None:
