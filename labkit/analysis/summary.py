@@ -272,7 +272,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         aa_s=noise(valid),
         stable=stable,
         calibration=info.get("calibration") or {},
-        labels=_common_labels(info, rows),
+        labels=in_common([row.labels for row in rows if row.labels]),
         protocol=info.get("protocol") or CORRECTED,
         notes=(
             *(info.get("notes") or ()),
@@ -356,13 +356,6 @@ def _outcome(
         "reason": reason,
         "left_out": len(violations),
     }
-
-
-def _common_labels(info: Mapping, rows: Sequence[Row]) -> dict[str, str]:
-    labelled = [row.labels for row in rows if row.labels]
-    if not labelled:
-        return {"accelerator": info["accelerator"]} if info.get("accelerator") else {}
-    return in_common(labelled)
 
 
 def in_common(mappings: Collection[Mapping[str, object]]) -> dict[str, object]:
