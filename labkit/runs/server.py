@@ -95,7 +95,7 @@ def _serve_run(log: str, answers: int) -> int:
     requests = sys.stdin.buffer
     while (line := requests.readline()).strip():
         request = _parse(line)
-        _open_data(request)
+        _load_for_all(request["arguments"])
         # The job reads from one end of the pipe, and ends itself when nobody holds the other.
         lifeline, held = os.pipe()
         pid = os.fork()
@@ -138,13 +138,19 @@ def _parse(line: bytes) -> dict:
     )
 
 
-def _open_data(request: dict) -> None:
-    """Open the data before forking: all jobs inherit it (118,287 annotations take 5 s)."""
-    from labkit.resolve import open_source
+def _load_for_all(arguments: dict) -> None:
+    """Load before forking what all jobs inherit.
+
+    The data (118,287 annotations take 5 s), and what torch imports for the first optimizer that a
+    process makes (2 s).
+    """
+    from labkit.resolve import open_source, traits
     from labkit.runs import operation_trials
 
-    arguments = request["arguments"]
     try:
+        settings = traits(vars(arguments["settings"]))
+        if not settings.emulated and "computing" not in settings.leaves_out:
+            importlib.import_module("torch._dynamo")
         open_source(arguments["settings"])
         if "task" in arguments:
             operation_trials.load(arguments["settings"], arguments["task"])
