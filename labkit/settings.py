@@ -136,7 +136,9 @@ class Settings:
         for field in fields(self):
             _check_kind(field.name, getattr(self, field.name))
         for name, least in LEAST.items():
-            _at_least(name, getattr(self, name), least)
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
         if self.device_speed is not None and not 0 < self.device_speed < math.inf:
             raise ValueError(
                 f"device_speed must be a number of images/s above 0, got {self.device_speed}; "
@@ -234,6 +236,22 @@ def vary(base: Settings, **choices: Iterable[object]) -> dict[str, Settings]:
     if len(set(labels)) != len(labels):
         raise ValueError(f"{name} must be given distinct values, got {', '.join(labels)}")
     return {label: replace(base, **{name: value}) for label, value in zip(labels, values)}
+
+
+def change_all(
+    variants: Mapping[str, Settings], label: str = "{}", /, **changes: object
+) -> dict[str, Settings]:
+    """Change the same settings in all variants.
+
+    Args:
+        variants: label -> settings.
+        label: makes the new labels of the old ones, as "{}, warm".
+        **changes: setting -> its new value.
+
+    Raises:
+        ValueError: as `with_settings`.
+    """
+    return {label.format(old): with_settings(each, changes) for old, each in variants.items()}
 
 
 def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
@@ -358,8 +376,3 @@ def _check_kind(name: str, value: object) -> None:
         raise ValueError(f"{name} must be {words}, got {value!r}")
     if choices and value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit import units
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment
-from labkit.settings import Settings
+from labkit.runs.experiment import Experiment, in_groups
+from labkit.settings import Settings, change_all, vary
 
 # [002] writes "usually 8 or 12": so many are tried one by one, more only by doubling.
 EACH_UP_TO = 12
@@ -36,30 +37,22 @@ def workers(base: Settings) -> Experiment:
     cores = hardware.cores()
     by_rule = {"as many as cores": cores, "no workers": 0, "twice as many": 2 * cores}
     quick = {label: replace(base, num_workers=count) for label, count in by_rule.items()}
-    few, others = _counts(cores)
+    doubled = (n for n in (16, 32, 64, 128, 256) if n < 2 * cores)
+    others = {
+        units.count(n, "worker"): replace(base, num_workers=n)
+        for n in (*range(1, min(2 * cores, EACH_UP_TO) + 1), *doubled)
+        if n not in by_rule.values()
+    }
+    few = {label: others.pop(label) for label in ("1 worker", "2 workers") if label in others}
     return Experiment(
         "workers",
         question="How many workers does the loader need?",
-        variants=quick | {_count(n): replace(base, num_workers=n) for n in few},
-        baseline="as many as cores",
+        variants=quick | few,
         source="[002]: at most the CPU's threads, usually 8 or 12, the cheapest of equals; "
         "[004] 2.4: as many as cores or GPUs; too many block",
-        in_full={_count(n): replace(base, num_workers=n) for n in others},
+        in_full=others,
         knobs=("prefetch_factor", "batch_size", "preprocessor", "cache", "device"),
     )
-
-
-def _counts(cores: int) -> tuple[list[int], list[int]]:
-    """Return the other numbers of workers: for quick mode, and for full mode only."""
-    named = {0, cores, 2 * cores}
-    few = [n for n in (1, 2) if n not in named]
-    each = range(1, min(2 * cores, EACH_UP_TO) + 1)
-    doubled = [n for n in (16, 32, 64, 128, 256) if n < 2 * cores]
-    return few, [n for n in (*each, *doubled) if n not in named and n not in few]
-
-
-def _count(workers: int) -> str:
-    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
 def prefetch_factor(base: Settings) -> Experiment:
@@ -75,15 +68,13 @@ def prefetch_factor(base: Settings) -> Experiment:
         jitter_ms=base.jitter_ms or JITTER_MS,
         num_workers=count if base.num_workers is None else base.num_workers,
     )
-    two, *others = (
-        (f"{n} {'batch' if n == 1 else 'batches'} each", replace(base, prefetch_factor=n))
-        for n in (2, 1, 4, 8)
-    )
     return Experiment(
         "prefetch_factor",
         question="How far ahead should each worker load, where some samples come late?",
-        variants=dict([two, *others]),
-        baseline="2 batches each",
+        variants={
+            f"{n} {'batch' if n == 1 else 'batches'} each": replace(base, prefetch_factor=n)
+            for n in (2, 1, 4, 8)
+        },
         source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no figure",
         in_full={"16 batches each": replace(base, prefetch_factor=16)},
         knobs=("num_workers", "jitter_ms", "batch_size", "preprocessor", "device"),
@@ -105,19 +96,16 @@ def pin_memory(base: Settings) -> Experiment:
         "not pinned, side stream": replace(plain, prefetcher="data_prefetcher"),
         "pinned, side stream": replace(plain, pin_memory=True, prefetcher="data_prefetcher"),
     }
-    seldom = {f"{label}, no waiting": replace(s, sync_every=0) for label, s in how.items()}
+    seldom = change_all(how, "{}, no waiting", sync_every=0)
     quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
     # CUDA's default: the host keeps a core busy while it waits, which the workers lack.
-    spinning = {
-        f"{label}, spinning": replace(s, profile="calibrated_spinning") for label, s in how.items()
-    }
+    spinning = change_all(how, "{}, spinning", profile="calibrated_spinning")
     # Bytes and boxes instead of finished float32 planes: a tenth to copy.
-    small = {f"{label}, uint8": replace(s, preprocessor="on_device") for label, s in how.items()}
+    small = change_all(how, "{}, uint8", preprocessor="on_device")
     return Experiment(
         "pin_memory",
         question="Do page-locked batches and a side stream hide the copy to the device?",
         variants=quick,
-        baseline="not pinned",
         source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
         "and a side stream",
         in_full=seldom | spinning | small,
@@ -137,14 +125,12 @@ def persistent_workers(base: Settings) -> Experiment:
     in_full = {}
     # Elsewhere all workers are spawned anyway.
     if base.start_method is None and hardware.can_fork():
-        for label, settings in variants.items():
-            in_full[f"spawned, {label}"] = replace(settings, start_method="spawn")
-            in_full[f"fork server, {label}"] = replace(settings, start_method="forkserver")
+        in_full = change_all(variants, "spawned, {}", start_method="spawn")
+        in_full |= change_all(variants, "fork server, {}", start_method="forkserver")
     return Experiment(
         "persistent_workers",
         question="Does keeping the workers between epochs save time?",
         variants=variants,
-        baseline="started anew",
         source="[001] 4.1: listed, False by default; no figure",
         in_full=in_full,
         knobs=("num_workers", "epochs", "images", "preprocessor", "device"),
@@ -175,15 +161,12 @@ def batch_size(base: Settings) -> Experiment:
     Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")  # small enough for any shared memory
-    sizes = {n: replace(base, batch_size=n) for n in (20, 21, 28)}
-    more = {n: replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)}
     return Experiment(
         "batch_size",
         question="Must the batch size be a multiple of 2, or of 4?",
-        variants={_size(n): settings for n, settings in sizes.items()},
-        baseline=_size(20),
+        variants={_size(n): replace(base, batch_size=n) for n in (20, 21, 28)},
         source="[002] 3.1: a multiple of 2, better of 4; lists 4, 8, 12, 16, 32, 128, 256",
-        in_full={_size(n): settings for n, settings in more.items()},
+        in_full={_size(n): replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)},
         knobs=("num_workers", "input_px", "decoder", "device"),
     )
 
@@ -200,16 +183,13 @@ def batch_size_powers(base: Settings) -> Experiment:
     Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")
-    powers = {str(n): replace(base, batch_size=n) for n in (16, 4, 8, 32, 64)}
     return Experiment(
         "batch_size_powers",
         question="How does the epoch depend on the batch size?",
-        variants=powers,
-        baseline="16",
+        variants=vary(base, batch_size=(16, 4, 8, 32, 64)),
         source="[002] 3.1: 90 % of the GPU's memory or more; lists 4, 8, 16, 32, 128, 256",
         in_full={
-            "48": replace(base, batch_size=48),
-            "128": replace(base, batch_size=128),
+            **vary(base, batch_size=(48, 128)),
             "256, on CUDA": replace(base, batch_size=256, device="cuda"),
         },
         knobs=("num_workers", "input_px", "decoder", "device"),
@@ -238,7 +218,6 @@ def sampling(base: Settings) -> Experiment:
             "joined in the loop": by("torch_joined_in_loop"),
             "joined without a copy, in threads": by("threads"),
         },
-        baseline="shuffled",
         source="[001] 4.1: map and iterable data sets, samplers, collate functions; no figure",
         knobs=("num_workers", "batch_size", "cache", "preprocessor", "device"),
     )
@@ -251,28 +230,24 @@ def opencv_threads(base: Settings) -> Experiment:
     """
     base = replace(base, cv2_threads=0, torch_threads=1)
     cores = hardware.cores()
-    in_workers = {"none": base} | {
-        f"{n} in each worker": replace(base, cv2_threads=n) for n in (1, 2)
-    }
-    alone = {
-        f"{'none' if n == 0 else n}, no workers": replace(base, cv2_threads=n, num_workers=0)
-        for n in (0, 2)
+    quick = {
+        "none": base,
+        "1 in each worker": replace(base, cv2_threads=1),
+        "2 in each worker": replace(base, cv2_threads=2),
+        "none, no workers": replace(base, num_workers=0),
+        "2, no workers": replace(base, cv2_threads=2, num_workers=0),
     }
     as_many = {
         f"{cores} in each worker": replace(base, cv2_threads=cores),
         f"{cores}, no workers": replace(base, cv2_threads=cores, num_workers=0),
     }
-    quick = in_workers | alone
     in_full = {label: s for label, s in as_many.items() if label not in quick}
     if cores > 1:
-        in_full |= {
-            f"{label}, torch {cores}": replace(s, torch_threads=cores) for label, s in quick.items()
-        }
+        in_full |= change_all(quick, f"{{}}, torch {cores}", torch_threads=cores)
     return Experiment(
         "opencv_threads",
         question="Should OpenCV use threads of its own beside the loader's workers?",
         variants=quick,
-        baseline="none",
         source="users of OpenCV in training, who disagree",
         in_full=in_full,
         knobs=("batch_size", "input_px", "preprocessor", "device"),
@@ -299,17 +274,15 @@ def prefetching_in_depth(base: Settings) -> Experiment:
         "no workers": alone,
         f"no workers, {thread}": replace(alone, prefetcher=thread),
     }
-    pageable = {f"{k}, not pinned": replace(s, pin_memory=False) for k, s in quick.items()}
+    pageable = change_all(quick, "{}, not pinned", pin_memory=False)
     streams = {
         side: replace(pinned, prefetcher=side),
         f"{side}, not pinned": replace(pinned, prefetcher=side, pin_memory=False),
         f"no workers, {side}": replace(alone, prefetcher=side),
         f"{side}, step first": replace(pinned, prefetcher=f"{side}_step_first"),
     }
-    seldom = {
-        f"{label}, no waiting": replace(s, sync_every=0)
-        for label, s in {"original": pinned, thread: quick[thread], **streams}.items()
-    }
+    waiting = {"original": pinned, thread: quick[thread], **streams}
+    seldom = change_all(waiting, "{}, no waiting", sync_every=0)
     # Only CUDA has an allocator that must be told, where the host runs ahead.
     unrecorded = replace(pinned, prefetcher=f"{side}_unrecorded", sync_every=0, device="cuda")
     seldom[f"{side}, no waiting, without record_stream"] = unrecorded
@@ -317,7 +290,6 @@ def prefetching_in_depth(base: Settings) -> Experiment:
         "prefetching_in_depth",
         question="Is prefetch_generator worth anything beside the loader's own queue?",
         variants=quick,
-        baseline="original",
         published={thread: 0.894},
         source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
         in_full=pageable | streams | seldom,
@@ -342,16 +314,11 @@ def ranks(base: Settings) -> Experiment:
         epochs=1,
     )
     labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
-    grouped = {"variants": labels, "baseline": "1 GPU"}
+    grouped = {"variants": labels}
     if base.device == "emulated" and not has_speed:
         speeds = {"GPUs half as fast as the loader": 0.5, "GPUs twice as fast as the loader": 2.0}
-        places = {f"{group}: {label}": (group, label) for group in speeds for label in labels}
-        grouped = {
-            "variants": {name: labels[label] for name, (_, label) in places.items()},
-            "baseline": next(iter(places)),
-            "groups": {name: group for name, (group, _) in places.items()},
-            "tasks": {name: {"x": speeds[group]} for name, (group, _) in places.items()},
-        }
+        grouped = in_groups(dict.fromkeys(speeds, labels))
+        grouped["tasks"] = {name: {"x": speeds[group]} for name, group in grouped["groups"].items()}
     return Experiment(
         "ranks",
         question="What do more GPUs bring where they share the loader's cores?",
@@ -381,7 +348,6 @@ def rivals(base: Settings) -> Experiment:
             "tf.data": by("tf_data"),
             "DALI": by("dali"),
         },
-        baseline="torch",
         source="[001] 2.1 and 2.2, [000], [003], [004] 2.6: nearly 4 times as fast with DALI [000]",
         in_full={
             "torch, persistent workers": replace(base, persistent_workers=True),
@@ -392,15 +358,9 @@ def rivals(base: Settings) -> Experiment:
             "DALI on the CPU": by("dali_cpu"),
         },
         knobs=(
-            "num_workers",
-            "prefetch_factor",
-            "batch_size",
-            "input_px",
-            "cache",
-            "step",
-            "device",
+            "num_workers", "prefetch_factor", "batch_size", "input_px", "cache", "step", "device",
         ),
-    )
+    )  # fmt: skip
 
 
 def textbook(base: Settings) -> Experiment:
@@ -431,7 +391,6 @@ def textbook(base: Settings) -> Experiment:
             "with scaled decoding": scaled,
             "with threads": replace(scaled, loader="threads"),
         },
-        baseline="textbook",
         source="the steps of PyTorch's ImageNet example: Pillow, crop, resize, normalize in each "
         "worker",
         notes=(
@@ -458,7 +417,6 @@ def tf_data(base: Settings) -> Experiment:
             "one after the other": replace(base, loader="tf_data_plain"),
             "parallel map and prefetch": replace(base, loader="tf_data"),
         },
-        baseline="one after the other",
         source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no figure",
         in_full={  # every trial imports TensorFlow, which takes as long as quick mode's epochs
             "parallel map": replace(base, loader="tf_data_no_prefetch"),
@@ -482,7 +440,6 @@ def num_parallel_reads(base: Settings) -> Experiment:
             "one shard at a time": replace(base, loader="tf_data_tfrecord_one_by_one"),
             "in parallel": replace(base, loader="tf_data_tfrecord"),
         },
-        baseline="one shard at a time",
         source="[001] 1.4: num_parallel_reads; no figure",
         in_full={"torch": base},
         knobs=("num_workers", "storage", "batch_size", "input_px", "step", "device"),

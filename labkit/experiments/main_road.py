@@ -16,7 +16,7 @@ from labkit.machine.page_cache import can_evict
 from labkit.parts.operations import MEANINGS
 from labkit.runs.experiment import Experiment
 from labkit.runs.operation_trials import LOOKUPS, OPERATIONS, SAMPLE
-from labkit.settings import Settings
+from labkit.settings import Settings, change_all
 
 # Width and height of the pictures.  Only full mode measures the larger ones: every trial has a
 # process of its own, and the first two sizes already are 186 trials in quick mode.
@@ -56,18 +56,15 @@ def prefetching(base: Settings) -> Experiment:
     }
     short = {"data_prefetcher": "data_prefetcher_as_published", "both": "both_as_published"}
     # The document read from a hard disk, which makes a cold first run slow.
-    in_order = {
-        label: replace(settings, storage="hdd", prefetcher=short.get(label, settings.prefetcher))
-        for label, settings in variants.items()
-    }
+    on_disk = change_all(variants, storage="hdd")
+    shorter = {label: replace(on_disk[label], prefetcher=name) for label, name in short.items()}
     return Experiment(
         "prefetching",
         question="Does fetching the next batch ahead shorten the epoch?",
         variants=variants,
-        baseline="original",
         published=PUBLISHED["prefetching"],
         source="[004] section 3.1, experiment 1",
-        as_published=_in_order(in_order),
+        as_published=_in_order(on_disk | shorter),
         main_road=True,
         knobs=(
             "num_workers", "prefetch_factor", "pin_memory", "sync_every", "batch_size", "input_px",
@@ -86,15 +83,11 @@ def storage(base: Settings) -> Experiment:
     nvme = {"nvme": replace(cold, storage="nvme")} if "nvme" in media.media() else {}
     # Files in memory cannot be cold.
     every = {**disks, "tmpfs": replace(cold, storage="tmpfs", cache="warm"), **nvme}
-    warm = {
-        f"{label}, warm": replace(settings, cache="warm")
-        for label, settings in {**disks, **nvme}.items()
-    }
+    warm = change_all({**disks, **nvme}, "{}, warm", cache="warm")
     return Experiment(
         "storage",
         question="Does a faster disk shorten the epoch?",
         variants={**every, **warm},
-        baseline="hdd",
         published=PUBLISHED["storage"],
         source="[004] section 3.2, experiment 2",
         as_published=_in_order(every),
@@ -116,7 +109,6 @@ def preprocessing(base: Settings) -> Experiment:
             "vectorized": replace(base, preprocessor="vectorized"),
             "simplified": replace(base, preprocessor="on_device"),
         },
-        baseline="original",
         published=PUBLISHED["preprocessing"],
         source="[004] section 3.3, experiment 3",
         main_road=True,
@@ -141,7 +133,6 @@ def opencv_vs_pil(base: Settings) -> Experiment:
             "opencv": by("opencv"),
             "simplejpeg": by("simplejpeg"),
         },
-        baseline="pillow",
         source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
         in_full={
             "kornia-rs": by("kornia_rs"),
@@ -192,7 +183,6 @@ def combined(base: Settings) -> Experiment:
         "combined",
         question="How much do the documents' remedies save together?",
         variants={"original": original, **best},
-        baseline="original",
         published=PUBLISHED["combined"],
         source="[004] section 3.4: 39 % together",
         in_full={**combinations, **floors},
@@ -280,7 +270,6 @@ def _timed_alone(
         variants=dict.fromkeys(tasks, settings),
         groups=groups,
         tasks=tasks,
-        baseline=next(iter(tasks)),
         notes=(*(f"{operation}: {MEANINGS[operation]}" for operation in meanings), *notes),
         knobs=("seed",),
         **fields,
@@ -292,10 +281,9 @@ def _in_order(variants: Mapping[str, Settings]) -> dict[str, Settings]:
 
     The first variant runs again at the end: its gain is due to the order and the cache alone.
     """
-    (first, settings), *others = variants.items()
-    left = {label: replace(other, cache="as found") for label, other in others}
-    again = replace(settings, cache="as found")
-    return {first: replace(settings, cache="cold"), **left, f"{first}, again": again}
+    first, settings = next(iter(variants.items()))
+    left = change_all(variants, cache="as found")
+    return left | {first: replace(settings, cache="cold"), f"{first}, again": left[first]}
 
 
 EXPERIMENTS = (

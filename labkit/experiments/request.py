@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from labkit.experiments import catalog
 from labkit.experiments.roofline import SUFFIX, over_device_speeds
 from labkit.runs.experiment import Experiment
-from labkit.settings import CORRECTED, MODES, pick, with_new_names, with_settings
+from labkit.settings import CORRECTED, MODES, change_all, pick, with_new_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,12 @@ class Request:
             settings.pop("cache", None)
         if isinstance(self.experiment, str):
             return catalog.build(self.experiment, self.protocol, settings)
-        return _changed(self.experiment, settings)
+        own = self.experiment
+        return replace(
+            own,
+            variants=change_all(own.variants, **settings),
+            in_full=change_all(own.in_full, **settings),
+        )
 
     def build(self) -> Experiment:
         """Return the experiment that is to be run.
@@ -234,15 +239,6 @@ def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | Non
         in_full=in_full,
         baseline=baseline,
         published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
-    )
-
-
-def _changed(experiment: Experiment, settings: Mapping[str, object]) -> Experiment:
-    def change(variants: Mapping) -> dict:
-        return {label: with_settings(other, dict(settings)) for label, other in variants.items()}
-
-    return replace(
-        experiment, variants=change(experiment.variants), in_full=change(experiment.in_full)
     )
 
 

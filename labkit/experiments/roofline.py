@@ -8,14 +8,13 @@ A speed is a multiple of the baseline's loading rate, x, which the run measures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.summary import is_floor
 from labkit.resolve import traits
-from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment
-from labkit.settings import Settings
+from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment, in_groups
+from labkit.settings import change_all
 
 # EVIDENCE 2, "The roofline".  Quick mode leaves out 1.4, where little differs from 1 and 2: with
 # it, the five variants of textbook take more than a minute.
@@ -66,7 +65,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
             if settings.cache == wanted.cache or traits(vars(settings)).in_memory
         }
     else:
-        kept = _changed(kept, cache=wanted.cache)
+        kept = change_all(kept, cache=wanted.cache)
     if len(kept) < 2:
         raise ValueError(
             "variants must be at least two for a roofline, which compares pipelines, got "
@@ -74,39 +73,30 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         )
     baseline = next((label for label, its in kept.items() if its == wanted), next(iter(kept)))
     # The first variant of a group is its baseline.
-    kept = _changed({baseline: kept[baseline], **kept}, device="emulated", epochs=1)
-    every = {_group(x): x for x in SPEEDS} | {ALONE: None}
-    quick, in_full, groups, tasks = {}, {}, {}, {}
-    for group, x in every.items():
-        for label, settings in kept.items():
-            is_quick = label in experiment.variants and (x is None or x in QUICK_SPEEDS)
-            variant = f"{group}: {label}"
-            alone = settings if x else replace(settings, step="nothing")
-            (quick if is_quick else in_full)[variant] = alone
-            groups[variant], tasks[variant] = group, {"x": x}
+    kept = change_all({baseline: kept[baseline], **kept}, device="emulated", epochs=1)
+    speeds = {_group(x): x for x in SPEEDS}
+    groups = dict.fromkeys(speeds, kept) | {ALONE: change_all(kept, step="nothing")}
+    quick = {*map(_group, QUICK_SPEEDS), ALONE}
+    grouped = in_groups(
+        groups, lambda group, label: group in quick and label in experiment.variants
+    )
     return replace(
         experiment,
         name=name,
         kind=ROOFLINE,
         question=f"{about}: how fast would you train on a slower or faster GPU?",
-        variants=quick,
-        in_full=in_full,
+        **grouped,
+        tasks={name: {"x": speeds.get(group)} for name, group in grouped["groups"].items()},
         baseline=f"{_group(QUICK_SPEEDS[0])}: {baseline}",
-        groups=groups,
-        tasks=tasks,
         # A published time needs a loader that is as much faster; at some speed every gain is met.
         published={
             f"{ALONE}: {label}": figure
             for label, figure in experiment.published.items()
-            if f"{ALONE}: {label}" in quick and baseline == experiment.baseline
+            if f"{ALONE}: {label}" in grouped["variants"] and baseline == experiment.baseline
         },
         as_published={},
         dial=None,
     )
-
-
-def _changed(variants: Mapping[str, Settings], **changes: object) -> dict[str, Settings]:
-    return {label: replace(settings, **changes) for label, settings in variants.items()}
 
 
 def _group(x: float) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.runs.experiment import Experiment
-from labkit.settings import Settings
+from labkit.runs.experiment import Experiment, in_groups
+from labkit.settings import Settings, change_all
 
 # What the documents name comes first; quick mode has time for these.
 DOCUMENTED = ("hdf5", "pth", "lmdb", "tfrecord")
@@ -34,24 +34,15 @@ def packing(base: Settings) -> Experiment:
     quick = {"folder": base} | {name: replace(base, packing=name) for name in DOCUMENTED}
     raw = {"raw": replace(base, packing="raw")}
     every = {**quick, **raw}
-    sequential = {
-        f"{name}, sequential": replace(settings, order="sequential")
-        for name, settings in every.items()
-    }
-    warm = {f"{name}, warm": replace(settings, cache="warm") for name, settings in every.items()}
-    alone = {
-        f"{name}, no workers": replace(every[name], num_workers=0)
-        for name in ("folder", "lmdb", "raw")
-    }
-    in_memory = {
-        f"{name} on tmpfs": replace(every[name], storage="tmpfs", cache="warm")
-        for name in ("folder", "lmdb")
-    }
+    files_and_lmdb = {"folder": base, "lmdb": quick["lmdb"]}
+    sequential = change_all(every, "{}, sequential", order="sequential")
+    warm = change_all(every, "{}, warm", cache="warm")
+    alone = change_all(files_and_lmdb | raw, "{}, no workers", num_workers=0)
+    in_memory = change_all(files_and_lmdb, "{} on tmpfs", storage="tmpfs", cache="warm")
     return Experiment(
         "packing",
         question="Does one packed file read faster than many small ones?",
         variants=quick,
-        baseline="folder",
         source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
         in_full={**raw, **sequential, **warm, **alone, **in_memory},
         knobs=("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
@@ -70,12 +61,8 @@ def small_files(base: Settings) -> Experiment:
         "small_files",
         question="What do thumbnails cost that lie in a file each?",
         variants=variants,
-        baseline="one packed file",
         source="[000]: seeking, opening and closing",
-        in_full={
-            f"{label}, warm": replace(settings, cache="warm")
-            for label, settings in variants.items()
-        },
+        in_full=change_all(variants, "{}, warm", cache="warm"),
         knobs=("num_workers", "storage", "input_px", "batch_size", "decoder", "device"),
     )
 
@@ -88,7 +75,8 @@ def offline(base: Settings) -> Experiment:
     input_px = base.input_px or OFFLINE_PX
     base = replace(base, preprocessor="classification", input_px=input_px, subset="first")
     base = replace(base, packing="folder", stored="jpeg")
-    ahead = {
+    variants = {
+        "online": base,
         "JPEGs resized": replace(base, stored="resized"),
         "uint8 pixels": replace(base, packing="raw", stored="pixels"),
         "float32 samples": replace(base, packing="raw", stored="sample"),
@@ -96,13 +84,9 @@ def offline(base: Settings) -> Experiment:
     return Experiment(
         "offline",
         question="Does preprocessing ahead of training shorten the epoch?",
-        variants={"online": base, **ahead},
-        baseline="online",
+        variants=variants,
         source="[001] 2.1b: a Spark or CPU job before training; no figure",
-        in_full={
-            f"{label}, warm": replace(settings, cache="warm")
-            for label, settings in {"online": base, **ahead}.items()
-        },
+        in_full=change_all(variants, "{}, warm", cache="warm"),
         knobs=("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),
     )
 
@@ -131,7 +115,6 @@ def distance(base: Settings) -> Experiment:
             "with 8 workers": replace(far, num_workers=FAR_WORKERS),
             "copied first": replace(base, storage=f"{FAR}_staged"),
         },
-        baseline="read at a distance",
         source="[001] 3.1.1 and 3.1.2: ceph in another city; local SSD > ceph > cfs > hdfs",
         in_full=in_full,
         knobs=("batch_size", "prefetch_factor", "decoder", "device"),
@@ -153,21 +136,12 @@ def memory(base: Settings) -> Experiment:
         PACKED: replace(base, storage="hdd", packing="raw", order="sequential"),
         SSD: replace(base, storage="ssd", packing="folder"),
     }
-    groups, variants, in_full = {}, {}, {}
-    for percent in IN_MEMORY:
-        group = f"{percent} % in memory"
-        for arm, settings in arms.items():
-            label = f"{group}: {arm}"
-            groups[label] = group
-            taken = variants if percent in QUICK_IN_MEMORY else in_full
-            taken[label] = replace(settings, cached=percent)
+    groups = {f"{n} % in memory": change_all(arms, cached=n) for n in IN_MEMORY}
+    quick = [f"{n} % in memory" for n in QUICK_IN_MEMORY]
     return Experiment(
         "memory",
         question="What do an SSD and packing save if memory holds part of the data?",
-        variants=variants,
-        in_full=in_full,
-        groups=groups,
-        baseline=next(iter(variants)),
+        **in_groups(groups, lambda group, label: group in quick),
         source="[001] 3.1.2, [004] section 3.2: no figures for data larger than memory",
         knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from labkit.machine import gpu
 from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
-from labkit.runs.experiment import Dial, Experiment
-from labkit.settings import Settings
+from labkit.runs.experiment import Dial, Experiment, in_groups
+from labkit.settings import Settings, change_all
 
 # Settings that the form shows first, where nothing is loaded.
 LOOP_KNOBS = ("batch_size", "input_px", "device")
@@ -42,21 +42,19 @@ def loss(base: Settings) -> Experiment:
     Source: [001] 4.1.
     """
     base = replace(base, batch_size=base.batch_size or LOOPS_BATCH_SIZE, epochs=1)
-    labels = {
-        "loops": "loops",
-        "loops, looking each time": "loops_sync",
-        "loops in threads": "threads",
-        "all at once": "vectorized",
+    variants = {
+        "loops": replace(base, loss="loops"),
+        "loops, looking each time": replace(base, loss="loops_sync"),
+        "loops in threads": replace(base, loss="threads"),
+        "all at once": replace(base, loss="vectorized"),
     }
-    variants = {label: replace(base, loss=name) for label, name in labels.items()}
     return Experiment(
         "loss",
         question="Does a loss without loops over boxes shorten the epoch?",
         variants=variants,
-        baseline="loops",
         source="[001] 4.1: for loops in a loss block the GPU; simplify, or use processes or "
         "threads; no figure",
-        in_full=_without_waiting(variants) | _computing_alone(variants),
+        in_full=change_all(variants, "{}, no waiting", sync_every=0) | _computing_alone(variants),
         knobs=("num_workers", "preprocessor", "batch_size", "sync_every", "profile", "device"),
     )
 
@@ -69,9 +67,10 @@ def precision(base: Settings) -> Experiment:
     Source: [004] 2.6.
     """
     if base.device is None and not gpu.cuda().works:
-        base = replace(base, device="cpu", preprocessor="classification")
         base = replace(
             base,
+            device="cpu",
+            preprocessor="classification",
             input_px=base.input_px or CPU_PX,
             batch_size=base.batch_size or CPU_BATCH_SIZE,
         )
@@ -86,23 +85,15 @@ def precision(base: Settings) -> Experiment:
         "precision",
         question="Do mixed precision and channels_last shorten the epoch?",
         variants=variants,
-        baseline="fp32",
         source="[004] 2.6: apex, whose mixed precision is torch's own today; no figure",
         in_full=_computing_alone(variants),
         knobs=("num_workers", "batch_size", "input_px", "cache", "device"),
     )
 
 
-def _without_waiting(variants: dict[str, Settings]) -> dict[str, Settings]:
-    """Return the variants without a wait at the end of a step."""
-    return {f"{label}, no waiting": replace(s, sync_every=0) for label, s in variants.items()}
-
-
 def _computing_alone(variants: dict[str, Settings]) -> dict[str, Settings]:
     """Return the variants on one batch that stays in memory, so that only the step counts."""
-    return {
-        f"computing alone: {label}": replace(s, loader="resident") for label, s in variants.items()
-    }
+    return change_all(variants, "computing alone: {}", loader="resident")
 
 
 def stalls(base: Settings) -> Experiment:
@@ -122,7 +113,6 @@ def stalls(base: Settings) -> Experiment:
             "loss sent every step": replace(base, report_every=1, report_to=NEAR),
             "progress bar": replace(base, progress_bar="tqdm", progress_loss=True),
         },
-        baseline="nothing beside the step",
         source="[001] section 2: eight CPU jobs, six of them in the training loop, of which the "
         "loss has an experiment of its own; no figures",
         in_full={
@@ -156,7 +146,6 @@ def checkpoints(base: Settings) -> Experiment:
         "checkpoints",
         question="What do checkpoints cost, and how often may one be saved?",
         variants=quick,
-        baseline="never",
         source="[001] 3.3: save fewer checkpoints; no figure",
         dial=Dial(setting="checkpoint_every"),
         in_full={**every, **in_memory},
@@ -170,25 +159,14 @@ def logs(base: Settings) -> Experiment:
     Source: [001] 5.1.
     """
     base = _loop_alone(base)
-    quick = {"never": base} | {
-        f"every {_steps(n)}": replace(base, report_every=n, report_to="file") for n in EVERY
-    }
-    unread = {
-        f"{label}, without the loss": replace(settings, report_loss=False)
-        for label, settings in quick.items()
-        if settings.report_every
-    }
-    shown = {
-        f"{label}, terminal": replace(settings, report_to="terminal")
-        for label, settings in {**quick, **unread}.items()
-        if settings.report_every
-    }
+    printed = {f"every {_steps(n)}": replace(base, report_every=n, report_to="file") for n in EVERY}
+    unread = change_all(printed, "{}, without the loss", report_loss=False)
+    shown = change_all(printed | unread, "{}, terminal", report_to="terminal")
     names = ("every step, without the loss",)
     return Experiment(
         "logs",
         question="What does printing the loss cost, and how often may it be printed?",
-        variants=quick | {name: unread.pop(name) for name in names},
-        baseline="never",
+        variants={"never": base} | printed | {name: unread.pop(name) for name in names},
         source="[001] 5.1: print logs every 100 steps",
         dial=Dial(setting="report_every", advice=100, source="[001] 5.1"),
         in_full={**unread, **shown},
@@ -203,21 +181,14 @@ def metric_reports(base: Settings) -> Experiment:
     """
     base = _loop_alone(base)
     near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
-    others = {
-        f"{label}, {words}": replace(settings, **changes)
-        for words, changes in {
-            "without the loss": {"report_loss": False},
-            "in the background": {"report_in_background": True},
-            "to a slower server": {"report_to": FAR},
-        }.items()
-        for label, settings in near.items()
-    }
+    others = change_all(near, "{}, without the loss", report_loss=False)
+    others |= change_all(near, "{}, in the background", report_in_background=True)
+    others |= change_all(near, "{}, to a slower server", report_to=FAR)
     names = ("every step, in the background",)
     return Experiment(
         "metric_reports",
         question="What do metrics sent to a server cost, and how often may they be sent?",
         variants={"never": base} | near | {name: others.pop(name) for name in names},
-        baseline="never",
         source="[001] 4.2: report metrics every 100 steps",
         dial=Dial(setting="report_every", advice=100, source="[001] 4.2"),
         in_full=others,
@@ -241,7 +212,6 @@ def evaluation(base: Settings) -> Experiment:
         "evaluation",
         question="What do evaluation metrics cost during training?",
         variants={"none": base} | {name: every.pop(name) for name in names},
-        baseline="none",
         source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
         dial=Dial(setting="metrics_every"),
         in_full=every,
@@ -264,7 +234,6 @@ def progress(base: Settings) -> Experiment:
             "tqdm, drawn every step": replace(base, progress_bar="tqdm_every_step"),
             "tqdm with the loss": replace(base, progress_bar="tqdm", progress_loss=True),
         },
-        baseline="none",
         source="[001] section 2: progress reports among eight CPU jobs; no figure",
         knobs=LOOP_KNOBS,
     )
@@ -311,8 +280,7 @@ def bottlenecks(base: Settings) -> Experiment:
         COMPUTING: base,
         LOSS: replace(base, loss="loops"),  # a tenth of a second a step: quick mode leaves it out
     }
-    naive = {f"{name}, not synchronized": replace(s, sync_every=0) for name, s in known.items()}
-    every = known | naive
+    every = known | change_all(known, "{}, not synchronized", sync_every=0)
     quick = {
         name: every.pop(name) for name in (LOADING, COMPUTING, f"{COMPUTING}, not synchronized")
     }
@@ -320,7 +288,6 @@ def bottlenecks(base: Settings) -> Experiment:
         "bottlenecks",
         question="Do a loop's phases show what holds it back?",
         variants=quick,
-        baseline=LOADING,
         source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
         "forward and backward pass; no figures",
         in_full=every,
@@ -352,23 +319,19 @@ def communication(base: Settings) -> Experiment:
     quick = {"no exchange": NOOP, "this machine's loopback": ALL_REDUCE}
     quick |= {f"{n:,} Mbit/s": f"{n}mbit" for n in (400, 100, 50)}
     more = {f"{n:,} Mbit/s": f"{n}mbit" for n in (10_000, 1_000)} | {"added up, no_sync": NO_SYNC}
-    variants, in_full, groups = {}, {}, {}
-    for ranks in MACHINES:
-        group = f"{ranks} machines"
-        for label, exchange in (quick | more).items():
-            is_quick = label in quick and ranks == MACHINES[0]
-            name = f"{group}: {label}"
-            settings = replace(base, ranks=ranks, exchange=exchange)
-            (variants if is_quick else in_full)[name] = settings
-            groups[name] = group
+    groups = {
+        f"{ranks} machines": {
+            label: replace(base, ranks=ranks, exchange=exchange)
+            for label, exchange in (quick | more).items()
+        }
+        for ranks in MACHINES
+    }
+    fewest = next(iter(groups))
     return Experiment(
         "communication",
         question="How much of a step do machines need to exchange gradients?",
-        variants=variants,
-        baseline=next(iter(variants)),
-        groups=groups,
+        **in_groups(groups, lambda group, label: group == fewest and label in quick),
         source="[001] 5.1: machines in different modules take much longer; no figure",
-        in_full=in_full,
         knobs=("batch_size", "input_px", "images", "device"),
     )
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.statistics import DELTA
+from labkit.analysis.summary import Row
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.runs.active import Progress
@@ -26,7 +27,7 @@ from labkit.runs.device_speed import complete_with_device
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run
 from labkit.runs.store import StoredRun
-from labkit.settings import Settings, read_settings
+from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,24 +45,14 @@ CLOSE = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What one choice of settings takes."""
-
-    settings: Settings
-    normalized_time: float
-    """Relative to the default in the same blocks."""
-    cpu_s_per_1000_images: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tuned:
     """What `tune` found; shown as a table."""
 
     settings: Settings
-    """The given ones, with the chosen knobs filled in."""
+    """The given ones, with the chosen loader settings."""
     label: str
     """What was chosen, as "num_workers=4"; or "default"."""
-    measured: Mapping[str, Measured]
+    measured: Mapping[str, Row]
     """Every setting that was tried; the default first."""
     runs: tuple[StoredRun, ...]
     """Where the numbers come from."""
@@ -72,16 +63,13 @@ class Tuned:
         """Return the normalized time and the CPU seconds of every setting that was tried."""
         import pandas as pd
 
-        rows = {
-            label: (each.normalized_time, each.cpu_s_per_1000_images)
-            for label, each in self.measured.items()
-        }
         columns = ["normalized_time", "cpu_s_per_1000_images"]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        rows = ([getattr(row, name) for name in columns] for row in self.measured.values())
+        return pd.DataFrame(rows, list(self.measured), columns)
 
     def caption(self) -> str:
         """Return what was chosen, what it was measured on, and how."""
-        knobs = _knobs(self.measured[self.label].settings)
+        knobs = _knobs(self.settings)
         verb = "Keep the default" if self.label == DEFAULT else f"Take {self.label}"
         lines = [
             f"{verb}: " + ", ".join(f"{name}={value}" for name, value in knobs.items()) + ".",
@@ -132,23 +120,23 @@ def tune(
     starts_s = time.monotonic()
     how = {"results": results, "progress": progress}
     until = _Until(starts_s + budget_s * FIRST_SHARE, cancel)
-    first = _round(default, worker_counts(default), FIRST_BLOCKS, until, **how)
-    measured = _measured(first, {})
+    tried = {DEFAULT: default, **worker_counts(default)}
+    first = _round(tried, FIRST_BLOCKS, until, **how)
+    measured = _measured(first)
     if len(measured) < 2:
         raise ValueError(
             f"budget_s must leave time for two settings, got {budget_s:g}; {first.folder} holds "
             "what was measured; set images to fewer, or a longer budget"
         )
     best = choose(measured)
-    again = {label: measured[label].settings for label in to_measure_again(measured, best)}
-    tried = again | _around(measured[best].settings, best)
+    again = {label: tried[label] for label in (DEFAULT, *to_measure_again(measured, best))}
+    again |= _around(tried[best], best)
     until = _Until(starts_s + budget_s, cancel)
-    second = _round(default, tried, SECOND_BLOCKS, until, **how)
-    measured = _measured(second, measured)
+    second = _round(again, SECOND_BLOCKS, until, **how)
+    measured |= _measured(second)  # the later numbers of what was measured twice
     label = choose(measured)
-    chosen = replace(given, **_knobs(measured[label].settings))
     return Tuned(
-        settings=given if label == DEFAULT else chosen,
+        settings=replace(given, **_knobs((tried | again)[label])),
         label=label,
         measured=measured,
         runs=(first, second),
@@ -156,7 +144,7 @@ def tune(
     )
 
 
-def choose(measured: Mapping[str, Measured]) -> str:
+def choose(measured: Mapping[str, Row]) -> str:
     """Return the label of the equally fast settings that take the fewest CPU seconds.
 
     The default is kept if it is equally fast and no other takes 10 % less.
@@ -173,7 +161,7 @@ def choose(measured: Mapping[str, Measured]) -> str:
     return cheapest
 
 
-def to_measure_again(measured: Mapping[str, Measured], best: str) -> list[str]:
+def to_measure_again(measured: Mapping[str, Row], best: str) -> list[str]:
     """Return the first round's best, and the fastest of the others within 10 %.
 
     Args:
@@ -185,7 +173,7 @@ def to_measure_again(measured: Mapping[str, Measured], best: str) -> list[str]:
     return [label for label in (best, *others[:1]) if label != DEFAULT]
 
 
-def _close_to_fastest(measured: Mapping[str, Measured], share: float) -> dict[str, Measured]:
+def _close_to_fastest(measured: Mapping[str, Row], share: float) -> dict[str, Row]:
     most = min(each.normalized_time for each in measured.values()) * (1 + share)
     return {label: each for label, each in measured.items() if each.normalized_time <= most}
 
@@ -232,14 +220,13 @@ class _Until(threading.Event):
 
 
 def _round(
-    default: Settings, rivals: Mapping[str, Settings], blocks: int, until: _Until, **how: object
+    variants: Mapping[str, Settings], blocks: int, until: _Until, **how: object
 ) -> StoredRun:
-    """Measure other settings and the default until the time is over."""
+    """Measure the default, which comes first, and other settings until the time is over."""
     experiment = Experiment(
         "tune",
         question="Which loader settings are the cheapest of the fastest?",
-        variants={DEFAULT: default, **rivals},
-        baseline=DEFAULT,
+        variants=variants,
         source="[002] 3.3: the least CPU use of those that load equally fast",
     )
     found = run(experiment, "quick", blocks=blocks, cancel=until, **how)
@@ -248,17 +235,13 @@ def _round(
     return found
 
 
-def _measured(found: StoredRun, before: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Add a run's numbers to the earlier ones, and replace those that were measured again."""
-    measured = dict(before)
-    for row in found.summary.rows:
-        if row.normalized_time is not None and row.cpu_s_per_1000_images is not None:
-            measured[row.variant] = Measured(
-                settings=read_settings(found.info["variants"][row.variant]),
-                normalized_time=row.normalized_time,
-                cpu_s_per_1000_images=row.cpu_s_per_1000_images,
-            )
-    return measured
+def _measured(found: StoredRun) -> dict[str, Row]:
+    """Return the rows of the variants of which there are both numbers."""
+    return {
+        row.variant: row
+        for row in found.summary.rows
+        if row.normalized_time is not None and row.cpu_s_per_1000_images is not None
+    }
 
 
 def _knobs(settings: Settings) -> dict[str, object]:

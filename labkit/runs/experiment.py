@@ -34,8 +34,8 @@ class Experiment:
     """Becomes the chart's title."""
     variants: Mapping[str, Settings]
     """Label -> settings, in the order of the tables."""
-    baseline: str
-    """The label that all others of its group are divided by."""
+    baseline: str = ""
+    """The label that all others of its group are divided by; unset: the first variant's."""
     groups: Mapping[str, str] = field(default_factory=dict)
     """Label -> what it is compared within, as "decode, 640×480"; unset: one group has all.
 
@@ -83,6 +83,8 @@ class Experiment:
             )
         if not self.variants:
             raise ValueError("variants must be at least one, got none")
+        if not self.baseline:
+            object.__setattr__(self, "baseline", next(iter(self.variants)))
         pick(dict(self.variants), self.baseline, "baseline")
         for label in self.published:
             pick(dict(self.variants), label, "published label")
@@ -104,3 +106,22 @@ class Experiment:
             order = [group for group in self.groups.values() if group in firsts]
             told |= {"groups": groups, "baselines": {g: firsts[g] for g in order}}
         return told
+
+
+def in_groups(
+    groups: Mapping[str, Mapping[str, Settings]],
+    is_quick: Callable[[str, str], bool] = lambda group, label: True,
+) -> dict[str, dict]:
+    """Return an experiment's variants, named "group: label", and their groups.
+
+    Args:
+        groups: group -> label -> settings.
+        is_quick: of group and label; the others are for full mode only.
+    """
+    variants, in_full, group_of = {}, {}, {}
+    for group, its in groups.items():
+        for label, settings in its.items():
+            name = f"{group}: {label}"
+            (variants if is_quick(group, label) else in_full)[name] = settings
+            group_of[name] = group
+    return {"variants": variants, "in_full": in_full, "groups": group_of}

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
+from labkit.analysis.summary import Row
 from labkit.contracts import Cancelled
 from labkit.experiments import tuning
-from labkit.experiments.tuning import DEFAULT, Measured, Tuned, choose
+from labkit.experiments.tuning import DEFAULT, Tuned, choose
 from labkit.settings import MODES, complete
 
 BASE = complete(lab.Settings(), MODES["quick"], cores=4, has_cuda=False, can_fork=True)
@@ -18,7 +19,7 @@ BASE = complete(lab.Settings(), MODES["quick"], cores=4, has_cuda=False, can_for
 def measured(**numbers):
     """default=(normalized time, CPU-seconds), and others as four=(…)."""
     return {
-        label: Measured(settings=BASE, normalized_time=time, cpu_s_per_1000_images=cpu_s)
+        label: Row(variant=label, status="ok", normalized_time=time, cpu_s_per_1000_images=cpu_s)
         for label, (time, cpu_s) in numbers.items()
     }
 
