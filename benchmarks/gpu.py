@@ -46,7 +46,7 @@ BUDGET_S = 60.0  # of a diagnosis
 # On a CPU, where nothing is to be measured; the simulated GPU runs what copies beside computing.
 SIMULATED = {"device": "emulated", "device_speed": 2000.0}
 SMALL = {"images": 4, "batch_size": 2, "input_px": 32, "epochs": 1}
-SMALL_BUDGET_S = 5.0
+SMALL_BUDGET_S, SMALL_VARIANTS = 5.0, 2
 GOES_ON = "the same command goes on with it"
 Row = tuple[str, str, str]
 
@@ -102,11 +102,15 @@ def run(
     site: Site, experiment: str | lab.Experiment, mode: str = "quick", **chosen: object
 ) -> Iterator[Row]:
     """Run an experiment, or go on with a run of it; a row per variant."""
-    mode = "quick" if site.is_small else mode
-    settings = {"data": site.data, **(SMALL if site.is_small else {})}
+    settings = {"data": site.data}
     if "roofline" not in chosen:  # it has devices of its own
         settings |= SIMULATED if site.is_small else {"device": site.device}
     asked = Request(experiment=experiment, mode=mode, settings=settings, **chosen)
+    if site.is_small:
+        mode, labels = "quick", asked.variants or tuple(asked.whole().variants)
+        asked = replace(
+            asked, mode=mode, settings=settings | SMALL, variants=labels[:SMALL_VARIANTS]
+        )
     title = f"{asked.name}, {mode}"
     earlier = [
         found
