@@ -26,7 +26,9 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from labkit import units
+from labkit.contracts import Skip
 from labkit.files import bar
+from labkit.machine.media import check_room
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.manifest import MANIFEST
 
@@ -100,7 +102,8 @@ def download_coco(
 
     Raises:
         ValueError: an archive is not the expected one, or `out` holds another data set.
-        OSError: the server cannot be reached or sends only parts; the disk is full.
+        OSError: the server cannot be reached or sends only parts.
+        Skip: there is too little free space.
     """
     if not re.fullmatch(r"https?://[^\s/]\S*", url_base):
         raise ValueError(f"url_base must be http:// or https:// and a server, got {url_base!r}")
@@ -113,12 +116,7 @@ def download_coco(
     missing = [archive for archive in archives if not (root / archive.wanted).exists()]
     needed_bytes = sum(archive.size_bytes + archive.unpacked_bytes for archive in missing)
     root.mkdir(parents=True, exist_ok=True)
-    free_bytes = shutil.disk_usage(root).free
-    if needed_bytes > free_bytes:
-        raise OSError(
-            f"out must have about {units.count_bytes(needed_bytes)} free, got "
-            f"{units.count_bytes(free_bytes)} in {root}; free space or choose another disk"
-        )
+    check_room(root, needed_bytes, "the archives and what they hold")
     for archive in missing:
         by_hand = root / archive.name
         if by_hand.exists():
@@ -147,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         images = download_coco(given.out, url_base=given.url_base)
         reader = open_folder(images)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, Skip) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

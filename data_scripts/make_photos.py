@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -28,9 +27,10 @@ import cv2
 
 from data_scripts.photo_scenes import annotate, paint, plan_scene
 from labkit import units
-from labkit.contracts import JPEG_END, JPEG_START
+from labkit.contracts import JPEG_END, JPEG_START, Skip
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
+from labkit.machine.media import check_room
 from labkit.parts.packing.folder import (
     UNFINISHED,
     WrittenImage,
@@ -70,7 +70,8 @@ def make_photos(
 
     Raises:
         ValueError: a number out of range, or `out` holds other data.
-        OSError: `out` cannot be written to, or has too little free space.
+        OSError: `out` cannot be written to.
+        Skip: there is too little free space.
     """
     for name, value, least in (("images", images, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
         if value is not None and value < least:
@@ -81,7 +82,9 @@ def make_photos(
         images = max(images, manifest["images"])
         if _is_complete(root, manifest, images, seed):
             return manifest
-    _check_space(root, images)
+    there = sum(1 for _ in (root / "images").glob("*.jpg"))
+    existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    check_room(existing, max(0, images - there) * IMAGE_BYTES, units.count(images, "image"))
     try:
         _start_folder(root, manifest, seed)
     except OSError as error:
@@ -122,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(adopted)
             return 0
         manifest = make_photos(given.out, given.images, seed=given.seed, jobs=given.jobs)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, Skip) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -201,19 +204,6 @@ def _start_folder(root: Path, manifest: dict, seed: int) -> None:
         )
     (root / "images").mkdir(parents=True, exist_ok=True)
     write_whole(root / UNFINISHED, json.dumps({"kind": KIND, "seed": seed}))
-
-
-def _check_space(root: Path, images: int) -> None:
-    there = sum(1 for _ in (root / "images").glob("*.jpg"))
-    needed_bytes = max(0, images - there) * IMAGE_BYTES
-    free_bytes = shutil.disk_usage(
-        next(folder for folder in (root, *root.parents) if folder.is_dir())
-    ).free
-    if needed_bytes > free_bytes:
-        raise OSError(
-            f"out must have about {units.count_bytes(needed_bytes)} free for {images} images, "
-            f"got {units.count_bytes(free_bytes)} in {root}; ask for fewer images or free space"
-        )
 
 
 @contextmanager

@@ -54,3 +54,12 @@ def tree(folder: Path) -> dict[str, tuple[int, int, bytes]]:
             name = str(path.relative_to(folder))
             found[name] = (stat.st_ino, stat.st_ctime_ns, path.read_bytes())
     return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Read all files of a folder: path below it -> bytes."""
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }

@@ -17,21 +17,15 @@ from hypothesis import strategies as st
 
 from data_scripts.make_photos import main, make_photos
 from data_scripts.photo_scenes import annotate, plan_scene, visible_map
+from labkit.contracts import Skip
 from labkit.parts.packing import PACKINGS
+from tests.places import contents
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def make(out, images=8, **more):
     return make_photos(out, images, progress=False, **{"jobs": 1, **more})
-
-
-def contents(folder):
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +145,8 @@ def test_numbers_out_of_range_are_refused(tmp_path, wrong, message):
 
 
 def test_more_images_than_fit_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(OSError, match=r"out must have about .* free for 1000000000000 images, got"):
+    message = r"must have .* free for 1,000,000,000,000 images, got"
+    with pytest.raises(Skip, match=message):
         make(tmp_path / "out", images=10**12)
     assert not (tmp_path / "out").exists()
 
