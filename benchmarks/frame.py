@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import math
+import os
 import random
 import statistics
 import tempfile
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 from labkit import units
 from labkit.analysis.statistics import ratio_interval
@@ -114,6 +117,24 @@ def ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Ratio:
     """Divide times by the others of the same round; at least two rounds."""
     logs = [math.log(a / b) for a, b in zip(times_s, others_s, strict=True)]
     return Ratio(math.exp(statistics.fmean(logs)), *ratio_interval(logs))
+
+
+def marked(name: str, value: str) -> list[psutil.Process]:
+    """Return the processes with this environment variable, except zombies and this one.
+
+    A process number is soon reused and a parent may have ended; the environment that a process was
+    started with is inherited and stays.
+    """
+
+    def is_marked(process: psutil.Process) -> bool:
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+                return False
+            return process.environ().get(name) == value
+        except (psutil.Error, OSError):
+            return False  # another's, or gone
+
+    return list(filter(is_marked, psutil.process_iter()))
 
 
 class Report:

@@ -25,7 +25,7 @@ from pathlib import Path
 import nbformat
 import psutil
 
-from benchmarks.marked import marked
+from benchmarks.frame import marked
 from labkit.runs.store import TRIALS_FILE
 
 ROOT = Path(__file__).parents[1]
@@ -36,21 +36,7 @@ ENDS_WITHIN_S = 10.0
 # What may stay: the server, however it was started, and kernels that wait.
 STAYS = {"make", "jupyter", "jupyter-lab", "jupyterlab", "ipykernel_launcher"}
 TRIAL_SERVER = "labkit.runs.server"
-# As a user would write them; read instead of the user's own.
-SERVER_CONFIG = {
-    "ServerApp": {
-        "open_browser": False,
-        "password": "",
-        "port_retries": 0,
-        "disable_check_xsrf": True,  # `Server` asks it too, not only its own page
-    },
-    "IdentityProvider": {"token": ""},
-    "LabApp": {"expose_app_in_browser": True, "news_url": None},
-}
-SETTINGS = {
-    # Else the server asks the network for newer versions, and a question covers the page.
-    "notification": {"checkForUpdates": False, "fetchNews": "false"},
-}
+NOTIFICATION = "@jupyterlab/apputils-extension/notification.jupyterlab-settings"
 
 
 @dataclass(frozen=True)
@@ -179,21 +165,29 @@ def serve(folder: Path, command: Sequence[str] | None = None) -> Iterator[Server
     """
     place = folder / ".jupyter"
     mark = secrets.token_hex(8)
+    # As a user would write it; read instead of the user's own.
     server_config = {
-        **SERVER_CONFIG,
         "ServerApp": {
-            **SERVER_CONFIG["ServerApp"],
             "ip": "127.0.0.1",
             "port": 0,  # any that is free when it is taken
+            "port_retries": 0,
             "root_dir": str(folder),
             "allow_root": True,
+            "open_browser": False,
+            "password": "",
+            "disable_check_xsrf": True,  # `Server` asks it too, not only its own page
         },
-        "LabApp": {**SERVER_CONFIG["LabApp"], "workspaces_dir": str(place / "workspaces")},
+        "IdentityProvider": {"token": ""},
+        "LabApp": {
+            "expose_app_in_browser": True,
+            "news_url": None,
+            "workspaces_dir": str(place / "workspaces"),
+        },
     }
     _write_json(place / "config/jupyter_server_config.json", server_config)
-    for name, values in SETTINGS.items():
-        path = f"settings/@jupyterlab/apputils-extension/{name}.jupyterlab-settings"
-        _write_json(place / path, values)
+    # Else the server asks the network for newer versions, and a question covers the page.
+    quiet = {"checkForUpdates": False, "fetchNews": "false"}
+    _write_json(place / "settings" / NOTIFICATION, quiet)
     environment = {
         **os.environ,
         MARK: mark,

@@ -21,11 +21,9 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,7 +31,6 @@ import psutil
 
 import labkit as lab
 from benchmarks import frame
-from benchmarks.marked import marked
 from data_scripts.make_photos import make_photos
 from labkit import units
 from labkit.contracts import Skip
@@ -46,7 +43,6 @@ SHARED_MEMORY = Path("/dev/shm")
 MARK = "LABKIT_KILLS"  # in the environment of every process of ours
 BLOCKS = 8
 KILLS_PER_RUN = 20  # about what those blocks last for
-AT_ONCE = 2  # sieges side by side: each spends half of its time waiting
 # After how many further rows to strike; 0: at any moment, also while the run prepares itself.
 MORE_ROWS = (0, 1, 1, 2, 3)
 # The latest of any moments: a new run prepares itself for about 5 s, one that is resumed for 2 s.
@@ -94,15 +90,6 @@ class Record:
     slowest_orphan_s: float = 0.0
     """From a kill to the end of the last process below the one that was killed."""
     losses: list[str] = field(default_factory=list)
-
-    def __add__(self, other: Record) -> Record:
-        return Record(
-            kills=self.kills + other.kills,
-            runs=self.runs + other.runs,
-            rows=self.rows + other.rows,
-            slowest_orphan_s=max(self.slowest_orphan_s, other.slowest_orphan_s),
-            losses=self.losses + other.losses,
-        )
 
 
 class Siege:
@@ -179,7 +166,7 @@ class Siege:
 
     def ours(self) -> list[psutil.Process]:
         """List all processes that began here, wherever in the tree they are now."""
-        return marked(MARK, self._mark)
+        return frame.marked(MARK, self._mark)
 
     def _begin(self) -> None:
         """Go on with a new run."""
@@ -387,28 +374,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of targets and moments")
     options = parser.parse_args()
     report = frame.Report("What kill -9 loses", options)
-    targets = choose_targets(options.kills, random.Random(options.seed))
-    stopped = threading.Event()
-
-    def besiege(number: int) -> Record:
-        rng, mine = random.Random(f"{options.seed}/{number}"), targets[number::AT_ONCE]
-        with tempfile.TemporaryDirectory(prefix="labkit-kills-") as place:
-            with Siege(Path(place), rng) as siege:
-                for start in range(0, len(mine), KILLS_PER_RUN):
-                    siege.strike(mine[start : start + KILLS_PER_RUN], count)
-                siege.record.losses += [f"left behind: {what}" for what in siege.leftovers()]
-                return siege.record
-
-    def count() -> None:
-        shown.update()
-        if stopped.is_set():
-            raise KeyboardInterrupt  # ends a siege, and its processes with it
-
-    with bar(total=len(targets), desc="kills") as shown, ThreadPoolExecutor(AT_ONCE) as pool:
-        try:
-            record = sum(pool.map(besiege, range(AT_ONCE)), Record())
-        finally:
-            stopped.set()
+    rng = random.Random(options.seed)
+    targets = choose_targets(options.kills, rng)
+    with (
+        bar(total=len(targets), desc="kills") as shown,
+        tempfile.TemporaryDirectory(prefix="labkit-kills-") as place,
+        Siege(Path(place), rng) as siege,
+    ):
+        for start in range(0, len(targets), KILLS_PER_RUN):
+            siege.strike(targets[start : start + KILLS_PER_RUN], shown.update)
+        record = siege.record
+        record.losses += [f"left behind: {what}" for what in siege.leftovers()]
     by_target = ", ".join(f"{target} {record.kills[target]}" for target in TARGETS)
     report.line(
         f"{record.kills.total()} kills ({by_target}) in {units.count(record.runs, 'run')}, "

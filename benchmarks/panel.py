@@ -21,14 +21,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
 from benchmarks import frame
-from benchmarks.jupyter import ENDS_WITHIN_S, ROOT, Server, make_workplace, rows_in, serve, until
+from benchmarks.jupyter import ROOT, Server, make_workplace, rows_in, serve, until
 from benchmarks.lab_page import LabPage, browse, why_no_browser
 from labkit import units
 from labkit.runs.store import load_run
@@ -44,23 +43,13 @@ TRIALS = 4
 IMAGES = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Seconds from ``make jupyter``."""
-
-    answers_s: float
-    ready_s: float
-    usable_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """One run of one block."""
 
     first_row_s: float
     """From asking for it."""
-    times_s: dict[tuple[str, str], float]
-    """(variant, role) -> two epochs."""
+    typical_s: float
+    """Geometric mean of the trials' times."""
 
 
 @contextlib.contextmanager
@@ -84,17 +73,17 @@ def show_panel(lab: LabPage) -> None:
     lab.panel.get_by_role("button", name="Run", exact=True).click(trial=True)
 
 
-def time_start(browser: Browser, folder: Path, data: str) -> Start:
-    """Time one start, from the command to a panel whose Run button can be pressed."""
-    began_s = time.perf_counter()
+def time_start(browser: Browser, folder: Path, data: str) -> dict[str, float]:
+    """Time one start, from ``make jupyter`` to a panel whose Run button can be pressed."""
+    began_s, reached_s = time.perf_counter(), {}
     with made(folder, data) as server:
-        answers_s = time.perf_counter() - began_s
+        reached_s["answers_s"] = time.perf_counter() - began_s
         lab = LabPage(browser, server, USUAL)
-        ready_s = time.perf_counter() - began_s
+        reached_s["ready_s"] = time.perf_counter() - began_s
         show_panel(lab)
-        usable_s = time.perf_counter() - began_s
+        reached_s["usable_s"] = time.perf_counter() - began_s
         lab.close()
-    return Start(answers_s=answers_s, ready_s=ready_s, usable_s=usable_s)
+    return reached_s
 
 
 def run_from_panel(lab: LabPage, trials: int) -> Measured:
@@ -112,30 +101,21 @@ def run_headless(results: Path, data: str) -> Measured:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in CHANGES.items()]
     name = EXPERIMENTS[TIMED]
     command = ["run", name, "--blocks=1", f"--data={data}", f"--results={results}", *options]
-    processes = []
+    with contextlib.ExitStack() as stack:
 
-    def begin() -> None:
-        processes.append(
-            subprocess.Popen(
+        def begin() -> None:
+            process = subprocess.Popen(
                 [sys.executable, "-m", "labkit.cli", *command],
                 cwd=results.parent,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-        )
+            stack.enter_context(process)  # waits for its end
 
-    def wait(condition: Callable[[], object], what: str) -> None:
-        until(condition, lambda: f"{what}; labkit {' '.join(command)}: {processes[0].poll()}")
+        def wait(condition: Callable[[], object], what: str) -> None:
+            until(condition, lambda: f"{what}; labkit {' '.join(command)}")
 
-    try:
-        measured = _watch(results / name, begin, wait, TRIALS)
-        processes[0].wait()
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(ENDS_WITHIN_S)
-    return measured
+        return _watch(results / name, begin, wait, TRIALS)
 
 
 def _watch(
@@ -156,11 +136,8 @@ def _watch(
     wait(lambda: rows_in(folder) >= 1, "a row comes")
     first_s = time.perf_counter()
     wait(lambda: rows_in(folder) >= trials, f"{trials} rows come")
-    rows = load_run(folder).trials
-    return Measured(
-        first_row_s=first_s - began_s,
-        times_s={(trial.variant, trial.role): trial.time_s for trial in rows},
-    )
+    times_s = [trial.time_s for trial in load_run(folder).trials]
+    return Measured(first_s - began_s, statistics.geometric_mean(times_s))
 
 
 @contextlib.contextmanager
@@ -201,11 +178,11 @@ def main() -> int:
             for number in range(options.starts)
         ]
         for what in ("answers_s", "ready_s", "usable_s"):
-            times_s = [getattr(start, what) for start in starts]
+            times_s = [start[what] for start in starts]
             report.line(f"from `make jupyter`, {what}: {spread(times_s)}")
         with made(place / "lab", str(data)) as server:
             measured = time_runs(browser, server, place / "headless", options, str(data), report)
-    return report.finish({"starts": list(map(asdict, starts)), **measured})
+    return report.finish({"starts": starts, **measured})
 
 
 def time_runs(
@@ -231,9 +208,9 @@ def time_runs(
 
     def run_alone() -> float:
         with standing_still(server):
-            return typical_s(run_headless(alone / "results", data))
+            return run_headless(alone / "results", data).typical_s
 
-    arms = {"attached": lambda: typical_s(run_from_panel(lab, TRIALS)), "headless": run_alone}
+    arms = {"attached": lambda: run_from_panel(lab, TRIALS).typical_s, "headless": run_alone}
     taken_s = frame.in_turn(arms, options.rounds)
     ratio = frame.ratio(taken_s["attached"], taken_s["headless"])
     report.line(f"measured times, panel attached / headless: {ratio}, {options.rounds} rounds")
@@ -242,11 +219,6 @@ def time_runs(
         report.line(problem)
     report.limit(not problems, "no error on the page, no request beyond this machine")
     return taken_s
-
-
-def typical_s(measured: Measured) -> float:
-    """Return the geometric mean of the trials' times."""
-    return statistics.geometric_mean(measured.times_s.values())
 
 
 if __name__ == "__main__":
