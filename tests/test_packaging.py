@@ -11,34 +11,14 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = {
-    canonicalize_name(requirement.name): requirement
-    for requirement in map(
-        Requirement,
-        (
-            line
-            for line in (ROOT / "constraints.txt").read_text().splitlines()
-            if line and not line.startswith("#")
-        ),
-    )
-}
 EXTRAS = PROJECT["optional-dependencies"]
+LINES = (ROOT / "constraints.txt").read_text().splitlines()
+PINNED = [Requirement(line) for line in LINES if line and not line.startswith("#")]
+PINS = {canonicalize_name(pin.name): pin for pin in PINNED}
 # What `dev` takes of labkit's own extras is listed there.
 OF_DEV = [line for line in EXTRAS["dev"] if not line.startswith("labkit[")]
-WANTED = list(
-    map(
-        Requirement,
-        [
-            *PROJECT["dependencies"],
-            *OF_DEV,
-            *EXTRAS["formats"],
-            *EXTRAS["remote"],
-            *EXTRAS["spark"],
-        ],
-    )
-)
-
-
+OPTIONAL = [line for extra in ("formats", "remote", "spark") for line in EXTRAS[extra]]
+WANTED = list(map(Requirement, [*PROJECT["dependencies"], *OF_DEV, *OPTIONAL]))
 # Too large for `dev`, or made for CUDA alone; test_rivals.py and parts/decoding say where they are
 # missing.
 RIVALS = list(map(Requirement, EXTRAS["rivals"]))

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from statistics import fmean
 
 from labkit.contracts import Skip
 from labkit.machine import helper, procfs, shared_memory
@@ -42,18 +43,21 @@ class Usage:
 
     def __init__(self, *, gpu: bool) -> None:
         self._watches_gpu, self._gpu = gpu, GpuWatch()
+        self._pss_bytes: list[int | None] = []
+        self._shm_bytes = []
+        """What /dev/shm held beyond what it held at the start."""
+        self._watches = ExitStack()
+        self._allocated = {}
 
     def __enter__(self) -> Usage:
-        self._peak_pss_bytes: int | None = None
-        # Most that /dev/shm held in addition to what it held at the start.
-        self._peak_shm_bytes: int | None = None
-        self._shm_before = shared_memory.usage()
-        self._watches = ExitStack()
         if self._watches_gpu:
             self._watches.enter_context(self._gpu)
-        self._watches.enter_context(Sampler(self._look_at_pss, PERIOD_S))
-        if self._shm_before is not None:
-            self._watches.enter_context(Sampler(self._look_at_shm, PERIOD_S))
+        look = Sampler(lambda: self._pss_bytes.append(tree_pss_bytes()), PERIOD_S)
+        self._watches.enter_context(look)
+        if (before := shared_memory.usage()) is not None:
+            used = self._shm_bytes
+            look = Sampler(lambda: used.append(shared_memory.usage().used - before.used), PERIOD_S)
+            self._watches.enter_context(look)
         if _has_allocator():
             import torch
 
@@ -71,8 +75,8 @@ class Usage:
         """
         return {
             "peak_rss_bytes": _peak_rss_bytes(),
-            "peak_pss_bytes": self._peak_pss_bytes,
-            "peak_shm_bytes": self._peak_shm_bytes,
+            "peak_pss_bytes": max(filter(None, self._pss_bytes), default=None),
+            "peak_shm_bytes": max((0, *self._shm_bytes)) if self._shm_bytes else None,
             **self._gpu.totals(),
             **self._allocated,
         }
@@ -80,15 +84,6 @@ class Usage:
     def disturbance(self) -> dict[str, float | None]:
         """Return what other programs used meanwhile; see `GpuWatch`."""
         return self._gpu.disturbance()
-
-    def _look_at_pss(self) -> None:
-        held = tree_pss_bytes()
-        if held is not None:
-            self._peak_pss_bytes = max(self._peak_pss_bytes or 0, held)
-
-    def _look_at_shm(self) -> None:
-        more = shared_memory.usage().used - self._shm_before.used
-        self._peak_shm_bytes = max(self._peak_shm_bytes or 0, more)
 
 
 class Sampler:
@@ -139,21 +134,21 @@ class GpuWatch:
 
     def totals(self) -> dict[str, float | int | None]:
         """Return the readings as fields of `Trial`; None where there are none."""
-        busy, used = (
-            [sample[name] for sample in self._samples if sample[name] is not None]
-            for name in ("busy_percent", "used_bytes")
-        )
         return {
-            "gpu_util_mean": sum(busy) / len(busy) / 100 if busy else None,
-            "gpu_memory_bytes": max(used, default=None),
+            "gpu_util_mean": self._mean_share("busy_percent"),
+            "gpu_memory_bytes": max(self._known("used_bytes"), default=None),
         }
 
     def disturbance(self) -> dict[str, float | None]:
         """Return the share of the GPU that other programs used; nothing where none was watched."""
-        others = [sample["others_percent"] for sample in self._samples]
-        known = [percent for percent in others if percent is not None]
-        share = sum(known) / len(known) / 100 if known else None
-        return {"other_gpu_share": share} if others else {}
+        return {"other_gpu_share": self._mean_share("others_percent")} if self._samples else {}
+
+    def _known(self, name: str) -> list[int]:
+        return [sample[name] for sample in self._samples if sample[name] is not None]
+
+    def _mean_share(self, name: str) -> float | None:
+        known = self._known(name)
+        return fmean(known) / 100 if known else None
 
 
 def own_cpu_s() -> float:

@@ -67,7 +67,8 @@ def test_a_watch_sees_memory_and_shared_memory():
         path = shared_memory.FOLDER / f"labkit-test-{os.getpid()}"
         try:
             path.write_bytes(b"x" * (50 * MB))
-            until(lambda: usage._peak_pss_bytes and usage._peak_shm_bytes)
+            peaks = ("peak_pss_bytes", "peak_shm_bytes")
+            until(lambda: all(usage.totals()[peak] for peak in peaks))
         finally:
             path.unlink(missing_ok=True)
     assert usage.totals()["peak_pss_bytes"] >= len(held)
