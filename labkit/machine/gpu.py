@@ -48,6 +48,7 @@ class CudaState:
 _TRY_A_KERNEL = """
 import json, torch
 answer = {"torch": torch.__version__, "cuda": torch.version.cuda, "error": ""}
+answer |= {"name": "", "memory_bytes": None, "capability": ""}
 try:
     if torch.version.cuda:
         gpu = torch.cuda.get_device_properties(0)
@@ -67,34 +68,28 @@ def cuda() -> CudaState:
     It takes milliseconds without an NVIDIA driver, else as long as importing torch does; later
     calls return the same answer.
     """
+    driver, found = "", {}
     try:
         driver = _nvidia_driver()
         done = subprocess.run(
             [sys.executable, "-c", _TRY_A_KERNEL],
             capture_output=True,
             text=True,
+            check=True,
             timeout=IMPORT_AND_KERNEL_S,
             cwd=Path(__file__).parents[2],  # not the caller's: it may hold a random.py
         )
-    except Skip as reason:
-        return CudaState(works=False, reason=str(reason))
+        answer = json.loads(done.stdout.splitlines()[-1])
+        reason = explain_cuda(answer)
+        found = {name: answer[name] for name in ("name", "memory_bytes", "capability")}
+    except Skip as skip:
+        reason = str(skip)
     except subprocess.TimeoutExpired:
         reason = f"torch did not run a kernel within {IMPORT_AND_KERNEL_S:.0f} s"
-        return CudaState(works=False, reason=reason, driver=driver)
-    if done.returncode:
-        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    except subprocess.CalledProcessError as error:
+        last_line = (error.stderr.strip().splitlines() or ["no message"])[-1]
         reason = f"torch could not be tried: {last_line}"
-        return CudaState(works=False, reason=reason, driver=driver)
-    answer = json.loads(done.stdout.splitlines()[-1])
-    reason = explain_cuda(answer)
-    return CudaState(
-        works=not reason,
-        reason=reason,
-        driver=driver,
-        name=answer.get("name", ""),
-        memory_bytes=answer.get("memory_bytes"),
-        capability=answer.get("capability", ""),
-    )
+    return CudaState(works=not reason, reason=reason, driver=driver, **found)
 
 
 def _nvidia_driver() -> str:
