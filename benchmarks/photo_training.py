@@ -249,6 +249,28 @@ class TrainHere:
         self.optimizer.step()
 
 
-def training(loader: object, step: Train, files: Sequence[Path] | None = None) -> dict[str, object]:
-    """Return the arguments of `lab.diagnose`."""
-    return {"loader": loader, "step": step, "files": files, "device": step.device}
+def training(
+    dataset: Dataset,
+    step: Callable | float,
+    files: Sequence[Path] | None = None,
+    *,
+    kept: bool = False,
+    **knobs: object,
+) -> dict[str, object]:
+    """Return the arguments of `lab.diagnose`.
+
+    Args:
+        dataset: what is loaded.
+        step: trains; a number: an emulated GPU does, in so many milliseconds an image.
+        files: what an epoch reads.
+        kept: whether all batches are there already.
+        **knobs: of the loader, where it is not set well.
+    """
+    step = step if callable(step) else Train(emulated(step))
+    batches = loader(dataset, **knobs)
+    return {
+        "loader": list(batches) if kept else batches,
+        "step": step,
+        "files": files,
+        "device": step.device,
+    }

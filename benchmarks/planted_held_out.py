@@ -27,10 +27,7 @@ from benchmarks.photo_training import (
     Photos,
     Resize,
     Site,
-    Train,
     decode_half,
-    emulated,
-    loader,
     training,
 )
 from labkit.contracts import Skip
@@ -103,7 +100,7 @@ class Asked(Photos):
 def one_connection(site: Site, fixed: bool) -> dict[str, object]:
     """Four workers share a connection to a server; better: one for each."""
     photos = Asked(site.paths(IMAGES), site.keep(Server()).listener.address, shared=not fixed)
-    return training(loader(photos, num_workers=4), Train(emulated(3.0)))
+    return training(photos, 3.0, num_workers=4)
 
 
 class Weighted(Sampler):
@@ -132,8 +129,7 @@ def slow_sampler(site: Site, fixed: bool) -> dict[str, object]:
     """The sampler goes through all weights for each index; better: once for an epoch."""
     photos = Photos(site.paths(CANDIDATES), decode=decode_half)
     sampler = Weighted(IMAGES, one_by_one=not fixed)
-    batches = loader(photos, sampler=sampler, shuffle=False)
-    return training(batches, Train(emulated(3.0)))
+    return training(photos, 3.0, sampler=sampler, shuffle=False)
 
 
 class Packed(Dataset):
@@ -174,7 +170,7 @@ def hdf5_chunks(site: Site, fixed: bool) -> dict[str, object]:
     images = np.stack([photos[i]["image"] for i in range(IMAGES)])
     chunk = 1 if fixed else CHUNK
     packed = Packed(site.scratch / f"by_{chunk}.h5", chunk, images)
-    return training(loader(packed), Train(emulated(4.0)))
+    return training(packed, 4.0)
 
 
 class Noted(Photos):
@@ -214,5 +210,4 @@ class Collate:
 def ragged_collate(site: Site, fixed: bool) -> dict[str, object]:
     """The collate function pads value by value; better: PyTorch does."""
     photos = Noted(site.paths(IMAGES), decode=decode_half)
-    batches = loader(photos, collate_fn=Collate(pad if fixed else pad_by_value))
-    return training(batches, Train(emulated(2.5)))
+    return training(photos, 2.5, collate_fn=Collate(pad if fixed else pad_by_value))

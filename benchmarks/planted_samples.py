@@ -21,10 +21,7 @@ from benchmarks.photo_training import (
     Photos,
     Resize,
     Site,
-    Train,
     decode_quarter,
-    emulated,
-    loader,
     training,
 )
 from labkit.contracts import SystemClock
@@ -55,12 +52,12 @@ def slow_disk(site: Site, fixed: bool) -> dict[str, object]:
     """Files on a hard disk; better: on this machine's own disk."""
     if fixed:
         paths = site.copied(IMAGES)
-        return training(loader(Photos(paths)), Train(emulated(COMPUTE_MS)), paths)
+        return training(Photos(paths), COMPUTE_MS, paths)
     if reason := why_not():
         site.notes.append(f"modelled disk, {HARD_DISK.name}: a throttled one {reason}")
-        return training(loader(ModelledPhotos(site.data, IMAGES)), Train(emulated(COMPUTE_MS)))
+        return training(ModelledPhotos(site.data, IMAGES), COMPUTE_MS)
     paths = site.on_slow_disk(IMAGES)
-    return training(loader(Photos(paths)), Train(emulated(COMPUTE_MS)), paths)
+    return training(Photos(paths), COMPUTE_MS, paths)
 
 
 class Brighten:
@@ -89,7 +86,7 @@ def slow_transform(site: Site, fixed: bool) -> dict[str, object]:
     """One transform of three goes value by value in Python; better: a table."""
     transforms = [Resize(224), BrightenByTable() if fixed else Brighten(), mirror]
     photos = Photos(site.paths(IMAGES), transforms)
-    return training(loader(photos), Train(emulated(COMPUTE_MS)))
+    return training(photos, COMPUTE_MS)
 
 
 class Crop:
@@ -119,7 +116,7 @@ def config_per_sample(site: Site, fixed: bool) -> dict[str, object]:
     classes = [{"id": i, "name": f"class {i}", "weight": i / 7} for i in range(32_000)]
     path.write_text(json.dumps({"augment": {"crop_margin": 16}, "classes": classes}))
     photos = Photos(site.paths(IMAGES), [Crop(path, read_once=fixed), Resize()])
-    return training(loader(photos), Train(emulated(COMPUTE_MS)))
+    return training(photos, COMPUTE_MS)
 
 
 CHANGES = (ImageOps.mirror, ImageOps.invert, ImageOps.flip)
@@ -147,7 +144,7 @@ def conversion_chain(site: Site, fixed: bool) -> dict[str, object]:
     """Every change converts from PIL to floats to bytes; better: bytes all the way."""
     changes = [change_all] if fixed else list(map(ThroughFloats, CHANGES))
     photos = Photos(site.paths(IMAGES), [*changes, Resize()])
-    return training(loader(photos), Train(emulated(COMPUTE_MS)))
+    return training(photos, COMPUTE_MS)
 
 
 class Annotated(Photos):
@@ -185,7 +182,7 @@ def list_scan(site: Site, fixed: bool) -> dict[str, object]:
         for k in range(200_000)
     ]
     photos = Annotated(site.paths(IMAGES), annotations, by_image=fixed)
-    return training(loader(photos), Train(emulated(COMPUTE_MS)))
+    return training(photos, COMPUTE_MS)
 
 
 def decode_by_pixel(jpeg: bytes) -> np.ndarray:
@@ -199,12 +196,11 @@ def decode_by_pixel(jpeg: bytes) -> np.ndarray:
 def python_decode(site: Site, fixed: bool) -> dict[str, object]:
     """The decoder swaps colours pixel by pixel in Python; better: OpenCV does it."""
     decode = decode_quarter if fixed else decode_by_pixel
-    batches = loader(Photos(site.paths(IMAGES // 2), decode=decode))
-    return training(batches, Train(emulated(8.0)))
+    return training(Photos(site.paths(IMAGES // 2), decode=decode), 8.0)
 
 
 def large_files(site: Site, fixed: bool) -> dict[str, object]:
     """Every core decodes, to pixels that are then thrown away; better: files of the size used."""
     paths = site.enlarged(2 * IMAGES)
     photos = Photos(site.small(paths) if fixed else paths)
-    return training(loader(photos), Train(emulated(1.6)))
+    return training(photos, 1.6)

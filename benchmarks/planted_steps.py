@@ -27,7 +27,6 @@ from benchmarks.photo_training import (
     TrainHere,
     decode_half,
     emulated,
-    loader,
     training,
 )
 from labkit.contracts import Skip
@@ -93,16 +92,15 @@ def expanded(sample: dict[str, object]) -> dict[str, object]:
 
 def large_batches(site: Site, fixed: bool) -> dict[str, object]:
     """Floats and maps over a slow link; better: bytes and boxes, the rest made on the device."""
-    batches = loader(Mapped(site.paths(IMAGES // 2), sparse=fixed))
     device = emulated(COMPUTE_MS, pinned_bytes_per_s=0.35e9, pageable_bytes_per_s=0.175e9)
-    return training(batches, Train(device, side_stream=True))
+    return training(Mapped(site.paths(IMAGES // 2), sparse=fixed), Train(device, side_stream=True))
 
 
 def pageable_copies(site: Site, fixed: bool) -> dict[str, object]:
     """Copies from ordinary memory, for which the host waits; better: pinned."""
     photos = Floats(site.paths(IMAGES // 2), [Resize(LARGE_PX)], decode_half)
     device = emulated(COMPUTE_MS + 2, pinned_bytes_per_s=0.5e9, pageable_bytes_per_s=0.25e9)
-    return training(loader(photos), Train(device, pinned=fixed))
+    return training(photos, Train(device, pinned=fixed))
 
 
 def need_small_memory() -> None:
@@ -119,7 +117,7 @@ def small_shared_memory(site: Site, fixed: bool) -> dict[str, object]:
     """
     need_small_memory()
     photos = (Photos if fixed else Floats)(site.paths(IMAGES), [Resize(LARGE_PX)], decode_half)
-    return training(loader(photos), Train(emulated(COMPUTE_MS)))
+    return training(photos, COMPUTE_MS)
 
 
 class Averaging(Train):
@@ -139,7 +137,7 @@ def wait_every_step(site: Site, fixed: bool) -> dict[str, object]:
     """The loss is looked at in every step, so nothing overlaps; better: in every fiftieth."""
     photos = Floats(site.paths(IMAGES), [Resize()], decode_half)
     device = emulated(COMPUTE_MS, pinned_bytes_per_s=0.2e9)
-    return training(loader(photos), Averaging(device, sync_every=50 if fixed else 1))
+    return training(photos, Averaging(device, sync_every=50 if fixed else 1))
 
 
 class Saving(Train):
@@ -172,7 +170,7 @@ def checkpoint_storm(site: Site, fixed: bool) -> dict[str, object]:
     """A checkpoint in every fifth step; better: in every hundredth."""
     path = site.scratch / ("seldom.pth" if fixed else "often.pth")
     step = Saving(emulated(COMPUTE_MS / 2), 100 if fixed else 5, path)
-    return training(loader(light_photos(site)), step)
+    return training(light_photos(site), step)
 
 
 class Reporting(Train):
@@ -198,7 +196,7 @@ def slow_reports(site: Site, fixed: bool) -> dict[str, object]:
     """Every step is reported to a server that answers after 70 ms; better: every fiftieth."""
     reports = site.keep(Reports("http_70ms", site.scratch))
     step = Reporting(emulated(COMPUTE_MS), 50 if fixed else 1, reports)
-    return training(loader(light_photos(site)), step)
+    return training(light_photos(site), step)
 
 
 class Boxed(Photos):
@@ -254,24 +252,24 @@ class Measuring(Train):
 
 def metric_loops(site: Site, fixed: bool) -> dict[str, object]:
     """Every step compares boxes pair by pair in Python; better: arrays."""
-    batches = loader(Boxed(site.paths(IMAGES), decode=decode_half))
     metric = iou_of_arrays if fixed else iou_by_pairs
-    return training(batches, Measuring(emulated(COMPUTE_MS), metric))
+    return training(
+        Boxed(site.paths(IMAGES), decode=decode_half), Measuring(emulated(COMPUTE_MS), metric)
+    )
 
 
 def slow_device(site: Site, fixed: bool) -> dict[str, object]:
     """The device computes all the time; even batches that are there already do not help."""
-    batches = loader(light_photos(site, IMAGES // 2))
-    return training(list(batches) if fixed else batches, Train(emulated(11.0)))
+    return training(light_photos(site, IMAGES // 2), 11.0, kept=fixed)
 
 
 def small_steps(site: Site, fixed: bool) -> dict[str, object]:
     """Steps are small, and loading keeps up with them; there is nothing to gain."""
-    batches = loader(light_photos(site), batch_size=2)
-    return training(list(batches) if fixed else batches, Train(emulated(4.0)))
+    return training(light_photos(site), 4.0, batch_size=2, kept=fixed)
 
 
 def training_here(site: Site, fixed: bool) -> dict[str, object]:
     """The CPU trains, and loading takes little of it; there is nothing to gain."""
-    batches = loader(Photos(site.small(site.paths(16 * BATCH_SIZE))), num_workers=1)
-    return training(list(batches) if fixed else batches, TrainHere())
+    return training(
+        Photos(site.small(site.paths(16 * BATCH_SIZE))), TrainHere(), num_workers=1, kept=fixed
+    )

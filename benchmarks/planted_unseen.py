@@ -28,7 +28,6 @@ from benchmarks.photo_training import (
     Train,
     decode_half,
     emulated,
-    loader,
     training,
 )
 from benchmarks.planted_steps import light_photos, need_small_memory
@@ -59,7 +58,7 @@ def shared_lock(site: Site, fixed: bool) -> dict[str, object]:
     """All workers read under one lock, one at a time; better: without it."""
     lock = contextlib.nullcontext() if fixed else multiprocessing.Lock()
     photos = Locked(site.paths(IMAGES), lock)
-    return training(loader(photos, num_workers=4), Train(emulated(2.5)))
+    return training(photos, 2.5, num_workers=4)
 
 
 class Rows(Dataset):
@@ -77,8 +76,7 @@ class Rows(Dataset):
 
 def batches_of_one(site: Site, fixed: bool) -> dict[str, object]:
     """Every batch is one row of a table; better: 64 rows."""
-    batches = loader(Rows(), batch_size=64 if fixed else 1)
-    return training(batches, Train(emulated(0.2)))
+    return training(Rows(), 0.2, batch_size=64 if fixed else 1)
 
 
 class Fields(Dataset):
@@ -109,7 +107,7 @@ class Fields(Dataset):
 def float64_samples(site: Site, fixed: bool) -> dict[str, object]:
     """Batches of 50 MB, because values are kept as float64; better: as float32."""
     fields = Fields(site, "float32" if fixed else "float64", IMAGES // 2)
-    return training(loader(fields), Train(emulated(1.5)))
+    return training(fields, 1.5)
 
 
 class InPil:
@@ -134,7 +132,7 @@ def pil_numpy_chain(site: Site, fixed: bool) -> dict[str, object]:
     """Each of six changes converts from NumPy to PIL and back; better: arrays all the way."""
     changes = [mirror, flip] if fixed else [InPil(ImageOps.mirror), InPil(ImageOps.flip)]
     photos = Photos(site.paths(IMAGES), [Resize(640), *3 * changes, Resize()], decode_half)
-    return training(loader(photos), Train(emulated(2.5)))
+    return training(photos, 2.5)
 
 
 class Tasks(Train):
@@ -163,7 +161,7 @@ class Tasks(Train):
 def item_every_loss(site: Site, fixed: bool) -> dict[str, object]:
     """`.item()` of four losses in every step; better: they are added up on the device."""
     step = Tasks(emulated(0.25), read_each=not fixed)
-    return training(loader(light_photos(site)), step)
+    return training(light_photos(site), step)
 
 
 def smooth(image: np.ndarray) -> np.ndarray:
@@ -186,7 +184,7 @@ def main_thread_transform(site: Site, fixed: bool) -> dict[str, object]:
     """The loop itself transforms what the loader delivers; better: the workers do."""
     transforms = [Resize(), smooth] if fixed else [Resize()]
     photos = Photos(site.paths(IMAGES), transforms, decode_half)
-    return training(loader(photos), (Train if fixed else SmoothFirst)(emulated(1.0)))
+    return training(photos, (Train if fixed else SmoothFirst)(emulated(1.0)))
 
 
 def deep_queue(site: Site, fixed: bool) -> dict[str, object]:
@@ -197,8 +195,7 @@ def deep_queue(site: Site, fixed: bool) -> dict[str, object]:
     """
     need_small_memory()
     fields = Fields(site, "float32", IMAGES // 2)
-    batches = loader(fields, batch_size=1, prefetch_factor=2 if fixed else 20)
-    return training(batches, Train(emulated(25.0)))
+    return training(fields, 25.0, batch_size=1, prefetch_factor=2 if fixed else 20)
 
 
 class Streamed(IterableDataset):
@@ -221,7 +218,7 @@ class Streamed(IterableDataset):
 def everything_twice(site: Site, fixed: bool) -> dict[str, object]:
     """Each of two workers delivers the whole data set; better: half of it."""
     stream = Streamed(Photos(site.paths(IMAGES)), split=fixed)
-    return training(loader(stream, shuffle=False), Train(emulated(1.0)))
+    return training(stream, 1.0, shuffle=False)
 
 
 class Listed(Photos):
@@ -238,10 +235,12 @@ class Listed(Photos):
 def million_objects(site: Site, fixed: bool) -> dict[str, object]:
     """Workers that do not share memory get a million objects every epoch; better: they persist."""
     multiprocessing.set_forkserver_preload([__name__])  # or each would import torch
-    batches = loader(
-        Listed(site.paths(IMAGES)), persistent_workers=fixed, multiprocessing_context="forkserver"
+    return training(
+        Listed(site.paths(IMAGES)),
+        3.0,
+        persistent_workers=fixed,
+        multiprocessing_context="forkserver",
     )
-    return training(batches, Train(emulated(3.0)))
 
 
 class Outlined(Photos):
@@ -277,4 +276,4 @@ class Outlined(Photos):
 def json_per_sample(site: Site, fixed: bool) -> dict[str, object]:
     """A long JSON file is parsed for every sample; better: what is used of it is stored."""
     photos = Outlined(site.paths(IMAGES), site.scratch, parsed=fixed)
-    return training(loader(photos), Train(emulated(4.0)))
+    return training(photos, 4.0)

@@ -22,10 +22,7 @@ from benchmarks.photo_training import (
     Photos,
     Resize,
     Site,
-    Train,
     decode_half,
-    emulated,
-    loader,
     one_thread,
     training,
 )
@@ -56,8 +53,7 @@ def collate_arrays(samples: list[dict]) -> dict[str, torch.Tensor]:
 def huge_collate(site: Site, fixed: bool) -> dict[str, object]:
     """The collate function works with Python's numbers; better: with tensors."""
     collate = collate_arrays if fixed else collate_values
-    batches = loader(Photos(site.paths(IMAGES)), collate_fn=collate)
-    return training(batches, Train(emulated(3.0)))
+    return training(Photos(site.paths(IMAGES)), 3.0, collate_fn=collate)
 
 
 @dataclass
@@ -102,22 +98,19 @@ def collate_outlines(samples: list[dict]) -> dict[str, object]:
 def objects_sent(site: Site, fixed: bool) -> dict[str, object]:
     """Workers send tens of thousands of small objects with every batch; better: tensors."""
     photos = Outlined(site.paths(IMAGES), as_tensors=fixed)
-    batches = loader(photos, collate_fn=collate_outlines, shuffle=False)
-    return training(batches, Train(emulated(3.6)))
+    return training(photos, 3.6, collate_fn=collate_outlines, shuffle=False)
 
 
 def no_workers(site: Site, fixed: bool) -> dict[str, object]:
     """The training process prepares everything; better: two workers."""
     knobs = {} if fixed else {"num_workers": 0, "persistent_workers": False}
-    batches = loader(Photos(site.paths(3 * IMAGES)), **knobs)
-    return training(batches, Train(emulated(1.5)))
+    return training(Photos(site.paths(3 * IMAGES)), 1.5, **knobs)
 
 
 def one_worker(site: Site, fixed: bool) -> dict[str, object]:
     """One worker on two cores; better: two."""
     photos = Photos(site.paths(3 * IMAGES))
-    batches = loader(photos, num_workers=2 if fixed else 1)
-    return training(batches, Train(emulated(1.4)))
+    return training(photos, 1.4, num_workers=2 if fixed else 1)
 
 
 class Labelled(Photos):
@@ -133,8 +126,7 @@ class Labelled(Photos):
 def waiting_samples(site: Site, fixed: bool) -> dict[str, object]:
     """One worker, which mostly waits for answers; better: eight."""
     photos = Labelled(site.paths(IMAGES // 2))
-    batches = loader(photos, num_workers=8 if fixed else 1)
-    return training(batches, Train(emulated(9.0)))
+    return training(photos, 9.0, num_workers=8 if fixed else 1)
 
 
 class Late(Photos):
@@ -154,8 +146,7 @@ class Late(Photos):
 def late_samples(site: Site, fixed: bool) -> dict[str, object]:
     """Some samples are late, and one batch per worker is prepared ahead; better: sixteen."""
     photos = Late(site.paths(5 * Late.EVERY), decode=decode_half)
-    batches = loader(photos, shuffle=False, prefetch_factor=16 if fixed else 1)
-    return training(batches, Train(emulated(5.0)))
+    return training(photos, 5.0, shuffle=False, prefetch_factor=16 if fixed else 1)
 
 
 class Indexed(Photos):
@@ -185,8 +176,7 @@ def restarted_workers(site: Site, fixed: bool) -> dict[str, object]:
     entries = [{"image": f"{i:012d}", "class": i % 80, "box": [i, 0, i, 9]} for i in range(ENTRIES)]
     index.write_text(json.dumps(entries))
     photos = Indexed(site.paths(IMAGES // 2), index)
-    batches = loader(photos, persistent_workers=fixed, worker_init_fn=load_index)
-    return training(batches, Train(emulated(COMPUTE_MS)))
+    return training(photos, COMPUTE_MS, persistent_workers=fixed, worker_init_fn=load_index)
 
 
 class Tones:
@@ -217,5 +207,4 @@ def too_many_threads(site: Site, fixed: bool) -> dict[str, object]:
     torch.set_num_threads(1)  # OpenMP's threads do not survive the fork of the workers
     photos = Photos(site.paths(IMAGES), [Resize(), Tones()])
     init = single_threads if fixed else many_threads
-    batches = loader(photos, num_workers=4, worker_init_fn=init)
-    return training(batches, Train(emulated(4.0)))
+    return training(photos, 4.0, num_workers=4, worker_init_fn=init)

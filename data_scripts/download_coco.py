@@ -49,8 +49,6 @@ class Archive:
     sha256: str
     wanted: str
     """The file or folder to unpack."""
-    unpacked_bytes: int
-    """What it takes, about."""
 
     @property
     def name(self) -> str:
@@ -68,14 +66,12 @@ ARCHIVES = (
         size_bytes=252_907_541,
         sha256="113a836d90195ee1f884e704da6304dfaaecff1f023f49b6ca93c4aaae470268",
         wanted=f"annotations/instances_{IMAGES}.json",
-        unpacked_bytes=20_000_000,
     ),
     Archive(
         path="zips/val2017.zip",
         size_bytes=815_585_330,
         sha256="4f7e2ccb2866ec5041993c9cf2a952bbed69647b115d0f74da7ce8f4bef82f05",
         wanted=IMAGES,
-        unpacked_bytes=820_000_000,
     ),
 )
 
@@ -114,21 +110,18 @@ def download_coco(
             "choose another folder"
         )
     missing = [archive for archive in archives if not (root / archive.wanted).exists()]
-    needed_bytes = sum(archive.size_bytes + archive.unpacked_bytes for archive in missing)
+    needed_bytes = 2 * sum(archive.size_bytes for archive in missing)  # JPEGs are hardly packed
     root.mkdir(parents=True, exist_ok=True)
     check_room(root, needed_bytes, "the archives and what they hold")
     for archive in missing:
-        by_hand = root / archive.name
-        if by_hand.exists():
-            _check_sum(archive, by_hand)
-            _unpack(archive, by_hand, root, progress=progress)
-        else:
-            part = root / f"{archive.name}.part"
+        by_hand, part = root / archive.name, root / f"{archive.name}.part"
+        if not by_hand.exists():
             url = f"{url_base.rstrip('/')}/{archive.path}"
             _download(archive, part, url, progress=progress, sleep=sleep)
-            _check_sum(archive, part)
-            _unpack(archive, part, root, progress=progress)
-            part.unlink()
+        file = by_hand if by_hand.exists() else part
+        _check_sum(archive, file)
+        _unpack(archive, file, root, progress=progress)
+        part.unlink(missing_ok=True)
     return root / IMAGES
 
 
