@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -154,7 +154,9 @@ class Loop:
             copy.copy(batch) if isinstance(batch, Mapping | list) else batch
             for batch in cycle(batches or self.resident)
         )  # fmt: skip
-        return self.run("resident", again, seconds)
+        stretch = self.run("resident", again, seconds)
+        # Workers may still fill their queues for the next arm, which is no part of the step.
+        return replace(stretch, cpu_s=stretch.own_cpu_s)
 
     def run(
         self,

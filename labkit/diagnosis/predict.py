@@ -195,10 +195,11 @@ class Measured:
         now, left = self.now, replace(self.now, **changes)
         now_s = max(self.epoch_s / self.steps, now.least_s())
         busy_s, left_s = now.busy_s(), left.busy_s()
-        # A step takes longer than the busiest of these, which the others delay.  That delay stays
-        # in proportion to its work; what nothing waits for now has none.
+        # A step takes longer than the busiest of these, which all that is done at once delays.
+        # What is gone neither is delayed nor delays the rest; what nothing waits for has no delay.
         most = busy_s.index(max(busy_s))
-        left_s[most] *= (now_s - now.startup_s - now.fetch_s) / busy_s[most]
+        delay = (now_s - now.startup_s - now.fetch_s) / busy_s[most] - 1
+        left_s[most] *= 1 + delay * min(left_s[most] / busy_s[most], 1.0)
         least_s = max(left_s) + left.startup_s + left.fetch_s
         ceiling = left.step_s * self.steps / self.epoch_s  # measured, so it holds in any case
         return shorter * min(max(least_s / now_s, ceiling), 1.0)
@@ -213,6 +214,11 @@ class Measured:
             # Shorter work hinders the others less: at best, in proportion.
             "hindered_s": self.now.hindered_s * wall_s / (self.now.wall_s or 1.0),
         }
+
+    @property
+    def made_s(self) -> float:
+        """Seconds in which a worker, or without any the main process, makes a batch."""
+        return sum(row.seconds for row in self.rows)
 
     def share_of(self, kind: str) -> float:
         """Return the share of a kind in the time in which a batch is made."""
@@ -282,7 +288,8 @@ def summarize(m: Measured) -> None:
         host_cpu_s=min(_mean(s.cpu_s for s in resident), hardware.cores() * m.resident_s),
         device_s=device_s + (0.0 if m.copy_beside else m.copy_s),
         # An epoch of unknown length is steps only.
-        startup_s=max(first_s - wall_s, 0.0) / m.steps
+        # Without the first batch, which takes a worker as long as any other.
+        startup_s=max(first_s - m.alone_s * workers, 0.0) / m.steps
         if workers and m.is_data_loader and length
         else 0.0,
         fetch_s=fetch_s,
@@ -341,12 +348,15 @@ def _stages(
     seen, pickle_s = m.probe.stages, m.probe.pickle_s
     cpu_s = _mean(s.cpu_s - (s.own_cpu_s if workers else 0.0) for s in alone)
     probed_s = sum(stage.cpu_s for stage in seen) + pickle_s
+    if not workers:
+        # The probe makes calls take longer.
+        scale = min(m.alone_s / (sum(stage.wall_s for stage in seen) or m.alone_s), 1.0)
+        seen = tuple(replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wall_s * scale) for s in seen)
+        return seen, m.alone_s, min(cpu_s, hardware.cores() * m.alone_s)
     if not probed_s:
         return seen, m.alone_s, _mean(s.cpu_s for s in alone)
     scale = cpu_s / probed_s
-    if not workers:
-        scale = min(scale, 1.0)
-    elif any(len(stretch.epoch_s) > 1 for stretch in alone):
+    if any(len(stretch.epoch_s) > 1 for stretch in alone):
         scale = 1.0  # starting workers is in it
     else:
         scale = max(scale, LEAST_TOGETHER)
@@ -354,8 +364,6 @@ def _stages(
         replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wait_s + (s.wall_s - s.wait_s) * scale)
         for s in seen
     )
-    if not workers:
-        return seen, m.alone_s, min(cpu_s, hardware.cores() * m.alone_s)
     sums_s = (sum(getattr(s, name) for s in seen) for name in ("wall_s", "cpu_s"))
     wall_s, cpu_s = (sum_s + pickle_s * scale for sum_s in sums_s)
     return seen, wall_s, cpu_s

@@ -186,9 +186,8 @@ def _computing(m: Measured) -> Sequence[Stage]:
 
 def _took(m: Measured, stages: Sequence[Stage]) -> str:
     took = units.seconds(sum(s.wall_s for s in stages))
-    # Without workers, `wall_s` is `alone_s`.
     what = "in which a worker makes a batch" if m.now.workers else "that a batch takes"
-    return f"{stages[0].name} takes {took} of the {units.seconds(m.now.wall_s)} {what}"
+    return f"{stages[0].name} takes {took} of the {units.seconds(m.made_s)} {what}"
 
 
 def _fastest_decoder(m: Measured, stages: Sequence[Stage]) -> str:

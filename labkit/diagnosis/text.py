@@ -47,8 +47,7 @@ def screen(found: Diagnosis) -> Iterator[str]:
     )
     if rows := _rows(m):
         who = "A worker" if m.now.workers and m.is_data_loader else "The main process"
-        made_s = m.alone_s * max(m.now.workers, 1)
-        yield f"{who} takes {units.seconds(made_s)} for a batch: {rows}."
+        yield f"{who} takes {units.seconds(m.made_s)} for a batch: {rows}."
     if words := bytes_in_words(m):
         yield f"A sample: {words}."
 

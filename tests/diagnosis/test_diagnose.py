@@ -333,6 +333,13 @@ def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
     assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
 
 
+def test_workers_that_fill_their_queues_are_no_part_of_the_step():
+    loader = DataLoader(Slow(cpu_s=0.1), batch_size=4, num_workers=1, persistent_workers=True)
+    loop = Loop(loader, lambda batch: time.sleep(0.05))
+    loop.keep(next(iter(loader)))
+    assert loop.compute(0.2).cpu_s < 0.02
+
+
 def test_a_cold_epoch_is_the_first_alone():
     loader = DataLoader(Slow(length=8, cpu_s=0), batch_size=4, num_workers=2)
     assert len(Loop(loader, print).run("cold", loader, 0.0, once=True).epoch_s) == 1
