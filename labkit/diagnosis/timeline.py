@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -74,36 +74,20 @@ class Timeline:
     """Field that is None -> why."""
 
 
-class Recorder:
-    """Context that records; keeps everything, so it is for minutes, not for hours.
+class _Recorder:
+    """Context that samples GPU, cores and disks; keeps everything, so it is for minutes.
 
     Args:
-        clock: the emulated device's; a fake one in tests.
-        device: an emulated device whose computing is recorded.
-        period_s: between two samples.
+        now: tells the time.
     """
 
-    def __init__(
-        self,
-        clock: Clock | None = None,
-        device: EmulatedDevice | None = None,
-        *,
-        period_s: float = PERIOD_S,
-    ) -> None:
-        self._clock = clock or SystemClock()
-        self._sampler = Sampler(self._sample, period_s)
-        self._samples: list[dict[str, object]] = []
-        self._host: dict[str, list[Band]] = {}
-        self._device = device
-        self._device_bands: list[Band] = []
-        self._fetched_bytes = 0
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self.samples = now, []
+        self._sampler = Sampler(self._sample, PERIOD_S)
         self._read_gpu: Callable[[], Reading] | None = None
-        self._why_no_gpu = NO_CUDA
+        self._why_no_gpu, self._fetched_bytes = NO_CUDA, 0
 
-    def __enter__(self) -> Recorder:
-        self._start_s = self._clock.now()
-        if self._device is not None:
-            self._device.on_run = self._ran
+    def __enter__(self) -> _Recorder:
         self._sample()  # what counters are counted from
         self._sampler.__enter__()
         return self
@@ -111,37 +95,24 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self._sampler.__exit__()
         self._sample()
-        self._end_s = self._clock.now()
-        if self._device is not None:
-            self._device.on_run = None
 
-    def mark(self, name: str, start_s: float, end_s: float) -> None:
-        """Record what the host did from `start_s` to `end_s` by the same clock."""
-        self._host.setdefault(name, []).append((start_s, end_s))
-
-    def recorded(self) -> Timeline:
-        """Return what was recorded, after the context has ended."""
-        samples, missing = self._samples, {}
-        columns = {
-            "gpu_util": [sample["busy_percent"] for sample in samples[1:]],
-            "gpu_memory_bytes": [sample["used_bytes"] for sample in samples[1:]],
-            "cores": [_busy_shares(*pair) for pair in itertools.pairwise(samples)],
-            "read_bytes_per_s": [_read_rate(*pair) for pair in itertools.pairwise(samples)],
+    def columns(self) -> dict[str, object]:
+        """Return what was sampled as fields of `Timeline`."""
+        later, pairs = self.samples[1:], list(itertools.pairwise(self.samples))
+        percents = [sample["busy_percent"] for sample in later]
+        found = {
+            "gpu_util": ([x if x is None else x / 100 for x in percents], self._why_no_gpu),
+            "gpu_memory_bytes": ([sample["used_bytes"] for sample in later], self._why_no_gpu),
+            "cores": ([_busy_shares(*pair) for pair in pairs], NO_CORES),
+            "read_bytes_per_s": ([_read_rate(*pair) for pair in pairs], NO_READS),
         }
-        columns["gpu_util"] = [None if x is None else x / 100 for x in columns["gpu_util"]]
-        whys = (self._why_no_gpu, self._why_no_gpu, NO_CORES, NO_READS)
-        for (name, values), why in zip(columns.items(), whys):
+        fields, missing = {}, {}
+        for name, (values, why) in found.items():
             if all(value is None for value in values):
-                columns[name], missing[name] = None, why
-        return Timeline(
-            duration_s=self._end_s - self._start_s,
-            at_s=tuple(sample["at_s"] - self._start_s for sample in samples[1:]),
-            **{name: values and tuple(values) for name, values in columns.items()},
-            host={name: self._from_start(bands) for name, bands in self._host.items()},
-            device=None if self._device is None else self._from_start(self._device_bands),
-            device_label="" if self._device is None else self._device.label,
-            missing=missing,
-        )
+                missing[name] = why
+            else:
+                fields[name] = tuple(values)
+        return {**fields, "missing": missing}
 
     def _sample(self) -> None:
         fetched = tree_read_bytes()
@@ -149,7 +120,7 @@ class Recorder:
             # What an ended worker fetched is counted nowhere until its parent has waited for it.
             fetched = self._fetched_bytes = max(self._fetched_bytes, fetched)
         sample = {"cpu": _core_times(), "read_bytes": fetched, **self._ask_gpu()}
-        self._samples.append(sample | {"at_s": self._clock.now()})
+        self.samples.append(sample | {"at_s": self._now()})
 
     def _ask_gpu(self) -> Reading:
         torch = sys.modules.get("torch")
@@ -161,20 +132,6 @@ class Recorder:
                 self._why_no_gpu = str(reason)
         nothing = {"busy_percent": None, "used_bytes": None}
         return nothing if self._read_gpu is None else self._read_gpu()
-
-    def _ran(self, start_s: float, end_s: float) -> None:
-        bands = self._device_bands
-        if bands and start_s <= bands[-1][1]:  # one band, not thousands
-            bands[-1] = (bands[-1][0], end_s)
-        else:
-            bands.append((start_s, end_s))
-
-    def _from_start(self, bands: Sequence[Band]) -> tuple[Band, ...]:
-        return tuple(
-            (max(start_s - self._start_s, 0.0), end_s - self._start_s)
-            for start_s, end_s in bands
-            if end_s > self._start_s
-        )
 
 
 def record_timeline(
@@ -198,21 +155,36 @@ def record_timeline(
         A timeline in which the host has "wait" (for a batch, or for an epoch's start or end) and
         "compute" (calls of the step).
     """
-    clock = clock or SystemClock()
-    now = clock.now
+    now = (clock or SystemClock()).now
+    start_s, waits, steps, ran = now(), [], [], []
     opened = copied(loader) if is_data_loader(loader) else nullcontext(loader)
-    with opened as own, Recorder(clock, device) as timeline:
-        until_s, batches, end = now() + seconds, epochs(lambda: iter(own)), object()
-        while (asked_s := now()) < until_s:
+    with ExitStack() as stack:
+        if device is not None:
+            device.on_run = lambda *band: ran.append(band)
+            stack.callback(setattr, device, "on_run", None)
+        own, recorder = stack.enter_context(opened), stack.enter_context(_Recorder(now))
+        batches, end = epochs(lambda: iter(own)), object()
+        while (asked_s := now()) < start_s + seconds:
             batch = next(batches, end)
             arrived_s = now()
-            timeline.mark("wait", asked_s, arrived_s)
+            waits.append((asked_s, arrived_s))
             if batch is end:
                 break
             step(batch)
-            timeline.mark("compute", arrived_s, now())
+            steps.append((arrived_s, now()))
         find_device(device).synchronize()  # what is queued belongs to the timeline
-    return timeline.recorded()
+
+    def since_start(bands: Sequence[Band]) -> tuple[Band, ...]:
+        return tuple((begun_s - start_s, end_s - start_s) for begun_s, end_s in bands)
+
+    return Timeline(
+        duration_s=recorder.samples[-1]["at_s"] - start_s,
+        at_s=tuple(sample["at_s"] - start_s for sample in recorder.samples[1:]),
+        host={"wait": since_start(waits), "compute": since_start(steps)},
+        device=None if device is None else since_start(ran),
+        device_label="" if device is None else device.label,
+        **recorder.columns(),
+    )
 
 
 def _core_times() -> list[tuple[float, float]] | None:
@@ -224,19 +196,19 @@ def _core_times() -> list[tuple[float, float]] | None:
     except (OSError, RuntimeError):  # a sandbox without /proc/stat
         return None
     if hasattr(os, "sched_getaffinity"):
-        mine = [core for core in sorted(os.sched_getaffinity(0)) if core < len(times)]
-        times = [times[core] for core in mine]
+        mine = os.sched_getaffinity(0)
+        times = [core for number, core in enumerate(times) if number in mine]
     # User time includes guest time, and a core that waits for a disk is idle.
     totals = [
         sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0) for core in times
     ]
     idle = [core.idle + getattr(core, "iowait", 0) for core in times]
-    return [(total - rest, total) for total, rest in zip(totals, idle)] or None
+    return [(total - rest, total) for total, rest in zip(totals, idle)]
 
 
 def _busy_shares(before: Mapping, after: Mapping) -> tuple[float, ...] | None:
-    if before["cpu"] is None or after["cpu"] is None or len(before["cpu"]) != len(after["cpu"]):
-        return None  # a core came or went
+    if not before["cpu"] or not after["cpu"] or len(before["cpu"]) != len(after["cpu"]):
+        return None  # not counted, or a core came or went
     spent = [(b1 - b0, t1 - t0) for (b0, t0), (b1, t1) in zip(before["cpu"], after["cpu"])]
     if not any(total_s > 0 for _, total_s in spent):
         return None  # a sandbox's counters may exist and never count

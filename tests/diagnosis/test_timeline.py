@@ -7,29 +7,32 @@ import pytest
 from torch.utils.data import DataLoader
 
 from labkit.diagnosis import timeline
-from labkit.diagnosis.timeline import Recorder, gpu_util, record_timeline
+from labkit.diagnosis.timeline import gpu_util, record_timeline
 from labkit.machine.gpu import CudaState, cuda
 from labkit.parts.devices import PROFILES, EmulatedDevice
 from tests.fake_clock import FakeClock
 
-NEVER_S = 3600.0  # between two samples: there are only the first and the last
 PROFILE = replace(PROFILES["resnet50_a100"], compute_s_per_image=1.0, launch_share=0.25)
 
 
-def test_busy_cores_are_seen():
-    with Recorder(period_s=NEVER_S) as recorder:
+def test_busy_cores_are_seen(monkeypatch):
+    # There are only the first and the last sample.
+    monkeypatch.setattr(timeline, "PERIOD_S", 3600.0)
+
+    def compute(_):
         until_s = os.times().user + 0.3
         while os.times().user < until_s:
             pass
-    cores = recorder.recorded().cores
-    if cores is None:
+
+    recorded = record_timeline([1], compute, seconds=0.1)
+    if recorded.cores is None:
         pytest.skip("this platform does not count its cores' time")
-    (shares,) = cores
+    (shares,) = recorded.cores
     if hasattr(os, "sched_getaffinity"):
         assert len(shares) == len(os.sched_getaffinity(0))
     assert all(0 <= share <= 1 for share in shares)
     # This process alone kept one of them busy for 0.3 s; others may have had it meanwhile.
-    assert sum(shares) * recorder.recorded().duration_s > 0.2
+    assert sum(shares) * recorded.duration_s > 0.2
 
 
 def slow_batches(clock, n, wait_s):
@@ -78,12 +81,12 @@ def test_a_working_gpu_has_a_utilization_and_memory():
     import torch
 
     matrix = torch.ones(2048, 2048, device="cuda")
-    with Recorder() as recorder:
-        until_s = os.times().elapsed + 1.5
-        while os.times().elapsed < until_s:
-            matrix = (matrix @ matrix).clamp_(max=1.0)
-            torch.cuda.synchronize()
-    recorded = recorder.recorded()
+
+    def compute(_):
+        torch.mm(matrix, matrix)
+        torch.cuda.synchronize()
+
+    recorded = record_timeline([1], compute, seconds=1.5)
     assert max(share for share in recorded.gpu_util if share is not None) > 0.5
     assert max(recorded.gpu_memory_bytes) >= matrix.nbytes
 
