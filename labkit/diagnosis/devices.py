@@ -34,12 +34,14 @@ class Readings:
     """The part of `waited_s` in copies to the device."""
     device_s: float = 0.0
     """Seconds of work that the device was given."""
+    syncs: float = 0
+    """How often the step waited for the device to finish."""
     how: Mapping[str, bool] = field(default_factory=dict)
     """Of the last copy: whether pinned, and on a side_stream."""
 
     def per_step(self, steps: int) -> Readings:
         """Return the mean of a step."""
-        names = ("waited_s", "copy_wait_s", "device_s")
+        names = ("waited_s", "copy_wait_s", "device_s", "syncs")
         return replace(self, **{name: getattr(self, name) / steps for name in names})
 
 
@@ -48,8 +50,6 @@ class Host:
 
     label = "cpu"
     has_queue = False
-    syncs = 0
-    """How often the step has waited for the device to finish so far."""
 
     def __init__(self) -> None:
         self.readings = Readings()
@@ -92,7 +92,7 @@ class Emulated(Host):
         if name == "put":
             readings.copy_wait_s += max(passed_s, 0.0)
             readings.how, self._copied = how, result
-        self.syncs += name == "synchronize"
+        readings.syncs += name == "synchronize"
         return result
 
     def __exit__(self, *_: object) -> None:
@@ -148,12 +148,12 @@ class Cuda(Host):
 
     def _warned(self, show: Callable, message: Warning, *where: object) -> None:
         if str(message).startswith(SYNCHRONIZES):
-            self.syncs += 1
+            self.readings.syncs += 1
         else:
             show(message, *where)
 
     def _called(self, synchronize: Callable, *device: object, **named: object) -> None:
-        self.syncs += 1
+        self.readings.syncs += 1
         synchronize(*device, **named)
 
     def synchronize(self) -> None:

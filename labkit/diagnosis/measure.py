@@ -53,6 +53,7 @@ ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
 ARMS_END, TRIALS_BEGIN = 0.45, 0.6  # of the bar
 SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
 FEWEST_STEPS = 8
+RESTS_S = 0.05  # in which workers use no CPU: some of the kernel's ticks
 EMPTY_BATCHES, DECODED = 200, 8
 COLD_SHARE = 0.01  # of the files' pages may still be in memory
 MOST_WARMED = 0.4  # of the machine's memory
@@ -72,8 +73,6 @@ class Stretch:
     """Those that count."""
     busy_s: float
     """Mean of a step without the host's waiting for the device or for a core."""
-    synced: float
-    """How often in a step the host waited for the device to finish."""
     step_s: float
     """Mean of a step in the steady state, what the device had queued included."""
     startup_s: float
@@ -155,7 +154,7 @@ class Loop:
             for batch in cycle(batches or self.resident)
         )  # fmt: skip
         stretch = self.run("resident", again, seconds)
-        # Workers may still fill their queues for the next arm, which is no part of the step.
+        # What workers do that still fill their queues is no part of the step.
         return replace(stretch, cpu_s=stretch.own_cpu_s)
 
     def run(
@@ -199,7 +198,7 @@ class Loop:
                     if done == skipped:
                         device.synchronize()
                         begun_s, first = now() - (arrived_s - left_s), _usage(loader)
-                        head_s, called_s, syncs = begun_s - epoch_s, 0.0, device.syncs
+                        head_s, called_s = begun_s - epoch_s, 0.0
                     start_s = now()
                     if run is not None:
                         with _stall_limit("step to return"):
@@ -226,7 +225,6 @@ class Loop:
             arm=arm,
             steps=steps,
             busy_s=max(called_s / steps - readings.waited_s, 0.0),
-            synced=(device.syncs - syncs) / steps,
             step_s=(ended_s - begun_s - apart_s) / steps,
             startup_s=statistics.fmean(startups_s),
             head_s=head_s,
@@ -419,6 +417,7 @@ def _measure(
                 path.read_bytes()
             warmed = True
         if arm == "resident":
+            _let_queues_fill(seconds)
             m.stretches.append(loop.compute(seconds))
         else:
             m.stretches.append(loop.run(arm, loop.loader, seconds, once=arm == "cold"))
@@ -474,6 +473,14 @@ def _are_duplicated(loop: Loop) -> bool:
     return len(one) == len(other) > 0 and all(
         a.shape == b.shape and bool((a == b).all()) for a, b in zip(one, other)
     )
+
+
+def _let_queues_fill(most_s: float) -> None:
+    """Wait until workers that were left in the arm before no longer compute beside the step."""
+    ends_s, before_s, used_s = time.monotonic() + most_s, -1.0, own_cpu_s()
+    while used_s > before_s and time.monotonic() < ends_s:
+        time.sleep(RESTS_S)
+        before_s, used_s = used_s, own_cpu_s()
 
 
 def stretch_s(seconds: float, arms: int) -> float:
@@ -557,10 +564,7 @@ def _empty_batch_s(workers: int) -> float:
 def _look_into_step(m: Measured, seconds: float) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
     loop = m.loop
-    try:
-        m.host_kinds = kinds_of(lambda: loop.compute(seconds))
-    except ImportError as missing:
-        m.notes.append(f"what the host does in a step was not looked at: {missing}")
+    m.host_kinds = kinds_of(lambda: loop.compute(seconds))
     device, batch = loop.device, loop.resident[0]
     with _one_thread():
         m.copy_bytes_s = _median(lambda: _copy_s(batch))

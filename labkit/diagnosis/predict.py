@@ -312,7 +312,7 @@ def _device(m: Measured) -> tuple[float, float]:
         return 0.0, 0.0
     resident, on_device = m.of("resident"), m.resident_on_device
     seen = [on_device] if on_device else resident
-    syncs = _mean(stretch.synced for stretch in seen) > 0.5
+    syncs = _mean(stretch.readings.syncs for stretch in seen) > 0.5
     if on_device:  # CUDA: waiting spins, so only the profile tells it from work
         return m.kernels_s, m.kind_s("synchronization") if syncs else 0.0
     readings = [stretch.readings for stretch in resident]

@@ -458,11 +458,11 @@ def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed():
     with find_device(None) as device:
         brightness = (picture + 1).sum()
         warnings.warn("not of torch", stacklevel=1)
-        assert device.syncs == 0
+        assert device.readings.syncs == 0
         brightness.item()
         torch.cuda.synchronize()
     brightness.item()
-    assert device.syncs == 2
+    assert device.readings.syncs == 2
     assert 0 < device.kernels_s(lambda: picture @ picture) < 1
 
 
