@@ -53,10 +53,13 @@ def test_workers_are_in_the_graph(photos, kind):
     assert graph.steps > 0 and vars(loader) == before
 
 
-def test_without_workers_all_is_in_the_main_process(photos):
+def test_without_workers_all_is_in_the_main_process_and_shown_without_loading_anything(photos):
     graph = call_graph(DataLoader(Photos(photos), batch_size=4), train_step, seconds=SECONDS)
     assert graph.workers is None and graph.worker_count == 0
     assert "imdecode" in functions(graph, "main process")
+    shown = graph._repr_html_()
+    assert not any(word in shown for word in ("<script", "<link", "http", "src="))
+    assert len(shown) < 100_000
 
 
 def test_spawned_workers_are_in_the_graph(photos):
@@ -118,12 +121,6 @@ def test_the_table_holds_ten_functions_of_all_processes_by_their_own_time(photos
     shares = whole.groupby("process")["share"].sum()
     assert dict(shares) == {"main process": pytest.approx(1), "workers": pytest.approx(1)}
     assert set(whole.loc[["imdecode"], "where"]) == {"<built-in>"}
-
-
-def test_a_notebook_shows_it_without_loading_anything(photos):
-    shown = call_graph(DataLoader(Photos(photos), batch_size=4), train_step, seconds=SECONDS)
-    assert not any(word in shown._repr_html_() for word in ("<script", "<link", "http", "src="))
-    assert len(shown._repr_html_()) < 100_000
 
 
 def save():

@@ -34,14 +34,6 @@ def one_less():
 
 def no_batches():
     return [], print
-
-
-def no_loader():
-    return 5, print
-
-
-def no_step():
-    return loader, None
 """
 
 
@@ -55,12 +47,6 @@ def train_module(tmp_path, monkeypatch):
     return "own_training"
 
 
-def refused(capsys, *arguments):
-    assert main(["diagnose", *arguments]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
 def test_a_pair_and_a_dict_name_loader_and_step(train_module):
     assert set(load_target("own_training:pair")) == {"loader", "step"}
     named = load_target("own_training:named")
@@ -71,23 +57,19 @@ def test_a_pair_and_a_dict_name_loader_and_step(train_module):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "own_training",
-            "target must be module:function, got 'own_training' (not a function); such as",
-        ),
+        ("own_training", "target must be module:function, got 'own_training' (not a function); "),
         ("sub/own.py:pair", "target must be module:function, got 'sub/own.py:pair' ("),
-        ("own_trainign:pair", "got 'own_trainign:pair' (No module named 'own_trainign'); such as"),
         ("own_training:pairs", "(module 'own_training' has no attribute 'pairs'); such as"),
         ("own_broken:pair", "got 'own_broken:pair' (No module named 'nothing_of_that_name')"),
         ("own_training:a_list", "own_training:a_list must return (loader, step), or a dict of"),
         ("own_training:one_more", "model and optimizer, got {'loader': "),
         ("own_training:one_less", "model and optimizer, got {'loader': "),
-        ("own_training:no_loader", "loader must be an iterable of batches, got 5"),
-        ("own_training:no_step", "step must be a function of a batch, got None"),
     ],
 )
 def test_a_target_that_cannot_work_is_one_line(train_module, capsys, name, message):
-    assert message in refused(capsys, name)
+    assert main(["diagnose", name]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
 
 
 def test_a_loop_that_broke_off_has_no_chart(train_module, capsys):

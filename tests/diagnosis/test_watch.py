@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import labkit as lab
 from labkit.cli import main
-from labkit.diagnosis import watch as watching
 from labkit.diagnosis.watch import Watch, WatchedLoader
 from tests.fake_clock import FakeClock
 
@@ -45,11 +44,7 @@ def clock():
     return FakeClock()
 
 
-def watched(loader, clock, said=None):
-    def say(what):
-        if said is not None:
-            said.append(str(what))
-
+def watched(loader, clock, say=str):
     return WatchedLoader(loader, Watch(say, clock))
 
 
@@ -116,13 +111,19 @@ def test_a_validation_inside_a_step_is_no_waiting_of_the_training(clock):
         (object(), 8, 8),
     ],
 )
-def test_images_are_counted_in_batches_of_every_form(batch, size, images):
-    assert watching._count_images(batch, size) == images
+def test_images_are_counted_in_batches_of_every_form(clock, batch, size, images):
+    loader = [batch] * 2
+    if size is not None:
+        loader = DataLoader(range(2 * size), size, collate_fn=lambda _: batch)
+    loop = watched(loader, clock)
+    list(loop)  # the first step does not count
+    assert loop.watch.total.images == images
 
 
 def test_reports_come_after_50_steps_then_every_30_seconds_and_at_the_end(clock):
     said = []
-    train(watched(Loader(clock, 301, WAIT_S / 8), clock, said), clock, STEP_S / 8)
+    loader = Loader(clock, 301, WAIT_S / 8)
+    train(watched(loader, clock, lambda what: said.append(str(what))), clock, STEP_S / 8)
     first, *lines, last = said
     assert first.startswith("Loader: 50 steps, 12.0 images/s, waiting for data 25.0 %, rest 75.0 %")
     assert [line.partition(" steps")[0] for line in lines] == ["171", "292"]
