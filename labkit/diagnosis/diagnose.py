@@ -170,13 +170,13 @@ class Diagnosis:
         """Return a row per arm: step_s, epoch_s, and CPU seconds of a step, cpu_s."""
         import pandas as pd
 
-        length, rows = loaders.count_batches(self.measured.loop.loader), {}
+        rows = {}
         for arm, title in ARMS.items():
             if stretches := self.measured.of(arm):
-                epochs_s = [stretch.of_epoch(length) for stretch in stretches]
+                epochs_s = [s.epoch_s for s in stretches if s.epoch_s is not None]
                 rows[title] = (
                     fmean(s.step_s for s in stretches),
-                    None if length is None or arm == "resident" else fmean(epochs_s),
+                    fmean(epochs_s) if epochs_s else None,
                     fmean(s.cpu_s for s in stretches),
                 )
         return pd.DataFrame.from_dict(rows, orient="index", columns=["step_s", "epoch_s", "cpu_s"])

@@ -53,7 +53,8 @@ ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
 ARMS_END, TRIALS_BEGIN = 0.45, 0.6  # of the bar
 SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
 FEWEST_STEPS = 8
-RESTS_S = 0.05  # in which workers use no CPU: some of the kernel's ticks
+RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
+FILLING_S = 2.0  # at most, until persistent workers have filled their queues
 EMPTY_BATCHES, DECODED = 200, 8
 COLD_SHARE = 0.01  # of the files' pages may still be in memory
 MOST_WARMED = 0.4  # of the machine's memory
@@ -77,12 +78,10 @@ class Stretch:
     """Mean of a step in the steady state, what the device had queued included."""
     startup_s: float
     """From asking for an iterator to its first batch, mean of the epochs begun."""
-    head_s: float
-    """From asking for an iterator to the steady state."""
-    skipped: int
-    """Steps until the steady state."""
-    epoch_s: tuple[float, ...]
-    """Of whole epochs, if there were any."""
+    epochs: int
+    """Whole ones."""
+    epoch_s: float | None
+    """Of an epoch: as measured, or its head and the steady state; None for an unknown length."""
     cpu_s: float
     """Per step, of this process and its workers."""
     own_cpu_s: float
@@ -94,20 +93,6 @@ class Stretch:
     """Share of the machine's cores that nothing ran on."""
     readings: Readings
     """Of the device, per step."""
-
-    def of_epoch(self, length: int | None, steps: int = 1) -> float:
-        """Return the seconds of an epoch: as measured, or its head and the steady state.
-
-        Args:
-            length: batches of an epoch; None where the loader does not know.
-            steps: what stands for an epoch then, without its start.
-        """
-        if length is None:
-            return self.step_s * steps
-        later_s = self.epoch_s[1:] or self.epoch_s  # the first may have started workers for all
-        if later_s:
-            return statistics.fmean(later_s)
-        return self.head_s + max(length - self.skipped, 0) * self.step_s
 
 
 class Loop:
@@ -175,7 +160,7 @@ class Loop:
                 the last one is finished: the first may be unlike those that follow.
             step: instead of the loop's own.
             once: whether to end with the first epoch, or where that is too short, with the one that
-                reaches the steady state; only the first is one of `Stretch.epoch_s`.
+                reaches the steady state; only the first counts for `Stretch.epoch_s`.
         """
         run = None if arm == "alone" else step or self.step
         now, device, skipped = time.perf_counter, self.device, _skip_of(loader)
@@ -189,7 +174,6 @@ class Loop:
                 # By name, so that a loader that is left early ends its workers within the time.
                 delivered = _without_stalls(loader)
                 for batch in delivered:
-                    _check_batch(batch)
                     arrived_s = now()
                     if done == before:
                         startups_s.append(arrived_s - epoch_s)
@@ -221,15 +205,21 @@ class Loop:
         steps, readings = done - skipped, device.readings.per_step(done)
         queued_s = sum(last.queued_s.values()) - sum(first.queued_s.values())
         called_s -= last.own_queued_s - first.own_queued_s
+        step_s = (ended_s - begun_s - apart_s) / steps
+        length, epoch_s = loaders.count_batches(loader), None
+        if length is not None and epochs_s:
+            # The first may have started workers for all.
+            epoch_s = epochs_s[0] if once else statistics.fmean(epochs_s[1:] or epochs_s)
+        elif length is not None:
+            epoch_s = head_s + max(length - skipped, 0) * step_s
         return Stretch(
             arm=arm,
             steps=steps,
             busy_s=max(called_s / steps - readings.waited_s, 0.0),
-            step_s=(ended_s - begun_s - apart_s) / steps,
+            step_s=step_s,
             startup_s=statistics.fmean(startups_s),
-            head_s=head_s,
-            skipped=skipped,
-            epoch_s=tuple(epochs_s[:1] if once else epochs_s),
+            epochs=len(epochs_s),
+            epoch_s=epoch_s,
             cpu_s=(last.cpu_s - first.cpu_s) / steps,
             own_cpu_s=(last.own_cpu_s - first.own_cpu_s) / steps,
             queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
@@ -279,16 +269,25 @@ def _idle(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def _queued_of(loader: Iterable) -> dict[int, float]:
-    """Return the run delay of each descendant's first thread, else of this one, in seconds.
+    """Return the run delay of each descendant's first thread, else of this one, in seconds."""
+    if loaders.is_data_loader(loader) and not loader.num_workers:
+        return {0: procfs.queued_s()}  # descendants are then none of the loader's
+    queued = {pid: queued_s for pid, (_, queued_s) in _scheduled().items()}
+    return queued or {0: procfs.queued_s()}
+
+
+def _scheduled() -> dict[int, tuple[float, float]]:
+    """Return for how long each descendant's first thread ran, and waited for a core.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst.
     """
-    if loaders.is_data_loader(loader) and not loader.num_workers:
-        return {0: procfs.queued_s()}  # descendants are then none of the loader's
     below = procfs.processes_below(os.getpid()) or ()
     counted = {pid: procfs.text(f"/proc/{pid}/schedstat").split() for pid in below}
-    queued = {pid: int(words[1]) / 1e9 for pid, words in counted.items() if len(words) > 1}
-    return queued or {0: procfs.queued_s()}
+    return {
+        pid: (int(words[0]) / 1e9, int(words[1]) / 1e9)
+        for pid, words in counted.items()
+        if len(words) > 1
+    }
 
 
 @contextmanager
@@ -304,11 +303,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _check_batch(batch: object) -> None:
-    if batch is None:
-        raise Stopped("loader must yield batches, got None; does its collate_fn return one?")
-
-
 def _without_stalls(loader: Iterable) -> Iterator:
     with _stall_limit("loader to start"):
         iterator = iter(loader)
@@ -318,6 +312,8 @@ def _without_stalls(loader: Iterable) -> Iterator:
                 batch = next(iterator)
             except StopIteration:
                 return
+        if batch is None:
+            raise Stopped("loader must yield batches, got None; does its collate_fn return one?")
         yield batch
 
 
@@ -417,7 +413,6 @@ def _measure(
                 path.read_bytes()
             warmed = True
         if arm == "resident":
-            _let_queues_fill(seconds)
             m.stretches.append(loop.compute(seconds))
         else:
             m.stretches.append(loop.run(arm, loop.loader, seconds, once=arm == "cold"))
@@ -439,7 +434,6 @@ def _look(loop: Loop, device: EmulatedDevice | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
     at_s = [time.perf_counter()]
     for batch in _without_stalls(loop.loader):
-        _check_batch(batch)
         loop.keep(batch)
         with _stall_limit("step to return", COMPILING):
             loop.step(batch)
@@ -475,14 +469,6 @@ def _are_duplicated(loop: Loop) -> bool:
     )
 
 
-def _let_queues_fill(most_s: float) -> None:
-    """Wait until workers that were left in the arm before no longer compute beside the step."""
-    ends_s, before_s, used_s = time.monotonic() + most_s, -1.0, own_cpu_s()
-    while used_s > before_s and time.monotonic() < ends_s:
-        time.sleep(RESTS_S)
-        before_s, used_s = used_s, own_cpu_s()
-
-
 def stretch_s(seconds: float, arms: int) -> float:
     """Return the length of a stretch with which all blocks fit into some seconds."""
     return min(max(seconds / BLOCKS / arms, SHORTEST_S), LONGEST_S)
@@ -492,6 +478,9 @@ def in_blocks(
     arms: Collection[str], ends_s: float, say: Callable[[str, float], None]
 ) -> Iterator[str]:
     """Yield all arms once a block, in random order; no block begins late, but for the first three.
+
+    Persistent workers that were left in the middle of an epoch fill their queues before the next
+    arm: they would delay its steps, and its start waits for their batches.
 
     Args:
         arms: may lose some meanwhile.
@@ -504,7 +493,19 @@ def in_blocks(
             return
         for number, arm in enumerate(order.sample(list(arms), len(arms))):
             say(f"block {block + 1} of {BLOCKS}", (block + number / len(arms)) / BLOCKS)
+            _let_queues_fill()
             yield arm
+
+
+def _let_queues_fill() -> None:
+    """Wait until workers hardly compute, as they do when their queues are full."""
+    ends_s, before_s = time.monotonic() + FILLING_S, -1.0
+    while (workers := _scheduled()) and time.monotonic() < ends_s:
+        used_s = sum(ran_s for ran_s, _ in workers.values())
+        if used_s - before_s < 0.1 * RESTS_S:
+            return
+        before_s = used_s
+        time.sleep(RESTS_S)
 
 
 def evict(files: Sequence[Path], m: Measured) -> bool:

@@ -242,9 +242,10 @@ def summarize(m: Measured) -> None:
     m.resident_s, m.alone_s = (_mean(s.step_s for s in arm) for arm in (resident, alone))
     length = loaders.count_batches(loader)
     m.steps = length or max(stretch.steps for stretch in warm)
-    epochs_s = [stretch.of_epoch(length, m.steps) for stretch in warm]
+    epochs_s, cold = (
+        [s.epoch_s or s.step_s * m.steps for s in m.of(arm)] for arm in ("warm", "cold")
+    )
     warm_s, fetch_s = _mean(epochs_s), 0.0
-    cold = [stretch.of_epoch(length, m.steps) for stretch in m.of("cold")]
     if cold and all(cold_s > warm_s for cold_s, warm_s in zip(cold, epochs_s)):
         epochs_s, fetch_s = cold, (_mean(cold) - warm_s) / m.steps
     m.epoch_s = _mean(epochs_s)
@@ -288,7 +289,7 @@ def summarize(m: Measured) -> None:
         host_cpu_s=min(_mean(s.cpu_s for s in resident), hardware.cores() * m.resident_s),
         device_s=device_s + (0.0 if m.copy_beside else m.copy_s),
         # An epoch of unknown length is steps only.
-        # Without the first batch, which takes a worker as long as any other.
+        # Without the first batch, which takes a worker as long as any later one.
         startup_s=max(first_s - m.alone_s * workers, 0.0) / m.steps
         if workers and m.is_data_loader and length
         else 0.0,
@@ -356,7 +357,7 @@ def _stages(
     if not probed_s:
         return seen, m.alone_s, _mean(s.cpu_s for s in alone)
     scale = cpu_s / probed_s
-    if any(len(stretch.epoch_s) > 1 for stretch in alone):
+    if any(stretch.epochs > 1 for stretch in alone):
         scale = 1.0  # starting workers is in it
     else:
         scale = max(scale, LEAST_TOGETHER)

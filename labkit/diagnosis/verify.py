@@ -59,7 +59,6 @@ def try_remedies(
         return tuple(proposed)
     loop, seconds = m.loop, TRIALS_SHARE * budget_s
     ends_s = time.monotonic() + seconds
-    once, length = bool(files), loaders.count_batches(loop.loader)
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
         arms: dict[str, Callable] = dict.fromkeys(
@@ -77,8 +76,8 @@ def try_remedies(
                 if files:
                     evict(files, m)
                 with arms[arm]() as (loader, step):
-                    stretch = loop.run("warm", loader, timed_s, step=step, once=once)
-                epochs_s[arm].append(stretch.of_epoch(length))
+                    stretch = loop.run("warm", loader, timed_s, step=step, once=bool(files))
+                epochs_s[arm].append(stretch.epoch_s or stretch.step_s)
             except Exception as error:
                 if arm in AS_IS:
                     m.broken = in_one_line(error)

@@ -26,6 +26,7 @@ from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.predict import Measured
 from labkit.machine import shared_memory
+from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import PROFILES, EmulatedDevice
 
 BUDGET_S = 1.0
@@ -336,13 +337,33 @@ def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
 def test_workers_that_fill_their_queues_are_no_part_of_the_step():
     loader = DataLoader(Slow(cpu_s=0.1), batch_size=4, num_workers=1, persistent_workers=True)
     loop = Loop(loader, lambda batch: time.sleep(0.05))
-    loop.keep(next(iter(loader)))
+    batches = iter(loader)
+    loop.keep(next(batches))
     assert loop.compute(0.2).cpu_s < 0.02
+    assert next(measure.in_blocks(["alone"], 0.0, lambda *_: None)) == "alone"
+    before_s = own_cpu_s()
+    time.sleep(0.2)
+    assert own_cpu_s() - before_s < 0.1
+    batches._shutdown_workers()
+
+
+class Cold:
+    """Two batches, which take long in the first epoch alone."""
+
+    def __init__(self):
+        self.waits_s = iter([0.3])
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        time.sleep(next(self.waits_s, 0.0))
+        return iter([1, 2])
 
 
 def test_a_cold_epoch_is_the_first_alone():
-    loader = DataLoader(Slow(length=8, cpu_s=0), batch_size=4, num_workers=2)
-    assert len(Loop(loader, print).run("cold", loader, 0.0, once=True).epoch_s) == 1
+    loader = Cold()
+    assert Loop(loader, lambda batch: None).run("cold", loader, 0.0, once=True).epoch_s > 0.3
 
 
 def batches(count=None):
