@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from photo_sets import KINDS, BrokenPhotos, Photos, PhotoStream
+from photo_sets import BrokenPhotos, Photos, PhotoStream
 from torch.utils.data import DataLoader
 
 from labkit.diagnosis import profile
@@ -41,9 +41,9 @@ def functions(graph, process):
     return set(table.index[table["process"] == process])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_workers_are_in_the_graph(photos, kind):
-    loader = DataLoader(KINDS[kind](photos), batch_size=4, num_workers=2)
+@pytest.mark.parametrize("make", [Photos, lambda photos: PhotoStream(photos, length=10**9)])
+def test_workers_are_in_the_graph_also_in_an_endless_epoch(photos, make):
+    loader = DataLoader(make(photos), batch_size=4, num_workers=2)
     before = dict(vars(loader))
     graph = call_graph(loader, train_step, seconds=SECONDS)
     assert (graph.error, graph.notes, graph.worker_count) == (None, (), 2)
@@ -68,12 +68,6 @@ def test_spawned_workers_are_in_the_graph(photos):
     )
     graph = call_graph(loader, train_step, seconds=SECONDS)
     assert "imdecode" in functions(graph, "workers")
-
-
-def test_an_endless_epoch_is_broken_off_and_its_workers_still_tell(photos):
-    loader = DataLoader(PhotoStream(photos, length=10**9), batch_size=4, num_workers=2)
-    graph = call_graph(loader, train_step, seconds=SECONDS)
-    assert graph.notes == () and "imdecode" in functions(graph, "workers")
 
 
 def test_a_step_that_raises_ends_the_profile_and_keeps_it(photos):
