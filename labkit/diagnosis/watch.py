@@ -401,7 +401,7 @@ def watch(loader: Iterable, *, show: bool = True) -> WatchedLoader:
         ValueError: the loader is not an iterable.
     """
     check_loader(loader)
-    return WatchedLoader(loader, Watch(_say if show else _nothing))
+    return WatchedLoader(loader, Watch(_say if show else lambda _: None))
 
 
 class WatchedLoader:
@@ -444,10 +444,6 @@ class WatchedLoader:
         return getattr(object.__getattribute__(self, "_loader"), name)
 
 
-def _nothing(_: object) -> None:
-    pass
-
-
 def _say(what: object, who: str = "labkit") -> None:
     text = "\n".join(f"[{who}] {line}" for line in str(what).splitlines())
     with suppress(OSError, ValueError, AttributeError):  # a script may close or replace its stderr
@@ -474,7 +470,7 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
     rank = os.environ.get("RANK")
     say = partial(_say, who="labkit" if rank is None else f"labkit, rank {rank}")
     is_first, started_in = rank in (None, "0"), os.getpid()
-    watch = Watch(say if is_first else _nothing)
+    watch = Watch(say if is_first else lambda _: None)
     main, code = ModuleType("__main__"), script.read_bytes()
     main.__file__ = str(script.absolute())
     sys.modules["__main__"] = main  # to the end: workers and pickles look for its names
