@@ -34,7 +34,7 @@ from labkit.report.run import (
     roofline,
     run,
 )
-from labkit.runs.device_speed import calibrate
+from labkit.runs.calibration import calibrate
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import forecast
 from labkit.runs.store import list_runs

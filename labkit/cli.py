@@ -30,7 +30,7 @@ from labkit.report.bars import to_bytes
 from labkit.report.charts import timeline, watch_chart
 from labkit.report.doctor import doctor_rows
 from labkit.resolve import TABLES
-from labkit.runs import device_speed, store
+from labkit.runs import calibration, store
 from labkit.runs.active import Progress
 from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
 
@@ -381,7 +381,7 @@ def _nccl(options: Options) -> None:
 def _calibrate(options: Options) -> None:
     for input_px in options.input_px:
         device = lab.calibrate(options.data, input_px, results=options.results)
-        print(f"{device}\nkept in {Path(options.results) / device_speed.FILE}")
+        print(f"{device}\nkept in {Path(options.results) / calibration.FILE}")
 
 
 def _doctor(options: Options) -> None:

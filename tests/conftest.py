@@ -126,15 +126,15 @@ def beside_others():
 
     Returns what measures the reference, which takes processes of its own.
     """
-    from labkit.runs import calibration, checks, device_speed
+    from labkit.runs import calibration, checks
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "CALIBRATION_S", 0.1)
-        measures = device_speed._reference_rates
-        patch.setattr(device_speed, "_reference_rates", lambda *given: ([200.0, 200.0], {}))
-        patch.setattr(device_speed, "PROCESS_S", 0.01)
-        patch.setattr(device_speed, "LEAST_PROCESSES", 2)
-        patch.setattr(device_speed, "LONGEST_S", 0.0)
+        measures = calibration._reference_rates
+        patch.setattr(calibration, "_reference_rates", lambda *given: ([200.0, 200.0], {}))
+        patch.setattr(calibration, "PROCESS_S", 0.01)
+        patch.setattr(calibration, "LEAST_PROCESSES", 2)
+        patch.setattr(calibration, "LONGEST_S", 0.0)
         patch.setattr(checks, "FREE_LOADER_MIN_AU", 0.0)
         patch.setattr(checks, "EMULATOR_TRIES", 1)
         patch.setattr(checks, "MAX_ERROR_SHARE", 1.0)

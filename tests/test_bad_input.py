@@ -41,7 +41,7 @@ from labkit.experiments.request import Request
 from labkit.panel import job
 from labkit.parts.packing.boxes import synthesize_boxes
 from labkit.parts.packing.folder import open_folder, write_folder
-from labkit.runs import device_speed
+from labkit.runs import calibration
 from labkit.runs.store import hold, list_runs, load_run, write_info
 from labkit.settings import AS_PUBLISHED
 from tests.processes import until
@@ -405,7 +405,7 @@ def held(place):
 
 
 def calibrating(place):
-    place.stack.enter_context(FileLock(place.results / f"{device_speed.FILE}.lock"))
+    place.stack.enter_context(FileLock(place.results / f"{calibration.FILE}.lock"))
 
 
 def wrapped(*before):

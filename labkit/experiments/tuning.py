@@ -23,7 +23,7 @@ from labkit.analysis.summary import Row
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.runs.active import Progress
-from labkit.runs.device_speed import complete_with_device
+from labkit.runs.calibration import complete_with_device
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run
 from labkit.runs.store import StoredRun

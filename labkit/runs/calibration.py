@@ -3,29 +3,46 @@
     the baseline's rate, with the step ─▶ how many images an epoch has, the same for all variants
     its loading rate alone             ─▶ x, the device's rate ÷ that
     a free loader                      ─▶ how busy the emulated device can be at most
+    reference pipeline, loading alone  ─▶ calibration.json: the device of every run here
 
 Right after the start the loader's queues fill or drain, and batches come at another rate than
-later; those steps are left out.
+later; those steps are left out.  The speed of an emulated device is part of the question, so no run
+chooses it anew: it is measured once for a machine, its data and an input size.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from filelock import FileLock, Timeout
 
 from labkit import units
-from labkit.contracts import Clock, Skip, SystemClock
+from labkit.analysis.statistics import paired_interval
+from labkit.contracts import Clock, Skip, SystemClock, utc_now
+from labkit.files import bar, write_whole
+from labkit.machine import hardware
+from labkit.parts.devices import PROFILES
+from labkit.parts.packing import Reader
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
-from labkit.resolve import resolve, traits
-from labkit.runs.active import ActiveRun
+from labkit.resolve import complete_here, open_original, original, resolve, traits
+from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.checks import check_emulator, check_images
-from labkit.runs.device_speed import FILE, device_of, is_calibrated
-from labkit.runs.process import TrialFailed
+from labkit.runs.packs import fingerprint
+from labkit.runs.process import Launcher, TrialFailed
+from labkit.runs.store import explain_unwritable
 from labkit.runs.timing import open_trial, time_epoch
-from labkit.settings import Mode, Settings
+from labkit.settings import MODES, Mode, Settings
 
 CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
 # Very short epochs leave most steps out, and each starts its workers anew: then it ends sooner.
@@ -33,6 +50,22 @@ LONGEST = 2  # times CALIBRATION_S, in all
 FREE_LOADER_S = 0.3
 UNSETTLED_STEPS_PER_WORKER = 1
 SHORT_SHARE = 0.9  # epochs shorter than this share of the mode's are worth a note
+FILE = "calibration.json"
+# The documents' 39 % need a device at least 1.64 times as fast as the loader (EVIDENCE 2).
+TIMES_THE_REFERENCE = 2
+# The documents' original pipeline; data and input size come from the run.
+REFERENCE = Settings(
+    decoder="opencv", preprocessor="loops", loader="torch", num_workers=2, batch_size=8,
+    cache="warm", device="cpu", step="nothing", pin_memory=False,
+)  # fmt: skip
+REFERENCE_IMAGES = 512  # a second's worth on most machines; epochs are repeated on faster ones
+PROCESS_S = 1.0
+WITHIN = 0.03  # half the 95 % interval of the mean, as a share of it
+LONGEST_S = 60.0
+LEAST_PROCESSES = 5  # an interval of fewer is narrow by chance too often
+
+
+# --- a run --------------------------------------------------------------------------------------
 
 
 def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
@@ -217,3 +250,253 @@ def free_loader_utilization(settings: Settings) -> float:
     epoch, _ = time_epoch(replace(pipeline, loader=[empty] * steps), clock)
     gc.enable()
     return epoch.compute_s / epoch.epoch_s
+
+
+# --- the calibrated device ----------------------------------------------------------------------
+
+Ask = Callable[[str, dict], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedDevice:
+    """How fast the calibrated device trains, and what that was measured from."""
+
+    machine_id: str
+    manifest_hash: str
+    """Of the data; without a manifest, of the images' names and sizes."""
+    input_px: int
+    device_images_per_s: float
+    reference_images_per_s: float
+    """Mean loading rate of the reference pipeline."""
+    low: float
+    high: float
+    """The 95 % interval of that mean."""
+    processes: int
+    """How many measured it, each for about a second."""
+    measured_utc: str
+    reference: dict[str, object]
+    """Settings of the reference pipeline."""
+
+    def __str__(self) -> str:
+        half = (self.high - self.low) / 2 / self.reference_images_per_s
+        advice = "close other programs and measure it again: labkit calibrate"
+        why = f"; not within {units.limit(WITHIN)}, {advice}" if half > WITHIN else ""
+        return (
+            f"simulated GPU of {units.rate(self.device_images_per_s)} at {self.input_px} px: "
+            f"{TIMES_THE_REFERENCE} × the reference's loading rate, "
+            f"{units.rate(self.reference_images_per_s)} ± {units.percent(half)} "
+            f"({self.processes} processes, {units.minute(self.measured_utc)})"
+            f"{why}"
+        )
+
+    __repr__ = __str__
+
+
+def calibrate(
+    data: str = Settings.data,
+    input_px: int = MODES["quick"].input_px,
+    *,
+    results: Path | str = "results",
+    progress: bool = True,
+) -> CalibratedDevice:
+    """Measure again how fast the simulated GPU is to be, and keep it for all later runs.
+
+    It trains twice as many images per second as the documents' original pipeline loads on this
+    machine, with this data and input size.
+
+    Args:
+        data: a folder of images or its URL, as in `Settings`.
+        input_px: side of the model input; quick mode takes 256, full mode 512.
+        results: folder that holds the results; takes calibration.json.
+        progress: show a bar.
+
+    Raises:
+        ValueError: the data cannot be read, or calibration.json is broken.
+        RuntimeError: another process calibrates, or another run is in progress in this one.
+        OSError: `results` cannot be written.
+
+    Source: EVIDENCE 2, A device that stays put.
+    """
+    settings = Settings(data=data, input_px=input_px)
+    return device_of(settings, results, progress=progress, anew=True)
+
+
+def is_calibrated(settings: Settings) -> bool:
+    """Return whether complete settings use the calibrated device, whose speed they do not say."""
+    is_emulated = traits(vars(settings)).emulated and settings.device_speed is None
+    return is_emulated and PROFILES[settings.profile].compute_s_per_image is None
+
+
+def complete_with_device(
+    settings: Settings,
+    results: Path | str,
+    *,
+    cancel: threading.Event | None = None,
+    progress: bool = True,
+) -> Settings:
+    """Fill in what is unset as a quick run does, the calibrated device's speed too.
+
+    Args:
+        settings: what the user chose.
+        results: as in `device_of`, with its errors.
+        cancel: set by another thread to stop.
+        progress: show a bar.
+
+    Raises:
+        Cancelled: `cancel` was set.
+    """
+    settings = complete_here(settings, MODES["quick"])
+    if not is_calibrated(settings):
+        return settings
+    device = device_of(settings, results, cancel=cancel, progress=progress)
+    return replace(settings, device_speed=device.device_images_per_s)
+
+
+def device_of(
+    settings: Settings,
+    results: Path | str,
+    *,
+    ask: Ask | None = None,
+    cancel: threading.Event | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: bool = True,
+    anew: bool = False,
+) -> CalibratedDevice:
+    """Return the calibrated device of this machine, measuring it where none is kept.
+
+    Args:
+        settings: whose data and input_px count.
+        results: folder that holds the results.
+        ask: runs a job in a fresh process, as `Launcher.run`; None: one of its own.
+        cancel: set by another thread to stop a launcher of its own.
+        say: shows a sentence.
+        progress: show a bar.
+        anew: measure whatever is kept.
+
+    Raises:
+        ValueError: calibration.json is broken.
+        RuntimeError: another process calibrates, or another run is in progress in this one.
+    """
+    path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
+    data = _hash_of(open_original(settings))
+    key = (machine_id, data, settings.input_px)
+    kept = next((each for each in _read(path) if _key(each) == key), None)
+    if kept and not anew:
+        return kept
+    if ask is None:
+        with single_run_lock(), Launcher(Path(os.devnull)) as launcher:
+            ask = partial(launcher.run, cancel=cancel)
+            return device_of(settings, results, ask=ask, progress=progress, anew=anew)
+    with explain_unwritable(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{path}.lock", timeout=0):
+            say(
+                "calibrating the simulated GPU, once for this data and input size: a minute at most"
+            )
+            rates, reference = _reference_rates(settings, ask, progress)
+            low, high = paired_interval(rates)
+            device = CalibratedDevice(
+                machine_id=machine_id,
+                manifest_hash=data,
+                input_px=settings.input_px,
+                device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
+                reference_images_per_s=fmean(rates),
+                low=low,
+                high=high,
+                processes=len(rates),
+                measured_utc=utc_now(),
+                reference=reference,
+            )
+            others = [asdict(each) for each in _read(path) if _key(each) != key]
+            with explain_unwritable(path.parent):
+                write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
+    except Timeout:
+        raise RuntimeError(
+            f"another process calibrates the simulated GPU in {results}; wait until it is done, "
+            "and start again"
+        ) from None
+    return device
+
+
+def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list[float], dict]:
+    """Measure the reference's loading rate in separate processes, and return its settings."""
+    as_it_is = original(settings)
+    reference = replace(
+        REFERENCE,
+        data=as_it_is.data,
+        packing=as_it_is.packing,
+        stored=as_it_is.stored,
+        input_px=settings.input_px,
+    )
+    reference = complete_here(reference, MODES["quick"])
+    which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
+    bad, _ = ask("find_bad_images", {"settings": reference, **which})
+    excluded = [index for index, _ in bad]
+    images = min(REFERENCE_IMAGES, len(open_original(settings))) - len(excluded)
+    batch_size = max(min(reference.batch_size, images), 1)
+    reference = replace(reference, images=max(images, 1), batch_size=batch_size)
+    rates, began_s = [], time.monotonic()
+    form = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed} of at most 01:00{postfix}"
+    with bar(
+        total=LONGEST_S, desc="calibrating the simulated GPU", disable=not progress, bar_format=form
+    ) as drawn:
+        while len(rates) < LEAST_PROCESSES or (
+            time.monotonic() - began_s < LONGEST_S and _half_share(rates) > WITHIN
+        ):
+            how = {"excluded": excluded, "seconds": PROCESS_S}
+            found = ask("measure_rates", {"settings": reference, **how})
+            rates.append(found["load_images_per_s"])
+            drawn.n = min(time.monotonic() - began_s, LONGEST_S)
+            if len(rates) > 1:
+                drawn.set_postfix_str(f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}")
+        drawn.n = drawn.total
+        drawn.refresh()
+    return rates, asdict(reference)
+
+
+def _half_share(rates: list[float]) -> float:
+    low, high = paired_interval(rates)
+    return (high - low) / 2 / fmean(rates)
+
+
+def _hash_of(reader: Reader) -> str:
+    """Return what tells data sets apart: one that labkit did not make has no manifest."""
+    if reader.manifest_hash != "unknown":
+        return reader.manifest_hash
+    return fingerprint(reader)
+
+
+def _key(device: CalibratedDevice) -> tuple[str, str, int]:
+    return device.machine_id, device.manifest_hash, device.input_px
+
+
+def _read(path: Path) -> list[CalibratedDevice]:
+    """Read what is kept, of any machine.
+
+    Raises:
+        ValueError: it is not what `device_of` writes.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        devices = [CalibratedDevice(**each) for each in stored]
+        if isinstance(stored, list) and all(map(_is_whole, devices)):
+            return devices
+    except (FileNotFoundError, NotADirectoryError):  # writing it says what is wrong
+        return []
+    except (OSError, ValueError, TypeError):
+        pass
+    raise ValueError(
+        f"{FILE} must be what `labkit calibrate` writes, got another file in {path.parent}; "
+        "remove it, and the device is measured again"
+    )
+
+
+def _is_whole(device: CalibratedDevice) -> bool:
+    rate, mean = device.device_images_per_s, device.reference_images_per_s
+    return (
+        {type(each) for each in (rate, mean, device.low, device.high)} <= {int, float}
+        and -math.inf < device.low <= mean <= device.high < math.inf
+        and rate == TIMES_THE_REFERENCE * mean > 0
+        and isinstance(device.measured_utc, str)
+    )

@@ -12,7 +12,7 @@ from nbclient.util import run_sync
 
 import labkit as lab
 from benchmarks.lab_page import why_no_browser
-from labkit.runs.device_speed import FILE
+from labkit.runs.calibration import FILE
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # This one runs in JupyterLab where there is a browser: see tests/browser.

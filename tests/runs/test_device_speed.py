@@ -9,8 +9,8 @@ import pytest
 import labkit as lab
 from labkit import units
 from labkit.machine import hardware
-from labkit.runs import device_speed
-from labkit.runs.device_speed import FILE
+from labkit.runs import calibration
+from labkit.runs.calibration import FILE
 from labkit.settings import Settings, vary
 
 SMALL = {"input_px": 64, "batch_size": 4, "num_workers": 0, "images": 8, "cache": "as found"}
@@ -28,7 +28,7 @@ def calibrated(photos, tmp_path_factory, beside_others):
     """A results folder in which this machine is calibrated."""
     results = tmp_path_factory.mktemp("calibrated")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_speed, "_reference_rates", beside_others)
+        patch.setattr(calibration, "_reference_rates", beside_others)
         return lab.calibrate(str(photos), 64, results=results, progress=False), results
 
 
