@@ -18,7 +18,7 @@ from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
-from labkit.runs import preconditions
+from labkit.runs import runner
 from labkit.runs.experiment import Experiment
 from labkit.settings import AS_PUBLISHED, MODES, Settings, complete
 
@@ -148,11 +148,11 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
 ):
     on("root")
     why_not = "mount: permission denied"
-    monkeypatch.setattr(preconditions, "why_not_throttled", lambda settings: why_not)
+    monkeypatch.setattr(runner, "why_not_throttled", lambda settings: why_not)
     chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3, data=str(photos))
     assert chosen.variants["hdd"].storage == "throttled"
     chosen = choose(chosen, ["hdd", "ssd"])  # a variant that is left out does not come back
-    info = preconditions.check(chosen, "quick", None)
+    info = runner.check(chosen, "quick", None)
     used = {label: settings["storage"] for label, settings in info["variants"].items()}
     assert used == {"hdd": "modelled_hdd", "ssd": "modelled_ssd"}
     assert info["variants"]["hdd"]["num_workers"] == 3

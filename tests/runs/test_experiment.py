@@ -6,8 +6,7 @@ from dataclasses import replace
 import labkit as lab
 from labkit.machine import hardware
 from labkit.runs.experiment import Experiment
-from labkit.runs.preconditions import check
-from labkit.runs.runner import run
+from labkit.runs.runner import check, run
 from labkit.settings import Settings
 
 
