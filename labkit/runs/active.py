@@ -67,40 +67,35 @@ class Progress:
 
     def start(self, *, total: int, done: int) -> None:
         """Set the number of trials and how many are done; again when there are more."""
-        if self._bar is not None:
-            self._bar.total, self._bar.n = total, done
-        elif self.shown:
+        if self._bar is None:
             self._bar = bar(
                 total=total,
                 initial=done,
+                disable=not self.shown,
                 desc=self._name,
                 bar_format="{desc} {percentage:3.0f}%|{bar:20}| trial {n}/{total} "
                 "[{elapsed}, {remaining} left{postfix}]",
             )
+        self._bar.total, self._bar.n = total, done
 
     def next(self, trial: str) -> None:
         """Name the trial that starts now."""
         self._trial = trial
-        self._show(trial, at_once=True)
+        self._bar.set_postfix_str(trial)
 
     def rate(self, rate: str) -> None:
         """Show how fast the trial was."""
-        self._show(f"{self._trial} {rate}", at_once=False)
+        self._bar.set_postfix_str(f"{self._trial} {rate}", refresh=False)
 
     def advance(self) -> None:
         """Count one trial as done."""
-        if self._bar is not None:
-            self._bar.update()
+        self._bar.update()
 
     def close(self) -> None:
         """End the run and leave the bar as it is."""
         if self._bar is not None:
-            self._show("", at_once=False)
+            self._bar.set_postfix_str("", refresh=False)
             self._bar.close()
-
-    def _show(self, text: str, *, at_once: bool) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=at_once)
 
 
 class ActiveRun:

@@ -31,6 +31,7 @@ from typing import TypeVar
 import numpy as np
 
 from labkit import units
+from labkit.analysis.stand_ins import STAND_INS
 from labkit.contracts import (
     BATCHES,
     DECODED_TOLERANCE_LEVELS,
@@ -66,8 +67,6 @@ FIRST_LOOK_IMAGES = 512
 PACKAGE = Path(__file__).parents[1]
 SELF_CHECKS = "self_checks.json"
 REMEMBERED_S = 24 * 3600
-# How labels of storage begin that are not the real thing.
-STAND_INS = ("throttled", "modelled", "emulated distance")
 RATE_TRIES = 3  # another program must not fail a stand-in with one moment's work
 # The median counts, so that no single try decides.  On two cores it was 0.9997, also beside four
 # processes that computed all the time.
@@ -306,7 +305,7 @@ def check_stand_ins(run: ActiveRun) -> None:
         labels = [label for label, its in run.remaining.items() if its.storage == storage]
         if not labels:
             continue
-        if not facts["label"].startswith(STAND_INS):
+        if not facts["label"].startswith(STAND_INS["storage"]):
             facts["rates"] = []
             continue
         settings = run.variants[labels[0]]
@@ -424,11 +423,9 @@ def _sources_hash() -> str:
 # --- memory ---------------------------------------------------------------------------------
 
 
-def batch_bytes(settings: Settings) -> int | None:
-    """Return the size of a finished batch; None for a user's own preprocessor."""
-    describe = BATCHES.get(PREPROCESSORS[settings.preprocessor].batch)
-    if describe is None:
-        return None
+def batch_bytes(settings: Settings) -> int:
+    """Return the size of a finished batch."""
+    describe = BATCHES[PREPROCESSORS[settings.preprocessor].batch]
     return bytes_of(describe(settings.batch_size, settings.input_px))
 
 
@@ -440,7 +437,7 @@ def check_batch_fits(settings: Settings) -> None:
     Raises:
         ValueError: the message says how many images would fit.
     """
-    needed_bytes, memory_bytes = batch_bytes(settings) or 0, hardware.memory_bytes()
+    needed_bytes, memory_bytes = batch_bytes(settings), hardware.memory_bytes()
     if needed_bytes > memory_bytes:
         fitting = memory_bytes * settings.batch_size // needed_bytes
         raise ValueError(
@@ -456,11 +453,10 @@ def out_of_memory(error: BaseException, settings: Settings) -> str:
     message = one_line(error)
     if not OUT_OF_MEMORY.search(message):
         return ""
-    needed_bytes = batch_bytes(settings)
-    size = f" ({units.count_bytes(needed_bytes)} a batch)" if needed_bytes else ""
     return (
-        f"batch_size must leave room in memory, got {settings.batch_size}{size}; use a smaller "
-        f"one, a smaller input_px or fewer workers ({message[:LONGEST_MESSAGE]})"
+        f"batch_size must leave room in memory, got {settings.batch_size} "
+        f"({units.count_bytes(batch_bytes(settings))} a batch); use a smaller one, a smaller "
+        f"input_px or fewer workers ({message[:LONGEST_MESSAGE]})"
     )
 
 

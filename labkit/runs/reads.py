@@ -90,22 +90,16 @@ def count_reads(
     opened = _watch_opens()
     for i in ids:
         reader.read(i)
-    images, calls_after, wanted = len(ids), _calls(), {os.fspath(path) for path in paths}
-    opens = sum(path in wanted for path in opened)
-    if calls is not None:
-        calls += calls - asked
-    requested = _requests(paths)
-    counted = {
-        "images": images,
-        "cold": cold,
-        "opens": _per_image(0, opens if paths else None, images),
-        # Over a network nothing is read from a file.
-        "calls": _per_image(calls, calls_after, images) if paths else None,
-        # A model's disk is asked for nothing.
-        "requests": _per_image(requests, requested, images)
-        if cold and not source.parts.storage.needs_our_reader
-        else None,
-    }
+    calls_after, requests_after, images = _calls(), _requests(paths), len(ids)
+    counted = {"images": images, "cold": cold, "opens": None, "calls": None, "requests": None}
+    if paths:  # over a network nothing is read from a file
+        wanted = {os.fspath(path) for path in paths}
+        counted["opens"] = sum(path in wanted for path in opened) / images
+        if calls is not None:
+            counted["calls"] = (calls_after - calls - (calls - asked)) / images
+    # A model's disk is asked for nothing.
+    if requests is not None and cold and not source.parts.storage.needs_our_reader:
+        counted["requests"] = (requests_after - requests) / images
     return counted | ({"bytes_per_s": _bytes_per_s(source, settings)} if timed else {})
 
 
@@ -162,7 +156,3 @@ def _requests(paths: Iterable[Path]) -> int | None:
         re.MULTILINE,
     )
     return int(found[1]) if found else None
-
-
-def _per_image(before: int | None, after: int | None, images: int) -> float | None:
-    return None if before is None or after is None or not images else (after - before) / images
