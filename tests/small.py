@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import labkit as lab
 from labkit.settings import MODES, complete
 
@@ -17,3 +19,16 @@ def completed(**changes: object) -> lab.Settings:
     chosen = lab.Settings(**{"input_px": 64, "batch_size": 4, **changes})
     step = lab.PREPROCESSORS[chosen.preprocessor].batch
     return complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step)
+
+
+def compare(data, results, variants, base=None, **changes) -> lab.Run:
+    """Run variants that each change some settings of the same base; the first is the baseline."""
+    settings = lab.Settings(**{**SMALL, "num_workers": 0, "data": str(data), **(base or {})})
+    experiment = lab.Experiment(
+        "test",
+        question="?",
+        variants={label: replace(settings, **one) for label, one in variants.items()},
+        baseline=next(iter(variants)),
+        **changes,
+    )
+    return lab.run(experiment, blocks=1, results=results, progress=False)

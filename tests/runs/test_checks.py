@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from small import completed
+
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS
 from labkit.runs import checks
-from labkit.settings import MODES, Settings, complete
 
 
 def settings(data, **changes):
-    chosen = {
-        "batch_size": 8, "input_px": 64, "device": "cpu", "step": "classifier",
-        "preprocessor": "classification", "decoder": "simplejpeg",
-    }  # fmt: skip
-    own = Settings(data=str(data), **{**chosen, **changes})
-    return complete(own, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+    chosen = {"batch_size": 8, "device": "cpu", "decoder": "simplejpeg", **changes}
+    return completed(data=str(data), preprocessor="classification", **chosen)
 
 
 # --- decoders that make other pixels ------------------------------------------------------------

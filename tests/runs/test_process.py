@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small import completed
 
 from labkit import resolve
 from labkit.machine import hardware
@@ -22,18 +23,15 @@ from labkit.runs.process import (
     TrialKilled,
     end_ready_server,
 )
-from labkit.settings import MODES, Settings, complete
 from tests.processes import until
 
 needs_fork = pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
 
 
 def settings(photos, **changes):
-    small = {"device": "emulated", "input_px": 64, "batch_size": 4, "num_workers": 1}
-    small["device_speed"] = 1000 if changes.get("device", "emulated") == "emulated" else None
-    chosen = Settings(data=str(photos), **{**small, **changes})
-    filled = complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=hardware.can_fork())
-    return asdict(filled)
+    chosen = {"device": "emulated", "num_workers": 1, **changes}
+    chosen = {"device_speed": 1000 if chosen["device"] == "emulated" else None, **chosen}
+    return asdict(completed(data=str(photos), **chosen))
 
 
 def measure(launcher, photos, cancel=None, **changes):

@@ -8,7 +8,7 @@ from itertools import chain
 import psutil
 import pytest
 import torch
-from small import SMALL, completed
+from small import compare, completed
 
 import labkit as lab
 from labkit.contracts import Skip
@@ -46,15 +46,8 @@ def test_ranks_deliver_every_image_once_each_epoch_in_another_order(photos, rank
 
 
 def run(photos, results, variants, **base):
-    settings = lab.Settings(**{**SMALL, "images": IMAGES, "data": str(photos), **base})
-    experiment = lab.Experiment(
-        "several",
-        question="What do ranks bring?",
-        variants={label: replace(settings, **one) for label, one in variants.items()},
-        baseline=next(iter(variants)),
-    )
     before = set(psutil.Process().children(recursive=True))
-    found = lab.run(experiment, blocks=1, results=results, progress=False)
+    found = compare(photos, results, variants, {"images": IMAGES, **base})
     left = set(psutil.Process().children(recursive=True)) - before
     # The server goes on, ready for the next run.
     assert [child for child in left if child.parent().pid != os.getpid()] == []

@@ -3,13 +3,13 @@
 import sys
 
 import pytest
+from small import completed
 
 from labkit.machine import page_cache
 from labkit.parts.storage.disks import HARD_DISK
 from labkit.resolve import open_reader
 from labkit.runs.packs import ensure_pack
 from labkit.runs.reads import count_reads
-from labkit.settings import MODES, Settings, complete
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts are Linux's")
 
@@ -21,10 +21,8 @@ def nothing_open():
 
 
 def settings(photos, **changes):
-    own = Settings(
-        data=str(photos), images=24, preprocessor="classification", subset="first", **changes
-    )
-    return complete(own, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+    how = {"images": 24, "preprocessor": "classification", "subset": "first", **changes}
+    return completed(data=str(photos), **how)
 
 
 def test_a_folder_opens_a_file_per_image_and_a_pack_none(photos):

@@ -4,7 +4,6 @@ import pytest
 from fake_runs import cancelled_after_a_row
 
 import labkit as lab
-from labkit.cli import main
 from labkit.experiments.request import Request
 from labkit.runs import checks
 
@@ -76,12 +75,6 @@ def test_table_findings_and_chart_show_every_speed(run):
     assert run.charts == ("roofline",)
     assert "simplified" in run.chart().get_label()
     assert {path.name for path in run.save()} >= {"table.csv", "chart.png"}
-
-
-def test_the_command_refuses_a_roofline_of_one_pipeline(photos, tmp_path, capsys):
-    words = ["roofline", "preprocessing", "--data", str(photos), "--results", str(tmp_path)]
-    assert main([*words, "--variant", "original"]) == 1
-    assert "variants must be at least two for a roofline" in capsys.readouterr().err
 
 
 @pytest.mark.needs_cuda

@@ -4,12 +4,12 @@ import os
 import re
 import signal
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from jpegs import encode, photo, with_segment
+from small import compare
 
 import labkit as lab
 from labkit.machine import hardware
@@ -19,36 +19,19 @@ from labkit.parts.loading import load_with_torch
 from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
 from labkit.runs import checks
+from labkit.runs.runner import check
 from labkit.runs.store import load_run
 from labkit.settings import AS_PUBLISHED
 
-# A real device that is ready at once: what is looked at here is not how fast it is.
-SMALL = {
-    "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "input_px": 64,
-    "batch_size": 4, "images": 8, "num_workers": 0, "cache": "as found",
-}  # fmt: skip
 TOO_MANY = 1 << 47  # bytes: more than a process can address
 COMMENT = 0xFE
-
-
-def compare(data, results, variants, base=None, **changes):
-    """Run variants that each change some settings of the same base; the first is the baseline."""
-    settings = lab.Settings(data=str(data), **{**SMALL, **(base or {})})
-    experiment = lab.Experiment(
-        "test",
-        question="What goes wrong?",
-        variants={label: replace(settings, **one) for label, one in variants.items()},
-        baseline=next(iter(variants)),
-        **changes,
-    )
-    return lab.run(experiment, blocks=1, results=results, progress=False)
 
 
 def test_a_row_with_another_part_in_memory_than_asked_does_not_count(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "_prove_rates", lambda *given: [])  # beside others it may fail
     # No number of eight images comes close to a twentieth of their bytes.
     variants = {"none": {"cached": 0}, "a few": {"cached": 6}}
-    run = compare(photos, tmp_path, variants, base={"storage": "modelled_hdd", "images": 8})
+    run = compare(photos, tmp_path, variants, base={"storage": "modelled_hdd"})
     assert {row.variant: row.normalized_time is None for row in run.summary.rows} == {
         "none": False,
         "a few": True,
@@ -57,6 +40,25 @@ def test_a_row_with_another_part_in_memory_than_asked_does_not_count(photos, tmp
         "not 6 % cached: 0.0 % of the data was in memory before epoch 1" in note
         for note in run.summary.notes
     )
+
+
+def test_a_platform_without_fork_and_fadvise_spawns_and_stays_warm(photos, monkeypatch):
+    # What macOS and Windows lack.
+    monkeypatch.setattr(hardware, "can_fork", lambda: False)
+    monkeypatch.delattr(os, "posix_fadvise")
+    chosen = lab.experiment("preprocessing", data=str(photos), device="emulated")
+    for settings in check(chosen, "quick", None)["variants"].values():
+        assert (settings["start_method"], settings["cache"]) == ("spawn", "warm")
+
+
+def test_a_skipped_variants_batch_size_does_not_limit_the_others(photos, tmp_path):
+    # No batch of 64 is in 24 images, but this one cannot run on a CPU.
+    skipped = {"batch_size": 64, "prefetcher": "data_prefetcher"}
+    base = {"batch_size": 5, "images": None}
+    finished = compare(photos, tmp_path, {"a": {}, "b": skipped}, base=base)
+    assert {trial.status for trial in finished.trials} == {"ok"}
+    assert set(finished.info["skipped"]) == {"b"}
+    assert finished.info["calibration"]["images"] == 20
 
 
 # --- whatever goes wrong --------------------------------------------------------------------
@@ -143,7 +145,7 @@ def faulty(photos, tmp_path_factory):
             **{name: {"decoder": name} for name in decoders},
             **{name: {"loader": name} for name in loaders},
         }
-        base = {"preprocessor": "classification", "num_workers": 1, "epochs": 1}
+        base = {"preprocessor": "classification", "num_workers": 1}
         return compare(photos, tmp_path_factory.mktemp("results"), variants, base=base)
 
 
@@ -210,7 +212,7 @@ def test_what_any_decoder_refuses_is_left_out_for_every_variant_and_made_up_for(
     monkeypatch.setattr("labkit.runs.checks.FIRST_LOOK_IMAGES", 8)
     monkeypatch.setitem(lab.DECODERS, "picky", picky)
     variants = {"opencv": {}, "picky": {"decoder": "picky"}}
-    finished = compare(folder, tmp_path / "results", variants, base={**base, "epochs": 1})
+    finished = compare(folder, tmp_path / "results", variants, base=base)
     assert sorted(finished.info["excluded"]) == sorted(bad)
     assert {(trial.status, trial.images) for trial in finished.trials} == {("ok", 16)}
     assert "2 unreadable images are left out for all variants" in finished.info["notes"]
@@ -312,7 +314,7 @@ def test_as_in_the_document_each_runs_once_in_order_and_its_loop_is_a_step_short
             "original, again": left,
         },
         protocol=AS_PUBLISHED,
-        base={"device": "emulated", "step": "timed", "device_speed": 5000.0},
+        base={"device": "emulated", "step": "timed", "device_speed": 5000.0, "epochs": 2},
     )
     order = ["original", "prefetched", "both", "original, again"]
     assert [trial.status for trial in finished.trials] == ["ok"] * 4

@@ -49,21 +49,13 @@ def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys
     assert find_run(tmp_path, "prefetching").info["status"] == "finished"
 
 
-def test_a_run_is_found_by_experiment_id_and_folder(tmp_path):
+def test_a_run_is_found_by_experiment_id_and_folder_else_the_newest_are_listed(tmp_path):
     folder = create_run(tmp_path, INFO)
     for name in ("prefetching", folder.name, folder.name[-4:], str(folder)):
         assert find_run(tmp_path, name).folder == folder
-
-
-def test_an_unknown_run_lists_the_newest(tmp_path):
-    folder = create_run(tmp_path, INFO)
     message = f"got 'nope'; newest runs: prefetching/{folder.name}"
     with pytest.raises(FileNotFoundError, match=re.escape(message)):
         find_run(tmp_path, "nope")
-
-
-def test_an_ambiguous_id_lists_what_it_matches(tmp_path):
-    create_run(tmp_path, INFO)
     create_run(tmp_path, INFO)
     with pytest.raises(ValueError, match=r"run must match one run, got '2', which matches"):
         find_run(tmp_path, "2")
