@@ -93,20 +93,19 @@ def valid_trials(
     measured = {
         key: trial for key, trial in measured.items() if attempt_of(key[1], planned) == attempt
     }
+    counting: dict[tuple[str, int, str], Trial] = {}
     cache_violations: dict[str, list[str]] = {}
-    for trial in measured.values():
+    rejected: dict[int, str] = {}
+    for key, trial in measured.items():
+        if disturbed := why_disturbed(trial):
+            rejected.setdefault(trial.block, f"{trial.variant}: {disturbed}")
         if violation := cache_violation(trial):
             cache_violations.setdefault(trial.variant, []).append(violation)
-    rejected: dict[int, str] = {}
-    for (_, block, _), trial in measured.items():
-        if disturbed := why_disturbed(trial):
-            rejected.setdefault(block, f"{trial.variant}: {disturbed}")
+        else:
+            counting[key] = trial
     leaves_out = mode is not None and mode.judged and is_baseline_run_twice(info)
-    counting = {
-        key: trial
-        for key, trial in measured.items()
-        if not cache_violation(trial) and not (leaves_out and key[1] in rejected)
-    }
+    if leaves_out:
+        counting = {key: trial for key, trial in counting.items() if trial.block not in rejected}
     blocks = sorted({block for _, block, _ in counting})
     base_runs = {}
     for group, baseline in baselines_of(info).items():

@@ -449,9 +449,9 @@ def check_batch_fits(settings: Settings) -> None:
 
 
 def out_of_memory(error: BaseException, settings: Settings) -> str:
-    """Return in one line that memory ran out; '' where something else went wrong."""
+    """Return in one line that a batch took all memory; '' where something else went wrong."""
     message = one_line(error)
-    if not OUT_OF_MEMORY.search(message):
+    if settings.batch_size is None or not OUT_OF_MEMORY.search(message):  # operations have none
         return ""
     return (
         f"batch_size must leave room in memory, got {settings.batch_size} "

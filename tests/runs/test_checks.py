@@ -10,6 +10,7 @@ from small import completed
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS
 from labkit.runs import checks
+from labkit.settings import Settings
 
 
 def settings(data, **changes):
@@ -49,3 +50,10 @@ def test_a_batch_larger_than_memory_is_refused_before_it_is_made(photos):
         r"memory \(.+B\), got 8 \(1\.\d TB\); use a smaller",
         verdicts["large"][1],
     )
+
+
+def test_only_where_there_are_batches_memory_that_ran_out_is_a_question_of_their_size(photos):
+    error = MemoryError("Unable to allocate 1 TiB")
+    said = checks.out_of_memory(error, settings(photos))
+    assert said.startswith("batch_size must leave room in memory, got 8 (393 KB a batch); use a")
+    assert checks.out_of_memory(error, Settings()) == ""  # of an operation
