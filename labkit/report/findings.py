@@ -5,9 +5,9 @@ Which variants belong together follows from their settings.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from labkit import units
@@ -17,7 +17,7 @@ from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
 from labkit.experiments.main_road import PUBLISHED
 from labkit.machine import hardware
-from labkit.parts.training.exchange import LINK, NOOP
+from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
 from labkit.report.words import not_measured, reason
 from labkit.resolve import traits
 from labkit.runs.store import how_to_complete
@@ -216,17 +216,35 @@ def _communication(run: Run) -> Table | None:
         return None
     notes = ["share: 1 - 1 ÷ normalized time; communication that computing does not hide."]
     for group in none:
-        links = [
-            (int(link[1]), row.ci_high)
-            for row in run.summary.rows
-            if row.group == group and (link := LINK.fullmatch(variants[row.variant]["exchange"]))
-        ]
-        little = itertools.takewhile(
-            lambda one: one[1] is not None and 1 - 1 / one[1] < LITTLE, sorted(links, reverse=True)
-        )
-        if found := list(little):
-            notes.append(f"{group}: below {units.limit(LITTLE)} from {found[-1][0]:,} Mbit/s on.")
+        networks: list[tuple[float, Row]] = []  # 1 ÷ Mbit/s, which is 0 without a link
+        for row in run.summary.rows:
+            exchange = variants[row.variant]["exchange"]
+            if row.group == group and row.normalized_time and exchange not in (NOOP, NO_SYNC):
+                link = LINK.fullmatch(exchange)
+                networks.append((1 / int(link[1]) if link else 0.0, row))
+        if networks:
+            networks.sort(key=itemgetter(0))
+            said = _from_bandwidth([(at, row.normalized_time) for at, row in networks])
+            notes.append(f"{group}: below {units.limit(LITTLE)} {said}.")
+    notes.append("Between two networks, times lie on a straight line over 1 ÷ bandwidth.")
     return _table(cells, notes=notes)
+
+
+def _from_bandwidth(networks: Sequence[tuple[float, float]]) -> str:
+    """Return from which bandwidth on an exchange takes little of a step.
+
+    Args:
+        networks: 1 ÷ Mbit/s and normalized time of each, the fastest network first.
+    """
+    most = 1 / (1 - LITTLE)
+    too_slow = next((i for i, (_, time) in enumerate(networks) if time >= most), None)
+    if too_slow is None:
+        return "over every network here"
+    if too_slow == 0:
+        return "over no network here"
+    (at, time), (next_at, next_time) = networks[too_slow - 1 : too_slow + 1]
+    at += (next_at - at) * (most - time) / (next_time - time)
+    return f"from about {1 / at:,.0f} Mbit/s on"
 
 
 # --- memory against disks ---------------------------------------------------------------

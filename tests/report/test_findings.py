@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_runs import fake_roofline
+from fake_runs import fake_grouped_run, fake_roofline
 from fakes import (
     MEDIA,
     fake_epoch,
@@ -30,6 +30,29 @@ def made(info, trials):
 
 def test_a_roofline_killed_before_its_first_trial_supports_nothing():
     assert fake_roofline(blocks=0).findings() == {}
+
+
+# --- communication ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        # 3 % of a step make it 1.0309 times as long, 0.62 of the way from 0 to 1 ÷ 400.
+        ({"all_reduce": 1.0, "400mbit": 1.05, "100mbit": 1.2}, "from about 647 Mbit/s on"),
+        ({"all_reduce": 1.0, "400mbit": 1.0, "100mbit": 1.2}, "from about 273 Mbit/s on"),
+        ({"all_reduce": 1.05, "400mbit": 1.1}, "over no network here"),
+        ({"all_reduce": 1.0, "400mbit": 1.01}, "over every network here"),
+    ],
+)
+def test_the_bandwidth_that_keeps_communication_small_lies_between_two_links(times, said):
+    run = fake_grouped_run({"2 machines": {"noop": 1.0, **times}}, noise=0.0)
+    for label, settings in run.info["variants"].items():
+        settings["exchange"] = label.rpartition(" ")[2]
+    found = run.findings()["What the network takes of a step"]
+    assert f"2 machines: below 3 % {said}." in found.notes
+    shares = dict(zip(found.data["variant"], found.data["share"]))
+    assert shares == pytest.approx({name: 1 - 1 / time for name, time in times.items()})
 
 
 # --- memory against disks -----------------------------------------------------------------
