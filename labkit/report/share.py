@@ -63,7 +63,7 @@ TYPES = {
     "data": dict[str, Plain] | None,
     "calibration": dict[str, Plain] | None,
     **dict.fromkeys(("costs", "reads", "tasks"), dict[str, dict[str, Plain]] | None),
-    "storages": dict[str, Facts] | None,
+    **dict.fromkeys(("storages", "links"), dict[str, Facts] | None),
     **dict.fromkeys(("request", "forecast", "timing"), Facts | None),
     **dict.fromkeys(
         ("source", "protocol", "reason", "kind", "accelerator", "baseline"), str | None

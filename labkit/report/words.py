@@ -14,6 +14,7 @@ from labkit.analysis.roofline import Pipeline, calibrated, least_time
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
     STAND_INS,
+    describe_rate,
     describe_stand_in,
     find_stand_ins,
     is_warned_of,
@@ -103,10 +104,11 @@ def checks(summary: Summary) -> list[str]:
             f"simulated GPU: {units.percent(busy)} busy with a free loader{best} (required: "
             f"{units.limit(FREE_LOADER_MIN_AU)}{_when(calibration, 'free_loader_checked_utc')})"
         )
-    for name, facts in (summary.info.get("storages") or {}).items():
+    proved = (summary.info.get("storages") or {}) | (summary.info.get("links") or {})
+    for name, facts in proved.items():
         if rates := facts.get("rates"):
             found.append(
-                f"{name}: {', '.join(map(_delivered, rates))} (tolerance: "
+                f"{name}: {', '.join(map(describe_rate, rates))} (tolerance: "
                 f"{units.limit(MAX_ERROR_SHARE)}{_when(facts, 'rates_checked_utc')})"
             )
     return found
@@ -137,13 +139,6 @@ def several_gpus(summary: Summary) -> list[str]:
         f"GPUs as fast as this machine's simulated one, {units.rate(one)}: {needs}; this machine "
         f"loads {units.rate(loaded)}"
     ]
-
-
-def _delivered(rate: Mapping[str, object]) -> str:
-    wanted = rate["requested_per_s"]
-    measured = units.delivered(rate["delivered_per_s"], wanted, rate["unit"])
-    limit = ", no limit" if wanted is None else ""
-    return f"{measured} {rate['pattern']} with {units.count(rate['readers'], 'reader')}{limit}"
 
 
 def _when(facts: Mapping[str, object], key: str) -> str:

@@ -31,7 +31,7 @@ from typing import TypeVar
 import numpy as np
 
 from labkit import units
-from labkit.analysis.stand_ins import STAND_INS
+from labkit.analysis.stand_ins import STAND_INS, describe_rate
 from labkit.contracts import (
     BATCHES,
     DECODED_TOLERANCE_LEVELS,
@@ -54,6 +54,7 @@ from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.parts.training.exchange import LINK
 from labkit.pipeline import first_batch, shuffled_images
 from labkit.resolve import open_source, original, resolve, traits
 from labkit.runs.active import ActiveRun
@@ -300,7 +301,7 @@ def _scaled(settings: Settings) -> str:
 
 
 def check_stand_ins(run: ActiveRun) -> None:
-    """Let what stands in for a disk prove its rates; drop the variants of one that does not."""
+    """Let what stands in for a disk or a network prove its rates, or drop its variants."""
     for storage, facts in run.info["storages"].items():
         labels = [label for label, its in run.remaining.items() if its.storage == storage]
         if not labels:
@@ -315,30 +316,46 @@ def check_stand_ins(run: ActiveRun) -> None:
             "readers": settings.num_workers,
             "start_method": settings.start_method,
         }
-        prove = partial(_prove_rates, run, settings)
-        try:
-            facts["rates"], facts["rates_checked_utc"] = _remembered(run, what, prove)
-        except TrialKilled:
-            raise  # it says nothing of the medium, and what is dropped here stays out for good
-        except (Skip, TrialFailed) as reason:
-            skip(run, labels, reason)
+        _check_rates(run, "check_rates", storage, labels, facts, what)
+    links: dict[str, list[str]] = {}
+    for label, its in run.remaining.items():
+        if its.ranks > 1 and LINK.fullmatch(its.exchange):
+            links.setdefault(f"{its.exchange} between {its.ranks} ranks", []).append(label)
+    run.info["links"] = {name: {} for name in links}
+    for name, labels in links.items():
+        _check_rates(run, "check_link", name, labels, run.info["links"][name], {"label": name})
     run.save()
 
 
-def _prove_rates(run: ActiveRun, settings: Settings) -> list[dict[str, object]]:
+def _check_rates(
+    run: ActiveRun,
+    job: str,
+    name: str,
+    labels: Sequence[str],
+    facts: dict[str, object],
+    what: Mapping[str, object],
+) -> None:
+    """Add to a stand-in's facts what it delivers, or drop its variants."""
+    prove = partial(_prove_rates, run, job, name, run.variants[labels[0]])
+    try:
+        facts["rates"], facts["rates_checked_utc"] = _remembered(run, what, prove)
+    except TrialKilled:
+        raise  # it says nothing of the stand-in, and what is dropped here stays out for good
+    except (Skip, TrialFailed) as reason:
+        skip(run, labels, reason)
+
+
+def _prove_rates(
+    run: ActiveRun, job: str, name: str, settings: Settings
+) -> list[dict[str, object]]:
     for _ in range(RATE_TRIES):
-        rates = run.ask("check_rates", settings=settings, excluded=run.info["excluded"])
+        rates = run.ask(job, settings=settings, excluded=run.info["excluded"])
         off = [rate for rate in rates if rate["error_share"] > MAX_ERROR_SHARE]
         if not off:
             return rates
-    found = "; ".join(
-        f"{rate['delivered_per_s']:,.0f} instead of {rate['requested_per_s']:,.0f} "
-        f"{rate['unit']}/s {rate['pattern']} with {rate['readers']} readers"
-        for rate in off
-    )
     raise Skip(
-        f"{settings.storage} must deliver the rates it stands for within "
-        f"{units.percent(MAX_ERROR_SHARE)}, got {found}; close other programs and run again"
+        f"{name} must deliver the rates it stands for within {units.percent(MAX_ERROR_SHARE)}, "
+        f"got {'; '.join(map(describe_rate, off))}; close other programs and run again"
     )
 
 

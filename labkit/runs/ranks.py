@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from labkit.contracts import Epoch, Skip
+from labkit.parts.training.exchange import Link
 from labkit.resolve import traits
 from labkit.settings import Settings
 
@@ -167,3 +168,29 @@ class Ranks:
                 if process.exitcode and not self._ended:
                     sys.stderr.write(f"rank {rank} ended with status {process.exitcode}\n")
                     os.abort()
+
+
+def check_link(
+    settings: Settings, excluded: frozenset[int] = frozenset()
+) -> list[dict[str, object]]:
+    """Measure what a modelled link between ranks delivers; as `staging.check_rates`."""
+    link, delivered = Link(settings), []
+
+    def measure(ranks: Ranks) -> None:
+        ranks.meet()
+        delivered.append(link.measure())
+        ranks.meet()
+
+    with Ranks(settings, measure) as ranks:
+        measure(ranks)
+    requested, found = link.bits_per_s / 1e6, delivered[0] / 1e6
+    return [
+        {
+            "pattern": "to the other ranks",
+            "unit": "Mbit",
+            "readers": 0,
+            "requested_per_s": requested,
+            "delivered_per_s": found,
+            "error_share": abs(found / requested - 1),
+        }
+    ]

@@ -42,6 +42,7 @@ JOBS = {
     "compare_work": "labkit.runs.checks",
     "find_bad_images": "labkit.runs.checks",
     "check_rates": "labkit.runs.staging",
+    "check_link": "labkit.runs.ranks",
     "count_reads": "labkit.runs.reads",
     "search_on_cuda": "labkit.runs.timing",
     "compare_operations": "labkit.runs.operation_trials",

@@ -93,7 +93,11 @@ def test_a_slow_link_delays_the_same_exchange(exchanged):
     assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 400e6  # a busy machine adds to that
     assert slow.labels["network"] == "modelled(400 Mbit/s)"
     assert here.labels["ranks"] == "2 processes, gradients exchanged by gloo"
-    assert "Modelled network (400 Mbit/s)" in str(exchanged.table())
+    shown = " ".join(str(exchanged.table()).split())
+    assert "Modelled network (400 Mbit/s)" in shown
+    assert " of 400.0 Mbit/s to the other ranks (tolerance: 5 %; checked " in shown
+    (rate,) = exchanged.info["links"]["400mbit between 2 ranks"]["rates"]
+    assert 0 < rate["delivered_per_s"] < 1.01 * 400  # no link is faster than it should be
 
 
 def test_the_share_of_communication_is_a_finding(exchanged):
@@ -103,12 +107,12 @@ def test_the_share_of_communication_is_a_finding(exchanged):
     assert list(shares["share"]) == pytest.approx([max(1 - 1 / x, 0) for x in times])
 
 
-def spoil(what):
-    """A decoder that goes wrong in the second rank; functions in a function travel."""
+def spoil(what, rank=1):
+    """A decoder that goes wrong in one rank; functions in a function travel."""
 
     def decode(jpeg):
         distributed = torch.distributed
-        if distributed.is_initialized() and distributed.get_rank() == 1:
+        if distributed.is_initialized() and distributed.get_rank() == rank:
             what()
         return decode_opencv(jpeg)
 
@@ -123,17 +127,21 @@ def test_what_goes_wrong_in_a_rank_is_the_rows_reason_and_the_others_end(
     photos, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(lab.DECODERS, "raises", spoil(raises))
-    monkeypatch.setitem(lab.DECODERS, "dies", spoil(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731 - a function that travels
+    monkeypatch.setitem(lab.DECODERS, "dies", spoil(die))
+    monkeypatch.setitem(lab.DECODERS, "first dies", spoil(die, rank=0))
     variants = {
         "1": {},
         "raises": {"ranks": 2, "decoder": "raises"},
         "dies": {"ranks": 4, "decoder": "dies"},
+        "first dies": {"ranks": 2, "decoder": "first dies"},
     }
     found = run(photos, tmp_path, variants, num_workers=0)
     rows = {row.variant: row for row in found.summary.rows}
     assert rows["1"].status == "ok"
     assert rows["raises"].reason.endswith("image must be what it was")
     assert "RankEnded: rank 1 ended with status -9" in rows["dies"].reason
+    assert "the trial's process was killed by SIGKILL" in rows["first dies"].reason
 
 
 @pytest.mark.parametrize(

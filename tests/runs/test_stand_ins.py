@@ -122,10 +122,26 @@ def test_a_disk_that_is_too_slow_drops_its_variants_and_is_not_remembered(tmp_pa
     check_stand_ins(run)
     assert run.dropped["hdd"] == (
         "skipped",
-        "throttled must deliver the rates it stands for within 5.0 %, got 40 instead of 81 "
-        "files/s random with 2 readers; close other programs and run again",
+        "throttled must deliver the rates it stands for within 5.0 %, got 40.0 of 81.0 files/s "
+        "random with 2 readers; close other programs and run again",
     )
     assert not (tmp_path / SELF_CHECKS).exists()
+
+
+@pytest.mark.parametrize(("delivered", "is_out"), [(96.0, False), (94.0, True)])
+def test_a_modelled_link_that_is_too_slow_drops_its_variants(tmp_path, delivered, is_out):
+    rate = {
+        "pattern": "to the other ranks", "unit": "Mbit", "readers": 0, "requested_per_s": 100.0,
+        "delivered_per_s": delivered, "error_share": 1 - delivered / 100,
+    }  # fmt: skip
+    run = Asked(tmp_path, [[rate]] * 3)
+    run.info["storages"] = {}
+    run.settings = replace(run.settings, device="cpu", ranks=2, exchange="100mbit")
+    check_stand_ins(run)
+    assert run.info["links"]["100mbit between 2 ranks"].get("rates") == (None if is_out else [rate])
+    assert list(run.dropped) == ["hdd"] * is_out
+    if is_out:
+        assert "got 94.0 of 100.0 Mbit/s to the other ranks; " in run.dropped["hdd"][1]
 
 
 def test_a_check_that_was_killed_says_nothing_of_the_medium(tmp_path):

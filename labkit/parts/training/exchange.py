@@ -6,8 +6,9 @@
     no_sync      without the machinery, as in steps that only add up gradients
 
 A link is a model: one clock, and 2 (N - 1) / N of a bucket's bytes, what a ring all-reduce of N
-ranks sends.  Messages have no latency.  Source: torch.distributed.algorithms.ddp_comm_hooks, whose
-`noop_hook` is meant for measuring what communication costs.
+ranks sends.  Messages have no latency.  A run checks first that its links deliver their rates.
+Source: torch.distributed.algorithms.ddp_comm_hooks, whose `noop_hook` is meant for measuring what
+communication costs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 LINK = re.compile(r"([1-9]\d{0,5})mbit")
 ALL_REDUCE, NOOP, NO_SYNC = "all_reduce", "noop", "no_sync"
+MEASURED_S = 0.25  # that a link takes for what it is measured with: 5 % are more than a late thread
 
 
 def check_exchange(name: str) -> None:
@@ -55,64 +57,61 @@ def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
         wrapped.require_backward_grad_sync = False  # as inside wrapped.no_sync()
     elif settings.exchange == NOOP:
         wrapped.register_comm_hook(None, noop_hook)
-    elif link := LINK.fullmatch(settings.exchange):
-        wrapped.register_comm_hook(_Link(int(link[1]) * 1e6 / 8, settings.ranks), over_link)
+    elif LINK.fullmatch(settings.exchange):
+        link = Link(settings)
+        wrapped.register_comm_hook(None, lambda _, bucket: link.average(bucket.buffer()))
     return wrapped
 
 
-class _Link:
-    """A rank's modelled connection to the others.
+class Link:
+    """A rank's modelled connection to the others, the same in each direction.
 
     Args:
-        bytes_per_s: of the link, in each direction.
-        ranks: that exchange.
+        settings: uses exchange and ranks.
     """
 
-    def __init__(self, bytes_per_s: float, ranks: int) -> None:
-        self.ranks = ranks
-        self._bytes_per_s = bytes_per_s
+    def __init__(self, settings: Settings) -> None:
+        self.bits_per_s = int(LINK.fullmatch(settings.exchange)[1]) * 1e6
+        self._ranks = settings.ranks
+        self._sent_bits_per_byte = 8 * 2 * (settings.ranks - 1) / settings.ranks
         self._free_s = 0.0
 
-    def book(self, size_bytes: int) -> float:
-        """Return when a bucket that starts now has been exchanged, by `time.perf_counter`."""
-        sent_bytes = size_bytes * 2 * (self.ranks - 1) / self.ranks
-        self._free_s = max(time.perf_counter(), self._free_s) + sent_bytes / self._bytes_per_s
-        return self._free_s
+    def average(self, gradients: torch.Tensor) -> torch.futures.Future:
+        """Start to average gradients over all ranks.
 
+        The exchange itself is real; what comes before the link allows it is held back.
+        """
+        import torch
 
-# Without annotations: torch compares them with classes, and here they are texts.
-def over_link(link, bucket):
-    """Average a bucket of gradients over all ranks; a hook of DistributedDataParallel.
+        start_s = max(time.perf_counter(), self._free_s)
+        due_s = start_s + gradients.nbytes * self._sent_bits_per_byte / self.bits_per_s
+        self._free_s = due_s
+        arrived = torch.futures.Future()
 
-    The exchange itself is real; what comes before the link allows it is held back.
+        def arrive(done: torch.futures.Future) -> None:
+            try:
+                arrived.set_result(done.value()[0])
+            except RuntimeError as error:  # the connection to another rank is lost
+                arrived.set_exception(error)
 
-    Args:
-        link: a `_Link`, what connects this rank to the others.
-        bucket: a `torch.distributed.GradBucket`.
+        def hold(done: torch.futures.Future) -> None:
+            late_s = max(due_s - time.perf_counter(), 0.0)
+            # A thread of its own: gloo's would keep the next bucket waiting.
+            threading.Timer(late_s, arrive, [done]).start()
 
-    Returns:
-        A `torch.futures.Future` of the averaged gradients.
-    """
-    import torch
+        exchange = torch.distributed.all_reduce(gradients.div_(self._ranks), async_op=True)
+        exchange.get_future().add_done_callback(hold)
+        return arrived
 
-    gradients = bucket.buffer()
-    due_s = link.book(gradients.nbytes)
-    arrived = torch.futures.Future()
+    def measure(self) -> float:
+        """Return the bits per second that it delivers; on all ranks at the same time."""
+        import torch
 
-    def arrive(done: torch.futures.Future) -> None:
-        try:
-            arrived.set_result(done.value()[0])
-        except RuntimeError as error:  # the connection to another rank is lost
-            arrived.set_exception(error)
-
-    def hold(done: torch.futures.Future) -> None:
-        late_s = max(due_s - time.perf_counter(), 0.0)
-        # A thread of its own: gloo's would keep the next bucket waiting.
-        threading.Timer(late_s, arrive, [done]).start()
-
-    exchange = torch.distributed.all_reduce(gradients.div_(link.ranks), async_op=True)
-    exchange.get_future().add_done_callback(hold)
-    return arrived
+        size_bytes = MEASURED_S * self.bits_per_s / self._sent_bits_per_byte
+        gradients = torch.zeros(round(size_bytes / torch.float32.itemsize))
+        start_s = time.perf_counter()
+        self.average(gradients).wait()
+        return gradients.nbytes * self._sent_bits_per_byte / (time.perf_counter() - start_s)
 
 
 def label(settings: Settings) -> dict[str, str]:
