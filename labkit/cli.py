@@ -26,7 +26,7 @@ from labkit.diagnosis.loaders import brief
 from labkit.diagnosis.watch import Watch, run_script
 from labkit.experiments.request import Request
 from labkit.machine import hardware, media
-from labkit.report.bars import to_bytes
+from labkit.report import bars
 from labkit.report.charts import timeline, watch_chart
 from labkit.report.doctor import doctor_rows
 from labkit.resolve import TABLES
@@ -34,8 +34,6 @@ from labkit.runs import calibration, store
 from labkit.runs.active import Progress
 from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
 
-CHART_KINDS = (".png", ".svg", ".pdf")
-CHART_DPI = 300
 LIST_WIDTHS = (20, 10, 26, 38)  # 100 columns with what is between
 Options = argparse.Namespace
 
@@ -324,9 +322,7 @@ def _diagnose(options: Options) -> None:
         if diagnosis.broken:
             raise RuntimeError("no chart: the loop broke off")
         loop = {name: given.get(name) for name in ("loader", "step", "device")}
-        figure = timeline(lab.record_timeline(**loop))
-        options.chart.write_bytes(to_bytes(figure, options.chart.suffix[1:], dpi=CHART_DPI))
-        print(f"wrote {options.chart}")
+        print(f"wrote {bars.write(timeline(lab.record_timeline(**loop)), options.chart)}")
 
 
 def load_target(name: str) -> dict[str, object]:
@@ -366,7 +362,7 @@ def _watch(options: Options) -> int:
                 path.write_text(json.dumps(given | watch.facts(), indent=1), encoding="utf-8")
             if options.chart:
                 path = options.chart.with_stem(options.chart.stem + ending)
-                path.write_bytes(to_bytes(watch_chart(watch), path.suffix[1:], dpi=CHART_DPI))
+                bars.write(watch_chart(watch), path)
         except Exception as error:  # the script's own status stays
             print(f"labkit: {error}", file=sys.stderr)
 
@@ -549,8 +545,8 @@ def _script(text: str) -> Path:
 
 
 def _chart_file(text: str) -> Path:
-    if Path(text).suffix not in CHART_KINDS:
-        kinds = ", ".join(CHART_KINDS)
+    if Path(text).suffix[1:] not in bars.KINDS:
+        kinds = ", ".join(f".{kind}" for kind in bars.KINDS)
         raise argparse.ArgumentTypeError(f"must end in one of {kinds}, got {text!r}")
     return Path(text)
 

@@ -27,17 +27,25 @@ from labkit import units
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.experiments.roofline import SUFFIX
+from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.panel import job
 from labkit.panel.form import Form, help_line, row
 from labkit.report import run as runs
 from labkit.report.advise import GB, advise
-from labkit.report.bars import mimebundle
+from labkit.report.bars import mimebundle, write
 from labkit.report.comparison import Comparison, compare
-from labkit.report.exports import EXPORTS, export
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import forecast
-from labkit.runs.store import SHARED, is_in_progress, list_runs, load_run, read_info
+from labkit.runs.store import (
+    REPORTS,
+    SHARED,
+    explain_unwritable,
+    is_in_progress,
+    list_runs,
+    load_run,
+    read_info,
+)
 
 if TYPE_CHECKING:
     from ipywidgets import VBox, Widget
@@ -71,6 +79,19 @@ body[data-jp-theme-light="false"] .labkit-panel img { filter: invert(.91) hue-ro
 NOTHING = "<div>no trial is finished yet</div>"
 DOWNLOADABLE_BYTES = 40_000_000  # as a link; of larger files only the path is shown
 LISTED_RUNS = 5  # lines of the list
+# Format -> what writes it into the run's folder, and returns the file.
+EXPORTS: dict[str, Callable[[runs.Run], Path]] = {
+    "PNG": lambda run: write(run.chart(), run.folder / "chart.png"),
+    "SVG": lambda run: write(run.chart(), run.folder / "chart.svg"),
+    "PDF": lambda run: write(run.chart(), run.folder / "chart.pdf"),
+    "CSV": lambda run: write_whole(run.folder / "table.csv", run.table(detail=True).to_csv()),
+    "HTML report": lambda run: run.report(markdown=False)[0],
+    "Markdown report": lambda run: run.report()[1],
+    "Recipe": lambda run: write_whole(run.folder / "recipe.py", run.recipe()),
+    "Share file": lambda run: run.share(),
+}
+# Numbers of different runs never stand in one table.
+OF_SEVERAL = ("PNG", "SVG", "PDF", "HTML report")
 RUNS_HELP = "Earlier runs; hold Ctrl or Shift to choose several."
 
 
@@ -387,8 +408,7 @@ class Panel:
 
     def _on_export(self, form: str) -> None:
         self._exported.value = ""
-        shown = [runs.find_run(folder) for folder in self._shown]
-        self._exported.value = download_html(export(shown, form, self._results))
+        self._exported.value = download_html(export(self._shown, form, self._results))
 
     # --- handlers ---------------------------------------------------------------------------
 
@@ -418,6 +438,36 @@ def _html(name: str) -> Widget:
     box = widgets.HTML()
     box.add_class(name)
     return box
+
+
+def export(folders: Sequence[Path], form: str, results: Path) -> Path:
+    """Write one file and return where it is: in the run's folder; of several runs in ``reports``.
+
+    Args:
+        folders: of one run, or of several to be shown side by side.
+        form: a key of `EXPORTS`.
+        results: folder of all results.
+
+    Raises:
+        ValueError: no run, or several where the format takes one.
+        OSError: the folder cannot be written; the message says what to do.
+    """
+    if not folders:
+        raise ValueError("runs must be at least one, got none; run the experiment first")
+    if len(folders) > 1 and form not in OF_SEVERAL:
+        raise ValueError(
+            f"runs must be one for {form}, got {len(folders)}; choose one, or one of "
+            f"{', '.join(OF_SEVERAL)}"
+        )
+    shown = [runs.find_run(folder) for folder in folders]
+    with explain_unwritable(results):
+        if len(shown) == 1:
+            return EXPORTS[form](shown[0])
+        if form == "HTML report":
+            return runs.report(shown, results=results, markdown=False)[0]
+        path = unused(results / REPORTS / f"{shown[0].info['experiment']}-chart.{form.lower()}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write(compare(shown).chart(), path)
 
 
 # --- what is shown, as HTML -----------------------------------------------------------------

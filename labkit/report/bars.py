@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+KINDS = ("png", "svg", "pdf")
 STYLE = Path(__file__).with_name("labkit.mplstyle")
 # Matplotlib's settings are global, also for figures made in other threads.
 _LOCK = threading.RLock()
@@ -343,29 +345,23 @@ def font(line: Line) -> dict[str, object]:
 # --- files --------------------------------------------------------------------------------
 
 
-def save(figure: Figure, path_without_suffix: Path | str) -> tuple[Path, Path, Path]:
-    """Write a figure as .png (300 dpi), .svg and .pdf.
-
-    Equal figures give equal bytes: no dates, no random ids.
-
-    Returns:
-        The three paths.
-    """
-    path = Path(path_without_suffix)
+def save(figure: Figure, path_without_suffix: Path | str) -> list[Path]:
+    """Write a figure as .png, .svg and .pdf; return the paths."""
     # Not with_suffix: it would cut "chart.v2" down to "chart".
-    png, svg, pdf = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg", "pdf"))
-    png.write_bytes(to_bytes(figure, "png", dpi=300))
-    svg.write_bytes(to_bytes(figure, "svg"))
-    pdf.write_bytes(to_bytes(figure, "pdf"))
-    return png, svg, pdf
+    return [write(figure, Path(f"{path_without_suffix}.{kind}")) for kind in KINDS]
+
+
+def write(figure: Figure, path: Path) -> Path:
+    """Write a figure in the format of the file's suffix, .png with 300 dpi; return the path."""
+    return write_whole(path, to_bytes(figure, path.suffix[1:], dpi=300))
 
 
 def to_bytes(figure: Figure, kind: str, *, dpi: int = 150) -> bytes:
-    """Render a figure to one format.
+    """Render a figure to one format; equal figures give equal bytes, without dates and random ids.
 
     Args:
         figure: drawn on a `page`.
-        kind: png, svg or pdf.
+        kind: one of `KINDS`.
         dpi: dots per inch; svg and pdf need none.
     """
     alt = figure.get_label()

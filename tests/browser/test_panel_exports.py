@@ -1,6 +1,6 @@
 """Every format is offered, and the link downloads the very file that lies on disk.
 
-What the files hold: tests/report/test_exports.py.
+What the files hold: tests/panel/test_exports.py.
 """
 
 from pathlib import Path
