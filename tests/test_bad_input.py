@@ -1010,7 +1010,7 @@ def together_run(measured, tmp_path_factory):
 def place(measured, together_run, tmp_path, capsys, monkeypatch):
     """A copy of them to be spoiled."""
     monkeypatch.setattr(job, "_current", None)
-    monkeypatch.setattr(job, "_watchers", [])
+    monkeypatch.setattr(job, "_watchers", set())
     shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
     (folder,) = list_runs(tmp_path / "results")
     with contextlib.ExitStack() as stack:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
+from labkit.analysis.summary import in_common
 from labkit.experiments.request import Request
 from labkit.experiments.roofline import has_roofline
 from labkit.machine import media
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 LABEL_WIDTH = "110px"  # longer names end in an ellipsis
-MODE_HELP = "quick: look; document: as the document ran it; full: verdicts."
-BLOCKS_HELP = "Repetitions of all variants; verdicts need 6 or more."
-PROTOCOL_HELP = "The document's order, cold first variant and loop, or what corrects them."
-BASELINE_HELP = "The reference variant (= 1.0)."
-ROOFLINE_HELP = "Train at several speeds of the GPU; cold or warm files as the baseline's."
+# What a request has beside settings -> its help.
+ASKED = {
+    "mode": "quick: a first look; document: as the document ran it; full: with verdicts.",
+    "blocks": "Repetitions of all variants; verdicts need 6 or more.",
+    "baseline": "The reference variant (= 1.0).",
+    "roofline": "Train at several speeds of the GPU; cold or warm files as the baseline's.",
+    "protocol": "The document's order, cache states and loop, or the corrected ones.",
+}
 NUMBERS = {"blocks": int} | {
     name: kind for name, (kind, *_) in field_kinds().items() if kind in (int, float)
 }
@@ -49,24 +53,21 @@ class Form:
         import ipywidgets as widgets
 
         self._start, self._experiments = start, _by_protocol(start)
-        self._mode = widgets.Dropdown(options=list(MODES), description="mode")
-        self._blocks = _text(description="blocks")
-        protocols = list(self._experiments)
-        self._protocol = widgets.Dropdown(options=protocols, description="protocol")
-        found = {name: None for one in self._experiments.values() for name in _shared(one)}
-        self._settings = {name: _control(name, start) for name in found}
-        self._roofline = widgets.Dropdown(
-            options=[("no", False), ("yes", True)], description="roofline"
-        )
-        self._help = {name: widgets.HTML() for name in ("blocks", "baseline", *found)}
-        measured = {
-            label: None
-            for one in self._experiments.values()
-            for label in (*one.variants, *one.in_full)
+        whole = self._experiments.values()
+        measured = {x: None for one in whole for x in (*one.variants, *one.in_full)}
+        self._controls = {
+            "mode": widgets.Dropdown(options=list(MODES), description="mode"),
+            "blocks": _text(description="blocks"),
+            "baseline": widgets.Dropdown(options=[AUTO, *measured], description="baseline"),
+            "roofline": widgets.Dropdown(
+                options=[("no", False), ("yes", True)], description="roofline"
+            ),
+            "protocol": widgets.Dropdown(options=list(self._experiments), description="protocol"),
         }
+        self._controls |= {x: _control(x, start) for one in whole for x in _shared(one)}
+        self._help = {name: widgets.HTML() for name in self._controls}
         box = {"indent": False, "layout": {"width": "auto"}}
         self._variants = {one: widgets.Checkbox(description=one, **box) for one in measured}
-        self._baseline = widgets.Dropdown(options=[AUTO, *measured], description="baseline")
         self.box = self._layout()
         self.reset()
 
@@ -80,29 +81,23 @@ class Form:
         kept = tuple(label for label in labels if self._variants[label].value)
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
-        given = {name: _value(self._settings[name]) for name in self._names()}
+        given = {name: _value(self._controls[name]) for name in self._names()}
         start = self._start.settings
-        hidden = {name: start[name] for name in start if name not in self._settings}
+        hidden = {name: start[name] for name in start if name not in self._controls}
         return replace(
             self._start,
-            mode=self._mode.value,
-            blocks=_value(self._blocks),
-            protocol=self._protocol.value,
             settings=hidden | {name: value for name, value in given.items() if value is not None},
             variants=() if len(kept) == len(labels) else kept,
-            baseline=_value(self._baseline),
-            roofline=self._roofline.value,
+            **{name: _value(self._controls[name]) for name in ASKED},
         )
 
     def reset(self) -> None:
         """Show what was there at first."""
         start = self._start
-        self._mode.value, self._protocol.value = start.mode, start.protocol
-        self._roofline.value = start.roofline
-        _show(self._blocks, start.blocks)
-        _show(self._baseline, start.baseline)
-        for name, control in self._settings.items():
-            _show(control, start.settings.get(name))
+        for name, control in self._controls.items():
+            value = getattr(start, name) if name in ASKED else start.settings.get(name)
+            value = AUTO if value is None else value
+            control.value = value if isinstance(value, bool) else str(value)
         for label, box in self._variants.items():
             box.value = not start.variants or label in start.variants
 
@@ -118,17 +113,17 @@ class Form:
         labels, names = self._labels(), self._names()
         for label, box in self._variants.items():
             _display(box, is_shown=label in labels)
-        for name in self._settings:
+        for name in self._controls.keys() - ASKED:
             _display(self._boxes[name], is_shown=name in names)
         request = self.request()
         whole = request.whole()
-        shared = Settings(**_shared(whole))
         mode = MODES[request.mode]
-        found = {**vars(complete_here(shared, mode)), "blocks": mode.blocks}
-        self._say("blocks", BLOCKS_HELP, self._blocks, found["blocks"])
-        self._say("baseline", BASELINE_HELP, self._baseline, whole.baseline)
-        for name in names:
-            self._say(name, help_texts()[name], self._settings[name], found[name])
+        found = {**vars(complete_here(Settings(**_shared(whole)), mode)), "blocks": mode.blocks}
+        found["baseline"] = whole.baseline
+        for name in (*ASKED, *names):
+            is_auto = _value(self._controls[name]) is None and found[name] is not None
+            auto = f"{AUTO}: {_text_of(found[name])}" if is_auto else ""
+            self._help[name].value = help_line((ASKED | help_texts())[name], auto)
         return request
 
     def observe(self, handler: Callable[[object], None]) -> None:
@@ -144,20 +139,16 @@ class Form:
     def _layout(self) -> Widget:
         import ipywidgets as widgets
 
-        self._boxes = {
-            name: _field(control, self._help[name]) for name, control in self._settings.items()
-        }
-        knobs = ("data", *next(iter(self._experiments.values())).knobs)
-        first = [_field(self._mode, widgets.HTML(help_line(MODE_HELP)))]
-        first.append(_field(self._blocks, self._help["blocks"]))
-        first += [self._boxes[name] for name in knobs if name in self._boxes]
-        more = [_field(self._baseline, self._help["baseline"])]
-        if has_roofline(next(iter(self._experiments.values()))):
-            more.append(_field(self._roofline, widgets.HTML(help_line(ROOFLINE_HELP))))
-        if len(self._experiments) > 1:
-            more.append(_field(self._protocol, widgets.HTML(help_line(PROTOCOL_HELP))))
-        more += [box for name, box in self._boxes.items() if name not in knobs]
-        hidden = _grid(more)
+        self._boxes = {name: _field(x, self._help[name]) for name, x in self._controls.items()}
+        experiment = next(iter(self._experiments.values()))
+        boxes = dict(self._boxes)
+        if not has_roofline(experiment):
+            del boxes["roofline"]
+        if len(self._experiments) == 1:
+            del boxes["protocol"]
+        knobs = ("mode", "blocks", "data", *experiment.knobs)
+        first = _grid([boxes.pop(name) for name in knobs if name in boxes])
+        hidden = _grid(list(boxes.values()))
         fold = widgets.ToggleButton(
             description="More settings", tooltip="Show the settings that matter less here"
         )
@@ -165,24 +156,20 @@ class Form:
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
         variants = row([*self._variants.values(), fold])
         variants.add_class("labkit-variants")
-        return widgets.VBox([_grid(first), variants, hidden])
+        return widgets.VBox([first, variants, hidden])
 
     def _labels(self) -> list[str]:
         """List the variants that the chosen mode and protocol measure."""
-        whole = self._experiments[self._protocol.value]
-        return [*whole.variants, *(whole.in_full if MODES[self._mode.value].judged else ())]
+        whole = self._experiments[self._controls["protocol"].value]
+        is_judged = MODES[self._controls["mode"].value].judged
+        return [*whole.variants, *(whole.in_full if is_judged else ())]
 
     def _names(self) -> list[str]:
         """List the settings that the chosen protocol leaves open."""
-        return list(_shared(self._experiments[self._protocol.value]))
-
-    def _say(self, name: str, text: str, control: Widget, found: object) -> None:
-        is_auto = _value(control) is None and found is not None
-        self._help[name].value = help_line(text, f"{AUTO}: {_text_of(found)}" if is_auto else "")
+        return list(_shared(self._experiments[self._controls["protocol"].value]))
 
     def _all(self) -> list[Widget]:
-        own = [self._mode, self._blocks, self._roofline, self._protocol, self._baseline]
-        return [*own, *self._settings.values(), *self._variants.values()]
+        return [*self._controls.values(), *self._variants.values()]
 
 
 def help_line(text: str, auto: str = "") -> str:
@@ -213,12 +200,8 @@ def _shared(experiment: Experiment) -> dict[str, object]:
     """Return the settings that all variants share, of those that this kind of trial uses."""
     baseline = experiment.variants[experiment.baseline]
     others = [*experiment.variants.values(), *experiment.in_full.values()]
-    return {
-        name: value
-        for name, value in vars(baseline).items()
-        if name in KINDS[experiment.kind].settings
-        and all(getattr(other, name) == value for other in others)
-    }
+    common = in_common(list(map(vars, (baseline, *others))))
+    return {k: v for k, v in common.items() if k in KINDS[experiment.kind].settings}
 
 
 def _control(name: str, start: Request) -> Widget:
@@ -258,10 +241,6 @@ def _value(control: Widget) -> object:
         raise ValueError(
             f"{control.description} must be a {word} or {AUTO}, got {value!r}"
         ) from None
-
-
-def _show(control: Widget, value: object) -> None:
-    control.value = AUTO if value is None else value if isinstance(value, bool) else str(value)
 
 
 def _text_of(value: object) -> str:

@@ -163,19 +163,17 @@ class Job:
 
 _LOCK = threading.Lock()
 _current: Job | None = None
-_watchers: list[Watcher] = []
+_watchers: set[Watcher] = set()
 
 
 def follow(watcher: Watcher) -> None:
     """Call a function whenever a job has gone on."""
-    if watcher not in _watchers:
-        _watchers.append(watcher)
+    _watchers.add(watcher)
 
 
 def forget(watcher: Watcher) -> None:
     """Call a function no more."""
-    if watcher in _watchers:
-        _watchers.remove(watcher)
+    _watchers.discard(watcher)
 
 
 def current() -> Job | None:

@@ -3,25 +3,13 @@
 import re
 
 import pytest
+from widgets import below, labelled
 
 import labkit as lab
 from labkit.experiments.request import Request
 from labkit.panel.form import AUTO, Form
 from labkit.runs.kinds import KINDS
 from labkit.settings import AS_PUBLISHED, help_texts
-
-
-def below(widget):
-    """A widget and all inside it."""
-    found = [widget]
-    for child in getattr(widget, "children", ()):
-        found += below(child)
-    return found
-
-
-def labelled(form, text):
-    (found,) = (w for w in below(form.box) if getattr(w, "description", None) == text)
-    return found
 
 
 def help_of(form, text):
@@ -55,21 +43,21 @@ def test_every_setting_that_all_variants_share_has_one_control_with_its_help(nam
 
 def test_a_form_that_is_left_alone_asks_for_nothing(form):
     assert form.refresh() == Request(experiment="prefetching")
-    assert labelled(form, "num_workers").value == AUTO
-    assert labelled(form, "pin_memory").value == AUTO
+    assert labelled(form.box, "num_workers").value == AUTO
+    assert labelled(form.box, "pin_memory").value == AUTO
 
 
 def test_what_is_changed_and_only_that_is_asked_for(form):
-    labelled(form, "num_workers").value = "5"
-    labelled(form, "cache").value = "warm"
-    labelled(form, "pin_memory").value = False
-    labelled(form, "both").value = False
-    labelled(form, "blocks").value = "7"
+    labelled(form.box, "num_workers").value = "5"
+    labelled(form.box, "cache").value = "warm"
+    labelled(form.box, "pin_memory").value = False
+    labelled(form.box, "both").value = False
+    labelled(form.box, "blocks").value = "7"
     asked = form.request()
     assert asked.settings == {"num_workers": 5, "cache": "warm", "pin_memory": False}
     assert asked.variants == ("original", "prefetch_generator", "data_prefetcher")
     assert (asked.blocks, asked.baseline) == (7, None)
-    labelled(form, "num_workers").value = ""  # an empty field is auto, too
+    labelled(form.box, "num_workers").value = ""  # an empty field is auto, too
     assert "num_workers" not in form.request().settings
     form.reset()
     assert form.request() == Request(experiment="prefetching")
@@ -80,8 +68,8 @@ def test_the_help_says_what_auto_means_now(form):
     assert help_of(form, "input_px").startswith("auto: 256 · ")
     assert help_of(form, "blocks").startswith("auto: 3 · ")
     assert "auto" not in help_of(form, "images")  # calibration finds it
-    labelled(form, "mode").value = "full"
-    labelled(form, "device").value = "cpu"
+    labelled(form.box, "mode").value = "full"
+    labelled(form.box, "device").value = "cpu"
     form.refresh()
     assert help_of(form, "input_px").startswith("auto: 512 · ")
     assert help_of(form, "blocks").startswith("auto: 10 · ")
@@ -91,16 +79,16 @@ def test_the_help_says_what_auto_means_now(form):
 
 
 def test_another_protocol_has_other_settings_and_variants(form):
-    labelled(form, "both").value = False
-    labelled(form, "cache").value = "warm"
-    labelled(form, "protocol").value = AS_PUBLISHED
+    labelled(form.box, "both").value = False
+    labelled(form.box, "cache").value = "warm"
+    labelled(form.box, "protocol").value = AS_PUBLISHED
     asked = form.refresh()
     assert asked.settings == {}  # it decides itself what is cold
     assert asked.variants == (
         "original", "prefetch_generator", "data_prefetcher", "original, again",
     )  # fmt: skip
     assert list(asked.build().variants) == list(asked.variants)
-    labelled(form, "protocol").value = "corrected"
+    labelled(form.box, "protocol").value = "corrected"
     assert form.refresh().settings == {"cache": "warm"}
 
 
@@ -108,10 +96,10 @@ def test_variants_of_full_mode_are_offered_there_alone():
     form = Form(Request(experiment="combined"))
     label = next(iter(lab.experiment("combined").in_full))
     form.refresh()
-    assert labelled(form, label).layout.display == "none"
-    labelled(form, "mode").value = "full"
+    assert labelled(form.box, label).layout.display == "none"
+    labelled(form.box, "mode").value = "full"
     form.refresh()
-    assert labelled(form, label).layout.display is None
+    assert labelled(form.box, label).layout.display is None
     assert form.request().variants == ()
 
 
@@ -120,15 +108,15 @@ def test_what_was_given_is_where_reset_returns_to():
     start = Request(experiment="prefetching", mode="full", blocks=12, settings=given)
     form = Form(start)
     assert form.request() == start
-    labelled(form, "num_workers").value = AUTO
-    labelled(form, "mode").value = "quick"
+    labelled(form.box, "num_workers").value = AUTO
+    labelled(form.box, "mode").value = "quick"
     assert "num_workers" not in form.request().settings
     form.reset()
     assert form.request() == start
 
 
 def test_a_roofline_is_asked_for_where_epochs_are_timed(form):
-    labelled(form, "roofline").value = True
+    labelled(form.box, "roofline").value = True
     assert form.refresh() == Request(experiment="prefetching", roofline=True)
     for other in ("operations", "stalls"):
         box = Form(Request(experiment=other)).box

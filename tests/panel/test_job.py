@@ -16,12 +16,6 @@ from labkit.runs.active import single_run_lock
 PATIENCE_S = 120.0  # how long to wait for what must happen; not a speed limit
 
 
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
-    monkeypatch.setattr(job, "_current", None)
-    monkeypatch.setattr(job, "_watchers", [])
-
-
 class Ended:
     """What a run returns, as far as a job looks at it."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_runs import fake_roofline, save_run
 from small import SMALL
+from widgets import below, labelled
 
 import labkit as lab
 from labkit.experiments.request import Request
@@ -21,25 +22,6 @@ PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
 EXAMPLES = Path(__file__).parents[2] / "results/examples/2-cores-emulated"
 EXAMPLE = EXAMPLES / "preprocessing"
 HOSTILE = '<script>alert("1")</script>'
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
-    monkeypatch.setattr(job, "_current", None)
-    monkeypatch.setattr(job, "_watchers", [])
-
-
-def below(widget):
-    """A widget and all inside it."""
-    found = [widget]
-    for child in getattr(widget, "children", ()):
-        found += below(child)
-    return found
-
-
-def labelled(box, text):
-    (found,) = (w for w in below(box) if getattr(w, "description", None) == text)
-    return found
 
 
 def shown(box, name):
@@ -158,9 +140,13 @@ def test_errors_stand_in_the_panel_with_their_next_step(panel):
     labelled(panel, "input_px").value = "100"
     message = "input_px must be a positive multiple of 32, got 100; try 256 or 512"
     assert said(panel, "error").startswith(message)
-    press(panel, "Show")
-    message = "runs must be at least one, got none; choose some in the list"
-    assert said(panel, "error").startswith(message)
+    for button, advice in (
+        ("Show", "choose some in the list"),
+        ("PNG", "run the experiment first"),
+    ):
+        press(panel, button)
+        message = f"runs must be at least one, got none; {advice}"
+        assert said(panel, "error").startswith(message)
 
 
 def test_the_request_is_shown_as_a_command_line_and_as_python(panel, photos, tmp_path):
