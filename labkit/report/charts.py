@@ -55,15 +55,27 @@ SHOWN = "Normalized epoch time [95 % confidence interval], lower is better"
 LINE_OF_NO_CHANGE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 2.5}
 
 
-def title(summary: Summary, conditions: Sequence[str] = ()) -> list[Line]:
-    """Return the question, the stand-ins and the conditions of a run."""
+def around(summary: Summary, conditions: Sequence[str] = ()) -> tuple[list[Line], str]:
+    """Return the title of a run's chart, question, stand-ins and conditions, and its footer."""
     stood_in = " · ".join(stand_ins(summary))
     conditions = [*(conditions or [words.conditions(summary)]), *words.other_images(summary)]
-    return [
+    title = [
         Line(summary.question, 13, "bold"),
         *([Line(stood_in, 10, "bold", WARNING_INK)] if stood_in else []),
         Line(" · ".join(conditions), color=SOFT_INK),
     ]
+    return title, words.origin(summary.info)
+
+
+def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
+    """Return the charts that a run has, by name: what draws each."""
+    if summary.kind == "roofline":
+        return {"roofline": roofline}
+    caches = {settings.get("cache") for settings in summary.info["variants"].values()}
+    found = {"times": times}
+    if {"cold", "warm"} <= caches:
+        found["epochs"] = epochs
+    return found | ({"dial": dial} if find_series(summary) else {})
 
 
 # --- normalized times -----------------------------------------------------------------------
@@ -78,14 +90,23 @@ def times(summary: Summary) -> Figure:
     if summary.has_groups:
         return _times_of_groups(summary)
     rows = [_times_row(summary, row) for row in summary.rows]
+    return _on_one_axis(rows, summary.rows, *around(summary), _times_legend(rows))
+
+
+def _on_one_axis(
+    rows: Sequence[BarRow],
+    found: Sequence[Row],
+    title: Sequence[Line],
+    footer: str,
+    handles: Sequence[Artist],
+    **value_font: object,
+) -> Figure:
     with page() as figure:
         axes = figure.add_subplot()
-        _draw_times(axes, rows, _axis_end(summary.rows))
+        _draw_times(axes, rows, _axis_end(found), **value_font)
         axes.set_xlabel(NORMALIZED)
-        content_in = height_in(rows) + AXIS_IN
-        handles, shown = _times_legend(rows), [SHOWN, *describe_rows(rows)]
-        origin = words.origin(summary.info)
-        frame(figure, title(summary), origin, content_in, handles, shown=shown)
+        shown = [SHOWN, *describe_rows(rows)]
+        frame(figure, title, footer, height_in(rows) + AXIS_IN, handles, shown=shown)
     return figure
 
 
@@ -122,8 +143,7 @@ def _times_of_groups(summary: Summary) -> Figure:
                 for text, row in zip(said, rows)
             ]
         content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
-        handles, origin = _times_legend(drawn), words.origin(summary.info)
-        frame(figure, title(summary), origin, content_in, handles, shown=shown)
+        frame(figure, *around(summary), content_in, _times_legend(drawn), shown=shown)
     return figure
 
 
@@ -198,17 +218,9 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
         name = f"{summary.experiment}: {row.variant}"
         rows.append(replace(drawn, name=name, bars=bars))
-    with page() as figure:
-        axes = figure.add_subplot()
-        _draw_times(axes, rows, _axis_end([row for _, row in found]), size=9)
-        axes.set_xlabel(NORMALIZED)
-        lines = [
-            Line("Published and measured: each variant against its run's baseline", 13, "bold")
-        ]
-        content_in = height_in(rows) + AXIS_IN
-        handles = legend_of(rows, {}, "")
-        frame(figure, lines, "", content_in, handles, shown=[SHOWN, *describe_rows(rows)])
-    return figure
+    title = [Line("Published and measured: each variant against its run's baseline", 13, "bold")]
+    handles = legend_of(rows, {}, "")
+    return _on_one_axis(rows, [row for _, row in found], title, "", handles, size=9)
 
 
 # --- runs side by side ----------------------------------------------------------------------
@@ -279,7 +291,20 @@ def epochs(summary: Summary) -> Figure:
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
     """
-    rows = [_epochs_row(row) for row in summary.rows]
+    looks = {"first epoch": "epoch 1", "later epochs": ""}
+    rows, later = [], set()
+    for row in summary.rows:
+        found = epoch_bars(row)
+        # Variants may differ in their number of epochs: "epoch 2 / epochs 2 to 3 (mean)".
+        later |= {bar.name for bar in found[1:]}
+        bars = [
+            Bar(
+                length=x.mean_s, name=x.name, look=look, dots=x.all_s, value=units.seconds(x.mean_s)
+            )
+            for x, look in zip(found, looks)
+        ]
+        rows.append(BarRow(name=row.variant, bars=bars, reason=words.reason(row)))
+    looks["later epochs"] = " / ".join(sorted(later))
     ends = [max(bar.dots) for row in rows for bar in row.bars]
     with page() as figure:
         axes = figure.add_subplot()
@@ -291,31 +316,13 @@ def epochs(summary: Summary) -> Figure:
                 write_beside(axes, -0.5, (right_pt, 14), heading, size=8.5, color=SOFT_INK)
         for y, (row, said) in enumerate(zip(summary.rows, describe_rows(rows))):
             proof = list(zip(COLUMNS, words.proof(row))) if rows[y].bars else []
-            for (_, right_pt), text in proof:
+            for (heading, right_pt), text in proof:
                 write_beside(axes, y, (right_pt, 0), text, size=9)
-            columns = [f"{heading}: {text}".replace("\n", " ") for (heading, _), text in proof]
-            shown.append("; ".join([said, *columns]))
-        # Variants may differ in their number of epochs: "epoch 2 / epochs 2 to 3 (mean)".
-        later = {bar.name for row in summary.rows for bar in epoch_bars(row)[1:]}
-        looks = {"first epoch": "epoch 1", "later epochs": " / ".join(sorted(later))}
+                said += f"; {heading}: {text}".replace("\n", " ")
+            shown.append(said)
         handles = legend_of(rows, looks, "one epoch of one trial")
-        content_in, origin = height_in(rows) + AXIS_IN + 0.4, words.origin(summary.info)
-        frame(figure, title(summary), origin, content_in, handles, shown=shown)
+        frame(figure, *around(summary), height_in(rows) + AXIS_IN + 0.4, handles, shown=shown)
     return figure
-
-
-def _epochs_row(row: Row) -> BarRow:
-    bars = [
-        Bar(
-            length=bar.mean_s,
-            name=bar.name,
-            look=look,
-            dots=bar.all_s,
-            value=units.seconds(bar.mean_s),
-        )
-        for bar, look in zip(epoch_bars(row), ("first epoch", "later epochs"))
-    ]
-    return BarRow(name=row.variant, bars=bars, reason=words.reason(row))
 
 
 # --- dial -----------------------------------------------------------------------------------
@@ -343,22 +350,19 @@ SERIES_LOOKS = (
 Points = list[tuple[int, Row]]
 
 
-def find_series(info: Mapping[str, object], summary: Summary) -> dict[str, Points]:
+def find_series(summary: Summary) -> dict[str, Points]:
     """Group the measured variants whose labels differ only in "every N steps".
-
-    Args:
-        info: what `run.json` holds.
-        summary: of the same run.
 
     Returns:
         Name -> points; nothing where the experiment has no dial, or its baseline is on the dial.
     """
-    if not info.get("dial") or _series_name(summary.baseline) != summary.baseline:
+    chosen = summary.info.get("dial")
+    if not chosen or _series_name(summary.baseline) != summary.baseline:
         return {}
     found: dict[str, Points] = {}
     for row in summary.rows:
         name = _series_name(row.variant)
-        steps = info["variants"][row.variant].get(info["dial"]["setting"])
+        steps = summary.info["variants"][row.variant].get(chosen["setting"])
         if steps and name != row.variant and row.normalized_time is not None:
             found.setdefault(name, []).append((steps, row))
     return {name: sorted(points, key=itemgetter(0)) for name, points in found.items()}
@@ -369,34 +373,29 @@ def _series_name(variant: str) -> str:
     return ", ".join(part for part in variant.split(", ") if not EVERY.fullmatch(part))
 
 
-def dial(info: Mapping[str, object], summary: Summary) -> Figure:
+def dial(summary: Summary) -> Figure:
     """Draw normalized time over the number of steps between two events.
-
-    Args:
-        info: what `run.json` holds.
-        summary: of the same run.
 
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
     """
-    found = find_series(info, summary)
-    shown = describe_rows([_times_row(summary, row) for _, row in chain(*found.values())])
+    found = find_series(summary)
+    shown = [SHOWN]
+    shown += describe_rows([_times_row(summary, row) for _, row in chain(*found.values())])
     for points in found.values():
         if limit := _negligible_from(points):
             cheap = next(row.variant for steps, row in points if steps == limit)
             shown.append(f"{NEGLIGIBLE_SAID} {cheap}")
     with page() as figure:
-        handles = _draw_dial(figure.add_subplot(), summary, found, info["dial"])
-        origin, said = words.origin(summary.info), [SHOWN, *shown]
-        frame(figure, title(summary), origin, 3.9, handles, shown=said, columns=3)
+        handles = _draw_dial(figure.add_subplot(), summary, found)
+        frame(figure, *around(summary), 3.9, handles, shown=shown, columns=3)
     return figure
 
 
-def _draw_dial(
-    axes: Axes, summary: Summary, found: Mapping[str, Points], chosen: Mapping[str, object]
-) -> list[Artist]:
+def _draw_dial(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
+    chosen = summary.info["dial"]
     advice = chosen["advice"]
     every = [*chain(*found.values())]
     steps = sorted({n for n, _ in every} | ({advice} if advice else set()))
@@ -472,17 +471,14 @@ def roofline(summary: Summary) -> Figure:
     """
     found = pipelines(summary)
     answer = Line(words.with_this_device(summary, found), 10, "bold")
+    measured = [*words.how_measured(summary), *words.plain_labels(summary)]
+    (question, *conditions), origin = around(summary, measured)
+    missing = [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
+    lines = [question, *([answer] if answer.text else []), *conditions, *missing]
     with page() as figure:
         axes = figure.add_subplot()
         handles = _draw_roofline(axes, summary, found)
-        missing = [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
-        measured = [*words.how_measured(summary), *words.plain_labels(summary)]
-        question, *conditions = title(summary, measured)
-        lines = [question, *([answer] if answer.text else []), *conditions, *missing]
-        shown, origin = (
-            [f"{axes.get_ylabel()}, over the {axes.get_xlabel()}"],
-            words.origin(summary.info),
-        )
+        shown = [f"{axes.get_ylabel()}, over the {axes.get_xlabel()}"]
         shown += map(_describe_pipeline, found)
         frame(figure, lines, origin, ROOFLINE_IN, handles, shown=shown, columns=2)
     return figure

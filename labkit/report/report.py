@@ -91,18 +91,6 @@ def write_report(
     return written
 
 
-def save(run: Run) -> list[Path]:
-    """Write table.csv, then .png, .svg and .pdf of each chart, into the run's folder."""
-    csv = run.folder / "table.csv"
-    with explain_unwritable(run.folder):
-        write_whole(csv, run.table(detail=True).to_csv())
-        files = [csv]
-        for kind in run.charts:
-            name = "chart" if kind == run.charts[0] else kind
-            files += bars.save(run.chart(kind), run.folder / name)
-    return files
-
-
 def facts(run: Run) -> dict[str, object]:
     """Return what a report shows of a run: texts, (name, text) pairs, tables and figures."""
     info, summary, request = run.info, run.summary, Request.read(run.info)
@@ -276,32 +264,6 @@ def machine_facts(info: Mapping[str, object]) -> Pairs:
         ("software", ", ".join(software)),
     ]
     return [(name, text) for name, text in found if text]
-
-
-def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """Return claims with their answers, and who says otherwise in notes.
-
-    Args:
-        rows: from `ledger.answers`.
-    """
-    from labkit.report.table import Table
-
-    names = ("number", "document", "claim", "published", "experiment", "answer")
-    columns = {name: [row[name] for row in rows] for name in names}
-    columns["here"] = columns.pop("answer")
-    if any(reference := [row.get("reference", "") for row in rows]):
-        columns["reference runs"] = reference
-    notes = [
-        f"{row['number']}: {more}"
-        for row in rows
-        for more in (
-            *(f"{side['by']}: {side['says']}" for side in row["sides"]),
-            row["footnote"],
-            row["roofline"],
-        )
-        if more
-    ]
-    return Table(columns, notes=notes)
 
 
 # --- templates --------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from labkit.claims.ledger import answers, weigh_answer
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
-from labkit.report import charts, recipe, share
-from labkit.report.report import claims_table, facts, save, write_report
+from labkit.files import write_whole
+from labkit.report import bars, charts, recipe, share
+from labkit.report.report import facts, write_report
 from labkit.runs import runner, store
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment
-from labkit.runs.store import StoredRun, newest_runs
+from labkit.runs.store import StoredRun, explain_unwritable, newest_runs
 from labkit.settings import pick
 
 if TYPE_CHECKING:
@@ -46,12 +47,7 @@ class Run(StoredRun):
     @property
     def charts(self) -> tuple[str, ...]:
         """The kinds of charts that this run has."""
-        if self.info.get("kind") == "roofline":
-            return ("roofline",)
-        caches = {settings.get("cache") for settings in self.info["variants"].values()}
-        kinds = {"times": True, "epochs": {"cold", "warm"} <= caches}
-        kinds["dial"] = bool(self.info.get("dial") and charts.find_series(self.info, self.summary))
-        return tuple(kind for kind, has in kinds.items() if has)
+        return tuple(charts.kinds(self.summary))
 
     def chart(self, kind: str | None = None) -> Figure:
         """Draw a chart.
@@ -65,13 +61,8 @@ class Run(StoredRun):
         Raises:
             ValueError: a kind that this run does not have.
         """
-        draw = {
-            "times": lambda: charts.times(self.summary),
-            "epochs": lambda: charts.epochs(self.summary),
-            "dial": lambda: charts.dial(self.info, self.summary),
-            "roofline": lambda: charts.roofline(self.summary),
-        }
-        return pick({name: draw[name] for name in self.charts}, kind or self.charts[0], "kind")()
+        found = charts.kinds(self.summary)
+        return pick(found, kind or next(iter(found)), "kind")(self.summary)
 
     def findings(self) -> Tables:
         """Return the tables that this run supports beside its own: title -> table."""
@@ -111,7 +102,12 @@ class Run(StoredRun):
 
     def save(self) -> list[Path]:
         """Write table.csv and the charts into the run's folder; return the files."""
-        return save(self)
+        with explain_unwritable(self.folder):
+            files = [write_whole(self.folder / "table.csv", self.table(detail=True).to_csv())]
+            for kind in self.charts:
+                name = "chart" if kind == self.charts[0] else kind
+                files += bars.save(self.chart(kind), self.folder / name)
+        return files
 
 
 def _held(stored: StoredRun) -> Run:
@@ -304,4 +300,22 @@ def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Tabl
     Raises:
         ValueError: there is no claim of such a number.
     """
-    return claims_table(answers(results, numbers=numbers))
+    from labkit.report.table import Table
+
+    rows = answers(results, numbers=numbers)
+    names = ("number", "document", "claim", "published", "experiment", "answer", "reference")
+    columns = {name: [row[name] for row in rows] for name in names}
+    columns["here"] = columns.pop("answer")
+    if any(reference := columns.pop("reference")):
+        columns["reference runs"] = reference
+    notes = [
+        f"{row['number']}: {more}"
+        for row in rows
+        for more in (
+            *(f"{side['by']}: {side['says']}" for side in row["sides"]),
+            row["footnote"],
+            row["roofline"],
+        )
+        if more
+    ]
+    return Table(columns, notes=notes)

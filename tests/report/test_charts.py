@@ -2,19 +2,20 @@
 
 import io
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
 import pytest
-from fake_dials import all_of, fake_dial
 from fake_runs import LOADING, fake_grouped_run, fake_machine_run, fake_roofline, their_run
 from fakes import (
     MEDIA,
     TIMES,
+    fake_info,
     fake_media_info,
     fake_media_trials,
+    fake_trials,
     judged_summary,
     make_summary,
 )
@@ -218,16 +219,35 @@ DIALS = [name for name in CATALOG if CATALOG[name](Settings()).dial]
 RING = 11  # size of the mark from which on a cost is negligible
 
 
+def dial_summary(name, times, *, blocks=10, noise=0.0005, **info):
+    """A run of an experiment of the catalog in full mode; the baseline's time is 1."""
+    experiment = CATALOG[name](Settings(data="data/photos"))
+    known = {**experiment.variants, **experiment.in_full}
+    times = {experiment.baseline: 1.0, **times}
+    info = fake_info([*times, *info.get("skipped", {})], experiment=name, mode="full", **info)
+    info |= {"source": experiment.source, "dial": asdict(experiment.dial), "blocks": blocks}
+    info["variants"] = {label: asdict(known[label]) for label in info["variants"]}
+    return summarize(info, fake_trials(times, blocks=blocks, noise=noise) if blocks else [])
+
+
+def all_of(name, time=1.2):
+    """Every variant but the baseline; `time` is that of whatever is done every step."""
+    experiment = CATALOG[name](Settings(data="data/photos"))
+    labels = [x for x in (*experiment.variants, *experiment.in_full) if x != experiment.baseline]
+    steps = {x: next((n for n in (100, 10) if f"every {n} steps" in x), 1) for x in labels}
+    return {label: 1 + (time - 1) / n for label, n in steps.items()}
+
+
 def dial(name="logs", times=LOGS, **more):
-    return charts.dial(*fake_dial(name, times, **more))
+    return charts.dial(dial_summary(name, times, **more))
 
 
 @pytest.mark.parametrize("name", DIALS)
 def test_every_variant_of_a_dial_has_its_place(name):
-    info, summary = fake_dial(name, all_of(name))
-    series = charts.find_series(info, summary)
+    summary = dial_summary(name, all_of(name))
+    series = charts.find_series(summary)
     assert sum(map(len, series.values())) == len(all_of(name))
-    drawn = charts.dial(info, summary).axes[0].lines
+    drawn = charts.dial(summary).axes[0].lines
     heights = [list(line.get_ydata()) for line in drawn]
     for points in series.values():
         assert [row.normalized_time for _, row in points] in heights
