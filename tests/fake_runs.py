@@ -81,6 +81,27 @@ OPERATION_TIMES = {
 BASE_S = (0.001, 0.004, 0.000_01, 0.000_05)  # of an image, group by group
 
 
+def fake_groups(arms, make, *, blocks=3):
+    """What run.json says of groups, and their trials; the first of each group is its baseline.
+
+    Args:
+        arms: group -> names of its variants.
+        make: returns the trial of group, name, block and role; where it lies is filled in.
+        blocks: repetitions.
+    """
+    groups, baselines, trials = {}, {}, []
+    for group, names in arms.items():
+        labels = {name: f"{group}: {name}" for name in names}
+        groups |= dict.fromkeys(labels.values(), group)
+        baselines[group] = next(iter(labels.values()))
+        for block in range(blocks):
+            for name, label in labels.items():
+                for role in ("A1", "A2") if label == baselines[group] else ("",):
+                    place = {"variant": label, "group": group, "block": block, "role": role}
+                    trials.append(replace(make(group, name, block, role), **place))
+    return {"groups": groups, "baselines": baselines, "blocks": blocks}, tuple(trials)
+
+
 def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, noise=0.01, **more):
     """A run of variants in groups; the first of each group is its baseline.
 
@@ -90,28 +111,21 @@ def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, no
         busy: blocks in which another program ran.
         more: of `fake_info`.
     """
-    rng, trials, groups, baselines = random.Random(1), [], {}, {}
-    for (group, ratios), base_s in zip(times.items(), BASE_S):
-        labels = {name: f"{group}: {name}" for name in ratios}
-        groups |= dict.fromkeys(labels.values(), group)
-        baselines[group] = next(iter(labels.values()))
-        for block in range(blocks):
-            drift = 1 + 0.05 * block
-            for name, label in labels.items():
-                for role in ("A1", "A2") if label == baselines[group] else ("",):
-                    time_s = base_s * ratios[name] * drift * rng.lognormvariate(0, noise)
-                    time_s *= second if role == "A2" else 1
-                    trial = fake_trial(label, block, role, labels={"input": "in memory"})
-                    epoch = replace(fake_epoch(time_s), images=1, startup_s=0.0, compute_s=None)
-                    trial = replace(trial, group=group, epochs=(epoch,), experiment="operations")
-                    trials.append(fake_logged(trial, other_cores=1.0) if block in busy else trial)
-    info = fake_info(
-        [*groups], blocks=blocks, experiment="operations", kind="operation", groups=groups,
-        baselines=baselines, **{"provenance": MINE, **more},
-    )  # fmt: skip
-    info["variants"] = {label: {"data": "data/photos", "seed": 0} for label in groups}
-    folder = Path("/home/ada/results/operations/grouped")
-    return Run(folder=folder, info=info, trials=tuple(trials))
+    rng, base_s = random.Random(1), dict(zip(times, BASE_S))
+
+    def make(group, name, block, role):
+        time_s = base_s[group] * times[group][name] * (1 + 0.05 * block)
+        time_s *= rng.lognormvariate(0, noise) * (second if role == "A2" else 1)
+        trial = fake_trial(name, block, labels={"input": "in memory"})
+        epoch = replace(fake_epoch(time_s), images=1, startup_s=0.0, compute_s=None)
+        trial = replace(trial, epochs=(epoch,), experiment="operations")
+        return fake_logged(trial, other_cores=1.0) if block in busy else trial
+
+    told, trials = fake_groups(times, make, blocks=blocks)
+    told |= {"experiment": "operations", "kind": "operation", "provenance": MINE, **more}
+    info = fake_info([*told["groups"]], **told)
+    info["variants"] = {label: {"data": "data/photos", "seed": 0} for label in info["groups"]}
+    return Run(folder=Path("/home/ada/results/operations/grouped"), info=info, trials=trials)
 
 
 def cancelled_after_a_row():
@@ -163,38 +177,34 @@ def fake_roofline(
         published: variant -> the document's figure.
         more: of `fake_info`.
     """
-    rng, trials, groups, baselines, tasks = random.Random(1), [], {}, {}, {}
-    base, images = next(iter(loading.values())), 160
-    for x in (*speeds, None):
-        group = "loading alone" if x is None else f"x = {x:g}"
-        labels = {name: f"{group}: {name}" for name in loading}
-        groups |= dict.fromkeys(labels.values(), group)
-        tasks |= {label: {"x": x} for label in labels.values()}
-        baselines[group] = next(iter(labels.values()))
-        for block in range(blocks):
-            for name, label in labels.items():
-                compute_s = images / (x * base) if x else 0.0
-                ideal_s = max(images / loading[name], compute_s)
-                for role in ("A1", "A2") if label == baselines[group] else ("",):
-                    time_s = ideal_s * rng.lognormvariate(0, noise) / (overlap if x else 1)
-                    speed = f"emulated({x * base:.3g} images/s)" if x else "emulated(480 images/s)"
-                    trial = fake_trial(label, block, role, labels={**LABELS, "accelerator": speed})
-                    later_s = time_s - (time_s - compute_s) / 20  # of 20 steps
-                    epoch = fake_epoch(start_s + later_s, images=images)
-                    epoch = replace(epoch, first_batch_s=start_s, compute_s=compute_s)
-                    trial = replace(trial, group=group, epochs=(epoch,))
-                    trials.append(replace(trial, experiment="preprocessing_roofline"))
-    info = fake_info(
-        [*groups], mode=mode, blocks=blocks, experiment="preprocessing_roofline", kind="roofline",
-        question="How fast would preprocessing train on a slower or faster GPU?", groups=groups,
-        baselines=baselines, tasks=tasks,
-        published={f"loading alone: {name}": x for name, x in (published or {}).items()},
-        calibration={
+    rng, images, base = random.Random(1), 160, next(iter(loading.values()))
+    x_of = {"loading alone" if x is None else f"x = {x:g}": x for x in (*speeds, None)}
+
+    def make(group, name, block, role):
+        x = x_of[group]
+        compute_s = images / (x * base) if x else 0.0
+        ideal_s = max(images / loading[name], compute_s)
+        time_s = ideal_s * rng.lognormvariate(0, noise) / (overlap if x else 1)
+        speed = f"emulated({x * base:.3g} images/s)" if x else "emulated(480 images/s)"
+        later_s = time_s - (time_s - compute_s) / 20  # of 20 steps
+        epoch = fake_epoch(start_s + later_s, images=images)
+        epoch = replace(epoch, first_batch_s=start_s, compute_s=compute_s)
+        trial = fake_trial(name, block, labels={**LABELS, "accelerator": speed})
+        return replace(trial, epochs=(epoch,), experiment="preprocessing_roofline")
+
+    told, trials = fake_groups(dict.fromkeys(x_of, loading), make, blocks=blocks)
+    labels = told["groups"]
+    told |= {
+        "experiment": "preprocessing_roofline", "kind": "roofline", "mode": mode,
+        "question": "How fast would preprocessing train on a slower or faster GPU?",
+        "tasks": {label: {"x": x_of[group]} for label, group in labels.items()},
+        "published": {f"loading alone: {name}": x for name, x in (published or {}).items()},
+        "calibration": {
             "images": images, "load_images_per_s": base, "device_images_per_s": device,
             "x": device / base,
         },
-        **{"provenance": MINE, "source": "[004] section 3.3, experiment 3", **more},
-    )  # fmt: skip
-    info["baseline"] = next(iter(groups))
-    info["variants"] = {label: {"device": "emulated", "num_workers": 2} for label in groups}
-    return Run(folder=Path("/home/ada/results/roofline"), info=info, trials=tuple(trials))
+        "provenance": MINE, "source": "[004] section 3.3, experiment 3",
+    }  # fmt: skip
+    info = fake_info([*labels], **{**told, **more})
+    info["variants"] = {label: {"device": "emulated", "num_workers": 2} for label in labels}
+    return Run(folder=Path("/home/ada/results/roofline"), info=info, trials=trials)

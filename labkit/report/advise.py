@@ -9,10 +9,12 @@ Nothing is predicted from figures that were not measured: the rows are those of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
@@ -84,58 +86,57 @@ def _table(
 
     summary, data = run.summary, run.info["data"]
     base, base_points = next(iter(arms.items()))
-    taken_bytes = max(row.peak_pss_bytes or row.peak_rss_bytes or 0 for _, row in base_points)
+    base_rows = [row for _, row in base_points]
+    taken_bytes = max(row.peak_pss_bytes or row.peak_rss_bytes or 0 for row in base_rows)
     share = min(max(memory_bytes - taken_bytes, 0) / data_bytes, 1.0)
-    images = data_bytes / (data["bytes"] / data["images"])
+    image_bytes = data["bytes"] / data["images"]
+    reads = (run.info.get("reads") or {}).get(base_rows[0].variant) or {}
+    bytes_per_s = reads.get("bytes_per_s")
+    read_s = data_bytes / bytes_per_s if bytes_per_s else None
     base_s, cells = None, []
     for arm, points in arms.items():
         around = _around(points, share)
-        epoch_s = images * _s_per_image(around, share) if around else None
+        epoch_s, longest_s = (
+            x and x * data_bytes / image_bytes for x in _s_per_image(around, share)
+        )
         base_s = epoch_s if arm == base else base_s
-        saved_s = None if None in (base_s, epoch_s) else base_s - epoch_s
-        is_shown = bool(base_s and around) and images * _longest_s(around, share) < base_s
+        saved_s = None if arm == base or None in (base_s, epoch_s) else base_s - epoch_s
         measured = [f"{units.whole_percent(at)}: {words.normalized(row)}" for at, row in around]
-        for way, cost_s in _costs(run, arm, points, base_points, data_bytes).items():
-            pays = units.UNKNOWN
-            if arm != base and saved_s is not None:
-                pays = "no saving shown"
-                if is_shown and saved_s > 0:
-                    pays = "not known" if cost_s is None else _epochs(cost_s / saved_s)
+        costs = {arm: None} if arm == base else _costs(run, arm, points, read_s, data_bytes)
+        for way, cost_s in costs.items():
+            pays = units.UNKNOWN if saved_s is None else "no saving shown"
+            if saved_s is not None and saved_s > 0 and longest_s < base_s:
+                known = cost_s is not None
+                pays = units.count(math.ceil(cost_s / saved_s), "epoch") if known else "not known"
             cells.append(
                 {
                     "variant": way,
                     "an epoch takes": units.seconds(epoch_s) if around else "not measured",
-                    "saves per epoch": units.seconds(saved_s if arm != base else None),
+                    "saves per epoch": units.seconds(saved_s),
                     "costs once": units.seconds(cost_s),
                     "pays after": pays,
                     "measured (normalized time)": "; ".join(measured),
                 }
             )
-    data_read, taken = units.count_bytes(data_bytes), units.count_bytes(taken_bytes)
-    read_bytes_per_s = _read_bytes_per_s(run, base_points)
+    rate = "at a rate that was not measured"
+    if bytes_per_s is not None:
+        rate = f"measured at {units.count_bytes(bytes_per_s)}/s, cold images one after another"
     without = [row for row in summary.rows if row.name not in arms]
     return Table(
         cells,
         heading=[
-            f"{data_read} of images and {units.count_bytes(memory_bytes)} of memory: at most "
-            f"{units.percent(share)} of the data is in memory when an epoch starts",
+            f"{units.count_bytes(data_bytes)} of images and {units.count_bytes(memory_bytes)} of "
+            f"memory: at most {units.percent(share)} of the data is in memory when an epoch starts",
             *stand_ins(summary),
             words.conditions(summary),
         ],
         notes=[
-            f"at most: memory less the {taken} that training and its workers took in this run; a "
-            "larger model or another program leaves less",
+            f"at most: memory less the {units.count_bytes(taken_bytes)} that training and its "
+            "workers took in this run; a larger model or another program leaves less",
             "times lie on a straight line between those measured at the shares next to this one, "
-            f"with images of {units.count_bytes(data['bytes'] / data['images'])}; a random part is "
-            "in memory, as after epochs in random order",
-            f"copying and packing read the {base} once, "
-            + (
-                "at a rate that was not measured"
-                if read_bytes_per_s is None
-                else f"measured at {units.count_bytes(read_bytes_per_s)}/s, "
-                "cold images one after another"
-            )
-            + "; what is copied must fit",
+            f"with images of {units.count_bytes(image_bytes)}; a random part is in memory, as "
+            "after epochs in random order",
+            f"copying and packing read the {base} once, {rate}; what is copied must fit",
             *dict.fromkeys(f"{row.name}: {words.reason(row)}" for row in without),
             *summary.notes,
         ],
@@ -149,46 +150,24 @@ def _around(points: Points, share: float) -> Points:
     return list(dict(below + above).items()) if below and above else []
 
 
-def _s_per_image(around: Points, share: float) -> float:
+def _s_per_image(around: Points, share: float) -> tuple[float | None, float | None]:
+    """Return the time per image, and the same at the upper ends of the intervals."""
+    if not around:
+        return None, None
+    shares, rows = zip(*around)
     # Steady rates: an epoch of all images starts its workers only once, as a short one does.
-    return _on_line(around, share, [1 / row.steady_images_per_s for _, row in around])
-
-
-def _longest_s(around: Points, share: float) -> float:
-    """Return the time per image at the upper ends of the intervals; infinite without one."""
-    longest = [
-        (row.ci_high or math.inf) / row.normalized_time / row.steady_images_per_s
-        for _, row in around
-    ]
-    return _on_line(around, share, longest)
-
-
-def _on_line(around: Points, share: float, values: Sequence[float]) -> float:
-    low, high = around[0][0], around[-1][0]
-    weight = (share - low) / (high - low) if high > low else 0.0
-    return (1 - weight) * values[0] + weight * values[-1]
+    times_s = [1 / row.steady_images_per_s for row in rows]
+    ends = [(row.ci_high or math.inf) / row.normalized_time for row in rows]
+    longest_s = [time_s * end for time_s, end in zip(times_s, ends)]
+    return np.interp(share, shares, times_s), np.interp(share, shares, longest_s)
 
 
 def _costs(
-    run: StoredRun, arm: str, points: Points, base_points: Points, data_bytes: float
+    run: StoredRun, arm: str, points: Points, read_s: float | None, data_bytes: float
 ) -> dict[str, float | None]:
     """Return the seconds that each way to come to an arm takes once; None where not measured."""
-    first, base = points[0][1].variant, base_points[0][1].variant
-    if first == base:
-        return {arm: None}
-    bytes_per_s = _read_bytes_per_s(run, base_points)
-    read_s = data_bytes / bytes_per_s if bytes_per_s else None
-    if pack := (run.info.get("costs") or {}).get(first):
+    if pack := (run.info.get("costs") or {}).get(points[0][1].variant):
         pack_s, source_bytes = pack.get("pack_s"), pack.get("source_bytes")
         known = None not in (read_s, pack_s, source_bytes)
         return {arm: read_s + pack_s * data_bytes / source_bytes if known else None}
     return {f"{arm}, data kept there": 0.0, f"{arm}, copied first": read_s}
-
-
-def _read_bytes_per_s(run: StoredRun, base_points: Points) -> float | None:
-    reads = (run.info.get("reads") or {}).get(base_points[0][1].variant) or {}
-    return reads.get("bytes_per_s")
-
-
-def _epochs(n: float) -> str:
-    return units.count(math.ceil(n), "epoch")

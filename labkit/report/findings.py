@@ -5,26 +5,26 @@ Which variants belong together follows from their settings.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.roofline import ALONE, Pipeline, pipelines
+from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
 from labkit.experiments.main_road import PUBLISHED
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
-from labkit.report.words import not_measured, reason
+from labkit.report.table import Table, Tables
+from labkit.report.words import check_baseline, not_measured, reason
 from labkit.resolve import traits
-from labkit.runs.store import how_to_complete
 
 if TYPE_CHECKING:
     from labkit.report.run import Run
-    from labkit.report.table import Table, Tables
 
 Variants = Mapping[str, Mapping[str, object]]
 
@@ -46,20 +46,16 @@ DOCUMENT_SAVINGS = (
 
 def findings(run: Run) -> Tables:
     """Return what a run supports beside its table, without tables that would be empty."""
-    from labkit.report.table import Tables
-
     if run.summary.kind == "roofline":
-        found = pipelines(run.summary)
-        missing = not_measured(run.summary)
-        return Tables({"Training speed, images/s": _speeds(found, missing)} if found else {})
-    if run.info.get("groups"):
-        found = _communication(run)
-        return Tables({"What the network takes of a step": found} if found else {})
-    tables = {
-        "Cold, warm and in memory": _against_memory(run),
-        "What storing costs": _costs(run),
-        "Do the savings add up?": _combinations(run),
-    }
+        tables = {"Training speed, images/s": _speeds(run)}
+    elif run.info.get("groups"):
+        tables = {"What the network takes of a step": _communication(run)}
+    else:
+        tables = {
+            "Cold, warm and in memory": _against_memory(run),
+            "What storing costs": _costs(run),
+            "Do the savings add up?": _combinations(run),
+        }
     return Tables({title: table for title, table in tables.items() if table is not None})
 
 
@@ -69,18 +65,10 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
     for name, value, least in given:
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+    check_baseline(run)
     data, summary = run.info.get("data") or {}, run.summary
-    if run.info.get("groups"):
-        raise ValueError(
-            f"run must be of an experiment without groups, got {summary.experiment}; "
-            "take a run of combined"
-        )
     if not data.get("bytes"):
         raise ValueError("run must record the size of its data, got none; run it again")
-    if summary.rows[0].normalized_time is None:
-        raise ValueError(
-            f"run must hold a complete block of its baseline, got none; {how_to_complete(run)}"
-        )
     data_bytes = data["bytes"] / data["images"] * images
     recorded_bytes = (run.info.get("provenance") or {}).get("memory_bytes")
     cache_bytes = CACHE_SHARE * (recorded_bytes or hardware.memory_bytes())
@@ -120,7 +108,7 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
     best = winner(summary, among=extrapolated)
     found = "No variant is faster" if best is summary.rows[0] else f"Winner: {best.variant}"
     verdict = "" if summary.judged else f"; no verdict in {summary.mode} mode"
-    return _table(
+    return Table(
         cells,
         heading=(f"{epochs} epochs of {images:,} images", *stand_ins(summary)),
         notes=(
@@ -131,12 +119,6 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
             DOCUMENT_SAVINGS,
         ),
     )
-
-
-def _table(cells: Sequence[Mapping[str, object]], **around: Sequence[str]) -> Table:
-    from labkit.report.table import Table
-
-    return Table(cells, **around)
 
 
 def _why_left_out(row: Row, run: Run, *, fits: bool) -> str:
@@ -164,9 +146,11 @@ def _not_counted(row: Row, run: Run) -> str:
 # --- speeds of a device -----------------------------------------------------------------
 
 
-def _speeds(found: Sequence[Pipeline], missing: Sequence[str]) -> Table:
+def _speeds(run: Run) -> Table | None:
     """Return what each pipeline reaches with each speed of the device, and loading alone."""
-    cells = []
+    found, cells = pipelines(run.summary), []
+    if not found:
+        return None
     for pipeline in found:
         cells.append({"variant": pipeline.name})
         for point in pipeline.points:
@@ -184,7 +168,7 @@ def _speeds(found: Sequence[Pipeline], missing: Sequence[str]) -> Table:
             f"{PUBLISHED_TAKES}: the baseline's loading alone ÷ the document's normalized time; "
             "the GPU must be as fast."
         )
-    return _table(cells, notes=(*notes, *missing))
+    return Table(cells, notes=(*notes, *not_measured(run.summary)))
 
 
 # --- communication ----------------------------------------------------------------------
@@ -195,23 +179,12 @@ def _communication(run: Run) -> Table | None:
     variants = run.info["variants"]
     none = {group for group, base in run.info["baselines"].items()
             if variants[base].get("exchange") == NOOP}  # fmt: skip
-    cells = [
-        {
-            "group": row.group,
-            "variant": row.name,
-            **{
-                name: None if time is None else max(1 - 1 / time, 0.0)
-                for name, time in (
-                    ("share", row.normalized_time),
-                    ("ci_low", row.ci_low),
-                    ("ci_high", row.ci_high),
-                )
-            },
-            "remark": reason(row),
-        }
-        for row in run.summary.rows
-        if row.group in none and not run.summary.is_baseline(row)
-    ]
+    cells = []
+    for row in run.summary.rows:
+        if row.group in none and not run.summary.is_baseline(row):
+            times = {"share": row.normalized_time, "ci_low": row.ci_low, "ci_high": row.ci_high}
+            shares = {name: x and max(1 - 1 / x, 0.0) for name, x in times.items()}
+            cells.append({"group": row.group, "variant": row.name, **shares, "remark": reason(row)})
     if not cells:
         return None
     notes = ["share: 1 - 1 ÷ normalized time; communication that computing does not hide."]
@@ -227,7 +200,7 @@ def _communication(run: Run) -> Table | None:
             said = _from_bandwidth([(at, row.normalized_time) for at, row in networks])
             notes.append(f"{group}: below {units.limit(LITTLE)} {said}.")
     notes.append("Between two networks, times lie on a straight line over 1 ÷ bandwidth.")
-    return _table(cells, notes=notes)
+    return Table(cells, notes=notes)
 
 
 def _from_bandwidth(networks: Sequence[tuple[float, float]]) -> str:
@@ -275,26 +248,24 @@ def _against_memory(run: Run) -> Table | None:
         "disk_read_share: bytes that the variant read from a disk, of all bytes it read. "
         "swapped_pages: of the whole machine, in the trials of both."
     )
-    return _table(cells, notes=(note,)) if cells else None
+    return Table(cells, notes=(note,)) if cells else None
 
 
 def _pairs(variants: Variants, summary: Summary) -> Iterator[tuple[Row, Row, str]]:
     """Yield which variants to compare, in which epochs."""
     rows = [row for row in summary.rows if row.epochs_s and row.variant in variants]
     twins = [
-        (cold, other)
-        for cold in rows
-        for other in rows
-        if variants[cold.variant].get("cache") == "cold" != variants[other.variant].get("cache")
-        and _differ_only_in(variants, cold, other, "cache")
+        (one, other)
+        for one, other in itertools.permutations(rows, 2)
+        if variants[one.variant].get("cache") == "cold" != variants[other.variant].get("cache")
+        and _differ_only_in(variants, one, other, "cache")
     ]
     if not twins:
         return
     in_memory = [row for row in rows if traits(variants[row.variant]).in_memory]
-    colds = {cold.variant: cold for cold, _ in twins}.values()
     beside_memory = [
         (cold, row)
-        for cold in colds
+        for cold in {one.variant: one for one, _ in twins}.values()
         for row in in_memory
         # The baseline against memory is in the run's table.
         if cold.variant != summary.baseline
@@ -321,13 +292,12 @@ def _differ_only_in(variants: Variants, one: Row, other: Row, *names: str) -> bo
 
 def _costs(run: Run) -> Table | None:
     """Return what each variant's files cost once, and after how many epochs that is earned back."""
-    made, summary, data = run.info.get("costs") or {}, run.summary, run.info.get("data")
+    made, summary, data = run.info.get("costs"), run.summary, run.info.get("data")
     if not made:
         return None
-    base = made.get(summary.baseline) or {}
-    cells = []
+    base, cells = made.get(summary.baseline, {}), []
     for row in summary.rows:
-        own = made.get(row.variant) or {}
+        own = made.get(row.variant, {})
         reads = (run.info.get("reads") or {}).get(row.variant) or {}
         size_bytes = own["bytes"] if own else data["bytes"]
         made_s, saved_s = _made_s(own), _saved_s_per_epoch(row, run)
@@ -355,7 +325,7 @@ def _costs(run: Run) -> Table | None:
         "saved_s_per_epoch is for an epoch of all images. earned_back_epochs is made_s beyond the "
         "baseline's, divided by it.",
     )
-    return _table(cells, notes=notes)
+    return Table(cells, notes=notes)
 
 
 def _made_s(made: Mapping[str, object]) -> float | None:
@@ -404,10 +374,6 @@ def _combinations(run: Run) -> Table | None:
     changed = {key: [i for i in range(3) if key[i] != base_key[i]] for key in combinations}
     if not any(len(places) > 1 for places in changed.values()):
         return None
-
-    def floors(key: tuple) -> list[Row | None]:
-        return [loads.get((key[0], key[2])), computes.get(key[2])]
-
     cells = []
     for key, row in combinations.items():
         if not changed[key]:
@@ -417,36 +383,36 @@ def _combinations(run: Run) -> Table | None:
         ]
         if len(singles) == 1:  # a single change would predict itself
             singles = []
-        parts = [*floors(key), *floors(base_key)]
+        parts = []
+        for storage, _, preprocessor in (key, base_key):
+            parts += [loads.get((storage, preprocessor)), computes.get(preprocessor)]
         predicted = [*_compose(list(map(_time, singles))), _max_model(*map(_time, parts))]
-        inside = [
-            name
-            for name, x in zip(MODELS, predicted)
-            if None not in (x, row.ci_low) and row.ci_low <= x <= row.ci_high
-        ]
         missing = "full mode measures the parts" if None in [*singles, *parts] else ""
-        measured = (row.normalized_time, row.ci_low, row.ci_high)
-        cells.append(_predicted(row.variant, measured, predicted, inside, reason(row) or missing))
+        cells.append(_predicted(row.variant, row, predicted, reason(row) or missing))
     document = {name: x for each in SINGLES for name, x in PUBLISHED[each].items()}
     together = PUBLISHED["combined"]["best of the document"]
+    published = Row(variant="", status="ok", normalized_time=together)
     for prefetcher in ("prefetch_generator", "data_prefetcher"):  # the document does not say which
         singles = [document[name] for name in ("ssd", prefetcher, "simplified")]
-        name, figure = f"[004]: ssd, {prefetcher}, simplified", (together, None, None)
-        remark = "single runs, no interval"
-        cells.append(_predicted(name, figure, [*_compose(singles), None], [], remark))
-    return _table(cells)
+        predicted, remark = [*_compose(singles), None], "single runs, no interval"
+        name = f"[004]: ssd, {prefetcher}, simplified"
+        cells.append(_predicted(name, published, predicted, remark))
+    return Table(cells)
 
 
 def _predicted(
-    variant: str,
-    measured: Sequence[float | None],
-    predicted: Sequence[float | None],
-    inside: Sequence[str],
-    remark: str,
+    variant: str, row: Row, predicted: Sequence[float | None], remark: str
 ) -> dict[str, object]:
+    inside = [
+        name
+        for name, x in zip(MODELS, predicted)
+        if None not in (x, row.ci_low) and row.ci_low <= x <= row.ci_high
+    ]
     return {
         "variant": variant,
-        **dict(zip(("measured", "ci_low", "ci_high"), measured)),
+        "measured": row.normalized_time,
+        "ci_low": row.ci_low,
+        "ci_high": row.ci_high,
         **dict(zip(MODELS, predicted)),
         "inside_interval": ", ".join(inside),
         "remark": remark,

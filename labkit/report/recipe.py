@@ -23,9 +23,9 @@ from labkit.analysis.winner import passed_over, winner
 from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.training.reporting import check_sink
-from labkit.report.words import how_measured, plain_labels, published, reason
+from labkit.report.words import check_baseline, how_measured, plain_labels, published, reason
 from labkit.resolve import BUILT_IN, label_samples, traits
-from labkit.runs.store import SHARED, StoredRun, how_to_complete
+from labkit.runs.store import SHARED, StoredRun
 from labkit.settings import Settings, pick, read_settings
 
 if TYPE_CHECKING:
@@ -73,21 +73,11 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     Raises:
         ValueError: no such variant, it has no numbers, or a program cannot express it.
     """
+    check_baseline(run)
     summary = run.summary
-    if run.info.get("groups"):
-        raise ValueError(
-            f"run must be of an experiment without groups, got {summary.experiment}; "
-            "take a run of combined"
-        )
+    row = winner(summary)
     if variant is not None:
         row = pick({row.variant: row for row in summary.rows}, variant, "variant")
-    elif summary.rows[0].normalized_time is None:
-        raise ValueError(
-            f"run must hold a complete block of its baseline, got none in {run.folder.name}; "
-            f"{how_to_complete(run)}"
-        )
-    else:
-        row = winner(summary)
     if row.normalized_time is None:
         raise ValueError(f"variant must have been measured, got {variant!r}, {reason(row)}")
     settings = _settings(run, row.variant)

@@ -25,6 +25,7 @@ from labkit.analysis.summary import Row, Summary, ratios
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.runs.store import StoredRun, how_to_complete
 from labkit.settings import CORRECTED
 
 # Labels of variants whose work is not the same as the baseline's.
@@ -189,6 +190,24 @@ def reason(row: Row) -> str:
     if row.normalized_time is not None:
         return ""
     return f"{row.status}: {row.reason}" if row.reason else row.status
+
+
+def check_baseline(run: StoredRun) -> None:
+    """Refuse a run whose variants have no common baseline with a number.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if run.info.get("groups"):
+        raise ValueError(
+            f"run must be of an experiment without groups, got {run.summary.experiment}; "
+            "take a run of combined"
+        )
+    if run.summary.rows[0].normalized_time is None:
+        raise ValueError(
+            f"run must hold a complete block of its baseline, got none in {run.folder.name}; "
+            f"{how_to_complete(run)}"
+        )
 
 
 def normalized(row: Row) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from fake_runs import save_run
+from fake_runs import fake_groups, save_run
 from fakes import fake_epoch, fake_info, fake_trial
 
 import labkit as lab
@@ -22,44 +22,34 @@ PEAK_BYTES = 4_000_000_000
 
 def memory_run(machine_id=None, reads=True, epoch_s=EPOCH_S):
     """A run of memory at two shares, in which a copy reads 10 MB/s and packing 100 MB/s."""
-    groups, baselines, trials, variants = {}, {}, [], {}
-    for place, percent in enumerate((0, 100)):
-        group = f"{percent} % in memory"
-        baselines[group] = f"{group}: hard disk"
-        for arm, times_s in epoch_s.items():
-            label = f"{group}: {arm}"
-            groups[label], variants[label] = group, {"cached": percent}
-            for block in range(3):
-                for role in ("A1", "A2") if label == baselines[group] else ("",):
-                    time_s = times_s[place] * (1 + 0.01 * block)
-                    size = {"images": 1000, "steps": 10}
-                    epoch = replace(
-                        fake_epoch(time_s), **size, first_batch_s=time_s / 10, compute_s=0.0
-                    )
-                    proof = {"resident_share_before": percent / 100}
-                    storage = "real" if arm == "SSD" else "throttled(81 reads/s)"
-                    trial = fake_trial(label, block, role, labels={"storage": storage})
-                    trials.append(
-                        replace(
-                            trial,
-                            experiment="memory",
-                            group=group,
-                            epochs=(epoch,),
-                            cache_proof=proof,
-                            settings=variants[label],
-                            peak_pss_bytes=PEAK_BYTES,
-                        )
-                    )
+    percents = {f"{percent} % in memory": percent for percent in (0, 100)}
+
+    def make(group, arm, block, role):
+        time_s = epoch_s[arm][percents[group] == 100] * (1 + 0.01 * block)
+        storage = "real" if arm == "SSD" else "throttled(81 reads/s)"
+        epoch = fake_epoch(time_s, images=1000, steps=10)
+        epoch = replace(epoch, first_batch_s=time_s / 10, compute_s=0.0)
+        return replace(
+            fake_trial(arm, block, labels={"storage": storage}),
+            experiment="memory",
+            epochs=(epoch,),
+            cache_proof={"resident_share_before": percents[group] / 100},
+            settings={"cached": percents[group]},
+            peak_pss_bytes=PEAK_BYTES,
+        )
+
+    told, trials = fake_groups(dict.fromkeys(percents, epoch_s), make)
+    groups = told["groups"]
     pack = {"pack_s": 1.0, "source_bytes": 100_000_000, "bytes": 100_000_000}
     info = fake_info(
-        [*groups], experiment="memory", blocks=3, groups=groups, baselines=baselines,
+        [*groups], experiment="memory", **told,
         provenance={"machine_id": machine_id or hardware.provenance()["machine_id"]},
         data={"bytes": 100_000_000, "images": 1000},
-        costs={f"{group}: packed, in order": pack for group in baselines},
+        costs={f"{group}: packed, in order": pack for group in percents},
         reads={label: {"bytes_per_s": 10e6 if reads else None} for label in groups},
     )  # fmt: skip
-    info["variants"] = variants
-    return Run(folder="memory", info=info, trials=tuple(trials))
+    info["variants"] = {label: {"cached": percents[group]} for label, group in groups.items()}
+    return Run(folder="memory", info=info, trials=trials)
 
 
 def rows(table):

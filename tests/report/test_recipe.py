@@ -49,7 +49,7 @@ def make_run(times, *, mode="quick", blocks=3, variants=None, trials=None, **inf
 
 def recipe_of(**changes):
     """The recipe of a variant with other settings than the small ones."""
-    return lab.Run.recipe(make_run({"it": 1.0}, variants={"it": changes}))
+    return make_run({"it": 1.0}, variants={"it": changes}).recipe()
 
 
 # --- batches ------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def pack(data, settings):
 def test_a_recipe_delivers_the_batches_of_its_variant(changes, packed):
     settings = completed(**{**FEW, "data": str(packed), **changes})
     data = {"boxes": "coco", "manifest_hash": "abc"}
-    text = lab.Run.recipe(make_run({"it": 1.0}, variants={"it": asdict(settings)}, data=data))
+    text = make_run({"it": 1.0}, variants={"it": asdict(settings)}, data=data).recipe()
     if settings.packing != "folder":
         out = pack(packed, settings)
         text = text.replace(f"{packed}_{settings.packing}", str(out))
@@ -160,7 +160,7 @@ def test_every_layout_of_a_folder_is_read_in_the_same_order(photos, tmp_path):
         )
         settings = completed(**FEW, data=str(data))
         theirs = variant_batches(settings, excluded=(3, 17))
-        for one, other in zip(recipe_batches(lab.Run.recipe(run)), theirs, strict=True):
+        for one, other in zip(recipe_batches(run.recipe()), theirs, strict=True):
             check_equal(one, other, settings, skipped)
 
 
@@ -174,7 +174,7 @@ def test_every_layout_of_a_folder_is_read_in_the_same_order(photos, tmp_path):
 def test_data_of_another_machine_is_named_as_it_lies_there(manifest, images, boxes):
     data = {"boxes": "coco", "manifest_hash": manifest}
     run = make_run({"a": 1.0}, variants={"a": {"data": "far/val2017"}}, data=data)
-    assert f"DATA, ANNOTATIONS = Path('{images}'), Path('{boxes}')" in lab.Run.recipe(run)
+    assert f"DATA, ANNOTATIONS = Path('{images}'), Path('{boxes}')" in run.recipe()
 
 
 # --- programs -----------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_every_variant_of_the_catalog_has_a_short_recipe(name):
     for label, settings in variants.items():
         if settings.loader not in OUTSIDE and settings.ranks == 1:
             stored = {"it": asdict(settings) | FEW | {"preprocessor": settings.preprocessor}}
-            text = lab.Run.recipe(make_run({"it": 1.0}, variants=stored, experiment=name))
+            text = make_run({"it": 1.0}, variants=stored, experiment=name).recipe()
             lines = text.splitlines()
             assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 100, label
             needs_labkit = PREPROCESSORS[settings.preprocessor].batch == "detector"
@@ -219,7 +219,7 @@ LOOPS = {
 def test_a_training_loop_does_what_its_variant_does(name, photos, tmp_path, monkeypatch, capfd):
     changes, words = LOOPS[name]
     run = make_run({"it": 1.0}, variants={"it": {"data": str(photos), "epochs": 2, **changes}})
-    (tmp_path / "recipe.py").write_text(lab.Run.recipe(run), encoding="utf-8")
+    (tmp_path / "recipe.py").write_text(run.recipe(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     try:
         runpy.run_path("recipe.py", run_name="__main__")
@@ -237,7 +237,7 @@ def test_a_training_loop_does_what_its_variant_does(name, photos, tmp_path, monk
 def test_a_recipe_is_a_program_with_workers(photos, tmp_path):
     changes = {"preprocessor": "on_device", "prefetcher": "both", "num_workers": 2}
     run = make_run({"it": 1.0}, variants={"it": {"data": str(photos), **changes}})
-    (tmp_path / "recipe.py").write_text(lab.Run.recipe(run), encoding="utf-8")
+    (tmp_path / "recipe.py").write_text(run.recipe(), encoding="utf-8")
     program = [sys.executable, "-W", "error", "recipe.py"]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -262,7 +262,7 @@ HOSTILE = (
 def test_a_strangers_file_cannot_put_code_into_a_recipe(text, tmp_path):
     def shape(run):
         file = tmp_path / "recipe.py"
-        file.write_text(lab.Run.recipe(run), encoding="utf-8", newline="")
+        file.write_text(run.recipe(), encoding="utf-8", newline="")
         with tokenize.open(file) as opened:
             assert opened.encoding == "utf-8"
         tree = ast.parse(file.read_bytes())
@@ -303,7 +303,7 @@ def test_the_comments_give_the_gain_and_its_conditions():
     times = {"original": 1.0, "prefetch": 0.9, "warm": 0.5}
     variants = {"prefetch": {"prefetcher": "data_prefetcher"}, "warm": {"cache": "warm"}}
     run = make_run(times, mode="full", blocks=10, variants=variants, published={"prefetch": 0.891})
-    said = comments_of(lab.Run.recipe(run))
+    said = comments_of(run.recipe())
     assert (
         "Run: prefetching/20250102T030405Z-abcd, fastest variant 'prefetch', baseline 'original' "
         "Not 'warm': it began with cache warm, the baseline with cold. "
@@ -312,7 +312,7 @@ def test_the_comments_give_the_gain_and_its_conditions():
     assert ", faster; the document reported 0.891" in said
     assert "Conditions: full mode · 10 blocks · storage: real" in said
     assert "Simulated GPU, 460 images/s" in said
-    quick = comments_of(lab.Run.recipe(make_run(times, variants=variants), "warm"))
+    quick = comments_of(make_run(times, variants=variants).recipe("warm"))
     assert "variant 'warm'" in quick and ", no verdict" in quick and "Not " not in quick
 
 
@@ -337,44 +337,39 @@ def test_the_comments_give_the_gain_and_its_conditions():
 )
 def test_what_a_program_does_otherwise_than_the_run_is_said(changes, words):
     run = make_run({"original": 1.0, "it": 0.5}, variants={"it": changes})
-    assert words in comments_of(lab.Run.recipe(run, "it"))
+    assert words in comments_of(run.recipe("it"))
 
 
 def test_a_batch_asked_for_after_the_step_is_fetched_after_it():
     for name, is_last in (("data_prefetcher", False), ("data_prefetcher_step_first", True)):
         run = make_run({"original": 1.0, "it": 0.5}, variants={"it": {"prefetcher": name}})
-        text = lab.Run.recipe(run, "it")
+        text = run.recipe("it")
         assert (text.rindex("following = preload()") > text.index("yield ")) == is_last
 
 
 def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
-    text = lab.Run.recipe(make_run({"original": 1.0, "both": 1.2}, variants={"both": {"seed": 1}}))
+    text = make_run({"original": 1.0, "both": 1.2}, variants={"both": {"seed": 1}}).recipe()
     assert "No variant beat the baseline" in text
 
 
 GONE = {"original": 1.0, "gone": 1.0}
 REFUSED = {
     "unknown variant": (
-        lambda: lab.Run.recipe(make_run({"original": 1.0, "both": 0.8}), "bth"),
+        lambda: make_run({"original": 1.0, "both": 0.8}).recipe("bth"),
         r"variant must be one of both, original, got 'bth'$",
     ),
     "skipped variant": (
-        lambda: lab.Run.recipe(
-            make_run(
-                GONE,
-                trials=[trial for trial in fake_trials(GONE) if trial.variant != "gone"],
-                skipped={"gone": "no such disk"},
-            ),
-            "gone",
-        ),
+        lambda: make_run(
+            GONE, trials=fake_trials({"original": 1.0}), skipped={"gone": "no such disk"}
+        ).recipe("gone"),
         r"variant must have been measured, got 'gone', skipped: no such disk$",
     ),
     "nothing measured": (
-        lambda: lab.Run.recipe(make_run(GONE, trials=[])),
+        lambda: make_run(GONE, trials=[]).recipe(),
         r"run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; ",
     ),
     "operations": (
-        lambda: lab.Run.recipe(make_run(GONE, experiment="operations", groups={"a": "b"})),
+        lambda: make_run(GONE, experiment="operations", groups={"a": "b"}).recipe(),
         r"run must be of an experiment without groups, got operations; ",
     ),
     "decoder unknown here": (
