@@ -67,22 +67,11 @@ def compare(runs: Sequence[StoredRun]) -> Comparison:
         ValueError: there are none or too many, they belong to several experiments, or their
             variants are in groups.
     """
-    if isinstance(runs, StoredRun):
-        raise ValueError("runs must be a list of runs, got one run; write [run]")
-    wanted = f"runs must be 1 to {MOST_RUNS} runs of one experiment"
-    if not runs:
-        raise ValueError(f"{wanted}, got none; lab.list_runs(results) lists what there is")
-    if len(runs) > MOST_RUNS:
-        raise ValueError(f"{wanted}, got {len(runs)}; leave some out")
     names = list(dict.fromkeys(str(run.info["experiment"]) for run in runs))
-    if len(names) > 1:
+    if len(names) != 1 or len(runs) > MOST_RUNS or any(run.info.get("groups") for run in runs):
         raise ValueError(
-            f"{wanted}, got {', '.join(names)}; show each experiment in a figure of its own"
-        )
-    if any(run.info.get("groups") for run in runs):
-        raise ValueError(
-            f"runs must be of an experiment without groups, got {names[0]}; "
-            "show each of them with lab.chart(run)"
+            f"runs must be 1 to {MOST_RUNS} runs of one experiment without groups, got "
+            f"{len(runs)} of {', '.join(names) or 'none'}; show others one by one: lab.chart(run)"
         )
     return Comparison(runs)
 

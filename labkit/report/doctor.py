@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,32 +15,26 @@ if TYPE_CHECKING:
     from labkit.report.table import Table
 
 
-def doctor(data: str | None = None) -> Table:
+def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
     """Show what this machine has, and what will be skipped and why.
 
     Args:
-        data: probe this folder's disk too, if it is there.
+        data: probe this folder's disk too, unless it is a URL.
+        **folders: medium -> a folder on it, beside those of labkit.toml.
     """
     from labkit.report.table import Table
 
-    folders = {"data": Path(data)} if data and Path(data).is_dir() else {}
-    return Table([dict(zip(("", "here", "remark"), row)) for row in doctor_rows(folders)])
-
-
-def doctor_rows(folders: Mapping[str, Path]) -> list[tuple[str, str, str]]:
-    """List what this machine has, what will stand in for a hard disk, and which decoders work.
-
-    Args:
-        folders: name -> directory to look at, beside those of labkit.toml.
-    """
-    rows = hardware.doctor_report(folders)
+    if data and "://" not in str(data):
+        folders = {"data": data, **folders}
     missing = decoding.why_not()
-    return [
-        *rows,
+    found = ", ".join(name for name in decoding.DECODERS if name not in missing)
+    rows = [
+        *hardware.doctor_report(folders),
         ("hard disk", *hard_disk()),
-        ("decoders", ", ".join(name for name in decoding.DECODERS if name not in missing), ""),
+        ("decoders", found, ""),
         *((f"decoder {name}", "skipped", reason) for name, reason in missing.items()),
     ]
+    return Table([dict(zip(("", "here", "remark"), row)) for row in rows])
 
 
 def describe_data(data: str) -> Table:

@@ -8,23 +8,20 @@ from fake_runs import fake_grouped_run, fake_machine_run, their_run
 import labkit as lab
 from labkit import units
 
-WANTED = "runs must be 1 to 6 runs of one experiment, got "
 
-
-def test_runs_of_several_experiments_are_refused_by_name():
-    other = fake_machine_run(experiment="storage")
-    message = f"{WANTED}prefetching, storage; show each experiment in a figure of its own"
+@pytest.mark.parametrize(
+    ("runs", "got"),
+    [
+        ([], "0 of none"),
+        ([fake_machine_run(), fake_machine_run(experiment="storage")], "2 of prefetching, storage"),
+        ([fake_grouped_run()], "1 of operations"),
+        ([fake_machine_run()] * 7, "7 of prefetching"),
+    ],
+)
+def test_what_cannot_stand_side_by_side_is_refused_by_name(runs, got):
+    message = f"runs must be 1 to 6 runs of one experiment without groups, got {got}; show others"
     with pytest.raises(ValueError, match=re.escape(message)):
-        lab.compare([fake_machine_run(), other])
-
-
-def test_runs_of_groups_are_sent_to_their_own_chart():
-    message = (
-        "runs must be of an experiment without groups, got operations; "
-        "show each of them with lab.chart(run)"
-    )
-    with pytest.raises(ValueError, match=re.escape(message)):
-        lab.compare([fake_grouped_run()]).chart()
+        lab.compare(runs)
 
 
 def test_every_column_is_what_its_run_says_alone_whatever_stands_beside_it():
