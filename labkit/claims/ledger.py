@@ -24,6 +24,7 @@ from labkit.machine import hardware
 from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
+JUDGED = 2  # weight of a run with verdicts
 # Runs in full mode that come with the project, a folder for each machine: in `results`.
 REFERENCE = "examples"
 NO_DIFFERENCE = "no practical difference"
@@ -123,10 +124,14 @@ def answers(
     weighed = [(weigh_answer(run.info), run.folder.name, run) for run in runs]
     ranked = sorted((one for one in weighed if one[0] is not None), key=lambda one: one[:2])
     evidence = {run.info["experiment"]: _Evidence(run) for *_, run in ranked}
-    references = _reference_evidence(Path(results) / REFERENCE)
+    found = newest_runs(
+        Path(results) / REFERENCE,
+        lambda info: info["created_utc"] if weigh_answer(info) == JUDGED else None,
+    )
+    references = {name: _Evidence(run) for name, run in found.items()}
     return [
-        {**_answer(claim, evidence), "reference": _reference(claim, references)}
-        for n, claim in known.items()
+        {**_answer(known[n], evidence), "reference": _reference(known[n], references)}
+        for n in known
         if n in (numbers or known)
     ]
 
@@ -146,17 +151,7 @@ def weigh_answer(info: Mapping[str, object], machine_id: str | None = None) -> i
         return None
     if info.get("protocol") == AS_PUBLISHED:
         return 0  # its fixed order may explain what it shows
-    return 2 if _is_judged(info) else 1
-
-
-def _reference_evidence(folder: Path) -> dict[str, _Evidence]:
-    """Return the newest judged run of each experiment, of whatever machine."""
-
-    def weigh(info: Mapping[str, object]) -> str | None:
-        is_judged = _is_judged(info) and info.get("protocol") != AS_PUBLISHED
-        return info["created_utc"] if is_judged and info["status"] == "finished" else None
-
-    return {name: _Evidence(run) for name, run in newest_runs(folder, weigh).items()}
+    return JUDGED if _is_judged(info) else 1
 
 
 def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> str:
@@ -197,11 +192,10 @@ class _Evidence:
         wanted = [
             (self.rows[variant], self.rows[against], "total")
             for variant, against in pairs
-            if variant in self.rows and against in self.rows
+            if {variant, against} <= self.rows.keys()
         ]
-        for (variant, against, _), ratio in ratios(self.run.summary, wanted).items():
-            found[variant, against] = ratio
-        return found
+        compared = ratios(self.run.summary, wanted)
+        return found | {(one, other): ratio for (one, other, _), ratio in compared.items()}
 
 
 def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object]:
@@ -247,16 +241,16 @@ def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
     row = alone.get(contrast.variant)
     if base is None or row is None or row.published != published:  # of another baseline
         return ""
-    for ratio in ratios(summary, [(row, base, "steady")]).values():
-        here = f"{1 / ratio.ratio:.2f}"
-        if ratio.low is not None:
-            here += f" {units.interval(1 / ratio.high, 1 / ratio.low)}"
-        return (
-            f"{units.normalized(published)} ({contrast.variant}) takes a loader at least "
-            f"{1 / published:.2f} times as fast, here {here}, and a GPU at least "
-            f"{1 / published:.2f} times as fast as the loader"
-        )
-    return ""
+    ratio = next(iter(ratios(summary, [(row, base, "steady")]).values()), None)
+    if ratio is None:
+        return ""
+    here, times = f"{1 / ratio.ratio:.2f}", f"{1 / published:.2f} times as fast"
+    if ratio.low is not None:
+        here += f" {units.interval(1 / ratio.high, 1 / ratio.low)}"
+    return (
+        f"{units.normalized(published)} ({contrast.variant}) takes a loader at least {times}, "
+        f"here {here}, and a GPU at least {times} as the loader"
+    )
 
 
 def _join(claim: Claim, judged: Sequence[Mapping[str, object]]) -> str:
@@ -432,12 +426,10 @@ def _conditions(rows: Sequence[Row]) -> str:
 # --- answers that are no normalized time ----------------------------------------------------
 
 
-def _say_finding(
-    evidence: _Evidence, figures: str, rows: Sequence[Row], agrees: bool | None = None
-) -> Answer:
-    """Write an answer; `agrees` is None where there is nothing to agree with."""
-    summary, word = evidence.run.summary, {None: "", True: AGREES, False: DIFFERS}[agrees]
-    why = _why_unjudged(summary.info, summary.n_blocks) if word and not summary.judged else ""
+def _say_finding(evidence: _Evidence, figures: str, rows: Sequence[Row], word: str) -> Answer:
+    """Write an answer whose word counts where the run is judged."""
+    summary = evidence.run.summary
+    why = "" if summary.judged else _why_unjudged(summary.info, summary.n_blocks)
     return _say(figures, rows, word, unjudged=why)
 
 
@@ -445,8 +437,8 @@ def largest_phase(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Find the phase that takes most of the loop, as a call graph's first level shows it."""
     rows = _compared(contrast, evidence)
     phases = _phases(rows[-1])
-    agrees = max(phases, key=phases.get) == contrast.expected
-    return _say_finding(evidence, _shares(phases), rows, agrees)
+    word = AGREES if max(phases, key=phases.get) == contrast.expected else DIFFERS
+    return _say_finding(evidence, _shares(phases), rows, word)
 
 
 def phases(contrast: Contrast, evidence: _Evidence) -> Answer:
@@ -455,7 +447,8 @@ def phases(contrast: Contrast, evidence: _Evidence) -> Answer:
     parts = _phases(rows[-1])
     loading = parts.pop("waiting for batches") + parts.pop("transfer")
     figures = _shares({"loading with transfer": loading, **parts})
-    return _say_finding(evidence, figures, rows, loading < parts["forward and backward"])
+    word = AGREES if loading < parts["forward and backward"] else DIFFERS
+    return _say_finding(evidence, figures, rows, word)
 
 
 def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
@@ -464,8 +457,8 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
     utils = [row.gpu_util for row in rows]
     if None not in utils:
         said = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
-        agrees = utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE
-        return _say_finding(evidence, f"GPU-util {', '.join(said)}", rows, agrees)
+        word = AGREES if utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE else DIFFERS
+        return _say_finding(evidence, f"GPU-util {', '.join(said)}", rows, word)
     said = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [
         f"{units.percent(row.emulated_busy_share)} {row.variant}"
@@ -498,7 +491,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
         f"{n}: {units.seconds(waits_s[n])}, {counts[n].cpu_percent:.0f} %" for n in sorted(counts)
     )
     said = f"by this rule {units.count(taken, 'worker')}; workers, waiting, CPU: {curve}"
-    return _say_finding(evidence, said, tuple(counts.values()))
+    return _say(said, tuple(counts.values()))
 
 
 def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
@@ -516,10 +509,8 @@ def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
     if not any(row.verdict for row in rows):
         less = sum(row.normalized_time < 1 for row in rows)
         figures = f"{name} took less time in {less} of {len(rows)} groups"
-        why = _why_unjudged(summary.info, summary.n_blocks)
-        return _say(figures, rows, unjudged=why)
-    faster = sum(row.verdict == "faster" for row in rows)
-    slower = sum(row.verdict == "slower" for row in rows)
+        return _say(figures, rows, unjudged=_why_unjudged(summary.info, summary.n_blocks))
+    faster, slower = (sum(row.verdict == word for row in rows) for word in OPPOSITE)
     word = "inconclusive"
     if not summary.stable:
         word = f"{UNSTABLE}, no verdict"
