@@ -28,7 +28,6 @@ from labkit.experiments.request import Request
 from labkit.machine import hardware, media
 from labkit.report import bars
 from labkit.report.charts import timeline, watch_chart
-from labkit.report.doctor import doctor_rows
 from labkit.resolve import TABLES
 from labkit.runs import calibration, store
 from labkit.runs.active import Progress
@@ -75,11 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _list(options: Options) -> None:
-    newest = store.newest_runs(options.results, ledger.weigh_answer)
-    quick = store.newest_runs(
-        options.results,
-        lambda info: ledger.weigh_answer(info) if info["mode"] == "quick" else None,
-    )
+    weigh = ledger.weigh_answer
+    newest = store.newest_runs(options.results, weigh)
+    quick = store.newest_runs(options.results, lambda x: weigh(x) if x["mode"] == "quick" else None)
     rows = [("experiment", "quick", "newest result", "question")]
     for name in lab.CATALOG:
         took = _took(quick[name]) if name in quick else units.UNKNOWN
@@ -385,7 +382,7 @@ def _doctor(options: Options) -> None:
     given = {name: Path(folder) for name, folder in folders.items() if folder}
     if options.write:
         media.write_media(Path("labkit.toml"), **given)
-    for topic, value, remark in doctor_rows(given):
+    for topic, value, remark in lab.doctor(**given).rows:
         print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
 
 
@@ -416,6 +413,11 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(command=command)
         return made
 
+    as_json = {"action": "store_true", "help": "print the rows as JSON"}
+    size_gb = {"metavar": "GB", "type": float}
+    file = {"metavar": "FILE", "type": Path}
+    chart = {"metavar": "FILE", "type": _chart_file, "help": "write a chart: .png, .svg or .pdf"}
+
     add("list", _list, "list the experiments with their newest results, and the runs", results)
 
     run = add("run", _run, "run experiments and print their tables", results, _run_options())
@@ -423,28 +425,28 @@ def parser() -> argparse.ArgumentParser:
     names = "experiments of `labkit list`; unset: those of the documents"
     which = run.add_mutually_exclusive_group()
     which.add_argument("names", nargs="*", metavar="NAME", default=[], help=names)
-    every = "all that can run here, the cheapest first; the same command goes on where it stopped"
+    every = "all that can run here, the shortest first; the same command continues where it stopped"
     which.add_argument("--all", action="store_true", help=every)
     which.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
 
-    text = "measure how fast an experiment trains with slower and faster devices"
+    text = "measure how fast an experiment trains with slower and faster GPUs"
     roofline = add("roofline", _roofline, text, results, _run_options())
     roofline.add_argument("name", metavar="NAME", help="an experiment of `labkit list`")
 
     table = add("table", _table, "print a run's table", one_run)
-    table.add_argument("--json", action="store_true", help="rows as JSON")
-    table.add_argument("--detail", action="store_true", help="all columns")
+    table.add_argument("--json", **as_json)
+    table.add_argument("--detail", action="store_true", help="print all columns")
 
     text = "print the documents' claims and what runs on this machine say of each"
     claims = add("claims", _claims, text, results)
     claims.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="unset: all")
-    claims.add_argument("--json", action="store_true", help="rows as JSON")
+    claims.add_argument("--json", **as_json)
 
     text = "print what an SSD, packing or copying first would give for data of a size"
     advise = add("advise", _advise, text, results)
-    advise.add_argument("--data-gb", metavar="N", type=float, required=True, help="of the images")
-    text = "of the machine that trains; unset: this one's"
-    advise.add_argument("--memory-gb", metavar="N", type=float, help=text)
+    advise.add_argument("--data-gb", **size_gb, required=True, help="size of the images")
+    text = "memory of the machine that trains; unset: of this one"
+    advise.add_argument("--memory-gb", **size_gb, help=text)
 
     text = "write an HTML report of the newest or of chosen runs"
     report = add("report", _report, text, results)
@@ -454,11 +456,12 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--markdown", action="store_true", help="also report.md and its figures")
 
     recipe = add("recipe", _recipe, "print a run's winner as a PyTorch program", one_run)
-    recipe.add_argument("--variant", metavar="LABEL", help="another one than the winner")
-    recipe.add_argument("--out", metavar="FILE", type=Path, help="where to; unset: print it")
+    recipe.add_argument("--variant", metavar="LABEL", help="a variant other than the winner")
+    recipe.add_argument("--out", **file, help="file to write; unset: print it")
 
-    share = add("share", _share, "write a run as one file, without names and paths", one_run)
-    share.add_argument("--out", metavar="FILE", help="where to; unset: the run's folder")
+    text = "write a run as one file, without names and paths of this machine"
+    share = add("share", _share, text, one_run)
+    share.add_argument("--out", metavar="FILE", help="file or folder to write to; unset: the run's")
 
     open_ = add("open", _open, "open a run that a colleague shared", results)
     open_.add_argument("file", metavar="FILE", help="made by `labkit share`")
@@ -466,32 +469,28 @@ def parser() -> argparse.ArgumentParser:
     diagnose = add("diagnose", _diagnose, "find what holds your training loop back")
     text = "called without arguments; returns (loader, step), or a dict with loader and step"
     diagnose.add_argument("target", metavar="MODULE:FUNCTION", help=text)
-    diagnose.add_argument("--budget-s", type=float, metavar="N", default=60, help="seconds to take")
-    diagnose.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw the timeline")
+    diagnose.add_argument("--budget-s", type=float, metavar="S", default=60, help="time to take")
+    diagnose.add_argument("--chart", **chart)
 
     text = "run a training script, and print how much of its time it waits for data"
     watch = add("watch", _watch, text)
     watch.usage = "labkit watch [--json FILE] [--chart FILE] SCRIPT [arguments of the script]"
     watch.add_argument("script", metavar="SCRIPT", type=_script, help="such as train.py")
-    watch.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
-    watch.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
-    watch.add_argument("--chart", metavar="FILE", type=_chart_file, help="draw it")
+    watch.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    watch.add_argument("--json", **file, help="write what was measured")
+    watch.add_argument("--chart", **chart)
 
-    text = "print how NCCL connects GPUs, and where without GPUDirect RDMA"
+    text = "print how NCCL connects the GPUs, and where it does not use GPUDirect RDMA"
     nccl = add("nccl", _nccl, text)
-    nccl.add_argument("log", metavar="LOG", help="what a training with NCCL_DEBUG=INFO printed")
+    nccl.add_argument("log", metavar="LOG", help="output of a training with NCCL_DEBUG=INFO")
 
-    text = "measure again how fast the simulated GPU is to be, and keep it for all runs"
+    text = "measure again how fast the simulated GPU computes, and keep that speed for later runs"
     calibrate = add("calibrate", _calibrate, text, results)
-    calibrate.add_argument("--data", metavar="NAME", default=lab.Settings.data, help="images")
+    calibrate.add_argument("--data", metavar="DIR", default=lab.Settings.data, help="images")
     quick_px = MODES["quick"].input_px
+    text = f"sides of the model input; unset: quick mode's {quick_px}"
     calibrate.add_argument(
-        "--input-px",
-        type=int,
-        nargs="+",
-        metavar="N",
-        default=[quick_px],
-        help=f"side of the model input; unset: quick mode's {quick_px}",
+        "--input-px", type=int, nargs="+", metavar="N", default=[quick_px], help=text
     )
 
     doctor = add("doctor", _doctor, "print what this machine has, and what will be skipped")
@@ -511,11 +510,10 @@ def _run_options() -> argparse.ArgumentParser:
         "--protocol",
         choices=[protocol.replace(" ", "-") for protocol in PROTOCOLS],
         default=PROTOCOLS[0],
-        help="the document's order, cold first variant and loop, instead of what corrects them",
+        help="the document's order, cache states and loop, or the corrected ones",
     )
-    made.add_argument(
-        "--variant", action="append", default=[], metavar="LABEL", help="only this; repeatable"
-    )
+    text = "run this variant only; can be given several times"
+    made.add_argument("--variant", action="append", default=[], metavar="LABEL", help=text)
     made.add_argument("--baseline", metavar="LABEL", help="reference variant (= 1.0)")
     settings = made.add_argument_group("settings, for all variants")
     for name, (kind, choices, _) in field_kinds().items():

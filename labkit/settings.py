@@ -84,19 +84,19 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda where it works, else emulated: simulated GPU."""
+    """Where the training step runs; unset: cuda where it works, else emulated (simulated GPU)."""
     profile: str = "calibrated"
     """Simulated GPU only: how fast it computes; calibrated: as `device_speed` says."""
     device_speed: float | None = None
     """Simulated GPU only: images/s it trains with the model alone; unset: `labkit calibrate`."""
     step: str | None = None
-    """The work on a batch; unset: what the preprocessor is for, or timed if emulated."""
+    """What trains on a batch; unset: the preprocessor's model, or timed on a simulated GPU."""
     loss: str = "vectorized"
     """How the detector's loss is written: for the whole batch at once, or as loops over boxes."""
     precision: Literal["fp32", "amp"] = "fp32"
-    """In what the model computes: float32, or mixed with 16 bits; real devices only."""
+    """Number format of the model: float32, or mixed precision (amp); real devices only."""
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
-    """Order of an image's numbers in the model: planes, or colors beside each other; real only."""
+    """Memory layout of the model's images: plane by plane, or channels_last; real devices only."""
     sync_every: int = 1
     """Steps between host waits for the device (as `.item()` does); 0: only at the epoch's end."""
     checkpoint_every: int = 0
@@ -116,9 +116,9 @@ class Settings:
     metrics: str = "none"
     """How accuracy and confusion matrix are kept: none, in Python loops, or vectorized."""
     metrics_every: int = 1
-    """Steps between batches that the metrics look at."""
+    """Steps between two batches on which metrics are computed."""
     progress_bar: str = "none"
-    """What shows the progress of training."""
+    """Progress bar of the training loop."""
     progress_loss: bool = False
     """Show the loss in the progress bar: `.item()` in every step."""
     epochs: int = 2

@@ -96,7 +96,7 @@ def tune(
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> Tuned:
-    """Find the cheapest of the fastest loader settings, in under two minutes.
+    """Find the loader settings that need least CPU among the fastest, in under two minutes.
 
     The first time, calibrating the simulated GPU takes up to a minute more.
 
@@ -225,7 +225,7 @@ def _round(
     """Measure the default, which comes first, and other settings until the time is over."""
     experiment = Experiment(
         "tune",
-        question="Which loader settings are the cheapest of the fastest?",
+        question="Which of the fastest loader settings need least CPU?",
         variants=variants,
         source="[002] 3.3: the least CPU use of those that load equally fast",
     )

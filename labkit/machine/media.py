@@ -311,5 +311,5 @@ def check_medium(name: str, directory: Path) -> tuple[Medium, float | None, str]
     if believed is not None:
         reason = f"{'a' if believed else 'no'} hard disk, {reason}"
     elif medium.rotational:
-        reason = f"claims to be rotational, {reason}"
+        reason = f"reported as a hard disk, {reason}"
     return medium, reads_per_s, reason

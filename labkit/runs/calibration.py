@@ -299,7 +299,7 @@ def calibrate(
     results: Path | str = "results",
     progress: bool = True,
 ) -> CalibratedDevice:
-    """Measure again how fast the simulated GPU is to be, and keep it for all later runs.
+    """Measure again how fast the simulated GPU computes, and keep that speed for all later runs.
 
     It trains twice as many images per second as the documents' original pipeline loads on this
     machine, with this data and input size.
