@@ -20,54 +20,38 @@ def read(folder, *lines):
 # What a line says -> channel, connection, source, target, end, transport, GPUDirect RDMA; most of
 # the lines were posted in issues of NCCL, and the eras follow one another.
 CHANNELS = {
-    "Ring 00 : 43 -> 44 [receive] via NET/Socket/0": (
-        0, None, 43, 44, "receive", "sockets", False,
-    ),
-    "Ring 01 : 1[160] -> 0[160] [send] via NET/AWS Libfabric/0": (
-        1, None, 1, 0, "send", "AWS Libfabric", False,
-    ),
-    "Channel 03 : 7[b2000] -> 14[b1000] [send] via NET/IB/0/GDRDMA": (
-        3, None, 7, 14, "send", "InfiniBand", True,
-    ),
-    "Channel 00 : 11[3e000] -> 9[1b000] via P2P/direct pointer": (
-        0, None, 11, 9, "", "P2P", None,
-    ),
-    "Channel 00 : 0[18000] -> 1[3b000] via direct shared memory": (
-        0, None, 0, 1, "", "shared memory", None,
-    ),
-    "Coll 00 : 2 [send] via COLLNET/SHARP/0": (
-        0, None, 2, None, "send", "collnet", False,
-    ),
-    "Channel 01/0 : 1[2a000] -> 8[27000] [send] via NET/Socket/0": (
-        1, 0, 1, 8, "send", "sockets", False,
-    ),
-    "Channel 00/0 : 10[51000] -> 11[57000] via P2P/IPC/read": (
-        0, 0, 10, 11, "", "P2P", None,
-    ),
-    "Channel 09 : 6[6] -> 7[7] via SHM/direct/direct": (
-        9, None, 6, 7, "", "shared memory", None,
-    ),
-    "Channel 00/0 : 3[1] -> 2[0] via P2P/CUMEM": (
-        0, 0, 3, 2, "", "P2P", None,
-    ),
-    "Channel 07/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA": (
-        7, 0, 0, 2, "receive", "InfiniBand", True,
-    ),
-    "Channel 03/0 : 7[3] -> 3[3] [receive] via NET/IBext_v8/3/GDRDMA": (
-        3, 0, 7, 3, "receive", "InfiniBand", True,
-    ),
-    "Channel 06/0 : 36[4] -> 20[4] [send] via NET/IBext_v8/3": (
-        6, 0, 36, 20, "send", "InfiniBand", False,
-    ),
-    "Channel 01/1 : 4[0] -> 0[0] [send] via NET/IB/0(5)/GDRDMA(PCI)/Shared": (
-        1, 1, 4, 0, "send", "InfiniBand", True,
-    ),
-    "Channel 00/0 : 9[0] -> 0[0] [receive] via NET/IB/2 comm 0x9bbf nRanks 16": (
-        0, 0, 9, 0, "receive", "InfiniBand", False,
-    ),
-    "CollNet 00/0 : 6 [receive] via COLLNET/SHARP/1/GDRDMA": (
-        0, 0, 6, None, "receive", "collnet", True,
-    ),
+    "Ring 00 : 43 -> 44 [receive] via NET/Socket/0":
+        (0, None, 43, 44, "receive", "sockets", False),
+    "Ring 01 : 1[160] -> 0[160] [send] via NET/AWS Libfabric/0":
+        (1, None, 1, 0, "send", "AWS Libfabric", False),
+    "Channel 03 : 7[b2000] -> 14[b1000] [send] via NET/IB/0/GDRDMA":
+        (3, None, 7, 14, "send", "InfiniBand", True),
+    "Channel 00 : 11[3e000] -> 9[1b000] via P2P/direct pointer":
+        (0, None, 11, 9, "", "P2P", None),
+    "Channel 00 : 0[18000] -> 1[3b000] via direct shared memory":
+        (0, None, 0, 1, "", "shared memory", None),
+    "Coll 00 : 2 [send] via COLLNET/SHARP/0":
+        (0, None, 2, None, "send", "collnet", False),
+    "Channel 01/0 : 1[2a000] -> 8[27000] [send] via NET/Socket/0":
+        (1, 0, 1, 8, "send", "sockets", False),
+    "Channel 00/0 : 10[51000] -> 11[57000] via P2P/IPC/read":
+        (0, 0, 10, 11, "", "P2P", None),
+    "Channel 09 : 6[6] -> 7[7] via SHM/direct/direct":
+        (9, None, 6, 7, "", "shared memory", None),
+    "Channel 00/0 : 3[1] -> 2[0] via P2P/CUMEM":
+        (0, 0, 3, 2, "", "P2P", None),
+    "Channel 07/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA":
+        (7, 0, 0, 2, "receive", "InfiniBand", True),
+    "Channel 03/0 : 7[3] -> 3[3] [receive] via NET/IBext_v8/3/GDRDMA":
+        (3, 0, 7, 3, "receive", "InfiniBand", True),
+    "Channel 06/0 : 36[4] -> 20[4] [send] via NET/IBext_v8/3":
+        (6, 0, 36, 20, "send", "InfiniBand", False),
+    "Channel 01/1 : 4[0] -> 0[0] [send] via NET/IB/0(5)/GDRDMA(PCI)/Shared":
+        (1, 1, 4, 0, "send", "InfiniBand", True),
+    "Channel 00/0 : 9[0] -> 0[0] [receive] via NET/IB/2 comm 0x9bbf nRanks 16":
+        (0, 0, 9, 0, "receive", "InfiniBand", False),
+    "CollNet 00/0 : 6 [receive] via COLLNET/SHARP/1/GDRDMA":
+        (0, 0, 6, None, "receive", "collnet", True),
 }  # fmt: skip
 NO_CHANNELS = [
     DISABLED_HCA.format(0),

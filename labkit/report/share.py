@@ -60,19 +60,16 @@ TYPES = {
     "blocks": int | None,
     "dial": Dial | None,
     "excluded": list[int] | None,
-    "data": dict[str, Plain] | None,
-    "calibration": dict[str, Plain] | None,
+    **dict.fromkeys(("data", "calibration"), dict[str, Plain] | None),
     **dict.fromkeys(("costs", "reads", "tasks"), dict[str, dict[str, Plain]] | None),
     **dict.fromkeys(("storages", "links"), dict[str, Facts] | None),
     **dict.fromkeys(("request", "forecast", "timing"), Facts | None),
     **dict.fromkeys(
         ("source", "protocol", "reason", "kind", "accelerator", "baseline"), str | None
     ),
-    **dict.fromkeys(("groups", "baselines"), dict[str, str] | None),
+    **dict.fromkeys(("groups", "baselines", "skipped", "failed"), dict[str, str] | None),
     **dict.fromkeys(("notes", "local_notes", "twice"), list[str] | None),
     "published": dict[str, float] | None,
-    "skipped": dict[str, str] | None,
-    "failed": dict[str, str] | None,
 }
 
 
