@@ -64,7 +64,8 @@ class Form:
             ),
             "protocol": widgets.Dropdown(options=list(self._experiments), description="protocol"),
         }
-        self._controls |= {x: _control(x, start) for one in whole for x in _shared(one)}
+        shared = dict.fromkeys(name for one in whole for name in _shared(one))
+        self._controls |= {name: _control(name, start) for name in shared}
         self._help = {name: widgets.HTML() for name in self._controls}
         box = {"indent": False, "layout": {"width": "auto"}}
         self._variants = {one: widgets.Checkbox(description=one, **box) for one in measured}

@@ -15,6 +15,8 @@ from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from labkit import units
 from labkit.analysis.roofline import Pipeline, pipelines
 from labkit.analysis.stand_ins import stand_ins
@@ -557,8 +559,7 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
                 ends = point.low, point.high
                 axes.plot([x, x], ends, color=color, linewidth=1.6, zorder=3, transform=beside)
         if pipeline.loading is not None:
-            fine = [left * (right / left) ** (i / 200) for i in range(201)]
-            ideal = [(x, pipeline.ideal_images_per_s(x)) for x in fine]
+            ideal = [(x, pipeline.ideal_images_per_s(x)) for x in np.geomspace(left, right, 201)]
             below = [(x, y) for x, y in ideal if y < 0.99 * x]  # above it is the diagonal
             axes.plot(*zip(*below), color=color, linestyle=dashes, **IDEAL)
     _write_ends(axes, found)

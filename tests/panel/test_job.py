@@ -3,6 +3,7 @@
 import os
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,11 +17,9 @@ from labkit.runs.active import single_run_lock
 PATIENCE_S = 120.0  # how long to wait for what must happen; not a speed limit
 
 
-class Ended:
+def ended(status):
     """What a run returns, as far as a job looks at it."""
-
-    def __init__(self, status):
-        self.info = {"status": status}
+    return SimpleNamespace(info={"status": status})
 
 
 def test_progress_says_the_trial_its_rate_and_the_time_left():
@@ -52,7 +51,7 @@ def test_a_watcher_that_raises_does_not_end_the_run():
     def run(cancel, progress):
         progress.start(total=1, done=0)
         progress.advance()
-        return Ended("finished")
+        return ended("finished")
 
     job.follow(watcher)
     told = Job("test", run)
@@ -64,7 +63,7 @@ def test_a_watcher_that_raises_does_not_end_the_run():
 def test_there_is_one_job_at_a_time():
     def run(cancel, progress):
         assert cancel.wait(PATIENCE_S)
-        return Ended("cancelled")
+        return ended("cancelled")
 
     first = job.start("storage", run)
     assert job.current() is first
@@ -78,7 +77,7 @@ def test_there_is_one_job_at_a_time():
     assert first.state in ("cancelling", "cancelled")
     assert first.wait(PATIENCE_S)
     assert (first.state, first.is_in_progress) == ("cancelled", False)
-    second = job.start("prefetching", lambda **_: Ended("finished"))
+    second = job.start("prefetching", lambda **_: ended("finished"))
     assert second.wait(PATIENCE_S)
     assert job.current() is second
     second.cancel()

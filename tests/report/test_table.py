@@ -155,8 +155,8 @@ TRUE = {"base": 1.0, "true": 0.894, "far": 0.9, "none": 0.9}
     ],
 )
 def test_agreement_over_a_stand_in_is_never_said_as_of_the_real_thing(labels, expected):
-    trials = fake_trials(TRUE, blocks=10, noise=0.01, labels=labels)
-    summary = summarize(fake_info(list(TRUE), mode="full", published=PUBLISHED), trials)
+    how = {"mode": "full", "blocks": 10, "noise": 0.01, "published": PUBLISHED}
+    summary = make_summary(TRUE, labels=labels, **how)
     cells = table(summary).data["document"]
     assert cells["base"] == "–"
     assert (cells["true"], cells["far"]) == (f"0.894, {expected[0]}", f"0.600, {expected[1]}")
@@ -200,10 +200,7 @@ def test_a_check_says_when_it_was_made_with_how_many_readers():
 @pytest.mark.parametrize(
     ("x", "line"),
     [
-        (
-            2.1,
-            "x 2.10: faster loading takes the normalized time to about 0.700 at best",
-        ),
+        (2.1, "x 2.10: faster loading takes the normalized time to about 0.700 at best"),
         (0.8, "x 0.80: the device is the limit, and loading is hidden behind it"),
     ],
 )
