@@ -168,10 +168,9 @@ def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
         return None
 
     expected = {name: lab.forecast(x, options.mode, **how) for name, x in built.items()}
-    times_s = {name: x.total_s or math.inf for name, x in expected.items()}
     begun = store.newest_runs(options.results, weigh)
     done = {name for name, run in begun.items() if run.info["status"] == "finished"}
-    waiting = sorted(built.keys() - done, key=times_s.get)
+    waiting = sorted(built.keys() - done, key=lambda name: expected[name].total_s or math.inf)
     known_s = sum(expected[name].total_s or 0.0 for name in waiting)
     known = "about" if all(expected[name].timed for name in waiting) else "at least"
     said = f"{units.count(len(waiting), 'experiment')}, {known} {units.whole_seconds(known_s)}"
