@@ -150,9 +150,7 @@ class Form:
         knobs = ("mode", "blocks", "data", *experiment.knobs)
         first = _grid([boxes.pop(name) for name in knobs if name in boxes])
         hidden = _grid(list(boxes.values()))
-        fold = widgets.ToggleButton(
-            description="More settings", tooltip="Show the settings that matter less here"
-        )
+        fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
         _display(hidden, is_shown=False)
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
         variants = row([*self._variants.values(), fold])

@@ -211,9 +211,9 @@ class Panel:
         self._shown: list[Path] = []
         self._form = Form(start)
         self._form.observe(self._guarded(self._on_change))
-        self._run = self._button("Run", "Measure what is chosen above", self._on_run)
+        self._run = self._button("Run", "Run with the settings below", self._on_run)
         self._cancel = self._button("Cancel", "Stop; finished trials stay", self._on_cancel)
-        self._resume = self._button("Resume", "Measure what the run below lacks", self._on_resume)
+        self._resume = self._button("Resume", "Complete the run shown", self._on_resume)
         self._status, self._bar = _html("labkit-status"), widgets.FloatProgress(min=0.0, max=1.0)
         self._bar.add_class("labkit-progress")
         self._forecast, self._again = _html("labkit-forecast"), _html("labkit-again")
@@ -239,11 +239,11 @@ class Panel:
     def _layout(self) -> list[Widget]:
         import ipywidgets as widgets
 
-        reset = self._button("Reset", "Back to what was there at first", self._on_reset)
-        show = self._button("Show", "From disk, without running again", self._on_show)
+        reset = self._button("Reset", "Restore the first settings", self._on_reset)
+        show = self._button("Show", "Show the selected runs", self._on_show)
         # A button each: a choice that has just been changed may reach the kernel after the click.
         exports = [
-            self._button(form, "Write a file", partial(self._on_export, form)) for form in EXPORTS
+            self._button(form, "Save as a file", partial(self._on_export, form)) for form in EXPORTS
         ]
         return [
             widgets.HTML(STYLE),
@@ -498,7 +498,7 @@ def again_html(request: Request, results: str) -> str:
         request = replace(request, settings=settings)
     texts = filter(None, [request.command_line(results), request.python_code(results)])
     blocks = "".join(f"<pre>{escape(text)}</pre>" for text in texts)
-    return f"<details><summary>the same from a shell, and as Python</summary>{blocks}</details>"
+    return f"<details><summary>the same as a command line and in Python</summary>{blocks}</details>"
 
 
 def result_html(result: runs.Run | Comparison) -> str:
