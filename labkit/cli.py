@@ -460,7 +460,7 @@ def parser() -> argparse.ArgumentParser:
 
     text = "write a run as one file, without names and paths of this machine"
     share = add("share", _share, text, one_run)
-    share.add_argument("--out", metavar="FILE", help="file or folder to write to; unset: the run's")
+    share.add_argument("--out", metavar="FILE", help="file or folder; unset: the run's folder")
 
     open_ = add("open", _open, "open a run that a colleague shared", results)
     open_.add_argument("file", metavar="FILE", help="made by `labkit share`")
@@ -483,7 +483,7 @@ def parser() -> argparse.ArgumentParser:
     nccl = add("nccl", _nccl, text)
     nccl.add_argument("log", metavar="LOG", help="output of a training with NCCL_DEBUG=INFO")
 
-    text = "measure again how fast the simulated GPU computes, and keep that speed for later runs"
+    text = "measure again how fast the simulated GPU computes, for all later runs"
     calibrate = add("calibrate", _calibrate, text, results)
     calibrate.add_argument("--data", metavar="DIR", default=lab.Settings.data, help="images")
     quick_px = MODES["quick"].input_px
