@@ -135,7 +135,7 @@ def open_gpu() -> Callable[[], Reading]:
     """Open torch's GPU in NVML; makes torch initialize CUDA in this process.
 
     Returns:
-        A function that takes every one of `READINGS` once.
+        A function that reads it once.
 
     Raises:
         Skip: there is no NVIDIA driver or no GPU.
@@ -165,16 +165,8 @@ def _others_percent(nvml: ModuleType, gpu: object, since_us: int) -> int | None:
     return None if own is None else sum(percents.values())
 
 
-# Name of a reading -> how it is read from NVML.
-READINGS: dict[str, Callable[[ModuleType, object, int], int | None]] = {
-    "busy_percent": lambda nvml, gpu, since: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-    "used_bytes": lambda nvml, gpu, since: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
-    "others_percent": _others_percent,
-}
-
-
 def read_gpu(nvml: ModuleType, gpu: object, since_us: int) -> Reading:
-    """Take every reading once.
+    """Read how busy a GPU is, its memory, and how busy others keep it.
 
     Args:
         nvml: pynvml, initialized.
@@ -184,13 +176,18 @@ def read_gpu(nvml: ModuleType, gpu: object, since_us: int) -> Reading:
     Returns:
         Name -> value; None for what this library, driver or device (a MIG slice) does not report.
     """
-    found = {}
-    for name, read in READINGS.items():
+
+    def ask(read: Callable[[], int | None]) -> int | None:
         try:
-            found[name] = read(nvml, gpu, since_us)
+            return read()
         except (AttributeError, nvml.NVMLError):
-            found[name] = None
-    return found
+            return None
+
+    return {
+        "busy_percent": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+        "used_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
+        "others_percent": ask(lambda: _others_percent(nvml, gpu, since_us)),
+    }
 
 
 def _torch_gpu(pynvml: ModuleType) -> object:
