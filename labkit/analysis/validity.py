@@ -30,8 +30,9 @@ SWAPPED = "swapped"
 MAX_OTHER_SHARE, MIN_OTHER_CORES = 0.1, 0.2
 # Of the GPU; a desktop draws its windows with it.
 MAX_OTHER_GPU_SHARE = 0.05
-# The kernel counts in hundredths of a second, so of a shorter trial that says nothing.
-OTHER_CORES_MIN_S = 0.2
+# The kernel counts in hundredths of a second: of a block, trials shorter than this are judged
+# together.
+MIN_JUDGED_S = 1.0
 # Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
 # pages, directories and programs blur it.
 COLD_MIN_DEVICE_SHARE = 0.8
@@ -95,14 +96,12 @@ def valid_trials(
     }
     counting: dict[tuple[str, int, str], Trial] = {}
     cache_violations: dict[str, list[str]] = {}
-    rejected: dict[int, str] = {}
     for key, trial in measured.items():
-        if disturbed := why_disturbed(trial):
-            rejected.setdefault(trial.block, f"{trial.variant}: {disturbed}")
         if violation := cache_violation(trial):
             cache_violations.setdefault(trial.variant, []).append(violation)
         else:
             counting[key] = trial
+    rejected = disturbed_blocks(measured.values())
     leaves_out = mode is not None and mode.judged and is_baseline_run_twice(info)
     if leaves_out:
         counting = {key: trial for key, trial in counting.items() if trial.block not in rejected}
@@ -124,7 +123,7 @@ def valid_trials(
     return ValidTrials(
         base_runs=base_runs,
         runs=runs,
-        rejected=dict(sorted(rejected.items())),
+        rejected=rejected,
         are_rejected_left_out=leaves_out,
         cache_violations={name: tuple(reasons) for name, reasons in cache_violations.items()},
         attempt=attempt,
@@ -215,19 +214,46 @@ def shares_before(trial: Trial) -> list[float | None]:
     return proof.get("resident_shares_before") or [proof.get("resident_share_before")]
 
 
-def why_disturbed(trial: Trial) -> str:
+def disturbed_blocks(trials: Iterable[Trial]) -> dict[int, str]:
+    """Return block -> what kept the machine from being its own; other blocks are left out."""
+    found: dict[int, str] = {}
+    short: dict[int, list[Mapping]] = {}
+    for trial in trials:
+        log = trial.disturbance
+        if log.get("duration_s", math.inf) < MIN_JUDGED_S:
+            short.setdefault(trial.block, []).append(log)
+        elif why := why_disturbed(log):
+            found.setdefault(trial.block, f"{trial.variant}: {why}")
+    for block, logs in short.items():
+        if why := why_disturbed(_joined(logs)):
+            found.setdefault(block, why)
+    return dict(sorted(found.items()))
+
+
+def _joined(logs: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Join the logs of short trials: means over their time, the sum of pages."""
+    total_s = sum(log["duration_s"] for log in logs)
+    joined: dict[str, object] = {
+        name: sum((log.get(name) or 0.0) * log["duration_s"] for log in logs) / total_s
+        for name in ("steal_share", "other_cores", "free_cores", "other_gpu_share")
+    }
+    for name in ("swapped_in_pages", "swapped_out_pages"):
+        joined[name] = sum(log.get(name) or 0 for log in logs)
+    return joined
+
+
+def why_disturbed(log: Mapping[str, object]) -> str:
     """Return what kept the machine from being a trial's own; empty where nothing did.
 
     What could not be watched is no reason, see `unwatched`.  Earlier versions recorded
     neither free_cores nor busiest_program.
     """
-    log = trial.disturbance
     steal, others = log.get("steal_share") or 0.0, log.get("other_cores") or 0.0
     allowed = max(MIN_OTHER_CORES, MAX_OTHER_SHARE * (log.get("free_cores") or 0.0))
     swapped = (log.get("swapped_in_pages") or 0) + (log.get("swapped_out_pages") or 0)
     if steal > MAX_STEAL_SHARE:
         return f"{units.percent(steal)} of the CPU time was stolen by other machines"
-    if others > allowed and log.get("duration_s", math.inf) >= OTHER_CORES_MIN_S:
+    if others > allowed:
         reason = f"other programs took {units.percent(others)} of a core"
         if name := log.get("busiest_program"):
             reason += f", {name} {units.percent(log.get('busiest_program_cores'))}"

@@ -26,7 +26,7 @@ from labkit import pipeline, units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.forecast import Forecast
 from labkit.analysis.summary import second_attempt_note
-from labkit.analysis.validity import a_over_a, attempt_of, valid_trials, why_disturbed
+from labkit.analysis.validity import a_over_a, attempt_of, disturbed_blocks, valid_trials
 from labkit.contracts import Cancelled, Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
 from labkit.parts.packing.remote import local_folder
@@ -371,11 +371,12 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
 
 
 def _say_rejected(run: ActiveRun, trials: Sequence[Trial]) -> None:
-    """Print that a block will not count, while the user can do something about it."""
-    *before, last = trials
-    why = why_disturbed(last) if run.mode.judged else ""
-    if why and not any(why_disturbed(trial) for trial in before if trial.block == last.block):
-        run.progress.say(f"block {last.block + 1} does not count: {why}")
+    """Print that the block before this one does not count, while users can do something."""
+    last = trials[-1].block
+    done = [trial for trial in trials if trial.block == last - 1]
+    if run.mode.judged and sum(trial.block == last for trial in trials) == 1:
+        for why in disturbed_blocks(done).values():
+            run.progress.say(f"block {last} does not count: {why}")
 
 
 def _put_off(trial: Planned, waiting: deque[Planned]) -> None:

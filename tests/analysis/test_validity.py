@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.analysis.validity import (
     cache_violation,
+    disturbed_blocks,
     valid_trials,
     why_disturbed,
 )
@@ -151,15 +152,24 @@ def test_where_a_share_was_asked_every_epoch_must_begin_with_it(shares, fetched,
          "machines"),
         (dict.fromkeys(("steal_share", "other_cores", "swapped_in_pages", "swapped_out_pages")),
          ""),
-        # Of a very short trial the kernel's ticks say nothing of others.
-        ({"other_cores": 1.35, "duration_s": 0.007}, ""),
-        ({"other_cores": 1.35, "duration_s": 2.0}, "other programs took 135.0 % of a core"),
         # Pre-declared are only the three above (EVIDENCE 1).
         ({"load_1min": 50.0, "cpu_pressure_share": 1.0, "major_faults": 10_000}, ""),
     ],
 )  # fmt: skip
 def test_a_machine_is_disturbed_for_three_reasons_and_no_other(log, reason):
-    assert why_disturbed(fake_logged(fake_trial("v", 0), **log)) == reason
+    assert why_disturbed(fake_logged(fake_trial("v", 0), **log).disturbance) == reason
+
+
+def test_trials_too_short_for_the_kernels_counters_are_judged_together():
+    # One hundredth of a second is 14 % of this trial's time, and 2 % of its block's.
+    trials = [fake_logged(fake_trial("v", 0), duration_s=0.07, steal_share=0.14)]
+    trials += [fake_logged(fake_trial("w", 0), duration_s=0.07) for _ in range(6)]
+    assert disturbed_blocks(trials) == {}
+    busy = [fake_logged(fake_trial("v", 1), duration_s=0.1, other_cores=n) for n in (0.0, 0.5)]
+    assert disturbed_blocks([*trials, *busy]) == {1: "other programs took 25.0 % of a core"}
+    swapped = fake_logged(fake_trial("v", 2), duration_s=0.1, swapped_in_pages=2)
+    long = fake_logged(fake_trial("v", 0), duration_s=7.0, steal_share=0.14)
+    assert list(disturbed_blocks([swapped, *trials, long])) == [0, 2]
 
 
 # --- what counts ----------------------------------------------------------------------------
