@@ -133,7 +133,9 @@ def _times_of_groups(summary: Summary) -> Figure:
             axes = figure.add_subplot(grid[names.index(name), columns.index(column)])
             bars = [_row_of_group(summary, row) for row in rows]
             _draw_times(axes, bars, _axis_end(rows), size=9)
-            axes.set_title(group, loc="left", size=9, weight="bold")
+            # A long name would reach into the next column's.
+            said = wrap(group, 24) if column == columns[0] else column
+            axes.set_title(said, loc="left", size=9, weight="bold")
             axes.tick_params(axis="x", labelsize=8)
             axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
             if column != columns[0]:

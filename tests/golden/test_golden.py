@@ -266,7 +266,7 @@ def test_an_operation_takes_the_same_time(key):
 
 
 def test_the_chart_of_operations_has_a_bar_for_each_ratio():
-    ratios = sorted(row["ratio"] or 1.0 for row in OPERATIONS.values())
+    ratios = sorted(row["ratio"] or 1.0 for row in OPERATIONS.values() if row["image_s"])
     assert_same(sorted(read_bars(lab.chart(open_run("operations")))), ratios, "bars")
 
 
