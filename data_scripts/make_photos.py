@@ -187,14 +187,10 @@ def _start_folder(root: Path, manifest: dict, seed: int) -> None:
         ValueError: the folder holds something else, or photographs of another seed.
     """
     before = manifest or read_manifest(root, UNFINISHED)
-    if not before and root.is_dir() and any(root.iterdir()):
+    is_used = root.is_dir() and any(root.iterdir())
+    if is_used and before.get("kind") != KIND:
         raise ValueError(
             f"folder must be new or empty, got {str(root)!r} with other files in it; "
-            "choose another folder"
-        )
-    if before and before.get("kind") != KIND:
-        raise ValueError(
-            f"folder must hold {KIND}, got {before.get('kind')} in {str(root)!r}; "
             "choose another folder"
         )
     if before and before["seed"] != seed:

@@ -8,13 +8,13 @@ has no hard disk, `catalog.build` replaces them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.operations import MEANINGS
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, in_groups
 from labkit.runs.operation_trials import LOOKUPS, OPERATIONS, SAMPLE
 from labkit.settings import Settings, change_all
 
@@ -204,10 +204,11 @@ def operations(base: Settings) -> Experiment:
         for width, height in SIZES_PX
     }
     quick = tuple(f", {width}×{height}" for width, height in SIZES_PX[:QUICK_SIZES])
-    whole = _timed_alone(
+    return _timed_alone(
         base,
         "operations",
         sizes,
+        is_quick=lambda group, library: group.endswith(quick),
         question="Which library does which image operation faster?",
         source="[000] OpenCV vs PIL (kaggle yukia18): chart lost",
         notes=(
@@ -216,9 +217,6 @@ def operations(base: Settings) -> Experiment:
         ),
         main_road=True,
     )
-    in_full = {x: s for x, s in whole.variants.items() if not whole.groups[x].endswith(quick)}
-    variants = {x: s for x, s in whole.variants.items() if x not in in_full}
-    return replace(whole, variants=variants, in_full=in_full)
 
 
 def lookups(base: Settings) -> Experiment:
@@ -244,6 +242,7 @@ def _timed_alone(
     name: str,
     sizes: Mapping[str, tuple[str, Mapping[str, int]]],
     *,
+    is_quick: Callable[[str, str], bool] = lambda group, library: True,
     notes: tuple[str, ...] = (),
     **fields: object,
 ) -> Experiment:
@@ -253,6 +252,7 @@ def _timed_alone(
         base: settings that all share.
         name: of the experiment.
         sizes: group -> its operation, and the numbers that its inputs are made from.
+        is_quick: of group and library; see `in_groups`.
         notes: beside what each operation does.
         **fields: of `Experiment`.
     """
@@ -260,15 +260,15 @@ def _timed_alone(
     settings = Settings(data=base.data, seed=base.seed, cache="warm", device="cpu", num_workers=0)
     tasks, groups = {}, {}
     for group, (operation, size) in sizes.items():
-        for library in (library for known, library in OPERATIONS | LOOKUPS if known == operation):
-            groups[f"{group}: {library}"] = group
+        libraries = [library for known, library in OPERATIONS | LOOKUPS if known == operation]
+        groups[group] = dict.fromkeys(libraries, settings)
+        for library in libraries:
             tasks[f"{group}: {library}"] = {"operation": operation, "library": library, **size}
     meanings = dict.fromkeys(operation for operation, _ in sizes.values())
     return Experiment(
         name,
         kind="operation",
-        variants=dict.fromkeys(tasks, settings),
-        groups=groups,
+        **in_groups(groups, is_quick),
         tasks=tasks,
         notes=(*(f"{operation}: {MEANINGS[operation]}" for operation in meanings), *notes),
         knobs=("seed",),
