@@ -276,6 +276,8 @@ def page() -> Iterator[Figure]:
         yield figure
         canvas.draw()
         figure.set_layout_engine("none")  # the places stay as they are, at every resolution
+        for axes in figure.axes:  # the solver's last digits differ from process to process
+            axes.set_position([round(x, 6) for x in axes.get_position().bounds])
 
 
 def frame(
