@@ -10,6 +10,7 @@ A step that returns early has only queued its work.
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,6 +23,9 @@ from labkit.machine.gpu import index_in_use
 from labkit.parts.devices import EmulatedDevice
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"  # begins torch's warning
+# Functions of CUDA that return when the device is done; copies to pinned memory return at once.
+WAITS = re.compile(r"cuda\w*(Synchronize|Memcpy)")
+WAITS_ON_DEVICE = (" Sync", " Wait Event")  # end the names of the same waits among its kernels
 
 
 @dataclass(kw_only=True)
@@ -136,6 +140,7 @@ class Cuda(Host):
         undo, cuda = self._observed, self._cuda
         undo.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("always", SYNCHRONIZES)
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
         warnings.showwarning = partial(self._warned, warnings.showwarning)
         undo.callback(cuda.set_sync_debug_mode, cuda.get_sync_debug_mode())
         cuda.set_sync_debug_mode("warn")
@@ -170,24 +175,32 @@ class Cuda(Host):
         self.synchronize()
         return time.perf_counter() - start_s
 
-    def kernels_s(self, run: Callable[[], object]) -> float:
-        """Return for how long kernels and copies ran on the device while a function ran."""
+    def profile(self, run: Callable[[], object]) -> tuple[float, float]:
+        """Return for how long the device ran kernels and copies, and the host waited for them.
+
+        Args:
+            run: what is profiled.
+        """
         from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             run()
             self.synchronize()
+        events = [event for event in seen.events() if not event.is_user_annotation]
         spans_us = sorted(
             (event.time_range.start, event.time_range.end)
-            for event in seen.events()
-            if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+            for event in events
+            if event.device_type == DeviceType.CUDA and not event.name.endswith(WAITS_ON_DEVICE)
+        )
+        waited_us = sum(
+            event.time_range.elapsed_us() for event in events if WAITS.match(event.name)
         )
         ran_us, until_us = 0.0, -math.inf
         for start_us, end_us in spans_us:  # those of several streams may overlap
             ran_us += max(end_us - max(start_us, until_us), 0.0)
             until_us = max(end_us, until_us)
-        return ran_us / 1e6
+        return ran_us / 1e6, waited_us / 1e6
 
 
 def _pin(leaf: object) -> object:

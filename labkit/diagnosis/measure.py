@@ -583,8 +583,8 @@ def _look_into_step(m: Measured, seconds: float) -> None:
             )
             batches, m.pageable_s = loop.resident, 0.0
         m.resident_on_device = loop.compute(seconds, batches)
-        ran_s = device.kernels_s(lambda: loop.compute(0.0, batches))
-        m.kernels_s = ran_s / (1 + FEWEST_STEPS)  # one is skipped, and runs
+        took_s = device.profile(lambda: loop.compute(0.0, batches))
+        m.kernels_s, m.waited_s = (s / (1 + FEWEST_STEPS) for s in took_s)  # one is skipped
 
 
 def _copy_s(batch: object) -> float:

@@ -107,6 +107,8 @@ class Measured:
     """The step on batches that are on CUDA, unless it takes none; None for other devices."""
     kernels_s: float = 0.0
     """Of a step, for which kernels ran on CUDA."""
+    waited_s: float = 0.0
+    """Of a step, for which the host waited in CUDA's functions."""
     notes: list[str] = field(default_factory=list)
     broken: str = ""
     """What ended the measurement early."""
@@ -314,8 +316,8 @@ def _device(m: Measured) -> tuple[float, float]:
     resident, on_device = m.of("resident"), m.resident_on_device
     seen = [on_device] if on_device else resident
     syncs = _mean(stretch.readings.syncs for stretch in seen) > 0.5
-    if on_device:  # CUDA: waiting spins, so only the profile tells it from work
-        return m.kernels_s, m.kind_s("synchronization") if syncs else 0.0
+    if on_device:  # CUDA: waiting spins, so only its profile tells it from work
+        return m.kernels_s, m.waited_s if syncs else 0.0
     readings = [stretch.readings for stretch in resident]
     waits_s = _mean(each.waited_s - each.copy_wait_s for each in readings)
     return _mean(each.device_s for each in readings), waits_s if syncs else 0.0
