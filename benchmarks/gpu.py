@@ -6,7 +6,7 @@
     main       the documents' experiments in quick mode, two of them in full mode
     depth      copies, precision, loss, callbacks, DALI, the largest batch
     diagnosis  trainings with a planted bottleneck
-    roofline   training speed over the speed of the GPU
+    roofline   training speed over the speed of the GPU, simulated and real
 
 A stage leaves a report, a log and its runs in a folder of its own, and ends when its time is over:
 the same command then goes on with what is missing.  labkit is not installed; what lacks a library
@@ -24,10 +24,11 @@ import threading
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -47,6 +48,7 @@ BUDGET_S = 60.0  # of a diagnosis
 SIMULATED = {"device": "emulated", "device_speed": 2000.0}
 SMALL = {"images": 4, "batch_size": 2, "input_px": 32, "epochs": 1}
 SMALL_BUDGET_S, SMALL_VARIANTS = 5.0, 2
+REPEATED = (1, 2, 4)  # times that a real GPU trains with a batch: it can only be made slower
 GOES_ON = "the same command goes on with it"
 Row = tuple[str, str, str]
 
@@ -82,29 +84,40 @@ def run_tests(site: Site) -> Iterator[Row]:
     files = [
         str(path) for path in ROOT.glob("tests/**/test_*.py") if "needs_cuda" in path.read_text()
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "needs_cuda", "-p", "no:cacheprovider", *files],
-        cwd=ROOT,
-        env=os.environ | {"FAIL_WITHOUT_CUDA": "0" if site.is_small else "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=max(site.ends_s - time.monotonic(), 1),
-    )
-    site.note(done.stdout)
-    *_, last = done.stdout.strip().splitlines()
+    with site.log.open("a", encoding="utf-8") as log:  # which holds them where their time is over
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-m", "needs_cuda", "-p", "no:cacheprovider", *files],
+            cwd=ROOT,
+            env=os.environ | {"FAIL_WITHOUT_CUDA": "0" if site.is_small else "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=max(site.ends_s - time.monotonic(), 1),
+        )
+    *_, last = site.log.read_text(encoding="utf-8").strip().splitlines()
     if done.returncode:
         raise RuntimeError(last)
     yield "tests", last, ""
 
 
 def run(
-    site: Site, experiment: str | lab.Experiment, mode: str = "quick", **chosen: object
+    site: Site,
+    experiment: str | lab.Experiment,
+    mode: str = "quick",
+    on: Mapping[str, object] | None = None,
+    **chosen: object,
 ) -> Iterator[Row]:
-    """Run an experiment, or go on with a run of it; a row per variant."""
-    settings = {"data": site.data}
-    if "roofline" not in chosen:  # it has devices of its own
-        settings |= SIMULATED if site.is_small else {"device": site.device}
+    """Run an experiment, or go on with a run of it; a row per variant.
+
+    Args:
+        site: where.
+        experiment: its name, or one made here.
+        mode: quick or full.
+        on: the settings of the device; None: the one at hand.
+        **chosen: what else is asked.
+    """
+    if on is None:
+        on = SIMULATED if site.is_small else {"device": site.device}
+    settings = {"data": site.data, **on}
     asked = Request(experiment=experiment, mode=mode, settings=settings, **chosen)
     if site.is_small:
         mode, labels = "quick", asked.variants or tuple(asked.whole().variants)
@@ -129,6 +142,8 @@ def run(
         if row.ci_low is not None:
             time_found += f" {units.interval(row.ci_low, row.ci_high)}"
         said = row.reason or row.verdict or row.labels.get("accelerator", "")
+        if row.steady_images_per_s:
+            said += f", {units.rate(row.steady_images_per_s)}"
         yield f"{title}: {row.variant}", row.status if row.reason else time_found, said
     if rate := (found.info.get("calibration") or {}).get("gpu_images_per_s"):
         yield f"{title}: this GPU with the model alone", units.rate(rate), ""
@@ -141,6 +156,35 @@ def record_stream(site: Site) -> Iterator[Row]:
     variants = {label: whole.in_full[label] for label in labels}
     changes = {"variants": variants, "in_full": {}, "baseline": labels[0], "published": {}}
     yield from run(site, replace(whole, name="record_stream", **changes))
+
+
+def train_repeatedly(settings: lab.Settings, device: object, *, times: int) -> lab.Step:
+    """Make a step that trains a detector several times with each batch, as a slower GPU would."""
+    once = lab.STEPS["detector"](settings, device)
+
+    def forward(batch: dict) -> object:
+        for _ in range(times - 1):
+            once.backward(once.forward(batch))
+        return once.forward(batch)
+
+    return replace(once, forward=forward)
+
+
+def real_roofline(site: Site) -> Iterator[Row]:
+    """Train at the speed of the real device, a half and a quarter of it."""
+    steps = {f"detector_{n}_times": partial(train_repeatedly, times=n) for n in REPEATED}
+    known = lab.experiment("preprocessing").variants
+    variants = {
+        f"{label}, {step}": replace(known[label], step=step)
+        for label in ("original", "simplified")
+        for step in steps
+    }
+    variants["computing alone"] = replace(known["original"], loader="resident")
+    question = "How fast do pipelines train with a GPU of half and a quarter of the speed?"
+    baseline = next(iter(variants))
+    whole = lab.Experiment("real_steps", question=question, variants=variants, baseline=baseline)
+    with patch.dict(lab.STEPS, steps):
+        yield from run(site, whole, on={"device": site.device})
 
 
 def largest_batch(site: Site) -> Iterator[Row]:
@@ -272,7 +316,11 @@ STAGES: dict[str, dict[str, Callable[[Site], Iterator[Row]]]] = {
         "record_stream": record_stream,
     },
     "diagnosis": {name: partial(diagnose, name=name) for name in PLANTED},
-    "roofline": {"roofline": partial(run, experiment="preprocessing", roofline=True)},
+    "roofline": {
+        # The simulated GPUs have speeds of their own.
+        "simulated": partial(run, experiment="preprocessing", on={}, roofline=True),
+        "real steps": real_roofline,
+    },
 }
 
 

@@ -114,7 +114,7 @@ def test_a_stage_for_gpus_is_performed_to_its_end(stage, perform):
 
 
 def test_a_stage_for_gpus_goes_on_where_its_time_was_over(perform):
-    assert perform("roofline", "--minutes", "0") == {"roofline": "missing"}
+    assert set(perform("roofline", "--minutes", "0").values()) == {"missing"}
     found = perform("roofline")
-    assert len(found) > 1
+    assert not {"missing", "cancelled", "failed"} & set(found.values())
     assert perform("roofline") == found
