@@ -1,6 +1,7 @@
 """Every stage of making a batch is found, in a worker too, and no process or thread remains."""
 
 import multiprocessing
+import sys
 import threading
 
 import psutil
@@ -44,8 +45,11 @@ def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("hook", ["pyinstrument's", "Python's"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_waiting_parsing_and_own_functions_are_stages_by_name(workers):
+def test_waiting_parsing_and_own_functions_are_stages_by_name(workers, hook, monkeypatch):
+    if hook == "Python's":  # pyinstrument is not installed
+        monkeypatch.setitem(sys.modules, "pyinstrument.low_level.stat_profile", None)
     loader = DataLoader(Parsed(), batch_size=2, num_workers=workers)
     found = {one.name: one for one in probe_stages(loader, seconds=SECONDS).stages}
     assert found["time.sleep"].wait_s > 0.5 * found["time.sleep"].wall_s > 0.003
