@@ -201,8 +201,10 @@ def diagnose(site: Site, name: str) -> Iterator[Row]:
         loader, step = make(site)
         budget_s = SMALL_BUDGET_S if site.is_small else BUDGET_S
         found = lab.diagnose(loader, step, budget_s=budget_s)
+        if found.broken:
+            raise RuntimeError(found.broken)
         remedies = ", ".join(remedy.name for remedy in found.remedies) or "nothing"
-        said = [found.bottleneck or found.broken, remedies, repr(found), found.details()]
+        said = [found.bottleneck, remedies, repr(found), found.details()]
         told.write_text("\n".join(said), encoding="utf-8")
     bottleneck, remedies, *_ = told.read_text(encoding="utf-8").splitlines()
     yield f"{name}: {planted} is planted", bottleneck, remedies

@@ -1,6 +1,7 @@
 """What benchmarks conclude from measurements, which themselves take minutes."""
 
 import json
+import sys
 from argparse import Namespace
 from dataclasses import replace
 
@@ -94,6 +95,8 @@ def perform(photos, tmp_path, monkeypatch):
     for name, least in {"SHORTEST_S": 0.01, "FEWEST_STEPS": 2, "BLOCKS": 2}.items():
         monkeypatch.setattr(f"labkit.diagnosis.measure.{name}", least)
     monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 0.1)
+    for name in ("pyinstrument", "pyinstrument.low_level.stat_profile", "ipywidgets"):
+        monkeypatch.setitem(sys.modules, name, None)  # not where nothing can be installed
 
     def perform(stage, *options):
         words = ["--stage", stage, "--device", "cpu", "--data", str(photos), "--out", str(tmp_path)]
