@@ -261,7 +261,9 @@ def why_disturbed(log: Mapping[str, object]) -> str:
     if swapped:
         return f"{units.count(swapped, 'page')} {SWAPPED}"
     if (gpu := log.get("other_gpu_share") or 0.0) > MAX_OTHER_GPU_SHARE:
-        return f"other programs used {units.percent(gpu)} of the GPU"
+        reason = f"other programs used {units.percent(gpu)} of the GPU"
+        name = log.get("busiest_gpu_program")
+        return f"{reason}, most {name}" if name else reason
     return ""
 
 

@@ -22,11 +22,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from labkit.contracts import Skip
 
 IMPORT_AND_KERNEL_S = 120.0  # a cold `import torch` with CUDA takes up to a minute
-Reading = dict[str, int | None]
+T = TypeVar("T")
+Reading = dict[str, int | str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,19 +156,29 @@ def open_gpu() -> Callable[[], Reading]:
     return lambda: read_gpu(pynvml, gpu, opened_us)
 
 
-def _others_percent(nvml: ModuleType, gpu: object, since_us: int) -> int | None:
-    """Return what other processes use of the GPU; None where this one is not found among them.
+def _others(nvml: ModuleType, gpu: object, since_us: int) -> dict[int, int] | None:
+    """Return what other processes use of the GPU in percent, by number.
 
-    In a container, NVML may know processes by other numbers.
+    None where this one is not found: in a container, NVML may know processes by other numbers.
     """
     seen = nvml.nvmlDeviceGetProcessUtilization(gpu, since_us)
     percents = {process.pid: process.smUtil for process in seen}
-    own = percents.pop(os.getpid(), None)
-    return None if own is None else sum(percents.values())
+    return None if percents.pop(os.getpid(), None) is None else percents
+
+
+def _busiest(percents: Mapping[int, int]) -> str | None:
+    """Return the name of the process that uses most; None where none does."""
+    import psutil
+
+    busiest = max(percents, key=percents.get, default=None)
+    try:
+        return psutil.Process(busiest).name() if percents.get(busiest) else None
+    except psutil.Error:  # it has ended
+        return None
 
 
 def read_gpu(nvml: ModuleType, gpu: object, since_us: int) -> Reading:
-    """Read how busy a GPU is, its memory, and how busy others keep it.
+    """Read how busy a GPU is, its memory, how busy others keep it, and which of them most.
 
     Args:
         nvml: pynvml, initialized.
@@ -177,16 +189,18 @@ def read_gpu(nvml: ModuleType, gpu: object, since_us: int) -> Reading:
         Name -> value; None for what this library, driver or device (a MIG slice) does not report.
     """
 
-    def ask(read: Callable[[], int | None]) -> int | None:
+    def ask(read: Callable[[], T]) -> T | None:
         try:
             return read()
         except (AttributeError, nvml.NVMLError):
             return None
 
+    others = ask(lambda: _others(nvml, gpu, since_us))
     return {
         "busy_percent": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
         "used_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
-        "others_percent": ask(lambda: _others_percent(nvml, gpu, since_us)),
+        "others_percent": None if others is None else sum(others.values()),
+        "busiest_other": _busiest(others or {}),
     }
 
 

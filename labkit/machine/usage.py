@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from statistics import fmean
@@ -139,11 +140,17 @@ class GpuWatch:
             "gpu_memory_bytes": max(self._known("used_bytes"), default=None),
         }
 
-    def disturbance(self) -> dict[str, float | None]:
-        """Return the share of the GPU that other programs used; nothing where none was watched."""
-        return {"other_gpu_share": self._mean_share("others_percent")} if self._samples else {}
+    def disturbance(self) -> dict[str, float | str | None]:
+        """Return the share of the GPU that other programs used, and the one seen most often."""
+        if not self._samples:
+            return {}
+        names = Counter(self._known("busiest_other")).most_common(1)
+        return {
+            "other_gpu_share": self._mean_share("others_percent"),
+            "busiest_gpu_program": names[0][0] if names else None,
+        }
 
-    def _known(self, name: str) -> list[int]:
+    def _known(self, name: str) -> list:
         return [sample[name] for sample in self._samples if sample[name] is not None]
 
     def _mean_share(self, name: str) -> float | None:

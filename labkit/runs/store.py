@@ -58,7 +58,7 @@ LOCAL = {
     "costs": {".*": {"folder": None}},
     "provenance": {"gpu": {"reason": None}},
     "medium": {"device": None},
-    "disturbance": {"busiest_program": None},
+    "disturbance": {"busiest_program|busiest_gpu_program": None},
     "skipped|failed": {".*": NOT_SHARED},
     "reason": NOT_SHARED,
     "local_notes": None,

@@ -134,6 +134,8 @@ def test_where_a_share_was_asked_every_epoch_must_begin_with_it(shares, fetched,
         ({"steal_share": 0.021}, "2.1 % of the CPU time was stolen by other machines"),
         ({"other_gpu_share": 0.05}, ""),
         ({"other_gpu_share": 0.06}, "other programs used 6.0 % of the GPU"),
+        ({"other_gpu_share": 0.06, "busiest_gpu_program": "train"},
+         "other programs used 6.0 % of the GPU, most train"),
         ({"other_cores": 0.21}, "other programs took 21.0 % of a core"),
         ({"other_cores": 3.5}, "other programs took 350.0 % of a core"),
         # More than a tenth of the cores that the trial left free, and at least a fifth of one.

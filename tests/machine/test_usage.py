@@ -10,6 +10,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from labkit.machine.gpu import read_gpu
@@ -59,26 +60,29 @@ ALL_CALLS = {
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000),
     "nvmlDeviceGetProcessUtilization": [
         SimpleNamespace(pid=os.getpid(), smUtil=28),
-        SimpleNamespace(pid=-1, smUtil=7),
+        SimpleNamespace(pid=os.getppid(), smUtil=7),
         SimpleNamespace(pid=-2, smUtil=5),
     ],
 }
-READINGS = {"busy_percent": 40, "used_bytes": 5_000, "others_percent": 12}
+READINGS = {
+    "busy_percent": 40, "used_bytes": 5_000, "others_percent": 12,
+    "busiest_other": psutil.Process(os.getppid()).name(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("call", "reading"),
+    ("call", "readings"),
     [
-        ("nvmlDeviceGetUtilizationRates", "busy_percent"),
-        ("nvmlDeviceGetMemoryInfo", "used_bytes"),
-        ("nvmlDeviceGetProcessUtilization", "others_percent"),
+        ("nvmlDeviceGetUtilizationRates", ["busy_percent"]),
+        ("nvmlDeviceGetMemoryInfo", ["used_bytes"]),
+        ("nvmlDeviceGetProcessUtilization", ["others_percent", "busiest_other"]),
     ],
 )
-def test_what_nvml_does_not_offer_is_none_and_the_rest_is_read(call, reading):
+def test_what_nvml_does_not_offer_is_none_and_the_rest_is_read(call, readings):
     others = {name: answer for name, answer in ALL_CALLS.items() if name != call}
     for offered in (others, {**others, call: NvmlError("Not Supported")}):
         found = read_gpu(nvml(**offered), gpu=None, since_us=0)
-        assert found == {**READINGS, reading: None}
+        assert found == {**READINGS, **dict.fromkeys(readings)}
 
 
 def test_other_programs_are_known_where_this_one_is_found_among_them():
@@ -86,7 +90,7 @@ def test_other_programs_are_known_where_this_one_is_found_among_them():
     foreign = [SimpleNamespace(pid=-1, smUtil=35)]  # this process, by another number
     calls = {**ALL_CALLS, "nvmlDeviceGetProcessUtilization": foreign}
     found = read_gpu(nvml(**calls), gpu=None, since_us=0)
-    assert found == {**READINGS, "others_percent": None}
+    assert found == {**READINGS, "others_percent": None, "busiest_other": None}
 
 
 @pytest.mark.needs_cuda

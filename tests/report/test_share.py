@@ -57,7 +57,8 @@ def made(photos, tmp_path_factory):
     run = lab.run(experiment, blocks=1, results=home / "results", progress=False)
     failed = next(trial for trial in run.trials if trial.variant == "pillow")
     traceback = f'File "{home}/lab/mine.py", line 3, on {socket.gethostname()} and {HOST}'
-    log = {**failed.disturbance, "busiest_program": f"{OWNER}-sync"}
+    names = dict.fromkeys(("busiest_program", "busiest_gpu_program"), f"{OWNER}-sync")
+    log = {**failed.disturbance, **names}
     broken = replace(failed, block=1, status="failed", reason=traceback, epochs=(), disturbance=log)
     append_trial(run.folder, broken)
     return load_run(run.folder)
