@@ -396,7 +396,8 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float
 #   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes, first_loss;
 #      waits_s and callbacks_s in epochs
 #   4  group
-#   5  resident_shares_before in cache_proof: one per epoch, where `cached` is set
+#   5  resident_shares_before in cache_proof: one per epoch, where `cached` is set;
+#      unreadable_images
 SCHEMA = 5
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -518,6 +519,8 @@ class Trial:
     """Of untrained weights, in the warm-up; the same for all variants but for rounding."""
     loss: float | None = None
     """Of the last step; None where nothing is trained."""
+    unreadable_images: int | None = None
+    """How many images were left out for all variants, as one of them cannot read or decode them."""
     run: str = "unknown"
     """The run folder's name."""
     machine_id: str = "unknown"

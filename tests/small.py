@@ -21,7 +21,7 @@ def completed(**changes: object) -> lab.Settings:
     return complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step)
 
 
-def compare(data, results, variants, base=None, **changes) -> lab.Run:
+def compare(data, results, variants, base=None, progress=False, **changes) -> lab.Run:
     """Run variants that each change some settings of the same base; the first is the baseline."""
     settings = lab.Settings(**{**SMALL, "num_workers": 0, "data": str(data), **(base or {})})
     experiment = lab.Experiment(
@@ -31,4 +31,4 @@ def compare(data, results, variants, base=None, **changes) -> lab.Run:
         baseline=next(iter(variants)),
         **changes,
     )
-    return lab.run(experiment, blocks=1, results=results, progress=False)
+    return lab.run(experiment, blocks=1, results=results, progress=progress)

@@ -43,6 +43,8 @@ from labkit.contracts import Epoch, Trial
 from labkit.resolve import traits
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
 
+LISTED_IMAGES = 5  # unreadable ones that a note names
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -276,7 +278,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         protocol=info.get("protocol") or CORRECTED,
         notes=(
             *(info.get("notes") or ()),
-            *(info.get("local_notes") or ()),
+            *_unreadable_notes(info, trials),
             *_run_notes(info, valid, judged=judged, stable=stable),
             *_row_notes(info, valid, trials),
             *(
@@ -638,6 +640,17 @@ def _run_notes(
             "machine unstable: the baseline's two runs differ systematically; "
             "close other programs and run again"
         )
+    return notes
+
+
+def _unreadable_notes(info: Mapping[str, object], trials: Sequence[Trial]) -> list[str]:
+    """Return how many images were left out, and the first of them."""
+    lines, notes = info.get("unreadable") or (), [*(info.get("local_notes") or ())]
+    if left_out := max((trial.unreadable_images or 0 for trial in trials), default=0):
+        notes.append(f"{units.count(left_out, 'unreadable image')} left out for all variants")
+    if lines:
+        more = "; run.json lists all" if len(lines) > LISTED_IMAGES else ""
+        notes.append("; ".join(lines[:LISTED_IMAGES]) + more)
     return notes
 
 

@@ -155,16 +155,10 @@ class ActiveRun:
         self.info.update(changes)
         write_info(self.folder, self.info)
 
-    def note(self, line: str, *, is_local: bool = False) -> None:
-        """Add a note to the run and show it.
-
-        Args:
-            line: a sentence.
-            is_local: whether it names files, which must not leave this machine.
-        """
-        notes = self.info.setdefault("local_notes" if is_local else "notes", [])
-        if line not in notes:
-            notes.append(line)
+    def note(self, line: str) -> None:
+        """Add a note to the run, unless it has it already, and show it."""
+        if line not in self.info["notes"]:
+            self.info["notes"].append(line)
             self.save()
             self.progress.say(line)
 
@@ -218,5 +212,6 @@ class ActiveRun:
             **asdict(planned),
             "epochs": (),
             "machine_id": self.info["provenance"]["machine_id"],
+            "unreadable_images": len(self.info.get("excluded", ())),
             **values,
         }

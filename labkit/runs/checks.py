@@ -11,7 +11,8 @@ variant that fails becomes a row with its reason.
 
 A stand-in that passed is remembered for a day in the results folder (`self_checks.json`; remove it
 to check everything again).  A faster disk, more readers, other steps or a changed labkit is another
-check.
+check.  Which images of a data set with a manifest are unreadable is remembered there, too: they are
+compared with the manifest instead of decoded again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import numpy as np
 
 from labkit import units
 from labkit.analysis.stand_ins import STAND_INS, describe_rate
+from labkit.analysis.summary import LISTED_IMAGES
 from labkit.contracts import (
     BATCHES,
     DECODED_TOLERANCE_LEVELS,
@@ -56,7 +58,7 @@ from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.training.exchange import LINK
 from labkit.pipeline import first_batch, shuffled_images
-from labkit.resolve import open_source, original, resolve, traits
+from labkit.resolve import open_source, original, own_parts, resolve, traits
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.settings import Settings
@@ -96,18 +98,27 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
         ValueError: an image cannot be read and `on_bad_image` is stop, or the data changed.
     """
     start, run.images_looked_at = run.images_looked_at, stop or FIRST_LOOK_IMAGES
-    excluded = run.info["excluded"] if start else []
+    excluded, unreadable = (run.info["excluded"], run.info["unreadable"]) if start else ([], [])
     settings = original(run.baseline)
     decoders = sorted({chosen.decoder for chosen in run.remaining.values()})
-    run.progress.say(f"reading images, and decoding each with {', '.join(decoders)}")
+    which = {"start": start, "stop": run.images_looked_at, "decoders": decoders}
+    what = {
+        "label": "images",
+        "data": run.info["data"]["manifest_hash"],
+        "order": [settings.subset, settings.seed],
+        "versions": run.info["provenance"]["versions"],
+        **which,
+    }
+    # Without a manifest an image may be another one now; so may a decoder of the user's own.
+    can_remember = what["data"] != "unknown" and not own_parts()
+    suspects, _ = (can_remember and _recall(run, what)) or (None, "")
+    run.progress.say(
+        f"reading images, and decoding each with {', '.join(decoders)}"
+        if suspects is None
+        else "comparing images, which were decoded before, with the manifest"
+    )
     try:
-        bad, changed = run.ask(
-            "find_bad_images",
-            settings=settings,
-            start=start,
-            stop=run.images_looked_at,
-            decoders=decoders,
-        )
+        bad, changed = run.ask("find_bad_images", settings=settings, suspects=suspects, **which)
     except TrialFailed as failure:
         raise ValueError(str(failure)) from failure
     if changed:
@@ -116,21 +127,28 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
             f"({'; '.join(changed[:3])}); make the data again, or remove "
             "manifest.json to take it as it is"
         )
+    if can_remember:
+        _keep(run, what, [index for index, _ in bad])
     run.info["excluded"] = [*excluded, *(index for index, _ in bad)]
+    run.info["unreadable"] = [*unreadable, *(line for _, line in bad)]
     if not bad:
         return
-    lines = "; ".join(line for _, line in bad[:5])
+    lines = "; ".join(line for _, line in bad[:LISTED_IMAGES])
     if settings.on_bad_image == "stop":
         raise ValueError(
             f"images must all be readable, got {len(bad)} that are not ({lines}); "
             "replace them, or leave them out for all variants with on_bad_image=skip"
         )
-    run.note(f"{len(bad)} unreadable images are left out for all variants")
-    run.note(lines, is_local=True)
+    count = units.count(len(bad), "unreadable image")
+    run.progress.say(f"{count} left out for all variants: {lines}")
 
 
 def find_bad_images(
-    settings: Settings, start: int, stop: int, decoders: list[str]
+    settings: Settings,
+    start: int,
+    stop: int,
+    decoders: list[str],
+    suspects: list[int] | None = None,
 ) -> tuple[list[tuple[int, str]], list[str]]:
     """Find images that cannot be read, or that a decoder refuses, and files that changed.
 
@@ -141,6 +159,8 @@ def find_bad_images(
         start: first image to look at, counted in the order of the seed.
         stop: the image after the last.
         decoders: names of the decoders that the variants use.
+        suspects: the images to decode; the others were once, so that they need only be what the
+            manifest says.  Unset: all.
 
     Returns:
         (index, one line naming the file and what is wrong with it) of each bad image; and a line
@@ -158,8 +178,8 @@ def find_bad_images(
             return f"{reader.where(index)}{link}: {error.strerror or error}"
         except ValueError as error:  # names the file itself
             return str(error)
-        if not isinstance(content, bytes):  # stored as pixels
-            return ""
+        if not isinstance(content, bytes):  # stored as pixels, or finished
+            return "" if len(content) else f"{reader.where(index)}: unreadable when it was packed"
         try:
             read_size_px(content)
             for name in usable:
@@ -169,10 +189,11 @@ def find_bad_images(
             return f"{reader.where(index)}: {line}"
         return ""
 
+    decoded = indices if suspects is None else sorted({*indices} & {*suspects})
     with ThreadPoolExecutor(hardware.cores()) as pool:
-        faults = dict(zip(indices, pool.map(fault, indices)))
+        faults = dict(zip(decoded, pool.map(fault, decoded)))
     bad = sorted((index, line) for index, line in faults.items() if line)
-    return bad, reader.verify([index for index, line in faults.items() if not line])
+    return bad, reader.verify([index for index in indices if not faults.get(index)])
 
 
 # --- equal work -----------------------------------------------------------------------------
@@ -408,18 +429,28 @@ def _remembered(
         what: what is checked, beside the machine and the program.
         prove: makes the check; raises where it is not passed.
     """
-    path = run.folder.parents[1] / SELF_CHECKS
-    machine = {name: run.info["provenance"][name] for name in ("machine_id", "kernel")}
-    key = json.dumps({**what, **machine, "program": _sources_hash()})
-    passed = _read_passed(path)
-    if key in passed:
-        found, checked_utc = passed[key]
-        if 0 <= time.time() - seconds_of(checked_utc) < REMEMBERED_S:
-            return found, checked_utc
-    found, checked_utc = prove(), utc_now()
+    found, checked_utc = _recall(run, what) or (None, "")
+    if checked_utc and 0 <= time.time() - seconds_of(checked_utc) < REMEMBERED_S:
+        return found, checked_utc
+    return _keep(run, what, prove())
+
+
+def _recall(run: ActiveRun, what: Mapping[str, object]) -> tuple[T, str] | None:
+    """Return what `_keep` kept of a check, however long ago; None where it did not."""
+    return _read_passed(run.folder.parents[1] / SELF_CHECKS).get(_key(run, what))
+
+
+def _keep(run: ActiveRun, what: Mapping[str, object], found: T) -> tuple[T, str]:
+    path, checked_utc = run.folder.parents[1] / SELF_CHECKS, utc_now()
+    passed = {**_read_passed(path), _key(run, what): [found, checked_utc]}
     with contextlib.suppress(OSError):  # it only saves time
-        write_whole(path, json.dumps({**_read_passed(path), key: [found, checked_utc]}, indent=1))
+        write_whole(path, json.dumps(passed, indent=1))
     return found, checked_utc
+
+
+def _key(run: ActiveRun, what: Mapping[str, object]) -> str:
+    machine = {name: run.info["provenance"][name] for name in ("machine_id", "kernel")}
+    return json.dumps({**what, **machine, "program": _sources_hash()})
 
 
 def _read_passed(path: Path) -> dict[str, list]:

@@ -54,6 +54,9 @@ TRIED = 8  # records from which the size of a pack is estimated
 WAIT_S = 0.2  # between two looks whether another process has ended
 ROUND_BYTES = 128 << 20  # of results that may wait to be written: what bounds the memory
 ROUND_IMAGES = 64  # per process
+# What is stored of an image that cannot be read, other than no bytes.
+UNREADABLE: dict[str, Content] = {PIXELS: np.zeros((0, 0, 3), np.uint8), SAMPLE: {}}
+NO_BOXES = Annotation(boxes_xyxy=np.zeros((0, 4), np.float32), category_ids=np.zeros(0, np.int64))
 JPEG_QUALITY = 95  # about that of ImageNet's files
 SPARK_NEEDS = (
     "spark must have pyspark and Java 17 or newer, got {}; pip install 'labkit[spark]', and "
@@ -88,22 +91,18 @@ class Converter:
         """Return image `i` as it is to be stored.
 
         Raises:
-            ValueError: it cannot be read; the message names it.
+            ValueError: it cannot be read, and `on_bad_image` is stop; the message names it.
         """
         settings, reader = self.settings, self.reader
         try:
-            content, annotation = reader.read(i)
-        except OSError as error:  # `ensure_pack` takes an OSError for one of writing the pack
-            raise ValueError(
-                f"data must be images that can be read, got {error.strerror or error} for "
-                f"{reader.where(i)}; make or download the data again"
-            ) from error
+            content, annotation, image_rgb = self._read(i)
+        except Exception:  # a decoder of the user's own may raise anything
+            if settings.on_bad_image == "stop":
+                raise
+            # The other images keep their numbers; each run finds this one, too, and leaves it out.
+            return reader.name(i), UNREADABLE.get(settings.stored, b""), NO_BOXES
         if settings.stored == JPEG:
             return reader.name(i), content, annotation
-        try:
-            image_rgb = DECODERS[settings.decoder](content)
-        except ValueError as error:
-            raise ValueError(f"{reader.where(i)}: {error}") from error
         if settings.stored == SAMPLE:
             sample = Sample(
                 image_rgb=image_rgb,
@@ -117,6 +116,22 @@ class Converter:
         smaller, annotation = scale(image_rgb, annotation, settings.input_px)
         content = smaller if settings.stored == PIXELS else encode_jpeg(smaller)
         return reader.name(i), content, annotation
+
+    def _read(self, i: int) -> tuple[Content, Annotation, np.ndarray | None]:
+        settings, reader = self.settings, self.reader
+        try:
+            content, annotation = reader.read(i)
+        except OSError as error:  # `ensure_pack` takes an OSError for one of writing the pack
+            raise ValueError(
+                f"data must be images that can be read, got {error.strerror or error} for "
+                f"{reader.where(i)}; make or download the data again"
+            ) from error
+        if settings.stored == JPEG:
+            return content, annotation, None
+        try:
+            return content, annotation, DECODERS[settings.decoder](content)
+        except ValueError as error:
+            raise ValueError(f"{reader.where(i)}: {error}") from error
 
 
 def scale(image_rgb: np.ndarray, annotation: Annotation, px: int) -> tuple[np.ndarray, Annotation]:

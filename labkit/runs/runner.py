@@ -296,7 +296,7 @@ def _notes(variants: Mapping[str, Settings]) -> list[str]:
 
 def _complete(run: ActiveRun) -> StoredRun:
     """Do everything that is missing; finished rows stay whatever happens."""
-    for note in [*run.info["notes"], *run.info.get("local_notes", ())]:
+    for note in run.info["notes"]:
         run.progress.say(note)
     kind = KINDS[run.info.get("kind", EPOCHS)]
     # The processes end before the cleanup: they may still read what it removes.

@@ -61,7 +61,8 @@ LOCAL = {
     "disturbance": {"busiest_program|busiest_gpu_program": None},
     "skipped|failed": {".*": NOT_SHARED},
     "reason": NOT_SHARED,
-    "local_notes": None,
+    "unreadable": None,
+    "local_notes": None,  # the same, of earlier versions
 }
 
 

@@ -96,7 +96,7 @@ def test_what_may_not_leave_stands_in_one_block_of_run_json(made):
     block = stored.pop("local")
     assert OWNER not in json.dumps(stored)
     assert block["data"] == {"folder": made.info["data"]["folder"]}
-    assert OWNER in made.info["local_notes"][0]
+    assert OWNER in made.info["unreadable"][0]
     assert block["skipped"] == made.info["skipped"]
 
 

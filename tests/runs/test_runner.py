@@ -16,15 +16,27 @@ from labkit.machine import hardware
 from labkit.machine.page_cache import can_evict
 from labkit.parts.decoding import decode_opencv
 from labkit.parts.loading import load_with_torch
+from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
+from labkit.resolve import stored_folder
 from labkit.runs import checks
 from labkit.runs.runner import check
 from labkit.runs.store import load_run
-from labkit.settings import AS_PUBLISHED
+from labkit.settings import AS_PUBLISHED, read_settings
 
 TOO_MANY = 1 << 47  # bytes: more than a process can address
 COMMENT = 0xFE
+
+
+class Said(list):
+    """What a run says of its progress."""
+
+    shown = False
+    say = list.append
+
+    def __getattr__(self, name):
+        return lambda *given, **named: None
 
 
 def test_a_row_with_another_part_in_memory_than_asked_does_not_count(photos, tmp_path, monkeypatch):
@@ -215,10 +227,67 @@ def test_what_any_decoder_refuses_is_left_out_for_every_variant_and_made_up_for(
     finished = compare(folder, tmp_path / "results", variants, base=base)
     assert sorted(finished.info["excluded"]) == sorted(bad)
     assert {(trial.status, trial.images) for trial in finished.trials} == {("ok", 16)}
-    assert "2 unreadable images are left out for all variants" in finished.info["notes"]
-    note, *_ = finished.info["local_notes"]
-    assert f"{commented.name}: comments are not supported" in note
-    assert f"{linked.name}, a broken link: No such file or directory" in note
+    assert {trial.unreadable_images for trial in finished.trials} == {4}
+    assert "4 unreadable images left out for all variants" in finished.summary.notes
+    listed = finished.info["unreadable"]
+    assert [line.partition(".jpg")[0] for line in listed] == [
+        str(paths[index].with_suffix("")) for index in finished.info["excluded"]
+    ]
+    assert f"{commented}: comments are not supported" in listed
+    assert f"{linked}, a broken link: No such file or directory" in listed
+
+
+def test_unreadable_images_are_remembered_by_the_manifest_and_decoded_again(photos, tmp_path):
+    reader, data = open_folder(photos), tmp_path / "data"
+    samples = [(reader.name(i), *reader.read(i)) for i in range(len(reader))]
+    name, jpeg, boxes = samples[5]
+    frame = jpeg.index(b"\xff\xc0") + 4
+    refused = jpeg[:frame] + b"\x0c" + jpeg[frame + 1 :]  # twelve bits a color
+    samples[5] = name, refused, boxes
+    write_folder(samples, data, images=len(samples), about={})
+
+    def run():
+        said = Said()
+        base = {"images": 20, "epochs": 1, "on_bad_image": "skip"}
+        run = compare(data, tmp_path / "results", {"a": {}}, base=base, progress=said)
+        assert {trial.images for trial in run.trials} == {20}
+        return run.info["excluded"], "decoding each with opencv" in " ".join(said)
+
+    assert run() == ([5], True)
+    assert run() == ([5], False)
+    (data / samples[7][0]).write_bytes(samples[8][1])
+    with pytest.raises(ValueError, match="data must be what its manifest says, got 1 changed file"):
+        run()
+
+
+def test_an_unreadable_image_keeps_its_number_in_packs_and_is_left_out(photos, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in sorted((photos / "images").iterdir()):
+        (data / path.name).write_bytes(path.read_bytes())
+    base = {
+        "images": 8, "epochs": 1, "on_bad_image": "skip", "input_px": 256,
+        "preprocessor": "classification",
+    }  # fmt: skip
+    bad = int(shuffled_images(lab.Settings(data=str(data), **base))[2])
+    sorted(data.iterdir())[bad].write_bytes(b"")
+    ways = {"resized": "folder", "pixels": "raw", "sample": "raw", "jpeg": "pth"}
+    variants = {
+        "files": {},
+        **{stored: {"packing": packing, "stored": stored} for stored, packing in ways.items()},
+    }
+    finished = compare(data, tmp_path / "results", variants, base=base)
+    assert finished.info["excluded"] == [bad]
+    assert finished.info["failed"] == {}
+    assert {(trial.variant, trial.status, trial.images) for trial in finished.trials} == {
+        (label, "ok", 8) for label in variants
+    }
+    # A pack is data, too.
+    for stored, packing in ways.items():
+        pack = stored_folder(read_settings(finished.info["variants"][stored]))
+        how = {"packing": packing, "stored": stored}
+        again = compare(pack, tmp_path / stored, {"a": how}, base=base)
+        assert again.info["excluded"] == [bad]
 
 
 # --- storage --------------------------------------------------------------------------------

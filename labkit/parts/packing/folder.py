@@ -221,7 +221,8 @@ def write_folder(
         if name in names or pure.is_absolute() or ".." in pure.parts:
             raise ValueError(f"name must be a new path inside images/, got {name!r}")
         names.add(name)
-        written.append(describe_image(name, jpeg, annotation))
+        known = describe_image(name, jpeg, annotation) if jpeg else None  # else it is unreadable
+        written.append(known or WrittenImage(name, 0, 0, annotation, 0, sha256(jpeg)))
         (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "images" / name).write_bytes(jpeg)
     finish_folder(folder, written, about={**about, "kind": "written samples", "seed": None})
