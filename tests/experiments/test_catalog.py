@@ -105,7 +105,7 @@ def test_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(on, machi
         used = set(storages(chosen).values())
         assert len({storage.startswith("modelled") for storage in used}) == 1, name
         assert (chosen.notes != ALL[name].notes) is bool({"throttled", "modelled_hdd"} & used), name
-        assert all(storage in STORAGES or distance.parse(storage) for storage in used), name
+        assert all(one in STORAGES or distance.NAME.fullmatch(one) for one in used), name
         for settings in everything(chosen).values():
             if settings.storage == "tmpfs":
                 assert settings.cache in ("warm", "as found"), name  # memory is never cold
@@ -113,8 +113,8 @@ def test_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(on, machi
                 pass  # nothing is read while it counts
             elif not hasattr(os, "posix_fadvise") and not settings.storage.startswith("modelled"):
                 # The memory of a distant server is not this machine's.
-                far = distance.parse(settings.storage)
-                assert settings.cache == ("as found" if far else "warm") or far.staged, name
+                far = distance.NAME.fullmatch(settings.storage)
+                assert settings.cache == ("as found" if far else "warm") or far[3], name
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -16,46 +17,52 @@ from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.machine.helper import pids
 from labkit.parts.packing.folder import open_folder
-from labkit.parts.storage import distance, locate
+from labkit.parts.storage import distance
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
-from labkit.parts.storage.distance import Connection, Distance, fetch, served
+from labkit.parts.storage.distance import at_distance, fetch
 from labkit.pipeline import open_loader
 from labkit.resolve import open_reader, open_source, resolve
 from labkit.runs.staging import check_rates, staged
-
-NEAR = Distance(rtt_ms=0, mbit_per_s=8000)
-
-
-# --- names ----------------------------------------------------------------------------------
-
 
 # --- the server -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    tmp_path = tmp_path_factory.mktemp("far")
-    (tmp_path / "ä #.jpg").write_bytes(b"image" * 100_000)
-    (tmp_path / "boxes.json").write_text("{}")
-    return [tmp_path / "ä #.jpg", tmp_path / "boxes.json", tmp_path / "gone.jpg"]
+    """What a reader would list: two files, and one that is gone."""
+    folder = tmp_path_factory.mktemp("far")
+    (folder / "ä #.jpg").write_bytes(b"image" * 100_000)
+    (folder / "boxes.json").write_text("{}")
+    paths = (folder / "ä #.jpg", folder / "boxes.json")
+    return SimpleNamespace(paths=paths, companions=(folder / "gone.jpg",))
+
+
+@contextlib.contextmanager
+def served(name, files):
+    """Put a storage up for the files; its address is there meanwhile."""
+    far = at_distance(name, files.paths[0].parent)
+    with far.put_up(files, (), lambda line: None):
+        yield far
 
 
 def ask(address, path):
     """The body, or how it was refused."""
-    with contextlib.closing(Connection(address)) as connection:
-        try:
-            return b"".join(connection.get(path))
-        except OSError as error:
-            return str(error)
+    try:
+        return b"".join(fetch(address, path))
+    except OSError as error:
+        return str(error)
 
 
 def servers():
     return [psutil.Process(pid) for pid in pids()]
 
 
-def test_it_gives_the_listed_files_and_nothing_else(files):
-    with served(NEAR, files) as address:
-        assert ask(address, "files/0") == b"image" * 100_000
+def test_it_gives_the_listed_files_and_nothing_else_and_leaves_nothing(files):
+    before = dict(os.environ)
+    with served("far_0ms_8000mbit", files) as far:
+        address = far.address
+        for _ in range(2):  # over a connection that this thread keeps
+            assert ask(address, "files/0") == b"image" * 100_000
         assert ask(address, "files/1") == b"{}"
         assert ask(address, "zeros/1000000") == bytes(1_000_000)
         for path in ("files/2", "files/3", "files/-1", "files/x", "files/../0", "", "zeros/-1"):
@@ -67,32 +74,20 @@ def test_it_gives_the_listed_files_and_nothing_else(files):
         assert len(secret) > 20 and secret not in " ".join(server.cmdline())
         listening = [c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"]
         assert listening == ["127.0.0.1"]
-        for _ in range(2):  # over a connection that this thread keeps
-            assert b"".join(fetch(address, "files/1")) == b"{}"
     with pytest.raises(OSError):
         list(fetch(address, "files/1"))
-
-
-def test_it_is_found_while_it_is_up_and_nothing_is_left(photos):
-    far = locate("far_0ms_8mbit", photos)
-    before = dict(os.environ)
-    with far.put_up(open_folder(photos), (), lambda line: None):
-        assert locate("far_0ms_8mbit", photos).address.startswith("127.0.0.1:")
-        (server,) = servers()
-    assert (far.address, server.is_running()) == ("", False)
-    assert dict(os.environ) == before
+    assert (far.address, server.is_running(), dict(os.environ)) == ("", False, before)
 
 
 def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
     monkeypatch.setattr(distance, "_own_s", lambda address: 0.0)  # a busy machine's is large
-    far = Distance(rtt_ms=40, mbit_per_s=80)
-    with served(far, files) as address:
-        with contextlib.closing(Connection(address)) as connection:
-            # Only from below: how late a busy machine is, is not asked.
-            assert connection.time("zeros/0") >= 2 * 0.04  # a new connection takes one more
-            assert connection.time("zeros/0") >= 0.04
-            assert connection.time("zeros/1000000") >= 0.04 + 0.1
-        rates = distance.measure(far, address, 0.1)
+    arguments = (files, range(2), 2, "fork", 0.1)
+    with served("far_40ms_80mbit", files) as far:
+        # Only from below: how late a busy machine is, is not asked.
+        assert distance._time(far.address, "zeros/0") >= 2 * 0.04  # a new connection: one more
+        assert distance._time(far.address, "zeros/0") >= 0.04
+        assert distance._time(far.address, "zeros/1000000") >= 0.04 + 0.1
+        rates = far.measure(*arguments)
         found = [(rate.pattern, rate.unit, rate.readers, rate.requested_per_s) for rate in rates]
         assert found == [
             ("round trips", "requests", 1, pytest.approx(25)),
@@ -100,10 +95,10 @@ def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
             ("together", "bytes", 4, 1e7),
         ]
         # The same server under a name that promises something else.
-        other = distance.measure(Distance(rtt_ms=2, mbit_per_s=320), address, 0.1)
+        other = replace(far, rtt_s=0.002, bytes_per_s=4e7).measure(*arguments)
         assert all(rate.error_share > MAX_ERROR_SHARE for rate in other)
     with pytest.raises(Skip, match="the distance's server does not answer"):
-        distance.measure(far, address, 0.1)
+        far.measure(*arguments)
 
 
 # --- from settings to batches ---------------------------------------------------------------

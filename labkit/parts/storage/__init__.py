@@ -59,8 +59,8 @@ def locate(name: str, data: Path) -> Storage:
     data = data.expanduser()
     if name in STORAGES:
         return STORAGES[name](data)
-    if (far := distance.parse(name)) is not None:
-        return distance.at_distance(name, far, data)
+    if (far := distance.at_distance(name, data)) is not None:
+        return far
     if "/" in name or os.sep in name:
         return in_folder(name, data, Path(name).expanduser())
     named = {other: folder for other, folder in media.media().items() if other != "data"}

@@ -38,7 +38,7 @@ from labkit.parts.storage.disks import Rate
 from labkit.parts.storage.folder import Storage, WrappedReader, copy_in
 
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
-_NAME = re.compile(r"far_(\d{1,5})ms_(\d{1,7})mbit(_staged)?")
+NAME = re.compile(r"far_(\d{1,5})ms_([1-9]\d{0,6})mbit(_staged)?")
 COPIES = Path("/var/tmp")  # not /tmp, which is memory on many systems
 OWN_TRIPS = 50
 CHECK_READERS = (1, 4)
@@ -49,44 +49,13 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distance:
-    """How far away data is."""
-
-    rtt_ms: int
-    mbit_per_s: int
-    staged: bool = False
-    """Copied from there first, and then read here."""
-
-    @property
-    def rtt_s(self) -> float:
-        """One round trip."""
-        return self.rtt_ms / 1e3
-
-    @property
-    def bytes_per_s(self) -> float:
-        """The link's bandwidth, shared by all connections."""
-        return self.mbit_per_s * 1e6 / 8
-
-    @property
-    def label(self) -> str:
-        """What the rows call it: emulated distance(20 ms, 1,000 Mbit/s)."""
-        staged = ", staged" if self.staged else ""
-        return f"emulated distance({self.rtt_ms} ms, {self.mbit_per_s:,} Mbit/s{staged})"
-
-
-def parse(name: str) -> Distance | None:
-    """Take a distance from a storage's name; None where it is no such name."""
-    found = _NAME.fullmatch(name)
-    if found is None or not int(found[2]):
-        return None
-    return Distance(rtt_ms=int(found[1]), mbit_per_s=int(found[2]), staged=bool(found[3]))
-
-
-@dataclass(frozen=True, kw_only=True)
 class RemoteStorage(Storage):
     """Fetch every image from a server that is as far away, or copy the data from it first."""
 
-    distance: Distance
+    rtt_s: float
+    """One round trip."""
+    bytes_per_s: float
+    """The link's bandwidth, shared by all connections."""
     copied_at_once: ClassVar[int] = 8
 
     @property
@@ -113,14 +82,28 @@ class RemoteStorage(Storage):
     def put_up(
         self, reader: Reader, others: Sequence[Reader], say: Callable[[str], None]
     ) -> Iterator[None]:
-        """Serve the data set's files; see `Storage.put_up`."""
+        """Serve the data set's files, each by its place in the list; see `Storage.put_up`.
+
+        The server is a process of its own; it ends when this one does, however that happens. The
+        CPU time that it takes is the run's own, and no disturbance of a trial.
+        """
         say(f"{self.name}: a server on this machine stands in for the distance")
-        with served(self.distance, (*reader.paths, *reader.companions)) as address:
-            os.environ[self._variable] = address
-            try:
-                yield
-            finally:
-                del os.environ[self._variable]
+        secret = secrets.token_urlsafe(16)  # other users of this machine must not read the data
+        spec = {
+            "files": [os.fspath(path) for path in (*reader.paths, *reader.companions)],
+            "rtt_s": self.rtt_s,
+            "bytes_per_s": self.bytes_per_s,
+            "secret": secret,
+        }
+        server = Helper("the distance's server", PROGRAM, spec)
+        try:
+            os.environ[self._variable] = f"127.0.0.1:{server.ready['port']}/{secret}"
+            server.say({"own_s": _own_s(self.address)})
+            yield
+        finally:
+            os.environ.pop(self._variable, None)
+            vars(_KEPT).clear()
+            server.close()
 
     def open(self, reader: Reader, start_method: str) -> Reader:
         """Return a reader that asks the server; see `Storage.open`.
@@ -164,17 +147,71 @@ class RemoteStorage(Storage):
         self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
     ) -> list[Rate]:
         """Measure round trips, and bytes per second of 1 and 4 readers; see `Storage.measure`."""
-        return measure(self.distance, self.address, min(seconds, CHECK_MAX_S))
+        seconds = min(seconds, CHECK_MAX_S)
+        trips = int(seconds / self.rtt_s) if self.rtt_s else CHECK_TRIPS[1]
+        trips = min(max(trips, CHECK_TRIPS[0]), CHECK_TRIPS[1])
+        try:
+            # The median: what another program takes of one trip is not the distance's doing.
+            trip_s = statistics.median(_time_trips(self.address, f"{ZEROS}/0", trips))
+            together = {n: self._bytes_per_s(n, seconds) for n in CHECK_READERS}
+        except OSError as error:
+            raise Skip(f"the distance's server does not answer: {error}") from error
+        round_trips = Rate(
+            pattern="round trips",
+            unit="requests",
+            readers=1,
+            requested_per_s=1 / self.rtt_s if self.rtt_s else float("inf"),
+            delivered_per_s=1 / trip_s,
+        )
+        at_once = [
+            Rate(
+                pattern="together",
+                unit="bytes",
+                readers=n,
+                requested_per_s=self.bytes_per_s,
+                delivered_per_s=delivered,
+            )
+            for n, delivered in together.items()
+        ]
+        return [round_trips, *at_once]
+
+    def _bytes_per_s(self, readers: int, seconds: float) -> float:
+        address, size_bytes = self.address, max(1, round(self.bytes_per_s * seconds / readers))
+        begin = threading.Barrier(readers)
+
+        def read(_: int) -> tuple[float, float]:
+            _time(address, f"{ZEROS}/0")  # the connection's own round trip
+            begin.wait(ANSWER_TIMEOUT_S)
+            start_s = time.perf_counter()
+            return start_s, start_s + _time(address, f"{ZEROS}/{size_bytes}")
+
+        with ThreadPoolExecutor(readers) as pool:
+            starts_s, ends_s = zip(*pool.map(read, range(readers)))
+        # The request's round trip is not the link's.
+        took_s = max(ends_s) - min(starts_s) - self.rtt_s
+        return readers * size_bytes / max(took_s, 1e-9)
 
 
-def at_distance(name: str, distance: Distance, data: Path) -> RemoteStorage:
+def at_distance(name: str, data: Path) -> RemoteStorage | None:
     """Read the data from a server as far away, which the run puts up; or copy it from there.
+
+    Returns:
+        None where the name is not that of a distance, as in `FORM`.
 
     Raises:
         Skip: there is no folder to copy to.
     """
-    known = {"name": name, "label": distance.label, "distance": distance}
-    if not distance.staged:
+    found = NAME.fullmatch(name)
+    if found is None:
+        return None
+    rtt_ms, mbit_per_s, staged = int(found[1]), int(found[2]), ", staged" if found[3] else ""
+    known = {
+        "name": name,
+        "label": f"emulated distance({rtt_ms} ms, {mbit_per_s:,} Mbit/s{staged})",
+        "rtt_s": rtt_ms / 1e3,
+        "bytes_per_s": mbit_per_s * 1e6 / 8,
+    }
+    if not staged:
         return RemoteStorage(directory=data, **known)
     if not (hasattr(os, "getuid") and os.access(COPIES, os.W_OK)):
         raise Skip(f"{name} needs {COPIES} to copy to, which this platform does not have")
@@ -187,7 +224,7 @@ class RemoteReader(WrappedReader):
 
     Args:
         reader: the opened folder.
-        address: from `served`.
+        address: of the server, with the secret.
     """
 
     # Of images that come over a network no page cache here holds anything.
@@ -212,167 +249,50 @@ class RemoteReader(WrappedReader):
         return self.reader.parse(jpeg, i)
 
 
-# --- the server ---------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def served(distance: Distance, files: Sequence[Path]) -> Iterator[str]:
-    """Serve files at a distance for as long as the context lasts, each by its place in the list.
-
-    The server is a process of its own; it ends when this one does, however that happens. The CPU
-    time that it takes is the run's own, and no disturbance of a trial.
-
-    Yields:
-        Its address, with a secret in it: other users of this machine must not read the data.
-
-    Raises:
-        Skip: it does not start.
-    """
-    secret = secrets.token_urlsafe(16)
-    spec = {
-        "files": [os.fspath(path) for path in files],
-        "rtt_s": distance.rtt_s,
-        "bytes_per_s": distance.bytes_per_s,
-        "secret": secret,
-    }
-    server = Helper("the distance's server", PROGRAM, spec)
-    try:
-        address = f"127.0.0.1:{server.ready['port']}/{secret}"
-        server.say({"own_s": _own_s(address)})
-        yield address
-    finally:
-        server.close()
-
-
-def _own_s(address: str) -> float:
-    """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
-    with contextlib.closing(Connection(address)) as connection:
-        connection.time(SOON)
-        trips_s = [connection.time(SOON) for _ in range(OWN_TRIPS)]
-    return max(0.0, statistics.median(trips_s) - SOON_S)
-
-
-class Connection:
-    """One connection to the server.
-
-    Args:
-        address: from `served`.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.address, self.pid = address, os.getpid()
-        host, _, self._secret = address.partition("/")
-        self._http = HTTPConnection(host, timeout=ANSWER_TIMEOUT_S)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
-
-    def get(self, path: str) -> Iterator[bytes]:
-        """Request a path, and yield the body's pieces.
-
-        Raises:
-            OSError: the server refuses, or is gone.
-        """
-        try:
-            self._http.request("GET", f"/{self._secret}/{path}")
-            answer = self._http.getresponse()
-            while piece := answer.read(PIECE_BYTES):
-                yield piece
-        except HTTPException as error:
-            raise OSError(f"the connection ended: {error}") from error
-        if answer.status != 200:
-            raise OSError(f"status {answer.status}")
-        if answer.length:  # `read` says nothing of bytes that did not come
-            raise OSError("the connection ended")
-
-    def time(self, path: str) -> float:
-        """Return the seconds from asking for a path to the last byte of the body."""
-        start_s = time.perf_counter()
-        for _ in self.get(path):
-            pass
-        return time.perf_counter() - start_s
-
+# --- requests -----------------------------------------------------------------------------------
 
 _KEPT = threading.local()
 
 
 def fetch(address: str, path: str) -> Iterator[bytes]:
-    """Fetch a path over a connection that this thread keeps; errors as `Connection.get`'s."""
-    connection = getattr(_KEPT, "connection", None)
-    # A fork must not read from its parent's connection.
-    if connection is None or (connection.address, connection.pid) != (address, os.getpid()):
-        connection = _KEPT.connection = Connection(address)
-    try:
-        yield from connection.get(path)
-    except BaseException:
-        _KEPT.connection = None  # there may be half an answer in it
-        raise
-
-
-# --- measuring ----------------------------------------------------------------------------------
-
-
-def measure(distance: Distance, address: str, seconds: float) -> list[Rate]:
-    """Measure what a server delivers: round trips one after another, and bytes of many.
-
-    Args:
-        distance: what is requested of it.
-        address: from `served`.
-        seconds: about how long each of the measurements takes.
-
-    Returns:
-        Small requests a second on one connection, and bytes a second with 1 and with 4 readers.
+    """Fetch a path in pieces, over a connection that this thread keeps.
 
     Raises:
-        Skip: it does not answer.
+        OSError: the server refuses, or is gone.
     """
+    host, _, secret = address.partition("/")
+    own = address, os.getpid()  # a fork must not read from its parent's connection
+    # Kept again at the end only: after an error there may be half an answer in it.
+    owner, connection = vars(_KEPT).pop("connection", (None, None))
+    if owner != own:
+        connection = HTTPConnection(host, timeout=ANSWER_TIMEOUT_S)
     try:
-        with contextlib.closing(Connection(address)) as connection:
-            connection.time(f"{ZEROS}/0")
-            fewest, most = CHECK_TRIPS
-            trips = int(seconds / distance.rtt_s) if distance.rtt_ms else most
-            trips = min(max(trips, fewest), most)
-            trip_s = [connection.time(f"{ZEROS}/0") for _ in range(trips)]
-        rates = [
-            Rate(
-                pattern="round trips",
-                unit="requests",
-                readers=1,
-                requested_per_s=1 / distance.rtt_s if distance.rtt_ms else float("inf"),
-                # The median: what another program takes of one trip is not the distance's doing.
-                delivered_per_s=1 / statistics.median(trip_s),
-            )
-        ]
-        for readers in CHECK_READERS:
-            rates.append(
-                Rate(
-                    pattern="together",
-                    unit="bytes",
-                    readers=readers,
-                    requested_per_s=distance.bytes_per_s,
-                    delivered_per_s=_bytes_per_s(distance, address, readers, seconds),
-                )
-            )
-    except OSError as error:
-        raise Skip(f"the distance's server does not answer: {error}") from error
-    return rates
+        connection.request("GET", f"/{secret}/{path}")
+        answer = connection.getresponse()
+        while piece := answer.read(PIECE_BYTES):
+            yield piece
+    except HTTPException as error:
+        raise OSError(f"the connection ended: {error}") from error
+    if answer.status != 200:
+        raise OSError(f"status {answer.status}")
+    if answer.length:  # `read` says nothing of bytes that did not come
+        raise OSError("the connection ended")
+    _KEPT.connection = own, connection
 
 
-def _bytes_per_s(distance: Distance, address: str, readers: int, seconds: float) -> float:
-    size_bytes = max(1, round(distance.bytes_per_s * seconds / readers))
-    begin = threading.Barrier(readers)
+def _time(address: str, path: str) -> float:
+    """Return the seconds from asking for a path to the last byte of the body."""
+    start_s = time.perf_counter()
+    for _ in fetch(address, path):
+        pass
+    return time.perf_counter() - start_s
 
-    def read(_: int) -> tuple[float, float]:
-        with contextlib.closing(Connection(address)) as connection:
-            connection.time(f"{ZEROS}/0")  # the connection's own round trip
-            begin.wait(ANSWER_TIMEOUT_S)
-            start_s = time.perf_counter()
-            connection.time(f"{ZEROS}/{size_bytes}")
-            return start_s, time.perf_counter()
 
-    with ThreadPoolExecutor(readers) as pool:
-        starts_s, ends_s = zip(*pool.map(read, range(readers)))
-    # The request's round trip is not the link's.
-    took_s = max(ends_s) - min(starts_s) - distance.rtt_s
-    return readers * size_bytes / max(took_s, 1e-9)
+def _time_trips(address: str, path: str, trips: int) -> list[float]:
+    """Time requests on a connection that is open already."""
+    return [_time(address, path) for _ in range(1 + trips)][1:]
+
+
+def _own_s(address: str) -> float:
+    """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
+    return max(0.0, statistics.median(_time_trips(address, SOON, OWN_TRIPS)) - SOON_S)
