@@ -154,59 +154,62 @@ def own():
 
 @needs_disk
 def test_it_is_a_real_disk_with_limits_and_goes_without_a_trace(place, somebody_elses):
-    disk = slow_disk.up(**ROOM)
-    assert disk == slow_disk.find()
-    medium = describe_medium(disk.mount)
-    assert (medium.filesystem, medium.device) == ("ext4", str(disk.device))
-    queue = f"/sys/block/{disk.device.name}/queue"
+    mount = slow_disk.up(**ROOM)
+    assert mount == slow_disk.find()
+    assert describe_medium(mount).filesystem == "ext4"
+    queue = f"/sys/block/{device_of(mount)}/queue"
     assert procfs.number(f"{queue}/read_ahead_kb") == procfs.number(f"{queue}/max_sectors_kb")
-    (disk.mount / "data").write_bytes(bytes(ROOM["data_bytes"]))
+    (mount / "data").write_bytes(bytes(ROOM["data_bytes"]))
     assert slow_disk.DESCRIPTION == "7200 rpm: 81 reads/s, 106 MB/s"
     assert place.stat().st_mode & 0o777 == 0o700  # the data may be private
-    assert slow_disk.is_up_here()
     slow_disk.down()
     assert traces(place) == []
-    assert (slow_disk.find(), slow_disk.is_up_here()) == (None, False)
+    assert slow_disk.find() is None
     slow_disk.down()  # nothing is there any more
 
 
-def counted_reads(disk):
+def device_of(mount):
+    return Path(describe_medium(mount).device).name
+
+
+def counted_reads(mount):
     """Return how many reads of the device the kernel let the group do."""
-    number = procfs.text(f"/sys/block/{disk.device.name}/dev").strip()
+    number = procfs.text(f"/sys/block/{device_of(mount)}/dev").strip()
+    group = slow_disk.cgroup_folder()
     if slow_disk.find_tree()[1] == 1:
-        lines = (disk.cgroup / "blkio.throttle.io_serviced").read_text().splitlines()
+        lines = (group / "blkio.throttle.io_serviced").read_text().splitlines()
         return sum(int(line.split()[2]) for line in lines if line.startswith(f"{number} Read"))
-    line = (disk.cgroup / "io.stat").read_text().partition(number)[2]
+    line = (group / "io.stat").read_text().partition(number)[2]
     return int(line.partition("rios=")[2].split()[0]) if line else 0
 
 
 @needs_disk
 def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
-    disk = slow_disk.up(**ROOM)
-    files = sorted((disk.mount / slow_disk.CHECKS).iterdir())[1:21]
+    mount = slow_disk.up(**ROOM)
+    files = sorted((mount / slow_disk.CHECKS).iterdir())[1:21]
 
     def read_all():
         for path in files:
             path.read_bytes()
 
     def join_and_read():
-        slow_disk.join(disk.cgroup)
+        slow_disk.join(slow_disk.cgroup_folder())
         return answer(read_all)
 
     for reader, least, most in ((read_all, 0, 0), (join_and_read, 20, 30)):
         for path in files:
             evict(path)
-        before = counted_reads(disk)
+        before = counted_reads(mount)
         assert answer(reader) == "None"
-        assert least <= counted_reads(disk) - before <= most
+        assert least <= counted_reads(mount) - before <= most
 
 
 @needs_disk
 @pytest.mark.alone
 def test_what_was_requested_is_delivered(place, monkeypatch):
     monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
-    disk = slow_disk.up(**ROOM)
-    rates = slow_disk.measure(disk, readers=2)
+    mount = slow_disk.up(**ROOM)
+    rates = slow_disk.on_throttled(mount).measure(None, (), 2, "fork", 1.0)
     assert [(rate.pattern, rate.unit, rate.readers) for rate in rates] == [
         ("random", "files", 2), ("sequential", "bytes", 1),
     ]  # fmt: skip

@@ -300,7 +300,7 @@ def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
     with places:
         for settings, other in ((plain, packed), (packed, plain)):
             places.enter_context(staged(settings, say=lambda line: None, others=[other]))
-        mount = slow_disk.find().mount
+        mount = slow_disk.find()
         # In a process that ends, as trials are: a mapped file keeps the disk from going.
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as trial:
             (one_root, one), (other_root, other) = trial.map(_read_third, (plain, packed))

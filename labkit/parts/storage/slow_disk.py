@@ -83,7 +83,7 @@ class ThrottledDisk(Storage):
         self, reader: Reader, others: Sequence[Reader], say: Callable[[str], None]
     ) -> Iterator[None]:
         """Put the disk up, and take it down again; see `Storage.put_up`."""
-        if is_up_here():  # for the run's first data set, with room for all
+        if _held is not None:  # up for the run's first data set, with room for all
             yield
             return
         files = [path for data in (reader, *others) for path in (*data.paths, *data.companions)]
@@ -104,8 +104,32 @@ class ThrottledDisk(Storage):
     def measure(
         self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
     ) -> list[Rate]:
-        """Measure files per second at random, and bytes per second; see `Storage.measure`."""
-        return measure(find(), readers, seconds)
+        """Measure files per second at random, and bytes per second; see `Storage.measure`.
+
+        Each takes so many seconds after a lead-in of 0.25 s.
+        """
+        with _skipped():
+            sequential, *files = sorted((find() / CHECKS).iterdir())
+            for path in (sequential, *files):
+                page_cache.evict(path)
+            shares = [files[number % len(files) :: readers] for number in range(readers)]
+            return [
+                Rate(
+                    pattern=pattern,
+                    unit=unit,
+                    readers=len(what),
+                    requested_per_s=requested_per_s,
+                    delivered_per_s=_steady_rate(
+                        measure_together(
+                            partial(_time_reads, LEAD_IN_S + seconds, read), what, "fork"
+                        )
+                    ),
+                )
+                for pattern, unit, requested_per_s, read, what in (
+                    ("random", "files", READS_PER_S, _read_whole_files, shares),
+                    ("sequential", "bytes", SEQUENTIAL_BYTES_PER_S, _read_in_parts, [sequential]),
+                )
+            ]
 
 
 def on_throttled(data: Path) -> ThrottledDisk:
@@ -116,15 +140,6 @@ def on_throttled(data: Path) -> ThrottledDisk:
         temporary=True,
         **copy_in(FOLDER / POINT, "labkit-", data),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowDisk:
-    """A throttled disk that is up."""
-
-    mount: Path
-    device: Path
-    cgroup: Path
 
 
 def why_not() -> str:
@@ -153,12 +168,15 @@ def why_not() -> str:
     return ""
 
 
-def up(*, data_bytes: int, files: int) -> SlowDisk:
+def up(*, data_bytes: int, files: int) -> Path:
     """Put the disk up, for as long as this process lives; remove first what a killed one left.
 
     Args:
         data_bytes: how much is to fit on it.
         files: in how many files.
+
+    Returns:
+        The folder that it is mounted on.
 
     Raises:
         Skip: it cannot be made or is in use; the text says why.
@@ -168,28 +186,20 @@ def up(*, data_bytes: int, files: int) -> SlowDisk:
         raise Skip(f"throttled disk: {reason}; {INSTEAD}")
     folder = _place()
     with _skipped(), contextlib.ExitStack() as undo:
-        lock = _lock(folder, make=True)
+        lock = _insist(partial(_lock, folder, make=True))
         undo.callback(os.close, lock)
         _take_down(folder)
         undo.callback(_remove, folder)
         _make(folder, data_bytes, files)
         undo.pop_all()
     _held = lock
-    return find()
+    return folder / POINT
 
 
-def is_up_here() -> bool:
-    """Whether this process has put the disk up."""
-    return _held is not None
-
-
-def find() -> SlowDisk | None:
-    """Find a disk that is up, whichever process made it."""
-    folder = _place()
-    devices = _mounted(folder / POINT)
-    if not devices:
-        return None
-    return SlowDisk(mount=folder / POINT, device=devices[-1], cgroup=cgroup_folder())
+def find() -> Path | None:
+    """Find the folder that a disk is mounted on, whichever process put it up."""
+    point = _place() / POINT
+    return point if _mounts(point) else None
 
 
 def down() -> None:
@@ -205,7 +215,7 @@ def down() -> None:
         return
     lock, _held = _held, None
     try:
-        lock = lock or _lock(folder)
+        lock = lock or _insist(partial(_lock, folder))
         _remove(folder)
     except OSError as error:
         raise OSError(f"throttled disk: {_reason(error)}") from error
@@ -284,35 +294,34 @@ def _lock(folder: Path, *, make: bool = False) -> int:
     Raises:
         OSError: another process holds the lock, or the folder is not ours.
     """
-    lock = _insist(partial(_try_lock, folder, make))
-    os.set_inheritable(lock, True)  # by tools: if this process is killed, they hold it to the end
-    others = {path.name for path in folder.iterdir()} - {POINT, IMAGE}
-    reason, stat = "", os.fstat(lock)
-    if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
-        reason = "this user's, and writable by nobody else"
-    elif others:
-        reason = f"empty or an earlier disk's, got {', '.join(sorted(others))}"
-    if reason:
-        os.close(lock)
-        raise OSError(f"{folder} must be {reason}; move it away")
-    return lock
-
-
-def _try_lock(folder: Path, make: bool) -> int:
     import fcntl  # only where there are loop devices
 
     if make:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)  # the data may be private
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The process that had it before may have removed the folder.
-        if not os.path.samestat(folder.stat(), os.fstat(lock)):
-            raise FileNotFoundError
-    except OSError as error:
-        os.close(lock)
-        raise OSError(f"{folder} is in use by another run; wait until that has ended") from error
+    with contextlib.ExitStack() as undo:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        undo.callback(os.close, lock)
+        stat = os.fstat(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The process that had it before may have removed the folder.
+            is_free = os.path.samestat(folder.stat(), stat)
+        except OSError:
+            is_free = False
+        if not is_free:
+            raise OSError(f"{folder} is in use by another run; wait until that has ended")
+        if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
+            raise OSError(
+                f"{folder} must be this user's, and writable by nobody else; move it away"
+            )
+        if others := {path.name for path in folder.iterdir()} - {POINT, IMAGE}:
+            raise OSError(
+                f"{folder} must be empty or an earlier disk's, got {', '.join(sorted(others))}; "
+                "move it away"
+            )
+        undo.pop_all()
+    os.set_inheritable(lock, True)  # by tools: if this process is killed, they hold it to the end
     return lock
 
 
@@ -366,7 +375,7 @@ def _take_down(folder: Path) -> None:
     image, point = folder / IMAGE, folder / POINT
     # First: while processes are in the group, the disk stays as it is.
     _insist(partial(_remove_group, cgroup_folder()))
-    for _ in _mounted(point):
+    for _ in range(_mounts(point)):
         _insist(partial(_run, "umount", point))
     if image.exists():
         # losetup compares inodes, not names.
@@ -390,12 +399,11 @@ def _insist(step: Callable[[], T]) -> T:
             time.sleep(PAUSE_S)
 
 
-def _mounted(point: Path) -> list[Path]:
-    """List the devices that are mounted on a folder, the uppermost last."""
+def _mounts(point: Path) -> int:
+    """Count what is mounted on a folder."""
     import psutil
 
-    mounts = psutil.disk_partitions(all=True)
-    return [Path(mount.device) for mount in mounts if Path(mount.mountpoint) == point]
+    return sum(Path(mount.mountpoint) == point for mount in psutil.disk_partitions(all=True))
 
 
 def _sys(device: Path) -> Path:
@@ -444,54 +452,15 @@ def _reason(error: OSError) -> str:
 # --- measuring ----------------------------------------------------------------------------------
 
 
-def measure(disk: SlowDisk, readers: int = 1, seconds: float = 1.0) -> list[Rate]:
-    """Measure what the disk delivers: at random with some readers, and in sequence with one.
-
-    Args:
-        disk: from `find`.
-        readers: processes that read whole files of a photograph's size.
-        seconds: how long each of the two takes, after a lead-in of 0.25 s.
-
-    Raises:
-        Skip: it cannot be measured.
-    """
-    with _skipped():
-        sequential, *files = sorted((disk.mount / CHECKS).iterdir())
-        for path in (sequential, *files):
-            page_cache.evict(path)
-        shares = [files[number % len(files) :: readers] for number in range(readers)]
-        until_s = LEAD_IN_S + seconds
-        at_random = partial(_time_reads, disk.cgroup, until_s, _read_whole_files)
-        in_sequence = partial(_time_reads, disk.cgroup, until_s, _read_in_parts)
-        files_per_s = _steady_rate(measure_together(at_random, shares, "fork"))
-        bytes_per_s = _steady_rate(measure_together(in_sequence, [sequential], "fork"))
-    return [
-        Rate(
-            pattern="random",
-            unit="files",
-            readers=readers,
-            requested_per_s=READS_PER_S,
-            delivered_per_s=files_per_s,
-        ),
-        Rate(
-            pattern="sequential",
-            unit="bytes",
-            readers=1,
-            requested_per_s=SEQUENTIAL_BYTES_PER_S,
-            delivered_per_s=bytes_per_s,
-        ),
-    ]
-
-
 def _time_reads(
-    group: Path, seconds: float, read: Callable[..., Iterator[int]], what: object
+    seconds: float, read: Callable[..., Iterator[int]], what: object
 ) -> tuple[float, list[tuple[float, int]]]:
     """Join the group and read for a while.
 
     Returns:
         When the first read began, and of each read when it was over and what it counts.
     """
-    join(group)
+    join(cgroup_folder())
     times, begun_s = [], time.monotonic()
     for count in read(what):
         times.append((time.monotonic(), count))
