@@ -15,7 +15,7 @@ from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.parts.decoding import decode_opencv
 from labkit.parts.devices import CpuDevice
-from labkit.parts.training.step import small_classifier
+from labkit.parts.training import STEPS
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 
@@ -87,7 +87,7 @@ def test_a_slow_link_delays_the_same_exchange(exchanged):
     # What a rank computes with the other's gradients is the same over any network.
     assert slow.loss == pytest.approx(here.loss, rel=1e-5)
     assert abs(by_link["noop"].loss / here.loss - 1) > 1e-5
-    step = small_classifier(completed(step="small_classifier"), CpuDevice())
+    step = STEPS["small_classifier"](completed(step="small_classifier"), CpuDevice())
     sent_bytes = sum(weights.nbytes for weights in step.state()["model"].values())
     (epoch,) = slow.epochs
     assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 400e6  # a busy machine adds to that

@@ -79,34 +79,22 @@ def detector(settings: Settings, device: Device) -> Step:
     return _train(settings, device, model, optimizer, loss_of)
 
 
-def classifier(settings: Settings, device: Device) -> Step:
-    """Train a ResNet-18 classifier from scratch on `contracts.classifier_batch`.
+def classifier(settings: Settings, device: Device, build: str = "build_classifier") -> Step:
+    """Train a classifier from scratch on `contracts.classifier_batch`.
 
     Args:
         settings: uses seed, precision and memory_format.
         device: where the model is; a real one.
+        build: the function of `model` that makes it: a ResNet-18, or one of 0.4 million parameters,
+            so few that a slow link exchanges them in some tenths of a second.
 
     Source: He et al. 2016, trained by SGD with momentum and cross entropy.
     """
-    from labkit.parts.training.model import build_classifier
-
-    return _classify(build_classifier, settings, device)
-
-
-def small_classifier(settings: Settings, device: Device) -> Step:
-    """Train a classifier of 0.4 million parameters, as `classifier`.
-
-    So few take some tenths of a second over a slow link.
-    """
-    from labkit.parts.training.model import build_small_classifier
-
-    return _classify(build_small_classifier, settings, device)
-
-
-def _classify(build: Callable[[], torch.nn.Module], settings: Settings, device: Device) -> Step:
     import torch
 
-    model = _seeded(build, settings, device)
+    from labkit.parts.training import model as models
+
+    model = _seeded(getattr(models, build), settings, device)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=CLASSIFIER_LEARNING_RATE, momentum=CLASSIFIER_MOMENTUM
     )
@@ -121,49 +109,41 @@ def timed(settings: Settings, device: Device) -> Step:
     """Occupy the emulated device for its profile's time per image, without training.
 
     A loss in loops is real work of the host.  It runs after the forward pass is queued, beside
-    which the host may run it, and before the backward pass, which cannot start earlier.
+    which the host may run it, and before the backward pass, which cannot start earlier.  Several
+    ranks' hosts meet at the end of a step, as they do to exchange gradients; their devices go on
+    with what they were given.
 
     Args:
-        settings: uses loss, batch_size and seed.
+        settings: uses loss, batch_size, seed and ranks.
         device: the emulated one, which has `compute(images)`.
 
     Returns:
         A step on any batch with `sample_id`, and with boxes if the loss loops over them.  It has
         no backward and no loss; its class scores are random, drawn once.
     """
+    import torch
 
-    def compute(batch: dict, share: float = 1) -> None:
-        device.compute(share * len(batch["sample_id"]))
-
-    forward = compute
+    work = None
     if settings.loss != VECTORIZED:
         loss_of = partial(LOOPS[settings.loss], wait=device.synchronize)
         work = host_loss(loss_of, settings.batch_size, settings.seed)
 
-        def forward(batch: dict) -> None:
-            compute(batch, FORWARD_SHARE)
+    def forward(batch: dict) -> None:
+        images = len(batch["sample_id"])
+        if work is None:
+            device.compute(images)
+        else:
+            device.compute(images * FORWARD_SHARE)
             work(mask_of(batch))
-            compute(batch, 1 - FORWARD_SHARE)
+            device.compute(images * (1 - FORWARD_SHARE))
+        if settings.ranks > 1:
+            torch.distributed.barrier()
 
     return Step(
-        forward=_in_step(forward) if settings.ranks > 1 else forward,
+        forward=forward,
         logits=partial(_random_logits, settings.batch_size, settings.seed),
         state=_classifier_at_rest,
     )
-
-
-def _in_step(forward: Callable[[dict], None]) -> Callable[[dict], None]:
-    """Return a step at whose end all ranks meet, as they do to exchange gradients.
-
-    Their hosts meet; the devices go on with what they were given.
-    """
-    import torch
-
-    def forward_and_meet(batch: dict) -> None:
-        forward(batch)
-        torch.distributed.barrier()
-
-    return forward_and_meet
 
 
 def nothing(settings: Settings, device: Device) -> Step:
@@ -174,7 +154,7 @@ def nothing(settings: Settings, device: Device) -> Step:
 STEPS: dict[str, Callable[[Settings, Device], Step]] = {
     "detector": detector,
     "classifier": classifier,
-    "small_classifier": small_classifier,
+    "small_classifier": partial(classifier, build="build_small_classifier"),
     "timed": timed,
     "nothing": nothing,
 }
