@@ -60,6 +60,5 @@ def test_the_command_line_and_the_package_data_are_installed():
         "report/labkit.mplstyle",
         "report/recipe.py.j2",
         "claims/claims.toml",
-        "parts/preprocessing/detector.json",
     ):
         assert (ROOT / "labkit" / name).is_file()

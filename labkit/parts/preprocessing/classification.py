@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.contracts import Annotation, ResizeAndNormalize, Sample
-from labkit.parts.preprocessing.draws import class_from_dict, config
+from labkit.parts.preprocessing.draws import class_of
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +158,7 @@ def _label(annotation: Annotation) -> int:
     if len(boxes) == 0:
         return 0
     largest = np.argmax(np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
-    return class_from_dict(config(), int(annotation.category_ids[largest]))
+    return class_of(int(annotation.category_ids[largest]))
 
 
 IN_NUMBERS = ResizeAndNormalize(

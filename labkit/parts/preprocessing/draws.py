@@ -9,38 +9,32 @@ Source: xingyizhou/CenterNet, commit 4c50fd3, sample/ctdet.py, utils/image.py an
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from labkit.contracts import Sample
-
-CONFIG_PATH = Path(__file__).with_name("detector.json")
 
 FLIP_PROBABILITY = 0.5
 COLOUR_REACH = 0.4  # brightness, contrast and saturation are scaled by 0.6 to 1.4
 LIGHTING_STD = 0.1  # AlexNet's PCA lighting
 BORDER_PX = 128  # the crop's centre stays this far from the image's edge where it can
 COLOUR_OPERATIONS = ("brightness", "contrast", "saturation")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The detector's constants, as detector.json holds them."""
-
-    mean_rgb: np.ndarray
-    """(3,) float32, of pixels scaled to 0..1."""
-    std_rgb: np.ndarray
-    """(3,) float32."""
-    eigenvalues: np.ndarray
-    """(3,) float32, of the colours' covariance."""
-    eigenvectors_rgb: np.ndarray
-    """(3, 3) float32, a column per eigenvector, a row per channel."""
-    class_of: dict[int, int]
-    """COCO category id -> class index."""
+# Of pixels scaled to 0..1.
+MEAN_RGB = np.array([0.47026115, 0.44719302, 0.40789654], np.float32)
+STD_RGB = np.array([0.27809835, 0.27408164, 0.28863828], np.float32)
+# Of the colours' covariance: a column per eigenvector, a row per channel.
+EIGENVALUES = np.array([0.2141788, 0.01817699, 0.00341571], np.float32)
+EIGENVECTORS_RGB = np.float32(
+    [
+        [-0.56089297, 0.71832671, 0.41158938],
+        [-0.5832747, 0.00994535, -0.81221408],
+        [-0.58752847, -0.69563484, 0.41340352],
+    ]
+)
+# COCO's category ids are 1 to 90 with gaps; a class is the place among those that are used.
+UNUSED_IDS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+CLASS_OF = {number: index for index, number in enumerate(sorted({*range(1, 91)} - UNUSED_IDS))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +48,8 @@ class Draws:
     flipped: bool
     colours: tuple[tuple[str, float], ...]
     """The three colour operations with their factors, in the order they are applied."""
-    lighting: np.ndarray
-    """(3,) float64, the weights of the colours' eigenvectors."""
-
-
-@cache
-def config() -> Config:
-    """Return what detector.json holds, read once per process."""
-    parsed = json.loads(CONFIG_PATH.read_text(encoding="utf-8"))
-    category_ids = parsed.pop("category_ids")
-    return Config(
-        **{name: np.array(values, np.float32) for name, values in parsed.items()},
-        class_of={category_id: index for index, category_id in enumerate(category_ids)},
-    )
+    lighting_rgb: np.ndarray
+    """(3,) float64, added to red, green and blue."""
 
 
 def draw(sample: Sample) -> Draws:
@@ -88,7 +71,7 @@ def draw(sample: Sample) -> Draws:
         side_px=float(side_px),
         flipped=flipped,
         colours=tuple((COLOUR_OPERATIONS[i], float(f)) for i, f in zip(order, factors)),
-        lighting=rng.normal(scale=LIGHTING_STD, size=3),
+        lighting_rgb=EIGENVECTORS_RGB @ (EIGENVALUES * rng.normal(scale=LIGHTING_STD, size=3)),
     )
 
 
@@ -107,18 +90,18 @@ def affine(draws: Draws, size_px: int) -> np.ndarray:
     )
 
 
-def class_from_dict(constants: Config, category_id: int) -> int:
+def class_of(category_id: int) -> int:
     """Look up the class index of a COCO category.
 
     Raises:
         ValueError: the category has no class.
     """
-    if category_id not in constants.class_of:
+    if category_id not in CLASS_OF:
         raise ValueError(
             f"category_ids must be COCO's object categories (1 to 90 with gaps), got "
             f"{category_id}; renumber the categories in annotations.json"
         )
-    return constants.class_of[category_id]
+    return CLASS_OF[category_id]
 
 
 def _border(size_px: int) -> int:

@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from labkit.contracts import CLASSES, MAX_BOXES, STRIDE, Sample
-from labkit.parts.preprocessing.draws import Config, Draws, affine, class_from_dict, config, draw
+from labkit.parts.preprocessing.draws import MEAN_RGB, STD_RGB, Draws, affine, class_of, draw
 
 MIN_OVERLAP = 0.7  # CenterNet's default overlap of a box whose corners moved by the radius
 
@@ -79,7 +79,7 @@ def _move_point(point_xy: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return np.dot(matrix, np.array([point_xy[0], point_xy[1], 1.0], np.float32))
 
 
-def _augment(image: np.ndarray, draws: Draws, constants: Config) -> None:
+def _augment(image: np.ndarray, draws: Draws) -> None:
     # In place on (S, S, 3) float32; each line is one or more passes over the full frame.
     import cv2
 
@@ -92,7 +92,7 @@ def _augment(image: np.ndarray, draws: Draws, constants: Config) -> None:
         elif operation == "saturation":
             gray *= 1 - factor
             image += gray[:, :, None]
-    image += np.dot(constants.eigenvectors_rgb, constants.eigenvalues * draws.lighting)
+    image += draws.lighting_rgb
 
 
 def loops(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
@@ -113,7 +113,6 @@ def loops(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
     """
     import cv2
 
-    constants = config()
     draws = draw(sample)
     image = sample.image_rgb
     width = image.shape[1]
@@ -123,8 +122,8 @@ def loops(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
         image, affine(draws, input_px), (input_px, input_px), flags=cv2.INTER_LINEAR
     )
     image = image.astype(np.float32) / 255.0
-    _augment(image, draws, constants)
-    image = (image - constants.mean_rgb) / constants.std_rgb
+    _augment(image, draws)
+    image = (image - MEAN_RGB) / STD_RGB
     image = image.transpose(2, 0, 1)
 
     cells = input_px // STRIDE
@@ -142,7 +141,7 @@ def loops(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
     boxes, category_ids = sample.annotation.boxes_xyxy, sample.annotation.category_ids
     for slot in range(min(len(boxes), MAX_BOXES)):
         box = np.array(boxes[slot], np.float32)
-        index = class_from_dict(constants, int(category_ids[slot]))
+        index = class_of(int(category_ids[slot]))
         if draws.flipped:
             box[[0, 2]] = width - box[[2, 0]] - 1
         box[:2] = _move_point(box[:2], to_cells)

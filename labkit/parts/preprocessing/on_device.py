@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.contracts import CLASSES, MAX_BOXES, STRIDE, Sample
-from labkit.parts.preprocessing.draws import config, draw
+from labkit.parts.preprocessing.draws import draw
 from labkit.parts.preprocessing.vectorized import (
     colour_matrix,
     gaussian_radii,
@@ -46,13 +46,13 @@ def on_device_sample(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
     Raises:
         ValueError: a category id is not one of COCO's.
     """
-    draws, constants = draw(sample), config()
+    draws = draw(sample)
     pixels = warp(sample, draws, input_px)
-    placed = place_boxes(sample, draws, input_px // STRIDE, constants)
+    placed = place_boxes(sample, draws, input_px // STRIDE)
     whole = np.stack([placed.slot, placed.class_index, placed.radius], axis=1)
     return {
         "pixels": pixels,
-        "colours": colour_matrix(pixels, draws, constants),
+        "colours": colour_matrix(pixels, draws),
         "boxes_ragged": np.hstack([whole.astype(np.float32), placed.center_xy, placed.size_wh]),
         "sample_id": np.array(sample.sample_id, np.int64),
     }

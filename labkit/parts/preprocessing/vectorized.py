@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 
 from labkit.contracts import CLASSES, MAX_BOXES, STRIDE, Sample
-from labkit.parts.preprocessing.draws import Config, Draws, affine, class_from_dict, config, draw
+from labkit.parts.preprocessing.draws import MEAN_RGB, STD_RGB, Draws, affine, class_of, draw
 from labkit.parts.preprocessing.loops import MIN_OVERLAP
 
 GRAY_OF_RGB = np.array([0.299, 0.587, 0.114])  # as cv2.COLOR_RGB2GRAY
@@ -56,13 +56,12 @@ def warp(sample: Sample, draws: Draws, input_px: int) -> np.ndarray:
     )
 
 
-def colour_matrix(image_rgb: np.ndarray, draws: Draws, constants: Config) -> np.ndarray:
+def colour_matrix(image_rgb: np.ndarray, draws: Draws) -> np.ndarray:
     """Return scaling to 0..1, colour augmentation and normalization as one matrix.
 
     Args:
         image_rgb: (S, S, 3) uint8, the crop; contrast blends in its mean grey.
         draws: the operations with their factors.
-        constants: mean, std and the colours' eigenvectors.
 
     Returns:
         (3, 4) float32, to be applied to (r, g, b, 1) with r, g, b in 0..255.
@@ -78,9 +77,9 @@ def colour_matrix(image_rgb: np.ndarray, draws: Draws, constants: Config) -> np.
             matrix[:, 3] += gray_mean * (1 - factor)
         elif operation == "saturation":
             matrix[:, :3] += gray * (1 - factor)
-    matrix[:, 3] += constants.eigenvectors_rgb @ (constants.eigenvalues * draws.lighting)
-    matrix[:, 3] -= constants.mean_rgb
-    return (matrix / constants.std_rgb[:, None]).astype(np.float32)
+    matrix[:, 3] += draws.lighting_rgb
+    matrix[:, 3] -= MEAN_RGB
+    return (matrix / STD_RGB[:, None]).astype(np.float32)
 
 
 def gaussian_radii(size_wh: np.ndarray) -> np.ndarray:
@@ -102,21 +101,20 @@ def gaussian_radii(size_wh: np.ndarray) -> np.ndarray:
     return ((b + np.sqrt(b**2 - 4 * a * c)) / 2).astype(np.int64)
 
 
-def place_boxes(sample: Sample, draws: Draws, cells: int, constants: Config) -> PlacedBoxes:
+def place_boxes(sample: Sample, draws: Draws, cells: int) -> PlacedBoxes:
     """Map the first `MAX_BOXES` boxes to the heat map, and keep those that show in the crop.
 
     Args:
         sample: with the boxes, in image pixels.
         draws: crop and flip.
         cells: side of the heat map.
-        constants: for the class of a category.
 
     Raises:
         ValueError: a category id is not one of COCO's.
     """
     boxes = sample.annotation.boxes_xyxy[:MAX_BOXES].astype(np.float32)  # (N, 4), a copy
     ids = sample.annotation.category_ids[:MAX_BOXES].tolist()
-    classes = np.array([class_from_dict(constants, i) for i in ids], np.int64)
+    classes = np.array([class_of(i) for i in ids], np.int64)
     if draws.flipped:
         boxes[:, [0, 2]] = sample.image_rgb.shape[1] - boxes[:, [2, 0]] - 1
     to_cells = affine(draws, cells)
@@ -182,9 +180,9 @@ def vectorized(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
     """
     import cv2
 
-    draws, constants, cells = draw(sample), config(), input_px // STRIDE
+    draws, cells = draw(sample), input_px // STRIDE
     warped = warp(sample, draws, input_px)
-    matrix = colour_matrix(warped, draws, constants)
+    matrix = colour_matrix(warped, draws)
     warped = warped.astype(np.float32)
     image = np.empty((3, input_px, input_px), np.float32)
     for channel in range(3):
@@ -192,7 +190,7 @@ def vectorized(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
         # (measured) than one cv2.transform, a matrix product or cv2.addWeighted.
         cv2.transform(warped, matrix[channel : channel + 1], dst=image[channel])
 
-    placed = place_boxes(sample, draws, cells, constants)
+    placed = place_boxes(sample, draws, cells)
     center_cell = placed.center_xy.astype(np.int64)
     size_wh = np.zeros((MAX_BOXES, 2), np.float32)
     offset_xy = np.zeros((MAX_BOXES, 2), np.float32)

@@ -27,11 +27,11 @@ from labkit.contracts import (
     difference,
 )
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.preprocessing.draws import config, draw
+from labkit.parts.preprocessing.draws import CLASS_OF, draw
 
 DETECTORS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "detector"]
 CLASSIFIERS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "classifier"]
-CATEGORIES = list(config().class_of)
+CATEGORIES = list(CLASS_OF)
 
 
 @functools.cache
