@@ -5,11 +5,11 @@ reads that a group was let through. A disk and mount of somebody else's stand be
 """
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,23 +47,6 @@ def traces(place):
     return mounts + devices_below(place) + paths
 
 
-def clean(place):
-    """Remove by hand what a broken test left."""
-    group = slow_disk.cgroup_folder()
-    for pid in procfs.text(group / "cgroup.procs").split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    for point in traces(place):
-        if point.name == "mount":
-            subprocess.run(["umount", "--lazy", point], check=False)
-    for device in devices_below(place):
-        subprocess.run(["losetup", "--detach", device], check=False)
-    deadline_s = time.monotonic() + 2
-    while group.exists() and time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-
-
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     if describe_medium(tmp_path).in_memory:
@@ -72,13 +55,10 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(slow_disk, "CHECK_FILES", 40)
     folder = tmp_path / "slow dísk"
     monkeypatch.setattr(slow_disk, "FOLDER", folder)
-    try:
-        yield folder
-        with contextlib.suppress(OSError):
-            slow_disk.down()
-        assert traces(folder) == []
-    finally:
-        clean(folder)
+    yield folder
+    with contextlib.suppress(OSError):
+        slow_disk.down()
+    assert traces(folder) == []
 
 
 @pytest.fixture
@@ -101,55 +81,25 @@ def somebody_elses(tmp_path):
         shell("losetup", "--detach", device)
 
 
-def in_child(action):
-    """Start a function in a forked process; a pipe says when it is over."""
-    ended, told = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(told)
-        return pid, ended
-    try:
-        os.close(ended)
+def start(action):
+    """Run a function in a forked process, which owns no disk."""
+
+    def run():
         slow_disk._held = None
-        os.write(told, str(action()).encode())
-    except BaseException as error:
-        os.write(told, f"{type(error).__name__}: {error}".encode())
-    finally:
-        os._exit(0)
+        action()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    return process
 
 
 def answer(action):
     """Return what a function returns in another process."""
-    pid, ended = in_child(action)
-    with os.fdopen(ended) as pipe:
-        text = pipe.read()
-    assert os.waitpid(pid, 0)[1] == 0
-    return text
-
-
-@contextlib.contextmanager
-def another_process(prepare):
-    """Have another process that does something, then waits until it is killed."""
-    ready, told = os.pipe()
-
-    def stay():
-        prepare()
-        os.write(told, b"x")
-        signal.pause()
-
-    pid, ended = in_child(stay)
-    try:
-        assert os.read(ready, 1) == b"x"
-        yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for end in (ready, told, ended):
-            os.close(end)
-
-
-def own():
-    slow_disk.up(**ROOM)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = start(lambda: sender.send(action()))
+    process.join()
+    assert process.exitcode == 0
+    return receiver.recv()
 
 
 @needs_disk
@@ -194,13 +144,13 @@ def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
 
     def join_and_read():
         slow_disk.join(slow_disk.cgroup_folder())
-        return answer(read_all)
+        answer(read_all)
 
     for reader, least, most in ((read_all, 0, 0), (join_and_read, 20, 30)):
         for path in files:
             evict(path)
         before = counted_reads(mount)
-        assert answer(reader) == "None"
+        answer(reader)
         assert least <= counted_reads(mount) - before <= most
 
 
@@ -221,14 +171,25 @@ def test_what_was_requested_is_delivered(place, monkeypatch):
 def test_a_living_runs_disk_is_left_alone_and_a_killed_runs_is_removed(
     place, somebody_elses, monkeypatch
 ):
-    with another_process(own), monkeypatch.context() as patch:
+    is_up = multiprocessing.Event()
+
+    def own():
+        slow_disk.up(**ROOM)
+        is_up.set()
+        signal.pause()
+
+    owner = start(own)
+    assert is_up.wait(60)
+    with monkeypatch.context() as patch:
         patch.setattr(slow_disk, "WAIT_S", 0.2)
         reason = f"throttled disk: {place} is in use by another run; wait until that has ended"
         with pytest.raises(Skip, match=reason):
             slow_disk.up(**ROOM)
         with pytest.raises(OSError, match=reason):
             slow_disk.down()
-        assert slow_disk.find() is not None
+    assert slow_disk.find() is not None
+    owner.kill()
+    owner.join()
     slow_disk.down()
     assert traces(place) == []
 
@@ -248,9 +209,9 @@ def kill_at(number, action):
         sys.addaudithook(die_in_time)
         action()
 
-    pid, ended = in_child(hooked)
-    os.close(ended)
-    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    process = start(hooked)
+    process.join()
+    return process.exitcode == -signal.SIGKILL
 
 
 @needs_disk
