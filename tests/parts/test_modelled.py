@@ -31,26 +31,18 @@ PATIENCE_S = 60.0
 class Files:
     """A reader of files that have a size and nothing else."""
 
-    boxes = "synthesized"
-
-    def __init__(self, paths):
-        self.paths = tuple(paths)
+    def __init__(self, sizes):
+        self.image_bytes = np.array(sizes)
         self.clock = None  # a real read takes `real_s` of it
         self.real_s = 0.0
 
-    @property
-    def image_bytes(self):
-        return np.array([path.stat().st_size for path in self.paths])
-
-    def __len__(self):
-        return len(self.paths)
-
     def read(self, i):
-        if not 0 <= i < len(self):
-            raise IndexError(i)
         if self.clock is not None:
             self.clock.sleep(self.real_s)
-        return self.paths[i].read_bytes()[:1], i
+        return b"x", i
+
+
+FILES = Files([FILE_BYTES] * 40)
 
 
 class LateClock(FakeClock):
@@ -65,21 +57,6 @@ class LateClock(FakeClock):
         self.sleeps += 1
         super().sleep_until(deadline_s)
         self.sleep(self.late_s() if callable(self.late_s) else self.late_s)
-
-
-def make_files(folder, sizes):
-    folder.mkdir(exist_ok=True)
-    paths = [folder / f"{number:03}.jpg" for number in range(len(sizes))]
-    for path, size in zip(paths, sizes):
-        with path.open("wb") as file:
-            file.truncate(size)
-    return Files(paths)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """40 files of one size."""
-    return make_files(tmp_path_factory.mktemp("data") / "files", [FILE_BYTES] * 40)
 
 
 def modelled(files, disk, clock=None, caches=False, method="spawn"):
@@ -109,8 +86,8 @@ def service_s(disk, size=FILE_BYTES):
 # --- one reader -----------------------------------------------------------------------------
 
 
-def test_a_hard_disk_takes_an_access_and_a_transfer_for_each_file_at_random(files):
-    reader = modelled(files, HARD_DISK)
+def test_a_hard_disk_takes_an_access_and_a_transfer_for_each_file_at_random():
+    reader = modelled(FILES, HARD_DISK)
     for number, i in enumerate([7, 3, 30, 2, 4, 4], start=1):  # leaving out, going back, again
         reader.read(i)
         assert reader.clock.now() == pytest.approx(number * service_s(HARD_DISK))
@@ -118,8 +95,8 @@ def test_a_hard_disk_takes_an_access_and_a_transfer_for_each_file_at_random(file
     assert reader.clock.now() / 6 == pytest.approx(0.0123, rel=0.005)
 
 
-def test_files_in_order_need_one_access_and_have_each_its_size(tmp_path):
-    reader = modelled(make_files(tmp_path, [1000, 500_000, 0, 20]), HARD_DISK)
+def test_files_in_order_need_one_access_and_have_each_its_size():
+    reader = modelled(Files([1000, 500_000, 0, 20]), HARD_DISK)
     for i in range(4):
         reader.read(i)
     expected_s = HARD_DISK.access_s + 501_020 / HARD_DISK.bytes_per_s
@@ -135,8 +112,8 @@ def test_files_in_order_need_one_access_and_have_each_its_size(tmp_path):
         (MEMORY, 0.001, 0.001),
     ],
 )
-def test_a_read_takes_what_the_slower_of_both_takes(files, disk, real_s, each_s):
-    reader = another(modelled(files, disk), real_s=real_s)
+def test_a_read_takes_what_the_slower_of_both_takes(disk, real_s, each_s):
+    reader = another(modelled(FILES, disk), real_s=real_s)
     reader.read(9)
     reader.read(3)
     assert reader.clock.now() == pytest.approx(2 * each_s)
@@ -145,8 +122,8 @@ def test_a_read_takes_what_the_slower_of_both_takes(files, disk, real_s, each_s)
 # --- several readers ------------------------------------------------------------------------
 
 
-def test_a_hard_disk_serves_one_reader_after_the_other(files):
-    first = another(modelled(files, HARD_DISK))
+def test_a_hard_disk_serves_one_reader_after_the_other():
+    first = another(modelled(FILES, HARD_DISK))
     second, third = another(first), another(first)
     for number, (reader, i) in enumerate(zip((first, second, third), (30, 10, 20)), start=1):
         reader.read(i)
@@ -158,11 +135,9 @@ def test_a_hard_disk_serves_one_reader_after_the_other(files):
 @pytest.mark.parametrize("late_s", [0.0, 1e-3])
 @pytest.mark.parametrize("readers", [1, 8])
 @pytest.mark.parametrize("disk", [HARD_DISK, SATA_SSD, NVME_SSD], ids=lambda disk: disk.name)
-def test_readers_that_sleep_in_their_own_time_get_what_the_disk_delivers(
-    tmp_path, disk, readers, late_s
-):
+def test_readers_that_sleep_in_their_own_time_get_what_the_disk_delivers(disk, readers, late_s):
     draw = random.Random(1)
-    files = make_files(tmp_path, [draw.randrange(60_000, 180_000) for _ in range(40)])
+    files = Files([draw.randrange(60_000, 180_000) for _ in range(40)])
     reader = another(modelled(files, disk))
     processes = [
         another(reader, LateClock(lambda: draw.expovariate(1 / late_s) if late_s else 0.0), 2e-6)
@@ -185,8 +160,8 @@ def test_readers_that_sleep_in_their_own_time_get_what_the_disk_delivers(
 # --- the modelled page cache ----------------------------------------------------------------
 
 
-def test_cold_and_warm_are_proven_in_the_same_words_as_real_ones(files):
-    reader = modelled(files, HARD_DISK, caches=True)
+def test_cold_and_warm_are_proven_in_the_same_words_as_real_ones():
+    reader = modelled(FILES, HARD_DISK, caches=True)
     ids = np.arange(10)
     for cache, share, fetched in (("warm", 1.0, 0), ("cold", 0.0, 10 * FILE_BYTES)):
         proof = reader.prepare(cache, ids)  # forgets what was read before
@@ -213,9 +188,9 @@ def read_all(reader, numbers):
 
 
 @EVERY_METHOD
-def test_worker_processes_share_the_disk_and_the_memory(files, method):
+def test_worker_processes_share_the_disk_and_the_memory(method):
     total_bytes = 40 * FILE_BYTES
-    reader = modelled(files, HARD_DISK, SystemClock(), True, method)
+    reader = modelled(FILES, HARD_DISK, SystemClock(), True, method)
     context = multiprocessing.get_context(method)
     begun_s = reader.clock.now()
     halves = [range(half, 40, 2) for half in (0, 1)]
@@ -236,11 +211,9 @@ def test_worker_processes_share_the_disk_and_the_memory(files, method):
 
 
 @NEEDS_FORK
-def test_a_worker_that_is_killed_in_a_read_is_an_error_for_the_others_and_no_hang(
-    files, monkeypatch
-):
+def test_a_worker_that_is_killed_in_a_read_is_an_error_for_the_others_and_no_hang(monkeypatch):
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.1)
-    reader = modelled(files, SATA_SSD, SystemClock(), method="fork")
+    reader = modelled(FILES, SATA_SSD, SystemClock(), method="fork")
 
     def killed_while_it_books():
         Timetable.book = lambda *_: os._exit(1)

@@ -1,14 +1,22 @@
-"""Every loader delivers the same images; the stand-in for pinning adds a thread and no more."""
+"""Every loader delivers the same images and leaves nothing; pinning adds a thread and no more.
 
+Thread, process, shared-memory and file-handle counts are the kernel's own.
+"""
+
+import gc
 import threading
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from jpegs import encode, photo
+from small import completed
 
 from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
-from labkit.settings import MODES, Settings, complete
+from tests.processes import until
 
 OURS = [name for name in LOADERS if name not in OUTSIDE]  # the others: test_rivals
 ALL = pytest.mark.parametrize("name", OURS)
@@ -16,10 +24,8 @@ LOADING = pytest.mark.parametrize("name", [name for name in OURS if name != "res
 
 
 def settings(photos, **changes):
-    small = {"input_px": 64, "batch_size": 4, "num_workers": 0, "device": "emulated"}
-    small["preprocessor"] = "vectorized"  # which takes the least time
-    filled = Settings(data=str(photos), **{**small, **changes})
-    return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+    quickest = {"num_workers": 0, "device": "emulated", "preprocessor": "vectorized"}
+    return completed(data=str(photos), **{**quickest, **changes})
 
 
 def delivered(photos, epoch=0, **changes):
@@ -116,3 +122,50 @@ def test_an_error_behind_the_stand_in_for_pinning_reaches_the_loop():
 def test_what_spawned_workers_load_is_the_same(photos):
     changes = {"num_workers": 1, "start_method": "spawn"}
     assert ids(delivered(photos, **changes)) == ids(delivered(photos))
+
+
+# --- what is left ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_photos(tmp_path_factory):
+    """So small that many epochs take no time to decode."""
+    folder = tmp_path_factory.mktemp("small")
+    for number in range(24):
+        (folder / f"{number}.jpg").write_bytes(encode(photo()))
+    return folder
+
+
+def held():
+    """Count this process's threads, children, open files and entries in shared memory."""
+    gc.collect()
+    this = psutil.Process()
+    ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    shared = Path("/dev/shm").glob("torch_*")
+    return {
+        "threads": this.num_threads(),
+        "processes": len(ours),
+        "files": this.num_fds(),
+        "shared memory": sum(int(entry.name.split("_")[1]) in ours for entry in shared),
+    }
+
+
+def assert_nothing_left(loader, times):
+    def break_off(times):
+        for _ in range(times):
+            for _ in loader:
+                break
+
+    break_off(3)  # what is started once, and stays
+    before = held()
+    break_off(times)
+    until(lambda: all(n <= before[kind] for kind, n in held().items()), lambda: (before, held()))
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")
+@pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated"}])
+@pytest.mark.parametrize("name", ["torch", "threads"])  # the rivals: test_rivals
+def test_breaking_off_again_and_again_leaves_nothing(small_photos, name, how):
+    own = {"num_workers": 1, "device": "cpu", "preprocessor": "classification", **how}
+    _, loader = open_loader(resolve(settings(small_photos, loader=name, **own)))
+    assert_nothing_left(loader, times=5 if how else 20)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jpegs import encode, exif, photo, with_segment
+from small import completed
 
 from labkit.contracts import Skip, classifier_batch, difference, open_library
 from labkit.machine import hardware
@@ -22,8 +23,7 @@ from labkit.resolve import open_source, resolve
 from labkit.runs import checks
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import Launcher
-from labkit.settings import MODES, Settings, complete
-from tests.parts.loading.test_leaks import assert_nothing_left
+from tests.parts.loading.test_loading import assert_nothing_left
 
 IN_ORDER = sorted(OUTSIDE.keys() - OWN_ORDER)
 ONE_OF_EACH = ["tf_data", "dali"]
@@ -33,13 +33,10 @@ SPECS = classifier_batch(BATCH_SIZE, INPUT_PX)
 
 def settings(data, loader, **changes):
     small = {
-        "input_px": INPUT_PX, "batch_size": BATCH_SIZE, "num_workers": 2, "device": "cpu",
-        "step": "classifier", "preprocessor": "classification", "packing": "folder",
+        "num_workers": 2, "device": "cpu", "preprocessor": "classification",
+        "packing": OUTSIDE.get(loader, "folder"),
     }  # fmt: skip
-    if loader.startswith("tf_data_tfrecord"):
-        small["packing"] = "tfrecord"
-    filled = Settings(data=str(data), loader=loader, **{**small, **changes})
-    return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+    return completed(data=str(data), loader=loader, **{**small, **changes})
 
 
 def opened(data, loader, **changes):
@@ -169,8 +166,7 @@ class TestEnding:
     @pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated"}])
     @pytest.mark.parametrize("name", ONE_OF_EACH)
     def test_breaking_off_again_and_again_leaves_nothing(self, photos, name, how):
-        step = "timed" if how else "classifier"
-        assert_nothing_left(opened(photos, name, step=step, **how)[1], times=5)
+        assert_nothing_left(opened(photos, name, **how)[1], times=5)
 
     @pytest.mark.parametrize("name", ONE_OF_EACH)
     def test_a_file_that_is_no_image_ends_the_epoch_with_an_error(self, photos, tmp_path, name):
@@ -189,7 +185,7 @@ class TestEnding:
         crcs = set()
         with Launcher(tmp_path / "log") as launcher:
             for name in ("torch", *ONE_OF_EACH):
-                wanted = asdict(settings(photos, name, device="emulated", step="timed"))
+                wanted = asdict(settings(photos, name, device="emulated"))
                 wanted["device_speed"] = 10_000
                 wanted |= {"cache": "as found", "images": 24}
                 measured = launcher.run("measure", {"settings": wanted, "excluded": []})
@@ -202,7 +198,7 @@ class TestReasons:
     @pytest.mark.parametrize(
         ("name", "changes", "message"),
         [
-            ("dali", {"preprocessor": "vectorized", "step": "detector"},
+            ("dali", {"preprocessor": "vectorized"},
              "the loader dali preprocesses by itself, and can do classification, not vectorized"),
             ("tf_data", {"preprocessor": "classification_pillow"},
              "and can do classification, not classification_pillow; choose preprocessor"),

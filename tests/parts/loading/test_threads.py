@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small import completed
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
@@ -23,7 +24,6 @@ from labkit.parts.preprocessing.classification import classification
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from labkit.runs import checks
-from labkit.settings import MODES, Settings, complete
 
 Pair = collections.namedtuple("Pair", "image label")
 THREADS = pytest.mark.parametrize("threads", [0, 4])
@@ -114,16 +114,9 @@ class TestTheSameAsTorch:
 
 
 class TestLabkitsLoader:
-    def settings(self, photos, **changes):
-        small = {"input_px": 64, "batch_size": 4, "num_workers": 3, "device": "cpu"}
-        filled = Settings(data=str(photos), **{**small, **changes})
-        return complete(filled, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
-
     @pytest.mark.parametrize("preprocessor", PREPROCESSORS)
     def test_every_preprocessor_does_equal_work(self, photos, preprocessor):
-        base = self.settings(
-            photos, preprocessor=preprocessor, step=PREPROCESSORS[preprocessor].batch
-        )
+        base = completed(data=str(photos), preprocessor=preprocessor, device="cpu")
         torchs, threads = (
             open_loader(resolve(replace(base, loader=loader, num_workers=workers)))[1]
             for loader, workers in (("torch", 0), ("threads", 3))
@@ -141,7 +134,7 @@ class TestLabkitsLoader:
 
         careless = Preprocessor(in_one_buffer, batch="classifier")
         monkeypatch.setitem(lab.PREPROCESSORS, "careless", careless)
-        base = self.settings(photos, preprocessor="careless", step="classifier", batch_size=8)
+        base = completed(data=str(photos), preprocessor="careless", batch_size=8, device="cpu")
         verdicts = checks.compare_work(
             {"torch": base, "threads": replace(base, loader="threads")}, "torch"
         )

@@ -120,6 +120,17 @@ def generated_samples(drawn) -> Sample:
     )
 
 
+def test_draws_depend_on_seed_epoch_and_sample_id_alone():
+    sample = make_sample()
+    before = repr(draw(sample))
+    np.random.seed(99)  # a worker's global state must not matter
+    for other in range(5):
+        draw(replace(sample, sample_id=other))
+    assert repr(draw(make_sample([(0, 0, 9, 9)], [1], image=sample.image_rgb + 9))) == before
+    for field in ("seed", "epoch", "sample_id"):
+        assert repr(draw(replace(sample, **{field: 11}))) != before
+
+
 @settings(max_examples=100)
 @given(samples=st.lists(generated_samples(), min_size=1, max_size=3))
 def test_all_detector_preprocessors_do_the_same_work(samples):
