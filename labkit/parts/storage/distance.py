@@ -22,7 +22,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -34,7 +33,7 @@ from labkit.contracts import Annotation, Reader, Skip
 from labkit.machine.helper import Helper
 from labkit.machine.late_server import FILES, PROGRAM, SOON, SOON_S, ZEROS
 from labkit.parts.storage import cache_state
-from labkit.parts.storage.disks import Rate
+from labkit.parts.storage.disks import Rate, measure_together
 from labkit.parts.storage.folder import Storage, WrappedReader, copy_in
 
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
@@ -152,8 +151,8 @@ class RemoteStorage(Storage):
         trips = min(max(trips, CHECK_TRIPS[0]), CHECK_TRIPS[1])
         try:
             # The median: what another program takes of one trip is not the distance's doing.
-            trip_s = statistics.median(_time_trips(self.address, f"{ZEROS}/0", trips))
-            together = {n: self._bytes_per_s(n, seconds) for n in CHECK_READERS}
+            trip_s = _trip_s(self.address, f"{ZEROS}/0", trips)
+            together = {n: self._bytes_per_s(n, start_method, seconds) for n in CHECK_READERS}
         except OSError as error:
             raise Skip(f"the distance's server does not answer: {error}") from error
         round_trips = Rate(
@@ -175,20 +174,12 @@ class RemoteStorage(Storage):
         ]
         return [round_trips, *at_once]
 
-    def _bytes_per_s(self, readers: int, seconds: float) -> float:
-        address, size_bytes = self.address, max(1, round(self.bytes_per_s * seconds / readers))
-        begin = threading.Barrier(readers)
-
-        def read(_: int) -> tuple[float, float]:
-            _time(address, f"{ZEROS}/0")  # the connection's own round trip
-            begin.wait(ANSWER_TIMEOUT_S)
-            start_s = time.perf_counter()
-            return start_s, start_s + _time(address, f"{ZEROS}/{size_bytes}")
-
-        with ThreadPoolExecutor(readers) as pool:
-            starts_s, ends_s = zip(*pool.map(read, range(readers)))
-        # The request's round trip is not the link's.
-        took_s = max(ends_s) - min(starts_s) - self.rtt_s
+    def _bytes_per_s(self, readers: int, start_method: str, seconds: float) -> float:
+        size_bytes = max(1, round(self.bytes_per_s * seconds / readers))
+        asked = [(self.address, f"{ZEROS}/{size_bytes}")] * readers
+        starts_s, ends_s = zip(*measure_together(_time_span, asked, start_method))
+        # A new connection's two round trips are not the link's.
+        took_s = max(ends_s) - min(starts_s) - 2 * self.rtt_s
         return readers * size_bytes / max(took_s, 1e-9)
 
 
@@ -280,19 +271,20 @@ def fetch(address: str, path: str) -> Iterator[bytes]:
     _KEPT.connection = own, connection
 
 
-def _time(address: str, path: str) -> float:
-    """Return the seconds from asking for a path to the last byte of the body."""
+def _time_span(asked: tuple[str, str]) -> tuple[float, float]:
+    """Return when a path of an address was asked for, and when the last byte of it was there."""
     start_s = time.perf_counter()
-    for _ in fetch(address, path):
+    for _ in fetch(*asked):
         pass
-    return time.perf_counter() - start_s
+    return start_s, time.perf_counter()
 
 
-def _time_trips(address: str, path: str, trips: int) -> list[float]:
-    """Time requests on a connection that is open already."""
-    return [_time(address, path) for _ in range(1 + trips)][1:]
+def _trip_s(address: str, path: str, trips: int) -> float:
+    """Return the median time of a request on a connection that is open already."""
+    spans_s = [_time_span((address, path)) for _ in range(1 + trips)]
+    return statistics.median(end_s - start_s for start_s, end_s in spans_s[1:])
 
 
 def _own_s(address: str) -> float:
     """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
-    return max(0.0, statistics.median(_time_trips(address, SOON, OWN_TRIPS)) - SOON_S)
+    return max(0.0, _trip_s(address, SOON, OWN_TRIPS) - SOON_S)
