@@ -119,29 +119,25 @@ def _ending(ahead: BackgroundGenerator, broken_off: threading.Event) -> Iterator
         ahead.join()
 
 
-def fetch_in_thread(batches: Batches, device: Device, *, pinned: bool) -> Iterator[DeviceBatch]:
-    """Wait for the loader in a thread; copy as `fetch_plainly` does."""
-    return fetch_plainly(DataLoaderX(batches), device, pinned=pinned)
-
-
-def fetch_in_thread_on_side_stream(
-    batches: Batches, device: Device, *, pinned: bool, steps_short: int = 0, record: bool = True
+def fetch_in_thread(
+    batches: Batches, device: Device, *, fetch: Prefetch = fetch_plainly, **how: bool | int
 ) -> Iterator[DeviceBatch]:
-    """Wait for the loader in a thread and copy on a side stream."""
-    how = {"pinned": pinned, "steps_short": steps_short, "record": record}
-    return fetch_on_side_stream(DataLoaderX(batches), device, **how)
+    """Wait for the loader in a thread; copy as `fetch` does."""
+    return fetch(DataLoaderX(batches), device, **how)
 
 
 PREFETCHERS: dict[str, Prefetch] = {
     "none": fetch_plainly,
     "prefetch_generator": fetch_in_thread,
     "data_prefetcher": fetch_on_side_stream,
-    "both": fetch_in_thread_on_side_stream,
+    "both": partial(fetch_in_thread, fetch=fetch_on_side_stream),
     "data_prefetcher_step_first": partial(fetch_on_side_stream, step_first=True),
     "data_prefetcher_unrecorded": partial(fetch_on_side_stream, record=False),
     # [004]'s loop counts a step before it asks whether that was the last (DOCUMENTS 0.3).
     "data_prefetcher_as_published": partial(fetch_on_side_stream, steps_short=1, record=False),
-    "both_as_published": partial(fetch_in_thread_on_side_stream, steps_short=1, record=False),
+    "both_as_published": partial(
+        fetch_in_thread, fetch=fetch_on_side_stream, steps_short=1, record=False
+    ),
 }
 # Prefetcher -> steps of an epoch that it leaves out; 0 for all others.
 STEPS_SHORT = {"data_prefetcher_as_published": 1, "both_as_published": 1}

@@ -56,6 +56,8 @@ def place(tmp_path, monkeypatch):
     folder = tmp_path / "slow dísk"
     monkeypatch.setattr(slow_disk, "FOLDER", folder)
     yield folder
+    for left in multiprocessing.active_children():  # of a test that failed
+        left.kill()
     with contextlib.suppress(OSError):
         slow_disk.down()
     assert traces(folder) == []

@@ -42,7 +42,7 @@ class Callback:
     every: int
     call: Callable[[int, Mapping], None]
     """Takes the number, from 1, and the batch of the step that was launched last."""
-    finish: Callable[[], object] | None = None
+    finish: Callable[[], object] = lambda: None
     """Waits, at the end of an epoch, for what still runs in the background."""
 
 
@@ -75,8 +75,7 @@ class Callbacks:
     def finish(self) -> None:
         """Wait for what still runs in the background."""
         for callback in self._callbacks:
-            if callback.finish is not None:
-                callback.finish()
+            callback.finish()
 
     def label(self) -> dict[str, str]:
         """Return the row's label: what is emulated."""

@@ -1,9 +1,7 @@
 """Every packing gives back the same images and boxes, in any order, process and thread."""
 
 import multiprocessing
-import os
 import pickle
-import signal
 import sys
 import threading
 
@@ -185,16 +183,11 @@ def test_other_programs_read_hdf5_lmdb_and_pth(tmp_path):
 
 
 def in_child(action):
-    """Run something in a fork; it must end well."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(WAIT_S)  # one that waits for a lock of the parent's ends
-        try:
-            action()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """Run something in a fork; it must end well, so it waits for no lock of the parent's."""
+    child = multiprocessing.get_context("fork").Process(target=action, daemon=True)
+    child.start()
+    child.join(WAIT_S)
+    assert child.exitcode == 0
 
 
 @can_fork

@@ -28,6 +28,7 @@ from labkit.contracts import (
 )
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.preprocessing.draws import CLASS_OF, draw
+from labkit.pipeline import Source
 
 DETECTORS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "detector"]
 CLASSIFIERS = [name for name, entry in PREPROCESSORS.items() if entry.batch == "classifier"]
@@ -68,26 +69,19 @@ def random_sample(boxes: int, *, height=480, width=640, sample_id=0) -> Sample:
     )
 
 
-def collate(samples: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    batch = {}
-    for key in samples[0]:
-        arrays = [sample[key] for sample in samples]
-        if key.endswith("_ragged"):
-            batch[key] = np.concatenate(arrays)
-            batch[f"{key}_counts"] = np.array([len(array) for array in arrays], np.int64)
-        else:
-            batch[key] = np.ascontiguousarray(np.stack(arrays))
-    return batch
+def arrive(name: str, samples: list[Sample], input_px: int, device="cpu") -> dict:
+    """What a device gets: tensors."""
+    per_sample = PREPROCESSORS[name].per_sample
+    batch = Source.collate(None, [per_sample(sample, input_px) for sample in samples])
+    return {key: tensor.to(device) for key, tensor in batch.items()}
 
 
-def finish(name: str, samples: list[Sample], input_px: int, device="cpu") -> dict[str, np.ndarray]:
+def finish(name: str, samples: list[Sample], input_px: int) -> dict[str, np.ndarray]:
     """What a step would get, as numpy arrays."""
-    entry = PREPROCESSORS[name]
-    batch = collate([entry.per_sample(sample, input_px) for sample in samples])
-    if entry.on_device is None:
-        return batch
-    on_it = {key: torch.from_numpy(array).to(device) for key, array in batch.items()}
-    return {key: tensor.cpu().numpy() for key, tensor in entry.on_device(on_it, input_px).items()}
+    batch, on_device = arrive(name, samples, input_px), PREPROCESSORS[name].on_device
+    if on_device is not None:
+        batch = on_device(batch, input_px)
+    return {key: tensor.numpy() for key, tensor in batch.items()}
 
 
 def assert_same_work(samples: list[Sample], input_px: int) -> None:
@@ -245,12 +239,10 @@ def test_an_averaging_resize_is_not_the_same_work_as_a_linear_one():
 @pytest.mark.needs_cuda
 def test_finishing_on_cuda_equals_the_cpu_and_never_waits_for_the_device():
     samples = [random_sample(boxes, sample_id=boxes) for boxes in (0, 7, 130)]
-    entry = PREPROCESSORS["on_device"]
-    batch = collate([entry.per_sample(sample, 256) for sample in samples])
-    on_cuda = {key: torch.from_numpy(array).cuda() for key, array in batch.items()}
+    on_cuda = arrive("on_device", samples, 256, "cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        finished = entry.on_device(on_cuda, 256)
+        finished = PREPROCESSORS["on_device"].on_device(on_cuda, 256)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     found = {key: tensor.cpu().numpy() for key, tensor in finished.items()}
