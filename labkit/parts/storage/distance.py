@@ -48,24 +48,14 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteStorage(Storage):
-    """Fetch every image from a server that is as far away, or copy the data from it first."""
+class Distance(Storage):
+    """Copy the data from a server that is as far away."""
 
     rtt_s: float
     """One round trip."""
     bytes_per_s: float
     """The link's bandwidth, shared by all connections."""
     copied_at_once: ClassVar[int] = 8
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether every image comes over a network; see `Storage.is_remote`."""
-        return self.copy is None
-
-    @property
-    def needs_our_reader(self) -> bool:
-        """Whether only our own reader asks the server; see `Storage.needs_our_reader`."""
-        return self.is_remote
 
     @property
     def address(self) -> str:
@@ -103,40 +93,6 @@ class RemoteStorage(Storage):
             os.environ.pop(self._variable, None)
             vars(_KEPT).clear()
             server.close()
-
-    def open(self, reader: Reader, start_method: str) -> Reader:
-        """Return a reader that asks the server; see `Storage.open`.
-
-        Raises:
-            Skip: no run has the server up.
-        """
-        if not self.is_remote:
-            return reader
-        if not self.address:
-            raise Skip(f"{self.name} is there for as long as a run takes; start one")
-        return RemoteReader(reader, self.address)
-
-    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str | int) -> dict[str, object]:
-        """Return a proof without a page cache of this machine; see `Storage.prepare_cache`."""
-        if not self.is_remote:
-            return super().prepare_cache(reader, ids, cache)
-        cache_state.make_warm(reader.reader.files_of(np.sort(ids)))  # the server's own reads
-        return {
-            "wanted": "as found",
-            "method": "none",
-            "measured_by": "remote: no page cache of this machine",
-            "resident_share_before": None,
-        }
-
-    def prove_cache(
-        self, reader: Reader, ids: np.ndarray, proof: dict[str, object]
-    ) -> dict[str, object]:
-        """Complete the proof; see `Storage.prove_cache`."""
-        if not self.is_remote:
-            return super().prove_cache(reader, ids, proof)
-        unknown = ("resident_share_after", "logical_read_bytes", "device_read_bytes")
-        file_bytes = int(reader.image_bytes[ids].sum()) or None
-        return {**proof, **dict.fromkeys(unknown), "file_bytes": file_bytes}
 
     def pieces(self, number: int, file: Path) -> Iterator[bytes]:
         """Fetch a file that is to be copied here; see `Storage.pieces`."""
@@ -183,7 +139,43 @@ class RemoteStorage(Storage):
         return readers * size_bytes / max(took_s, 1e-9)
 
 
-def at_distance(name: str, data: Path) -> RemoteStorage | None:
+@dataclass(frozen=True, kw_only=True)
+class RemoteStorage(Distance):
+    """Fetch every image from the server when it is read."""
+
+    is_remote: ClassVar[bool] = True
+    needs_our_reader: ClassVar[bool] = True
+
+    def open(self, reader: Reader, start_method: str) -> Reader:
+        """Return a reader that asks the server; see `Storage.open`.
+
+        Raises:
+            Skip: no run has the server up.
+        """
+        if not self.address:
+            raise Skip(f"{self.name} is there for as long as a run takes; start one")
+        return RemoteReader(reader, self.address)
+
+    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str | int) -> dict[str, object]:
+        """Return a proof without a page cache of this machine; see `Storage.prepare_cache`."""
+        cache_state.make_warm(reader.reader.files_of(np.sort(ids)))  # the server's own reads
+        return {
+            "wanted": "as found",
+            "method": "none",
+            "measured_by": "remote: no page cache of this machine",
+            "resident_share_before": None,
+        }
+
+    def prove_cache(
+        self, reader: Reader, ids: np.ndarray, proof: dict[str, object]
+    ) -> dict[str, object]:
+        """Complete the proof; see `Storage.prove_cache`."""
+        unknown = ("resident_share_after", "logical_read_bytes", "device_read_bytes")
+        file_bytes = int(reader.image_bytes[ids].sum()) or None
+        return {**proof, **dict.fromkeys(unknown), "file_bytes": file_bytes}
+
+
+def at_distance(name: str, data: Path) -> Distance | None:
     """Read the data from a server as far away, which the run puts up; or copy it from there.
 
     Returns:
@@ -207,7 +199,7 @@ def at_distance(name: str, data: Path) -> RemoteStorage | None:
     if not (hasattr(os, "getuid") and os.access(COPIES, os.W_OK)):
         raise Skip(f"{name} needs {COPIES} to copy to, which this platform does not have")
     copy = copy_in(COPIES, f"labkit-{os.getuid()}-{name}-", data)
-    return RemoteStorage(temporary=True, **copy, **known)
+    return Distance(temporary=True, **copy, **known)
 
 
 class RemoteReader(WrappedReader):

@@ -59,13 +59,10 @@ class Storage:
     needs_our_reader: ClassVar[bool] = False
     """Whether only `open`'s reader waits as the storage would: a library that opens the files by
     itself would not."""
+    is_remote: ClassVar[bool] = False
+    """Whether every image comes over a network, so that no page cache here holds it."""
     copied_at_once: ClassVar[int] = 1
     """Files that are copied at the same time."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether every image comes over a network, so that no page cache here holds it."""
-        return False
 
     @contextlib.contextmanager
     def put_up(
