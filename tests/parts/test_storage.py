@@ -9,9 +9,11 @@ import multiprocessing
 import os
 import re
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from places import folder_in_memory
 
 from labkit.contracts import Skip
 from labkit.machine import page_cache
@@ -38,15 +40,10 @@ def make_files(folder: Path, count: int = 20) -> list[Path]:
 
 
 @pytest.fixture
-def disk(tmp_path):
+def files(tmp_path):
     if describe_medium(tmp_path).filesystem in ("unknown", *KEEPS_FILES):
         pytest.skip("the temporary directory is not on a disk whose files can be evicted")
-    return tmp_path
-
-
-@pytest.fixture
-def files(disk):
-    paths = make_files(disk)
+    paths = make_files(tmp_path)
     if residency(paths)[0] is None:
         pytest.skip("this platform does not say what the page cache holds")
     return paths
@@ -54,10 +51,8 @@ def files(disk):
 
 @pytest.fixture
 def shared_memory():
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("this platform has no /dev/shm")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
+    with folder_in_memory() as folder:
+        yield folder
 
 
 def read_all(paths):
@@ -138,9 +133,9 @@ def test_files_that_do_not_stay_in_memory_skip_warm_with_numbers(shared_memory):
         prepare([path], "warm")
 
 
-def _as_nobody(paths, answer):
+def residency_as_nobody(paths):
     os.setuid(65534)
-    answer.send(page_cache.residency(paths))
+    return page_cache.residency(paths)
 
 
 def test_what_the_kernel_hides_from_a_stranger_is_unknown_not_warm():
@@ -151,14 +146,9 @@ def test_what_the_kernel_hides_from_a_stranger_is_unknown_not_warm():
         paths = make_files(Path(folder), count=2)
         for path in paths:
             path.chmod(0o444)
-        receiver, sender = multiprocessing.Pipe()
-        stranger = multiprocessing.get_context("fork").Process(
-            target=_as_nobody, args=(paths, sender)
-        )
-        stranger.start()
-        assert receiver.poll(PATIENCE_S)
-        assert receiver.recv() == (None, "unknown")
-        stranger.join()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as stranger:
+            found = stranger.submit(residency_as_nobody, paths).result(PATIENCE_S)
+    assert found == (None, "unknown")
 
 
 def test_without_fadvise_cold_is_skipped_and_warm_still_works(tmp_path, monkeypatch):

@@ -67,10 +67,9 @@ def opened(stack, tmp_path, device=None, step=None, **settings):
         step="timed",
         **settings,
     )
-    clock = FakeClock()
-    device = device or EmulatedDevice(PROFILE, clock)
+    device = device or EmulatedDevice(PROFILE, FakeClock())
     step = step or STEPS["timed"](settings, device)
-    return clock, open_callbacks(settings, device, step, stack)
+    return open_callbacks(settings, device, step, stack)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_who_needs_a_steps_result_waits_for_the_emulated_device(tmp_path, settin
     with contextlib.ExitStack() as stack:
         clock = FakeClock()
         device = EmulatedDevice(PROFILE, clock)  # a second per image
-        _, callbacks = opened(stack, tmp_path, device, **settings)
+        callbacks = opened(stack, tmp_path, device, **settings)
         device.compute(2)
         launched_s = clock.now()
         callbacks.after_step(BATCH)
@@ -101,7 +100,7 @@ def test_who_needs_a_steps_result_waits_for_the_emulated_device(tmp_path, settin
 def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, saver):
     before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
-        _, callbacks = opened(stack, tmp_path, checkpoint_every=2, saver=saver)
+        callbacks = opened(stack, tmp_path, checkpoint_every=2, saver=saver)
         for _ in range(5):
             callbacks.after_step(BATCH)
         callbacks.finish()
@@ -121,7 +120,7 @@ def test_a_report_names_the_step_and_the_loss_of_a_real_training(tmp_path, monke
     step = STEPS["timed"](Settings(batch_size=8), EmulatedDevice(PROFILE, FakeClock()))
     step = SimpleNamespace(**{**vars(step), "loss": lambda: next(losses)})
     with contextlib.ExitStack() as stack:
-        _, callbacks = opened(stack, tmp_path, CpuDevice(), step, report_every=2)
+        callbacks = opened(stack, tmp_path, CpuDevice(), step, report_every=2)
         for _ in range(5):
             callbacks.after_step(BATCH)
         (log,) = tmp_path.rglob("*.log")
