@@ -21,7 +21,7 @@ import numpy as np
 from labkit import contracts
 from labkit.contracts import Clock, Device, DeviceBatch, Sample
 from labkit.machine import shared_memory
-from labkit.parts.loading import Outside
+from labkit.parts.loading import Outside, join
 from labkit.parts.packing import Reader
 from labkit.parts.preprocessing import device_bytes, typical_arrays
 from labkit.parts.training import Step
@@ -140,16 +140,9 @@ class Source:
         Returns:
             entry name -> tensor; for every `x_ragged` also `x_ragged_counts`, (B,) int64.
         """
-        import torch
-
         batch = {}
         for name in samples[0]:
-            arrays = [sample[name] for sample in samples]
-            if name.endswith("_ragged"):
-                batch[name] = torch.from_numpy(np.concatenate(arrays))
-                batch[f"{name}_counts"] = torch.tensor([len(array) for array in arrays])
-            else:
-                batch[name] = torch.utils.data.default_collate(arrays)
+            batch |= join(name, [sample[name] for sample in samples])
         return batch
 
     def outside(self) -> Outside:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from labkit.parts.loading.dali import load_with_dali
-from labkit.parts.loading.source import Outside, PinningLoader, Source
+from labkit.parts.loading.source import Outside, PinningLoader, Source, join
 from labkit.parts.loading.tf_data import load_as_published, load_tfrecords, load_with_tf_data
 from labkit.parts.loading.threads import ThreadLoader, load_with_threads
 from labkit.parts.loading.torch_loader import (
@@ -34,6 +34,7 @@ __all__ = [
     "Outside",
     "PinningLoader",
     "ThreadLoader",
+    "join",
 ]
 
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {

@@ -76,6 +76,25 @@ class Outside:
         return np.searchsorted(self.ids, ids).reshape(-1, batch_size)
 
 
+def is_ragged(name: object) -> bool:
+    """Return whether an entry's arrays may differ in length."""
+    return str(name).endswith("_ragged")
+
+
+def join(name: object, entries: list) -> dict[object, object]:
+    """Join one entry of a batch's samples as torch does, ragged arrays end to end.
+
+    Returns:
+        The entry by its name; for `x_ragged` also `x_ragged_counts`, (B,) int64.
+    """
+    import torch
+
+    if not is_ragged(name):
+        return {name: torch.utils.data.default_collate(entries)}
+    counts = torch.tensor([len(each) for each in entries])
+    return {name: torch.from_numpy(np.concatenate(entries)), f"{name}_counts": counts}
+
+
 def threads_of(settings: Settings) -> int:
     """Return the number of threads: as many as torch's loader has workers, at least one."""
     return max(1, settings.num_workers)

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.machine.hardware import cores
-from labkit.parts.loading.source import Source
+from labkit.parts.loading.source import Source, is_ragged, join
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import torch
 
-RAGGED = "_ragged"
 SPARE_BUFFERS = 2  # besides the batches ahead: the one in the loop and the one before it
 TASKS = 8  # into which a batch is divided, for each thread: handing one over takes 10 µs
 KINDS = 16  # of arrays whose memory is kept: batches may differ in shape all the time
@@ -232,7 +231,7 @@ class _Batch:
                 type(sample),
                 {
                     name: (entry.shape, entry.dtype)
-                    if isinstance(entry, np.ndarray) and not _is_ragged(name)
+                    if isinstance(entry, np.ndarray) and not is_ragged(name)
                     else None
                     for name, entry in entries.items()
                 },
@@ -258,17 +257,9 @@ class _Batch:
 
     def finish(self, _: list) -> object:
         """Return the batch once all samples are made."""
-        import torch
-
         batch = {}
         for name, (tensor, rows) in self._columns.items():
-            if tensor is not None:
-                batch[name] = tensor
-            elif _is_ragged(name):
-                batch[name] = torch.from_numpy(np.concatenate(rows))
-                batch[f"{name}_counts"] = torch.tensor([len(each) for each in rows])
-            else:
-                batch[name] = torch.utils.data.default_collate(rows)
+            batch |= join(name, rows) if tensor is None else {name: tensor}
         kind = self._layout[0]
         if kind is dict:
             return batch
@@ -304,7 +295,3 @@ def _as_array(entry: object) -> object:
         except (RuntimeError, TypeError):  # on a device, with a gradient, bfloat16
             return entry
     return entry
-
-
-def _is_ragged(name: object) -> bool:
-    return str(name).endswith(RAGGED)

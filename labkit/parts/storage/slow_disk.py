@@ -113,23 +113,21 @@ class ThrottledDisk(Storage):
             for path in (sequential, *files):
                 page_cache.evict(path)
             shares = [files[number % len(files) :: readers] for number in range(readers)]
-            return [
-                Rate(
+            rates = []
+            for pattern, unit, requested_per_s, read, what in (
+                ("random", "files", READS_PER_S, _read_whole_files, shares),
+                ("sequential", "bytes", SEQUENTIAL_BYTES_PER_S, _read_in_parts, [sequential]),
+            ):
+                time_reads = partial(_time_reads, LEAD_IN_S + seconds, read)
+                rate = Rate(
                     pattern=pattern,
                     unit=unit,
                     readers=len(what),
                     requested_per_s=requested_per_s,
-                    delivered_per_s=_steady_rate(
-                        measure_together(
-                            partial(_time_reads, LEAD_IN_S + seconds, read), what, "fork"
-                        )
-                    ),
+                    delivered_per_s=_steady_rate(measure_together(time_reads, what, "fork")),
                 )
-                for pattern, unit, requested_per_s, read, what in (
-                    ("random", "files", READS_PER_S, _read_whole_files, shares),
-                    ("sequential", "bytes", SEQUENTIAL_BYTES_PER_S, _read_in_parts, [sequential]),
-                )
-            ]
+                rates.append(rate)
+            return rates
 
 
 def on_throttled(data: Path) -> ThrottledDisk:
