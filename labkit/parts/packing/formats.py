@@ -14,6 +14,7 @@ import os
 import struct
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -153,6 +154,7 @@ def write_lmdb(folder: Path, images: int, records: Records) -> None:
 # All environments that this process has open: py-lmdb opens no file twice in a process, and a child
 # must not use its parent's.
 _ENVIRONMENTS: dict[Path, object] = {}
+_READERS: Counter[Path] = Counter()
 _READING = threading.RLock()
 
 
@@ -178,11 +180,15 @@ def open_lmdb(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
             raise KeyError(f"number {i}")
         return record
 
+    with _READING:
+        _READERS[path] += 1
     try:
         yield read
     finally:
         with _READING:
-            _close(path)  # another reader of the file opens it again
+            _READERS[path] -= 1
+            if not _READERS[path]:
+                _close(path)
 
 
 def _close(path: Path) -> None:
