@@ -10,6 +10,7 @@ variant.
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -70,7 +71,7 @@ class Order:
         else:
             ids = np.random.default_rng((self._seed, self.epoch)).permutation(self.image_ids)
         # The epoch travels with the key: persistent workers never see `self.epoch` change.
-        return iter([(self.epoch, int(image_id)) for image_id in ids[self._own]])
+        return zip(itertools.repeat(self.epoch), ids[self._own].tolist())
 
 
 @dataclass(kw_only=True)

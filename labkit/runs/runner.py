@@ -233,8 +233,7 @@ def check_resumable(run: StoredRun) -> None:
 def _describe_data(settings: Settings) -> dict[str, object]:
     open_reader.cache_clear()  # a notebook lives long, and its data may change
     reader = open_original(settings)
-    # Missing files are all named at once when the images are checked.
-    size_bytes = sum(path.stat().st_size for path in reader.paths if path.exists())
+    size_bytes = int(reader.image_bytes.sum())
     return {
         "folder": settings.data,
         "images": len(reader),

@@ -38,7 +38,6 @@ LAYOUTS = (
 
 
 UNFINISHED = ".unfinished.json"  # in a folder whose manifest is still to be written
-NOT_PICKLED = ("paths", "image_bytes")  # large, and quickly found again
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,20 +59,24 @@ class FolderReader:
         return len(self.listing)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in NOT_PICKLED}
+        # Sizes are large, and quickly found again.
+        return {name: value for name, value in vars(self).items() if name != "image_bytes"}
 
-    @cached_property
+    @property
     def paths(self) -> tuple[Path, ...]:
-        """The image files, absolute, in order."""
+        """The image files, absolute, in order; not kept, as each takes 600 bytes."""
         return self.files_of(range(len(self)))
 
     @cached_property
     def image_bytes(self) -> np.ndarray:
         """(N,) int64, the files' sizes; 0 for one that is missing."""
-        # Not of `paths`, which would keep an object for each.
-        files = (path for i in range(len(self)) for path in self.files_of([i]))
-        sizes = (path.stat().st_size if path.exists() else 0 for path in files)
-        return np.fromiter(sizes, np.int64, len(self))
+        return np.fromiter(map(self._size_bytes, range(len(self))), np.int64, len(self))
+
+    def _size_bytes(self, i: int) -> int:
+        try:
+            return (self.root / self.name(i)).stat().st_size
+        except OSError:
+            return 0
 
     def name(self, i: int) -> str:
         """Return a file's path below `root`."""
