@@ -2,7 +2,7 @@
 
     stdin: one line of JSON (what to serve, how late) ─▶ port on stdout ─▶ requests until stdin ends
 
-It gives the listed files, by number, to who knows the secret, and takes what is posted. A thread
+It gives the listed files, by number, to who knows the secret, and takes what they post. A thread
 per connection waits until the answer is due, by the clock and not by lengths of sleep, so that
 waking late is made up for by the next piece. It imports nothing of labkit, so it starts quickly.
 """
@@ -92,8 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         _sleep_until(self.asked_s + self.server.rtt_s)
+        known = self.path == f"/{self.server.secret}"
+        status = b"200 OK" if known else b"404 Not Found"
         # In one packet: two would wake the client twice.
-        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        self.wfile.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 2\r\n\r\n{}")
 
     def _body(self, path: str) -> tuple[int, BinaryIO] | None:
         """Return what a path names: its size and the bytes; None where there is no such thing."""

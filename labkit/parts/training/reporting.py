@@ -15,6 +15,7 @@ import logging
 import os
 import queue
 import re
+import secrets
 import sys
 import threading
 from collections.abc import Callable
@@ -158,7 +159,8 @@ class MetricClient(logging.Handler):
 
     def __init__(self, delay_ms: int) -> None:
         super().__init__()
-        late = {"files": [], "secret": "", "bytes_per_s": 1, "rtt_s": delay_ms / 1e3}
+        self._path = f"/{secrets.token_urlsafe(16)}"
+        late = {"files": [], "secret": self._path[1:], "bytes_per_s": 1, "rtt_s": delay_ms / 1e3}
         self._server = Helper("the metric server", PROGRAM, late)
         self._connection = HTTPConnection("127.0.0.1", self._server.ready["port"])
 
@@ -166,7 +168,7 @@ class MetricClient(logging.Handler):
         """Post one report."""
         body = json.dumps({"report": self.format(record)}).encode()
         try:
-            self._connection.request("POST", "/", body, {"Content-Type": "application/json"})
+            self._connection.request("POST", self._path, body, {"Content-Type": "application/json"})
             self._connection.getresponse().read()
         except (OSError, HTTPException):
             self._connection.close()  # the next report opens a new one

@@ -4,6 +4,7 @@ Run: python -m pytest tests/parts/training/test_reporting.py
 """
 
 import contextlib
+import http.client
 import logging
 import os
 import sys
@@ -132,6 +133,16 @@ def test_a_server_that_is_gone_is_a_failed_report(tmp_path):
         for _ in range(2):
             with pytest.raises(OSError, match="report must reach http_0ms, got"):
                 opened.write("x")
+
+
+def test_the_server_is_on_this_machine_and_answers_who_knows_its_token(tmp_path):
+    with reports("http_0ms", tmp_path):
+        listening = [one for one in newest_child().net_connections() if one.status == "LISTEN"]
+        (address,) = {one.laddr for one in listening}
+        assert address.ip == "127.0.0.1"
+        with contextlib.closing(http.client.HTTPConnection(*address)) as stranger:
+            stranger.request("POST", "/", b"{}")
+            assert stranger.getresponse().status == 404
 
 
 def test_what_the_server_takes_is_not_the_trials_cpu_time(tmp_path):
