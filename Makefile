@@ -33,7 +33,7 @@ test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
 	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder -m "not alone"
-	$(BIN)/pytest -m alone tests/diagnosis tests/parts/test_slow_disk.py
+	$(BIN)/pytest -m alone
 
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu

@@ -78,7 +78,7 @@ class Settings:
     batch_size: int | None = None
     """Images per step."""
     ranks: int = 1
-    """Processes that train together, as torchrun starts them; they share the loader workers."""
+    """Processes that train together, as under torchrun; they share the loader workers."""
     exchange: str = "all_reduce"
     """How ranks exchange gradients: all_reduce, noop, no_sync, or by a modelled link: 100mbit."""
     prefetcher: str = "none"

@@ -1,4 +1,4 @@
-"""Ranks: the processes that train together in one trial, as torchrun starts them.
+"""Ranks: the processes that train together in one trial, as under torchrun.
 
     rank 0, the trial's process ─fork─▶ rank 1 … N-1
     every rank: meet ─ its share of the epoch's images, meeting at every step ─ gather
