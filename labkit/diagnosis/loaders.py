@@ -6,8 +6,10 @@ generators; `random_state_kept` restores their states after iterating over one.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import dataclasses
+import os
 import random
 import reprlib
 import sys
@@ -102,8 +104,8 @@ def copied(
 
     values = {"_iterator": None, "_get_iterator": get_iterator, "_iterators": iterators, **changes}
     values["_copy_of"] = getattr(loader, "_copy_of", loader)
-    if start is not None:
-        values["worker_init_fn"] = partial(_start, start, loader.worker_init_fn)
+    functions = (start, values.get("worker_init_fn", loader.worker_init_fn))
+    values["worker_init_fn"] = partial(_start, functions)
     if not values.get("num_workers", loader.num_workers):  # torch refuses them then
         values |= {"timeout": 0, "prefetch_factor": None, "persistent_workers": False}
     else:
@@ -136,10 +138,13 @@ def end_workers(loader: object) -> None:
                 iterator._shutdown_workers()
 
 
-def _start(first: Callable[[int], None], own: Callable[[int], None] | None, number: int) -> None:
-    first(number)
-    if own is not None:
-        own(number)
+def _start(functions: tuple[Callable[[int], None] | None, ...], number: int) -> None:
+    # A copy is often broken off.  A spawned worker that then ends while a thread of it computes, or
+    # sends a batch, aborts (torch cannot be unwound).  With this it ends as a forked worker does.
+    atexit.register(os._exit, 0)
+    for function in functions:
+        if function is not None:
+            function(number)
 
 
 def limit_threads(own: Callable[[int], None] | None, number: int) -> None:

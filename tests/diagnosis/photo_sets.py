@@ -106,6 +106,22 @@ class BrokenPhotos(Photos):
         return super().__getitem__(i)
 
 
+class BusyPhotos(Photos):
+    """Computes in a thread that nobody ends."""
+
+    thread = None
+
+    def __getitem__(self, i):
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.compute, daemon=True)
+            self.thread.start()
+        return super().__getitem__(i)
+
+    def compute(self):
+        while True:
+            torch.ones(300, 300) @ torch.ones(300, 300)
+
+
 KINDS = {
     "map": Photos,
     "subset": lambda folder: Subset(Photos(folder), range(48)),

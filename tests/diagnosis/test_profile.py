@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from photo_sets import BrokenPhotos, Photos, PhotoStream
+from photo_sets import BrokenPhotos, BusyPhotos, Photos, PhotoStream
 from torch.utils.data import DataLoader
 
 from labkit.diagnosis import profile
@@ -62,12 +62,12 @@ def test_without_workers_all_is_in_the_main_process_and_shown_without_loading_an
     assert len(shown) < 100_000
 
 
-def test_spawned_workers_are_in_the_graph(photos):
-    loader = DataLoader(
-        Photos(photos), batch_size=4, num_workers=1, multiprocessing_context="spawn"
-    )
+@pytest.mark.parametrize("kind", [Photos, BusyPhotos])
+def test_spawned_workers_are_in_the_graph_and_end_quietly(photos, kind, capfd):
+    loader = DataLoader(kind(photos), batch_size=4, num_workers=1, multiprocessing_context="spawn")
     graph = call_graph(loader, train_step, seconds=SECONDS)
     assert "imdecode" in functions(graph, "workers")
+    assert (graph.error, capfd.readouterr().err) == (None, "")
 
 
 def test_a_step_that_raises_ends_the_profile_and_keeps_it(photos):
