@@ -20,8 +20,8 @@ from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.storage import STORAGES
 from labkit.parts.training import LOSSES, STEPS, Step
 from labkit.report.advise import advise
+from labkit.report.charts import compare
 from labkit.report.charts import timeline as timeline_chart
-from labkit.report.comparison import compare
 from labkit.report.doctor import describe_data, doctor
 from labkit.report.run import (
     Run,

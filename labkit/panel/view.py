@@ -34,7 +34,7 @@ from labkit.panel.form import Form, help_line, row
 from labkit.report import run as runs
 from labkit.report.advise import GB, advise
 from labkit.report.bars import mimebundle, write
-from labkit.report.comparison import Comparison, compare
+from labkit.report.charts import compare
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import forecast
 from labkit.runs.store import (
@@ -49,6 +49,7 @@ from labkit.runs.store import (
 
 if TYPE_CHECKING:
     from ipywidgets import VBox, Widget
+    from matplotlib.figure import Figure
 
 STYLE = """<style>
 .labkit-panel { color: var(--jp-ui-font-color1, #1a1a1a); padding: 8px; max-width: 1100px; }
@@ -353,7 +354,8 @@ class Panel:
         run = runs.find_run(folder)
         self._shown = [folder]
         has_trials = any(trial.status == "ok" for trial in run.trials)
-        self._result.value = result_html(run) if has_trials else NOTHING
+        result = picture_html(run.chart()) + run.table().to_html() if has_trials else NOTHING
+        self._result.value = result
 
     def _allow(self) -> None:
         """Enable the buttons that can be pressed now."""
@@ -398,7 +400,7 @@ class Panel:
             self._draw(folders[0])
             said = f"shows {folders[0].name}, {status_of(folders[0])}"
         else:
-            self._result.value = result_html(compare([load_run(one) for one in folders]))
+            self._result.value = picture_html(compare([load_run(one) for one in folders]))
             self._shown = list(folders)
             said = f"shows {len(folders)} runs side by side"
         current = job.current()
@@ -467,7 +469,7 @@ def export(folders: Sequence[Path], form: str, results: Path) -> Path:
             return runs.report(shown, results=results, markdown=False)[0]
         path = unused(results / REPORTS / f"{shown[0].info['experiment']}-chart.{form.lower()}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write(compare(shown).chart(), path)
+        return write(compare(shown), path)
 
 
 # --- what is shown, as HTML -----------------------------------------------------------------
@@ -501,10 +503,9 @@ def again_html(request: Request, results: str) -> str:
     return f"<details><summary>the same as a command line and in Python</summary>{blocks}</details>"
 
 
-def result_html(result: runs.Run | Comparison) -> str:
-    """Show the chart and the table of a run, or of several beside one another."""
-    picture = mimebundle(result.chart())[0]["text/html"]
-    return picture + result.table()._repr_html_()
+def picture_html(figure: Figure) -> str:
+    """Show a chart."""
+    return mimebundle(figure)[0]["text/html"]
 
 
 def status_of(folder: Path) -> str:

@@ -289,7 +289,6 @@ def frame(
     *,
     shown: Sequence[str] = (),
     columns: int = 5,
-    legend_title: str | None = None,
 ) -> None:
     """Set the figure's height, and write its title, legend and footer.
 
@@ -303,7 +302,6 @@ def frame(
         handles: what the legend explains.
         shown: what the axes show, in words.
         columns: of the legend.
-        legend_title: above the legend.
     """
     sentences = [*(line.text for line in title), *shown, *footer.split("\n")]
     ends = ("?", "!", ".", "？", "。")
@@ -311,7 +309,7 @@ def frame(
     foot = wrap(footer, FOOTER_CHARS)
     foot_in = PAD_IN / 2 + (FOOTER_PT * 0.019 * (1 + foot.count("\n")) if foot else 0)
     lines = 1 + max((handle.get_label().count("\n") for handle in handles), default=0)
-    legend_lines = -(-len(handles) // columns) * lines + bool(legend_title)
+    legend_lines = -(-len(handles) // columns) * lines
     bottom_in = foot_in + (LEGEND_LINE_IN * legend_lines + PAD_IN if handles else 0)
     top_in = 1.5 * PAD_IN + sum(line.height_in for line in title)
     whole_in = bottom_in + content_in + top_in
@@ -324,24 +322,18 @@ def frame(
         figure.legend(
             handles=handles, loc="lower left", ncols=columns, borderaxespad=0, borderpad=0,
             bbox_to_anchor=(left, (foot_in + PAD_IN / 2) / whole_in),
-            title=legend_title, alignment="left", title_fontsize=9,
         )  # fmt: skip
     at_in = whole_in - PAD_IN
     for line in title:
-        figure.text(left, at_in / whole_in, line.wrapped, va="top", **font(line))
+        figure.text(
+            left, at_in / whole_in, line.wrapped, va="top", size=line.size, weight=line.weight,
+            color=line.color, style=line.style, linespacing=1.25,
+        )  # fmt: skip
         at_in -= line.height_in
     figure.text(
         left, PAD_IN / 2 / whole_in, foot, size=FOOTER_PT, color=SOFT_INK, va="bottom",
         linespacing=1.25,
     )  # fmt: skip
-
-
-def font(line: Line) -> dict[str, object]:
-    """Return how a line of the title is written."""
-    return {
-        "size": line.size, "weight": line.weight, "color": line.color, "style": line.style,
-        "linespacing": 1.25,
-    }  # fmt: skip
 
 
 # --- files --------------------------------------------------------------------------------

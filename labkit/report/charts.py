@@ -28,16 +28,13 @@ from labkit.report.bars import (
     AXIS_IN,
     INK,
     LOOKS,
-    PAD_IN,
     SOFT_INK,
     WARNING_INK,
-    WIDTH_IN,
     Bar,
     BarRow,
     Line,
     describe_rows,
     draw_rows,
-    font,
     frame,
     height_in,
     legend_of,
@@ -51,6 +48,8 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from labkit.runs.store import StoredRun
 
 NORMALIZED = "normalized epoch time (lower is better)"
 SHOWN = "Normalized epoch time [95 % confidence interval], lower is better"
@@ -230,52 +229,45 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
 # --- runs side by side ----------------------------------------------------------------------
 
 
-APART = "each run against its own baseline; no run is divided by another"
+MOST_RUNS = 6
 
 
-def side_by_side(summaries: Sequence[Summary]) -> Figure:
-    """Draw runs of one experiment one below the other, along one axis; see `lab.compare`."""
-    end = _axis_end([row for summary in summaries for row in summary.rows])
-    rows = [[_times_row(summary, row) for row in summary.rows] for summary in summaries]
-    titles = [_title_of_run(summary) for summary in summaries]
-    heights_in = []
-    for lines, bars in zip(titles, rows):
-        heights_in += [PAD_IN + sum(line.height_in for line in lines), height_in(bars)]
-    shown = []
-    with page() as figure:
-        grid = figure.add_gridspec(len(heights_in), 1, height_ratios=heights_in)
-        for i, (lines, bars) in enumerate(zip(titles, rows)):
-            axes = figure.add_subplot(grid[2 * i + 1])
-            _draw_times(axes, bars, end)
-            shown += [*(line.text for line in lines), *describe_rows(bars)]
-            above_in = PAD_IN / 2
-            for line in reversed(lines):
-                axes.annotate(
-                    line.wrapped, (PAD_IN / WIDTH_IN, 1), (0, 72 * above_in),
-                    xycoords=("figure fraction", "axes fraction"), textcoords="offset points",
-                    va="bottom", in_layout=False, **font(line),
-                )  # fmt: skip
-                above_in += line.height_in
-        frame(
-            figure,
-            [Line(summaries[0].question, 13, "bold"), Line(APART, color=SOFT_INK)],
-            "",
-            sum(heights_in) + 0.45 * len(summaries),
-            _times_legend([row for bars in rows for row in bars]),
-            shown=[SHOWN, *shown],
-            legend_title=NORMALIZED,
+def compare(runs: Sequence[StoredRun]) -> Figure:
+    """Draw runs of one experiment along one axis, each against its own baseline.
+
+    Runs differ in mode, machine and stand-ins: nothing is computed across them, and what differs
+    is written with each.
+
+    Args:
+        runs: one to six of the same experiment, of any machine and mode.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
+
+    Raises:
+        ValueError: there are none or too many, they belong to several experiments, or their
+            variants are in groups.
+    """
+    names = list(dict.fromkeys(str(run.info["experiment"]) for run in runs))
+    if len(names) != 1 or len(runs) > MOST_RUNS or any(run.info.get("groups") for run in runs):
+        raise ValueError(
+            f"runs must be 1 to {MOST_RUNS} runs of one experiment without groups, got "
+            f"{len(runs)} of {', '.join(names) or 'none'}; show others one by one: lab.chart(run)"
         )
-    return figure
-
-
-def _title_of_run(summary: Summary) -> list[Line]:
-    about = [words.origin(summary.info), *words.plain_labels(summary)]
-    lines = [
-        Line(" · ".join(words.how_measured(summary)), weight="bold"),
-        Line(" · ".join(filter(None, about)), color=SOFT_INK),
-        Line(" · ".join(stand_ins(summary)), weight="bold", color=WARNING_INK),
-    ]
-    return [line for line in lines if line.text]
+    apart = "each run against its own baseline; no run is divided by another"
+    title = [Line(runs[0].summary.question, 13, "bold"), Line(apart, color=SOFT_INK)]
+    rows, found = [], []
+    for number, summary in enumerate((run.summary for run in runs), 1):
+        stood_in = stand_ins(summary)
+        conditions = " · ".join([*words.how_measured(summary), *stood_in])
+        ink = WARNING_INK if stood_in else INK
+        title.append(Line(f"Run {number}: {conditions}", weight="bold", color=ink))
+        about = filter(None, [words.origin(summary.info), *words.plain_labels(summary)])
+        title.append(Line(" · ".join(about), color=SOFT_INK))
+        for row in summary.rows:
+            rows.append(replace(_times_row(summary, row), name=f"{number}: {row.variant}"))
+            found.append(row)
+    return _on_one_axis(rows, found, title, "", _times_legend(rows))
 
 
 # --- epochs ---------------------------------------------------------------------------------

@@ -189,24 +189,38 @@ def test_bars_are_as_long_as_the_epochs_and_beside_them_is_where_the_bytes_came_
 
 def test_runs_share_one_axis_and_each_shows_its_own_numbers_machine_and_stand_ins():
     runs = [fake_machine_run(), their_run(), fake_machine_run({"original": 1.0, "slow": 7.0})]
-    figure = charts.side_by_side([run.summary for run in runs])
-    assert len({axes.get_xlim() for axes in figure.axes}) == 1
-    for axes, run in zip(figure.axes, runs, strict=True):
-        rows = run.summary.rows
-        assert lengths(axes) == [row.normalized_time for row in rows]
-        assert marks(axes, "o") == sorted(x for row in rows for x in row.ratios)
-        assert axes.patches[0].get_hatch() == "////"  # its own baseline
-        for row in rows:
-            assert f"{row.variant}: {units.normalized(row.normalized_time)}" in figure.get_label()
+    figure = lab.compare(runs)
+    (axes,) = figure.axes
+    rows = [(n, row) for n, run in enumerate(runs, 1) for row in run.summary.rows]
+    assert lengths(axes) == [row.normalized_time for _, row in rows]
+    assert marks(axes, "o") == sorted(x for _, row in rows for x in row.ratios)
+    assert [bar.get_hatch() for bar in axes.patches].count("////") == len(runs)  # a baseline each
+    for n, row in rows:
+        assert f"{n}: {row.variant}: {units.normalized(row.normalized_time)}" in figure.get_label()
     written = everything_written(figure)
     for part in (
-        "quick mode · 3 blocks", "full mode · 8 blocks", "2025-03-04 05:06 UTC", "16 cores",
-        "NVIDIA H200 (machine abcdef)", "Simulated GPU, 460 images/s",
+        "Run 1: quick mode · 3 blocks · Simulated GPU, 460 images/s", "Run 2: full mode · 8 blocks",
+        "2025-03-04 05:06 UTC", "16 cores", "NVIDIA H200 (machine abcdef)", "faster",
         "each run against its own baseline; no run is divided by another",
         "torch 2.13.0", "torch 2.12.0", "run mine", "run theirs",
     ):  # fmt: skip
         assert part in written
     assert "ada" not in written
+
+
+@pytest.mark.parametrize(
+    ("runs", "got"),
+    [
+        ([], "0 of none"),
+        ([fake_machine_run(), fake_machine_run(experiment="storage")], "2 of prefetching, storage"),
+        ([fake_grouped_run()], "1 of operations"),
+        ([fake_machine_run()] * 7, "7 of prefetching"),
+    ],
+)
+def test_what_cannot_stand_side_by_side_is_refused_by_name(runs, got):
+    message = f"runs must be 1 to 6 runs of one experiment without groups, got {got}; show others"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lab.compare(runs)
 
 
 # --- dial -----------------------------------------------------------------------------------
@@ -460,14 +474,14 @@ AWKWARD = {
     "epochs, nothing": lambda: charts.epochs(
         summarize(fake_media_info(skipped=dict.fromkeys(MEDIA, "no disk")), [])
     ),
-    "six runs": lambda: lab.compare([fake_machine_run(), their_run()] * 3).chart(),
+    "six runs": lambda: lab.compare([fake_machine_run(), their_run()] * 3),
     "runs, long names": lambda: lab.compare(
         [fake_machine_run(long_names(TIMES), name=LONG), their_run()]
-    ).chart(),
-    "runs, nothing": lambda: lab.compare([NO_ROWS, their_run(), NO_ROWS]).chart(),
+    ),
+    "runs, nothing": lambda: lab.compare([NO_ROWS, their_run(), NO_ROWS]),
     "runs, nothing known": lambda: lab.compare(
         [fake_machine_run(provenance={}, created_utc=None)] * 2
-    ).chart(),
+    ),
     "dial": lambda: dial("logs", all_of("logs")),
     "dial, much noise": lambda: dial(
         "metric_reports", all_of("metric_reports"), noise=0.4, blocks=2
