@@ -245,8 +245,8 @@ def _joined(logs: Sequence[Mapping[str, object]]) -> dict[str, object]:
 def why_disturbed(log: Mapping[str, object]) -> str:
     """Return what kept the machine from being a trial's own; empty where nothing did.
 
-    What could not be watched is no reason, see `unwatched`.  Earlier versions recorded
-    neither free_cores nor busiest_program.
+    What could not be watched is no reason, see `unwatched`.  Earlier versions did not record
+    free_cores.
     """
     steal, others = log.get("steal_share") or 0.0, log.get("other_cores") or 0.0
     allowed = max(MIN_OTHER_CORES, MAX_OTHER_SHARE * (log.get("free_cores") or 0.0))
@@ -254,10 +254,7 @@ def why_disturbed(log: Mapping[str, object]) -> str:
     if steal > MAX_STEAL_SHARE:
         return f"{units.percent(steal)} of the CPU time was stolen by other machines"
     if others > allowed:
-        reason = f"other programs took {units.percent(others)} of a core"
-        if name := log.get("busiest_program"):
-            reason += f", {name} {units.percent(log.get('busiest_program_cores'))}"
-        return reason
+        return f"other programs took {units.percent(others)} of a core"
     if swapped:
         return f"{units.count(swapped, 'page')} {SWAPPED}"
     if (gpu := log.get("other_gpu_share") or 0.0) > MAX_OTHER_GPU_SHARE:

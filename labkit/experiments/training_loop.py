@@ -37,8 +37,6 @@ JITTER_MS = 6
 def loss(base: Settings) -> Experiment:
     """Compare a loss that loops over boxes with the same loss in threads and vectorized.
 
-    The rows give the operators and kernels that each calls.
-
     Source: [001] 4.1.
     """
     base = replace(base, batch_size=base.batch_size or LOOPS_BATCH_SIZE, epochs=1)

@@ -11,7 +11,6 @@ programs disturb, too.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 
 from labkit.machine import helper, procfs
@@ -20,18 +19,10 @@ from labkit.machine.usage import own_cpu_s
 # CPU times in which no program of this machine ran; guest time is part of user and nice time.
 NOT_BUSY = ("idle", "iowait", "steal")
 GUEST = ("guest", "guest_nice")
-# A program that takes less is not worth its name in the record.
-NAMED_MIN_CORES = 0.05
 
 
-def disturbance() -> dict[str, object]:
-    """Take a snapshot of the machine's counters, for `since`.
-
-    It reads the CPU time of every process: 5 ms for 100 processes.
-
-    Returns:
-        `*_s` and `*_pages` are counters; `programs` maps process ids to (name, CPU seconds).
-    """
+def disturbance() -> dict[str, float | None]:
+    """Take a snapshot of the machine's counters, for `since`."""
     import psutil
 
     times = psutil.cpu_times()._asdict()
@@ -45,11 +36,10 @@ def disturbance() -> dict[str, object]:
         "steal_s": times.get("steal"),
         "swapped_in_pages": pages.get("pswpin"),
         "swapped_out_pages": pages.get("pswpout"),
-        "programs": _programs(),
     }
 
 
-def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
+def since(before: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return what disturbed the machine since a snapshot; None where that is unknown.
 
     Args:
@@ -58,18 +48,14 @@ def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
     Returns:
         duration_s; steal_share (of all CPU time); other_cores (cores kept busy by programs
         that are not this process, its children or the run's own helpers); free_cores (cores that
-        these did not use); busiest_program and busiest_program_cores (the name of the other
-        program that took most, and how much; None where it took little); and swapped pages.
+        these did not use); and swapped pages.
     """
     now = disturbance()
     spent = {
         name: None if now[name] is None or value is None else now[name] - value
         for name, value in before.items()
-        if name != "programs"
     }
     duration_s = max(spent["clock_s"], 1e-9)
-    name, program_s = _busiest(before["programs"], now["programs"])
-    is_named = program_s >= NAMED_MIN_CORES * duration_s
     other_cores = free_cores = steal_share = None
     if spent["cpu_s"] and spent["steal_s"] is not None:
         steal_share = max(spent["steal_s"] / spent["cpu_s"], 0.0)
@@ -83,8 +69,6 @@ def since(before: Mapping[str, object]) -> dict[str, float | str | None]:
         "steal_share": steal_share,
         "other_cores": other_cores,
         "free_cores": free_cores,
-        "busiest_program": name if is_named else None,
-        "busiest_program_cores": program_s / duration_s if is_named else None,
         "swapped_in_pages": spent["swapped_in_pages"],
         "swapped_out_pages": spent["swapped_out_pages"],
     }
@@ -101,32 +85,3 @@ def _own_s() -> float:
         except psutil.Error:
             continue  # it has ended: its time now counts as another program's
     return own_s
-
-
-def _programs() -> dict[int, tuple[str, float]]:
-    """Return process id -> name and CPU seconds.
-
-    Ended children are left out: they would add all that they ever took, at once.
-    """
-    import psutil
-
-    return {
-        process.pid: (process.info["name"], sum(process.info["cpu_times"][:2]))
-        for process in psutil.process_iter(["name", "cpu_times"])
-        if process.info["name"] and process.info["cpu_times"]  # None: not ours to see
-    }
-
-
-def _busiest(
-    before: Mapping[int, tuple[str, float]], now: Mapping[int, tuple[str, float]]
-) -> tuple[str | None, float]:
-    """Return the other program that took most CPU time, and its seconds."""
-    import psutil
-
-    this = psutil.Process()
-    own = {this.pid, *(child.pid for child in this.children(recursive=True)), *helper.pids()}
-    spent_s = Counter()
-    for number in now.keys() - own:
-        name, total_s = now[number]
-        spent_s[name] += total_s - before.get(number, (name, 0.0))[1]
-    return max(spent_s.items(), key=lambda item: item[1], default=(None, 0.0))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SIZE_WEIGHT = 0.1  # sizes are in cells, tens of times larger than offsets
 OFFSET_WEIGHT = 1.0
-TYPICAL_BOXES = 7  # COCO has 7.3 boxes per image on average
 VECTORIZED = "vectorized"
 
 
@@ -160,35 +159,6 @@ def mask_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if "mask" in batch:
         return batch["mask"]
     return _first_slots(batch["boxes_ragged_counts"])
-
-
-def count_operators(loss_of: Callable[..., torch.Tensor], batch_size: int) -> int:
-    """Count the ATen operators that one step's loss calls, forward and backward.
-
-    Args:
-        loss_of: a loss of `LOSSES` that runs in one thread.
-        batch_size: images in a batch, of `TYPICAL_BOXES` boxes each.
-    """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    calls = 0
-
-    class Counting(TorchDispatchMode):
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            return False  # else torch imports its compiler here, in 4 s of every trial
-
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            nonlocal calls
-            calls += 1
-            return operator(*args, **(kwargs or {}))
-
-    work = host_loss(loss_of, batch_size)
-    mask = _first_slots(torch.full((batch_size,), TYPICAL_BOXES))
-    with Counting():
-        work(mask)
-    return calls
 
 
 def _focal_sum(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

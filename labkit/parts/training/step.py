@@ -17,9 +17,7 @@ from labkit.parts.training.exchange import distribute
 from labkit.parts.training.loss import (
     LOOPS,
     LOSSES,
-    TYPICAL_BOXES,
     VECTORIZED,
-    count_operators,
     host_loss,
     mask_of,
 )
@@ -163,22 +161,10 @@ TAKES = {"detector": "detector", "classifier": "classifier", "small_classifier":
 
 
 def label(settings: Settings) -> dict[str, str]:
-    """Return the row's labels of a loss or precision that is not the default.
-
-    Returns:
-        loss: how many operators it calls in a step; precision: the number format.
-    """
+    """Return the row's labels of an emulated loss, and of a precision that is not the default."""
     labels = {}
-    if settings.loss in LOOPS and settings.step != "nothing":
-        # Threads call what the loops call, but only one thread's calls can be counted.
-        counted = "loops" if settings.loss == "threads" else settings.loss
-        calls = count_operators(LOSSES[counted], settings.batch_size)
-        fewest = count_operators(LOSSES[VECTORIZED], settings.batch_size)
-        host_only = ", the host's cost only" if settings.device == "emulated" else ""
-        labels["loss"] = (
-            f"{calls:,} operator calls a step at {TYPICAL_BOXES} boxes an image "
-            f"({VECTORIZED}: {fewest:,}){host_only}"
-        )
+    if settings.loss in LOOPS and settings.step == "timed":
+        labels["loss"] = "in loops, the host's cost only"
     if settings.precision == "amp":
         dtype = str(_amp_dtype(settings.device)).removeprefix("torch.")
         scaled = ", loss scaled" if dtype == "float16" else ""

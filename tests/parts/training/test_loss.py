@@ -6,14 +6,13 @@ Run: python -m pytest tests/parts/training/test_loss.py
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
 from training_batches import BATCH_SIZE, make_batch, random_prediction
 
 from labkit.contracts import MAX_BOXES
-from labkit.parts.training import LOOPS, LOSSES, STEPS, label
+from labkit.parts.training import LOSSES, STEPS, label
 from labkit.settings import Settings
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
@@ -85,15 +84,7 @@ def test_the_emulated_step_does_a_loops_work_between_forward_and_backward(name, 
     assert (first, last) == (pytest.approx(2 / 3), pytest.approx(4 / 3))  # of two images
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_row_says_how_many_operators_its_loss_calls(name):
-    settings = Settings(loss=name, batch_size=2, device="cpu", step="detector")
-    said = label(settings)["loss"]
-    found = re.fullmatch(
-        r"([\d,]+) operator calls a step at 7 boxes an image \(vectorized: (\d+)\)", said
-    )
-    calls, fewest = (int(number.replace(",", "")) for number in found.groups())
-    assert calls > 50 * fewest
-    emulated = Settings(loss=name, batch_size=2, device="emulated", step="timed")
-    assert label(emulated)["loss"].endswith(", the host's cost only")
-    assert label(Settings(step="nothing", loss=name, batch_size=2)) == {}
+def test_a_row_says_that_only_the_hosts_part_of_an_emulated_loss_is_real():
+    emulated = Settings(loss="loops", device="emulated", step="timed")
+    assert label(emulated) == {"loss": "in loops, the host's cost only"}
+    assert label(Settings(loss="loops", device="cpu", step="detector")) == {}
