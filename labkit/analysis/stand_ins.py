@@ -88,6 +88,8 @@ def stand_ins(summary: Summary) -> list[str]:
                         line = f"{stand_in_name(kind, label)} at several speeds"
                     elif kind == "accelerator" and label in base.get(kind, "").split(" / "):
                         line += _beside_the_loader(summary)
+                    elif measured and split_label(label)[1] == measured[i].name:
+                        line = stand_in_name(kind, label)  # its variants are named by the details
                     found.setdefault(line[0].upper() + line[1:], []).append(i)
     return [
         line if len(places) == len(labels) else f"{line}: {_names(measured, places)}"

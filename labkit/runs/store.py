@@ -51,7 +51,8 @@ SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": A_PLACE}
 # of the fields below it, or what replaces its value in a share file (None: nothing).
 LOCAL = {
     "variants": {".*": SETTINGS},
-    "request": {"settings": SETTINGS, "variants": {".*": SETTINGS}},
+    # Without its data, as it is run again with others.
+    "request": {"settings": {**SETTINGS, "data": None}, "variants": {".*": SETTINGS}},
     "settings": SETTINGS,
     "data": {"folder": None},
     "storages": {NAME: {"device|remark": None}, ".*": None},

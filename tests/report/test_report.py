@@ -292,3 +292,22 @@ def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty):
         assert page.evaluate(wide) == 0
     assert dialogs == []
     assert {url.split(":")[0] for url in asked} <= {"file", "data"}
+
+
+def test_on_paper_claims_are_whole_and_what_is_folded_of_a_run_is_left_out(tmp_path):
+    if reason := why_no_browser():
+        pytest.skip(reason)
+    runs = [make_run(tmp_path), make_run(tmp_path, experiment="mine")]
+    (path,) = lab.report(runs, tmp_path / "out", markdown=False)
+    with browse() as browser:
+        page = browser.new_page()
+        page.goto(path.as_uri())
+
+        def shown(what):
+            seen = page.locator(what).evaluate_all("all => all.map(one => one.checkVisibility())")
+            return set(seen)
+
+        folds = "section[id^=run] summary"
+        assert (shown(".claim p"), shown(folds)) == ({False}, {True})
+        page.emulate_media(media="print")
+        assert (shown(".claim p"), shown(folds)) == ({True}, {False})
