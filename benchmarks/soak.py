@@ -79,6 +79,7 @@ class Session:
     def by_form(self) -> None:
         """Run by the form; perhaps cancel and resume."""
         box = lab.panel(self._experiment(), blocks=2, results=self.results)
+        box._view_count = 1  # as a page counts that shows it
         _press(box, "Run")
         if self._rng.random() < 0.5 and not job.current().wait(self._rng.uniform(0, RUN_S)):
             _press(box, "Cancel")
@@ -86,6 +87,7 @@ class Session:
             if job.current().state == "cancelled":
                 _press(box, "Resume")
         _end_job()
+        box._view_count = 0  # its cell was run again
         ipywidgets.Widget.close_all()
         assert job.current().state == "finished", job.current().error
 
