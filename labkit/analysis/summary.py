@@ -9,7 +9,7 @@ steps are not.  A variant without numbers keeps its row, with the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean, stdev
 
@@ -368,13 +368,6 @@ def in_common(mappings: Collection[Mapping[str, object]]) -> dict[str, object]:
 
 # --- any two variants of a run -----------------------------------------------------
 
-# Which of a trial's epochs are compared.
-EPOCHS: dict[str, Callable[[Sequence[float]], float]] = {
-    "epoch 1": lambda epochs_s: epochs_s[0],
-    "later": lambda epochs_s: fmean(epochs_s[1:]),
-    "total": sum,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
@@ -391,23 +384,24 @@ class Ratio:
 
 
 def ratios(
-    summary: Summary, wanted: Sequence[tuple[Row, Row, str]]
-) -> dict[tuple[str, str, str], Ratio]:
+    summary: Summary, wanted: Sequence[tuple[Row, Row]], which: str
+) -> dict[tuple[str, str], Ratio]:
     """Compare variants with each other, in any mode.
 
     Args:
         summary: what `summarize` returns.
-        wanted: one row, the row it is divided by, which times, as of `log_times`.
+        wanted: one row, and the row it is divided by.
+        which: times, as of `log_times`.
 
     Returns:
-        (variant, the one it is divided by, which epochs) -> ratio, for those with a block in
-        common; with a verdict where the run is judged and they have enough blocks.
+        (variant, the one it is divided by) -> ratio, for those with a block in common; with a
+        verdict where the run is judged and they have enough blocks.
     """
     log_ratios = {}
-    for one, other, which in wanted:
+    for one, other in wanted:
         a, b = log_times(one, which), log_times(other, which)
         if shared := [block for block in a if block in b]:
-            log_ratios[one.variant, other.variant, which] = [a[x] - b[x] for x in shared]
+            log_ratios[one.variant, other.variant] = [a[x] - b[x] for x in shared]
     testable = [key for key, d in log_ratios.items() if len(d) >= 2]
     tests = dict(zip(testable, judge([log_ratios[key] for key in testable], stable=summary.stable)))
     compared = {}
@@ -426,18 +420,14 @@ def log_times(row: Row, which: str) -> dict[int, float]:
 
     Args:
         row: a variant's.
-        which: one of `EPOCHS`; or steady: the time per image after the first batch.
+        which: total: the epochs added up; steady: the time per image after the first batch.
     """
     if which == "steady":
-        times_s = zip(row.in_blocks, (1 / rate for rate in row.steady_rates))
+        times_s = [1 / rate for rate in row.steady_rates]
     else:
-        times_s = (
-            (block, EPOCHS[which](epochs_s))
-            for block, epochs_s in zip(row.in_blocks, row.epochs_s, strict=True)
-            if which != "later" or len(epochs_s) > 1
-        )
+        times_s = [sum(epochs_s) for epochs_s in row.epochs_s]
     logs: dict[int, list[float]] = {}
-    for block, time_s in times_s:
+    for block, time_s in zip(row.in_blocks, times_s):
         logs.setdefault(block, []).append(math.log(time_s))
     return {block: fmean(both) for block, both in logs.items()}
 

@@ -190,12 +190,11 @@ class _Evidence:
         asked = [c for claim in CLAIMS for c in claim.contrasts if c.experiment == name]
         pairs = dict.fromkeys((c.variant, c.against) for c in asked if c.against)
         wanted = [
-            (self.rows[variant], self.rows[against], "total")
+            (self.rows[variant], self.rows[against])
             for variant, against in pairs
             if {variant, against} <= self.rows.keys()
         ]
-        compared = ratios(self.run.summary, wanted)
-        return found | {(one, other): ratio for (one, other, _), ratio in compared.items()}
+        return found | ratios(self.run.summary, wanted, "total")
 
 
 def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object]:
@@ -241,7 +240,7 @@ def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
     row = alone.get(contrast.variant)
     if base is None or row is None or row.published != published:  # of another baseline
         return ""
-    ratio = next(iter(ratios(summary, [(row, base, "steady")]).values()), None)
+    ratio = next(iter(ratios(summary, [(row, base)], "steady").values()), None)
     if ratio is None:
         return ""
     here, times = f"{1 / ratio.ratio:.2f}", f"{1 / published:.2f} times as fast"

@@ -1,20 +1,19 @@
-"""What a run's rows support beside its table: memory against disks, costs, combinations, savings.
+"""What a run's rows support beside its table: memory and warm disks, costs, combinations, savings.
 
 Which variants belong together follows from their settings.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.stand_ins import stand_ins
-from labkit.analysis.summary import Row, Summary, epoch_bars, ratios
+from labkit.analysis.summary import Row, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
 from labkit.experiments.main_road import PUBLISHED
 from labkit.machine import hardware
@@ -52,7 +51,7 @@ def findings(run: Run) -> Tables:
         tables = {"What the network takes of a step": _communication(run)}
     else:
         tables = {
-            "Cold, warm and in memory": _against_memory(run),
+            "Memory and warm disks": _against_memory(run),
             "What storing costs": _costs(run),
             "Do the savings add up?": _combinations(run),
         }
@@ -220,66 +219,41 @@ def _from_bandwidth(networks: Sequence[tuple[float, float]]) -> str:
     return f"from about {1 / at:,.0f} Mbit/s on"
 
 
-# --- memory against disks ---------------------------------------------------------------
+# --- memory and warm disks --------------------------------------------------------------
 
 
 def _against_memory(run: Run) -> Table | None:
-    """Compare variants that differ only in the cache, and media in memory with disks."""
-    pairs = list(_pairs(run.info["variants"], run.summary))
-    found = ratios(run.summary, pairs)
+    """Compare media in memory with warm disks."""
+    variants = run.info["variants"]
+    rows = [row for row in run.summary.rows if row.epochs_s and row.variant in variants]
+    in_memory = [row for row in rows if traits(variants[row.variant]).in_memory]
+    pairs = [
+        (row, disk)
+        for row in in_memory
+        for disk in rows
+        # A row that is labelled warm was measured to be: its trials count only then.
+        if disk not in in_memory
+        and disk.labels.get("cache") == "warm"
+        and _differ_only_in(variants, disk, row, "cache", "storage")
+    ]
+    found = ratios(run.summary, pairs, "total")
     cells = []
-    for one, other, epochs in pairs:
-        if ratio := found.get((one.variant, other.variant, epochs)):
-            pages = [one.swapped_pages, other.swapped_pages]
+    for row, disk in pairs:
+        if ratio := found.get((row.variant, disk.variant)):
+            pages = [row.swapped_pages, disk.swapped_pages]
             cells.append(
                 {
-                    "variant": one.variant,
-                    "divided by": other.variant,
-                    "epochs": epochs,
+                    "variant": row.variant,
+                    "divided by": disk.variant,
                     "ratio": ratio.ratio,
                     "ci_low": ratio.low,
                     "ci_high": ratio.high,
                     "verdict": ratio.verdict,
-                    "disk_read_share": one.device_read_share,
                     "swapped_pages": None if None in pages else sum(pages),
                 }
             )
-    note = (
-        "disk_read_share: bytes that the variant read from a disk, of all bytes it read. "
-        "swapped_pages: of the whole machine, in the trials of both."
-    )
+    note = "swapped_pages: of the whole machine, in the trials of both."
     return Table(cells, notes=(note,)) if cells else None
-
-
-def _pairs(variants: Variants, summary: Summary) -> Iterator[tuple[Row, Row, str]]:
-    """Yield which variants to compare, in which epochs."""
-    rows = [row for row in summary.rows if row.epochs_s and row.variant in variants]
-    twins = [
-        (one, other)
-        for one, other in itertools.permutations(rows, 2)
-        if variants[one.variant].get("cache") == "cold" != variants[other.variant].get("cache")
-        and _differ_only_in(variants, one, other, "cache")
-    ]
-    if not twins:
-        return
-    in_memory = [row for row in rows if traits(variants[row.variant]).in_memory]
-    beside_memory = [
-        (cold, row)
-        for cold in {one.variant: one for one, _ in twins}.values()
-        for row in in_memory
-        # The baseline against memory is in the run's table.
-        if cold.variant != summary.baseline
-        and _differ_only_in(variants, cold, row, "cache", "storage")
-    ]
-    for cold, other in twins + beside_memory:
-        yield cold, other, "epoch 1"
-        yield cold, other, "later"
-    for row in in_memory:
-        for disk in rows:
-            # A row that is labelled warm was measured to be: its trials count only then.
-            is_warm = disk not in in_memory and disk.labels.get("cache") == "warm"
-            if is_warm and _differ_only_in(variants, disk, row, "cache", "storage"):
-                yield row, disk, "total"
 
 
 def _differ_only_in(variants: Variants, one: Row, other: Row, *names: str) -> bool:

@@ -323,10 +323,10 @@ def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
     points = [point for point in measured if point.device_images_per_s == at]
     bases = [point.row for point in points if summary.is_baseline(point.row)]
     others = [point.row for point in points if not summary.is_baseline(point.row)]
-    compared = ratios(summary, [(row, base, "steady") for row in others for base in bases])
+    compared = ratios(summary, [(row, base) for row in others for base in bases], "steady")
     alike = {row.variant for row in others} - {
         variant
-        for (variant, _, _), ratio in compared.items()
+        for (variant, _), ratio in compared.items()
         if ratio.low is not None and not ratio.low <= 1 <= ratio.high
     }
     remarks = dict.fromkeys(alike, " (no difference shown)")

@@ -66,11 +66,11 @@ def test_a_chart_that_a_run_does_not_have_is_refused_with_the_choices(tmp_path, 
         run.chart("dial")
 
 
-def test_a_run_of_cold_and_warm_variants_shows_epochs_and_compares_them(tmp_path):
+def test_a_run_of_cold_and_warm_variants_shows_epochs_and_compares_memory_with_disks(tmp_path):
     run = make_run(tmp_path, fake_media_info(), fake_media_trials())
     assert run.charts == ("times", "epochs")
-    assert list(run.findings()) == ["Cold, warm and in memory"]
+    assert list(run.findings()) == ["Memory and warm disks"]
     for path in run.report(tmp_path / "out")[:2]:
         text = path.read_text(encoding="utf-8").replace("\\", "").replace("<wbr>", "")
-        assert "Cold, warm and in memory" in text
-        assert "disk_read_share" in text
+        assert "Memory and warm disks" in text
+        assert "swapped_pages" in text
