@@ -117,6 +117,7 @@ def stalls(base: Settings) -> Experiment:
             "waiting for every step": replace(base, sync_every=1),
             "checkpoint every 100 steps": replace(base, checkpoint_every=100),
             "metrics vectorized": replace(base, metrics="vectorized"),
+            "progress bar without the loss": replace(base, progress_bar="tqdm"),
         },
         knobs=LOOP_KNOBS,
     )
@@ -213,26 +214,6 @@ def evaluation(base: Settings) -> Experiment:
         source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
         dial=Dial(setting="metrics_every"),
         in_full=every,
-        knobs=LOOP_KNOBS,
-    )
-
-
-def progress(base: Settings) -> Experiment:
-    """Compare progress bars, without and with the loss.
-
-    Source: [001] section 2.
-    """
-    base = _loop_alone(base)
-    return Experiment(
-        "progress",
-        question="What does a progress bar cost?",
-        variants={
-            "none": base,
-            "tqdm": replace(base, progress_bar="tqdm"),
-            "tqdm, drawn every step": replace(base, progress_bar="tqdm_every_step"),
-            "tqdm with the loss": replace(base, progress_bar="tqdm", progress_loss=True),
-        },
-        source="[001] section 2: progress reports among eight CPU jobs; no figure",
         knobs=LOOP_KNOBS,
     )
 
@@ -335,6 +316,6 @@ def communication(base: Settings) -> Experiment:
 
 
 EXPERIMENTS = (
-    loss, precision, stalls, checkpoints, logs, metric_reports, evaluation, progress,
+    loss, precision, stalls, checkpoints, logs, metric_reports, evaluation,
     bottlenecks, communication,
 )  # fmt: skip

@@ -210,7 +210,7 @@ LOOPS = {
         "step 4\n",
     ),
     "metrics": ({"metrics": "vectorized"}, "top-1: "),
-    "bar": ({"progress_bar": "tqdm_every_step", "progress_loss": True}, "loss="),
+    "bar": ({"progress_bar": "tqdm", "progress_loss": True}, "loss="),
     "precision": ({"precision": "amp", "memory_format": "channels_last"}, ""),
 }
 

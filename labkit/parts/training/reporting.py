@@ -19,7 +19,6 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from http.client import HTTPConnection, HTTPException
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
@@ -216,14 +215,14 @@ class TqdmBar:
         Skip: the platform has no pseudo-terminals.
     """
 
-    def __init__(self, **often: float) -> None:
+    def __init__(self) -> None:
         from tqdm import tqdm
 
         class Bar(tqdm):
             monitor_interval = 0  # tqdm's monitor thread would outlive the bar
 
         self.terminal = Terminal()
-        self._bar = Bar(file=self.terminal.file, **often)
+        self._bar = Bar(file=self.terminal.file)
 
     def update(self, loss: float | None) -> None:
         """Show the loss, if there is one, and count a step."""
@@ -240,5 +239,4 @@ class TqdmBar:
 PROGRESS: dict[str, Callable[[], TqdmBar] | None] = {
     "none": None,
     "tqdm": TqdmBar,
-    "tqdm_every_step": partial(TqdmBar, mininterval=0, miniters=1),
 }
