@@ -14,7 +14,6 @@ Source: proc(5) for stat and io; docs.nvidia.com/deploy/nvml-api, nvmlUtilizatio
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.1
 SECONDS = 4.0  # of a loop that is recorded: several of NVML's periods
-NO_CUDA = "torch used no GPU"
-NO_CORES = "this platform does not count its cores' time"
-NO_READS = "this platform does not tell what a process fetched from disks"
 # Of `gpu_util`.
 LOAD_S = 2.0  # NVML averages over up to 1 s
 SETTLE_S = 1.0  # until its average has forgotten what was before
@@ -51,27 +47,21 @@ Band = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What was recorded; seconds count from the start, and None is what was not measured."""
+    """What was recorded; seconds count from the start."""
 
     duration_s: float
-    at_s: tuple[float, ...] = ()
-    """Times of the samples; a rate or share is that since the sample before."""
-    gpu_util: tuple[float | None, ...] | None = None
-    """Shares as NVML reports them."""
-    gpu_memory_bytes: tuple[int | None, ...] | None = None
-    """Of the whole GPU, in use by any program."""
-    cores: tuple[tuple[float, ...] | None, ...] | None = None
-    """Per sample the busy share of every core that this process may use."""
-    read_bytes_per_s: tuple[float | None, ...] | None = None
-    """Fetched from devices by this process and its descendants."""
+    samples: pd.DataFrame
+    """A row per sample, by its time: gpu_util (a share, as NVML reports it), gpu_memory_bytes (of
+    the whole GPU), read_bytes_per_s (from devices, by this process and its descendants), and the
+    busy share of every core that this process may use, as "core 0".  NaN: not measured.  Rates
+    and shares are those since the sample before."""
+    why_no_gpu: str = ""
     host: Mapping[str, tuple[Band, ...]] = field(default_factory=dict)
     """Start and end of everything that the loop marked, by name: "wait", "compute"."""
     device: tuple[Band, ...] | None = None
     """Start and end of the emulated device's computing; None where there is none."""
     device_label: str = ""
     """Such as "emulated(460 images/s)"."""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Field that is None -> why."""
 
 
 class _Recorder:
@@ -82,10 +72,10 @@ class _Recorder:
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self.samples = now, []
+        self._now, self._samples = now, []
         self._sampler = Sampler(self._sample, PERIOD_S)
         self._read_gpu: Callable[[], Reading] | None = None
-        self._why_no_gpu, self._fetched_bytes = NO_CUDA, 0
+        self.why_no_gpu = "torch used no GPU"
 
     def __enter__(self) -> _Recorder:
         self._sample()  # what counters are counted from
@@ -96,31 +86,25 @@ class _Recorder:
         self._sampler.__exit__()
         self._sample()
 
-    def columns(self) -> dict[str, object]:
-        """Return what was sampled as fields of `Timeline`."""
-        later, pairs = self.samples[1:], list(itertools.pairwise(self.samples))
-        percents = [sample["busy_percent"] for sample in later]
-        found = {
-            "gpu_util": ([x if x is None else x / 100 for x in percents], self._why_no_gpu),
-            "gpu_memory_bytes": ([sample["used_bytes"] for sample in later], self._why_no_gpu),
-            "cores": ([_busy_shares(*pair) for pair in pairs], NO_CORES),
-            "read_bytes_per_s": ([_read_rate(*pair) for pair in pairs], NO_READS),
-        }
-        fields, missing = {}, {}
-        for name, (values, why) in found.items():
-            if all(value is None for value in values):
-                missing[name] = why
-            else:
-                fields[name] = tuple(values)
-        return {**fields, "missing": missing}
+    def table(self, start_s: float) -> pd.DataFrame:
+        """Return what was sampled, as in `Timeline`."""
+        import pandas as pd
+
+        seen = pd.DataFrame(self._samples, dtype=float)
+        # What an ended worker fetched is counted nowhere until its parent has waited for it.
+        seen["fetched"] = seen["fetched"].cummax()
+        spent = seen.diff()
+        found = pd.DataFrame({"gpu_util": seen["busy_percent"] / 100})
+        found["gpu_memory_bytes"] = seen["used_bytes"]
+        found["read_bytes_per_s"] = spent["fetched"] / spent["at_s"]
+        for busy in seen.filter(like="busy core"):
+            core = busy.removeprefix("busy ")
+            found[core] = (spent[busy] / spent[f"total {core}"]).clip(0, 1)
+        return found.set_index(seen["at_s"] - start_s).iloc[1:]
 
     def _sample(self) -> None:
-        fetched = tree_read_bytes()
-        if fetched is not None:
-            # What an ended worker fetched is counted nowhere until its parent has waited for it.
-            fetched = self._fetched_bytes = max(self._fetched_bytes, fetched)
-        sample = {"cpu": _core_times(), "read_bytes": fetched, **self._ask_gpu()}
-        self.samples.append(sample | {"at_s": self._now()})
+        sample = {"fetched": tree_read_bytes(), **_core_times(), **self._ask_gpu()}
+        self._samples.append(sample | {"at_s": self._now()})
 
     def _ask_gpu(self) -> Reading:
         torch = sys.modules.get("torch")
@@ -129,9 +113,9 @@ class _Recorder:
             try:
                 self._read_gpu = open_gpu()
             except Skip as reason:
-                self._why_no_gpu = str(reason)
-        nothing = {"busy_percent": None, "used_bytes": None}
-        return nothing if self._read_gpu is None else self._read_gpu()
+                self.why_no_gpu = str(reason)
+        seen = {} if self._read_gpu is None else self._read_gpu()
+        return {name: seen.get(name) for name in ("busy_percent", "used_bytes")}
 
 
 def record_timeline(
@@ -177,49 +161,34 @@ def record_timeline(
     def since_start(bands: Sequence[Band]) -> tuple[Band, ...]:
         return tuple((begun_s - start_s, end_s - start_s) for begun_s, end_s in bands)
 
+    samples = recorder.table(start_s)
     return Timeline(
-        duration_s=recorder.samples[-1]["at_s"] - start_s,
-        at_s=tuple(sample["at_s"] - start_s for sample in recorder.samples[1:]),
+        duration_s=samples.index[-1],
+        samples=samples,
+        why_no_gpu=recorder.why_no_gpu,
         host={"wait": since_start(waits), "compute": since_start(steps)},
         device=None if device is None else since_start(ran),
         device_label="" if device is None else device.label,
-        **recorder.columns(),
     )
 
 
-def _core_times() -> list[tuple[float, float]] | None:
+def _core_times() -> dict[str, float]:
     """Return busy and total seconds of every core that this process may use."""
     import psutil
 
     try:
         times = psutil.cpu_times(percpu=True)
     except (OSError, RuntimeError):  # a sandbox without /proc/stat
-        return None
-    if hasattr(os, "sched_getaffinity"):
-        mine = os.sched_getaffinity(0)
-        times = [core for number, core in enumerate(times) if number in mine]
-    # User time includes guest time, and a core that waits for a disk is idle.
-    totals = [
-        sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0) for core in times
-    ]
-    idle = [core.idle + getattr(core, "iowait", 0) for core in times]
-    return [(total - rest, total) for total, rest in zip(totals, idle)]
-
-
-def _busy_shares(before: Mapping, after: Mapping) -> tuple[float, ...] | None:
-    if not before["cpu"] or not after["cpu"] or len(before["cpu"]) != len(after["cpu"]):
-        return None  # not counted, or a core came or went
-    spent = [(b1 - b0, t1 - t0) for (b0, t0), (b1, t1) in zip(before["cpu"], after["cpu"])]
-    if not any(total_s > 0 for _, total_s in spent):
-        return None  # a sandbox's counters may exist and never count
-    return tuple(min(max(b / t, 0.0), 1.0) if t > 0 else 0.0 for b, t in spent)
-
-
-def _read_rate(before: Mapping, after: Mapping) -> float | None:
-    if before["read_bytes"] is None or after["read_bytes"] is None:
-        return None
-    seconds = after["at_s"] - before["at_s"]
-    return (after["read_bytes"] - before["read_bytes"]) / seconds if seconds > 0 else None
+        return {}
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    found = {}
+    for number, core in enumerate(times):
+        if number in mine:
+            # User time includes guest time, and a core that waits for a disk is idle.
+            total_s = sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0)
+            idle_s = core.idle + getattr(core, "iowait", 0)
+            found |= {f"busy core {number}": total_s - idle_s, f"total core {number}": total_s}
+    return found
 
 
 # --- what GPU-Util does not say ---------------------------------------------------------------

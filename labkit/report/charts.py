@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, cycle, pairwise
 from operator import itemgetter
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +44,7 @@ from labkit.report.bars import (
 from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -623,7 +623,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
     panels, missing = _panels(seen)
     titles = [wrap(said, 100) for said, _, _ in panels]
     heights_in = [height_in for _, height_in, _ in panels]
-    footer = EMULATED if seen.device is not None and seen.gpu_util is None else GPU_UTIL
+    footer = GPU_UTIL if seen.device is None else EMULATED
     lines = [Line(title, 13, "bold")]
     if seen.device is not None:
         lines.append(Line("Simulated GPU", 10, "bold", WARNING_INK))
@@ -646,47 +646,43 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
 def _panels(seen: Timeline) -> tuple[list[tuple[str, float, Callable]], list[str]]:
     """Return title, height and drawing of every panel, and why the others are missing."""
     panels, missing = [], []
+    measured = seen.samples.dropna(axis="columns", how="all")
+    cores = measured.filter(like="core ")
 
-    def add_curve(title: str, values: Sequence, scale: float, unit: str, top: float = 0) -> None:
-        scaled = [float("nan") if value is None else scale * value for value in values]
-        draw = partial(_draw_curve, at_s=seen.at_s, values=scaled, unit=unit, top=top)
-        panels.append((title, CURVE_IN, draw))
-
-    def add_missing(what: str, field: str) -> None:
-        missing.append(f"{what}: {seen.missing.get(field, 'not measured')}")
+    def add_curve(title: str, name: str, scale: float, unit: str, top: float = 0) -> None:
+        scaled = scale * measured[name]
+        panels.append((title, CURVE_IN, partial(_draw_curve, values=scaled, unit=unit, top=top)))
 
     if seen.device is not None:
         share = units.percent(_share(seen.device, seen.duration_s))
         title = f"device computing, {share} of the time: {seen.device_label}"
         draw = partial(_draw_lanes, lanes={"busy": seen.device}, looks=LANE_LOOKS[1:2])
         panels.append((title, LANE_IN, draw))
-    elif seen.gpu_util is None:
-        add_missing("device: neither GPU-Util nor GPU memory", "gpu_util")
+    elif "gpu_util" in measured:
+        mean = units.percent(measured["gpu_util"].mean())
+        add_curve(f"GPU-Util as NVML reports it, {mean} on average", "gpu_util", 100, "%", 100)
     else:
-        mean = units.percent(fmean(share for share in seen.gpu_util if share is not None))
-        add_curve(f"GPU-Util as NVML reports it, {mean} on average", seen.gpu_util, 100, "%", 100)
-    if seen.gpu_memory_bytes is not None:
-        most = units.count_bytes(max(filter(None, seen.gpu_memory_bytes), default=0))
+        missing.append(f"device: neither GPU-Util nor GPU memory: {seen.why_no_gpu}")
+    if "gpu_memory_bytes" in measured:
+        most = units.count_bytes(measured["gpu_memory_bytes"].max())
         title = f"GPU memory in use by all programs, at most {most}"
-        add_curve(title, seen.gpu_memory_bytes, 1e-9, "GB")
-    if seen.cores is None:
-        add_missing("CPU per core", "cores")
-    else:
-        known = [shares for shares in seen.cores if shares is not None]
-        n = len(known[0])
-        tinted = "" if len(known) == len(seen.cores) else "; tinted: not counted"
+        add_curve(title, "gpu_memory_bytes", 1e-9, "GB")
+    if n := cores.shape[1]:
+        tinted = "; tinted: not counted" if cores.isna().any(axis=None) else ""
         title = f"CPU per core, all programs (white idle, black busy{tinted}): on average "
-        title += f"{fmean(map(sum, known)):.1f} of {units.count(n, 'core')} busy"
+        title += f"{cores.mean().sum():.1f} of {units.count(n, 'core')} busy"
         low, high = CORES_IN
-        draw = partial(_draw_cores, at_s=seen.at_s, cores=seen.cores, n=n)
-        panels.append((title, min(max(CORE_IN * n, low), high), draw))
-    if seen.read_bytes_per_s is None:
-        add_missing("read from disks", "read_bytes_per_s")
+        height_in = min(max(CORE_IN * n, low), high)
+        panels.append((title, height_in, partial(_draw_cores, cores=cores)))
     else:
-        most = max(filter(None, seen.read_bytes_per_s), default=0)
+        missing.append("CPU per core: this platform does not count its cores' time")
+    if "read_bytes_per_s" in measured:
+        most = measured["read_bytes_per_s"].max()
         title = "read from disks by this process and its workers, without the page cache: "
         title += f"at most {units.count_bytes(most)}/s" if most else "nothing"
-        add_curve(title, seen.read_bytes_per_s, 1e-6, "MB/s")
+        add_curve(title, "read_bytes_per_s", 1e-6, "MB/s")
+    else:
+        missing.append("read from disks: this platform does not tell what a process fetched")
     if seen.host:
         shares = [
             f"{name} {units.percent(_share(bands, seen.duration_s))}"
@@ -699,29 +695,23 @@ def _panels(seen: Timeline) -> tuple[list[tuple[str, float, Callable]], list[str
     return panels, missing
 
 
-def _draw_curve(
-    axes: Axes, at_s: Sequence[float], values: Sequence[float], unit: str, top: float
-) -> None:
-    edges_s = [0.0, *at_s]  # a value holds from the sample before to its own
+def _draw_curve(axes: Axes, values: pd.Series, unit: str, top: float) -> None:
+    edges_s = [0.0, *values.index]  # a value holds from the sample before to its own
     axes.stairs(values, edges_s, fill=True, color="#c6dbef", linewidth=0)
     axes.stairs(values, edges_s, baseline=None, color="#08519c", linewidth=1.2)
-    highest = max((value for value in values if value == value), default=0.0)
-    axes.set_ylim(0, top or 1.05 * highest or 1.0)
+    axes.set_ylim(0, top or 1.05 * values.max() or 1.0)
     axes.set_ylabel(unit)
     axes.locator_params(axis="y", nbins=2)
 
 
-def _draw_cores(
-    axes: Axes, at_s: Sequence[float], cores: Sequence[Sequence[float] | None], n: int
-) -> None:
-    by_sample = [[float("nan")] * n if shares is None else shares for shares in cores]
+def _draw_cores(axes: Axes, cores: pd.DataFrame) -> None:
+    n = cores.shape[1]
     axes.set_facecolor("#fbe3cf")  # a sample without counts; a white core was idle
     axes.grid(visible=False)
     # As a picture: an .svg of 100,000 squares would be of no use.
     axes.pcolormesh(
-        [0.0, *at_s], range(n + 1), list(zip(*by_sample)), cmap="Greys", vmin=0, vmax=1,
-        rasterized=True,
-    )  # fmt: skip
+        [0.0, *cores.index], range(n + 1), cores.T, cmap="Greys", vmin=0, vmax=1, rasterized=True
+    )
     axes.set_ylim(n, 0)
     axes.set_yticks([0.5] if n == 1 else [0.5, n - 0.5], ["1"] if n == 1 else ["1", str(n)])
     axes.set_ylabel("core")

@@ -1,12 +1,14 @@
 """Charts: they draw the right numbers on honest axes, and nothing is cut off or overlaps."""
 
 import io
+import math
 import re
 from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from fake_runs import LOADING, fake_grouped_run, fake_machine_run, fake_roofline, their_run
 from fakes import (
@@ -27,7 +29,7 @@ import labkit as lab
 from labkit import units
 from labkit.analysis.roofline import pipelines
 from labkit.analysis.summary import epoch_bars, summarize
-from labkit.diagnosis.timeline import NO_CORES, NO_CUDA, NO_READS, Timeline
+from labkit.diagnosis.timeline import Timeline
 from labkit.experiments.catalog import CATALOG
 from labkit.report import bars, charts, words
 from labkit.settings import Settings
@@ -373,37 +375,37 @@ def test_a_roofline_says_what_was_not_measured():
 N = 40
 LABEL = "emulated(920 images/s, resnet50_a100)"
 STEPS = [0.1 * i for i in range(N)]
+CORES = {f"core {n}": [(0.5, 0.2)[n], (0.1, 0.9)[n]] * (N // 2) for n in range(2)}
+READ = pd.DataFrame(
+    {**CORES, "read_bytes_per_s": [2e7] * 10 + [0.0] * (N - 10)},
+    index=[0.1 * (i + 1) for i in range(N)],
+)
 NO_GPU = Timeline(
     duration_s=4.0,
-    at_s=tuple(0.1 * (i + 1) for i in range(N)),
-    cores=tuple((0.1, 0.9) if i % 2 else (0.5, 0.2) for i in range(N)),
-    read_bytes_per_s=tuple(2e7 if i < 10 else 0.0 for i in range(N)),
+    samples=READ,
+    why_no_gpu="torch used no GPU",
     host={
         "wait": tuple((at_s, at_s + 0.07) for at_s in STEPS),
         "compute": tuple((at_s + 0.07, at_s + 0.1) for at_s in STEPS),
     },
-    missing={"gpu_util": NO_CUDA, "gpu_memory_bytes": NO_CUDA},
 )
 EMULATED = replace(
     NO_GPU, device=tuple((at_s + 0.07, at_s + 0.1) for at_s in STEPS), device_label=LABEL
 )
-REAL = replace(
-    NO_GPU,
-    gpu_util=tuple(None if i == 3 else 0.3 for i in range(N)),
-    gpu_memory_bytes=tuple(4_000_000_000 + 10_000_000 * i for i in range(N)),
-    missing={},
-)
+GPU = {
+    "gpu_util": [None if i == 3 else 0.3 for i in range(N)],
+    "gpu_memory_bytes": [4e9 + 1e7 * i for i in range(N)],
+}
+REAL = replace(NO_GPU, samples=READ.assign(**GPU))
 NOTHING = Timeline(
-    duration_s=0.0,
-    missing={
-        "gpu_util": NO_CUDA, "gpu_memory_bytes": NO_CUDA, "cores": NO_CORES,
-        "read_bytes_per_s": NO_READS,
-    },
-)  # fmt: skip
+    duration_s=0.0, samples=pd.DataFrame({"gpu_util": [math.nan]}), why_no_gpu="torch used no GPU"
+)
+MANY_CORES = {f"core {n}": [None if i == 7 else 0.5 for i in range(N)] for n in range(192)}
 MANY = replace(
     REAL,
-    cores=tuple(None if i == 7 else tuple([0.5] * 192) for i in range(N)),
-    read_bytes_per_s=tuple(0.0 for _ in range(N)),
+    samples=pd.DataFrame(
+        {**MANY_CORES, **GPU, "read_bytes_per_s": 0.0}, index=READ.index, dtype=float
+    ),
     host={f"forward, part {i}": ((0.1 * i, 0.1 * i + 0.1),) for i in range(6)},
 )
 
@@ -430,7 +432,7 @@ def test_an_emulated_device_is_named_so_and_its_share_is_right():
 def test_what_was_not_measured_is_missing_with_its_reason():
     figure = charts.timeline(NOTHING)
     assert figure.axes == []
-    for why in (NO_CUDA, NO_CORES, NO_READS, "nothing was marked"):
+    for why in ("torch used no GPU", "its cores' time", "a process fetched", "nothing was marked"):
         assert why in everything_written(figure)
         assert why in figure.get_label()
 
