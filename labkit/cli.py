@@ -27,7 +27,7 @@ from labkit.diagnosis.watch import Watch, run_script
 from labkit.experiments.request import Request
 from labkit.machine import hardware, media
 from labkit.report import bars
-from labkit.report.charts import timeline, watch_chart
+from labkit.report.charts import watch_chart
 from labkit.resolve import TABLES
 from labkit.runs import calibration, store
 from labkit.runs.active import Progress
@@ -311,14 +311,7 @@ def _open(options: Options) -> None:
 
 
 def _diagnose(options: Options) -> None:
-    given = load_target(options.target)
-    diagnosis = lab.diagnose(**given, budget_s=options.budget_s)
-    print(diagnosis)
-    if options.chart:
-        if diagnosis.broken:
-            raise RuntimeError("no chart: the loop broke off")
-        loop = {name: given.get(name) for name in ("loader", "step", "device")}
-        print(f"wrote {bars.write(timeline(lab.record_timeline(**loop)), options.chart)}")
+    print(lab.diagnose(**load_target(options.target), budget_s=options.budget_s))
 
 
 def load_target(name: str) -> dict[str, object]:
@@ -415,7 +408,6 @@ def parser() -> argparse.ArgumentParser:
     as_json = {"action": "store_true", "help": "print the rows as JSON"}
     size_gb = {"metavar": "GB", "type": float}
     file = {"metavar": "FILE", "type": Path}
-    chart = {"metavar": "FILE", "type": _chart_file, "help": "write a chart: .png, .svg or .pdf"}
 
     add("list", _list, "list the experiments with their newest results, and the runs", results)
 
@@ -469,7 +461,6 @@ def parser() -> argparse.ArgumentParser:
     text = "called without arguments; returns (loader, step), or a dict with loader and step"
     diagnose.add_argument("target", metavar="MODULE:FUNCTION", help=text)
     diagnose.add_argument("--budget-s", type=float, metavar="S", default=60, help="time to take")
-    diagnose.add_argument("--chart", **chart)
 
     text = "run a training script, and print how much of its time it waits for data"
     watch = add("watch", _watch, text)
@@ -477,7 +468,8 @@ def parser() -> argparse.ArgumentParser:
     watch.add_argument("script", metavar="SCRIPT", type=_script, help="such as train.py")
     watch.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
     watch.add_argument("--json", **file, help="write what was measured")
-    watch.add_argument("--chart", **chart)
+    text = "write a chart: .png, .svg or .pdf"
+    watch.add_argument("--chart", metavar="FILE", type=_chart_file, help=text)
 
     text = "print how NCCL connects the GPUs, and where it does not use GPUDirect RDMA"
     nccl = add("nccl", _nccl, text)

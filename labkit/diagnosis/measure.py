@@ -474,6 +474,12 @@ def stretch_s(seconds: float, arms: int) -> float:
     return min(max(seconds / BLOCKS / arms, SHORTEST_S), LONGEST_S)
 
 
+def count_arms(seconds: float, loader: Iterable, step_s: float) -> int:
+    """Return how many arms the fewest blocks have time for, whose stretches are the shortest."""
+    shortest_s = max((_skip_of(loader) + FEWEST_STEPS) * step_s, SHORTEST_S)
+    return int(seconds / FEWEST_BLOCKS / shortest_s)
+
+
 def in_blocks(
     arms: Collection[str], ends_s: float, say: Callable[[str, float], None]
 ) -> Iterator[str]:

@@ -22,6 +22,7 @@ from labkit.diagnosis.measure import (
     TRIALS_BEGIN,
     TRIALS_SHARE,
     Loop,
+    count_arms,
     evict,
     in_blocks,
     in_one_line,
@@ -30,7 +31,7 @@ from labkit.diagnosis.measure import (
 from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.remedies import Remedy
 
-MOST_TRIED = 5
+FEWEST_TRIED, MOST_TRIED = 2, 5
 AS_IS = ("A1", "A2")
 
 
@@ -45,7 +46,7 @@ def try_remedies(
 
     Args:
         m: what was measured; what a trial raised is added to its notes.
-        proposed: the most promising of them are tried, at most five.
+        proposed: the most promising of them are tried, as many as there is time for: two to five.
         files: evicted before every trial; empty where trials are as warm as the files are.
         budget_s: of the diagnosis, of which trials take a share.
         say: called with what is measured next and the share that is done.
@@ -53,11 +54,14 @@ def try_remedies(
     Returns:
         The same remedies; those that were tried have `measured` and its 95 % interval.
     """
+    loop, seconds = m.loop, TRIALS_SHARE * budget_s
+    # What removes something that was measured is more promising than what can only be tried.
     promising = (remedy for remedy in proposed if remedy.knobs)
-    tried = sorted(promising, key=lambda remedy: remedy.at_best or m.ceiling)[:MOST_TRIED]
+    tried = sorted(promising, key=lambda one: (one.at_best is None, one.at_best or m.ceiling))
     if not tried:
         return tuple(proposed)
-    loop, seconds = m.loop, TRIALS_SHARE * budget_s
+    room = count_arms(seconds, loop.loader, m.epoch_s / m.steps) - len(AS_IS)
+    tried = tried[: min(max(room, FEWEST_TRIED), MOST_TRIED)]
     ends_s = time.monotonic() + seconds
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:

@@ -334,6 +334,12 @@ def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
     assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
 
 
+def test_slow_steps_leave_time_for_fewer_trials():
+    loader = DataLoader(Slow())
+    assert measure.count_arms(3.0, loader, step_s=0.05) == 4  # three blocks of five steps
+    assert measure.count_arms(3.0, loader, step_s=0.0) == 10
+
+
 def test_workers_that_fill_their_queues_are_no_part_of_the_step():
     loader = DataLoader(Slow(cpu_s=0.1), batch_size=4, num_workers=1, persistent_workers=True)
     loop = Loop(loader, lambda batch: time.sleep(0.05))
