@@ -36,11 +36,6 @@ FACTORS = ("storage", "prefetcher", "preprocessor")
 MODELS = ("additive", "multiplicative", "best_single", "max_load_compute")
 # [004] 3.1 to 3.3 changed one of these alone, on the hard disk (DOCUMENTS 0.1).
 SINGLES = ("storage", "prefetching", "preprocessing")
-# [004] sections 1 and 4; DOCUMENTS A, "Headline arithmetic".
-DOCUMENT_SAVINGS = (
-    "The document: 100 epochs of 110,000 images at 100 min each are 6.94 days (it says 7); 39 % "
-    "less is 4.24 days (it says 4.5)."
-)
 
 
 def findings(run: Run) -> Tables:
@@ -58,12 +53,11 @@ def findings(run: Run) -> Tables:
     return Tables({title: table for title, table in tables.items() if table is not None})
 
 
-def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None) -> Table:
+def savings(run: Run, *, epochs: int, images: int) -> Table:
     """Return what each variant would save over a whole training, as `Run.savings` describes it."""
-    given = (("epochs", epochs, 1), ("images", images, 1), ("gpu_hour", gpu_hour, 0))
-    for name, value, least in given:
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+    for name, value in (("epochs", epochs), ("images", images)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     check_baseline(run)
     data, summary = run.info.get("data") or {}, run.summary
     if not data.get("bytes"):
@@ -100,7 +94,6 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
                 "later_epoch_s": later_s,
                 "total_h": total_s and total_s / HOUR_S,
                 "saved_h": saved_h,
-                **({} if gpu_hour is None else {"saved_money": saved_h and saved_h * gpu_hour}),
                 "remark": remark,
             }
         )
@@ -115,7 +108,6 @@ def savings(run: Run, *, epochs: int, images: int, gpu_hour: float | None = None
             f"The full data set has {units.count_bytes(data_bytes)}, the page cache holds "
             f"{units.count_bytes(cache_bytes)} ({units.percent(CACHE_SHARE)} of memory): later "
             f"epochs are read from {'memory' if fits else 'the disk'}.",
-            DOCUMENT_SAVINGS,
         ),
     )
 

@@ -70,7 +70,7 @@ class Run(StoredRun):
 
         return findings(self)
 
-    def savings(self, *, epochs: int, images: int, gpu_hour: float | None = None) -> Table:
+    def savings(self, *, epochs: int, images: int) -> Table:
         """Return what each variant would save over a whole training.
 
         A run measures a subset, whose later epochs may come from memory. A data set that memory
@@ -79,14 +79,13 @@ class Run(StoredRun):
         Args:
             epochs: of the whole training.
             images: of the full data set, per epoch.
-            gpu_hour: price of an hour of the GPU, in any currency.
 
         Raises:
             ValueError: an argument is out of range, or the run cannot be extrapolated.
         """
         from labkit.report.findings import savings
 
-        return savings(self, epochs=epochs, images=images, gpu_hour=gpu_hour)
+        return savings(self, epochs=epochs, images=images)
 
     def recipe(self, variant: str | None = None) -> str:
         """Return the winner, or another variant, as a plain PyTorch program."""
