@@ -19,7 +19,7 @@ from labkit.machine import media
 from labkit.resolve import TABLES, complete_here
 from labkit.runs.experiment import Experiment
 from labkit.runs.kinds import KINDS
-from labkit.settings import MODES, PROTOCOLS, Settings, field_kinds, help_texts
+from labkit.settings import MODES, Settings, field_kinds, help_texts
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -32,7 +32,6 @@ ASKED = {
     "blocks": "Repetitions of all variants; verdicts need 6 or more.",
     "baseline": "The reference variant (= 1.0).",
     "roofline": "Train at several speeds of the GPU; cold or warm files as the baseline's.",
-    "protocol": "The document's order, cache states and loop, or the corrected ones.",
 }
 NUMBERS = {"blocks": int} | {
     name: kind for name, (kind, *_) in field_kinds().items() if kind in (int, float)
@@ -52,9 +51,8 @@ class Form:
     def __init__(self, start: Request) -> None:
         import ipywidgets as widgets
 
-        self._start, self._experiments = start, _by_protocol(start)
-        whole = self._experiments.values()
-        measured = {x: None for one in whole for x in (*one.variants, *one.in_full)}
+        self._start, self._whole = start, start.whole()
+        measured = [*self._whole.variants, *self._whole.in_full]
         self._controls = {
             "mode": widgets.Dropdown(options=list(MODES), description="mode"),
             "blocks": _text(description="blocks"),
@@ -62,10 +60,8 @@ class Form:
             "roofline": widgets.Dropdown(
                 options=[("no", False), ("yes", True)], description="roofline"
             ),
-            "protocol": widgets.Dropdown(options=list(self._experiments), description="protocol"),
         }
-        shared = dict.fromkeys(name for one in whole for name in _shared(one))
-        self._controls |= {name: _control(name, start) for name in shared}
+        self._controls |= {name: _control(name, start) for name in _shared(self._whole)}
         self._help = {name: widgets.HTML() for name in self._controls}
         box = {"indent": False, "layout": {"width": "auto"}}
         self._variants = {one: widgets.Checkbox(description=one, **box) for one in measured}
@@ -82,14 +78,15 @@ class Form:
         kept = tuple(label for label in labels if self._variants[label].value)
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
-        given = {name: _value(self._controls[name]) for name in self._names()}
+        given = {name: _value(control) for name, control in self._controls.items()}
+        asked = {name: given.pop(name) for name in ASKED}
         start = self._start.settings
         hidden = {name: start[name] for name in start if name not in self._controls}
         return replace(
             self._start,
             settings=hidden | {name: value for name, value in given.items() if value is not None},
             variants=() if len(kept) == len(labels) else kept,
-            **{name: _value(self._controls[name]) for name in ASKED},
+            **asked,
         )
 
     def reset(self) -> None:
@@ -103,7 +100,7 @@ class Form:
             box.value = not start.variants or label in start.variants
 
     def refresh(self) -> Request:
-        """Show what applies to the mode and protocol chosen, and what "auto" means now.
+        """Show the variants of the mode chosen, and what "auto" means now.
 
         Returns:
             What is asked for.
@@ -111,18 +108,16 @@ class Form:
         Raises:
             ValueError: as `request`, or what is chosen cannot be run.
         """
-        labels, names = self._labels(), self._names()
+        labels = self._labels()
         for label, box in self._variants.items():
             _display(box, is_shown=label in labels)
-        for name in self._controls.keys() - ASKED:
-            _display(self._boxes[name], is_shown=name in names)
         request = self.request()
         whole = request.whole()
         mode = MODES[request.mode]
         found = {**vars(complete_here(Settings(**_shared(whole)), mode)), "blocks": mode.blocks}
         found["baseline"] = whole.baseline
-        for name in (*ASKED, *names):
-            is_auto = _value(self._controls[name]) is None and found[name] is not None
+        for name, control in self._controls.items():
+            is_auto = _value(control) is None and found[name] is not None
             auto = f"{AUTO}: {_text_of(found[name])}" if is_auto else ""
             self._help[name].value = help_line((ASKED | help_texts())[name], auto)
         return request
@@ -140,14 +135,10 @@ class Form:
     def _layout(self) -> Widget:
         import ipywidgets as widgets
 
-        self._boxes = {name: _field(x, self._help[name]) for name, x in self._controls.items()}
-        experiment = next(iter(self._experiments.values()))
-        boxes = dict(self._boxes)
-        if not has_roofline(experiment):
+        boxes = {name: _field(x, self._help[name]) for name, x in self._controls.items()}
+        if not has_roofline(self._whole):
             del boxes["roofline"]
-        if len(self._experiments) == 1:
-            del boxes["protocol"]
-        knobs = ("mode", "blocks", "data", *experiment.knobs)
+        knobs = ("mode", "blocks", "data", *self._whole.knobs)
         first = _grid([boxes.pop(name) for name in knobs if name in boxes])
         hidden = _grid(list(boxes.values()))
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
@@ -158,14 +149,9 @@ class Form:
         return widgets.VBox([first, variants, hidden])
 
     def _labels(self) -> list[str]:
-        """List the variants that the chosen mode and protocol measure."""
-        whole = self._experiments[self._controls["protocol"].value]
+        """List the variants that the chosen mode measures."""
         is_judged = MODES[self._controls["mode"].value].judged
-        return [*whole.variants, *(whole.in_full if is_judged else ())]
-
-    def _names(self) -> list[str]:
-        """List the settings that the chosen protocol leaves open."""
-        return list(_shared(self._experiments[self._controls["protocol"].value]))
+        return [*self._whole.variants, *(self._whole.in_full if is_judged else ())]
 
     def _all(self) -> list[Widget]:
         return [*self._controls.values(), *self._variants.values()]
@@ -182,17 +168,6 @@ def row(children: Iterable[Widget]) -> Widget:
     import ipywidgets as widgets
 
     return widgets.HBox(list(children), layout={"flex_flow": "row wrap"})
-
-
-def _by_protocol(start: Request) -> dict[str, Experiment]:
-    """Build the experiment in every protocol that it has and that its settings allow."""
-    built = {}
-    for protocol in PROTOCOLS if isinstance(start.experiment, str) else ():
-        try:
-            built[protocol] = replace(start, protocol=protocol).whole()
-        except ValueError:
-            continue  # raised below where it is the one that is asked for
-    return built if start.protocol in built else {start.protocol: start.whole()}
 
 
 def _shared(experiment: Experiment) -> dict[str, object]:
