@@ -56,7 +56,7 @@ DECODING_LIBRARIES = frozenset(
 PATH_READS = frozenset(
     ("open", "read_bytes", "read_text", "stat", "exists", "is_file", "iterdir", "glob")
 )
-PILLOW_DECODE_WORDS = frozenset(("open", "load", "convert", "draft", "verify", "frombytes"))
+PILLOW_DECODE_WORDS = frozenset(("open", "load", "convert", "draft", "verify"))
 BUILTIN_READS = frozenset(
     ("open", "read", "readinto", "readinto1", "read1", "readline", "readlines", "readall", "pread",
      "preadv", "readv", "fromfile", "recv", "recv_into", "stat", "listdir", "scandir", "get_tensor")

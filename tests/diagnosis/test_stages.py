@@ -4,11 +4,13 @@ import multiprocessing
 import sys
 import threading
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from photo_sets import KINDS, BrokenPhotos, Parsed, Photos
-from torch.utils.data import DataLoader
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 from labkit.diagnosis.stages import probe_stages
 
@@ -70,6 +72,26 @@ def test_a_sleep_is_waiting_whatever_another_thread_computes():
         busy.join()
     (slept,) = (stage for stage in found.stages if stage.name == "time.sleep")
     assert slept.wait_s > 0.5 * slept.wall_s
+
+
+class Converted(Dataset):
+    """Arrays that pass through an image of PIL."""
+
+    pixels = np.zeros((2000, 2000, 3), np.uint8)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return self.through_pil(self.pixels)
+
+    def through_pil(self, pixels):
+        return np.array(Image.fromarray(pixels))
+
+
+def test_making_an_image_of_an_array_is_not_decoding():
+    found = probe_stages(DataLoader(Converted()), seconds=SECONDS).stages
+    assert "PIL.fromarray" in {one.name for one in found if one.kind == "transform"}
 
 
 def test_spawned_workers_are_seen_too(photos):
