@@ -31,6 +31,7 @@ from labkit.report.charts import watch_chart
 from labkit.resolve import TABLES
 from labkit.runs import calibration, store
 from labkit.runs.active import Progress
+from labkit.runs.runner import BaselineSkipped
 from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
 
 LIST_WIDTHS = (20, 10, 26, 38)  # 100 columns with what is between
@@ -184,6 +185,8 @@ def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
             else:
                 run = lab.run(built[name], options.mode, progress=progress, **how)
             run.save()
+        except BaselineSkipped as reason:
+            progress.say(f"skipped: {reason}")
         except (ValueError, OSError, RuntimeError) as error:
             progress.say(str(error))  # the others can still be run
             status = 1

@@ -11,6 +11,7 @@ import pytest
 import labkit as lab
 from labkit.cli import main
 from labkit.experiments.request import Request
+from labkit.machine import gpu
 from labkit.settings import field_kinds
 from tests.processes import until
 
@@ -132,6 +133,18 @@ def test_all_experiments_go_on_where_an_earlier_call_stopped(finished, photos, m
     assert main(["run", "--all", *how]) == 0
     assert "quick mode: 0 experiments, about" in capsys.readouterr().out
     assert len(lab.list_runs(finished)) == 2
+
+
+def test_an_experiment_of_which_nothing_can_run_here_is_skipped(
+    photos, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(lab, "CATALOG", {"prefetching": lab.CATALOG["prefetching"]})
+    monkeypatch.setattr(gpu, "cuda", lambda: gpu.CudaState(works=False, reason="none here"))
+    how = ["--data", str(photos), "--results", str(tmp_path), "--device", "cuda"]
+    assert main(["run", "--all", *how]) == 0
+    said = "^prefetching: skipped: baseline 'original' must be able to run here, got: .*none here"
+    assert re.search(said, capsys.readouterr().err, re.MULTILINE)
+    assert lab.list_runs(tmp_path) == []
 
 
 def test_a_reader_that_stops_early_is_no_error(tmp_path):

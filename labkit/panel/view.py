@@ -336,6 +336,8 @@ class Panel:
             self._draw(current.folder)
         if not current.is_in_progress:
             self._list_runs()
+            if current.state == "finished":
+                self._on_change()  # the next one's forecast rests on it
             self._say(current)
 
     def _say(self, current: job.Job) -> None:
@@ -354,8 +356,8 @@ class Panel:
         run = runs.find_run(folder)
         self._shown = [folder]
         has_trials = any(trial.status == "ok" for trial in run.trials)
-        result = picture_html(run.chart()) + run.table().to_html() if has_trials else NOTHING
-        self._result.value = result
+        table = run.table().to_html(heading=())  # the chart has it
+        self._result.value = picture_html(run.chart()) + table if has_trials else NOTHING
 
     def _allow(self) -> None:
         """Enable the buttons that can be pressed now."""

@@ -21,6 +21,7 @@ from labkit.runs.schedule import Planned
 from labkit.runs.store import append_trial, explain_unwritable, write_info
 from labkit.settings import MODES, Settings, read_settings
 
+NO_BASELINE = "baseline {!r} must be able to run here, got: {}"
 _LOCK = threading.RLock()
 
 
@@ -193,9 +194,7 @@ class ActiveRun:
 
     def no_baseline(self, reason: object) -> RuntimeError:
         """Return the error that ends a run whose baseline cannot be measured."""
-        return RuntimeError(
-            f"baseline {self.info['baseline']!r} must be able to run here, got: {reason}"
-        )
+        return RuntimeError(NO_BASELINE.format(self.info["baseline"], reason))
 
     def append(self, planned: Planned, status: str, reason: str) -> None:
         """Add the row of a trial without times."""

@@ -39,7 +39,7 @@ from labkit.resolve import (
     own_parts,
     resolve,
 )
-from labkit.runs.active import ActiveRun, Progress, single_run_lock
+from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
 from labkit.runs.experiment import EPOCHS, Experiment
 from labkit.runs.kinds import KINDS, UnequalWork, expect
 from labkit.runs.process import TrialFailed, TrialKilled
@@ -59,6 +59,10 @@ from labkit.settings import CORRECTED, MODES, Settings, pick, read_settings
 # Variants that differed in these would do different work.
 SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
 FAILURES_BEFORE_DROPPED = 2
+
+
+class BaselineSkipped(RuntimeError):  # noqa: N818 - no error: it is shown as skipped
+    """No baseline can run on this machine, and so nothing of the experiment."""
 
 
 def forecast(
@@ -140,6 +144,7 @@ def check(
 
     Raises:
         ValueError: settings, data or parts that cannot work.
+        BaselineSkipped: nothing could be compared.
         Cancelled: `cancel` was set while data at a URL was copied to this machine.
     """
     chosen = pick(MODES, mode, "mode")
@@ -157,6 +162,10 @@ def check(
             parts[label] = resolve(settings, cuda=gpu.cuda)
         except Skip as reason:
             skipped[label] = str(reason)
+    groups = experiment.grouped(variants)
+    if {experiment.baseline, *groups.get("baselines", {}).values()} <= skipped.keys():
+        reason = skipped[experiment.baseline]
+        raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, reason))
     local_folder(variants[experiment.baseline].data, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
     own_parts()  # refuses those that no other process can be sent
@@ -178,7 +187,7 @@ def check(
             label: {name: value for name, value in asdict(settings).items() if name in names}
             for label, settings in variants.items()
         },
-        **experiment.grouped(variants),
+        **groups,
         "published": dict(experiment.published),
         "source": experiment.source,
         "dial": experiment.dial and asdict(experiment.dial),

@@ -93,6 +93,7 @@ def test_run_shows_rows_and_then_the_result_from_disk(panel, small, tmp_path):
     assert shown(panel, "error") == ""
     assert len(list(filter(None, seen))) > 1  # drawn while the run goes on, too
     assert said(panel, "status") == "finished: trial 3 of 3"
+    assert said(panel, "forecast").startswith("About ")
     assert 'alt="Which decoder is &lt;faster&gt;?' in shown(panel, "result")
     assert "<table" in shown(panel, "result")
     assert can_press(panel) == ["Run", "Reset", "Show", "PNG"]
