@@ -1,7 +1,7 @@
 """`lab.diagnose` on trainings whose bottleneck is known, against what the remedies measure.
 
     python -m benchmarks.diagnosis [--data FOLDER] [--case huge_collate …] [--rounds 4]
-    python -m benchmarks.diagnosis --quick      8 cases in under 5 minutes
+    python -m benchmarks.diagnosis --quick      8 cases, with shorter diagnoses
     python -m benchmarks.diagnosis --held-out   also those with which no rule was written
 
 Each case runs in a process of its own: diagnose the training with the planted bottleneck, then time
