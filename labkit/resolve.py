@@ -40,7 +40,14 @@ from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, locate
 from labkit.parts.training import LOOPS, LOSSES, STEPS, TAKES, VECTORIZED, Step
 from labkit.parts.training.callbacks import METRICS
 from labkit.parts.training.checkpoint import SAVERS, check_folder_name
-from labkit.parts.training.exchange import ALL_REDUCE, LINK, NO_SYNC, NOOP, check_exchange
+from labkit.parts.training.exchange import (
+    ALL_REDUCE,
+    DATA_PARALLEL,
+    LINK,
+    NO_SYNC,
+    NOOP,
+    check_exchange,
+)
 from labkit.parts.training.reporting import PROGRESS, check_sink
 from labkit.settings import Mode, Settings, complete, pick
 
@@ -263,8 +270,18 @@ def _check_ranks(settings: Settings, storage: Storage) -> None:
             f"exchange must be {ALL_REDUCE}, {NOOP} or {NO_SYNC} on device cuda, where no link "
             f"is modelled, got {settings.exchange!r}"
         )
+    if DATA_PARALLEL.fullmatch(settings.exchange) and settings.device == "cpu":
+        raise Skip(
+            f"exchange must be another one on device cpu, got {settings.exchange}: without GPUs "
+            "DataParallel calls the model as it is"
+        )
     if settings.ranks == 1:
         return
+    if DATA_PARALLEL.fullmatch(settings.exchange):
+        raise ValueError(
+            f"ranks must be 1 for the exchange {settings.exchange}, in which one process uses all "
+            f"GPUs, got {settings.ranks}"
+        )
     whole = f"ranks must be 1 {{}}, got {settings.ranks}"
     if settings.loader in OUTSIDE:
         raise Skip(whole.format(f"for the loader {settings.loader}, which divides no epoch"))

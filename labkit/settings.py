@@ -80,7 +80,7 @@ class Settings:
     ranks: int = 1
     """Processes that train together, as under torchrun; they share the loader workers."""
     exchange: str = "all_reduce"
-    """How ranks exchange gradients: all_reduce, noop, no_sync, or by a modelled link: 100mbit."""
+    """How GPUs exchange gradients: all_reduce, noop, no_sync, 100mbit (a link), data_parallel_2."""
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None

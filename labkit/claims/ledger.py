@@ -255,7 +255,7 @@ def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
 def _join(claim: Claim, judged: Sequence[Mapping[str, object]]) -> str:
     """Return the answers of all contrasts in one line; equal ones are named together."""
     if not judged:
-        return f"not testable here: {claim.reason}"
+        return _not_testable(claim)
     alike: dict[tuple[str, str], list[str]] = {}
     for one in judged:
         alike.setdefault((one["experiment"], one["answer"]), []).append(one["compared"])
@@ -278,7 +278,9 @@ def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict
         "ratio": None, "low": None, "high": None, "verdict": "",
     }  # fmt: skip
     ratio = evidence and evidence.ratios.get((contrast.variant, contrast.against))
-    if evidence is None:
+    if evidence is None and claim.reason:
+        answer = Answer(NOT_TESTABLE, _not_testable(claim))
+    elif evidence is None:
         how = f"{contrast.made_by} makes it" if contrast.made_by else ""
         answer = _not_run(how)
     elif (answer := _why_missing(contrast, evidence)) is not None:
@@ -291,6 +293,10 @@ def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict
         answer = _say_ratio(claim, contrast, evidence, ratio)
         found |= {name: getattr(ratio, name) for name in ("ratio", "low", "high", "verdict")}
     return found | {"group": answer.group, "answer": answer.text}
+
+
+def _not_testable(claim: Claim) -> str:
+    return f"not testable here: {claim.reason}"
 
 
 def _not_run(why: str = "") -> Answer:

@@ -28,6 +28,16 @@ NEAR, FAR = "http_5ms", "http_50ms"
 # Two ranks' all-gather was 58 % slower than more ranks' (gloo#471), so full mode has four, too.
 MACHINES = (2, 4)
 EXCHANGE_PX, EXCHANGE_BATCH_SIZE, EXCHANGE_IMAGES = 128, 8, 160
+# GPUs of one machine; epochs in seconds that The-AI-Summer/pytorch-ddp reports.
+GPUS = (2, 4)
+GPU_BATCH_SIZE = 32  # of each: enough work for a step to hide a part of the exchange
+ONE_GPU_S = 13.08
+SEVERAL_GPUS_S = {
+    "DataParallel, 2 GPUs": 42.97,
+    "DistributedDataParallel, 2 GPUs": 9.79,
+    "DataParallel, 4 GPUs": 31.32,
+    "DistributedDataParallel, 4 GPUs": 6.11,
+}
 # Bottlenecks that are known beforehand.
 LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"
 # With one worker this alone is twice a step of the emulated device, on however many cores.
@@ -315,7 +325,40 @@ def communication(base: Settings) -> Experiment:
     )
 
 
+def data_parallel(base: Settings) -> Experiment:
+    """Compare DataParallel with DistributedDataParallel; each GPU has a batch of the same size.
+
+    One batch stays in memory.  Without several GPUs there is nothing to compare.
+
+    Source: [001] 5.3; DISTRIBUTED, "Today's state".
+    """
+    base = replace(
+        base,
+        device=base.device or "cuda",
+        preprocessor="classification",
+        loader="resident",
+        cache="as found",
+        num_workers=0,
+        batch_size=GPU_BATCH_SIZE,
+        epochs=1,
+    )
+    variants = {"1 GPU": base}
+    for gpus in GPUS:
+        at_once = {"exchange": f"data_parallel_{gpus}", "batch_size": gpus * GPU_BATCH_SIZE}
+        variants[f"DataParallel, {gpus} GPUs"] = replace(base, **at_once)
+        variants[f"DistributedDataParallel, {gpus} GPUs"] = replace(base, ranks=gpus)
+    return Experiment(
+        "data_parallel",
+        question="Do several GPUs train faster by DistributedDataParallel than by DataParallel?",
+        variants=variants,
+        published={label: epoch_s / ONE_GPU_S for label, epoch_s in SEVERAL_GPUS_S.items()},
+        source="[001] 5.3: DistributedDataParallel; the published figures are those of "
+        "The-AI-Summer/pytorch-ddp",
+        knobs=("input_px", "images", "device"),
+    )
+
+
 EXPERIMENTS = (
     loss, precision, stalls, checkpoints, logs, metric_reports, evaluation,
-    bottlenecks, communication,
+    bottlenecks, communication, data_parallel,
 )  # fmt: skip

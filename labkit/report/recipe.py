@@ -81,7 +81,7 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     if row.normalized_time is None:
         raise ValueError(f"variant must have been measured, got {variant!r}, {reason(row)}")
     settings = _settings(run, row.variant)
-    if settings.ranks > 1:
+    if settings.ranks > 1 or settings.exchange != Settings.exchange:
         raise ValueError(
             f"variant must be of one GPU to be written as a program, got {row.variant!r}; "
             "wrap the program's model in DistributedDataParallel and start it by torchrun"

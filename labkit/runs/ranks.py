@@ -23,8 +23,8 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from statistics import fmean
 
-from labkit.contracts import Epoch, Skip
-from labkit.parts.training.exchange import Link
+from labkit.contracts import Epoch
+from labkit.parts.training.exchange import Link, check_gpus
 from labkit.resolve import traits
 from labkit.settings import Settings
 
@@ -141,15 +141,14 @@ class Ranks:
         ranks, backend = self._settings.ranks, "gloo"
         of = traits(vars(self._settings))
         if not (of.on_cpu or of.emulated):
-            if torch.cuda.device_count() < ranks:
-                raise Skip(
-                    "ranks must be at most the number of GPUs here "
-                    f"({torch.cuda.device_count()}), got {ranks}"
-                )
+            check_gpus(ranks)
             torch.cuda.set_device(self.rank)
             backend = "cpu:gloo,cuda:nccl"
         # All are on this machine, so nobody else needs to reach them.
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        # As torchrun sets them, for parts of the user's own; ranks meet in a file, at no port.
+        os.environ |= {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank)}
+        os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         torch.distributed.init_process_group(
             backend,
             init_method=f"file://{self._meeting}",

@@ -11,12 +11,13 @@ import torch
 from small import compare, completed
 
 import labkit as lab
-from labkit.contracts import Skip
-from labkit.machine import hardware
+from labkit.claims.ledger import answers
+from labkit.contracts import Skip, SystemClock
+from labkit.machine import gpu, hardware
 from labkit.parts.decoding import decode_opencv
 from labkit.parts.devices import CpuDevice
 from labkit.parts.training import STEPS
-from labkit.pipeline import open_loader
+from labkit.pipeline import build, open_loader
 from labkit.resolve import resolve
 
 pytestmark = pytest.mark.skipif(not hardware.can_fork(), reason="this platform has no fork")
@@ -107,6 +108,46 @@ def test_the_share_of_communication_is_a_finding(exchanged):
     assert list(shares["share"]) == pytest.approx([max(1 - 1 / x, 0) for x in times])
 
 
+def test_several_gpus_train_in_both_ways_as_far_as_a_cpu_can(photos, tmp_path):
+    chosen = lab.experiment("data_parallel", data=str(photos), input_px=64, images=IMAGES)
+    variants = {
+        label: replace(its, device="cpu", step="small_classifier", batch_size=its.batch_size // 16)
+        for label, its in chosen.variants.items()
+        if "4 GPUs" not in label
+    }
+    found = lab.run(
+        replace(chosen, variants=variants, published={}),
+        blocks=1, results=tmp_path, progress=False,
+    )  # fmt: skip
+    one, at_once, ranks = found.summary.rows
+    assert (one.status, ranks.status) == ("ok", "ok")
+    assert ranks.labels["ranks"] == "2 processes, gradients exchanged by gloo"
+    assert at_once.reason.endswith("without GPUs DataParallel calls the model as it is")
+    # As a run refuses it, its step trains here: as one of the same batch without it.
+    whole = completed(**vars(variants["DataParallel, 2 GPUs"]))
+    made = build(replace(whole, exchange="all_reduce"), SystemClock())
+    steps = [made.step, STEPS[whole.step](whole, made.device)]
+    for step in 2 * steps:
+        step.backward(step.forward(made.resident_batch()))
+    assert steps[1].loss() == steps[0].loss() != steps[0].first_loss()
+
+
+@pytest.mark.skipif(gpu.cuda().works, reason="there is a GPU")
+def test_without_gpus_the_published_figures_stand_beside_rows_that_say_so(photos, tmp_path):
+    chosen = lab.experiment("data_parallel", data=str(photos))
+    found = lab.run(chosen, results=tmp_path, progress=False)
+    assert found.info["status"] == "finished"
+    rows = {row.name: row for row in found.summary.rows}
+    assert {(row.status, row.reason) for row in rows.values()} == {("skipped", gpu.cuda().reason)}
+    assert rows["DataParallel, 2 GPUs"].published == pytest.approx(3.285, abs=5e-4)
+    assert rows["DistributedDataParallel, 4 GPUs"].published == pytest.approx(0.467, abs=5e-4)
+    (claim,) = answers(tmp_path, numbers=[35])
+    assert claim["group"] == "not testable"
+    assert claim["answer"] == f"DataParallel, 2 GPUs: not testable here: {gpu.cuda().reason}"
+    assert found.save()
+    assert found.report()
+
+
 def spoil(what, rank=1):
     """A decoder that goes wrong in one rank; functions in a function travel."""
 
@@ -167,6 +208,14 @@ def test_what_one_process_does_for_all_has_one_rank(photos, changes, said):
             "exchange must be one of <n>mbit, as 100mbit, all_reduce",
         ),
         ({"ranks": 2, "exchange": "noop"}, "exchange must be all_reduce on the simulated GPU"),
+        (
+            {"ranks": 2, "exchange": "data_parallel_2", "device": "cpu"},
+            "exchange must be another one on device cpu, got data_parallel_2: without GPUs",
+        ),
+        (
+            {"ranks": 2, "exchange": "data_parallel_2", "device": "cuda"},
+            "ranks must be 1 for the exchange data_parallel_2",
+        ),
     ],
 )
 def test_only_several_ranks_with_gradients_exchange_them(photos, changes, said):

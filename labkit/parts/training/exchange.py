@@ -5,6 +5,9 @@
     noop         the machinery without the exchange
     no_sync      without the machinery, as in steps that only add up gradients
 
+Without ranks, data_parallel_<n> is torch's DataParallel: one process divides each batch among n
+GPUs.
+
 A link is a model: one clock, and 2 (N - 1) / N of a bucket's bytes, what a ring all-reduce of N
 ranks sends.  Messages have no latency.  A run checks first that its links deliver their rates.
 Source: torch.distributed.algorithms.ddp_comm_hooks, whose `noop_hook` is meant for measuring what
@@ -18,12 +21,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from labkit import units
+from labkit.contracts import Skip
 from labkit.settings import Settings, pick
 
 if TYPE_CHECKING:
     import torch
 
 LINK = re.compile(r"([1-9]\d{0,5})mbit")
+DATA_PARALLEL = re.compile(r"data_parallel_([2-9])")
 ALL_REDUCE, NOOP, NO_SYNC = "all_reduce", "noop", "no_sync"
 MEASURED_S = 0.25  # that a link takes for what it is measured with: 5 % are more than a late thread
 
@@ -34,13 +40,21 @@ def check_exchange(name: str) -> None:
     Raises:
         ValueError: the message lists the choices.
     """
-    if not LINK.fullmatch(name):
-        known = (ALL_REDUCE, NOOP, NO_SYNC, "<n>mbit, as 100mbit")
+    if not LINK.fullmatch(name) and not DATA_PARALLEL.fullmatch(name):
+        known = (ALL_REDUCE, NOOP, NO_SYNC, "<n>mbit, as 100mbit", "data_parallel_2")
         pick(dict.fromkeys(known), name, "exchange")
 
 
+def check_gpus(count: int) -> None:
+    """Skip what takes more GPUs than there are here."""
+    import torch
+
+    if (found := torch.cuda.device_count()) < count:
+        raise Skip(f"it takes {count} GPUs, got {units.count(found, 'GPU')}")
+
+
 def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
-    """Wrap a model so that backward exchanges gradients with the other ranks.
+    """Wrap a model so that backward exchanges gradients with other ranks or GPUs, if it has any.
 
     Buffers, such as BatchNorm's means, stay each rank's own in all cases: their broadcast would be
     communication that no hook sees.
@@ -50,12 +64,20 @@ def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
         settings: uses exchange and ranks.
     """
     import torch
-    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+    if several := DATA_PARALLEL.fullmatch(settings.exchange):
+        gpus = int(several[1])
+        if settings.device == "cuda":
+            check_gpus(gpus)
+        return torch.nn.DataParallel(model, list(range(gpus)))
+    if settings.ranks == 1:
+        return model
     wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     if settings.exchange == NO_SYNC:
         wrapped.require_backward_grad_sync = False  # as inside wrapped.no_sync()
     elif settings.exchange == NOOP:
+        from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+
         wrapped.register_comm_hook(None, noop_hook)
     elif LINK.fullmatch(settings.exchange):
         link = Link(settings)
@@ -115,7 +137,9 @@ class Link:
 
 
 def label(settings: Settings) -> dict[str, str]:
-    """Label a row of several ranks: how many, and the network between them."""
+    """Label a row of several ranks or GPUs: how many, and the network between them."""
+    if several := DATA_PARALLEL.fullmatch(settings.exchange):
+        return {"ranks": f"1 process, DataParallel on {several[1]} GPUs"}
     if settings.ranks == 1:
         return {}
     ranks = f"{settings.ranks} processes"

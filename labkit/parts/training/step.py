@@ -182,8 +182,7 @@ def _train(
     """Make a step of a model, an optimizer and a loss of (the model's outputs, batch)."""
     import torch
 
-    if settings.ranks > 1:
-        model = distribute(model, settings)
+    model = distribute(model, settings)
     first = last = last_logits = None
     kind, layout = device.torch_device.type, _layout(settings)
     in_precision, scaler = nullcontext, None
