@@ -4,6 +4,8 @@ import concurrent.futures
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from dataclasses import asdict
@@ -190,6 +192,32 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
 
 
 @needs_fork
+# A driver that is initialized before a fork is of no use after it, and asking `is_available` does
+# so.  The server imports what torch's optimizers need, which asks only how torch was built.
+CALLS = """
+import sys, importlib, torch
+from labkit.runs.server import JOBS
+called = set()
+
+def note(frame, event, what):
+    if event == "call" and "/torch/cuda/" in frame.f_code.co_filename:
+        called.add(frame.f_code.co_name)
+    elif event == "c_call" and "cuda" in (getattr(what, "__name__", None) or ""):
+        called.add(what.__name__)
+
+sys.setprofile(note)
+for module in (*JOBS.values(), "labkit.parts.training.model", "torch._dynamo"):
+    importlib.import_module(module)
+sys.setprofile(None)
+print(*called - {"<module>", "_is_compiled"}, torch.cuda.is_initialized())
+"""
+
+
+def test_what_the_server_imports_calls_nothing_of_cuda():
+    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stdout + done.stderr
+
+
 def test_the_next_launcher_takes_the_server_over(tmp_path, photos, own):
     def fail(log):
         with Launcher(log) as launcher:
