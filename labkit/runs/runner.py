@@ -309,10 +309,9 @@ def _complete(run: ActiveRun) -> StoredRun:
     kind = KINDS[run.info.get("kind", EPOCHS)]
     # The processes end before the cleanup: they may still read what it removes.
     with _status_saved(run), ExitStack() as cleanup, run.launcher:
-        if len(run.info["skipped"]) < len(run.variants):  # else rows say what this machine lacks
-            run.check_baselines()
-            kind.prepare(run, cleanup)
-            _run_blocks(run, kind.measure)
+        run.check_baselines()
+        kind.prepare(run, cleanup)
+        _run_blocks(run, kind.measure)
     return load_run(run.folder)
 
 
