@@ -326,15 +326,20 @@ STAGES: dict[str, dict[str, Callable[[Site], Iterator[Row]]]] = {
 }
 
 
+# 28 together; most for the documents' experiments, which run in full mode, too.
+MINUTES = {"tests": 4, "main": 8, "depth": 6, "diagnosis": 5, "roofline": 5}
+
+
 def perform(stage: str, options: Namespace) -> int:
     """Work through the parts of a stage; return 1 where one of them failed."""
     folder = options.out / stage
+    minutes = MINUTES[stage] if options.minutes is None else options.minutes
     runs, archive, cancel = folder / "runs", folder / "runs.tar.gz", threading.Event()
     runs.mkdir(parents=True, exist_ok=True)
     if archive.exists():
         shutil.unpack_archive(archive, runs, filter="data")
         archive.unlink()
-    timer = threading.Timer(60 * options.minutes, cancel.set)
+    timer = threading.Timer(60 * minutes, cancel.set)
     timer.daemon = True
     timer.start()
     site = Site(
@@ -342,7 +347,7 @@ def perform(stage: str, options: Namespace) -> int:
         log=folder / "log.txt",
         data=options.data,
         device=options.device,
-        ends_s=time.monotonic() + 60 * options.minutes,
+        ends_s=time.monotonic() + 60 * minutes,
         cancel=cancel,
     )
     report = frame.Report(f"On {options.on}: {stage}", Namespace(save=folder))
@@ -373,7 +378,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=STAGES, help="default: all")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder that takes all")
-    parser.add_argument("--minutes", type=float, default=8, help="that a stage may take")
+    parser.add_argument("--minutes", type=float, help="that a stage may take; default: 4 to 8")
     parser.add_argument("--data", default=lab.Settings.data, help="photographs; made if missing")
     text = "cpu: small, to find mistakes where there is no GPU"
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=text)
