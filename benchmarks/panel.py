@@ -70,7 +70,6 @@ def made(folder: Path, data: str) -> Iterator[Server]:
 
 def show_panel(lab: LabPage) -> None:
     """Run the panel's cell, without the experiment above it, and wait for its Run button."""
-    lab.execute("import labkit as lab")
     lab.run_cells("data =", "lab.panel(")
     lab.panel.get_by_role("button", name="Run", exact=True).click(trial=True)
 

@@ -32,11 +32,11 @@ def test_run_all_needs_no_click(opened):
     assert opened.problems == []
     (folder, *_) = opened.server.runs()
     assert load_run(folder).info["status"] == "finished"
-    # A table and a figure from disk, below the panel: they are there when it is reopened.
-    outputs = opened.page.locator(".jp-OutputArea-output")
-    own = outputs.filter(has_not=opened.page.locator(".labkit-panel"))
-    assert own.locator("table").count() >= 1
-    assert own.locator("img").count() >= 1
+    # The run's table and chart stand once, in the panel.
+    result = opened.panel.locator(".labkit-result")
+    assert "prefetch_generator" in result.locator("table").text_content()
+    assert result.locator("img").count() == 1
+    assert opened.page.locator(".jp-OutputArea-output img").count() == 1
     assert opened.panel.locator(".labkit-error").text_content().strip() == ""
     wait_until_nothing_is_left(opened)
 
@@ -108,8 +108,7 @@ def test_a_kernel_restart_ends_the_run_and_the_panel_comes_back(lab, capsys):
         print(f"\nkernel restart: back, and all of the run ended, in {ended_s:.2f} s")
     assert ended_s < GRACE * ENDED_S
     rows, runs = rows_in(folder), lab.server.runs()
-    lab.execute("import labkit as lab")  # the cell with this line would run the experiment
-    lab.run_cells("data =", "lab.panel(")
+    lab.run_cells("data =", "lab.panel(")  # and not the cell that runs the experiment
     lab.wait_for_status("ready", "finished", "cancelled")
     # The newest run is shown, without running anything again.
     lab.until(lambda: lab.panel.locator(".labkit-result img").count(), "the chart is shown")
@@ -134,13 +133,12 @@ def test_a_closed_tab_lets_the_run_end_and_a_reopened_notebook_is_not_empty(clos
     lab = LabPage(browser, server, "02_prefetching")
     outputs = lab.page.locator(".jp-OutputArea-output")
     lab.until(lambda: LOST in outputs.all_text_contents(), "the panel's cell is shown")
-    # Table and chart are outputs of the notebook, and the panel is one cell away.
-    assert outputs.locator("img").last.is_visible()
+    # The claims are an output of the notebook, and the run is one cell away.
     assert outputs.locator("table").last.is_visible()
     assert lab.complaints == [LOST]
-    lab.execute("import labkit as lab")
     lab.run_cells("data =", "lab.panel(")
     lab.wait_for_status("ready: shows")
+    assert lab.panel.locator(".labkit-result img").is_visible()
     assert lab.complaints == []
     assert [problem for problem in lab.problems if "widget model not found" not in problem] == []
     lab.close()
