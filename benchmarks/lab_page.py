@@ -65,10 +65,6 @@ RUN_CELLS = """async (texts) => {
         await app.commands.execute('notebook:run-cell');
     }
 }"""
-EXECUTE = """async (code) => {
-    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-    await kernel.requestExecute({code}).done;
-}"""
 COMMAND = "([name, options]) => window.jupyterapp.commands.execute(name, options)"
 
 
@@ -149,10 +145,6 @@ class LabPage:
     def run_cells(self, *texts: str) -> None:
         """Run the code cells that hold one of these texts, from top to bottom."""
         self.page.evaluate(RUN_CELLS, texts)
-
-    def execute(self, code: str) -> None:
-        """Execute code in the kernel, in no cell."""
-        self.page.evaluate(EXECUTE, code)
 
     def save(self) -> None:
         """Save the notebook, outputs and all."""
