@@ -58,6 +58,11 @@ def opened(browser, server):
     lab.save()
     lab.until(lambda: asked(lab), "the panel is complete")
     lab.untouched = asked(lab)
+    # As the notebook left it; other tests show other runs.
+    result = lab.panel.locator(".labkit-result")
+    lab.until(lambda: result.locator("img").count(), "the run's chart is shown")
+    lab.first_result = result.inner_html()
+    lab.first_images = lab.page.locator(".jp-OutputArea-output img").count()
     yield lab
     lab.close()
 
