@@ -41,8 +41,8 @@ class TrialKilled(TrialFailed):
 
 
 ERRORS = {"skipped": Skip, "failed": TrialFailed, "killed": TrialKilled}
-# The server that waits for the next launcher, and what it was started with.
-_ready: tuple[subprocess.Popen, dict[str, object]] | None = None
+# The server that waits for the next launcher, its temporary folder, and what it was started with.
+_ready: tuple[subprocess.Popen, str | None, dict[str, object]] | None = None
 
 
 class Launcher:
@@ -128,12 +128,8 @@ class Launcher:
         """End the server; it ends the job it may be running."""
         process, self._process = self._process, None
         self._pending = b""
-        if process is None:
-            return
-        _end(process)
-        if self._temporary is not None:  # a server that was killed has not removed it
-            shared_memory.remove_left(self._temporary)
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        if process is not None:
+            _end(process, self._temporary)
 
     def _start(self) -> subprocess.Popen:
         if self._process is None or self._process.poll() is not None:
@@ -142,7 +138,7 @@ class Launcher:
             path = os.pathsep.join(filter(None, sys.path))
             how = {"env": {**os.environ, "PYTHONPATH": path}, "cwd": str(Path.cwd())}
             self._started_with = how
-            self._process = _take_ready(how) if self._fork else None
+            self._process, self._temporary = _take_ready(how) if self._fork else (None, None)
             if self._process is None:
                 self._process = subprocess.Popen(
                     [
@@ -175,7 +171,7 @@ class Launcher:
             return False
         if not any("ended" in message for message in self._messages(process)):
             return False
-        _ready, self._process = (process, self._started_with), None
+        _ready, self._process = (process, self._temporary, self._started_with), None
         return True
 
     def _next_answer(
@@ -222,20 +218,23 @@ def end_ready_server() -> None:
     _take_ready({})
 
 
-def _take_ready(wanted: dict[str, object]) -> subprocess.Popen | None:
-    """Return the server that waits; None, and end it, where it was started with something else."""
+def _take_ready(wanted: dict[str, object]) -> tuple[subprocess.Popen | None, str | None]:
+    """Return the server that waits and its temporary folder.
+
+    Where it was started with something else, it is ended and there is none.
+    """
     global _ready
     ready, _ready = _ready, None
     if ready is None:
-        return None
-    process, started_with = ready
+        return None, None
+    process, temporary, started_with = ready
     if started_with == wanted and process.poll() is None:
-        return process
-    _end(process)
-    return None
+        return process, temporary
+    _end(process, temporary)
+    return None, None
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: subprocess.Popen, temporary: str | None) -> None:
     """Close a server's input, and wait until it and all that could answer for it have ended."""
     try:
         process.communicate(timeout=GRACE_S)
@@ -243,3 +242,6 @@ def _end(process: subprocess.Popen) -> None:
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if hasattr(os, "killpg") else os.kill)(process.pid, signal.SIGKILL)
         process.communicate()
+    if temporary is not None:  # a server that was killed has not removed it
+        shared_memory.remove_left(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)

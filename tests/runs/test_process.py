@@ -219,7 +219,9 @@ def test_what_the_server_imports_calls_nothing_of_cuda():
 
 
 @needs_fork
-def test_the_next_launcher_takes_the_server_over(tmp_path, photos, own):
+def test_the_next_launcher_takes_the_server_over(tmp_path, temporary, photos, own, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(temporary))
+
     def fail(log):
         with Launcher(log) as launcher:
             with pytest.raises(TrialFailed, match="no such colour"):
@@ -232,6 +234,8 @@ def test_the_next_launcher_takes_the_server_over(tmp_path, photos, own):
     os.kill(first, signal.SIGKILL)
     until(lambda: not alive([first]))
     assert fail(tmp_path / "third") != first
+    end_ready_server()
+    assert list(temporary.rglob("*")) == []
 
 
 def test_cancel_leaves_no_spawned_process(tmp_path, photos):
