@@ -33,7 +33,7 @@ def screen(found: Diagnosis) -> Iterator[str]:
     yield _verdict(found)
     now = _per_s(m, m.epoch_s / m.steps)
     yield (
-        f"An infinitely fast loader: at most {1 / m.ceiling:.2f} × faster "
+        f"An infinitely fast loader: at most {1 / m.ceiling:.3g} × faster "
         f"({_rate(now)} → {_rate(now / m.ceiling)} {m.unit}/s)."
     )
     for number, remedy in enumerate(found.remedies, 1):

@@ -156,7 +156,7 @@ class Watch:
         wait = total.shares["waiting for data"]
         said = units.percent(wait)
         if wait >= WORTH:
-            faster = f"at most {1 / max(1 - wait, 1e-3):.2f} times as fast"
+            faster = f"at most {1 / max(1 - wait, 1e-3):.3g} times as fast"
             return (
                 f"The training waits for data {said} of its time: with a loader that takes no time "
                 f"it would be {faster}{self._why(total)}."
@@ -197,13 +197,10 @@ class Watch:
         if total.steps:
             lines += [f"all loops: {self.line()}"] if len(lines) > 1 or "gpu" in busy else []
             used = [f"{name} {busy[name]:.2f}" for name in ("process", "workers") if busy.get(name)]
-            apart = {
-                "starts of later epochs": total.starts_s,
-                "first steps, not counted": total.first_s,
-            }
-            known = [f"{name} {units.seconds(s)}" for name, s in apart.items() if s]
-            cores = f"CPU of {hardware.cores()} cores: {', '.join(used)}"
-            lines.append("; ".join([cores, *known]))
+            said = [f"cores in use, of {hardware.cores()}: {', '.join(used)}"]
+            said += _known("of the waiting, at the start of later epochs", total.starts_s)
+            said += _known("not counted, the first steps", total.first_s)
+            lines.append("; ".join(said))
         return "\n".join([*lines, self.verdict])
 
     def facts(self) -> dict[str, object]:
@@ -347,6 +344,10 @@ class Watch:
             return result
 
         return moved
+
+
+def _known(what: str, s: float | None) -> list[str]:
+    return [f"{what}: {units.seconds(s)}"] if s else []
 
 
 def _describe(iterator: object, loader: object) -> tuple[str, int | None, int | None]:
