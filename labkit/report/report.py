@@ -111,7 +111,7 @@ def facts(run: Run) -> dict[str, object]:
 
 
 def overview(runs: Sequence[Run]) -> dict[str, object]:
-    """Return what several runs come to: a chart, and which variants save time and which do not.
+    """Return what several runs come to: a chart, and which variant saves most, which save none.
 
     A variant is its label and the number of its run, from 1.
     """
@@ -129,11 +129,11 @@ def overview(runs: Sequence[Run]) -> dict[str, object]:
         if (row := winner(summary)).variant != summary.baseline
     ]
     best = min(winners, key=lambda one: one[:3], default=None)
-    saves_nothing, untested = {}, {}
+    no_saving, untested = {}, {}
     for number, summary in corrected:
         for row in summary.rows:
-            if row.verdict in ("no practical difference", "slower"):
-                saves_nothing.setdefault(row.verdict, []).append((row.variant, number))
+            if row.verdict in ("slower", "no practical difference", "inconclusive"):
+                no_saving.setdefault(row.verdict, []).append((row.variant, number))
     for number, summary in found:
         for row in summary.rows:
             if row.status in ("skipped", "failed"):  # a variant may be in several groups
@@ -142,7 +142,7 @@ def overview(runs: Sequence[Run]) -> dict[str, object]:
     return {
         "chart": charts.overview([summary for _, summary in found]),
         "best": best and {"row": best[-1], "run": best[2], "time": words.normalized(best[-1])},
-        "saves_nothing": saves_nothing,
+        "no_saving": no_saving,
         "untested": untested,
         "unjudged": [
             number
