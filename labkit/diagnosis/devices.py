@@ -2,7 +2,7 @@
 
     Host       the step computes on the CPU; there is nothing to wait for
     Emulated   put, compute and synchronize of an emulated device, timed while it is observed
-    Cuda       torch's own warnings of synchronization, and its profiler
+    Cuda       torch's profiler
 
 A step that returns early has only queued its work.
 """
@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 import re
 import time
-import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,7 +21,6 @@ from labkit.diagnosis.loaders import map_batch, move_batch
 from labkit.machine.gpu import index_in_use
 from labkit.parts.devices import EmulatedDevice
 
-SYNCHRONIZES = "called a synchronizing CUDA operation"  # begins torch's warning
 # Functions of CUDA that return when the device is done; copies to pinned memory return at once.
 WAITS = re.compile(r"cuda\w*(Synchronize|Memcpy)")
 WAITS_ON_DEVICE = (" Sync", " Wait Event")  # end the names of the same waits among its kernels
@@ -55,9 +53,6 @@ class Host:
     label = "cpu"
     has_queue = False
 
-    def __init__(self) -> None:
-        self.readings = Readings()
-
     def __enter__(self) -> Host:
         self.readings = Readings()
         return self
@@ -66,7 +61,7 @@ class Host:
         pass
 
     def synchronize(self) -> None:
-        """Wait for the device; not counted."""
+        """Wait for the device."""
 
 
 class Emulated(Host):
@@ -75,7 +70,6 @@ class Emulated(Host):
     has_queue = True
 
     def __init__(self, device: EmulatedDevice) -> None:
-        super().__init__()
         self.label, self.emulated = device.label, device
         self._copied = None  # what the step copied last
 
@@ -130,39 +124,11 @@ class Cuda(Host):
     def __init__(self, index: int) -> None:
         import torch
 
-        super().__init__()
         self._cuda, self.torch_device = torch.cuda, torch.device("cuda", index)
         self.label = f"cuda:{torch.cuda.get_device_name(index)}"
-        self._observed = ExitStack()
-
-    def __enter__(self) -> Cuda:
-        super().__enter__()
-        undo, cuda = self._observed, self._cuda
-        undo.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("always", SYNCHRONIZES)
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        warnings.showwarning = partial(self._warned, warnings.showwarning)
-        undo.callback(cuda.set_sync_debug_mode, cuda.get_sync_debug_mode())
-        cuda.set_sync_debug_mode("warn")
-        undo.callback(setattr, cuda, "synchronize", cuda.synchronize)
-        cuda.synchronize = partial(self._called, cuda.synchronize)  # torch does not warn of it
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._observed.close()
-
-    def _warned(self, show: Callable, message: Warning, *where: object) -> None:
-        if str(message).startswith(SYNCHRONIZES):
-            self.readings.syncs += 1
-        else:
-            show(message, *where)
-
-    def _called(self, synchronize: Callable, *device: object, **named: object) -> None:
-        self.readings.syncs += 1
-        synchronize(*device, **named)
 
     def synchronize(self) -> None:
-        """Wait for the device; not counted, as no step calls it."""
+        """Wait for the device."""
         self._cuda.synchronize(self.torch_device)
 
     def copy_s(self, batch: object, *, pinned: bool) -> float:
@@ -175,11 +141,12 @@ class Cuda(Host):
         self.synchronize()
         return time.perf_counter() - start_s
 
-    def profile(self, run: Callable[[], object]) -> tuple[float, float]:
+    def profile(self, run: Callable[[], object], steps: int) -> Readings:
         """Return for how long the device ran kernels and copies, and the host waited for them.
 
         Args:
             run: what is profiled.
+            steps: those that it makes.
         """
         from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
@@ -193,14 +160,19 @@ class Cuda(Host):
             for event in events
             if event.device_type == DeviceType.CUDA and not event.name.endswith(WAITS_ON_DEVICE)
         )
-        waited_us = sum(
-            event.time_range.elapsed_us() for event in events if WAITS.match(event.name)
-        )
+        waits = [event for event in events if WAITS.match(event.name)]
+        syncs = Counter(event.name for event in waits if event.name.endswith("Synchronize"))
         ran_us, until_us = 0.0, -math.inf
         for start_us, end_us in spans_us:  # those of several streams may overlap
             ran_us += max(end_us - max(start_us, until_us), 0.0)
             until_us = max(end_us, until_us)
-        return ran_us / 1e6, waited_us / 1e6
+        found = Readings(
+            waited_s=sum(event.time_range.elapsed_us() for event in waits) / 1e6,
+            device_s=ran_us / 1e6,
+            # One function's alone: the loop itself calls another, at its start and end.
+            syncs=max(syncs.values(), default=0),
+        )
+        return found.per_step(steps)
 
 
 def _pin(leaf: object) -> object:

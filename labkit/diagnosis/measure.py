@@ -591,9 +591,9 @@ def _look_into_step(m: Measured, seconds: float) -> None:
                 f"copying was not timed: the step takes no batches on the device: {said}"
             )
             batches, m.pageable_s = loop.resident, 0.0
-        m.resident_on_device = loop.compute(seconds, batches)
-        took_s = device.profile(lambda: loop.compute(0.0, batches))
-        m.kernels_s, m.waited_s = (s / (1 + FEWEST_STEPS) for s in took_s)  # one is skipped
+        # Waiting spins, so only CUDA's profile tells it from work.  One step more is skipped.
+        readings = device.profile(lambda: loop.compute(0.0, batches), 1 + FEWEST_STEPS)
+        m.resident_on_device = replace(loop.compute(seconds, batches), readings=readings)
 
 
 def _copy_s(batch: object) -> float:

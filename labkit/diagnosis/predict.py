@@ -34,6 +34,7 @@ IDLE = 0.25  # of the cores: workers do not wait for one
 SMALL_WORK = 4  # times what an empty batch takes: making a batch is little beside handing it over
 OVERLAPS = 0.8  # of loading + computing: an epoch that is shorter does both at once
 HINDERED = 0.15  # of a worker's time: less may be noise
+OFTEN = 0.9  # times a step waits for the device: then waiting delays every one
 LEAST_TOGETHER = 0.1  # of a worker's CPU seconds: they are counted in ticks, and may read as none
 
 
@@ -104,11 +105,7 @@ class Measured:
     host_kinds: dict[str, Kind] = field(default_factory=dict)
     """Kind of the step's work on the host -> share of the step; see `profile.kinds_of`."""
     resident_on_device: Stretch | None = None
-    """The step on batches that are on CUDA, unless it takes none; None for other devices."""
-    kernels_s: float = 0.0
-    """Of a step, for which kernels ran on CUDA."""
-    waited_s: float = 0.0
-    """Of a step, for which the host waited in CUDA's functions."""
+    """The step on batches that are on CUDA, with its profile; None for other devices."""
     notes: list[str] = field(default_factory=list)
     broken: str = ""
     """What ended the measurement early."""
@@ -316,21 +313,16 @@ def _mean(values: Iterable[float]) -> float:
 
 def _device(m: Measured) -> tuple[float, float]:
     """Return for which seconds of a step the device computes, and the host waits for its end."""
-    if not m.has_device:
-        return 0.0, 0.0
-    resident, on_device = m.of("resident"), m.resident_on_device
-    seen = [on_device] if on_device else resident
-    syncs = _mean(stretch.readings.syncs for stretch in seen) > 0.5
-    if on_device:  # CUDA: waiting spins, so only its profile tells it from work
-        return m.kernels_s, m.waited_s if syncs else 0.0
-    readings = [stretch.readings for stretch in resident]
+    seen = [m.resident_on_device] if m.resident_on_device else m.of("resident")
+    readings = [stretch.readings for stretch in seen]
     waits_s = _mean(each.waited_s - each.copy_wait_s for each in readings)
-    return _mean(each.device_s for each in readings), waits_s if syncs else 0.0
+    synchronizes = _mean(each.syncs for each in readings) > OFTEN
+    return _mean(each.device_s for each in readings), waits_s if synchronizes else 0.0
 
 
 def _copying(m: Measured) -> tuple[float, bool, bool]:
     """Return a copy's seconds, whether it blocks the host, and whether it runs beside computing."""
-    if not m.has_device or not m.pageable_s:
+    if not m.pageable_s:
         return 0.0, False, False
     if m.resident_on_device:  # CUDA: what the step takes less without copying
         tensors = [t for t in loaders.arrays(m.loop.resident[0]) if hasattr(t, "is_pinned")]

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import time
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +23,7 @@ from labkit.diagnosis import loaders, measure, remedies
 from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.measure import Loop
-from labkit.diagnosis.predict import Measured
+from labkit.diagnosis.predict import OFTEN, Measured
 from labkit.machine import shared_memory
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import PROFILES, EmulatedDevice
@@ -480,19 +479,18 @@ def test_a_loader_that_stalls_is_not_waited_for_for_ever(monkeypatch):
 
 
 @pytest.mark.needs_cuda
-def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed():
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.detach], ids=["waits", "goes on"])
+def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed(read):
     picture = torch.ones(2048, 2048, device="cuda")
-    with find_device(None) as device:
-        brightness = (picture + 1).sum()
-        warnings.warn("not of torch", stacklevel=1)
-        assert device.readings.syncs == 0
-        brightness.item()
-        torch.cuda.synchronize()
-    brightness.item()
-    assert device.readings.syncs == 2
-    ran_s, waited_s = device.profile(lambda: (picture @ picture).sum().item())
-    assert 0 < ran_s < 1
-    assert 0 < waited_s < 1
+
+    def run():
+        for _ in range(20):
+            read((picture @ picture).sum())
+
+    seen = find_device(None).profile(run, 20)
+    assert (seen.syncs > OFTEN) == (read is torch.Tensor.item)
+    assert 0 < seen.device_s < 1
+    assert 0 < seen.waited_s < 1
 
 
 @pytest.mark.parametrize(("total", "free", "said"), [
