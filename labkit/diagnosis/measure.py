@@ -168,11 +168,11 @@ class Loop:
         done = 0
         head_s = begun_s = left_s = apart_s = called_s = 0.0
         enough = False
-        with device:
+        with device, _stall_limit() as wait_for:
             while not enough:
                 before, epoch_s = done, now()
-                # By name, so that a loader that is left early ends its workers within the time.
-                delivered = _without_stalls(loader)
+                # By name, so that a loader that is left early ends its workers after the time.
+                delivered = _without_stalls(loader, wait_for)
                 for batch in delivered:
                     arrived_s = now()
                     if done == before:
@@ -185,8 +185,8 @@ class Loop:
                         head_s, called_s = begun_s - epoch_s, 0.0
                     start_s = now()
                     if run is not None:
-                        with _stall_limit("step to return"):
-                            run(batch)
+                        wait_for("step to return")
+                        run(batch)
                     left_s = now()
                     done, called_s = done + 1, called_s + left_s - start_s
                     enough = done >= skipped + FEWEST_STEPS and left_s - begun_s >= seconds
@@ -201,7 +201,7 @@ class Loop:
                     self._check_goes_on(done - before, enough, arm)
             device.synchronize()
             ended_s, last = now(), _usage(loader)
-            del delivered
+        del delivered
         steps, readings = done - skipped, device.readings.per_step(done)
         queued_s = sum(last.queued_s.values()) - sum(first.queued_s.values())
         called_s -= last.own_queued_s - first.own_queued_s
@@ -303,39 +303,42 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _without_stalls(loader: Iterable) -> Iterator:
-    with _stall_limit("loader to start"):
-        iterator = iter(loader)
-    while True:
-        with _stall_limit("loader to yield a batch"):
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
+def _without_stalls(loader: Iterable, wait_for: Callable) -> Iterator:
+    wait_for("loader to yield a batch")
+    for batch in loader:
         if batch is None:
             raise Stopped("loader must yield batches, got None; does its collate_fn return one?")
         yield batch
+        wait_for("loader to yield a batch")
 
 
 @contextmanager
-def _stall_limit(for_what: str, times: int = 1) -> Iterator[None]:
-    """Interrupt what takes some times `STALL_S`, where this thread can be interrupted."""
-    limit_s = times * loaders.STALL_S
+def _stall_limit() -> Iterator[Callable]:
+    """Interrupt what stalls, where this thread can be interrupted.
+
+    Yields:
+        A function to call when a wait begins: for what, and how many times `STALL_S` it may take.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
-        yield
+        yield lambda *_: None
         return
+    awaited, limit_s = "", 0.0
+
+    def wait_for(what: str, times: int = 1) -> None:
+        nonlocal awaited, limit_s
+        awaited, limit_s = what, times * loaders.STALL_S
+        # Again and again: a data set that tries once more after any error would swallow the first.
+        signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
 
     def stop(*_: object) -> None:
         raise Stopped(
-            f"waited {limit_s:g} s for {for_what}, got nothing; "
+            f"waited {limit_s:g} s for {awaited}, got nothing; "
             "try it by hand with num_workers=0, where an error shows itself"
         )
 
     before = signal.signal(signal.SIGALRM, stop)
-    # Again and again: a data set that tries once more after any error would swallow the first.
-    signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
     try:
-        yield
+        yield wait_for
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
@@ -370,8 +373,10 @@ def collect(
     except Exception as error:  # the user's own code may raise anything
         m.broken = in_one_line(error)
         if not loop.resident and getattr(loop.loader, "num_workers", 0):
-            with suppress(Exception), loaders.copied(loop.loader, num_workers=0) as twin:
-                loop.keep(next(_without_stalls(twin)))  # its bytes tell whether memory is short
+            copied = loaders.copied(loop.loader, num_workers=0)
+            with suppress(Exception), copied as twin, _stall_limit() as wait_for:
+                # Its bytes tell whether memory is short.
+                loop.keep(next(_without_stalls(twin, wait_for)))
     return m
 
 
@@ -433,15 +438,16 @@ def _measure(
 def _look(loop: Loop, device: EmulatedDevice | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
     at_s = [time.perf_counter()]
-    for batch in _without_stalls(loop.loader):
-        loop.keep(batch)
-        with _stall_limit("step to return", COMPILING):
+    with _stall_limit() as wait_for:
+        for batch in _without_stalls(loop.loader, wait_for):
+            loop.keep(batch)
+            wait_for("step to return", COMPILING)
             loop.step(batch)
-        if len(at_s) == 1:
-            loop.device = find_device(device)
-        at_s.append(time.perf_counter())
-        if len(at_s) > LOOK_STEPS or (len(at_s) > 2 and at_s[-1] - at_s[1] > LOOK_S):
-            break
+            if len(at_s) == 1:
+                loop.device = find_device(device)
+            at_s.append(time.perf_counter())
+            if len(at_s) > LOOK_STEPS or (len(at_s) > 2 and at_s[-1] - at_s[1] > LOOK_S):
+                break
     if len(at_s) == 1:
         raise Stopped("loader must yield at least one batch, got an empty one; look at its length")
     loop.device.synchronize()
@@ -460,7 +466,7 @@ def _are_duplicated(loop: Loop) -> bool:
             batches = loop.resident[:2]
         else:
             with loaders.copied(loop.loader, num_workers=2) as twin:
-                batches = list(islice(_without_stalls(twin), 2))
+                batches = list(islice(twin, 2))
         one, other = map(loaders.arrays, batches)
     except Exception:  # fewer batches, or what goes wrong in two workers only
         return False
@@ -561,8 +567,12 @@ def _empty_batch_s(workers: int) -> float:
     from torch.utils.data import DataLoader
 
     skipped = 4 * workers + 1
-    tiny = DataLoader([torch.zeros(1)] * (skipped + EMPTY_BATCHES), num_workers=workers)
-    at_s = [time.perf_counter() for _ in _without_stalls(tiny)][skipped:]
+    tiny = DataLoader(
+        [torch.zeros(1)] * (skipped + EMPTY_BATCHES),
+        num_workers=workers,
+        timeout=loaders.STALL_S if workers else 0,
+    )
+    at_s = [time.perf_counter() for _ in tiny][skipped:]
     # The fastest stretch: what another program delayed is no part of it.
     quarter = EMPTY_BATCHES // 4
     return min(later - first for first, later in zip(at_s, at_s[quarter:])) / quarter
