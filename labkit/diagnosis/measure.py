@@ -148,7 +148,6 @@ class Loop:
         loader: Iterable,
         seconds: float,
         *,
-        step: Callable | None = None,
         once: bool = False,
     ) -> Stretch:
         """Iterate over a loader and, unless it runs alone, call the step with its batches.
@@ -158,11 +157,9 @@ class Loop:
             loader: iterated over again and again.
             seconds: of the steady state, which has eight steps or more.  Where an epoch is shorter,
                 the last one is finished: the first may be unlike those that follow.
-            step: instead of the loop's own.
             once: whether to end with the first epoch, or where that is too short, with the one that
                 reaches the steady state; only the first counts for `Stretch.epoch_s`.
         """
-        run = None if arm == "alone" else step or self.step
         now, device, skipped = time.perf_counter, self.device, _skip_of(loader)
         startups_s, epochs_s = [], []
         done = 0
@@ -184,9 +181,9 @@ class Loop:
                         begun_s, first = now() - (arrived_s - left_s), _usage(loader)
                         head_s, called_s = begun_s - epoch_s, 0.0
                     start_s = now()
-                    if run is not None:
+                    if arm != "alone":
                         wait_for("step to return")
-                        run(batch)
+                        self.step(batch)
                     left_s = now()
                     done, called_s = done + 1, called_s + left_s - start_s
                     enough = done >= skipped + FEWEST_STEPS and left_s - begun_s >= seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -65,12 +65,13 @@ def try_remedies(
     ends_s = time.monotonic() + seconds
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
-        arms: dict[str, Callable] = dict.fromkeys(
-            AS_IS, lambda: nullcontext((loop.loader, loop.step))
+        # Loader, and what opens a context in which it is timed.
+        arms: dict[str, tuple[Iterable, Callable]] = dict.fromkeys(
+            AS_IS, (loop.loader, nullcontext)
         )
         for remedy in tried:
             try:
-                arms[remedy.change] = _opened(loop, remedy, stack)
+                arms[remedy.change] = _applied(loop, remedy, stack)
             except Exception as error:  # the user's own code may raise anything
                 m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
         epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}
@@ -79,8 +80,9 @@ def try_remedies(
             try:
                 if files:
                     evict(files, m)
-                with arms[arm]() as (loader, step):
-                    stretch = loop.run("warm", loader, timed_s, step=step, once=bool(files))
+                loader, changed = arms[arm]
+                with changed():
+                    stretch = loop.run("warm", loader, timed_s, once=bool(files))
                 epochs_s[arm].append(stretch.epoch_s or stretch.step_s)
             except Exception as error:
                 if arm in AS_IS:
@@ -102,20 +104,30 @@ def _with_times(
     return replace(remedy, measured=math.exp(fmean(ratios)), ci_low=low, ci_high=high)
 
 
-def _opened(loop: Loop, remedy: Remedy, stack: ExitStack) -> Callable:
-    """Return what opens a context of loader and step with a remedy applied."""
+def _applied(loop: Loop, remedy: Remedy, stack: ExitStack) -> tuple[Iterable, Callable]:
+    """Return a loader, and what opens a context, with a remedy applied."""
     changes = dict(remedy.knobs)
     if change := changes.pop("model", ""):
-        opened = MODEL_CHANGES[change](loop)
-        with opened() as (_, step):  # compiles, before anything is timed
-            step(loop.resident[0])
-        return opened
+        changed = MODEL_CHANGES[change](loop)
+        with changed():  # compiles, before anything is timed
+            loop.step(loop.resident[0])
+        return loop.loader, changed
     if changes.pop("limit_threads", False):
         changes["worker_init_fn"] = partial(loaders.limit_threads, loop.loader.worker_init_fn)
     twin = stack.enter_context(loaders.copied(loop.loader, **changes))
     if twin.num_workers and twin.persistent_workers:
         next(iter(twin))  # starts them, once for all epochs
-    return lambda: nullcontext((twin, loop.step))
+    return twin, nullcontext
+
+
+@contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _bf16(loop: Loop) -> Callable:
@@ -123,7 +135,7 @@ def _bf16(loop: Loop) -> Callable:
 
     kind = next(loop.model.parameters()).device.type
     autocast = torch.autocast(kind, torch.bfloat16)
-    return lambda: nullcontext((loop.loader, autocast(loop.step)))
+    return partial(_replaced, loop, "step", autocast(loop.step))
 
 
 def _channels_last(loop: Loop) -> Callable:
@@ -134,31 +146,22 @@ def _channels_last(loop: Loop) -> Callable:
         raise ValueError("the model is channels_last already, or has 3-D convolutions")
 
     @contextmanager
-    def opened() -> Iterator[tuple]:
+    def changed() -> Iterator[None]:
         loop.model.to(memory_format=torch.channels_last)
         try:
-            yield loop.loader, loop.step
+            yield
         finally:
             loop.model.to(memory_format=torch.contiguous_format)
 
-    return opened
+    return changed
 
 
 def _compiled(loop: Loop) -> Callable:
-    model = loop.model
-    before = model._compiled_call_impl
-    model.compile()
-    compiled, model._compiled_call_impl = model._compiled_call_impl, before
+    import torch
 
-    @contextmanager
-    def opened() -> Iterator[tuple]:
-        model._compiled_call_impl = compiled
-        try:
-            yield loop.loader, loop.step
-        finally:
-            model._compiled_call_impl = before
-
-    return opened
+    # As model.compile() does, which would have to be undone.
+    compiled = torch.compile(loop.model._call_impl)
+    return partial(_replaced, loop.model, "_compiled_call_impl", compiled)
 
 
 MODEL_CHANGES = {"bf16": _bf16, "channels_last": _channels_last, "compile": _compiled}
