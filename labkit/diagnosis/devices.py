@@ -63,6 +63,14 @@ class Host:
     def synchronize(self) -> None:
         """Wait for the device."""
 
+    def copying(self, batch: object, *, pinned: bool) -> Callable[[], object] | None:
+        """Return a function that copies a batch to the device; None where there is nothing to copy.
+
+        Args:
+            batch: on the host.
+            pinned: whether from pinned memory.
+        """
+
 
 class Emulated(Host):
     """An emulated device, whose methods are timed while this context is open."""
@@ -101,15 +109,10 @@ class Emulated(Host):
         """Wait for the device; not counted."""
         type(self.emulated).synchronize(self.emulated)
 
-    def copy_s(self, batch: object, *, pinned: bool) -> float:
-        """Return the seconds of one copy of what the step copied last; 0 where it did not."""
-        if self._copied is None:
-            return 0.0
-        self.synchronize()
-        start_s = time.perf_counter()
-        self.emulated.put(self._copied, pinned=pinned, side_stream=False)
-        self.synchronize()
-        return time.perf_counter() - start_s
+    def copying(self, batch: object, *, pinned: bool) -> Callable[[], object] | None:
+        """Return a function that copies what the step copied last."""
+        put = partial(self.emulated.put, pinned=pinned, side_stream=False)
+        return None if self._copied is None else partial(put, self._copied)
 
 
 class Cuda(Host):
@@ -131,15 +134,10 @@ class Cuda(Host):
         """Wait for the device."""
         self._cuda.synchronize(self.torch_device)
 
-    def copy_s(self, batch: object, *, pinned: bool) -> float:
-        """Return the seconds of one copy of a batch to the idle device."""
-        if pinned:
-            batch = map_batch(batch, _pin)
-        self.synchronize()
-        start_s = time.perf_counter()
-        move_batch(batch, self.torch_device)
-        self.synchronize()
-        return time.perf_counter() - start_s
+    def copying(self, batch: object, *, pinned: bool) -> Callable[[], object]:
+        """Return a function that copies a batch to the device."""
+        held = map_batch(batch, _pin) if pinned else batch
+        return partial(move_batch, held, self.torch_device)
 
     def profile(self, run: Callable[[], object], steps: int) -> Readings:
         """Return for how long the device ran kernels and copies, and the host waited for them.

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +34,7 @@ from labkit.contracts import Skip
 from labkit.diagnosis import loaders, stages
 from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
 from labkit.diagnosis.predict import Measured
-from labkit.diagnosis.profile import kinds_of
+from labkit.diagnosis.profile import NO_DATALOADER, kinds_of
 from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.decoding import DECODERS
@@ -247,15 +248,19 @@ class _Usage(NamedTuple):
     own_queued_s: float
     """Of this thread, which waited for a core."""
     queued_s: dict[int, float]
-    """Of others; see `_queued_of`."""
+    """Of each descendant's first thread, else of this one."""
     cores_s: Sequence[float]
 
 
 def _usage(loader: Iterable) -> _Usage:
     import psutil
 
-    own = time.process_time(), procfs.queued_s()
-    return _Usage(own_cpu_s(), *own, _queued_of(loader), psutil.cpu_times())
+    # Without workers, descendants are none of the loader's.
+    alone = loaders.is_data_loader(loader) and not loader.num_workers
+    queued = {} if alone else {pid: queued_s for pid, (_, queued_s) in _scheduled().items()}
+    own_queued_s = procfs.queued_s()
+    queued = queued or {0: own_queued_s}
+    return _Usage(own_cpu_s(), time.process_time(), own_queued_s, queued, psutil.cpu_times())
 
 
 def _idle(before: Sequence[float], after: Sequence[float]) -> float:
@@ -263,14 +268,6 @@ def _idle(before: Sequence[float], after: Sequence[float]) -> float:
     passed_s = sum(after) - sum(before)
     waited_s = getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0)
     return (after.idle - before.idle + waited_s) / passed_s if passed_s > 0 else 0.0
-
-
-def _queued_of(loader: Iterable) -> dict[int, float]:
-    """Return the run delay of each descendant's first thread, else of this one, in seconds."""
-    if loaders.is_data_loader(loader) and not loader.num_workers:
-        return {0: procfs.queued_s()}  # descendants are then none of the loader's
-    queued = {pid: queued_s for pid, (_, queued_s) in _scheduled().items()}
-    return queued or {0: procfs.queued_s()}
 
 
 def _scheduled() -> dict[int, tuple[float, float]]:
@@ -421,13 +418,14 @@ def _measure(
     say("inside the workers", ARMS_END)
     if not loop.is_one_shot:
         m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
-        m.notes += m.probe.notes
         if m.probe.error:
             m.notes.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
         if any(stage.kind == "decode" for stage in m.probe.stages):
             m.decoders_s = _decoders_s(files)
         if loaders.is_data_loader(loop.loader):
             m.empty_s = _empty_batch_s(loop.loader.num_workers)
+        else:
+            m.notes.append(NO_DATALOADER)
     say("profile of the step", TRIALS_BEGIN - 0.03)
     _look_into_step(m, PROFILE_SHARE * budget_s)
 
@@ -584,10 +582,10 @@ def _look_into_step(m: Measured, seconds: float) -> None:
         m.notes.append(f"what the host does in a step was not looked at: {missing}")
     device, batch = loop.device, loop.resident[0]
     with _one_thread():
-        m.copy_bytes_s = _median(lambda: _copy_s(batch))
-    if device.has_queue:
-        m.pageable_s = _median(lambda: device.copy_s(batch, pinned=False))
-        m.pinned_s = _median(lambda: device.copy_s(batch, pinned=True))
+        m.copy_bytes_s = _median_s(device, partial(loaders.copy_batch, batch))
+    copies = [device.copying(batch, pinned=pinned) for pinned in (False, True)]
+    if all(copies):
+        m.pageable_s, m.pinned_s = (_median_s(device, copy) for copy in copies)
     if isinstance(device, Cuda):
         batches = [loaders.move_batch(each, device.torch_device) for each in loop.resident]
         try:
@@ -603,11 +601,13 @@ def _look_into_step(m: Measured, seconds: float) -> None:
         m.resident_on_device = replace(loop.compute(seconds, batches), readings=readings)
 
 
-def _copy_s(batch: object) -> float:
-    start_s = time.perf_counter()
-    loaders.copy_batch(batch)
-    return time.perf_counter() - start_s
-
-
-def _median(measure: Callable[[], float]) -> float:
-    return statistics.median(measure() for _ in range(5))
+def _median_s(device: Host, run: Callable[[], object]) -> float:
+    """Return the median seconds of what the host does, and the device after it."""
+    took_s = []
+    for _ in range(5):
+        device.synchronize()
+        start_s = time.perf_counter()
+        run()
+        device.synchronize()
+        took_s.append(time.perf_counter() - start_s)
+    return statistics.median(took_s)

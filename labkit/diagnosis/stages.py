@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.diagnosis import tracer
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
-from labkit.diagnosis.profile import NO_DATALOADER
 from labkit.diagnosis.tracer import Totals, Tracer
 from labkit.machine import procfs
 
@@ -72,7 +71,6 @@ class Stages:
     """The same, and CPU of the process that receives it."""
     sampler_s: float = 0.0
     """Of the main process, to draw the samples of a batch."""
-    notes: tuple[str, ...] = ()
     error: Exception | None = None
     """What ended the probe early; what was measured until then is kept."""
 
@@ -102,9 +100,7 @@ def probe_stages(loader: Iterable, *, seconds: float = 8.0) -> Stages:
             recorder = Recorder()
             begin = partial(_made_here, loader, recorder)
         found = _summarize(*_take(begin, recorder, seconds))
-    if is_torchs:
-        return replace(found, sampler_s=_sampler_s(loader))
-    return replace(found, notes=(NO_DATALOADER,))
+    return replace(found, sampler_s=_sampler_s(loader)) if is_torchs else found
 
 
 def _sampler_s(loader: DataLoader) -> float:

@@ -204,6 +204,7 @@ def test_nothing_is_to_gain_where_the_device_is_the_limit(kind):
     assert found.broken == ""
     assert found.ceiling > 0.8
     assert all(remedy.normalized_time > 0.8 for remedy in found.remedies)
+    assert ("not a torch DataLoader" in found.details()) == (kind is Endless)
     nothing_gains = conclude(found.measured, proposed=())
     assert nothing_gains.bottleneck == "compute"
     assert "Data loading is not the bottleneck" in str(nothing_gains)

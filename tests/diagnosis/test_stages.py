@@ -36,7 +36,7 @@ def test_every_stage_of_a_real_loader_is_found(photos, kind, workers):
     loader = DataLoader(KINDS[kind](photos), batch_size=4, num_workers=workers)
     before = dict(vars(loader))
     found = probe_stages(loader, seconds=SECONDS)
-    assert found.error is None and found.notes == ()
+    assert found.error is None
     assert {"read", "decode", "collate"} <= {one.kind for one in found.stages}
     assert (found.send_s > 0) == bool(workers)
     names = {one.name for one in found.stages}
@@ -134,5 +134,4 @@ def test_of_any_other_iterable_this_thread_is_seen(photos):
             yield torch.stack([samples[i][0], samples[i + 1][0]])
 
     found = probe_stages(batches(), seconds=SECONDS)
-    assert "not a torch DataLoader" in found.notes[0]
     assert {"read", "decode"} <= {stage.kind for stage in found.stages}
