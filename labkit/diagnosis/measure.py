@@ -258,7 +258,7 @@ def _usage(loader: Iterable) -> _Usage:
     # Without workers, descendants are none of the loader's.
     alone = loaders.is_data_loader(loader) and not loader.num_workers
     queued = {} if alone else {pid: queued_s for pid, (_, queued_s) in _scheduled().items()}
-    own_queued_s = procfs.queued_s()
+    _, own_queued_s = procfs.scheduled_s()
     queued = queued or {0: own_queued_s}
     return _Usage(own_cpu_s(), time.process_time(), own_queued_s, queued, psutil.cpu_times())
 
@@ -271,17 +271,10 @@ def _idle(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def _scheduled() -> dict[int, tuple[float, float]]:
-    """Return for how long each descendant's first thread ran, and waited for a core.
-
-    Source: Linux, Documentation/scheduler/sched-stats.rst.
-    """
+    """Return for how long each descendant's first thread ran, and waited for a core."""
     below = procfs.processes_below(os.getpid()) or ()
-    counted = {pid: procfs.text(f"/proc/{pid}/schedstat").split() for pid in below}
-    return {
-        pid: (int(words[0]) / 1e9, int(words[1]) / 1e9)
-        for pid, words in counted.items()
-        if len(words) > 1
-    }
+    counted = {pid: procfs.scheduled_s(pid) for pid in below}
+    return {pid: seconds for pid, seconds in counted.items() if any(seconds)}
 
 
 @contextmanager

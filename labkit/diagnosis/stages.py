@@ -216,7 +216,8 @@ class Recorder:
 
     def finish(self, batch: object) -> Made:
         """Return what a batch took that was made just now."""
-        made = Made(self._number, self._tracer.take(), time.perf_counter(), procfs.queued_s())
+        _, queued_s = procfs.scheduled_s()
+        made = Made(self._number, self._tracer.take(), time.perf_counter(), queued_s)
         self._number += 1
         if not self.sends:
             return made

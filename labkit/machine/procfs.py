@@ -57,13 +57,16 @@ def cgroup_folders(controller: str) -> Iterator[Path]:
                 yield from (f for f in (folder, *folder.parents) if f.is_relative_to(top))
 
 
-def queued_s() -> float:
-    """Return the seconds that this thread was ready to run and had no core; 0 where not known.
+def scheduled_s(task: int | str = "thread-self") -> tuple[float, float]:
+    """Return for how long a thread ran, and was ready to run and had no core; 0 where not known.
+
+    Args:
+        task: this thread, or a process, whose first thread counts.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst.
     """
-    counted = text("/proc/thread-self/schedstat").split()
-    return int(counted[1]) / 1e9 if len(counted) > 1 else 0.0
+    counted = text(f"/proc/{task}/schedstat").split()
+    return (int(counted[0]) / 1e9, int(counted[1]) / 1e9) if counted else (0.0, 0.0)
 
 
 def processes_below(process_id: int) -> list[int] | None:
