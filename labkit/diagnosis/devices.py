@@ -14,7 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 
 from labkit.diagnosis.loaders import map_batch, move_batch
@@ -38,13 +38,10 @@ class Readings:
     """Seconds of work that the device was given."""
     syncs: float = 0
     """How often the step waited for the device to finish."""
-    how: Mapping[str, bool] = field(default_factory=dict)
-    """Of the last copy: whether pinned, and on a side_stream."""
 
     def per_step(self, steps: int) -> Readings:
         """Return the mean of a step."""
-        names = ("waited_s", "copy_wait_s", "device_s", "syncs")
-        return replace(self, **{name: getattr(self, name) / steps for name in names})
+        return Readings(**{name: total / steps for name, total in vars(self).items()})
 
 
 class Host:
@@ -80,6 +77,8 @@ class Emulated(Host):
     def __init__(self, device: EmulatedDevice) -> None:
         self.label, self.emulated = device.label, device
         self._copied = None  # what the step copied last
+        self.how: Mapping[str, bool] = {}
+        """Of the last copy: whether pinned, and on a side_stream."""
 
     def __enter__(self) -> Emulated:
         super().__enter__()
@@ -97,7 +96,7 @@ class Emulated(Host):
         readings.waited_s += max(passed_s, 0.0)
         if name == "put":
             readings.copy_wait_s += max(passed_s, 0.0)
-            readings.how, self._copied = how, result
+            self.how, self._copied = how, result
         readings.syncs += name == "synchronize"
         return result
 

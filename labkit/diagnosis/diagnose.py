@@ -190,8 +190,7 @@ def conclude(m: Measured, proposed: tuple[Remedy, ...] | None = None) -> Diagnos
         proposed: remedies, as far as they were tried; bounds of all unless given.
     """
     if m.broken and _lacks_shared_memory(m):
-        batch = next(iter(m.loop.resident), None)
-        remedies = for_shared_memory(m.loop.loader, batch)
+        remedies = for_shared_memory(m.loop)
         return Diagnosis(bottleneck=SHARED_MEMORY, remedies=remedies, measured=m)
     summarize(m)
     if m.now is None:

@@ -143,14 +143,7 @@ class Loop:
         # What workers do that still fill their queues is no part of the step.
         return replace(stretch, cpu_s=stretch.own_cpu_s)
 
-    def run(
-        self,
-        arm: str,
-        loader: Iterable,
-        seconds: float,
-        *,
-        once: bool = False,
-    ) -> Stretch:
+    def run(self, arm: str, loader: Iterable, seconds: float, *, once: bool = False) -> Stretch:
         """Iterate over a loader and, unless it runs alone, call the step with its batches.
 
         Args:

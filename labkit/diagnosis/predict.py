@@ -331,10 +331,8 @@ def _copying(m: Measured) -> tuple[float, bool, bool]:
             return 0.0, False, False
         saved_s = m.resident_s - m.resident_on_device.step_s
         return max(saved_s, 0.0), not all(pinned), False
-    how = m.of("resident")[-1].readings.how
-    if how.get("pinned"):
-        return m.pinned_s, False, how["side_stream"]
-    return m.pageable_s, True, False
+    how = m.loop.device.how
+    return (m.pinned_s, False, how["side_stream"]) if how["pinned"] else (m.pageable_s, True, False)
 
 
 def _stages(

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
-from labkit.diagnosis.loaders import (
-    DEFAULT_PREFETCH_FACTOR,
-    bytes_by_dtype,
-    count_bytes,
-    knobs_of,
-    line_of,
-)
+from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, bytes_by_dtype, knobs_of, line_of
 from labkit.diagnosis.predict import (
     BYTES,
     EACH_OTHER,
@@ -33,7 +27,7 @@ from labkit.diagnosis.predict import (
 from labkit.diagnosis.stages import COLLATE, SAMPLER, Stage
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+    from labkit.diagnosis.measure import Loop
 
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WORKERS = 16
@@ -502,23 +496,17 @@ def _written(knobs: Mapping[str, object]) -> dict[str, object]:
     return written
 
 
-def for_shared_memory(loader: DataLoader, batch: object | None) -> tuple[Remedy, ...]:
-    """Return what makes the batches that workers prepare ahead fit into shared memory.
-
-    Args:
-        loader: has workers.
-        batch: one of its batches, where one came.
-    """
-    knobs, found = knobs_of(loader), []
-    ahead = loader.num_workers * loader.prefetch_factor
-    held = f"{ahead} batches"
-    if batch is not None:
-        held += f" of {units.count_bytes(count_bytes(batch))}"
+def for_shared_memory(loop: Loop) -> tuple[Remedy, ...]:
+    """Return what makes the batches that workers prepare ahead fit into shared memory."""
+    loader, knobs, found = loop.loader, knobs_of(loop.loader), []
+    held = f"{loader.num_workers * loader.prefetch_factor} batches"
+    if loop.batch_bytes:
+        held += f" of {units.count_bytes(loop.batch_bytes)}"
     remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {held} ahead")
     if loader.prefetch_factor > DEFAULT_PREFETCH_FACTOR:
         fewer = {"prefetch_factor": DEFAULT_PREFETCH_FACTOR}
         found.append(remedy(name="less prefetching", change=line_of({**knobs, **fewer})))
-    sizes = bytes_by_dtype(batch) if batch is not None else {}
+    sizes = bytes_by_dtype(loop.resident[:1])
     if sizes and (dtype := max(sizes, key=sizes.get)) in FEWER:
         found.append(remedy(name="fewer bytes", change=_write_fewer(None, dtype)))
     if loader.num_workers > 1:
