@@ -154,12 +154,8 @@ def _waits(name: str) -> bool:
 def _is_container(subject: object) -> bool:
     """Return whether an object only calls others one by one, as Compose does."""
     name = type(subject).__name__
-    if "Compose" in name or name in CONTAINERS:
-        return True
-    try:
-        return isinstance(getattr(subject, "transforms", None), (list, tuple))
-    except Exception:  # the user's own __getattr__
-        return False
+    held = getattr(subject, "__dict__", {}).get("transforms")
+    return "Compose" in name or name in CONTAINERS or isinstance(held, list | tuple)
 
 
 def _first_argument(frame: FrameType) -> object:
