@@ -35,6 +35,8 @@ MOST_AHEAD_BYTES = 2 << 30
 MORE_AHEAD = 4  # times as many batches
 RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
 LESS_OFTEN = 10
+# As the user writes it; a trial also calls the user's own.
+ONE_THREAD = "lambda _: (cv2.setNumThreads(0), torch.set_num_threads(1))"
 MUCH = 0.3  # of the loader's time, which every batch takes whatever is in it
 VANISHES = 0.05  # of the time: so much overhead does not matter
 DEVICE_BOUND = 0.9  # the ceiling from which faster computing is tried
@@ -294,15 +296,6 @@ def _of_step(what: str, kind: str) -> Callable[[Measured, object], str]:
     return reason
 
 
-def _fetch(m: Measured) -> str:
-    cold_s = m.epoch_s
-    warm_s = m.epoch_s - m.now.fetch_s * m.steps
-    return (
-        f"an epoch from the medium takes {units.seconds(cold_s)}, from memory "
-        f"{units.seconds(warm_s)}"
-    )
-
-
 def only_tried(m: Measured, subject: object) -> None:
     """Return no bound: the ceiling is all that is known without a trial."""
 
@@ -329,7 +322,7 @@ REMEDIES = (
          only_tried,
          lambda m, _: f"{m.now.workers} workers × {m.probe.threads:.2g} threads share "
          f"{m.now.cores} cores",
-         "", lambda m, _: {"limit_threads": True}),
+         "", lambda m, _: {"worker_init_fn": ONE_THREAD}),
     Line("no workers", OVERHEAD,
          lambda m: _given(m.is_data_loader and m.now.workers > 0 and bool(_small_batches(m))),
          only_tried,
@@ -446,8 +439,9 @@ REMEDIES = (
          lambda m, some: f"{some[0].name}: fetch ahead, or many samples at once", easy=False),
     Line("faster medium", "storage",
          _always, lambda m, _: {"fetch_s": 0.0},
-         lambda m, _: _fetch(m), "copy the files to an SSD or tmpfs, or pack them into one file",
-         easy=False),
+         lambda m, _: f"an epoch from the medium takes {units.seconds(m.epoch_s)}, from memory "
+         f"{units.seconds(m.epoch_s - m.now.fetch_s * m.steps)}",
+         "copy the files to an SSD or tmpfs, or pack them into one file", easy=False),
     Line("faster reads", "storage", lambda m: [_of(m, "read")],
          lambda m, some: m.without(some), _took,
          "copy the files to an SSD or tmpfs, or pack them into one file that is read in order",
@@ -480,20 +474,12 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
                     bottleneck=line.bottleneck,
                     at_best=at_best,
                     reason=line.reason(m, subject),
-                    change=change or line_of({**m.knobs, **_written(knobs)}),
+                    change=change or line_of({**m.knobs, **knobs}),
                     easy=line.easy,
                     knobs=knobs,
                 )
             )
     return tuple(found)
-
-
-def _written(knobs: Mapping[str, object]) -> dict[str, object]:
-    """Return arguments as the user would write them."""
-    written = dict(knobs)
-    if written.pop("limit_threads", False):
-        written["worker_init_fn"] = "lambda _: (cv2.setNumThreads(0), torch.set_num_threads(1))"
-    return written
 
 
 def for_shared_memory(loop: Loop) -> tuple[Remedy, ...]:
