@@ -198,16 +198,13 @@ def line_of(knobs: Mapping[str, object]) -> str:
     """Return the line that makes a DataLoader; values that have no literal stand by their names."""
     if not knobs.get("num_workers"):  # torch refuses what is for workers then
         knobs = {name: value for name, value in knobs.items() if name not in FOR_WORKERS}
-    written = (
-        f"{name}={value if isinstance(value, bool | int | float | str) else _name(name, value)}"
-        for name, value in knobs.items()
-    )
+    written = (f"{name}={_written(name, value)}" for name, value in knobs.items())
     return f"DataLoader(dataset, {', '.join(written)})"
 
 
-def _name(argument: str, value: object) -> str:
-    if value is None:
-        return "None"
+def _written(argument: str, value: object) -> str:
+    if isinstance(value, bool | int | float | str | None):
+        return str(value)
     name = getattr(value, "__name__", argument)
     return name if name.isidentifier() else argument
 

@@ -46,9 +46,9 @@ class CallGraph:
 
     main: Session
     """Of the main process; see pyinstrument for other renderers."""
-    workers: Session | None
+    workers: Session | None = None
     """All workers added up; None where there are none, or none of them wrote its profile."""
-    worker_count: int
+    worker_count: int = 0
     seconds: float
     """From asking for the first batch to the end of the last step."""
     steps: int
@@ -162,9 +162,7 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
         session = profiler.stop()
         _running.remove(profiler)
     seconds = time.perf_counter() - begun_s
-    return CallGraph(
-        main=session, workers=None, worker_count=0, seconds=seconds, steps=steps, error=error
-    )
+    return CallGraph(main=session, seconds=seconds, steps=steps, error=error)
 
 
 def _profile_worker(folder: str, _: int) -> None:
