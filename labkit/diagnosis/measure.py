@@ -134,12 +134,7 @@ class Loop:
             seconds: how long, as in `run`.
             batches: instead of those that are kept.
         """
-        # A step may take things out of what holds them.
-        again = (
-            copy.copy(batch) if isinstance(batch, Mapping | list) else batch
-            for batch in cycle(batches or self.resident)
-        )  # fmt: skip
-        stretch = self.run("resident", again, seconds)
+        stretch = self.run("resident", map(whole, cycle(batches or self.resident)), seconds)
         # What workers do that still fill their queues is no part of the step.
         return replace(stretch, cpu_s=stretch.own_cpu_s)
 
@@ -226,6 +221,11 @@ class Loop:
                 f"loader must have more batches to measure {arm}, got only {delivered}; "
                 "give one that can be iterated again"
             )
+
+
+def whole(batch: object) -> object:
+    """Return a kept batch for a step, which may take things out of what holds them."""
+    return copy.copy(batch) if isinstance(batch, Mapping | list) else batch
 
 
 def _skip_of(loader: object) -> int:
@@ -575,7 +575,7 @@ def _look_into_step(m: Measured, seconds: float) -> None:
     if isinstance(device, Cuda):
         batches = [loaders.move_batch(each, device.torch_device) for each in loop.resident]
         try:
-            loop.step(batches[0])
+            loop.step(whole(batches[0]))
         except Exception as error:  # such as batch.numpy()
             said = in_one_line(error)
             m.notes.append(

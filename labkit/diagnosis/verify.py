@@ -27,6 +27,7 @@ from labkit.diagnosis.measure import (
     in_blocks,
     in_one_line,
     stretch_s,
+    whole,
 )  # fmt: skip
 from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.remedies import ONE_THREAD, Remedy
@@ -110,7 +111,7 @@ def _applied(loop: Loop, remedy: Remedy, stack: ExitStack) -> tuple[Iterable, Ca
     if change := changes.pop("model", ""):
         changed = MODEL_CHANGES[change](loop)
         with changed():  # compiles, before anything is timed
-            loop.step(loop.resident[0])
+            loop.step(whole(loop.resident[0]))
         return loop.loader, changed
     if changes.get("worker_init_fn") == ONE_THREAD:
         changes["worker_init_fn"] = partial(loaders.limit_threads, loop.loader.worker_init_fn)
