@@ -1,9 +1,9 @@
-"""The machine: cores, memory, versions, provenance, and what labkit skips on it.
+"""The machine: cores, memory, versions and provenance.
 
-A run records `provenance`, and `labkit doctor` prints `doctor_report`.  Unknown is the word
-"unknown", unmeasured is None, measured zero is 0.  Nothing personal is recorded: no host, no user
-name, no path.  A container shows all cores and all memory of its host; its control groups tell
-what it may use.
+A run records `provenance`, and `labkit doctor` prints it.  Unknown is the word "unknown",
+unmeasured is None, measured zero is 0.  Nothing personal is recorded: no host, no user name, no
+path.  A container shows all cores and all memory of its host; its control groups tell what it may
+use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,10 @@ from importlib import metadata
 from pathlib import Path
 
 from labkit import units
-from labkit.machine import procfs, shared_memory
+from labkit.machine import procfs
 from labkit.machine.gpu import cuda
-from labkit.machine.media import check_medium, media
-from labkit.machine.page_cache import can_evict
 
 CHECKOUT = Path(__file__).parents[2]
-# Loader workers hand over batches through shared memory; containers often have 64 MB of it.
-SHARED_MEMORY_MIN_BYTES = 1 << 30
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
 # A variant that needs a missing one is skipped.
@@ -211,74 +207,3 @@ def _revision() -> tuple[str, bool | str]:
     lines = done.stdout.splitlines()
     revision = lines[0].removeprefix("# branch.oid ") if lines else "unknown"
     return revision, any(not line.startswith("#") for line in lines)
-
-
-def doctor_report(folders: Mapping[str, Path] | None = None) -> list[tuple[str, str, str]]:
-    """List what this machine has, and what is skipped on it.
-
-    Args:
-        folders: name -> directory to describe, in addition to those of labkit.toml.
-
-    Returns:
-        Rows of topic, value and remark; an empty remark means that nothing is wrong.
-
-    Raises:
-        ValueError: labkit.toml is broken.
-    """
-    installed = versions()
-    missing = ", ".join(name for name, version in installed.items() if version == "unknown")
-    gpu, usable = cuda(), cores()
-    everything = os.cpu_count() or usable
-    rows = [
-        ("system", f"{platform.system()} {platform.release()} {platform.machine()}", ""),
-        ("python", platform.python_version(), ""),
-        (
-            "packages",
-            ", ".join(f"{name} {version}" for name, version in installed.items()),
-            f"missing: {missing}; install the lab's requirements again" if missing else "",
-        ),
-        (
-            "cores",
-            f"{usable} × {_cpu_model()}",
-            f"of {everything}: this process is limited to them" if usable < everything else "",
-        ),
-        ("memory", units.count_bytes(memory_bytes()), ""),
-    ]
-    if room := shared_memory.usage():
-        remark = ""
-        if room.total < SHARED_MEMORY_MIN_BYTES:
-            remark = (
-                "loader workers hand over batches through it, and big ones kill them; "
-                "give a container more with: docker run --shm-size=2g"
-            )
-        rows.append((str(shared_memory.FOLDER), units.count_bytes(room.total), remark))
-    value = gpu.name or "none"
-    if gpu.works:
-        value += f", {units.count_bytes(gpu.memory_bytes)}, driver {gpu.driver}"
-        value += f", compute capability {gpu.capability}"
-    rows.append(("gpu", value, gpu.reason))
-    for name, directory in {**media(), **(folders or {})}.items():
-        rows.append((name, *_describe_folder(name, Path(directory))))
-    if not gpu.works:
-        rows.append(("device cuda", "skipped", "a simulated GPU stands in, labelled so"))
-    if not can_evict():
-        remark = "no posix_fadvise here: files cannot be evicted from memory"
-        rows.append(("cache cold", "skipped", remark))
-    if not can_fork():
-        rows.append(("start_method fork", "skipped", "this platform starts processes by spawn"))
-    return rows
-
-
-def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
-    """Return value and remark for the medium under a folder."""
-    if not directory.is_dir():
-        return str(directory), "not there; create it, mount the disk or correct labkit.toml"
-    medium, reads_per_s, doubt = check_medium(name, directory)
-    claim = {True: "rotational", False: "not rotational", None: "kind unknown"}[medium.rotational]
-    if medium.in_memory:
-        claim = "in memory"
-    value = f"{directory}: {medium.filesystem} on {medium.device}, {claim}, "
-    value += f"{units.count_bytes(medium.free_bytes)} free"
-    if reads_per_s is not None:
-        value += f", {reads_per_s:,.0f} cold reads/s"
-    return value, f"{name} is not known to be one: {doubt}" if doubt else ""

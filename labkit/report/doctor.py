@@ -5,14 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit import units
 from labkit.experiments.catalog import hard_disk
-from labkit.machine import hardware
+from labkit.machine import hardware, shared_memory
+from labkit.machine.media import check_medium, media
+from labkit.machine.page_cache import can_evict
 from labkit.parts import decoding
 from labkit.resolve import open_source
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
     from labkit.report.table import Table
+
+# Loader workers hand over batches through shared memory; containers often have 64 MB of it.
+SHARED_MEMORY_MIN_BYTES = 1 << 30
 
 
 def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
@@ -21,20 +27,75 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
     Args:
         data: probe this folder's disk too, unless it is a URL.
         **folders: medium -> a folder on it, beside those of labkit.toml.
+
+    Raises:
+        ValueError: labkit.toml is broken.
     """
     from labkit.report.table import Table
 
     if data and "://" not in str(data):
         folders = {"data": data, **folders}
-    missing = decoding.why_not()
-    found = ", ".join(name for name in decoding.DECODERS if name not in missing)
+    here, gpu = hardware.provenance(), hardware.cuda()
+    missing = ", ".join(name for name, version in here["versions"].items() if version == "unknown")
+    limited = f"of {here['cpu_count']}: this process is limited to them"
     rows = [
-        *hardware.doctor_report(folders),
-        ("hard disk", *hard_disk()),
-        ("decoders", found, ""),
-        *((f"decoder {name}", "skipped", reason) for name, reason in missing.items()),
+        ("system", f"{here['platform']}, kernel {here['kernel']}", ""),
+        ("python", here["python"], ""),
+        (
+            "packages",
+            ", ".join(f"{name} {version}" for name, version in here["versions"].items()),
+            f"missing: {missing}; install the lab's requirements again" if missing else "",
+        ),
+        (
+            "cores",
+            f"{here['cores']} × {here['cpu_model']}",
+            limited if here["cores"] != here["cpu_count"] else "",
+        ),
+        ("memory", units.count_bytes(here["memory_bytes"]), ""),
     ]
+    if room := shared_memory.usage():
+        remark = ""
+        if room.total < SHARED_MEMORY_MIN_BYTES:
+            remark = (
+                "loader workers hand over batches through it, and big ones kill them; "
+                "give a container more with: docker run --shm-size=2g"
+            )
+        rows.append((str(shared_memory.FOLDER), units.count_bytes(room.total), remark))
+    value = gpu.name or "none"
+    if gpu.works:
+        value += f", {units.count_bytes(gpu.memory_bytes)}, driver {gpu.driver}"
+        value += f", compute capability {gpu.capability}"
+    rows.append(("gpu", value, gpu.reason))
+    for name, directory in {**media(), **folders}.items():
+        rows.append((name, *_describe_folder(name, Path(directory))))
+    if not gpu.works:
+        rows.append(("device cuda", "skipped", "a simulated GPU stands in, labelled so"))
+    if not can_evict():
+        remark = "no posix_fadvise here: files cannot be evicted from memory"
+        rows.append(("cache cold", "skipped", remark))
+    if not hardware.can_fork():
+        rows.append(("start_method fork", "skipped", "this platform starts processes by spawn"))
+    rows.append(("hard disk", *hard_disk()))
+    refused = decoding.why_not()
+    found = ", ".join(name for name in decoding.DECODERS if name not in refused)
+    rows.append(("decoders", found, ""))
+    rows += [(f"decoder {name}", "skipped", reason) for name, reason in refused.items()]
     return Table([dict(zip(("", "here", "remark"), row)) for row in rows])
+
+
+def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
+    """Return value and remark for the medium under a folder."""
+    if not directory.is_dir():
+        return str(directory), "not there; create it, mount the disk or correct labkit.toml"
+    medium, reads_per_s, doubt = check_medium(name, directory)
+    claim = {True: "rotational", False: "not rotational", None: "kind unknown"}[medium.rotational]
+    if medium.in_memory:
+        claim = "in memory"
+    value = f"{directory}: {medium.filesystem} on {medium.device}, {claim}, "
+    value += f"{units.count_bytes(medium.free_bytes)} free"
+    if reads_per_s is not None:
+        value += f", {reads_per_s:,.0f} cold reads/s"
+    return value, f"{name} is not known to be one: {doubt}" if doubt else ""
 
 
 def describe_data(data: str) -> Table:

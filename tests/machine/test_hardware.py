@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from labkit.machine import hardware, media, procfs
+from labkit.machine import hardware, procfs
 
 ASK_CORES = "from labkit.machine import hardware; print(hardware.cores())"
 
@@ -77,30 +77,3 @@ def test_the_machine_id_is_stable_and_gives_nothing_away(provenance):
     raw = procfs.text("/etc/machine-id").strip()
     assert not raw or raw not in text
     assert f'"{platform.node()}"' not in text
-
-
-def test_the_doctor_looks_at_the_media_of_labkit_toml_and_those_it_is_given(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    for number in range(30):
-        (tmp_path / "photos" / f"{number}.jpg").write_bytes(os.urandom(8192))
-    media.write_media(tmp_path / "labkit.toml", hdd="photos")
-    monkeypatch.setattr(media, "probe_random_reads", lambda directory: 3000.0)
-    rows = hardware.doctor_report({"data": tmp_path / "photos", "ssd": tmp_path / "gone"})
-    topics = {topic: (value, remark) for topic, value, remark in rows}
-    medium = media.describe_medium(tmp_path)
-    assert f": {medium.filesystem} on {medium.device}, " in topics["data"][0]
-    if not medium.in_memory and hasattr(os, "posix_fadvise"):
-        assert topics["data"][0].endswith(" cold reads/s")
-        assert topics["hdd"][1].startswith("hdd is not known to be one: ")
-    assert topics["ssd"][1] == "not there; create it, mount the disk or correct labkit.toml"
-
-
-def test_the_doctor_says_what_a_platform_without_fadvise_and_fork_skips(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    rows = {topic: (value, remark) for topic, value, remark in hardware.doctor_report()}
-    assert rows["cache cold"][0] == "skipped"
-    assert "no posix_fadvise" in rows["cache cold"][1]
-    assert rows["start_method fork"] == ("skipped", "this platform starts processes by spawn")
