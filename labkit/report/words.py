@@ -25,7 +25,7 @@ from labkit.analysis.summary import Row, Summary, ratios
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
-from labkit.runs.store import StoredRun, how_to_complete
+from labkit.runs.store import StoredRun
 from labkit.settings import CORRECTED
 
 # Labels of variants whose work is not the same as the baseline's.
@@ -203,10 +203,10 @@ def check_baseline(run: StoredRun) -> None:
             f"run must be of an experiment without groups, got {run.summary.experiment}; "
             "take a run of combined"
         )
-    if run.summary.rows[0].normalized_time is None:
+    if why := reason(run.summary.rows[0]):
         raise ValueError(
             f"run must hold a complete block of its baseline, got none in {run.folder.name}; "
-            f"{how_to_complete(run)}"
+            f"complete it with: labkit run --resume {run.folder.name}, or start a new run ({why})"
         )
 
 

@@ -305,15 +305,6 @@ def load_run(folder: Path | str) -> StoredRun:
     return StoredRun(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)
 
 
-def how_to_complete(run: StoredRun) -> str:
-    """Return what the user can do about a run that is incomplete."""
-    baseline = run.info.get("baseline")
-    for status in ("skipped", "failed"):
-        if why := (run.info.get(status) or {}).get(baseline):  # resuming cannot complete it
-            return f"{baseline!r} is out ({status}: {why}); start a new run"
-    return f"complete it with: labkit run --resume {run.folder.name}"
-
-
 def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
     """List the folders of runs, oldest first.
 
