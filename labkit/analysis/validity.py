@@ -59,8 +59,6 @@ class ValidTrials:
     """Whether rejected blocks are missing above: where verdicts are spoken."""
     cache_violations: dict[str, tuple[str, ...]]
     """Variant -> for each trial left out why its cache state is not what its label says."""
-    attempt: int
-    """0, or 1 after everything was measured once more."""
 
     @property
     def blocks(self) -> set[int]:
@@ -102,13 +100,14 @@ def valid_trials(
         else:
             counting[key] = trial
     rejected = disturbed_blocks(measured.values())
-    leaves_out = mode is not None and mode.judged and is_baseline_run_twice(info)
+    is_twice = is_baseline_run_twice(info)
+    leaves_out = mode is not None and mode.judged and is_twice
     if leaves_out:
         counting = {key: trial for key, trial in counting.items() if trial.block not in rejected}
     blocks = sorted({block for _, block, _ in counting})
+    roles = ("A1", "A2") if is_twice else ("A1",)
     base_runs = {}
     for group, baseline in baselines_of(info).items():
-        roles = ("A1", "A2") if is_baseline_run_twice(info, group) else ("A1",)
         runs_of = {b: [counting.get((baseline, b, role)) for role in roles] for b in blocks}
         base_runs[group] = {b: runs for b, runs in runs_of.items() if None not in runs}
     runs = {
@@ -126,7 +125,6 @@ def valid_trials(
         rejected=rejected,
         are_rejected_left_out=leaves_out,
         cache_violations={name: tuple(reasons) for name, reasons in cache_violations.items()},
-        attempt=attempt,
     )
 
 
@@ -144,17 +142,10 @@ def group_of(info: Mapping[str, object], variant: str) -> str:
     return (info.get("groups") or {}).get(variant, "")
 
 
-def is_baseline_run_twice(info: Mapping[str, object], group: str | None = None) -> bool:
-    """Whether a run's blocks hold A1 and A2; before that was recorded, the mode told.
-
-    Args:
-        info: what `run.json` holds.
-        group: of this group's baseline; unset: of any.
-    """
+def is_baseline_run_twice(info: Mapping[str, object]) -> bool:
+    """Whether a run's blocks hold A1 and A2; before that was recorded, the mode told."""
     mode = MODES.get(info["mode"])
-    is_twice = info.get("shuffled", mode is None or mode.shuffled)
-    # Runs of operations by earlier versions repeated one baseline only.
-    return is_twice and (group is None or group in info.get("twice", [group]))
+    return info.get("shuffled", mode is None or mode.shuffled)
 
 
 def attempt_of(block: int, planned: int) -> int:
