@@ -193,7 +193,6 @@ def _say_forecast(run: ActiveRun, **known: float) -> None:
         **known,
     )
     run.progress.say(str(expected))
-    run.save(forecast={**asdict(expected), "mde": expected.mde(expected.blocks)})
 
 
 def expect(

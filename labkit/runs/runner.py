@@ -227,7 +227,7 @@ def check_resumable(run: StoredRun) -> None:
         with suppress(Skip):  # its row says why
             resolve(complete_here(settings, mode))
     data = _describe_data(variants[info["baseline"]])
-    if {name: data[name] for name in info["data"]} != info["data"]:
+    if any(info["data"].get(name, value) != value for name, value in data.items()):
         raise ValueError(
             f"data must be what the run began with ({info['data']}), got {data}; start a new run"
         )
@@ -242,12 +242,10 @@ def check_resumable(run: StoredRun) -> None:
 def _describe_data(settings: Settings) -> dict[str, object]:
     open_reader.cache_clear()  # a notebook lives long, and its data may change
     reader = open_original(settings)
-    size_bytes = int(reader.image_bytes.sum())
     return {
         "folder": settings.data,
         "images": len(reader),
-        "bytes": size_bytes,
-        "mean_bytes": size_bytes / max(1, len(reader)),
+        "bytes": int(reader.image_bytes.sum()),
         "boxes": reader.boxes,
         "manifest_hash": reader.manifest_hash,
     }
