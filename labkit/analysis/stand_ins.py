@@ -76,24 +76,23 @@ def stand_ins(summary: Summary) -> list[str]:
         empty where everything is real.
     """
     measured = [row for row in summary.rows if row.labels]
-    labels = [row.labels for row in measured] or [summary.labels]
-    base = next((row.labels for row in measured if row.variant == summary.baseline), labels[0])
-    found: dict[str, list[int]] = {}
+    base = next((row.labels for row in measured if row.variant == summary.baseline), {})
+    found: dict[str, list[Row]] = {}
     for kind in WARNED_OF:
-        for i, known in enumerate(labels):
-            for label in filter(None, known.get(kind, "").split(" / ")):
+        for row in measured:
+            for label in filter(None, row.labels.get(kind, "").split(" / ")):
                 if is_warned_of(kind, label):
                     line = describe_stand_in(kind, label)
                     if kind == "accelerator" and summary.kind == "roofline":
                         line = f"{stand_in_name(kind, label)} at several speeds"
                     elif kind == "accelerator" and label in base.get(kind, "").split(" / "):
                         line += _beside_the_loader(summary)
-                    elif measured and split_label(label)[1] == measured[i].name:
+                    elif split_label(label)[1] == row.name:
                         line = stand_in_name(kind, label)  # its variants are named by the details
-                    found.setdefault(line[0].upper() + line[1:], []).append(i)
+                    found.setdefault(line[0].upper() + line[1:], []).append(row)
     return [
-        line if len(places) == len(labels) else f"{line}: {_names(measured, places)}"
-        for line, places in found.items()
+        line if len(rows) == len(measured) else f"{line}: {_names(rows)}"
+        for line, rows in found.items()
     ]
 
 
@@ -103,6 +102,6 @@ def _beside_the_loader(summary: Summary) -> str:
     return f"; the baseline alone loads {units.rate(load)}, x {x:.2f}" if x else ""
 
 
-def _names(rows: Sequence[Row], places: Sequence[int]) -> str:
-    names = dict.fromkeys(rows[place].name for place in places)  # once for all groups
+def _names(rows: Sequence[Row]) -> str:
+    names = dict.fromkeys(row.name for row in rows)  # once for all groups
     return f"{len(names)} variants" if len(names) > MAX_NAMES else "; ".join(names)

@@ -57,10 +57,9 @@ def since(before: Mapping[str, float | None]) -> dict[str, float | None]:
     }
     duration_s = max(spent["clock_s"], 1e-9)
     other_cores = free_cores = steal_share = None
-    if spent["cpu_s"] and spent["steal_s"] is not None:
-        steal_share = max(spent["steal_s"] / spent["cpu_s"], 0.0)
-    # Some sandboxes show counters that never count.
-    if spent["cpu_s"] and spent["busy_s"] is not None and spent["own_s"] is not None:
+    if spent["cpu_s"]:  # some sandboxes show counters that never count
+        if spent["steal_s"] is not None:
+            steal_share = max(spent["steal_s"] / spent["cpu_s"], 0.0)
         # All count in hundredths of a second, at different moments.
         other_cores = max(spent["busy_s"] - spent["own_s"], 0.0) / duration_s
         free_cores = max(spent["cpu_s"] - spent["own_s"], 0.0) / duration_s

@@ -229,8 +229,6 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> float:
     """
     if not can_evict():
         raise Skip("this platform cannot evict files from memory (no posix_fadvise)")
-    if describe_medium(directory).in_memory:
-        raise Skip("files here are kept in memory and never read from a device")
     files = list(islice(_files(directory), PROBE_LISTED))
     random.shuffle(files)  # differently each time: a disk has a cache of its own
     suitable = (path for path in files[:PROBE_LOOKED_AT] if _is_fit_for_probing(path))
@@ -269,14 +267,14 @@ def is_hard_disk(medium: Medium, reads_per_s: float | None) -> bool | None:
     """Judge whether a medium is a hard disk: it must say so, and behave like one.
 
     Args:
-        medium: from `describe_medium`.
+        medium: from `describe_medium`, not in memory.
         reads_per_s: from `probe_random_reads`; None where it could not be probed.
 
     Returns:
         True or False; None where that is unknown, as with a disk that claims to be rotational
         and is too fast for it.
     """
-    if medium.in_memory or medium.rotational is False:
+    if medium.rotational is False:
         return False
     if medium.rotational and reads_per_s is not None and reads_per_s <= HARD_DISK_MAX_READS_PER_S:
         return True

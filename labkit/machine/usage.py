@@ -59,9 +59,9 @@ class Usage:
             used = self._shm_bytes
             look = Sampler(lambda: used.append(shared_memory.usage().used - before.used), PERIOD_S)
             self._watches.enter_context(look)
-        if _has_allocator():
-            import torch
+        import torch
 
+        if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
         return self
 
@@ -226,19 +226,12 @@ def _peak_rss_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
-def _has_allocator() -> bool:
-    """Whether torch uses a GPU in this process; initializes none."""
+def _allocated() -> dict[str, int]:
+    """Return the most that torch's allocator held since the peaks were reset, if on a GPU."""
     import torch
 
-    return torch.cuda.is_initialized()
-
-
-def _allocated() -> dict[str, int | None]:
-    """Return the most that torch's allocator held on its GPU since the peaks were reset."""
-    if not _has_allocator():
-        return {"gpu_allocated_bytes": None, "gpu_reserved_bytes": None}
-    import torch
-
+    if not torch.cuda.is_initialized():
+        return {}
     return {
         "gpu_allocated_bytes": torch.cuda.max_memory_allocated(),
         "gpu_reserved_bytes": torch.cuda.max_memory_reserved(),

@@ -37,6 +37,7 @@ from labkit.analysis.summary import LISTED_IMAGES
 from labkit.contracts import (
     BATCHES,
     DECODED_TOLERANCE_LEVELS,
+    LONGEST_REASON,
     SCALED_DECODING_TOLERANCE_LEVELS,
     SCALED_TOLERANCE_LEVELS,
     ArraySpec,
@@ -80,7 +81,6 @@ OUT_OF_MEMORY = re.compile(
     r"MemoryError|bad_alloc|ALLOC_FAILED|can(no|')t allocate|out ?of ?memory|OOM when allocating",
     re.IGNORECASE,
 )
-LONGEST_MESSAGE = 160  # characters of a library's own message: it has to stay one line
 
 
 # --- images ---------------------------------------------------------------------------------
@@ -325,10 +325,7 @@ def check_stand_ins(run: ActiveRun) -> None:
     """Let what stands in for a disk or a network prove its rates, or drop its variants."""
     for storage, facts in run.info["storages"].items():
         labels = [label for label, its in run.remaining.items() if its.storage == storage]
-        if not labels:
-            continue
-        if not facts["label"].startswith(STAND_INS["storage"]):
-            facts["rates"] = []
+        if not labels or not facts["label"].startswith(STAND_INS["storage"]):
             continue
         settings = run.variants[labels[0]]
         what = {
@@ -504,7 +501,7 @@ def out_of_memory(error: BaseException, settings: Settings) -> str:
     return (
         f"batch_size must leave room in memory, got {settings.batch_size} "
         f"({units.count_bytes(batch_bytes(settings))} a batch); use a smaller one, a smaller "
-        f"input_px or fewer workers ({message[:LONGEST_MESSAGE]})"
+        f"input_px or fewer workers ({message[:LONGEST_REASON]})"
     )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable
@@ -150,9 +149,5 @@ def _requests(paths: Iterable[Path]) -> int | None:
     if len(numbers) != 1:
         return None
     (number,) = numbers
-    found = re.search(
-        rf"^\s*{os.major(number)}\s+{os.minor(number)}\s+\S+\s+(\d+)",
-        procfs.text("/proc/diskstats"),
-        re.MULTILINE,
-    )
-    return int(found[1]) if found else None
+    counts = procfs.text(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").split()
+    return int(counts[0]) if counts else None

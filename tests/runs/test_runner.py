@@ -331,7 +331,7 @@ def test_a_copy_in_memory_beside_the_disk_and_a_disk_that_is_not_there(
     size_bytes = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
     assert facts["here"]["copied_bytes"] is None
     assert (facts["tmpfs"]["copied_bytes"], facts["tmpfs"]["filesystem"]) == (size_bytes, "tmpfs")
-    assert [facts[name]["rates"] for name in facts] == [[], []]
+    assert not any("rates" in its for its in facts.values())
     assert_gone(copy_in_memory)
     rows = {row.variant: row for row in finished.summary.rows}
     assert (rows["spinning"].status, rows["spinning"].normalized_time) == ("skipped", None)
