@@ -64,7 +64,6 @@ class Medium:
     """The device file; the filesystem's name where there is none, never a server's."""
     rotational: bool | None = None
     """What the disk claims; None where no block device is known."""
-    free_bytes: int = 0
 
     @property
     def in_memory(self) -> bool:
@@ -158,7 +157,6 @@ def describe_medium(path: str | Path) -> Medium:
         filesystem=filesystem,
         device=source if source.startswith("/dev/") else filesystem,
         rotational=None if rotational is None else bool(rotational),
-        free_bytes=shutil.disk_usage(path).free,
     )
 
 
@@ -175,9 +173,10 @@ def check_room(folder: Path, needed_bytes: float, what: str) -> None:
     """
     import psutil
 
-    medium, needed_bytes = describe_medium(folder), needed_bytes * (1 + SPARE_SHARE)
-    free_bytes, kind = medium.free_bytes, ""
-    if medium.in_memory:  # it may be larger than the memory that other programs leave
+    needed_bytes *= 1 + SPARE_SHARE
+    free_bytes, kind = shutil.disk_usage(folder).free, ""
+    if describe_medium(folder).in_memory:
+        # It may be larger than the memory that other programs leave.
         free_bytes, kind = min(free_bytes, psutil.virtual_memory().available), "of memory "
     if needed_bytes > free_bytes:
         raise Skip(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
     if medium.in_memory:
         claim = "in memory"
     value = f"{directory}: {medium.filesystem} on {medium.device}, {claim}, "
-    value += f"{units.count_bytes(medium.free_bytes)} free"
+    value += f"{units.count_bytes(shutil.disk_usage(directory).free)} free"
     if reads_per_s is not None:
         value += f", {reads_per_s:,.0f} cold reads/s"
     return value, f"{name} is not known to be one: {doubt}" if doubt else ""

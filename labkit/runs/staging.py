@@ -261,9 +261,8 @@ def _describe(storage: Storage) -> dict[str, object]:
         medium, reads_per_s, doubt = media.check_medium(storage.name, storage.directory)
     else:
         medium = describe_medium(storage.directory)
-    facts = {name: value for name, value in asdict(medium).items() if name != "free_bytes"}
     return {
-        **facts,
+        **asdict(medium),
         "label": f"unknown({doubt})" if doubt else storage.label,
         "cold_reads_per_s": reads_per_s,
         "remark": f"{storage.name} is not known to be one: {doubt}" if doubt else "",

@@ -89,8 +89,8 @@ def test_tmpfs_is_known_to_be_memory_and_is_not_probed():
         pytest.skip("this platform has no /dev/shm")
     medium = describe_medium("/dev/shm")
     assert medium.in_memory
-    assert check_medium("tmpfs", Path("/dev/shm"))[1:] == (None, "")
-    assert check_medium("hdd", Path("/dev/shm"))[1:] == (None, "in memory")
+    assert check_medium("tmpfs", Path("/dev/shm")) == (medium, None, "")
+    assert check_medium("hdd", Path("/dev/shm")) == (medium, None, "in memory")
 
 
 @pytest.mark.parametrize(
