@@ -112,7 +112,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     multiple = math.lcm(*(its.batch_size * its.ranks for its in run.remaining.values()))
     calibration["images"] = max(images // multiple, 1) * multiple
     run.save(calibration=calibration)
-    _note_short_epochs(run)
+    _note_short_epochs(run, mode)
 
 
 def _device(run: ActiveRun) -> dict[str, object]:
@@ -152,8 +152,8 @@ def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float) -> int:
     return min(max(least, round(images_per_s * mode.epoch_s)), available)
 
 
-def _note_short_epochs(run: ActiveRun) -> None:
-    calibration, mode = run.info["calibration"], run.mode
+def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
+    calibration = run.info["calibration"]
     steps = calibration["images"] // (run.baseline.batch_size * run.baseline.ranks)
     epoch_s = calibration["images"] / calibration["images_per_s"]
     if steps < mode.min_steps:

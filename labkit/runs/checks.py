@@ -24,7 +24,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -354,27 +353,25 @@ def _check_rates(
     what: Mapping[str, object],
 ) -> None:
     """Add to a stand-in's facts what it delivers, or drop its variants."""
-    prove = partial(_prove_rates, run, job, name, run.variants[labels[0]])
+
+    def prove() -> list[dict[str, object]]:
+        for _ in range(RATE_TRIES):
+            rates = run.ask(job, settings=run.variants[labels[0]], excluded=run.info["excluded"])
+            off = [rate for rate in rates if rate["error_share"] > MAX_ERROR_SHARE]
+            if not off:
+                return rates
+        raise Skip(
+            f"{name} must deliver the rates it stands for within "
+            f"{units.percent(MAX_ERROR_SHARE)}, got {'; '.join(map(describe_rate, off))}; "
+            "close other programs and run again"
+        )
+
     try:
         facts["rates"], facts["rates_checked_utc"] = _remembered(run, what, prove)
     except TrialKilled:
         raise  # it says nothing of the stand-in, and what is dropped here stays out for good
     except (Skip, TrialFailed) as reason:
         skip(run, labels, reason)
-
-
-def _prove_rates(
-    run: ActiveRun, job: str, name: str, settings: Settings
-) -> list[dict[str, object]]:
-    for _ in range(RATE_TRIES):
-        rates = run.ask(job, settings=settings, excluded=run.info["excluded"])
-        off = [rate for rate in rates if rate["error_share"] > MAX_ERROR_SHARE]
-        if not off:
-            return rates
-    raise Skip(
-        f"{name} must deliver the rates it stands for within {units.percent(MAX_ERROR_SHARE)}, "
-        f"got {'; '.join(map(describe_rate, off))}; close other programs and run again"
-    )
 
 
 def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
@@ -392,7 +389,7 @@ def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
         free_loader_checked_utc.
 
     Raises:
-        RuntimeError: it does not reach `FREE_LOADER_MIN_AU`.
+        Skip: it does not reach `FREE_LOADER_MIN_AU`.
 
     Source: EVIDENCE 2, Accelerator.
     """
@@ -404,7 +401,7 @@ def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
         ]
         if (au := median(tries)) >= FREE_LOADER_MIN_AU:
             return au
-        raise RuntimeError(
+        raise Skip(
             f"the simulated GPU must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
             f"a free loader, got {units.percent(au)} in the median of {EMULATOR_TRIES} tries with "
             f"steps of {units.seconds(step_s)}; close other programs, or make the steps longer by "

@@ -43,10 +43,6 @@ from labkit.settings import Settings, field_kinds
 MEDIUM = ("filesystem", "device", "rotational", "cold_reads_per_s")
 
 
-class UnequalWork(RuntimeError):  # noqa: N818 - drops the variant, ends no run
-    """A trial did other work than it was asked to."""
-
-
 @dataclass(frozen=True)
 class Kind:
     """What the trials of an experiment time."""
@@ -96,9 +92,7 @@ def _check_speeds(run: ActiveRun) -> None:
         try:
             check_emulator(run, _settings_of(run, groups[x][0]))
             return  # the slower ones are easier
-        except TrialFailed:
-            raise  # it says nothing of the speed, and what is dropped here stays out for good
-        except RuntimeError as reason:
+        except Skip as reason:
             skip(run, groups[x], reason)
 
 
@@ -244,7 +238,7 @@ def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     left_out = traits(vars(settings)).steps_short * settings.batch_size * settings.ranks
     expected = (settings.images - left_out) * settings.epochs
     if trial.images != expected:
-        raise UnequalWork(
+        raise TrialFailed(
             f"the loader must deliver {expected} images, got {trial.images}: "
             "not the same work as the others"
         )

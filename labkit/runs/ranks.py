@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from labkit.contracts import Epoch
+from labkit.parts.storage.disks import Rate
 from labkit.parts.training.exchange import Link, check_gpus
 from labkit.resolve import traits
 from labkit.settings import Settings
@@ -182,14 +183,11 @@ def check_link(
 
     with Ranks(settings, measure) as ranks:
         measure(ranks)
-    requested, found = link.bits_per_s / 1e6, delivered[0] / 1e6
-    return [
-        {
-            "pattern": "to the other ranks",
-            "unit": "Mbit",
-            "readers": 0,
-            "requested_per_s": requested,
-            "delivered_per_s": found,
-            "error_share": abs(found / requested - 1),
-        }
-    ]
+    rate = Rate(
+        pattern="to the other ranks",
+        unit="Mbit",
+        readers=0,
+        requested_per_s=link.bits_per_s / 1e6,
+        delivered_per_s=delivered[0] / 1e6,
+    )
+    return [rate.facts()]

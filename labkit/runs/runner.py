@@ -41,7 +41,7 @@ from labkit.resolve import (
 )
 from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
 from labkit.runs.experiment import EPOCHS, Experiment
-from labkit.runs.kinds import KINDS, UnequalWork, expect
+from labkit.runs.kinds import KINDS, expect
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.schedule import Planned, check_blocks, next_trials
 from labkit.runs.staging import why_not_throttled
@@ -355,8 +355,6 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
                     _say_rejected(run, trials)
                 except Skip as reason:
                     run.drop(trial, "skipped", str(reason))
-                except UnequalWork as failure:
-                    run.drop(trial.variant, "failed", str(failure))
                 except TrialFailed as failure:
                     failures[trial.variant] += 1
                     if isinstance(failure, TrialKilled):

@@ -11,7 +11,6 @@ temporary copy whose lock is free was left by a killed run, and is removed.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import shutil
@@ -292,11 +291,4 @@ def check_rates(
     ids = [i for i in range(min(len(reader), CHECK_IMAGES)) if i not in excluded]
     readers = max(1, settings.num_workers)
     rates = locate_data(settings).measure(reader, ids, readers, settings.start_method, seconds)
-    return [
-        {
-            **asdict(rate),
-            "requested_per_s": None if math.isinf(rate.requested_per_s) else rate.requested_per_s,
-            "error_share": rate.error_share,
-        }
-        for rate in rates
-    ]
+    return [rate.facts() for rate in rates]

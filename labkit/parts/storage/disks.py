@@ -14,7 +14,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar
 
 A, R = TypeVar("A"), TypeVar("R")
@@ -89,8 +89,8 @@ MEMORY = Disk(
 class Rate:
     """What a stand-in should deliver here, and what it did."""
 
-    pattern: Literal["random", "sequential", "round trips", "together"]
-    unit: Literal["files", "bytes", "requests"]
+    pattern: Literal["random", "sequential", "round trips", "together", "to the other ranks"]
+    unit: Literal["files", "bytes", "requests", "Mbit"]
     readers: int
     """Processes that read at the same time."""
     requested_per_s: float
@@ -103,6 +103,12 @@ class Rate:
         if math.isinf(self.requested_per_s):
             return 0.0
         return abs(self.delivered_per_s / self.requested_per_s - 1)
+
+    def facts(self) -> dict[str, object]:
+        """Return what `run.json` records; a rate without a limit is None there."""
+        requested_per_s = None if math.isinf(self.requested_per_s) else self.requested_per_s
+        its = {"requested_per_s": requested_per_s, "error_share": self.error_share}
+        return asdict(self) | its
 
 
 def measure_together(
