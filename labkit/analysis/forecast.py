@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from labkit import units
 from labkit.analysis.statistics import ALPHA, detectable_share
 from labkit.analysis.summary import Summary, is_floor
-from labkit.settings import MODES, Mode
+from labkit.settings import MODES
 
 # Starting the process and its workers, bringing about the cache state and measuring it.
 TRIAL_OVERHEAD_S = 0.5
@@ -25,33 +25,23 @@ TRIAL_OVERHEAD_S = 0.5
 class Forecast:
     """What is known of a run before it starts; None is unknown."""
 
-    mode: str
-    blocks: int
     trials: int
     total_s: float | None
     timed: bool
     """Whether epochs like these were timed here; else each takes at least the mode's seconds."""
-    variants: int
-    """Those that are judged together."""
     noise: float | None
     """Standard deviation of an earlier run's paired log-ratios, pooled over the variants."""
-
-    def mde(self, blocks: int) -> float | None:
-        """Return the smallest effect detected with 80 % power in so many blocks, as a share."""
-        if self.noise is None or blocks < 2 or not self.variants:
-            return None
-        # Holm's procedure may hold any variant to the strictest level.
-        return detectable_share(self.noise, blocks, ALPHA / self.variants)
+    mde: float | None
+    """Smallest effect that is detected with 80 % power, as a share."""
 
     def __str__(self) -> str:
         said = "Reads all images, however many there are."
         if self.total_s is not None:
             known = "About" if self.timed else "At least"
             said = f"{known} {units.whole_seconds(self.total_s)}."
-        seen = self.mde(self.blocks)
-        if seen is None:
+        if self.mde is None:
             return f"{said} What it detects is known after a first run on this machine."
-        return f"{said} Detects differences of {units.percent(seen)} or more."
+        return f"{said} Detects differences of {units.percent(self.mde)} or more."
 
     __repr__ = __str__
 
@@ -88,23 +78,30 @@ def forecast(
             break
     trials = blocks * (len(variants) + chosen.shuffled * len(baselines))
     base = variants[next(iter(baselines))]
-    timed = bool(trial_s or epoch_s or (last and last.mode == mode))
+    times_s = []
+    if last is not None and last.mode == mode:
+        times_s = [sum(epochs_s) for row in last.rows for epochs_s in row.epochs_s]
+    timed = bool(trial_s or epoch_s or times_s)
     if trial_s is None:
-        shorter = replace(chosen, epoch_s=epoch_share * chosen.epoch_s)
-        trial_s = _trial_s(last, shorter, base, epoch_s)
+        epochs_s = base["epochs"] * (epoch_s or epoch_share * chosen.epoch_s)
+        if times_s and epoch_s is None:
+            epochs_s = fmean(times_s)
+        trial_s = epochs_s + TRIAL_OVERHEAD_S if epochs_s else None
     judged = [
         name
         for name, values in variants.items()
         if name not in baselines and not is_floor(values, base)
     ]
+    mde = None
+    if noise is not None and blocks >= 2 and judged:
+        # Holm's procedure may hold any variant to the strictest level.
+        mde = detectable_share(noise, blocks, ALPHA / len(judged))
     return Forecast(
-        mode=mode,
-        blocks=blocks,
         trials=trials,
         total_s=None if trial_s is None else trials * trial_s,
         timed=timed,
-        variants=len(judged),
         noise=noise,
+        mde=mde,
     )
 
 
@@ -118,13 +115,3 @@ def noise_of(summary: Summary) -> float | None:
         if row.s is not None and not is_floor(variants[row.variant], base)
     ]
     return math.sqrt(fmean(s * s for s in known)) if known else None
-
-
-def _trial_s(
-    last: Summary | None, mode: Mode, settings: Mapping[str, object], epoch_s: float | None
-) -> float | None:
-    if epoch_s is None and last is not None and last.mode == mode.name:
-        times_s = [sum(epochs_s) for row in last.rows for epochs_s in row.epochs_s]
-        return fmean(times_s) + TRIAL_OVERHEAD_S if times_s else None
-    epoch_s = epoch_s or mode.epoch_s
-    return settings["epochs"] * epoch_s + TRIAL_OVERHEAD_S if epoch_s else None

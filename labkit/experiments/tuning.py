@@ -22,12 +22,13 @@ from labkit.analysis.statistics import DELTA
 from labkit.analysis.summary import Row
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
+from labkit.resolve import complete_here
 from labkit.runs.active import Progress
-from labkit.runs.calibration import complete_with_device
+from labkit.runs.calibration import device_of, is_calibrated
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run
 from labkit.runs.store import StoredRun
-from labkit.settings import Settings
+from labkit.settings import MODES, Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,9 +115,10 @@ def tune(
         Cancelled: `cancel` was set; what was measured stays in its run folder.
     """
     given = settings or Settings()
-    quiet = {"cancel": cancel, "progress": progress is True}
-    # Calibrated first: that may take a minute, and is no part of the budget.
-    default = replace(given, **_knobs(complete_with_device(given, results, **quiet)))
+    complete = complete_here(given, MODES["quick"])
+    if is_calibrated(complete):  # first: that may take a minute, and is no part of the budget
+        device_of(complete, results, cancel=cancel, progress=progress is True)
+    default = replace(given, **_knobs(complete))
     starts_s = time.monotonic()
     how = {"results": results, "progress": progress}
     until = _Until(starts_s + budget_s * FIRST_SHARE, cancel)

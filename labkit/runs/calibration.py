@@ -327,31 +327,6 @@ def is_calibrated(settings: Settings) -> bool:
     return is_emulated and PROFILES[settings.profile].compute_s_per_image is None
 
 
-def complete_with_device(
-    settings: Settings,
-    results: Path | str,
-    *,
-    cancel: threading.Event | None = None,
-    progress: bool = True,
-) -> Settings:
-    """Fill in what is unset as a quick run does, the calibrated device's speed too.
-
-    Args:
-        settings: what the user chose.
-        results: as in `device_of`, with its errors.
-        cancel: set by another thread to stop.
-        progress: show a bar.
-
-    Raises:
-        Cancelled: `cancel` was set.
-    """
-    settings = complete_here(settings, MODES["quick"])
-    if not is_calibrated(settings):
-        return settings
-    device = device_of(settings, results, cancel=cancel, progress=progress)
-    return replace(settings, device_speed=device.device_images_per_s)
-
-
 def device_of(
     settings: Settings,
     results: Path | str,
@@ -376,6 +351,7 @@ def device_of(
     Raises:
         ValueError: calibration.json is broken.
         RuntimeError: another process calibrates, or another run is in progress in this one.
+        Cancelled: `cancel` was set.
     """
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
     data = _hash_of(open_original(settings))

@@ -142,7 +142,6 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
             skip(run, labels, reason)
             continue
         if cost is not None:
-            cost = {**cost, "folder": str(stored_folder(settings))}
             costs |= dict.fromkeys(labels, cost)
     on_medium = _grouped(run, lambda settings: (settings.storage, stored_folder(settings)))
     for labels in on_medium:

@@ -57,7 +57,7 @@ def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(
     noisy_run(tmp_path)
     expected = expect(tmp_path)
     seen = detectable_share(0.02, 10, 0.05 / 2)
-    assert expected.mde(10) == pytest.approx(seen)
+    assert expected.mde == pytest.approx(seen)
     assert expected.trials == 10 * (3 + 1)
     assert str(expected) == (
         f"About 1 min 40 s. Detects differences of {100 * seen:.1f} % or more."
@@ -69,7 +69,7 @@ def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):
     noisy_run(tmp_path, status="cancelled")
     noisy_run(tmp_path, shuffled=False)
     expected = expect(tmp_path)
-    assert (expected.noise, expected.mde(10)) == (None, None)
+    assert (expected.noise, expected.mde) == (None, None)
     assert str(expected) == (
         "At least 7 min 0 s. What it detects is known after a first run on this machine."
     )
