@@ -43,7 +43,7 @@ class Usage:
     """
 
     def __init__(self, *, gpu: bool) -> None:
-        self._watches_gpu, self._gpu = gpu, GpuWatch()
+        self._watches_gpu, self.gpu = gpu, GpuWatch()
         self._pss_bytes: list[int | None] = []
         self._shm_bytes = []
         """What /dev/shm held beyond what it held at the start."""
@@ -52,7 +52,7 @@ class Usage:
 
     def __enter__(self) -> Usage:
         if self._watches_gpu:
-            self._watches.enter_context(self._gpu)
+            self._watches.enter_context(self.gpu)
         look = Sampler(lambda: self._pss_bytes.append(tree_pss_bytes()), PERIOD_S)
         self._watches.enter_context(look)
         if (before := shared_memory.usage()) is not None:
@@ -78,13 +78,9 @@ class Usage:
             "peak_rss_bytes": _peak_rss_bytes(),
             "peak_pss_bytes": max(filter(None, self._pss_bytes), default=None),
             "peak_shm_bytes": max((0, *self._shm_bytes)) if self._shm_bytes else None,
-            **self._gpu.totals(),
+            **self.gpu.totals(),
             **self._allocated,
         }
-
-    def disturbance(self) -> dict[str, float | None]:
-        """Return what other programs used meanwhile; see `GpuWatch`."""
-        return self._gpu.disturbance()
 
 
 class Sampler:

@@ -292,7 +292,7 @@ def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict
         "cpu_percent": 100 * cpu_s / wall_s,
         "epochs": tuple(epochs),
         "cache_proof": together(proofs),
-        "disturbance": disturbed | usage.disturbance(),
+        "disturbance": disturbed | usage.gpu.disturbance(),
         "labels": {
             "storage": pipeline.parts.storage.label,
             "cache": label_cache(settings),  # as produced and verified, or prepare() had skipped
