@@ -150,7 +150,6 @@ class Summary:
 
     info: Mapping[str, object]
     """What `run.json` holds."""
-    experiment: str
     question: str
     mode: str
     baseline: str
@@ -259,7 +258,6 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
             rows.append(row)
     return Summary(
         info=info,
-        experiment=info["experiment"],
         question=info.get("question") or info["experiment"],
         mode=info["mode"],
         baseline=info["baseline"],

@@ -42,8 +42,6 @@ PROGRAM_BYTES = 1 << 20
 # A second attempt's blocks are numbered from twice the planned ones: between lie replacements.
 ATTEMPT_BLOCKS = 2
 
-Runs = dict[int, Trial]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ValidTrials:
@@ -51,7 +49,7 @@ class ValidTrials:
 
     base_runs: dict[str, dict[int, list[Trial]]]
     """Group -> block -> its baseline's runs (A1, A2); only blocks in which these are complete."""
-    runs: dict[str, Runs]
+    runs: dict[str, dict[int, Trial]]
     """Variant -> block -> its run; baselines left out."""
     rejected: dict[int, str]
     """Block -> why the machine was not the run's own meanwhile."""

@@ -219,7 +219,7 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         said = list(filter(None, [row.verdict or "no verdict", words.agreement(summary, row)]))
         value = words.normalized(row) if drawn.bars else ""
         bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
-        name = f"{summary.experiment}: {row.variant}"
+        name = f"{summary.info['experiment']}: {row.variant}"
         rows.append(replace(drawn, name=name, bars=bars))
     title = [Line("Published and measured: each variant against its run's baseline", 13, "bold")]
     handles = legend_of(rows, {}, "")

@@ -179,7 +179,7 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
     is_baseline = row.variant == summary.baseline
     chosen = "fastest " if is_chosen and not is_baseline else ""
     yield (
-        f"Run: {summary.experiment}/{run.folder.name}, {chosen}variant {row.variant!r}, "
+        f"Run: {run.info['experiment']}/{run.folder.name}, {chosen}variant {row.variant!r}, "
         f"baseline {summary.baseline!r}"
     )
     if is_baseline and is_chosen:

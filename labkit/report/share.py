@@ -68,7 +68,7 @@ TYPES = {
         ("source", "protocol", "reason", "kind", "accelerator", "baseline"), str | None
     ),
     **dict.fromkeys(("groups", "baselines", "skipped", "failed"), dict[str, str] | None),
-    **dict.fromkeys(("notes", "local_notes", "twice"), list[str] | None),
+    **dict.fromkeys(("notes", "local_notes"), list[str] | None),
     "published": dict[str, float] | None,
 }
 

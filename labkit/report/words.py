@@ -200,7 +200,7 @@ def check_baseline(run: StoredRun) -> None:
     """
     if run.info.get("groups"):
         raise ValueError(
-            f"run must be of an experiment without groups, got {run.summary.experiment}; "
+            f"run must be of an experiment without groups, got {run.info['experiment']}; "
             "take a run of combined"
         )
     if why := reason(run.summary.rows[0]):
