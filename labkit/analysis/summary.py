@@ -325,37 +325,36 @@ def _outcome(
     name: str, info: Mapping, trials: Sequence[Trial], valid: ValidTrials, *, measured: bool
 ) -> dict:
     """Return whether a variant has numbers, and if not, why."""
-    published = (info.get("published") or {}).get(name)
-    violations = valid.cache_violations.get(name, ())
-    status, reason = "ok", ""
-    yet = " yet" if info.get("status") == "running" else ""
-    if not measured:
-        rows = [trial for trial in trials if trial.variant == name]
-        for status in ("skipped", "failed"):
-            if name in (info.get(status) or {}):
-                reason = info[status][name]
-                break
-        else:
-            # What went wrong once and well thereafter is not why there are no numbers.
-            if rows and rows[-1].status != "ok":
-                status, reason = rows[-1].status, rows[-1].reason
-            elif violations:
-                status, reason = "failed", violations[-1]
-            elif rows and valid.are_rejected_left_out and not valid.blocks:
-                status, reason = "missing", rejected_note(valid.rejected, left_out=True)
-            elif rows:
-                said = "no block in which this and the baseline are complete"
-                status, reason = "missing", said + yet
-            else:
-                status, reason = "missing", "not measured" + yet
+    status, reason = ("ok", "") if measured else _why_none(name, info, trials, valid)
     return {
         "variant": name,
         "group": group_of(info, name),
-        "published": published,
+        "published": (info.get("published") or {}).get(name),
         "status": status,
         "reason": reason,
-        "left_out": len(violations),
+        "left_out": len(valid.cache_violations.get(name, ())),
     }
+
+
+def _why_none(
+    name: str, info: Mapping, trials: Sequence[Trial], valid: ValidTrials
+) -> tuple[str, str]:
+    """Return the status and the reason of a variant without numbers."""
+    for status in ("skipped", "failed"):
+        if name in (info.get(status) or {}):
+            return status, info[status][name]
+    yet = " yet" if info.get("status") == "running" else ""
+    rows = [trial for trial in trials if trial.variant == name]
+    if not rows:
+        return "missing", "not measured" + yet
+    # What went wrong once and well thereafter is not why there are no numbers.
+    if rows[-1].status != "ok":
+        return rows[-1].status, rows[-1].reason
+    if violations := valid.cache_violations.get(name):
+        return "failed", violations[-1]
+    if valid.are_rejected_left_out and not valid.blocks:
+        return "missing", rejected_note(valid.rejected, left_out=True)
+    return "missing", "no block in which this and the baseline are complete" + yet
 
 
 def in_common(mappings: Collection[Mapping[str, object]]) -> dict[str, object]:
