@@ -30,7 +30,7 @@ from labkit.runs.store import TRIALS_FILE
 
 ROOT = Path(__file__).parents[1]
 MARK = "LABKIT_JUPYTER"  # in the environment of the server and of all that it starts
-PATIENCE_S = 60.0  # how long to look for something that must happen; no speed limit
+PATIENCE_S = 300.0  # how long to look for something that must happen; no speed limit
 LOOK_EVERY_S = 0.05
 ENDS_WITHIN_S = 10.0
 # What may stay: the server, however it was started, and kernels that wait.

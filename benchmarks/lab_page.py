@@ -35,8 +35,10 @@ ARGUMENTS = [
 LOOPBACK = {"127.0.0.1", "localhost"}
 # What JupyterLab 4.6 itself reports on the console, with any notebook.
 KNOWN_NOISE = {
-    # The debugger asks a kernel that is just being restarted, and gets no answer.
-    "Could not restore the debugger state: Canceled future for debug_request",
+    # It asks a kernel that is just being restarted, and gets no answer.
+    "Canceled future for debug_request",
+    "Canceled future for kernel_info_request",
+    "Canceled future for comm_info_request",
 }
 
 READY = """async () => {
@@ -88,7 +90,9 @@ def browse() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
+        browser = playwright.chromium.launch(
+            executable_path=chromium(), args=ARGUMENTS, timeout=1000 * PATIENCE_S
+        )
         try:
             yield browser
         finally:

@@ -44,12 +44,11 @@ from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.runs import calibration
 from labkit.runs.store import hold, list_runs, load_run, write_info
 from labkit.settings import AS_PUBLISHED
-from tests.processes import until
+from tests.processes import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no POSIX files and signals here")
 
 WORKS = "it works"
-LIMIT_S = 120.0  # of a busy machine; an input that hangs takes for ever
 PACKAGE = Path(lab.__file__).parent
 MARK = "LABKIT_TEST"  # in the environment of all processes that a command starts
 IMAGES = 8
@@ -142,10 +141,10 @@ def panel(place, *, experiment=None, controls=None, press="", results=None, **se
         by_name[name].value = value
     if press:
         by_name[press].click()
-        assert job.current().wait(LIMIT_S)
+        assert job.current().wait(PATIENCE_S)
         for thread in threading.enumerate():  # the last drawing is the run's thread's
             if thread.name.startswith("labkit "):
-                thread.join(LIMIT_S)
+                thread.join(PATIENCE_S)
     (shown,) = (w.value for w in below(box) if "labkit-error" in w._dom_classes)
     (line,) = re.findall("<strong>(.*?)</strong>", shown) or [WORKS]
     return html.unescape(line)
@@ -190,7 +189,7 @@ def shell(place, *, words, before=(), **environment):
     environment = {**os.environ, **own, **environment}
     words = [*before, sys.executable, "-m", "labkit.cli", *map(str, words)]
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=LIMIT_S, env=environment, cwd=place.tmp
+        words, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, cwd=place.tmp
     )
     said = f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in said
@@ -1056,7 +1055,7 @@ def test_whatever_comes_in_ends_in_a_line_and_costs_nothing(through, what, place
     arguments = make(place) or {}
     rows = (place.run / "trials.jsonl").read_bytes()
     before, _ = processes()
-    with at_most(LIMIT_S):
+    with at_most(PATIENCE_S):  # an input that hangs takes for ever
         try:
             said = through(place, **arguments)
         except (ValueError, OSError, RuntimeError, ImportError) as error:

@@ -13,7 +13,7 @@ from labkit.cli import main
 from labkit.experiments.request import Request
 from labkit.machine import gpu
 from labkit.settings import field_kinds
-from tests.processes import until
+from tests.processes import PATIENCE_S, until
 
 ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "0"]
 ALL_IMAGES += ["--device", "cpu", "--step", "nothing", "--epochs", "1"]  # ready at once
@@ -37,7 +37,7 @@ def terminated(photos, tmp_path_factory):
     until(has_two_rows)
     # A command in the background ignores SIGINT, so a suite that runs there could not send it.
     shell.send_signal(signal.SIGTERM)
-    _, errors = shell.communicate(timeout=120)
+    _, errors = shell.communicate(timeout=PATIENCE_S)
     assert shell.returncode == 130
     return lab.find_run("preprocessing", folder), errors
 
@@ -99,7 +99,7 @@ def test_every_other_command_shows_or_writes_the_run(finished, tmp_path, capsys)
     table, _, runs = listed.partition("runs in ")
     assert max(map(len, table.splitlines())) <= 100
     assert re.search(r"^prefetching +- +- +Does fetching", table.replace("–", "-"), re.MULTILINE)
-    assert re.search(r"^preprocessing +\d+ s +\w+ (1\.00|0\.\d+)", table, re.MULTILINE)
+    assert re.search(r"^preprocessing +(\d+ min )?\d+ s +\w+ (1\.00|0\.\d+)", table, re.MULTILINE)
     assert "quick, finished" in runs
     assert "How much time does simpler preprocessing code save?" in say("table", "preprocessing")
     assert "resident_share_before" in say("table", "preprocessing", "--detail")

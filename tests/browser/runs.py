@@ -4,7 +4,7 @@ import json
 import time
 
 ACKNOWLEDGED_S, ENDED_S = 1.0, 5.0  # as promised on a machine with nothing else to do
-MANY_BLOCKS = 60  # of a run that is ended before, however slow the page is
+MANY_BLOCKS = 200  # of a run that is ended before, however slow the page is
 GRACE = 6  # machines that run tests have; the seconds are printed
 
 

@@ -19,7 +19,7 @@ from browser.runs import (
 )
 from labkit.runs.store import load_run
 
-BLOCKS = 4  # enough that it is still running when it is cancelled
+BLOCKS = 8  # enough that it is still running when it is cancelled
 IN_BLOCK = 3  # the baseline twice and prefetch_generator: a CPU has no streams for the others
 
 
@@ -132,11 +132,11 @@ def test_a_closed_tab_lets_the_run_end_and_a_reopened_notebook_is_not_empty(clos
     outputs = lab.page.locator(".jp-OutputArea-output")
     lab.until(lambda: LOST in outputs.all_text_contents(), "the panel's cell is shown")
     # The claims are an output of the notebook, and the run is one cell away.
-    assert outputs.locator("table").last.is_visible()
+    lab.until(outputs.locator("table").last.is_visible, "the claims are shown")
     assert lab.complaints == [LOST]
     lab.run_cells("data =", "lab.panel(")
     lab.wait_for_status("ready: shows")
-    assert lab.panel.locator(".labkit-result img").is_visible()
+    lab.until(lab.panel.locator(".labkit-result img").is_visible, "the chart is shown")
     assert lab.complaints == []
     assert [problem for problem in lab.problems if "widget model not found" not in problem] == []
     lab.close()

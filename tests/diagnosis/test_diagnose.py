@@ -27,6 +27,7 @@ from labkit.diagnosis.predict import OFTEN, Measured
 from labkit.machine import shared_memory
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import PROFILES, EmulatedDevice
+from tests.processes import PATIENCE_S
 
 BUDGET_S = 1.0
 
@@ -340,7 +341,10 @@ def test_slow_steps_leave_time_for_fewer_trials():
     assert measure.count_arms(3.0, loader, step_s=0.0) == 10
 
 
-def test_workers_that_fill_their_queues_are_no_part_of_the_step():
+def test_workers_that_fill_their_queues_are_no_part_of_the_step(monkeypatch):
+    # A busy machine may give a worker no core for many milliseconds.
+    monkeypatch.setattr(measure, "RESTS_S", 0.3)
+    monkeypatch.setattr(measure, "FILLING_S", PATIENCE_S)
     loader = DataLoader(Slow(cpu_s=0.1), batch_size=4, num_workers=1, persistent_workers=True)
     loop = Loop(loader, lambda batch: time.sleep(0.05))
     batches = iter(loader)
@@ -445,10 +449,8 @@ def give_none(samples):
     ],
 )
 def test_a_loader_that_breaks_is_told_of_in_one_line(loader, said):
-    begun_s = time.monotonic()
     found = diagnose(loader, lambda batch: None)
-    assert time.monotonic() - begun_s < 10
-    assert said in found.broken
+    assert said in found.broken  # and not that it was waited for in vain
     assert "\n" not in found.broken
     assert str(found).startswith("Broke off: ")
     assert found.remedies == ()

@@ -13,9 +13,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from labkit.diagnosis.stages import probe_stages
+from tests.processes import PATIENCE_S
 
 SECONDS = 0.3
-PATIENCE_S = 60.0  # for a thread to end; only a failing test waits so long
 
 
 @pytest.fixture(autouse=True)

@@ -31,8 +31,9 @@ def test_busy_cores_are_seen(monkeypatch):
     if hasattr(os, "sched_getaffinity"):
         assert len(shares) == len(os.sched_getaffinity(0))
     assert all(0 <= share <= 1 for share in shares)
-    # This process alone kept one of them busy for 0.3 s; others may have had it meanwhile.
-    assert sum(shares) * recorded.duration_s > 0.2
+    # This process alone kept one of them busy for 0.3 s, of which a host of virtual machines may
+    # have taken some.
+    assert sum(shares) * recorded.duration_s > 0.1
 
 
 def slow_batches(clock, n, wait_s):

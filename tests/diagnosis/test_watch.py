@@ -19,6 +19,7 @@ import labkit as lab
 from labkit.cli import main
 from labkit.diagnosis.watch import Watch, WatchedLoader
 from tests.fake_clock import FakeClock
+from tests.processes import PATIENCE_S
 
 START_S, WAIT_S, STEP_S = 10.0, 0.5, 1.5
 
@@ -296,7 +297,7 @@ def script(tmp_path, monkeypatch):
 
 def shell(*words, module=""):
     words = [sys.executable, *(["-m", module] if module else []), *map(str, words)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     ours = [line for line in done.stderr.splitlines() if line.startswith("[labkit")]
     rest = [line for line in done.stderr.splitlines() if not line.startswith("[labkit")]
     return done.returncode, done.stdout, rest, ours
@@ -356,7 +357,7 @@ def test_ctrl_c_ends_it_as_without_watch_and_what_was_measured_is_shown(script):
     with subprocess.Popen(words, **pipes) as process:
         assert process.stdout.readline() == "60 steps\n"
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGINT
     assert "[labkit] The script ended with KeyboardInterrupt; this was measured until then." in said
     assert re.search(r"2 workers: 5\d steps, \S+ images/s, waiting for data", said)

@@ -1,11 +1,11 @@
 """Memory of a trial: shared pages count once, workers count, and looking costs next to nothing."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+from places import memory_mounted
 
 from labkit.machine import shared_memory
 from labkit.machine.usage import Usage, tree_pss_bytes
@@ -61,15 +61,12 @@ def test_children_count_helpers_do_not_and_what_two_share_counts_once():
     assert found["shared"] < 25 * MB
 
 
-def test_a_watch_sees_memory_and_shared_memory():
+def test_a_watch_sees_memory_and_shared_memory(tmp_path, monkeypatch):
     held = bytearray(b"x") * (50 * MB)
-    with Usage(gpu=False) as usage:
-        path = shared_memory.FOLDER / f"labkit-test-{os.getpid()}"
-        try:
-            path.write_bytes(b"x" * (50 * MB))
-            peaks = ("peak_pss_bytes", "peak_shm_bytes")
-            until(lambda: all(usage.totals()[peak] for peak in peaks))
-        finally:
-            path.unlink(missing_ok=True)
+    with memory_mounted(tmp_path / "shared") as folder:  # which no other program uses
+        monkeypatch.setattr(shared_memory, "FOLDER", folder)
+        with Usage(gpu=False) as usage:
+            (folder / "file").write_bytes(held)
+            until(lambda: (usage.totals()["peak_shm_bytes"] or 0) >= len(held))
+            until(lambda: usage.totals()["peak_pss_bytes"])
     assert usage.totals()["peak_pss_bytes"] >= len(held)
-    assert usage.totals()["peak_shm_bytes"] >= 4 * MB  # others may have freed some meanwhile

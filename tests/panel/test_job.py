@@ -13,8 +13,7 @@ import labkit as lab
 from labkit.panel import job
 from labkit.panel.job import Job
 from labkit.runs.active import single_run_lock
-
-PATIENCE_S = 120.0  # how long to wait for what must happen; not a speed limit
+from tests.processes import PATIENCE_S
 
 
 def ended(status):

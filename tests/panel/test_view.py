@@ -17,8 +17,8 @@ import labkit as lab
 from labkit.experiments.request import Request
 from labkit.panel import job, view
 from labkit.runs.store import write_info
+from tests.processes import PATIENCE_S
 
-PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
 EXAMPLES = Path(__file__).parents[2] / "results/examples/2-cores-emulated"
 EXAMPLE = EXAMPLES / "preprocessing"
 HOSTILE = '<script>alert("1")</script>'

@@ -20,12 +20,12 @@ from labkit.parts.storage import modelled as module
 from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD
 from labkit.parts.storage.modelled import ModelledDisk, ModelledReader, Timetable
 from tests.fake_clock import FakeClock
+from tests.processes import PATIENCE_S
 
 FILE_BYTES = 114_660
 METHODS = [name for name in multiprocessing.get_all_start_methods() if name != "forkserver"]
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)  # a forkserver pickles as spawn does
 NEEDS_FORK = pytest.mark.skipif("fork" not in METHODS, reason="no fork here")
-PATIENCE_S = 60.0
 
 
 class Files:

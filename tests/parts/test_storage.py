@@ -27,9 +27,9 @@ from labkit.parts.storage.cache_state import (
     prove,
     residency,
 )
+from tests.processes import PATIENCE_S
 
 FILE_BYTES = 300_000  # 74 pages, the last one partial
-PATIENCE_S = 60.0  # how long to wait for what must happen; not a speed limit
 
 
 def make_files(folder: Path, count: int = 20) -> list[Path]:

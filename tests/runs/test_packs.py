@@ -19,6 +19,7 @@ from labkit.resolve import open_source, stored_folder
 from labkit.runs import packs
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
+from tests.processes import PATIENCE_S
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_of_two_processes_that_want_the_same_pack_one_makes_it(data):
     )
     command = [sys.executable, "-c", program, data]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=180)[0] for process in both]
+    said = [process.communicate(timeout=PATIENCE_S)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sum("packed" in text for text in said) == 1
 

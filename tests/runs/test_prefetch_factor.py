@@ -5,6 +5,8 @@
 
 import pytest
 
+from tests.processes import PATIENCE_S
+
 torch = pytest.importorskip("torch")
 BATCH_SIZE = 8
 
@@ -33,9 +35,9 @@ def test_each_worker_takes_so_many_batches_before_the_first_one_is_asked_for(wor
     )  # fmt: skip
     batches = iter(loader)
     expected = workers * (factor or 2) * BATCH_SIZE
-    ids = [taken.get(timeout=60) for _ in range(expected)]
+    ids = [taken.get(timeout=PATIENCE_S) for _ in range(expected)]
     assert all(ids.count(worker) == expected // workers for worker in range(workers))
     # Nothing more is taken until a batch is asked for; then it is one batch more.
     assert taken.empty()
     next(batches)
-    assert len([taken.get(timeout=60) for _ in range(BATCH_SIZE)]) == BATCH_SIZE
+    assert len([taken.get(timeout=PATIENCE_S) for _ in range(BATCH_SIZE)]) == BATCH_SIZE

@@ -24,6 +24,7 @@ from labkit.runs import checks
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import Launcher
 from tests.parts.loading.test_loading import assert_nothing_left
+from tests.processes import PATIENCE_S
 
 IN_ORDER = sorted(OUTSIDE.keys() - OWN_ORDER)
 ONE_OF_EACH = ["tf_data", "dali"]
@@ -240,6 +241,6 @@ for module in server.JOBS.values():
 print([name for name in sys.modules if name.startswith(("tensorflow", "nvidia.dali"))])
 """
         shown = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert (shown.stderr, shown.stdout) == ("", "[]\n")

@@ -24,10 +24,10 @@ from labkit.parts.preprocessing.classification import classification
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from labkit.runs import checks
+from tests.processes import PATIENCE_S
 
 Pair = collections.namedtuple("Pair", "image label")
 THREADS = pytest.mark.parametrize("threads", [0, 4])
-PATIENCE_S = 60.0
 
 
 class Numbers(Dataset):
@@ -124,17 +124,19 @@ class TestLabkitsLoader:
         assert_same(threads, torchs)
 
     def test_a_transform_that_threads_spoil_is_found_out(self, photos, monkeypatch):
-        shared = np.empty((480, 640, 3), np.uint8)
+        shared, both = np.empty((480, 640, 3), np.uint8), threading.Barrier(2)
 
         def in_one_buffer(sample, input_px):
             pixels = shared[: sample.image_rgb.shape[0], : sample.image_rgb.shape[1]]
             pixels[...] = sample.image_rgb[:480, :640]
-            time.sleep(0.01)  # another thread's image lies there by then
+            if threading.current_thread() is not threading.main_thread():
+                both.wait(PATIENCE_S)  # now the other thread's image lies there, too
             return classification(replace(sample, image_rgb=pixels), input_px)
 
         careless = Preprocessor(in_one_buffer, batch="classifier")
         monkeypatch.setitem(lab.PREPROCESSORS, "careless", careless)
-        base = completed(data=str(photos), preprocessor="careless", batch_size=8, device="cpu")
+        how = {"preprocessor": "careless", "batch_size": 8, "num_workers": 2, "device": "cpu"}
+        base = completed(data=str(photos), **how)
         verdicts = checks.compare_work(
             {"torch": base, "threads": replace(base, loader="threads")}, "torch"
         )
@@ -290,8 +292,9 @@ left = iter(loader)
 next(left)
 """
         shown = subprocess.run(
-            [sys.executable, "-u", "-c", program], capture_output=True, text=True, timeout=60
-        )
+            [sys.executable, "-u", "-c", program],
+            capture_output=True, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
         assert (shown.returncode, shown.stderr) == (0, "0\n")
         assert shown.stdout == (
             "a ThreadLoader's iterator must be used in the process that made it, got one inherited "

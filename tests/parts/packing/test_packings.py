@@ -12,10 +12,10 @@ import pytest
 from labkit.contracts import Annotation, Skip
 from labkit.files import whole_folder
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
+from tests.processes import PATIENCE_S
 
 FORMATS = [name for name in PACKINGS if name != "folder"]
 NAMES = ["b.jpg", "a.b/c d.tar.jpg", "straße/写真.jpeg", "not utf-8 \udcff.jpg", "a.jpg", "ż.JPG"]
-WAIT_S = 60  # for another process; only a broken test ever waits so long
 can_fork = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="this platform has no fork"
 )
@@ -186,7 +186,7 @@ def in_child(action):
     """Run something in a fork; it must end well, so it waits for no lock of the parent's."""
     child = multiprocessing.get_context("fork").Process(target=action, daemon=True)
     child.start()
-    child.join(WAIT_S)
+    child.join(PATIENCE_S)
     assert child.exitcode == 0
 
 
@@ -215,7 +215,7 @@ def test_forks_read_while_threads_of_the_parent_read(packing, tmp_path):
     finally:
         stop.set()
         for thread in threads:
-            thread.join(WAIT_S)
+            thread.join(PATIENCE_S)
     assert failures == []
     assert seconds
 

@@ -16,9 +16,9 @@ from places import memory_mounted
 
 from labkit.parts.training import checkpoint
 from labkit.parts.training.checkpoint import SAVERS
+from tests.processes import PATIENCE_S
 
 KILLS = 10
-WAIT_S = 60  # for another process or thread; only a failing test waits so long
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
 
 
@@ -96,7 +96,7 @@ def test_a_second_save_waits_for_the_first(path, monkeypatch):
     may_write, second_done, written = threading.Event(), threading.Event(), []
 
     def held_up(path, state):
-        assert may_write.wait(WAIT_S)
+        assert may_write.wait(PATIENCE_S)
         written.append(state["step"])
 
     monkeypatch.setattr(checkpoint, "write", held_up)
@@ -111,7 +111,7 @@ def test_a_second_save_waits_for_the_first(path, monkeypatch):
         second.start()
         assert not second_done.wait(0.1) and not written
         may_write.set()
-        second.join(WAIT_S)
+        second.join(PATIENCE_S)
         assert written[0] == 1
         saver.finish()
     assert written == [1, 2]
@@ -158,10 +158,10 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_file(name, path):
         started = fork.Event()
         training = fork.Process(target=save_for_ever, args=(name, path, started))
         training.start()
-        assert started.wait(WAIT_S)
+        assert started.wait(PATIENCE_S)
         training.join(kill / 200)  # other moments of a save each time
         training.kill()
-        training.join(WAIT_S)
+        training.join(PATIENCE_S)
         found = loaded(path)
         step = float(found["step"])
         assert all(torch.equal(t, torch.full((1 << 18,), step)) for t in found["tensors"])

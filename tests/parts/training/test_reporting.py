@@ -128,8 +128,9 @@ def test_a_full_disk_is_a_failed_report(tmp_path):
 
 def test_a_server_that_is_gone_is_a_failed_report(tmp_path):
     with reports("http_0ms", tmp_path) as opened:
-        newest_child().kill()
-        newest_child().wait()
+        server = newest_child()
+        server.kill()
+        server.wait()
         for _ in range(2):
             with pytest.raises(OSError, match="report must reach http_0ms, got"):
                 opened.write("x")
