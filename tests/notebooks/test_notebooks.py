@@ -13,6 +13,7 @@ from nbclient.util import run_sync
 import labkit as lab
 from benchmarks.lab_page import why_no_browser
 from labkit.runs.calibration import FILE
+from tests.processes import PATIENCE_S
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # This one runs in JupyterLab where there is a browser: see tests/browser.
@@ -98,7 +99,8 @@ def test_a_notebook_runs_without_a_click(path, photos, calibrated, kernel, tmp_p
     notebook.cells.insert(place, nbformat.v4.new_code_cell(given + SHORT))
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
     resources = {"metadata": {"path": str(path.parent)}}
-    client = NotebookClient(notebook, km=kernel, timeout=300, resources=resources)
+    patience = dict.fromkeys(("timeout", "startup_timeout", "iopub_timeout"), int(PATIENCE_S))
+    client = NotebookClient(notebook, km=kernel, resources=resources, **patience)
     try:
         client.execute(env={**os.environ, "PYTHONWARNINGS": "default"})
     finally:
