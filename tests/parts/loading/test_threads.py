@@ -166,7 +166,8 @@ class TestMemory:
     def test_the_usual_loop_uses_the_same_memory_again(self):
         loader = ThreadLoader(Numbers(80), 4, num_threads=2, prefetch_batches=2)
         places = {batch["x"].data_ptr() for _ in range(2) for batch in loader}
-        assert len(places) <= 2 + 2  # ahead; in the loop and the one before it
+        # Ahead; in the loop and the one before it; what a thread has just filled and still holds.
+        assert len(places) <= 2 + 2 + 2
 
     def test_batches_that_never_have_the_same_shape_twice_do_not_pile_up(self):
         data = Numbers(200, lambda i: np.zeros(100_000 + i, np.uint8))
