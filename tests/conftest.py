@@ -139,3 +139,12 @@ def beside_others():
         patch.setattr(checks, "EMULATOR_TRIES", 1)
         patch.setattr(checks, "MAX_ERROR_SHARE", 1.0)
         yield measures
+
+
+@pytest.fixture
+def dying_workers(monkeypatch):
+    """Let torch raise in whatever runs when a loader worker dies, were it a __del__.
+
+    It looks again later.  Pytest would format what cannot be raised, and torch may raise meanwhile.
+    """
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)

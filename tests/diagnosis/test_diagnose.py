@@ -422,8 +422,7 @@ def give_none(samples):
     return None
 
 
-# torch raises in whatever runs when a worker dies, were it a __del__; it looks again later.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("dying_workers")
 @pytest.mark.parametrize(
     ("loader", "said"),
     [

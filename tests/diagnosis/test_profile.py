@@ -85,8 +85,7 @@ def test_a_step_that_raises_ends_the_profile_and_keeps_it(photos):
     assert "loss is &lt;nan&gt;" in graph._repr_html_()
 
 
-# torch raises in whatever runs when a worker dies, were it a __del__; it looks again later.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("dying_workers")
 def test_a_worker_that_dies_is_missed_by_name(photos):
     loader = DataLoader(BrokenPhotos(photos, "die"), batch_size=4, num_workers=1)
     graph = call_graph(loader, train_step, seconds=60)
