@@ -278,7 +278,7 @@ def read_size_px(jpeg: bytes) -> tuple[int, int]:
         )
     width_px = height_px = 0
     at = 2
-    while (marker := _byte(jpeg, at + 1)) != START_OF_SCAN:
+    while at + 1 < len(jpeg) and (marker := jpeg[at + 1]) != START_OF_SCAN:
         if jpeg[at] != 0xFF or marker == JPEG_END[1]:
             raise ValueError(
                 f"image must be an undamaged JPEG, got no marker at byte {at}; replace the file"
@@ -290,29 +290,19 @@ def read_size_px(jpeg: bytes) -> tuple[int, int]:
             height_px = int.from_bytes(jpeg[at + 5 : at + 7])
             width_px = int.from_bytes(jpeg[at + 7 : at + 9])
         at += 2 + int.from_bytes(jpeg[at + 2 : at + 4])
+    # In compressed data FF is followed by 00 or a restart marker, so an end marker behind the
+    # start of scan is a real one. Phones append videos to it, so it need not be the last bytes.
+    if jpeg.rfind(JPEG_END, at) < 0:
+        raise ValueError(
+            f"image must be a complete JPEG, got {len(jpeg)} bytes without an end marker; "
+            "copy or download it again"
+        )
     if not 0 < width_px * height_px <= MAX_PIXELS:
         raise ValueError(
             f"image must have 1 to {MAX_PIXELS} pixels, got {width_px} x {height_px}; "
             "scale it down, or replace the file"
         )
-    # In compressed data FF is followed by 00 or a restart marker, so an end marker behind the
-    # start of scan is a real one. Phones append videos to it, so it need not be the last bytes.
-    if jpeg.rfind(JPEG_END, at) < 0:
-        raise _truncated(jpeg)
     return width_px, height_px
-
-
-def _byte(jpeg: bytes, at: int) -> int:
-    if at >= len(jpeg):
-        raise _truncated(jpeg)
-    return jpeg[at]
-
-
-def _truncated(jpeg: bytes) -> ValueError:
-    return ValueError(
-        f"image must be a complete JPEG, got {len(jpeg)} bytes without an end marker; "
-        "copy or download it again"
-    )
 
 
 def check_image(image_rgb: np.ndarray) -> None:

@@ -92,12 +92,7 @@ def device_bytes(preprocessor: Preprocessor, batch_size: int, input_px: int) -> 
 
     The emulated device derives the time of this work from it. Counted from the shapes of the
     arrays, so it also holds for a user's own preprocessor.
-
-    Returns:
-        Bytes; 0 where no work is left for the device.
     """
-    if preprocessor.on_device is None:
-        return 0
     arrays = typical_arrays(preprocessor, input_px)
     counts_bytes = 8 * sum(key.endswith("_ragged") for key in arrays)
     read_bytes = batch_size * (sum(array.nbytes for array in arrays.values()) + counts_bytes)

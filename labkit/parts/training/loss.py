@@ -156,9 +156,12 @@ def mask_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     Returns:
         (B, MAX_BOXES) uint8.
     """
+    import torch
+
     if "mask" in batch:
         return batch["mask"]
-    return _first_slots(batch["boxes_ragged_counts"])
+    counts = batch["boxes_ragged_counts"]
+    return (torch.arange(MAX_BOXES) < counts[:, None]).to(torch.uint8)
 
 
 def _focal_sum(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,9 +243,3 @@ def _image_sums(
 def _l1(prediction: torch.Tensor, cell: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     # prediction (2, h * w), cell (1,), target (2,)
     return (prediction.index_select(1, cell).squeeze(1) - target).abs().sum()
-
-
-def _first_slots(counts: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return (torch.arange(MAX_BOXES) < counts[:, None]).to(torch.uint8)

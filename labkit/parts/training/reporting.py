@@ -208,9 +208,6 @@ class TqdmBar:
 
     tqdm draws ten times a second.  With a loss it draws at every step: `set_postfix` draws at once.
 
-    Args:
-        **often: tqdm's `mininterval` and `miniters`, to draw more often.
-
     Raises:
         Skip: the platform has no pseudo-terminals.
     """
