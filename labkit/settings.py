@@ -153,6 +153,11 @@ class Settings:
             raise ValueError(f"cached must be at most 100, got {self.cached}; it is in percent")
 
     @property
+    def has_device_speed(self) -> bool:
+        """Whether the simulated GPU is to be as fast as the user says, and not as calibrated."""
+        return self.device_speed is not None or self.profile != Settings.profile
+
+    @property
     def cache_state(self) -> str | int:
         """What memory holds when an epoch starts: `cached`, else `cache` (of epoch 1 only)."""
         return self.cache if self.cached is None else self.cached
@@ -230,12 +235,11 @@ def vary(base: Settings, **choices: Iterable[object]) -> dict[str, Settings]:
             "write the variants out as a dict to change several at once"
         )
     ((name, values),) = choices.items()
-    _check_name(name)
     values = list(values)
     labels = [str(value) for value in values]
     if len(set(labels)) != len(labels):
         raise ValueError(f"{name} must be given distinct values, got {', '.join(labels)}")
-    return {label: replace(base, **{name: value}) for label, value in zip(labels, values)}
+    return {label: with_settings(base, {name: value}) for label, value in zip(labels, values)}
 
 
 def change_all(
@@ -260,8 +264,10 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
     Raises:
         ValueError: a name is not a setting; the message lists them all.
     """
+    known = [field.name for field in fields(Settings)]
     for name in changes:
-        _check_name(name)
+        if name not in known:
+            raise ValueError(f"setting must be one of {', '.join(known)}, got {name!r}")
     return replace(base, **changes)
 
 
@@ -357,12 +363,6 @@ def field_kinds() -> dict[str, tuple[type, tuple[str, ...], bool]]:
         choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
         kinds[name] = (str if choices else kind, choices, type(None) in options)
     return kinds
-
-
-def _check_name(name: str) -> None:
-    known = [field.name for field in fields(Settings)]
-    if name not in known:
-        raise ValueError(f"setting must be one of {', '.join(known)}, got {name!r}")
 
 
 def _check_kind(name: str, value: object) -> None:

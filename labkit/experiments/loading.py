@@ -306,7 +306,6 @@ def ranks(base: Settings) -> Experiment:
     Source: [001] 5.3; DISTRIBUTED, "Loading with several ranks".
     """
     workers = max(RANKS[-1], hardware.cores() // RANKS[-1] * RANKS[-1])
-    has_speed = base.device_speed is not None or base.profile != Settings.profile
     base = replace(
         base,
         device=base.device or "emulated",
@@ -315,7 +314,7 @@ def ranks(base: Settings) -> Experiment:
     )
     labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
     grouped = {"variants": labels}
-    if base.device == "emulated" and not has_speed:
+    if base.device == "emulated" and not base.has_device_speed:
         speeds = {"GPUs half as fast as the loader": 0.5, "GPUs twice as fast as the loader": 2.0}
         grouped = in_groups(dict.fromkeys(speeds, labels))
         grouped["tasks"] = {name: {"x": speeds[group]} for name, group in grouped["groups"].items()}
@@ -369,13 +368,12 @@ def textbook(base: Settings) -> Experiment:
     Files are in memory, so that the processor alone limits loading.  The emulated device trains
     what the tutorials train: the calibrated one would be too slow to show what these parts gain.
     """
-    is_unset = base.profile == "calibrated" and base.device_speed is None
     base = replace(
         base,
         cache="warm",
         num_workers=hardware.cores() if base.num_workers is None else base.num_workers,
         input_px=base.input_px or TEXTBOOK_PX,
-        profile="resnet50_a100" if is_unset else base.profile,
+        profile=base.profile if base.has_device_speed else "resnet50_a100",
     )
     pillow = replace(base, decoder="pillow", preprocessor="classification_crop_pillow")
     opencv = replace(base, decoder="opencv", preprocessor="classification_crop")

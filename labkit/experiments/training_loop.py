@@ -230,14 +230,13 @@ def evaluation(base: Settings) -> Experiment:
 
 def _loop_alone(base: Settings) -> Settings:
     """Return settings that keep one batch in memory and never wait for the device."""
-    is_unset = base.profile == "calibrated" and base.device_speed is None
     return replace(
         base,
         cache="as found",  # nothing is read
         preprocessor="classification",
         loader="resident",
         batch_size=base.batch_size or BATCH_SIZE,
-        profile="resnet50_a100" if is_unset else base.profile,
+        profile=base.profile if base.has_device_speed else "resnet50_a100",
         sync_every=0,
     )
 
