@@ -174,11 +174,12 @@ class PackReader:
         self, format: Format, root: Path, manifest: Mapping, manifest_hash: str, index: Index
     ) -> None:
         self.format, self.root, self.manifest_hash = format, root, manifest_hash
-        self.index = index
+        self.index, self.image_bytes = index, index.record_bytes
         self.stored = str(manifest["stored"])
         self.boxes = str(manifest["boxes"])
         self.source_hash = str(manifest["source_hash"])
         self.paths = tuple(root / name for name in manifest["files"] if name != INDEX)
+        self.companions = (root / INDEX, root / MANIFEST)
         self._opened: tuple[AbstractContextManager, Read] | None = None
 
     def __len__(self) -> int:
@@ -186,16 +187,6 @@ class PackReader:
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_opened": None}
-
-    @property
-    def companions(self) -> tuple[Path, ...]:
-        """The index and the manifest."""
-        return (self.root / INDEX, self.root / MANIFEST)
-
-    @property
-    def image_bytes(self) -> np.ndarray:
-        """(N,) int64, what each image takes on disk."""
-        return self.index.record_bytes
 
     def name(self, i: int) -> str:
         """Return the image's path in the data it came from."""

@@ -83,11 +83,28 @@ class ModelledDisk(Storage):
     ) -> list[Rate]:
         """Measure files per second at random, and in order; see `Storage.measure`."""
         cache_state.make_warm(dict.fromkeys(reader.files_of(ids)))
-        orders = [np.random.default_rng(number).permutation(ids) for number in range(readers)]
-        return [
-            _rate(reader, self.disk, pattern, orders, start_method, seconds)
-            for pattern, orders in (("random", orders), ("sequential", [np.sort(ids)]))
-        ]
+        shuffled = [np.random.default_rng(number).permutation(ids) for number in range(readers)]
+        rates = []
+        for pattern, orders in (("random", shuffled), ("sequential", [np.sort(ids)])):
+            model = ModelledReader(
+                reader, self.disk, clock=SleepingClock(), start_method=start_method, caches=False
+            )
+            read = measure_together(partial(_read_for, model, seconds), orders, start_method)
+            files, starts_s, ends_s = zip(*read)
+            # In a small folder some files follow the one before by chance, and the order starts
+            # over.
+            accesses_share = model._timetable.state.accesses / sum(files)
+            expected = replace(self.disk, access_s=self.disk.access_s * accesses_share)
+            mean_bytes = model.counts()[1] / sum(files)
+            rate = Rate(
+                pattern=pattern,
+                unit="files",
+                readers=len(orders),
+                requested_per_s=expected.files_per_s(mean_bytes, len(orders)),
+                delivered_per_s=sum(files) / (max(ends_s) - min(starts_s)),
+            )
+            rates.append(rate)
+        return rates
 
 
 def on_modelled(disk: Disk, name: str, data: Path) -> Storage:
@@ -216,32 +233,6 @@ class ModelledReader(WrappedReader):
         with self._locked():
             held = np.frombuffer(self._held, dtype=bool)[ids]
         return float(wanted_bytes[held].sum() / wanted_bytes.sum())
-
-
-def _rate(
-    reader: Reader,
-    disk: Disk,
-    pattern: str,
-    orders: Sequence[np.ndarray],
-    start_method: str,
-    seconds: float,
-) -> Rate:
-    """Measure with a process for each order of images, and no modelled memory."""
-    model = ModelledReader(
-        reader, disk, clock=SleepingClock(), start_method=start_method, caches=False
-    )
-    read = measure_together(partial(_read_for, model, seconds), orders, start_method)
-    files, starts_s, ends_s = zip(*read)
-    # In a small folder some files follow the one before by chance, and the order starts over.
-    accesses_share = model._timetable.state.accesses / sum(files)
-    expected = replace(disk, access_s=disk.access_s * accesses_share)
-    return Rate(
-        pattern=pattern,
-        unit="files",
-        readers=len(orders),
-        requested_per_s=expected.files_per_s(model.counts()[1] / sum(files), len(orders)),
-        delivered_per_s=sum(files) / (max(ends_s) - min(starts_s)),
-    )
 
 
 def _read_for(reader: ModelledReader, seconds: float, ids: np.ndarray) -> tuple[int, float, float]:
