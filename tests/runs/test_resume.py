@@ -1,6 +1,7 @@
 """A run that was killed or stopped by a full disk is completed, and only where it can be."""
 
 import contextlib
+import mmap
 import re
 import shutil
 import subprocess
@@ -78,6 +79,10 @@ class FillsTheDisk(threading.Event):
 def test_a_full_disk_is_one_clear_sentence_and_costs_no_finished_row(one_block, tmp_path):
     with memory_mounted(tmp_path / "small", size="1m") as small:
         folder = unfinished(one_block, small / "run", blocks=2)
+        # After one more row, half of the next one has room in the file's last page.
+        rows = rows_in(folder)
+        pad = b" " * (-(len(rows) + len(rows.splitlines()[-1]) * 3 // 2) % mmap.PAGESIZE)
+        (folder / "trials.jsonl").write_bytes(rows.removesuffix(b"\n") + pad + b"\n")
         fills = FillsTheDisk(folder)
         message = (
             f"results must have room for more, got 0 B free in {folder} (No space left on device); "
