@@ -44,7 +44,10 @@ from labkit.runs.store import explain_unwritable
 from labkit.runs.timing import open_trial, time_epoch
 from labkit.settings import MODES, Mode, Settings
 
-CALIBRATION_S = 1.2  # long enough for a rate within some percent on two noisy cores
+CALIBRATION_S = 1.2  # long enough to choose how many images an epoch has
+# Times as long where verdicts are given: workers deliver in turns, and at 50 images/s two batches
+# more or less in 1.2 s are half of them; x rests on this rate.
+JUDGED_TIMES = 4
 # Very short epochs leave most steps out, and each starts its workers anew: then it ends sooner.
 LONGEST = 2  # times CALIBRATION_S, in all
 FREE_LOADER_S = 0.3
@@ -92,7 +95,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
         calibration |= run.ask(
             "measure_rates",
             settings=tried,
-            seconds=CALIBRATION_S,
+            seconds=CALIBRATION_S * (JUDGED_TIMES if run.mode.judged else 1),
             excluded=run.info["excluded"],
         )
         if of.emulated and "computing" not in of.leaves_out:
