@@ -4,3 +4,9 @@
 
 `watch` shows a loop's phases while it runs; `diagnose` measures loader and step separately.
 """
+
+import os
+
+# A warning about the system's clock, which advises options that no user of labkit can set; one busy
+# moment brings it about.  It is only read while pyinstrument is imported.
+os.environ.setdefault("PYINSTRUMENT_IGNORE_OVERHEAD_WARNING", "1")
