@@ -1,6 +1,7 @@
 """The charts of a run, of several runs, and of a timeline.
 
-Every axis of times starts at 0: cut axes made the documents' gains look four times as large.
+Every axis of times starts at 0: cut axes made the documents' gains look four times as large.  The
+exception are the times of look-ups, from 1 µs to 30 ms: their axis is logarithmic.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from labkit.report.bars import (
     wrap,
     write_beside,
 )
+from labkit.runs.operation_trials import SAMPLE
 from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
@@ -76,7 +78,11 @@ def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
     found = {"times": times}
     if {"cold", "warm"} <= caches:
         found["epochs"] = epochs
-    return found | ({"dial": dial} if find_series(summary) else {})
+    if find_series(summary):
+        found["dial"] = dial
+    elif find_sizes(summary):
+        found["dial"] = dial_of_sizes
+    return found
 
 
 # --- normalized times -----------------------------------------------------------------------
@@ -440,6 +446,67 @@ def _negligible_from(points: Points) -> int | None:
             break
         least = steps
     return least
+
+
+# --- dial of sizes --------------------------------------------------------------------------
+
+SAMPLE_LINE = {"color": INK, "linewidth": 1.2}
+SHARE_LINE = {"color": SOFT_INK, "linewidth": 1, "linestyle": (0, (1, 2))}
+
+
+def find_sizes(summary: Summary) -> dict[str, dict[str, Points]]:
+    """Group the measured operations whose inputs are made from one number, by that number.
+
+    Returns:
+        "label among N names" -> way to do it -> points of the number and what was measured.
+    """
+    tasks = summary.info.get("tasks", {})
+    found: dict[str, dict[str, Points]] = {}
+    for row in summary.rows:
+        numbers = [n for n in tasks.get(row.variant, {}).values() if isinstance(n, int)]
+        if len(numbers) == 1 and row.time_s:
+            ways = found.setdefault(re.sub(r"\d[\d,]*", "N", row.group), {})
+            ways.setdefault(row.name, []).append((*numbers, row))
+    return found
+
+
+def dial_of_sizes(summary: Summary) -> Figure:
+    """Draw the time per image over the size of what is looked up, beside a sample's.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
+    """
+    from matplotlib.ticker import EngFormatter, FuncFormatter
+
+    found, looks = find_sizes(summary), cycle(SERIES_LOOKS)
+    shown, handles = ["Time per image, lower is better"], {}
+    with page() as figure:
+        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+        for axes, (title, ways) in zip(panels, found.items()):
+            for name, points in ways.items():
+                marker, dashes, color = next(looks)
+                look = {"color": color, "marker": marker, "linestyle": dashes, "markersize": 6}
+                numbers, times_s = zip(*((n, row.time_s) for n, row in points))
+                handles |= {name: axes.plot(numbers, times_s, label=name, **look)[0]}
+                shown += [f"{row.variant}: {units.seconds(row.time_s)}" for _, row in points]
+            axes.set(xscale="log", yscale="log")
+            axes.set_title(title, loc="left", size=9, weight="bold")
+            axes.set_xticks(numbers)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
+            axes.minorticks_off()
+            axes.grid(axis="y")
+            for row in summary.rows:
+                if row.group == SAMPLE and row.time_s:
+                    whole = f"{row.variant}, {units.seconds(row.time_s)}"
+                    part, part_s = "1 % of that", NEGLIGIBLE * row.time_s
+                    handles |= {
+                        whole: axes.axhline(row.time_s, label=whole, **SAMPLE_LINE),
+                        part: axes.axhline(part_s, label=part, **SHARE_LINE),
+                    }
+        panels[0].set_ylabel("time per image")
+        panels[0].yaxis.set_major_formatter(EngFormatter("s"))
+        frame(figure, *around(summary), 3.6, [*handles.values()], shown=shown, columns=3)
+    return figure
 
 
 # --- roofline -------------------------------------------------------------------------------

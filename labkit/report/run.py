@@ -55,8 +55,8 @@ class Run(StoredRun):
         Args:
             kind: one of `charts`; None: the first. "times": normalized times; "epochs": the epochs
                 one by one, with what was in memory and what came from a disk; "dial": normalized
-                time over how often the training loop does something; "roofline": training speed
-                over the speed of the device.
+                time over how often the training loop does something, or the time of look-ups over
+                what they are made in; "roofline": training speed over the speed of the device.
 
         Raises:
             ValueError: a kind that this run does not have.

@@ -5,9 +5,11 @@ import re
 
 import pytest
 from fake_runs import fake_grouped_run, save_run
+from figure_checks import check_texts_are_whole_and_apart, everything_written
 from jpegs import why_missing
 
 import labkit as lab
+from labkit import units
 from labkit.claims.ledger import answers
 from labkit.cli import main
 from labkit.report.run import Run
@@ -93,6 +95,18 @@ def test_what_is_looked_up_takes_a_share_of_a_sample(looked_up):
         look_ups = row.labels.get("look-ups per image")
         assert (look_ups is None) == (cells["per look-up"] == "–")
         assert (look_ups is None) == ("label" not in row.group)
+
+
+def test_the_dial_shows_every_look_up_beside_a_samples_time(looked_up):
+    figure = looked_up.chart("dial")
+    rows = {row.variant: row for row in looked_up.summary.rows}
+    sample_s = rows.pop("one sample: decoded and preprocessed").time_s
+    drawn = [list(line.get_ydata()) for axes in figure.axes for line in axes.lines]
+    assert sorted(y for ys in drawn for y in ys) == sorted(
+        [row.time_s for row in rows.values()] + 4 * [sample_s, 0.01 * sample_s]
+    )
+    assert f"decoded and preprocessed, {units.seconds(sample_s)}" in everything_written(figure)
+    check_texts_are_whole_and_apart(figure)
 
 
 def test_the_claims_about_look_ups_are_answered(looked_up):
