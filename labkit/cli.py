@@ -22,6 +22,7 @@ from labkit import units
 from labkit.analysis.winner import winner
 from labkit.claims import ledger
 from labkit.contracts import seconds_of
+from labkit.diagnosis.diagnose import BUDGET_S
 from labkit.diagnosis.loaders import brief
 from labkit.diagnosis.watch import Watch, run_script
 from labkit.experiments.request import Request
@@ -463,7 +464,8 @@ def parser() -> argparse.ArgumentParser:
     diagnose = add("diagnose", _diagnose, "find what holds your training loop back")
     text = "called without arguments; returns (loader, step), or a dict with loader and step"
     diagnose.add_argument("target", metavar="MODULE:FUNCTION", help=text)
-    diagnose.add_argument("--budget-s", type=float, metavar="S", default=60, help="time to take")
+    text = f"seconds of measuring; unset: {BUDGET_S:g}"
+    diagnose.add_argument("--budget-s", type=float, metavar="S", default=BUDGET_S, help=text)
 
     text = "run a training script, and print how much of its time it waits for data"
     watch = add("watch", _watch, text)
