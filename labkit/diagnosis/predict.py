@@ -15,9 +15,9 @@ bounds; DS-Analyzer (VLDB 2021) for measuring the parts apart.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from labkit.analysis.statistics import ratio_interval
@@ -243,16 +243,16 @@ def summarize(m: Measured) -> None:
     resident, alone, warm = (m.of(arm) for arm in ("resident", "alone", "warm"))
     if not (resident and alone and warm):
         return
-    m.resident_s, m.alone_s = (_mean(s.step_s for s in arm) for arm in (resident, alone))
+    m.resident_s, m.alone_s = (fmean(s.step_s for s in arm) for arm in (resident, alone))
     length = loaders.count_batches(loader)
     m.steps = length or max(stretch.steps for stretch in warm)
     epochs_s, cold = (
         [s.epoch_s or s.step_s * m.steps for s in m.of(arm)] for arm in ("warm", "cold")
     )
-    warm_s, fetch_s = _mean(epochs_s), 0.0
+    warm_s, fetch_s = fmean(epochs_s), 0.0
     if cold and all(cold_s > warm_s for cold_s, warm_s in zip(cold, epochs_s)):
-        epochs_s, fetch_s = cold, (_mean(cold) - warm_s) / m.steps
-    m.epoch_s = _mean(epochs_s)
+        epochs_s, fetch_s = cold, (fmean(cold) - warm_s) / m.steps
+    m.epoch_s = fmean(epochs_s)
     logs = [math.log(r.step_s * m.steps / epoch_s) for r, epoch_s in zip(resident, epochs_s)]
     m.ceiling_ci = ratio_interval(logs)
 
@@ -272,25 +272,25 @@ def summarize(m: Measured) -> None:
     device_s, m.syncs_s = _device(m)
     host_s = m.resident_s
     if m.has_device and not m.syncs_s:
-        busy_s = _mean(stretch.busy_s for stretch in resident)
+        busy_s = fmean(stretch.busy_s for stretch in resident)
         # A copy that blocks also waits for the device: longer, the less other work the host has.
         host_s = min(busy_s + m.copy_s * m.copy_blocks, m.resident_s)
 
     # Another loader may prepare batches in a way of its own while the step runs.
-    both_s, sum_s = _mean(s.step_s for s in warm), m.alone_s + m.resident_s
+    both_s, sum_s = fmean(s.step_s for s in warm), m.alone_s + m.resident_s
     workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAPS * sum_s)
     m.stages, wall_s, cpu_s = _stages(m, alone, workers)
-    first_s = _mean(stretch.startup_s for stretch in warm)
+    first_s = fmean(stretch.startup_s for stretch in warm)
     m.now = Demand(
         workers=workers,
         cores=hardware.cores(),
         cpu_s=cpu_s,
         wall_s=wall_s,
         hindered_s=0.0,
-        take_s=min(_mean(s.own_cpu_s for s in alone), m.alone_s) if workers else 0.0,
+        take_s=min(fmean(s.own_cpu_s for s in alone), m.alone_s) if workers else 0.0,
         step_s=m.resident_s,
         host_s=host_s,
-        host_cpu_s=min(_mean(s.cpu_s for s in resident), hardware.cores() * m.resident_s),
+        host_cpu_s=min(fmean(s.cpu_s for s in resident), hardware.cores() * m.resident_s),
         device_s=device_s + (0.0 if m.copy_beside else m.copy_s),
         # An epoch of unknown length is steps only.
         # Without the first batch, which takes a worker as long as any later one.
@@ -306,18 +306,13 @@ def summarize(m: Measured) -> None:
     m.rows = _rows(m, alone)
 
 
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return statistics.fmean(values) if values else 0.0
-
-
 def _device(m: Measured) -> tuple[float, float]:
     """Return for which seconds of a step the device computes, and the host waits for its end."""
     seen = [m.resident_on_device] if m.resident_on_device else m.of("resident")
     readings = [stretch.readings for stretch in seen]
-    waits_s = _mean(each.waited_s - each.copy_wait_s for each in readings)
-    synchronizes = _mean(each.syncs for each in readings) > OFTEN
-    return _mean(each.device_s for each in readings), waits_s if synchronizes else 0.0
+    waits_s = fmean(each.waited_s - each.copy_wait_s for each in readings)
+    synchronizes = fmean(each.syncs for each in readings) > OFTEN
+    return fmean(each.device_s for each in readings), waits_s if synchronizes else 0.0
 
 
 def _copying(m: Measured) -> tuple[float, bool, bool]:
@@ -344,7 +339,7 @@ def _stages(
     than twice the work of one (hyper-threads, memory bandwidth).
     """
     seen, pickle_s = m.probe.stages, m.probe.pickle_s
-    cpu_s = _mean(s.cpu_s - (s.own_cpu_s if workers else 0.0) for s in alone)
+    cpu_s = fmean(s.cpu_s - (s.own_cpu_s if workers else 0.0) for s in alone)
     probed_s = sum(stage.cpu_s for stage in seen) + pickle_s
     if not workers:
         # The probe makes calls take longer.
@@ -352,7 +347,7 @@ def _stages(
         seen = tuple(replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wall_s * scale) for s in seen)
         return seen, m.alone_s, min(cpu_s, hardware.cores() * m.alone_s)
     if not probed_s:
-        return seen, m.alone_s, _mean(s.cpu_s for s in alone)
+        return seen, m.alone_s, fmean(s.cpu_s for s in alone)
     scale = cpu_s / probed_s
     if any(stretch.epochs > 1 for stretch in alone):
         scale = 1.0  # starting workers is in it
@@ -392,8 +387,8 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
     known_s = sum(seconds for _, _, seconds in parts)
     rest_s = max(total_s - known_s, 0.0)
     queued = [stretch.queued_s for stretch in alone if stretch.queued_s is not None]
-    idle = _mean(stretch.idle for stretch in alone) > IDLE
-    queued_s = min(_mean(queued) if queued else rest_s * (not idle), rest_s)
+    idle = fmean(stretch.idle for stretch in alone) > IDLE
+    queued_s = min(fmean(queued) if queued else rest_s * (not idle), rest_s)
     parts.append((NO_CORE, NO_CORE, queued_s))
     rest_s -= queued_s
     if measured.is_data_loader:
