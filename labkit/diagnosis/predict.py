@@ -95,7 +95,7 @@ class Measured:
     Naming the bottleneck and proposing remedies depend on nothing else.
     """
 
-    loop: Loop | None = None
+    loop: Loop
     stretches: list[Stretch] = field(default_factory=list)
     """Of the blocks, in the order of measuring."""
     first_s: float = 0.0
@@ -136,7 +136,6 @@ class Measured:
     """95 % interval of `ceiling`, over blocks."""
     alone_s: float = 0.0
     """A step of the loader alone."""
-    resident_s: float = 0.0
     stages: tuple[Stage, ...] = ()
     """As fast as they are while all workers run."""
     rows: tuple[Row, ...] = ()
@@ -147,7 +146,6 @@ class Measured:
     """Of a batch, other than tensors and arrays."""
     dtypes: Mapping[str, int] = field(default_factory=dict)
     """dtype -> bytes of a batch."""
-    has_device: bool = False
     syncs_s: float = 0.0
     """Of a step, waited for the device to finish."""
     copy_s: float = 0.0
@@ -172,12 +170,12 @@ class Measured:
 
     def kind_s(self, kind: str) -> float:
         """Return the seconds of a step in which the host does some kind of work."""
-        return self.host_kinds[kind].share * self.resident_s if kind in self.host_kinds else 0.0
+        return self.host_kinds[kind].share * self.now.step_s if kind in self.host_kinds else 0.0
 
     @property
     def ceiling(self) -> float:
         """Normalized time of an epoch with a loader that takes no time."""
-        return min(self.resident_s * self.steps / self.epoch_s, 1.0)
+        return min(self.now.step_s * self.steps / self.epoch_s, 1.0)
 
     def stalls(self) -> list[float]:
         """Return the share of an epoch that waits for input: the ends of its interval, if any."""
@@ -243,7 +241,7 @@ def summarize(m: Measured) -> None:
     resident, alone, warm = (m.of(arm) for arm in ("resident", "alone", "warm"))
     if not (resident and alone and warm):
         return
-    m.resident_s, m.alone_s = (fmean(s.step_s for s in arm) for arm in (resident, alone))
+    resident_s, m.alone_s = (fmean(s.step_s for s in arm) for arm in (resident, alone))
     length = loaders.count_batches(loader)
     m.steps = length or max(stretch.steps for stretch in warm)
     epochs_s, cold = (
@@ -265,19 +263,19 @@ def summarize(m: Measured) -> None:
     m.dtypes = loaders.bytes_by_dtype(first)
     m.knobs = loaders.knobs_of(loader) if loaders.is_data_loader(loader) else {}
 
-    m.has_device = loop.device.has_queue
-    if not m.has_device or m.resident_on_device:  # there libraries compute or launch the step
+    has_device = loop.device.has_queue
+    if not has_device or m.resident_on_device:  # there libraries compute or launch the step
         m.host_kinds.pop("compute", None)
-    m.copy_s, m.copy_blocks, m.copy_beside = _copying(m)
+    m.copy_s, m.copy_blocks, m.copy_beside = _copying(m, resident_s)
     device_s, m.syncs_s = _device(m)
-    host_s = m.resident_s
-    if m.has_device and not m.syncs_s:
+    host_s = resident_s
+    if has_device and not m.syncs_s:
         busy_s = fmean(stretch.busy_s for stretch in resident)
         # A copy that blocks also waits for the device: longer, the less other work the host has.
-        host_s = min(busy_s + m.copy_s * m.copy_blocks, m.resident_s)
+        host_s = min(busy_s + m.copy_s * m.copy_blocks, resident_s)
 
     # Another loader may prepare batches in a way of its own while the step runs.
-    both_s, sum_s = fmean(s.step_s for s in warm), m.alone_s + m.resident_s
+    both_s, sum_s = fmean(s.step_s for s in warm), m.alone_s + resident_s
     workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAPS * sum_s)
     m.stages, wall_s, cpu_s = _stages(m, alone, workers)
     first_s = fmean(stretch.startup_s for stretch in warm)
@@ -288,9 +286,9 @@ def summarize(m: Measured) -> None:
         wall_s=wall_s,
         hindered_s=0.0,
         take_s=min(fmean(s.own_cpu_s for s in alone), m.alone_s) if workers else 0.0,
-        step_s=m.resident_s,
+        step_s=resident_s,
         host_s=host_s,
-        host_cpu_s=min(fmean(s.cpu_s for s in resident), hardware.cores() * m.resident_s),
+        host_cpu_s=min(fmean(s.cpu_s for s in resident), hardware.cores() * resident_s),
         device_s=device_s + (0.0 if m.copy_beside else m.copy_s),
         # An epoch of unknown length is steps only.
         # Without the first batch, which takes a worker as long as any later one.
@@ -315,7 +313,7 @@ def _device(m: Measured) -> tuple[float, float]:
     return fmean(each.device_s for each in readings), waits_s if synchronizes else 0.0
 
 
-def _copying(m: Measured) -> tuple[float, bool, bool]:
+def _copying(m: Measured, resident_s: float) -> tuple[float, bool, bool]:
     """Return a copy's seconds, whether it blocks the host, and whether it runs beside computing."""
     if not m.pageable_s:
         return 0.0, False, False
@@ -324,7 +322,7 @@ def _copying(m: Measured) -> tuple[float, bool, bool]:
         pinned = [tensor.is_pinned() for tensor in tensors if tensor.device.type == "cpu"]
         if not pinned:
             return 0.0, False, False
-        saved_s = m.resident_s - m.resident_on_device.step_s
+        saved_s = resident_s - m.resident_on_device.step_s
         return max(saved_s, 0.0), not all(pinned), False
     how = m.loop.device.how
     return (m.pinned_s, False, how["side_stream"]) if how["pinned"] else (m.pageable_s, True, False)

@@ -158,7 +158,7 @@ def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
         "take_s": 0.0,
         "hindered_s": 0.0,
     }
-    if not m.has_device:  # the step computes here
+    if not m.loop.device.has_queue:  # the step computes here
         return changes
     # A small copy is all overhead.
     computing_s = m.now.device_s - (0.0 if m.copy_beside else m.copy_s)
@@ -207,7 +207,7 @@ def _wide(m: Measured) -> Sequence[str]:
     dtype = max(m.dtypes, key=m.dtypes.get)
     allowed = dtype in FEWER and m.dtypes[dtype] > 0.5 * m.batch_bytes
     # Pixels only, and only where something else than the host can make floats of them.
-    pixels = dtype == "float64" or (m.unit == "images" and m.has_device)
+    pixels = dtype == "float64" or (m.unit == "images" and m.loop.device.has_queue)
     return (dtype,) if allowed and pixels else ()
 
 
@@ -373,8 +373,7 @@ REMEDIES = (
          change="do it in the data set, where workers run it beside the step, or on the device"),
     *(
         Line(name, COMPUTE,
-             lambda m: _given(getattr(m.loop, "model", None) is not None
-                              and m.ceiling > DEVICE_BOUND),
+             lambda m: _given(m.loop.model is not None and m.ceiling > DEVICE_BOUND),
              only_tried, lambda m, _: "the device is the limit", change,
              lambda m, _, knob=knob: {"model": knob})
         for knob, name, change in (

@@ -40,7 +40,7 @@ def screen(found: Diagnosis) -> Iterator[str]:
         yield from _remedy(number, remedy, now, m)
     if not found.remedies:
         yield "Nothing to gain: no change that was tried or can be bounded saves 3 %."
-    alone, step = _per_s(m, m.alone_s), _per_s(m, m.resident_s)
+    alone, step = _per_s(m, m.alone_s), _per_s(m, m.now.step_s)
     yield (
         f"The step alone ({m.loop.device.label}): {_rate(step)} {m.unit}/s; "
         f"your loader alone: {_rate(alone)}; two such devices would need {_rate(2 * step)}."

@@ -4,10 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from labkit.diagnosis.devices import Host
+from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.predict import UNEXPLAINED, Demand, Measured, Row
 from labkit.diagnosis.profile import Kind
 from labkit.diagnosis.remedies import bottleneck_of, in_order, propose, worth_it
 from labkit.diagnosis.stages import Stage, Stages
+
+
+class Device(Host):
+    """Takes work of the host and computes beside it."""
+
+    has_queue = True
 
 
 def stage(kind, name, cpu_s, wait_s=0.0):
@@ -30,10 +38,12 @@ def measured(stages=STAGES, demand=None, **changes):
         "startup_s": 0.0, "fetch_s": 0.0,
     }  # fmt: skip
     demand = Demand(**(now | (demand or {})))
+    loop = Loop([], print)
+    loop.device = Device()
     usual = {
         "now": demand, "steps": 200, "epoch_s": 200 * demand.least_s(), "samples": 8,
-        "unit": "images", "alone_s": demand.least_s(), "resident_s": demand.step_s,
-        "stages": stages, "dtypes": {"uint8": 10_000_000}, "has_device": True,
+        "unit": "images", "alone_s": demand.least_s(), "stages": stages,
+        "dtypes": {"uint8": 10_000_000}, "loop": loop,
         "knobs": {"batch_size": 8, "num_workers": demand.workers},
     }  # fmt: skip
     return Measured(**(usual | changes))
