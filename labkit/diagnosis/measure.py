@@ -35,10 +35,11 @@ from labkit.diagnosis import loaders, stages
 from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
 from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.profile import NO_DATALOADER, kinds_of
-from labkit.machine import hardware, page_cache, procfs
+from labkit.machine import hardware, procfs
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import EmulatedDevice
+from labkit.parts.storage import cache_state
 from labkit.runs.checks import one_line
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ FEWEST_STEPS = 8
 RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
 FILLING_S = 2.0  # at most, until persistent workers have filled their queues
 EMPTY_BATCHES, DECODED = 200, 8
-COLD_SHARE = 0.01  # of the files' pages may still be in memory
 MOST_WARMED = 0.4  # of the machine's memory
 SEED = 0
 
@@ -394,8 +394,7 @@ def _measure(
                 continue
             warmed = False
         elif arm in ("warm", "alone") and fits and not warmed:
-            for path in files:
-                path.read_bytes()
+            cache_state.make_warm(files)
             warmed = True
         if arm == "resident":
             m.stretches.append(loop.compute(seconds))
@@ -503,17 +502,14 @@ def _let_queues_fill() -> None:
 
 def evict(files: Sequence[Path], m: Measured) -> bool:
     """Evict files from memory and check that they are; note it where they are not."""
-    if not page_cache.can_evict():
-        m.notes.append("cold was not measured: this platform cannot evict files from memory")
-        return False
-    for path in files:
-        page_cache.evict(path)
-    share, how = page_cache.residency(files)
-    if share is None or share > COLD_SHARE:
-        held = "an unknown share" if share is None else units.percent(share)
-        m.notes.append(f"cold was not measured: {held} of the files stayed in memory ({how})")
-        return False
-    return True
+    try:
+        if cache_state.prepare(files, "cold")["resident_share_before"] is not None:
+            return True
+        reason = "how much of the files memory holds is not known here"
+    except Skip as skip:
+        reason = str(skip)
+    m.notes.append(f"cold was not measured: {reason}")
+    return False
 
 
 def _fit_into_memory(files: Sequence[Path], m: Measured) -> bool:

@@ -376,6 +376,15 @@ def test_a_cold_epoch_is_the_first_alone():
     assert Loop(loader, lambda batch: None).run("cold", loader, 0.0, once=True).epoch_s > 0.3
 
 
+def test_an_epoch_is_measured_cold_or_a_note_says_why_not(tmp_path):
+    path = tmp_path / "pixels"
+    path.write_bytes(bytes(1_000_000))
+    found = diagnose(DataLoader(Slow(cpu_s=0), batch_size=4), lambda batch: None, files=[path])
+    assert found.broken == ""
+    is_cold = "loading and computing, files evicted before" in found.table().index
+    assert is_cold or "Note: cold was not measured: " in found.details()
+
+
 def batches(count=None):
     number = 0
     while count is None or number < count:

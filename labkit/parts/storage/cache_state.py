@@ -42,7 +42,7 @@ KEEPS_FILES = {
     "zfs": "zfs has a cache of its own (ARC), which cannot be emptied file by file",
 }
 
-USE_WARM = "compare with cache=warm instead"
+USE_WARM = "compare with warm data instead"
 
 
 def prepare(
