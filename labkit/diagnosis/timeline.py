@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.contracts import Clock, Skip, SystemClock
+from labkit.contracts import Skip, SystemClock
 from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.machine.gpu import Reading, cuda, open_gpu
@@ -124,7 +124,6 @@ def record_timeline(
     *,
     device: EmulatedDevice | None = None,
     seconds: float = SECONDS,
-    clock: Clock | None = None,
 ) -> Timeline:
     """Run a loop for some seconds, epoch after epoch, and record a timeline of it.
 
@@ -133,13 +132,12 @@ def record_timeline(
         step: called with every batch; may train a model, which should be one to throw away.
         device: an emulated device that the step uses.
         seconds: no step begins later.
-        clock: the emulated device's.
 
     Returns:
         A timeline in which the host has "wait" (for a batch, or for an epoch's start or end) and
         "compute" (calls of the step).
     """
-    now = (clock or SystemClock()).now
+    now = (SystemClock() if device is None else device.clock).now
     start_s, waits, steps, ran = now(), [], [], []
     opened = copied(loader) if is_data_loader(loader) else nullcontext(loader)
     with ExitStack() as stack:

@@ -182,8 +182,8 @@ class EmulatedDevice:
         """Seconds of compute finished or queued so far."""
         self.on_run: Callable[[float, float], None] | None = None
         """Called with the clock's seconds of start and end of all work when it is queued."""
+        self.clock = clock
         self._profile = profile
-        self._clock = clock
         self._idle_until = clock.spin_until if profile.spins else clock.sleep_until
         self._copy_free_s = 0.0  # when the copy engine is done with all it was given
         self._compute_free_s = 0.0  # the same for the compute (default) stream
@@ -234,7 +234,7 @@ class EmulatedDevice:
         self.compute_s += compute_s
         if self.on_run is not None:
             self.on_run(self._compute_free_s - compute_s, self._compute_free_s)
-        self._wait(now_s + compute_s * self._profile.launch_share, self._clock.spin_until)
+        self._wait(now_s + compute_s * self._profile.launch_share, self.clock.spin_until)
 
     def synchronize(self) -> None:
         """Wait until both timelines have run out."""
@@ -242,12 +242,12 @@ class EmulatedDevice:
         self._step_ends_s.clear()
 
     def _now(self) -> float:
-        return self._clock.now() - self._late_s
+        return self.clock.now() - self._late_s
 
     def _wait(self, deadline_s: float, until: Callable[[float], None]) -> None:
         reached_s = max(deadline_s, self._now())
         until(deadline_s)
-        self._late_s = min(max(self._clock.now() - reached_s, 0.0), MAX_LATE_S)
+        self._late_s = min(max(self.clock.now() - reached_s, 0.0), MAX_LATE_S)
 
 
 DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {

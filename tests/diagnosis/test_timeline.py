@@ -50,9 +50,7 @@ def test_a_loop_is_recorded_with_its_waits_and_steps_until_it_ends():
         seen.append(batch)
         device.compute(2)
 
-    recorded = record_timeline(
-        slow_batches(clock, 3, 4.0), step, device=device, seconds=100, clock=clock
-    )
+    recorded = record_timeline(slow_batches(clock, 3, 4.0), step, device=device, seconds=100)
     assert seen == [0, 1, 2]
     # 4 s for a batch, half a second to launch two seconds of computing.
     assert recorded.host["wait"][:3] == ((0.0, 4.0), (4.5, 8.5), (9.0, 13.0))
@@ -68,7 +66,7 @@ def test_a_loader_that_raises_is_not_hidden():
         raise OSError("disk gone")
 
     with pytest.raises(OSError, match="disk gone"):
-        record_timeline(batches(), lambda batch: None, clock=FakeClock())
+        record_timeline(batches(), lambda batch: None)
 
 
 def test_a_data_loader_runs_as_a_copy():
