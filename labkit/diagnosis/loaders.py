@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import copy
 import dataclasses
+import inspect
 import os
 import random
 import reprlib
@@ -158,13 +159,7 @@ def limit_threads(own: Callable[[int], None] | None, number: int) -> None:
         sys.modules["cv2"].setNumThreads(0)
 
 
-# Arguments that are printed where they are not torch's defaults.
-ARGUMENTS = (
-    "num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "drop_last", "timeout",
-    "collate_fn", "worker_init_fn", "multiprocessing_context", "generator",
-)  # fmt: skip
-
-
+FOR_SAMPLES = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler"}
 FOR_WORKERS = {
     "num_workers", "prefetch_factor", "persistent_workers", "timeout", "worker_init_fn",
     "multiprocessing_context",
@@ -174,7 +169,7 @@ FOR_WORKERS = {
 def knobs_of(loader: DataLoader) -> dict[str, object]:
     """Return the arguments with which a DataLoader was made, without torch's defaults."""
     import torch
-    from torch.utils.data import default_collate
+    from torch.utils.data import DataLoader, default_collate
 
     loader = getattr(loader, "_copy_of", loader)
     own = getattr(loader.batch_sampler, "sampler", loader.sampler)
@@ -185,9 +180,9 @@ def knobs_of(loader: DataLoader) -> dict[str, object]:
         knobs["shuffle"] = True
     elif not isinstance(own, torch.utils.data.SequentialSampler) and "Infinite" not in repr(own):
         knobs["sampler"] = own
-    for name in ARGUMENTS:
-        value = getattr(loader, name)
-        if value and not (name == "collate_fn" and value is default_collate):
+    for name, parameter in inspect.signature(DataLoader).parameters.items():
+        value = getattr(loader, name, parameter.default)
+        if name not in FOR_SAMPLES and value not in (parameter.default, default_collate):
             knobs[name] = value
     if knobs.get("prefetch_factor") == DEFAULT_PREFETCH_FACTOR:
         del knobs["prefetch_factor"]

@@ -329,6 +329,18 @@ def test_random_numbers_and_the_loader_stay_as_they_were():
     assert loader.num_workers == 1 and loader._iterator is None
 
 
+def test_the_line_to_paste_holds_all_arguments_that_are_not_torchs_defaults():
+    loader = DataLoader(
+        Slow(), batch_size=4, shuffle=True, num_workers=2, prefetch_factor=2, collate_fn=give_none,
+        pin_memory=False, in_order=False,
+    )  # fmt: skip
+    assert loaders.line_of(loaders.knobs_of(loader)) == (
+        "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, collate_fn=give_none, "
+        "in_order=False)"
+    )
+    assert loaders.line_of(loaders.knobs_of(DataLoader([1]))) == "DataLoader(dataset, batch_size=1)"
+
+
 def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
     monkeypatch.setattr(measure, "FEWEST_STEPS", 5)
     loader = DataLoader(Slow(cpu_s=0), batch_size=4, num_workers=2)
