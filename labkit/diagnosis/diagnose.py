@@ -219,7 +219,7 @@ def _lacks_shared_memory(m: Measured) -> bool:
     if usage is None:
         return False
     # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
-    ahead = loader.num_workers * (loader.prefetch_factor or loaders.DEFAULT_PREFETCH_FACTOR)
+    ahead = loader.num_workers * loader.prefetch_factor
     return (ahead + 1) * m.loop.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
 
 

@@ -69,8 +69,7 @@ class CallGraph:
             own: Counter[tuple[str, str]] = Counter()
             for frame in _frames(session):
                 name = ".".join(filter(None, (frame.class_name, frame.function)))
-                line = f":{frame.line_no}" if frame.line_no else ""  # C has none
-                own[name, f"{frame.file_path_short}{line}"] += frame.total_self_time
+                own[name, frame.code_position_short()] += frame.total_self_time
             rows += [
                 (name, process, self_s, self_s / own.total(), where)
                 for (name, where), self_s in own.items()

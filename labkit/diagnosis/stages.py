@@ -75,7 +75,7 @@ class Stages:
     """What ended the probe early; what was measured until then is kept."""
 
 
-def probe_stages(loader: Iterable, *, seconds: float = 8.0) -> Stages:
+def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
     """Measure every stage of making and sending batches.
 
     Args:
