@@ -21,7 +21,6 @@ from labkit.diagnosis.predict import Measured, summarize
 from labkit.diagnosis.remedies import (
     SHARED_MEMORY,
     Remedy,
-    bottleneck_of,
     for_shared_memory,
     in_order,
     propose,
@@ -196,13 +195,12 @@ def conclude(m: Measured, proposed: tuple[Remedy, ...] | None = None) -> Diagnos
     if m.now is None:
         return Diagnosis(measured=m)
     proposed = propose(m) if proposed is None else proposed
-    gains = worth_it(proposed)
-    bottleneck = bottleneck_of(m, gains)
+    bottleneck, remedies = in_order(m, worth_it(proposed))
     return Diagnosis(
         verdict=_word(m),
         bottleneck=bottleneck,
         ceiling=m.ceiling,
-        remedies=in_order(gains, bottleneck),
+        remedies=remedies,
         proposed=proposed,
         measured=m,
     )

@@ -518,37 +518,35 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
     return list(kept.values())
 
 
-def bottleneck_of(m: Measured, gains: Sequence[Remedy]) -> str:
-    """Return what to remove first, given remedies that gain something."""
-    if m.duplicated and m.now.workers > 1:
-        return DUPLICATED
-    if not gains:
-        return COMPUTE
-    easy = [remedy for remedy in gains if remedy.easy]
-    most = 1 - min(remedy.normalized_time for remedy in gains)
-    most_easy = 1 - min((remedy.normalized_time for remedy in easy), default=1.0)
-    if most_easy < ENOUGH_OF_IT * most:
-        if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE:
-            return UNEXPLAINED
-        # What they wait for is the other workers, whatever function does the waiting.
-        shared = next((remedy for remedy in gains if remedy.bottleneck == EACH_OTHER), None)
-        best = shared or min(gains, key=lambda remedy: remedy.normalized_time)
-        return best.bottleneck
-    return next(r.bottleneck for r in easy if 1 - r.normalized_time >= MOST_OF_IT * most_easy)
-
-
-def in_order(gains: Sequence[Remedy], bottleneck: str) -> tuple[Remedy, ...]:
-    """Return at most five: the best of the bottleneck, then what was tried, then bounds.
-
-    The best is an easy one, if one saves enough.
-    """
-    first = [remedy for remedy in gains if remedy.bottleneck == bottleneck]
-    best = min(first, key=lambda remedy: remedy.normalized_time, default=None)
-    enough = ENOUGH_OF_IT * (1 - best.normalized_time) if best else 0.0
-    easy = [one for one in first if one.easy and 1 - one.normalized_time >= enough]
-    best = min(easy, key=lambda remedy: remedy.normalized_time, default=best)
+def in_order(m: Measured, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
+    """Return the bottleneck and at most five remedies: its best, what was tried, then bounds."""
+    first = _first(m, gains) if gains else None
     rest = sorted(
-        (remedy for remedy in gains if remedy is not best),
+        (remedy for remedy in gains if remedy is not first),
         key=lambda remedy: (remedy.measured is None, remedy.normalized_time),
     )
-    return tuple([best, *rest][:MOST] if best else rest[:MOST])
+    if first is None:
+        return UNEXPLAINED if gains else COMPUTE, tuple(rest[:MOST])
+    return first.bottleneck, (first, *rest[: MOST - 1])
+
+
+def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
+    """Return what to do first; None where too much of the time is not explained."""
+    for remedy in gains:
+        if remedy.bottleneck == DUPLICATED:
+            return remedy
+    easy = [remedy for remedy in gains if remedy.easy]
+    most = 1 - _best(gains).normalized_time
+    most_easy = 1 - _best(easy).normalized_time if easy else 0.0
+    if most_easy >= ENOUGH_OF_IT * most:
+        enough = (one for one in easy if 1 - one.normalized_time >= MOST_OF_IT * most_easy)
+        bottleneck = next(enough).bottleneck
+        return _best([remedy for remedy in easy if remedy.bottleneck == bottleneck])
+    if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE:
+        return None
+    # What they wait for is the other workers, whatever function does the waiting.
+    return next((one for one in gains if one.bottleneck == EACH_OTHER), None) or _best(gains)
+
+
+def _best(some: Sequence[Remedy]) -> Remedy:
+    return min(some, key=lambda remedy: remedy.normalized_time)

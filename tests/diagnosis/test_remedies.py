@@ -8,7 +8,7 @@ from labkit.diagnosis.devices import Host
 from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.predict import UNEXPLAINED, Demand, Measured, Row
 from labkit.diagnosis.profile import Kind
-from labkit.diagnosis.remedies import bottleneck_of, in_order, propose, worth_it
+from labkit.diagnosis.remedies import in_order, propose, worth_it
 from labkit.diagnosis.stages import Stage, Stages
 
 
@@ -54,14 +54,15 @@ def bounds(m):
 
 
 def first(m):
-    gains = worth_it(propose(m))
-    return in_order(gains, bottleneck_of(m, gains))[0]
+    bottleneck, remedies = in_order(m, worth_it(propose(m)))
+    assert remedies[0].bottleneck == bottleneck
+    return remedies[0]
 
 
 def test_nothing_is_proposed_where_the_device_is_the_limit():
     m = measured(stages=(stage("decode", "imdecode", 0.010),))
     assert propose(m) == ()
-    assert bottleneck_of(m, ()) == "compute"
+    assert in_order(m, ()) == ("compute", ())
 
 
 def test_a_stage_is_bounded_by_what_is_left_without_it():
@@ -77,10 +78,9 @@ def test_a_remedy_that_was_tried_counts_as_measured():
     others = [r for r in propose(m) if r.name != "more workers"]
     more = next(r for r in propose(m) if r.knobs == {"num_workers": 2})
     tried = replace(more, measured=0.6, ci_low=0.5, ci_high=0.7)
-    gains = worth_it([tried, *others])
-    assert bottleneck_of(m, gains) == "workers"
-    ordered = in_order(gains, "workers")
-    assert ordered[0] is tried
+    bottleneck, remedies = in_order(m, worth_it([tried, *others]))
+    assert bottleneck == "workers"
+    assert remedies[0] is tried
     assert tried.change == "DataLoader(dataset, batch_size=8, num_workers=2)"
     in_vain = replace(more, measured=1.1, ci_low=1.0, ci_high=1.2)
     assert "more workers" not in {r.name for r in worth_it([in_vain, *others])}
@@ -89,7 +89,7 @@ def test_a_remedy_that_was_tried_counts_as_measured():
 def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
     rows = (Row(name=UNEXPLAINED, kind=UNEXPLAINED, seconds=0.04, share=0.4),)
     m = measured(rows=rows)
-    assert bottleneck_of(m, worth_it(propose(m))) == UNEXPLAINED
+    assert in_order(m, worth_it(propose(m)))[0] == UNEXPLAINED
 
 
 def test_fewer_bytes_shorten_all_that_touches_them():
