@@ -384,6 +384,8 @@ def _measure(
     m.first_s = _look(loop, device)
     m.duplicated = _are_duplicated(loop)
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
+    if not files:
+        m.notes.append("cold was not measured: give files for that")
     seconds = stretch_s(ARMS_SHARE * budget_s, len(arms))
     fits, warmed = bool(files) and _fit_into_memory(files, m), False
     ends_s = time.monotonic() + ARMS_SHARE * budget_s

@@ -63,10 +63,9 @@ def details(found: Diagnosis) -> Iterator[str]:
         if remedy.measured is not None and remedy not in found.remedies:
             yield f"{remedy.name}: tried, {_measured(remedy)}; {remedy.change}"
     blocks = units.count(len(m.of("resident")), "block")
-    cold = "" if m.of("cold") else " No arm was cold: give files for that."
     yield (
         f"{blocks} of every arm in random order, on {m.loop.device.label}; "
-        f"{units.count_bytes(m.loop.batch_bytes)} a batch.{cold}"
+        f"{units.count_bytes(m.loop.batch_bytes)} a batch."
     )
     yield from (f"Note: {note}." for note in m.notes)
 

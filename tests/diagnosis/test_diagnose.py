@@ -395,6 +395,7 @@ def test_an_epoch_is_measured_cold_or_a_note_says_why_not(tmp_path):
     assert found.broken == ""
     is_cold = "loading and computing, files evicted before" in found.table().index
     assert is_cold or "Note: cold was not measured: " in found.details()
+    assert "give files for that" not in found.details()
 
 
 def batches(count=None):
