@@ -27,15 +27,11 @@ from collections.abc import Mapping
 from operator import add
 from types import CodeType, FrameType, FunctionType, ModuleType
 
+# Rules for functions, whatever calls them: the kind of stage that they begin, or how they count.
 READ, DECODE, TRANSFORM = "read", "decode", "transform"
-
-# Rules for functions, whatever calls them.
-READS = "reads"
-DECODES = "decodes"
 READS_OPENLY = "reads openly"  # the user's own: what it calls are stages, but not what waits
 OPEN = "container"
 BY_OBJECT = "by its object"  # __call__ and the like: a container, or a transform?
-STEP = "a stage of its own"
 
 READ_WORDS = frozenset(("read", "load", "open", "fetch", "download", "pread", "recv"))
 DECODE_WORDS = frozenset(("decode", "decoder", "imdecode", "imread", "decompress", "loader"))
@@ -100,17 +96,17 @@ def _rule_of(code: CodeType, module: str) -> str:
     """Return the rule for a Python function, from its code alone."""
     name, library = code.co_name, module.partition(".")[0]
     if library in READING_LIBRARIES or (library == "pathlib" and name in PATH_READS):
-        return READS
+        return READ
     if library in DECODING_LIBRARIES:
-        return DECODES
+        return DECODE
     if library == "PIL" and _words(name) & PILLOW_DECODE_WORDS:
-        return READS if "read" in _words(name) else DECODES
+        return READ if "read" in _words(name) else DECODE
     if name in OBJECT_METHODS | DATASET_METHODS:
         return BY_OBJECT
     if name in WRAPPERS:
         return OPEN
     if code.co_filename.startswith(_STDLIB) and "-packages" not in code.co_filename:
-        return STEP  # the decode of codecs, for one, decodes no image
+        return TRANSFORM  # the decode of codecs, for one, decodes no image
     return _by_words(_words(name), own=_is_own(code.co_filename))
 
 
@@ -120,10 +116,10 @@ def _rule_of_object(subject: object, code: CodeType) -> str:
     if code.co_name in DATASET_METHODS:
         bases = {base.__module__ for base in kind.__mro__}
         is_dataset = "torch.utils.data.dataset" in bases or _is_own(code.co_filename)
-        return OPEN if is_dataset else STEP
+        return OPEN if is_dataset else TRANSFORM
     if _is_container(subject):
         return OPEN
-    return DECODES if _by_words(_words(kind.__name__), own=True) == DECODES else STEP
+    return DECODE if _by_words(_words(kind.__name__), own=True) == DECODE else TRANSFORM
 
 
 def _rule_of_builtin(function: object) -> str | None:
@@ -132,10 +128,10 @@ def _rule_of_builtin(function: object) -> str | None:
     if library in SMALL_LIBRARIES or type(function.__self__).__name__ in ("BytesIO", "StringIO"):
         return None
     if library in SYSTEM_LIBRARIES:
-        return READS if name in BUILTIN_READS else None
+        return READ if name in BUILTIN_READS else None
     if library in READING_LIBRARIES or name in BUILTIN_READS - {"open"}:
-        return READS
-    return DECODES if name in BUILTIN_DECODES or library in DECODING_LIBRARIES else STEP
+        return READ
+    return DECODE if name in BUILTIN_DECODES or library in DECODING_LIBRARIES else TRANSFORM
 
 
 def _takes_bytes(frame: FrameType) -> bool:
@@ -209,10 +205,10 @@ def _short(module: str, name: str) -> str:
 
 def _by_words(found: frozenset[str], *, own: bool) -> str:
     if found & DECODE_WORDS or (found & READ_WORDS and found & PICTURE_WORDS):
-        return DECODES
+        return DECODE
     if found & READ_WORDS:
-        return READS_OPENLY if own else READS
-    return STEP
+        return READS_OPENLY if own else READ
+    return TRANSFORM
 
 
 # --- samples of the stack ---------------------------------------------------------------------
@@ -220,13 +216,13 @@ def _by_words(found: frozenset[str], *, own: bool) -> str:
 INTERVAL_S = 1e-4  # a sample costs about a tenth of it
 # Rule of the innermost stage -> rules of functions that begin a stage of their own inside it.
 _SEEN_INSIDE = {
-    OPEN: frozenset((READS, DECODES, STEP)),
-    READS_OPENLY: frozenset((READS, DECODES, STEP, READS_OPENLY)),
-    STEP: frozenset((READS, DECODES)),
-    DECODES: frozenset((READS,)),
-    READS: frozenset(),
+    OPEN: frozenset((READ, DECODE, TRANSFORM)),
+    READS_OPENLY: frozenset((READ, DECODE, TRANSFORM, READS_OPENLY)),
+    TRANSFORM: frozenset((READ, DECODE)),
+    DECODE: frozenset((READ,)),
+    READ: frozenset(),
 }
-_KINDS = {READS: READ, READS_OPENLY: READ, DECODES: DECODE}
+_KINDS = {OPEN: TRANSFORM, READS_OPENLY: READ}
 
 
 class Tracer:
@@ -303,10 +299,9 @@ class Tracer:
                 subject = _first_argument(each)
         if builtin is not None and (found := _rule_of_builtin(builtin)) in _SEEN_INSIDE[rule]:
             waits = READS_OPENLY in _SEEN_INSIDE[rule] and _waits(builtin.__name__)
-            kind = _KINDS.get(READS if waits else found, TRANSFORM)
-            return kind, _name_of_builtin(builtin, inner.f_globals)
+            return READ if waits else found, _name_of_builtin(builtin, inner.f_globals)
         if begun is not None:
-            return _KINDS.get(rule, TRANSFORM), _name_of(begun, subject)
+            return _KINDS.get(rule, rule), _name_of(begun, subject)
         # What is no call: a list's or a memory map's lookup.
         own = _first_argument(frame)
         return TRANSFORM, type(getattr(own, "dataset", own)).__name__
@@ -321,7 +316,7 @@ class Tracer:
         if id(code) not in self._rules:
             self._rules[id(code)] = _rule_of(code, frame.f_globals.get("__name__") or "")
         rule = self._rules[id(code)]
-        if STEP not in allowed:
+        if TRANSFORM not in allowed:
             return rule if rule in allowed else None
         own = _first_argument(frame)
         is_same = own is not None and own is subject
@@ -329,12 +324,12 @@ class Tracer:
             return OPEN
         if rule == BY_OBJECT:
             return OPEN if is_same else _rule_of_object(own, code)
-        if rule == STEP and READS_OPENLY in allowed and _waits(code.co_name):
-            return READS
-        if rule == STEP and is_same:
+        if rule == TRANSFORM and READS_OPENLY in allowed and _waits(code.co_name):
+            return READ
+        if rule == TRANSFORM and is_same:
             return OPEN  # a method of the data set's own
-        if rule == STEP and _takes_bytes(frame):
-            rule = self._rules[id(code)] = DECODES  # also after its argument was replaced
+        if rule == TRANSFORM and _takes_bytes(frame):
+            rule = self._rules[id(code)] = DECODE  # also after its argument was replaced
         return rule
 
 
