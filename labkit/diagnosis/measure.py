@@ -50,9 +50,8 @@ LOOK_S, LOOK_STEPS = 3.0, 12
 COMPILING = 20  # times as long as others may the first steps take
 BLOCKS, FEWEST_BLOCKS = 5, 3
 # Of the budget: the arms, the probe inside a worker, the profile of the step, trials of remedies.
-# The rest is for workers to start and to end.
+# The rest is for workers to start and to end.  The bar shows the same shares.
 ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
-ARMS_END, TRIALS_BEGIN = 0.45, 0.6  # of the bar
 SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
 FEWEST_STEPS = 8
 RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
@@ -389,7 +388,7 @@ def _measure(
     seconds = stretch_s(ARMS_SHARE * budget_s, len(arms))
     fits, warmed = bool(files) and _fit_into_memory(files, m), False
     ends_s = time.monotonic() + ARMS_SHARE * budget_s
-    for arm in in_blocks(arms, ends_s, lambda text, share: say(text, ARMS_END * share)):
+    for arm in in_blocks(arms, ends_s, lambda text, share: say(text, ARMS_SHARE * share)):
         if arm == "cold":
             if not evict(files, m):
                 arms.remove("cold")
@@ -402,7 +401,7 @@ def _measure(
             m.stretches.append(loop.compute(seconds))
         else:
             m.stretches.append(loop.run(arm, loop.loader, seconds, once=arm == "cold"))
-    say("inside the workers", ARMS_END)
+    say("inside the workers", ARMS_SHARE)
     if not loop.is_one_shot:
         m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
         if m.probe.error:
@@ -413,7 +412,7 @@ def _measure(
             m.empty_s = _empty_batch_s(loop.loader.num_workers)
         else:
             m.notes.append(NO_DATALOADER)
-    say("profile of the step", TRIALS_BEGIN - 0.03)
+    say("profile of the step", 1 - TRIALS_SHARE - PROFILE_SHARE)
     _look_into_step(m, PROFILE_SHARE * budget_s)
 
 

@@ -19,7 +19,6 @@ from statistics import fmean
 from labkit.analysis.statistics import log_ratio, ratio_interval
 from labkit.diagnosis import loaders
 from labkit.diagnosis.measure import (
-    TRIALS_BEGIN,
     TRIALS_SHARE,
     Loop,
     count_arms,
@@ -76,8 +75,9 @@ def try_remedies(
             except Exception as error:  # the user's own code may raise anything
                 m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
         epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}
-        begin, rest = TRIALS_BEGIN, 1 - TRIALS_BEGIN
-        for arm in in_blocks(arms, ends_s, lambda text, share: say(text, begin + rest * share)):
+        for arm in in_blocks(
+            arms, ends_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
+        ):
             try:
                 if files:
                     evict(files, m)
