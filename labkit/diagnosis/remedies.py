@@ -121,8 +121,7 @@ def _more_workers(m: Measured) -> Sequence[int]:
     allowed = MOST_AHEAD_BYTES / (_ahead(m) * max(m.batch_bytes, 1))
     return [
         n for n in sorted(counts)
-        if m.is_data_loader and not m.duplicated
-        and m.now.workers < n <= min(MOST_WORKERS, allowed)
+        if not m.duplicated and m.now.workers < n <= min(MOST_WORKERS, allowed)
     ]  # fmt: skip
 
 
@@ -135,7 +134,7 @@ def _why_workers(m: Measured, count: int) -> str:
 
 
 def _fewer_workers(m: Measured) -> Sequence[int]:
-    if not m.is_data_loader or m.now.workers < 2 or m.now.hindered_s < 0.1 * m.alone_s:
+    if m.now.workers < 2 or m.now.hindered_s < 0.1 * m.alone_s:
         return ()
     return (min(m.now.cores, m.now.workers - 1),)
 
@@ -303,28 +302,26 @@ def only_tried(m: Measured, subject: object) -> None:
 # The easiest change first.
 REMEDIES = (
     Line("persistent workers", "start-up",
-         lambda m: _given(m.is_data_loader and m.now.workers > 0
-                          and "persistent_workers" not in m.knobs),
+         lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.knobs),
          lambda m, _: {"startup_s": min(m.now.startup_s, RESET_S / m.steps)},
          lambda m, _: f"starting workers takes {units.seconds(m.now.startup_s * m.steps)} of every "
          f"epoch of {units.count(m.steps, 'step')}",
          "", lambda m, _: {"persistent_workers": True}),
     Line("more prefetching", "jitter",
          lambda m: [n for n in (MORE_AHEAD * _ahead(m),)
-                    if m.is_data_loader and m.now.workers
-                    and n * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES],
+                    if m.now.workers and n * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES],
          only_tried,
          lambda m, n: f"the slowest batch takes {m.probe.slowest:.1f} times the mean, and "
          f"{_ahead(m)} per worker are ahead",
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
-         lambda m: _given(m.is_data_loader and m.now.workers * m.probe.threads > m.now.cores),
+         lambda m: _given(m.now.workers * m.probe.threads > m.now.cores),
          only_tried,
          lambda m, _: f"{m.now.workers} workers × {m.probe.threads:.2g} threads share "
          f"{m.now.cores} cores",
          "", lambda m, _: {"worker_init_fn": ONE_THREAD}),
     Line("no workers", OVERHEAD,
-         lambda m: _given(m.is_data_loader and m.now.workers > 0 and bool(_small_batches(m))),
+         lambda m: _given(m.now.workers > 0 and bool(_small_batches(m))),
          only_tried,
          lambda m, _: f"handing over a batch takes {units.seconds(_overhead_s(m))}, making one "
          f"{units.seconds(sum(s.wall_s for s in m.stages))}",
@@ -428,7 +425,7 @@ REMEDIES = (
          lambda m: [[s for s in _of(m, COLLATE) if s.wall_s > 2 * m.copy_bytes_s]],
          lambda m, some: m.without(some), _took,
          "torch.stack of ready tensors, and nothing else in collate_fn", easy=False),
-    Line("faster sampler", SAMPLER, lambda m: _given(m.is_data_loader), _ordered,
+    Line("faster sampler", SAMPLER, _always, _ordered,
          lambda m, _: "drawing a batch's samples takes the main process "
          f"{units.seconds(m.probe.sampler_s)}",
          "draw the order once per epoch, as an array", easy=False),
@@ -464,7 +461,9 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
             left = line.leaves(m, subject)
             at_best = None if left is None else m.at_best(**left)
             knobs = line.knobs(m, subject) if line.knobs else {}
-            if (at_best or m.ceiling) > 1 - DELTA and "model" not in knobs:
+            # Arguments to change belong to a DataLoader.
+            helps = (at_best or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not knobs)
+            if not helps and "model" not in knobs:
                 continue
             change = line.change(m, subject) if callable(line.change) else line.change
             found.append(
