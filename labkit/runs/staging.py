@@ -155,17 +155,19 @@ def locked_copy(copy: Path, *, temporary: bool) -> Iterator[None]:
     lock = FileLock(f"{copy}.lock")
     with media.skip_unwritable(copy.parent):
         copy.parent.mkdir(parents=True, exist_ok=True)
-        for left in copy.parent.glob("labkit-*.lock") if temporary else ():
-            with contextlib.suppress(Timeout, OSError), FileLock(left, timeout=0):
-                _remove_copy(left.with_suffix(""))
-                left.unlink()
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise Skip(
-                f"{copy} must be used by one run at a time, got another one that does; "
-                "run again when it has ended"
-            ) from None
+        # Else a run would find its own lock taken by another that only looks at it.
+        with _one_at_a_time(copy.parent) if temporary else contextlib.nullcontext():
+            for left in copy.parent.glob("labkit-*.lock") if temporary else ():
+                with contextlib.suppress(Timeout, OSError), FileLock(left, timeout=0):
+                    _remove_copy(left.with_suffix(""))
+                    left.unlink()
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise Skip(
+                    f"{copy} must be used by one run at a time, got another one that does; "
+                    "run again when it has ended"
+                ) from None
     try:
         yield
     finally:
@@ -174,6 +176,19 @@ def locked_copy(copy: Path, *, temporary: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):  # Windows removes no open file
             Path(lock.lock_file).unlink()
         lock.release()
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait for other processes that hold this folder; temporary copies exist on Linux only."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _remove_copy(copy: Path) -> None:

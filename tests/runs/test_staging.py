@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +17,8 @@ from places import folder_in_memory, memory_mounted, tree
 
 from labkit import units
 from labkit.contracts import Skip
+from labkit.machine import shared_memory
+from labkit.machine.hardware import can_fork
 from labkit.machine.media import describe_medium, write_media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.packing.folder import open_folder
@@ -26,6 +28,7 @@ from labkit.resolve import locate_data, open_reader, open_source
 from labkit.runs.packs import ensure_pack
 from labkit.runs.staging import staged
 from labkit.settings import Settings
+from tests.processes import PATIENCE_S
 
 FACTS = {
     "label", "filesystem", "device", "rotational", "cold_reads_per_s", "remark", "copied_bytes",
@@ -174,32 +177,34 @@ def test_what_changes_in_the_data_changes_in_the_copy_and_the_rest_stays(lab, pl
     assert same.isdisjoint({"b.jpg", "d.jpg", "new.jpg"})
 
 
-KILLED = """
-import os, sys
-from labkit.settings import Settings
-from labkit.runs.staging import staged
-
 class Kills:
-    pieces = 0
+    """Kills this process when it is asked for the nth time whether to cancel."""
+
+    def __init__(self, moment):
+        self.left = moment
+
     def is_set(self):
-        self.pieces += 1
-        if self.pieces == int(sys.argv[3]):
-            os.kill(os.getpid(), 9)
-
-with staged(Settings(data=sys.argv[1], storage=sys.argv[2]), say=print, cancel=Kills()):
-    os.kill(os.getpid(), 9)
-"""
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGKILL)
 
 
-def kill_while_staging(data, storage, moment):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", KILLED, data, storage, str(moment)]
-    assert subprocess.run(command, env=env, stdout=subprocess.DEVNULL).returncode == -9
+def kill_while_staging(settings, moment):
+    """Stage in a process that is killed after so many files, or with moment=-1 at the end."""
+
+    def stage_and_die():
+        with staged(settings, say=str, cancel=Kills(moment)):
+            signal.raise_signal(signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=stage_and_die)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+@pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
 def test_a_killed_copy_has_only_whole_files_and_goes_on(lab, plain, memory):
-    kill_while_staging(plain, str(memory), 3)
+    kill_while_staging(settings_for(plain, str(memory)), 3)
     originals = {path.name: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
     copied = [path for path in memory.rglob("*.[jJ][pP]*") if path.is_file()]
     assert len([path for path in copied if path.suffix != ".part"]) == 2
@@ -242,10 +247,12 @@ def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(lab, plain
 
 
 @pytest.fixture
-def tmpfs(lab, data):
-    """Settings that copy the data to /dev/shm for as long as a run takes."""
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("this platform has no /dev/shm")
+def tmpfs(lab, data, memory, monkeypatch):
+    """Settings that copy the data into memory for as long as a run takes.
+
+    Not into /dev/shm itself, where runs of other tests would remove what is left there.
+    """
+    monkeypatch.setattr(shared_memory, "FOLDER", memory)
     return settings_for(data, "tmpfs")
 
 
@@ -270,21 +277,37 @@ def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
     assert list(copy.parent.glob(f"{copy.name}*")) == []
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
-def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data, tmp_path):
-    left, thesis = locate_data(tmpfs).copy, Path(f"/dev/shm/labkit-thesis-{os.getpid()}")
-    kill_while_staging(data, "tmpfs", -1)
+@pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
+def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data, memory, tmp_path):
+    left, thesis = locate_data(tmpfs).copy, memory / "labkit-thesis"
+    kill_while_staging(tmpfs, -1)
     assert len(list(left.rglob("*.jpg"))) == 24
     other = settings_for(shutil.copytree(data, tmp_path / "other"), "tmpfs")
     thesis.mkdir()
     Path(f"{thesis}.lock").touch()
-    try:
+    with stage(other):
+        assert not left.exists()
+        assert thesis.is_dir()
+
+
+@pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
+def test_a_run_waits_while_another_removes_what_a_killed_one_left(tmpfs, data, tmp_path):
+    kill_while_staging(tmpfs, -1)
+    other = settings_for(shutil.copytree(data, tmp_path / "other"), "tmpfs")
+    removing, context = multiprocessing.Event(), multiprocessing.get_context("fork")
+
+    def remove_slowly():
+        shutil.rmtree = lambda copy: (removing.set(), time.sleep(0.3), rmtree(copy))
         with stage(other):
-            assert not left.exists()
-            assert thesis.is_dir()
-    finally:
-        thesis.rmdir()
-        Path(f"{thesis}.lock").unlink(missing_ok=True)
+            pass
+
+    rmtree, another = shutil.rmtree, context.Process(target=remove_slowly)
+    another.start()
+    assert removing.wait(PATIENCE_S)
+    with stage(tmpfs):
+        assert_same_data(data, open_source(tmpfs).root)
+    another.join()
+    assert another.exitcode == 0
 
 
 # --- media ----------------------------------------------------------------------------------
