@@ -2,7 +2,11 @@
 
 import sys
 
+import labkit
 from labkit.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["watch", *sys.argv[1:]]))
+
+# `import labkit.watch` keeps the function of this name.
+sys.modules[__name__] = labkit.watch

@@ -21,7 +21,7 @@ def screen(found: Diagnosis) -> Iterator[str]:
     """Yield verdict, ceiling, remedies and where the time goes: one screen."""
     m = found.measured
     if m.broken:
-        yield f"Broke off: {m.broken}. What was measured until then is below."
+        yield f"Diagnosis stopped: {m.broken}. What was measured until then is below."
     if m.now is None:
         if found.bottleneck:
             yield f"Bottleneck: {found.bottleneck}. {shared_memory.why_full()}"

@@ -42,10 +42,10 @@ NOTHING_SEEN = (
     "torchrun start them, `torchrun -m labkit.watch train.py`."
 )
 TOO_SHORT = (
-    "No loop had a second step, so nothing is said of it. A loader yields no batch where drop_last "
-    "drops the only one, or where a generator is used up."
+    "No loop ran two steps, so there is no result. A loader yields no batch where drop_last drops "
+    "the only one, or where a generator is used up."
 )
-AHEAD = "A thread takes the batches ahead of the training, whose own waits are not seen."
+AHEAD = "A background thread consumes the loader; the training's waits cannot be measured."
 
 
 @dataclass(kw_only=True)
@@ -198,8 +198,8 @@ class Watch:
             lines += [f"all loops: {self.line()}"] if len(lines) > 1 or "gpu" in busy else []
             used = [f"{name} {busy[name]:.2f}" for name in ("process", "workers") if busy.get(name)]
             said = [f"cores in use, of {hardware.cores()}: {', '.join(used)}"]
-            said += _known("of the waiting, at the start of later epochs", total.starts_s)
-            said += _known("not counted, the first steps", total.first_s)
+            said += _known("waiting at epoch starts", total.starts_s)
+            said += _known("first steps (excluded)", total.first_s)
             lines.append("; ".join(said))
         return "\n".join([*lines, self.verdict])
 

@@ -408,7 +408,7 @@ def batches(count=None):
 def test_a_generator_that_ends_early_leaves_what_was_measured():
     found = diagnose(batches(40), lambda batch: time.sleep(0.002))
     assert "give one that can be iterated again" in found.broken
-    assert "Broke off: loader must have" in str(found)
+    assert "Diagnosis stopped: loader must have" in str(found)
     assert "first steps, loading and computing: " in str(found)
 
 
@@ -473,7 +473,7 @@ def test_a_loader_that_breaks_is_told_of_in_one_line(loader, said):
     found = diagnose(loader, lambda batch: None)
     assert said in found.broken  # and not that it was waited for in vain
     assert "\n" not in found.broken
-    assert str(found).startswith("Broke off: ")
+    assert str(found).startswith("Diagnosis stopped: ")
     assert found.remedies == ()
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -136,8 +137,8 @@ def test_reports_come_after_50_steps_then_every_30_seconds_and_at_the_end(clock)
     ("loader", "verdict"),
     [
         ([1] * 3, "% of it: the step is the limit, not loading."),
-        ([1], "No loop had a second step, so nothing is said of it."),
-        ([], "No loop had a second step, so nothing is said of it."),
+        ([1], "No loop ran two steps, so there is no result."),
+        ([], "No loop ran two steps, so there is no result."),
         (
             DataLoader(TensorDataset(torch.ones(8, 1)), collate_fn=lambda _: time.sleep(0.1)),
             "; the training process loads the data itself (num_workers=0).",
@@ -156,7 +157,7 @@ def test_what_a_thread_takes_ahead_gets_no_verdict():
     thread = threading.Thread(target=list, args=(loop,))
     thread.start()
     thread.join()
-    assert loop.watch.verdict.startswith("A thread takes the batches ahead of the training")
+    assert loop.watch.verdict.startswith("A background thread consumes the loader")
 
 
 @pytest.mark.needs_cuda
@@ -171,6 +172,11 @@ def test_transfers_to_cuda_are_seen_and_nothing_remains():
 
 
 # --- one loader
+
+
+def test_importing_labkit_watch_keeps_the_function():
+    import_module("labkit.watch")
+    assert list(lab.watch([1, 2], show=False)) == [1, 2]
 
 
 def test_length_and_attributes_are_the_loaders():
@@ -342,7 +348,7 @@ def test_a_subclass_that_takes_a_batch_ahead_is_seen(script, tmp_path, capsys):
     ("words", "said"),
     [
         (["none"], "[labkit] No DataLoader of torch was iterated over in this process, so "),
-        (["plain", "8"], "[labkit] No loop had a second step, so nothing is said of it. "),
+        (["plain", "8"], "[labkit] No loop ran two steps, so there is no result. "),
     ],
 )
 def test_a_script_without_a_loop_gets_a_sentence(script, capsys, words, said):
