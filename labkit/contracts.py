@@ -79,7 +79,7 @@ class Device(Protocol):
         """
 
     def synchronize(self) -> None:
-        """Make the host wait until the device has finished everything."""
+        """Make the host wait until the steps are done, as `.item()` does; later copies go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,12 +111,12 @@ class CudaDevice:
         return torch.stack([tensor.sum(dtype=torch.float64) for tensor in batch.values()])
 
     def synchronize(self) -> None:
-        """Wait for both streams.
+        """Wait for the compute stream.
 
         Raises:
             RuntimeError: a batch of which the allocator was not told changed before its step ended.
         """
-        self._torch.cuda.synchronize()
+        self._torch.cuda.current_stream().synchronize()
         if self._unrecorded is not None and self._changed:
             raise RuntimeError(
                 "a batch was overwritten on the GPU while a step used it, as record_stream was not "
@@ -237,8 +237,8 @@ class EmulatedDevice:
         self._wait(now_s + compute_s * self._profile.launch_share, self.clock.spin_until)
 
     def synchronize(self) -> None:
-        """Wait until both timelines have run out."""
-        self._wait(max(self._copy_free_s, self._compute_free_s), self._idle_until)
+        """Wait until the compute queue has run out."""
+        self._wait(self._compute_free_s, self._idle_until)
         self._step_ends_s.clear()
 
     def _now(self) -> float:
