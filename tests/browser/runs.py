@@ -1,11 +1,8 @@
 """Runs that a panel started: how to start one, and what is on disk and left of it."""
 
 import json
-import time
 
-ACKNOWLEDGED_S, ENDED_S = 1.0, 5.0  # as promised on a machine with nothing else to do
 MANY_BLOCKS = 200  # of a run that is ended before, however slow the page is
-GRACE = 6  # machines that run tests have; the seconds are printed
 
 
 def asked(lab):
@@ -38,25 +35,8 @@ def wait_until_nothing_is_left(lab):
 
 
 def cancel(lab):
-    """Press Cancel while a trial runs.
-
-    Returns:
-        Seconds from the click to the status that says so, as the page saw it, and to the end of
-        the last process.
-    """
+    """Press Cancel while a trial runs, and wait until the run has ended."""
     lab.until(lab.server.left, "a trial is running")
-    began_s = time.monotonic()
-    acknowledged_s = lab.panel.evaluate(CANCEL)
+    lab.press("Cancel")
+    lab.wait_for_status("cancelled")
     wait_until_nothing_is_left(lab)
-    return acknowledged_s, time.monotonic() - began_s
-
-
-CANCEL = """async (panel) => {
-    const button = [...panel.querySelectorAll('button')].find(one => one.innerText === 'Cancel');
-    const status = panel.querySelector('.labkit-status');
-    const began = performance.now();
-    button.click();
-    while (!status.textContent.trim().startsWith('cancel') && performance.now() - began < 60000)
-        await new Promise(done => setTimeout(done, 5));
-    return (performance.now() - began) / 1000;
-}"""

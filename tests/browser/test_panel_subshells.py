@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.jupyter import rows_in
 from benchmarks.lab_page import LabPage
-from browser.runs import ACKNOWLEDGED_S, ENDED_S, GRACE, MANY_BLOCKS, cancel, start
+from browser.runs import MANY_BLOCKS, cancel, start
 from labkit.runs.store import load_run
 
 SETTING = "@jupyterlab/apputils-extension/kernels-settings.jupyterlab-settings"
@@ -30,10 +30,7 @@ def test_run_and_cancel_without_subshells(lab):
     lab.field("decoder").select_option("pillow")
     folder = start(lab, blocks=MANY_BLOCKS)
     lab.until(lambda: rows_in(folder) >= 1, "there is a row")
-    acknowledged_s, ended_s = cancel(lab)
-    assert acknowledged_s < GRACE * ACKNOWLEDGED_S
-    assert ended_s < GRACE * ENDED_S
-    lab.wait_for_status("cancelled")
+    cancel(lab)
     run = load_run(folder)
     assert run.info["status"] == "cancelled"
     assert {values["decoder"] for values in run.info["variants"].values()} == {"pillow"}

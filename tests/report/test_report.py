@@ -9,7 +9,6 @@ from fake_runs import fake_grouped_run, save_rows
 from fakes import CHECKED, fake_info, fake_trials
 
 import labkit as lab
-from benchmarks.lab_page import browse, why_no_browser
 from labkit.machine import hardware
 from labkit.settings import AS_PUBLISHED
 
@@ -60,10 +59,8 @@ def read(paths, name):
     return path.read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def nasty(tmp_path_factory):
-    """The files of a run whose every free text tries to be markup."""
-    results = tmp_path_factory.mktemp("results")
+def write_nasty(results):
+    """Write the report of a run whose every free text tries to be markup."""
     info = {
         "question": NASTY, "source": NASTY, "notes": [NASTY], "skipped": {"dali": NASTY},
         "published": {NASTY: 0.9}, "protocol": AS_PUBLISHED,
@@ -241,8 +238,8 @@ def test_a_run_of_another_machine_is_named(tmp_path, how):
 # --- free text ----------------------------------------------------------------------------
 
 
-def test_free_text_in_the_markdown_stays_text(nasty):
-    text = read(nasty, "report.md")
+def test_free_text_in_the_markdown_stays_text(tmp_path):
+    text = read(write_nasty(tmp_path), "report.md")
     assert re.search(r"^`{4}python\n", text, re.MULTILINE)  # which no line of the code closes
     # Code is shown as it is; outside of it nothing may be left that a reader would take for markup.
     prose = re.sub(r"^(`{3,})\w*\n.*?\n\1$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -255,59 +252,3 @@ def test_free_text_in_the_markdown_stays_text(nasty):
     header = "| variant | two-epoch time"
     rows = prose[prose.index(header) :].split("\n\n")[0].splitlines()
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
-
-
-def test_a_browser_runs_nothing_of_the_page_and_asks_for_nothing(nasty):
-    if reason := why_no_browser():
-        pytest.skip(reason)
-    page_file, asked, dialogs = nasty[0], [], []
-    assert page_file.parent.name == "<b>"
-    with browse() as browser:
-        for width_px in (1280, 500):
-            page = browser.new_page(viewport={"width": width_px, "height": 900})
-            page.on("request", lambda request: asked.append(request.url))
-            page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-            page.goto(page_file.as_uri())
-            found = page.evaluate(
-                """() => ({
-                    scripts: document.scripts.length,
-                    images: [...document.images].map(i => i.naturalWidth > 0),
-                    links: document.links.length,
-                    tooWide: document.documentElement.scrollWidth > innerWidth,
-                    text: document.body.textContent,
-                })"""
-            )
-            assert (found["scripts"], found["links"], found["tooWide"]) == (0, 0, False)
-            # Were a script to get into the page, its policy would still keep it from running.
-            page.evaluate(
-                """() => document.head.append(
-                    Object.assign(document.createElement("script"), {text: "alert(3)"}))"""
-            )
-            assert found["images"] == [True]  # the chart, and no picture of a free text's
-            assert found["text"].count("<script>alert(1)</script>") > 10
-        # On paper no table is wider than the sheet.
-        page.emulate_media(media="print")
-        page.set_viewport_size({"width": 700, "height": 1000})
-        wide = "[...document.querySelectorAll('table')].filter(t => t.scrollWidth > 700).length"
-        assert page.evaluate(wide) == 0
-    assert dialogs == []
-    assert {url.split(":")[0] for url in asked} <= {"file", "data"}
-
-
-def test_on_paper_claims_are_whole_and_what_is_folded_of_a_run_is_left_out(tmp_path):
-    if reason := why_no_browser():
-        pytest.skip(reason)
-    runs = [make_run(tmp_path), make_run(tmp_path, experiment="mine")]
-    (path,) = lab.report(runs, tmp_path / "out", markdown=False)
-    with browse() as browser:
-        page = browser.new_page()
-        page.goto(path.as_uri())
-
-        def shown(what):
-            seen = page.locator(what).evaluate_all("all => all.map(one => one.checkVisibility())")
-            return set(seen)
-
-        folds = "section[id^=run] summary"
-        assert (shown(".claim p"), shown(folds)) == ({False}, {True})
-        page.emulate_media(media="print")
-        assert (shown(".claim p"), shown(folds)) == ({True}, {False})
