@@ -206,9 +206,9 @@ def _written(argument: str, value: object) -> str:
 
 @contextmanager
 def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Iterator[None]:
-    """Restore the state of a model and of an optimizer at the end."""
+    """Restore the state of a model and of an optimizer at the end, from copies on the host."""
     stateful = [each for each in (model, optimizer) if each is not None]
-    kept = [copy.deepcopy(each.state_dict()) for each in stateful]
+    kept = [copy.deepcopy(move_batch(each.state_dict(), "cpu")) for each in stateful]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
     # Also those that are in no state_dict; a step may put others in their place.
@@ -219,7 +219,7 @@ def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Ite
         if buffer is not None
     ]
     parameters = list(model.parameters()) if model is not None else []
-    gradients = [p.grad if p.grad is None else p.grad.clone() for p in parameters]
+    gradients = [p.grad if p.grad is None else p.grad.to("cpu", copy=True) for p in parameters]
     try:
         yield
     finally:
@@ -230,7 +230,7 @@ def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Ite
         for module, training in zip(modules, modes):
             module.training = training
         for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
 
 @contextmanager
@@ -305,7 +305,7 @@ def copy_batch(batch: object) -> object:
     return map_batch(batch, copy_leaf)
 
 
-def move_batch(batch: object, device: torch.device) -> object:
+def move_batch(batch: object, device: torch.device | str) -> object:
     """Return a batch with its tensors on a device."""
     return map_batch(batch, lambda leaf: leaf.to(device) if hasattr(leaf, "is_pinned") else leaf)
 

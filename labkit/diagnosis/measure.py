@@ -570,27 +570,32 @@ def _look_into_step(m: Measured, seconds: float) -> None:
     if all(copies):
         m.pageable_s, m.pinned_s = (_median_s(device, copy) for copy in copies)
     if isinstance(device, Cuda):
-        batches = [loaders.move_batch(each, device.torch_device) for each in loop.resident]
         try:
+            batches = [loaders.move_batch(each, device.torch_device) for each in loop.resident]
             loop.step(whole(batches[0]))
-        except Exception as error:  # such as batch.numpy()
+        except Exception as error:  # such as batch.numpy(), or no memory for them
             said = in_one_line(error)
-            m.notes.append(
-                f"copying was not timed: the step takes no batches on the device: {said}"
-            )
+            m.notes.append(f"copying was not timed: no step with batches on the device: {said}")
             batches, m.pageable_s = loop.resident, 0.0
         # Waiting spins, so only CUDA's profile tells it from work.  One step more is skipped.
         readings = device.profile(lambda: loop.compute(0.0, batches), 1 + FEWEST_STEPS)
-        m.resident_on_device = replace(loop.compute(seconds, batches), readings=readings)
+        # With an empty queue: the host also waits, inside a launch, where that is full.
+        called_s = _median_s(device, lambda: loop.step(whole(batches[0])), host_only=True)
+        m.resident_on_device = replace(
+            loop.compute(seconds, batches),
+            readings=readings,
+            busy_s=max(called_s - readings.waited_s, 0.0),
+        )
 
 
-def _median_s(device: Host, run: Callable[[], object]) -> float:
+def _median_s(device: Host, run: Callable[[], object], *, host_only: bool = False) -> float:
     """Return the median seconds of what the host does, and the device after it."""
     took_s = []
     for _ in range(5):
         device.synchronize()
         start_s = time.perf_counter()
         run()
-        device.synchronize()
+        if not host_only:
+            device.synchronize()
         took_s.append(time.perf_counter() - start_s)
     return statistics.median(took_s)

@@ -270,7 +270,8 @@ def summarize(m: Measured) -> None:
     device_s, m.syncs_s = _device(m)
     host_s = resident_s
     if has_device and not m.syncs_s:
-        busy_s = fmean(stretch.busy_s for stretch in resident)
+        seen = [m.resident_on_device] if m.resident_on_device else resident
+        busy_s = fmean(stretch.busy_s for stretch in seen)
         # A copy that blocks also waits for the device: longer, the less other work the host has.
         host_s = min(busy_s + m.copy_s * m.copy_blocks, resident_s)
 
