@@ -18,6 +18,10 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
+TENSORS = 8  # the most entries of a sample
+FILES_OF_WORKER = 4  # that the loop's process holds for each worker, and later workers inherit
+SPARE_FILES = 12  # of a worker: its sockets, the image, and what libraries open
+
 
 def load_with_torch(
     source: Source, settings: Settings, make: Callable[..., Iterable] | None = None
@@ -32,6 +36,9 @@ def load_with_torch(
     import torch
 
     workers = settings.num_workers
+    if workers and torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
+        sent = TENSORS * (settings.batch_size if make is LoopJoiningLoader else 1)
+        _check_open_files(workers, sent * (settings.prefetch_factor + 1))
     loader = (make or torch.utils.data.DataLoader)(
         source,
         batch_size=settings.batch_size,
@@ -48,6 +55,30 @@ def load_with_torch(
     )
     # torch pins only with CUDA; the emulated device needs the same copy.
     return pin(loader, settings, threaded=workers > 0) if settings.device == "emulated" else loader
+
+
+def _check_open_files(workers: int, sent: int) -> None:
+    """Refuse workers that would run out of open files: torch's loader then waits forever.
+
+    Args:
+        workers: their number.
+        sent: tensors that a worker sends ahead, each as an open file.
+
+    Raises:
+        ValueError: the limit is too low.
+    """
+    import resource
+
+    import psutil
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = psutil.Process().num_fds()
+    needed = opened + workers * FILES_OF_WORKER + sent + SPARE_FILES
+    if limit < needed:
+        raise ValueError(
+            f"num_workers must be fewer for a limit of {limit} open files, got {workers}, which "
+            f"need {needed}; raise the limit with: ulimit -n {needed}, or use fewer"
+        )
 
 
 class ResidentLoader:

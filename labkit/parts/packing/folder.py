@@ -286,7 +286,7 @@ def find_annotations(root: Path) -> tuple[Path, Path] | None:
         own = top / "annotations" / f"instances_{root.name}.json"
         if own.is_file():
             return own, root
-    files = sorted((root / "annotations").glob("instances_*.json"))
+    files = sorted(f for f in (root / "annotations").glob("instances_*.json") if f.is_file())
     found = {}
     for file in files:
         split = file.stem.removeprefix("instances_")
