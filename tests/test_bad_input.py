@@ -656,6 +656,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "image that changed since its manifest": (
             swapped,
             "data must be what its manifest says, got 1 changed files (<data>/images/0.jpg must"),
+        "a list as earlier checks": (
+            every(whole, put("../results/self_checks.json", b"[]")), WORKS),
         "annotations that climb out": (climbing,
             "data must be files below <data>, got images/../../evil.jpg"),
     },
@@ -750,6 +752,12 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "a list as run.json": (stored(b"[]"), NO_RUN),
         "run.json that is not UTF-8": (stored(b"\xff\xfe\xff"), NO_RUN),
         "run.json in depth": (stored(b"[" * 99_999), NO_RUN),
+        "no variants in run.json": (changed(lambda info: {"variants": {}}), NO_RUN),
+        "words as provenance": (changed(lambda info: {"provenance": "x"}), NO_RUN),
+        "a list as what is local": (
+            stored(json.dumps({**fake_info(["a"]), "schema": 2, "local": [1]}).encode()), NO_RUN),
+        "run.json without data": (changed(lambda info: {"data": None}),
+            "run.json must hold data to be resumed, got none in <id>; start a new run"),
         "no run.json": (lambda place: (place.run / "run.json").unlink(),
             "run must be a run folder with run.json, got <run>; `labkit list` shows the runs"),
         "run.json of a newer schema": (changed(lambda info: {"schema": 99}),
@@ -758,7 +766,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             rows_end(lambda last: json.dumps({**json.loads(last), "schema": SCHEMA + 1}).encode()),
             f"schema must be at most {SCHEMA}, got {SCHEMA + 1}; update labkit to read this run"),
         "half a row": (rows_end(lambda last: last[: len(last) // 2]), WORKS),
-        "JSON that is no row": (rows_end(lambda last: b"5\n[]\n{}\nnull\n"), WORKS),
+        "JSON that is no row": (
+            rows_end(lambda last: b"5\n[]\n{}\nnull\n" + b"[" * 99_999 + b"\n"), WORKS),
         "unknown setting": (variant(turbo=5),
             "settings must be known to this version of labkit, got turbo; the run was made with"),
         "unknown value": (variant(decoder="quantum"), "decoder must be one of kornia_rs, opencv"),
@@ -940,6 +949,10 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "name that climbs out": (
             words("table", "../../etc/passwd", "--results", here("results")),
             "run must be a run folder, an id or an experiment with results in <results>, got"),
+        "list of runs, one of another program": (
+            every(changed(lambda info: {"provenance": "x"}),
+                  words("list", "--results", here("results"))),
+            WORKS),
         "a report of nothing": (words("report", "--results", nowhere),
             "runs must be at least one, got none in <tmp>/nowhere"),
         "another run.json": (every(stored(b"{}"), words("table", here("run"))), NO_RUN),

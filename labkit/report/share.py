@@ -13,12 +13,9 @@ import hashlib
 import io
 import json
 import re
-import types
-import typing
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
 from labkit.contracts import SCHEMA as ROW_SCHEMA
@@ -27,15 +24,19 @@ from labkit.files import write_whole
 from labkit.machine import hardware
 from labkit.runs.experiment import Dial
 from labkit.runs.store import (
+    INFO_TYPES,
     RESERVED,
     RUN_FILE,
     SHARED,
     TRIALS_FILE,
+    Facts,
     StoredRun,
     check_version,
     explain_unwritable,
+    fits,
     is_in_progress,
     load_run,
+    misfit,
     split_local,
     write_info,
 )
@@ -48,29 +49,8 @@ MAX_ITEMS, MAX_KEYS, MAX_KEY_CHARACTERS, MAX_CHARACTERS, MAX_NUMBER = 20_000, 20
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 FOLDER_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)
 
-Plain = str | int | float | bool | None
-Facts = dict[str, object]
-
-
-# Of run.json; other fields hold any JSON within the limits.
-TYPES = {
-    **dict.fromkeys(("run", "experiment", "question", "mode", "status", "created_utc"), str),
-    "provenance": Facts,
-    "variants": dict[str, dict[str, Plain]],
-    "blocks": int | None,
-    "dial": Dial | None,
-    "excluded": list[int] | None,
-    **dict.fromkeys(("data", "calibration"), dict[str, Plain] | None),
-    **dict.fromkeys(("costs", "reads", "tasks"), dict[str, dict[str, Plain]] | None),
-    **dict.fromkeys(("storages", "links"), dict[str, Facts] | None),
-    **dict.fromkeys(("request", "forecast", "timing"), Facts | None),
-    **dict.fromkeys(
-        ("source", "protocol", "reason", "kind", "accelerator", "baseline"), str | None
-    ),
-    **dict.fromkeys(("groups", "baselines", "skipped", "failed"), dict[str, str] | None),
-    **dict.fromkeys(("notes", "local_notes"), list[str] | None),
-    "published": dict[str, float] | None,
-}
+# Of run.json, beside what every run must hold.
+TYPES = {"run": str, "provenance": Facts, "dial": Dial | None}
 
 
 def write(run: StoredRun, file: Path | str | None = None) -> Path:
@@ -200,16 +180,17 @@ def _parse(members: dict[str, bytes]) -> tuple[Facts, list[Facts]]:
     try:
         info = json.loads(members[RUN_FILE])
         rows = [json.loads(line) for line in members[TRIALS_FILE].splitlines()]
-        is_plain = len(rows) <= MAX_ROWS and _fits(info, Facts) and _fits(rows, list[Facts])
+        is_plain = len(rows) <= MAX_ROWS and all(
+            isinstance(each, dict) and _is_small(each) for each in (info, *rows)
+        )
     except (ValueError, RecursionError):
         raise _refused("hold JSON texts", "others, or one nested too deeply") from None
     if isinstance(info, dict):
         check_version(info, RUN_FILE)
     if not is_plain:
         raise _refused("hold plain JSON objects within the limits of size", "others")
-    for name, hint in TYPES.items():
-        if not _fits(info.get(name), hint):
-            raise _refused(f"hold {name} as labkit writes it", f"{info.get(name)!r:.80}")
+    if name := misfit(info, INFO_TYPES | TYPES):
+        raise _refused(f"hold {name} as labkit writes it", f"{info.get(name)!r:.80}")
     for name in (info["experiment"], info["run"]):
         if not FOLDER_NAME.fullmatch(name) or name in RESERVED:
             raise _refused("name its experiment and run in letters, digits, - and _", repr(name))
@@ -219,45 +200,21 @@ def _parse(members: dict[str, bytes]) -> tuple[Facts, list[Facts]]:
                 f"schema must be at most {ROW_SCHEMA}, got {schema!r} in {TRIALS_FILE}; "
                 "update labkit to open this file"
             )
-        if not _fits(row, Trial) or row["variant"] not in info["variants"]:
+        if not fits(row, Trial) or row["variant"] not in info["variants"]:
             raise _refused("hold rows as labkit writes them", f"{row!r:.80}")
     return info, rows
 
 
-def _fits(value: object, hint: object) -> bool:
-    """Return whether a value from JSON is of a type and within the limits of size."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint in (int, float):
-        is_number = isinstance(value, int if hint is int else (int, float))
-        return is_number and not isinstance(value, bool) and abs(value) < MAX_NUMBER
-    if hint is str:
-        return isinstance(value, str) and len(value) <= MAX_CHARACTERS and not CONTROL.search(value)
-    if hint is object:
-        return any(_fits(value, kind) for kind in (Plain, list[object], dict[str, object]))
-    if origin is types.UnionType:
-        return any(_fits(value, each) for each in inner)
-    if origin is typing.Literal:
-        return value in inner
-    if origin in (list, tuple):
-        is_short = isinstance(value, list) and len(value) <= MAX_ITEMS
-        return is_short and all(_fits(each, inner[0]) for each in value)
-    if is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        has_none = MISSING, MISSING
-        needed = {f.name for f in fields(hint) if (f.default, f.default_factory) == has_none}
-        return (
-            isinstance(value, dict)
-            and needed <= set(value) <= set(hints)
-            and all(_fits(below, hints[name]) for name, below in value.items())
-        )
-    if origin is dict:
-        return (
-            isinstance(value, dict)
-            and len(value) <= MAX_KEYS
-            and all(len(name) <= MAX_KEY_CHARACTERS and _fits(name, str) for name in value)
-            and all(_fits(below, inner[1]) for below in value.values())
-        )
-    return isinstance(value, hint)
+def _is_small(value: object) -> bool:
+    """Return whether a value from JSON is within the limits of size."""
+    if isinstance(value, str):
+        return len(value) <= MAX_CHARACTERS and not CONTROL.search(value)
+    if isinstance(value, list):
+        return len(value) <= MAX_ITEMS and all(map(_is_small, value))
+    if isinstance(value, dict):
+        names = all(len(name) <= MAX_KEY_CHARACTERS and _is_small(name) for name in value)
+        return len(value) <= MAX_KEYS and names and all(map(_is_small, value.values()))
+    return value is None or abs(value) < MAX_NUMBER
 
 
 def _refused(rule: str, got: str) -> ValueError:

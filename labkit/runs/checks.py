@@ -61,6 +61,7 @@ from labkit.pipeline import first_batch, shuffled_images
 from labkit.resolve import open_source, original, own_parts, resolve, traits
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed, TrialKilled
+from labkit.runs.store import fits
 from labkit.settings import Settings
 
 T = TypeVar("T")
@@ -449,9 +450,10 @@ def _key(run: ActiveRun, what: Mapping[str, object]) -> str:
 
 def _read_passed(path: Path) -> dict[str, list]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # not there or not whole: everything is checked
+        passed = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        passed = {}
+    return passed if fits(passed, dict[str, list]) else {}  # then everything is checked
 
 
 def _sources_hash() -> str:

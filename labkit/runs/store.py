@@ -21,8 +21,10 @@ import re
 import secrets
 import shutil
 import time
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -41,7 +43,24 @@ SHARED = "shared"  # folder of results and field of run.json, for runs made else
 REPORTS = "reports"  # folder of results, for files made from several runs
 RESERVED = (SHARED, REPORTS)  # an experiment cannot have these names
 FULL = (errno.ENOSPC, errno.EDQUOT)
-NEEDED = {"experiment": str, "mode": str, "baseline": str, "variants": dict}  # of run.json
+
+Plain = str | int | float | bool | None
+Facts = dict[str, object]
+# Of run.json; its other fields may hold any JSON.
+INFO_TYPES = {
+    **dict.fromkeys(("experiment", "question", "mode", "baseline", "status", "created_utc"), str),
+    "variants": dict[str, dict[str, Plain]],
+    "blocks": int | None,
+    "excluded": list[int] | None,
+    **dict.fromkeys(("data", "calibration"), dict[str, Plain] | None),
+    **dict.fromkeys(("costs", "reads", "tasks"), dict[str, dict[str, Plain]] | None),
+    **dict.fromkeys(("storages", "links"), dict[str, Facts] | None),
+    **dict.fromkeys(("provenance", "dial", "request", "forecast", "timing"), Facts | None),
+    **dict.fromkeys(("source", "protocol", "reason", "kind", "accelerator"), str | None),
+    **dict.fromkeys(("groups", "baselines", "skipped", "failed", SHARED), dict[str, str] | None),
+    **dict.fromkeys(("notes", "local_notes", "unreadable"), list[str] | None),
+    "published": dict[str, float] | None,
+}
 
 NAME = r"\w+"  # other storages, and other values of the settings below, are folders or addresses
 A_PLACE = "a folder"
@@ -197,9 +216,42 @@ def read_info(folder: Path) -> dict[str, object]:
         stored = None
     stored = stored if isinstance(stored, dict) else {}
     check_version(stored, folder.name)
-    if not all(isinstance(stored.get(name), kind) for name, kind in NEEDED.items()):
+    local = stored.pop("local", {})
+    info = _merge(stored, local) if isinstance(local, dict) else {}
+    if misfit(info, INFO_TYPES) or info["baseline"] not in info["variants"]:
         raise ValueError(f"{RUN_FILE} must be what a run writes, got another file in {folder.name}")
-    return _merge(stored, stored.pop("local", {}))
+    return info
+
+
+def misfit(info: Mapping[str, object], hints: Mapping[str, object]) -> str:
+    """Return the first field whose value is not of its type; empty where all are."""
+    return next((name for name, hint in hints.items() if not fits(info.get(name), hint)), "")
+
+
+def fits(value: object, hint: object) -> bool:
+    """Return whether a value from JSON is of a type; a dataclass has its fields as a dict."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (int, float):
+        is_number = isinstance(value, int if hint is int else (int, float))
+        return is_number and not isinstance(value, bool)
+    if origin is types.UnionType:
+        return any(fits(value, each) for each in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
+    if is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        has_none = MISSING, MISSING
+        needed = {f.name for f in fields(hint) if (f.default, f.default_factory) == has_none}
+        return (
+            isinstance(value, dict)
+            and needed <= set(value) <= set(hints)
+            and all(fits(each, hints[name]) for name, each in value.items())
+        )
+    return isinstance(value, hint)
 
 
 def split_local(
@@ -295,7 +347,7 @@ def load_run(folder: Path | str) -> StoredRun:
         for line in (folder / TRIALS_FILE).read_bytes().splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 set_aside += bool(line.strip())
                 continue
             try:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from fakes import fake_trial
+from fakes import fake_info, fake_trial
 from places import memory_mounted
 
 from labkit.cli import main
@@ -20,7 +20,7 @@ from labkit.runs.store import (
     load_run,
 )
 
-INFO = {"experiment": "prefetching", "mode": "quick", "baseline": "a", "variants": {"a": {}}}
+INFO = fake_info(["a"], status="running")
 TRIAL = fake_trial("a", 0, "A1")
 
 
