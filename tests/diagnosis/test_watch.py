@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from importlib import import_module
 
 import numpy as np
@@ -134,21 +133,20 @@ def test_reports_come_after_50_steps_then_every_30_seconds_and_at_the_end(clock)
 
 
 @pytest.mark.parametrize(
-    ("loader", "verdict"),
+    ("make", "verdict"),
     [
-        ([1] * 3, "% of it: the step is the limit, not loading."),
-        ([1], "No loop ran two steps, so there is no result."),
-        ([], "No loop ran two steps, so there is no result."),
+        (lambda _: [1] * 3, "% of it: the step is the limit, not loading."),
+        (lambda _: [1], "No loop ran two steps, so there is no result."),
+        (lambda _: [], "No loop ran two steps, so there is no result."),
         (
-            DataLoader(TensorDataset(torch.ones(8, 1)), collate_fn=lambda _: time.sleep(0.1)),
+            lambda clock: DataLoader([1] * 8, collate_fn=lambda _: clock.sleep(WAIT_S)),
             "; the training process loads the data itself (num_workers=0).",
         ),
     ],
 )
-def test_the_verdict_is_a_sentence(loader, verdict):
-    loop = lab.watch(loader, show=False)
-    for _ in loop:
-        time.sleep(0.01)
+def test_the_verdict_is_a_sentence(clock, make, verdict):
+    loop = watched(make(clock), clock)
+    train(loop, clock)
     assert verdict in loop.watch.verdict
 
 
@@ -309,7 +307,7 @@ def shell(*words, module=""):
     return done.returncode, done.stdout, rest, ours
 
 
-@pytest.mark.parametrize(("how", "status"), [("plain", 0), ("exit", 3), ("fail", 1)])
+@pytest.mark.parametrize(("how", "status"), [("exit", 3), ("fail", 1)])
 def test_a_script_prints_and_ends_as_without_watch(script, how, status):
     words = (script, how, 500 if how == "fail" else 480)
     *bare, _ = shell(*words)
