@@ -158,9 +158,8 @@ class Siege:
         if SHARED_MEMORY.is_dir():
             for path in SHARED_MEMORY.iterdir():
                 copied = self._copy is not None and path.name.startswith(self._copy.name)
-                # What torch and multiprocessing pass on through memory has the process number.
-                numbers = re.findall(r"\d+", path.name) if path.name.startswith("torch_") else ()
-                if copied or not self._pids.isdisjoint(map(int, numbers)):
+                maker = re.match(r"torch_(\d+)_", path.name)  # its process number
+                if copied or (maker and int(maker[1]) in self._pids):
                     found.append(f"file in memory {path.name}")
         return found
 

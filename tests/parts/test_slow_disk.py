@@ -22,6 +22,7 @@ from labkit.machine.media import describe_medium
 from labkit.machine.page_cache import evict
 from labkit.parts.storage import slow_disk
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.runs import checks
 
 needs_disk = pytest.mark.skipif(
     bool(slow_disk.why_not()), reason=f"a throttled disk {slow_disk.why_not()}"
@@ -161,12 +162,17 @@ def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
 def test_what_was_requested_is_delivered(place, monkeypatch):
     monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
     mount = slow_disk.up(**ROOM)
-    rates = slow_disk.on_throttled(mount).measure(None, (), 2, "fork", 1.0)
-    assert [(rate.pattern, rate.unit, rate.readers) for rate in rates] == [
-        ("random", "files", 2), ("sequential", "bytes", 1),
-    ]  # fmt: skip
-    assert [rate.requested_per_s for rate in rates] == [81, 81 * (1280 << 10)]
-    assert all(rate.error_share < MAX_ERROR_SHARE for rate in rates)
+
+    def error_share():
+        rates = slow_disk.on_throttled(mount).measure(None, (), 2, "fork", 1.0)
+        assert [(rate.pattern, rate.unit, rate.readers) for rate in rates] == [
+            ("random", "files", 2), ("sequential", "bytes", 1),
+        ]  # fmt: skip
+        assert [rate.requested_per_s for rate in rates] == [81, 81 * (1280 << 10)]
+        return max(rate.error_share for rate in rates)
+
+    # As a run does: another program may use the disk for a moment.
+    assert any(error_share() < MAX_ERROR_SHARE for _ in range(checks.RATE_TRIES))
 
 
 @needs_disk

@@ -20,7 +20,9 @@ from labkit.machine import page_cache
 from labkit.machine.media import describe_medium
 from labkit.parts.storage import STORAGES
 from labkit.parts.storage.cache_state import (
+    COLD_MAX_SHARE,
     KEEPS_FILES,
+    WARM_MIN_SHARE,
     make_cold,
     make_warm,
     prepare,
@@ -68,10 +70,10 @@ def test_a_proof_says_how_the_state_was_made_and_measured(files, cache, method, 
     proof = prepare(files, cache)
     assert (proof["wanted"], proof["method"]) == (cache, method)
     assert proof["measured_by"] in page_cache.COUNTERS
-    assert proof["resident_share_before"] == share
+    assert proof["resident_share_before"] == pytest.approx(share, abs=COLD_MAX_SHARE)
     read_all(files)
     proof = prove(files, proof)
-    assert proof["resident_share_after"] == 1.0
+    assert proof["resident_share_after"] >= WARM_MIN_SHARE
     assert proof["file_bytes"] == len(files) * FILE_BYTES
     assert "read_before" not in proof
 
