@@ -22,7 +22,7 @@ from benchmarks.jupyter import LOOK_EVERY_S, PATIENCE_S, Server, until
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Locator, Route
 
-SIZE = {"width": 1280, "height": 900}
+SIZE = {"width": 1280, "height": 800}
 ARGUMENTS = [
     "--no-sandbox",  # Chromium's own cannot be had by root, nor in most containers
     "--disable-gpu",

@@ -182,8 +182,8 @@ class Mode:
     """Whether the tables speak verdicts."""
 
 
-# DESIGN: quick looks, document repeats the documents' own protocol, full judges.  On a hard disk
-# an epoch of a second has some ten batches of eight, so quick asks for no more than twelve.
+# DESIGN: quick looks, document measures each variant once with all images, full judges.  On a hard
+# disk an epoch of a second has some ten batches of eight, so quick asks for no more than twelve.
 MODES: dict[str, Mode] = {
     "quick": Mode(
         name="quick", blocks=3, epoch_s=1.0, min_steps=12, input_px=256, batch_size=8,

@@ -205,9 +205,9 @@ def agreement(low: float, high: float, published: float) -> str:
         published: the document's normalized time.
 
     Returns:
-        inconclusive where the interval is wider than the published effect; agrees where the
-        figure lies in the interval widened by `DELTA`; else differs.
+        too noisy to compare where the interval is wider than the published effect; agrees where
+        the figure lies in the interval widened by `DELTA`; else differs.
     """
     if high - low > abs(1 - published):
-        return "inconclusive"
+        return "too noisy to compare"
     return "agrees" if low / (1 + DELTA) <= published <= high * (1 + DELTA) else "differs"

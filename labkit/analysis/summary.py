@@ -82,7 +82,7 @@ class Row:
     published: float | None = None
     """The normalized time that the document reported."""
     agreement: str = ""
-    """agrees, differs or inconclusive; empty where nothing is judged or was published."""
+    """agrees, differs or too noisy to compare; empty where nothing is judged or was published."""
     verdict: str = ""
     """Empty where nothing is judged."""
     epochs_s: tuple[tuple[float, ...], ...] = ()

@@ -20,6 +20,7 @@ from labkit.analysis.roofline import ALONE, least_time
 from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
+from labkit.experiments.roofline import SUFFIX
 from labkit.machine import hardware
 from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
@@ -31,12 +32,14 @@ NO_DIFFERENCE = "no practical difference"
 OPPOSITE = {"faster": "slower", "slower": "faster"}
 # What runs show of a claim.
 AGREES, IN_PART, DIFFERS = "agrees", "in part", "differs"
-OVER_STAND_INS = {plain: f"{word} (emulated)" for plain, word in EMULATED_WORDS.items()}
+OVER_STAND_INS = {
+    word: f"{EMULATED_WORDS.get(word, word)} (emulated)" for word in (AGREES, IN_PART, DIFFERS)
+}
 OUT_OF_REACH, MEASURED = "not reproducible here", "measured, no effect published"
 UNDECIDED, NOT_RUN, NOT_TESTABLE = "no verdict yet", "not run", "not testable"
 GROUPS = (
-    AGREES, OVER_STAND_INS[AGREES], IN_PART, DIFFERS, OVER_STAND_INS[DIFFERS], OUT_OF_REACH,
-    MEASURED, UNDECIDED, NOT_RUN, NOT_TESTABLE,
+    AGREES, OVER_STAND_INS[AGREES], IN_PART, OVER_STAND_INS[IN_PART], DIFFERS,
+    OVER_STAND_INS[DIFFERS], OUT_OF_REACH, MEASURED, UNDECIDED, NOT_RUN, NOT_TESTABLE,
 )  # fmt: skip
 MIN_GPU_UTIL_DIFFERENCE = 0.1  # NVML's sampling periods do not match a loop's steps
 
@@ -222,7 +225,7 @@ def _group(judged: Sequence[Mapping[str, object]]) -> str:
     found = {one["group"] for one in judged} or {NOT_TESTABLE}
     denied = {DIFFERS, OVER_STAND_INS[DIFFERS], OUT_OF_REACH}
     if found & {AGREES, OVER_STAND_INS[AGREES]} and found & denied:
-        return IN_PART
+        return OVER_STAND_INS[IN_PART] if found & {*OVER_STAND_INS.values()} else IN_PART
     # What rests on a stand-in in part is no more than consistent.
     found -= {plain for plain, emulated in OVER_STAND_INS.items() if emulated in found}
     return next(group for group in GROUPS if group in found)
@@ -230,7 +233,7 @@ def _group(judged: Sequence[Mapping[str, object]]) -> str:
 
 def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
     """Return what a published time takes, if a roofline measured its loader; else ''."""
-    name, published = f"{contrast.experiment}_roofline", contrast.expected
+    name, published = f"{contrast.experiment}{SUFFIX}", contrast.expected
     found = evidence.get(name) or evidence.get(f"{name}_cold")
     if found is None or not isinstance(published, float) or published >= 1:
         return ""
@@ -331,24 +334,23 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
     if not verdict:
         return _say(figures, rows, unjudged=_why_unjudged(evidence.run.info, ratio.blocks))
     if verdict == UNSTABLE:
-        return _say(figures, rows, f"{UNSTABLE}, no verdict")
+        return _say(figures, rows, f"{UNSTABLE}, no verdict", UNDECIDED)
     if isinstance(expected, float):
         word = agreement(ratio.low, ratio.high, expected)
         if word == "differs" and (why := _why_out_of_reach(expected, ratio, rows[0])):
             return _say(f"{figures}; {why}", rows, OUT_OF_REACH)
-        return _say(figures, rows, word)
+        return _say(figures, rows, word, UNDECIDED)
     if expected and isinstance(expected, str):
-        word = {expected: "agrees", OPPOSITE[expected]: "differs", NO_DIFFERENCE: "differs"}.get(
-            verdict, "inconclusive"
-        )
-        return _say(figures if word == verdict else f"{verdict}, {figures}", rows, word)
-    group = MEASURED
+        word = {expected: AGREES, OPPOSITE[expected]: DIFFERS, NO_DIFFERENCE: DIFFERS}.get(verdict)
+        figures = f"{verdict}, {figures}" if word else figures
+        return _say(figures, rows, word or verdict, UNDECIDED)
+    group = UNDECIDED if verdict == "inconclusive" else MEASURED
     if right := [s["by"] for s, word in zip(claim.sides, expected) if word == verdict]:
         word = f"{EMULATED_WORDS['agrees']}, emulated," if find_stand_ins(rows) else AGREES
         figures += f", {word} with {'; '.join(right)}"
         group = AGREES
     elif any(expected) and verdict in (*OPPOSITE, NO_DIFFERENCE):
-        figures += ", no side expects that"
+        figures += ", contradicts all sources"
         group = DIFFERS
     return _say(figures, rows, verdict, group)
 
@@ -376,7 +378,7 @@ def _say(
         figures: what was measured.
         rows: of which variants.
         word: what it comes to; one of `GROUPS`, or else
-        group: where it belongs.
+        group: where it belongs, unless `word` says so.
         unjudged: why there is no verdict.
     """
     where = _conditions(rows)
@@ -386,8 +388,6 @@ def _say(
         return Answer(group, f"{figures}{where}")
     if word in GROUPS:
         group = word
-    elif word == "inconclusive" or word.startswith(UNSTABLE):
-        group = UNDECIDED
     if find_stand_ins(rows):
         group = OVER_STAND_INS.get(group, group)
         word = f"{EMULATED_WORDS[word]}, emulated" if word in EMULATED_WORDS else word
@@ -516,12 +516,13 @@ def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
         figures = f"{name} took less time in {less} of {len(rows)} groups"
         return _say(figures, rows, unjudged=_why_unjudged(summary.info, summary.n_blocks))
     faster, slower = (sum(row.verdict == word for row in rows) for word in OPPOSITE)
-    word = "inconclusive"
+    figures = f"{name} faster in {faster}, slower in {slower} of {len(rows)}"
+    word = "no majority"
     if not summary.stable:
         word = f"{UNSTABLE}, no verdict"
     elif max(faster, slower) * 2 > len(rows):
         word = AGREES if faster > slower else DIFFERS
-    return _say(f"{name} faster in {faster}, slower in {slower} of {len(rows)}", rows, word)
+    return _say(figures, rows, word, UNDECIDED)
 
 
 JUDGES: dict[str, Callable[[Contrast, _Evidence], Answer]] = {

@@ -28,7 +28,7 @@ AUTO = "auto"
 LABEL_WIDTH = "110px"  # longer names end in an ellipsis
 # What a request has beside settings -> its help.
 ASKED = {
-    "mode": "quick: a first look; document: as the document ran it; full: with verdicts.",
+    "mode": "quick: a first look; document: each variant once, all images; full: with verdicts.",
     "blocks": "Repetitions of all variants; verdicts need 6 or more.",
     "baseline": "The reference variant (= 1.0).",
     "roofline": "Train at several speeds of the GPU; cold or warm files as the baseline's.",

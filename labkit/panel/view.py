@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from labkit import units
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
-from labkit.experiments.roofline import SUFFIX
+from labkit.experiments.roofline import SUFFIX, has_roofline
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.panel import job
@@ -63,8 +63,10 @@ STYLE = """<style>
   text-overflow: ellipsis; max-width: 244px; line-height: 1.25; margin-left: 4px; }
 .labkit-panel .labkit-forecast, .labkit-panel .labkit-status { margin-left: 10px; }
 .labkit-variants .widget-checkbox { margin-right: 14px; }
-/* What is empty at first has its height from the beginning: nothing jumps while it runs. */
+/* What is empty at first has its height from the beginning, and an earlier result stays until
+   there is a new one: nothing jumps while it runs. */
 .labkit-panel .labkit-result { overflow-x: auto; min-height: 360px; }
+.labkit-panel .labkit-earlier { opacity: .4; }
 .labkit-panel img { max-width: 100%; height: auto; }
 body[data-jp-theme-light="false"] .labkit-panel img { filter: invert(.91) hue-rotate(180deg); }
 .labkit-panel .widget-label { color: var(--jp-ui-font-color1, #1a1a1a); }
@@ -131,28 +133,28 @@ def panel(
 def _first() -> str:
     """Return the experiment in progress if the catalog has it, else the catalog's first."""
     current = job.current()
-    name = _experiment(current) if current else ""
-    return name if name in CATALOG else next(iter(CATALOG))
-
-
-def _experiment(current: job.Job) -> str:
-    """Return the experiment of a run, which may be at one speed of the device or at several."""
-    return current.name.partition(SUFFIX)[0]
+    return current.name if current and current.name in CATALOG else next(iter(CATALOG))
 
 
 def _chooser(start: Request, results: Path) -> VBox:
     """Show a list of experiments above the panel of the one that is chosen."""
     import ipywidgets as widgets
 
-    names = widgets.Dropdown(description="experiment", options=list(CATALOG), value=start.name)
+    def show(name: str) -> Panel:
+        request = replace(start, experiment=name)
+        over_speeds = start.roofline and has_roofline(request.whole())
+        return Panel(replace(request, roofline=over_speeds), results)
+
+    first = start.experiment
+    names = widgets.Dropdown(description="experiment", options=list(CATALOG), value=first)
     problem = _html("labkit-error")
-    shown = Panel(start, results)
+    shown = show(first)
     box = widgets.VBox([names, problem, shown.box])
 
     def change(event: dict) -> None:
         nonlocal shown
         try:
-            other = Panel(replace(start, experiment=event["new"]), results)
+            other = show(event["new"])
         except Exception as error:  # the panel that is shown stays
             problem.value = error_html(error, traceback.format_exc())
             return
@@ -311,13 +313,14 @@ class Panel:
         run = partial(runs.run, request.build(), request.mode, **options)
         # Before it starts: a run that fails at once says why from its own thread.
         self._error.value = ""
-        self._shown, self._result.value = [], NOTHING
-        job.start(request.name, run)
+        self._shown = []
+        self._result.add_class("labkit-earlier")  # until the first trial is finished
+        job.start(self._name, run)
 
     def _on_resume(self) -> None:
         (folder,) = self._shown
         self._error.value = ""
-        job.start(folder.parent.name, partial(runs.resume, folder))
+        job.start(self._name, partial(runs.resume, folder))
 
     def _on_cancel(self) -> None:
         if (current := job.current()) is not None:
@@ -330,7 +333,7 @@ class Panel:
 
     def _follow(self, current: job.Job, has_new_rows: bool) -> None:
         self._say(current)
-        if _experiment(current) != self._name or not has_new_rows:
+        if current.name != self._name or not has_new_rows:
             return
         if current.folder is not None:
             self._draw(current.folder)
@@ -344,7 +347,7 @@ class Panel:
         """Show how far it is, and allow what can be done now."""
         if job.current() is not current:
             return  # the next has begun while this one's last rows were drawn
-        name = "" if _experiment(current) == self._name else f" {current.name}"
+        name = "" if current.name == self._name else f" {current.name}"
         with self._changing:  # or Cancel, on another thread, would show a state that is over
             self._status.value = status_html(f"{current.state}{name}", current.progress())
             self._bar.value = current.share()
@@ -357,7 +360,11 @@ class Panel:
         self._shown = [folder]
         has_trials = any(trial.status == "ok" for trial in run.trials)
         table = run.table().to_html(heading=())  # the chart has it
-        self._result.value = picture_html(run.chart()) + table if has_trials else NOTHING
+        self._put(picture_html(run.chart()) + table if has_trials else NOTHING)
+
+    def _put(self, result: str) -> None:
+        self._result.value = result
+        self._result.remove_class("labkit-earlier")
 
     def _allow(self) -> None:
         """Enable the buttons that can be pressed now."""
@@ -400,11 +407,12 @@ class Panel:
         self._error.value = ""
         if len(folders) == 1:
             self._draw(folders[0])
-            said = f"shows {folders[0].name}, {status_of(folders[0])}"
+            created = units.minute(read_info(folders[0])["created_utc"])
+            said = f"showing the run of {created}, {status_of(folders[0])}"
         else:
-            self._result.value = picture_html(compare([load_run(one) for one in folders]))
+            self._put(picture_html(compare([load_run(one) for one in folders])))
             self._shown = list(folders)
-            said = f"shows {len(folders)} runs side by side"
+            said = f"showing {len(folders)} runs side by side"
         current = job.current()
         if current is None or not current.is_in_progress:
             self._status.value = status_html("ready", said)

@@ -119,8 +119,8 @@ def test_a_verdict_needs_certainty_and_size(d, words):
         (0.80, 0.83, 0.86, "differs"),  # 0.83 * 1.03 = 0.855
         (0.88, 0.92, 0.86, "agrees"),  # 0.88 / 1.03 = 0.854
         (0.89, 0.95, 0.86, "differs"),  # 0.89 / 1.03 = 0.864
-        (0.80, 0.95, 0.86, "inconclusive"),  # 0.15 wide, for an effect of 0.14
-        (0.50, 0.70, 0.86, "inconclusive"),  # wide comes before far away
+        (0.80, 0.95, 0.86, "too noisy to compare"),  # 0.15 wide, for an effect of 0.14
+        (0.50, 0.70, 0.86, "too noisy to compare"),  # wide comes before far away
         (0.75, 0.875, 0.875, "agrees"),  # as wide as the effect is not wider
         (1.19, 1.21, 1.20, "agrees"),  # slower is an effect too
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.jupyter import rows_in, until
-from benchmarks.lab_page import LabPage
+from benchmarks.lab_page import SIZE, LabPage
 from browser.runs import (
     MANY_BLOCKS,
     cancel,
@@ -50,6 +50,18 @@ def test_a_changed_dropdown_is_in_the_new_rows(lab):
     lab.until(lambda: folder.name.split("-")[-1] in newest.text_content(), "it is in the history")
     reset(lab)
     assert lab.field("preprocessor").input_value() == "vectorized"
+
+
+def test_run_and_its_result_are_in_view_and_what_is_below_stays_in_place(lab):
+    lab.panel.evaluate("panel => panel.scrollIntoView()")
+    run = lab.panel.get_by_role("button", name="Run", exact=True).bounding_box()
+    below = lab.panel.locator(".labkit-again")
+    before = below.bounding_box()["y"]
+    start(lab, blocks=1)
+    assert below.bounding_box()["y"] == before
+    lab.wait_for_status("finished")
+    chart = lab.panel.locator(".labkit-result img").bounding_box()
+    assert 0 < run["y"] < chart["y"] < SIZE["height"] - 300
 
 
 def test_cancel_keeps_finished_rows_and_resume_adds_to_them(lab):
@@ -115,7 +127,7 @@ def test_a_closed_tab_lets_the_run_end_and_a_reopened_notebook_is_not_empty(clos
     lab.until(outputs.locator("table").last.is_visible, "the claims are shown")
     assert lab.complaints == [LOST]
     lab.run_cells("data =", "lab.panel(")
-    lab.wait_for_status("ready: shows")
+    lab.wait_for_status("ready: showing")
     lab.until(lab.panel.locator(".labkit-result img").is_visible, "the chart is shown")
     assert lab.complaints == []
     assert [problem for problem in lab.problems if "widget model not found" not in problem] == []
