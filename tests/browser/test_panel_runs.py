@@ -6,6 +6,7 @@ from benchmarks.jupyter import rows_in, until
 from benchmarks.lab_page import SIZE, LabPage
 from browser.runs import (
     MANY_BLOCKS,
+    asked,
     cancel,
     reset,
     start,
@@ -53,11 +54,13 @@ def test_a_changed_dropdown_is_in_the_new_rows(lab):
 
 
 def test_run_and_its_result_are_in_view_and_what_is_below_stays_in_place(lab):
+    lab.type_into("blocks", 1)
+    lab.until(lambda: "--blocks 1" in asked(lab), "the change is seen")
     lab.panel.evaluate("panel => panel.scrollIntoView()")
     run = lab.panel.get_by_role("button", name="Run", exact=True).bounding_box()
     below = lab.panel.locator(".labkit-again")
     before = below.bounding_box()["y"]
-    start(lab, blocks=1)
+    start(lab)
     assert below.bounding_box()["y"] == before
     lab.wait_for_status("finished")
     chart = lab.panel.locator(".labkit-result img").bounding_box()
