@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit import units
+from labkit.experiments.main_road import PUBLISHED
 from labkit.machine import hardware
 from labkit.runs.experiment import Experiment, in_groups
 from labkit.settings import Settings, change_all, vary
@@ -290,7 +291,7 @@ def prefetching_in_depth(base: Settings) -> Experiment:
         "prefetching_in_depth",
         question="Is prefetch_generator worth anything beside the loader's own queue?",
         variants=quick,
-        published={thread: 0.894},
+        published={thread: PUBLISHED["prefetching"][thread]},
         source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
         in_full=pageable | streams | seldom,
         knobs=("batch_size", "preprocessor", "device"),

@@ -15,6 +15,12 @@ from labkit.experiments.roofline import SUFFIX, over_device_speeds
 from labkit.runs.experiment import Experiment
 from labkit.settings import CORRECTED, MODES, change_all, pick, with_new_names
 
+# Labels of variants, in runs of earlier versions.
+RENAMED = {
+    "best of the document": "ssd + data_prefetcher + on_device",
+    "best with prefetch_generator": "ssd + prefetch_generator + on_device",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -55,7 +61,7 @@ class Request:
     @classmethod
     def _from(cls, stored: Mapping[str, object]) -> Request:
         given = {name: value for name, value in stored.items() if value is not None}
-        variants = tuple(given.pop("variants", ()))
+        variants = tuple(RENAMED.get(label, label) for label in given.pop("variants", ()))
         settings = with_new_names(given.pop("settings", {}))
         for name in settings:
             if not name.isidentifier():  # `python_code` writes it as it stands
@@ -239,6 +245,7 @@ def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | Non
         in_full=in_full,
         baseline=baseline,
         published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
+        singles={} if is_other else {k: v for k, v in experiment.singles.items() if k in kept},
     )
 
 

@@ -15,7 +15,6 @@ from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, epoch_bars, ratios
 from labkit.analysis.winner import why_not, winner
-from labkit.experiments.main_road import PUBLISHED
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
 from labkit.report.table import Table, Tables
@@ -34,8 +33,6 @@ CACHE_SHARE = 0.8  # assumed: programs, workers and batches take the rest of the
 # What the experiment "combined" changes.
 FACTORS = ("storage", "prefetcher", "preprocessor")
 MODELS = ("additive", "multiplicative", "best_single", "max_load_compute")
-# [004] 3.1 to 3.3 changed one of these alone, on the hard disk (DOCUMENTS 0.1).
-SINGLES = ("storage", "prefetching", "preprocessing")
 
 
 def findings(run: Run) -> Tables:
@@ -355,14 +352,11 @@ def _combinations(run: Run) -> Table | None:
         predicted = [*_compose(list(map(_time, singles))), _max_model(*map(_time, parts))]
         missing = "full mode measures the parts" if None in [*singles, *parts] else ""
         cells.append(_predicted(row.variant, row, predicted, reason(row) or missing))
-    document = {name: x for each in SINGLES for name, x in PUBLISHED[each].items()}
-    together = PUBLISHED["combined"]["best of the document"]
-    published = Row(variant="", status="ok", normalized_time=together)
-    for prefetcher in ("prefetch_generator", "data_prefetcher"):  # the document does not say which
-        singles = [document[name] for name in ("ssd", prefetcher, "simplified")]
-        predicted, remark = [*_compose(singles), None], "single runs, no interval"
-        name = f"[004]: ssd, {prefetcher}, simplified"
-        cells.append(_predicted(name, published, predicted, remark))
+    for label, singles in (run.info.get("singles") or {}).items():
+        if row := rows.get(label):
+            published = Row(variant="", status="ok", normalized_time=row.published)
+            predicted, remark = [*_compose([*singles.values()]), None], "single runs, no interval"
+            cells.append(_predicted(f"published: {label}", published, predicted, remark))
     return Table(cells)
 
 

@@ -46,6 +46,8 @@ class Experiment:
     """Label -> what its trials need beside the settings, for kinds that need more."""
     published: Mapping[str, float] = field(default_factory=dict)
     """Label -> the document's normalized time, where it gives one."""
+    singles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Label of a published combination -> the published time of each of its changes alone."""
     source: str = ""
     """Document and section."""
     in_full: Mapping[str, Settings] = field(default_factory=dict)

@@ -190,6 +190,7 @@ def check(
         },
         **groups,
         "published": dict(experiment.published),
+        "singles": dict(experiment.singles),
         "source": experiment.source,
         "dial": experiment.dial and asdict(experiment.dial),
         "skipped": skipped,

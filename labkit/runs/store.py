@@ -60,6 +60,7 @@ INFO_TYPES = {
     **dict.fromkeys(("groups", "baselines", "skipped", "failed", SHARED), dict[str, str] | None),
     **dict.fromkeys(("notes", "local_notes", "unreadable"), list[str] | None),
     "published": dict[str, float] | None,
+    "singles": dict[str, dict[str, float]] | None,
 }
 
 NAME = r"\w+"  # other storages, and other values of the settings below, are folders or addresses

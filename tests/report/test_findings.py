@@ -207,12 +207,14 @@ def test_a_combination_without_a_number_keeps_its_predictions_and_its_reason():
 def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums(tmp_path, monkeypatch):
     (tmp_path / "labkit.toml").write_text("broken")
     monkeypatch.chdir(tmp_path)
-    best = arm("ssd", "data_prefetcher", "on_device")
-    shown = predictions({"original": (arm(), 1.0), "best": (best, 0.6)})
+    best = arm("ssd", "prefetch_generator", "on_device")
+    singles = {"ssd": 0.860, "prefetch_generator": 0.894, "on_device": 0.661}
+    published = {"published": {"best": 0.61}, "singles": {"best": singles}}
+    shown = predictions({"original": (arm(), 1.0), "best": (best, 0.6)}, **published)
     assert shown.loc["best", "measured"] == pytest.approx(0.6)
     assert shown.loc["best", list(MODELS)].isna().all()
     assert shown.loc["best", "remark"] == "full mode measures the parts"
-    document = shown.loc["[004]: ssd, prefetch_generator, simplified"]
+    document = shown.loc["published: best"]
     assert list(document[["measured", *MODELS[:3]]]) == pytest.approx(
         [0.61, 0.415, 0.860 * 0.894 * 0.661, 0.661]
     )
