@@ -38,11 +38,11 @@ class Settings:
     """One variant's settings; every field is set by the user or left unset."""
 
     data: str = "data/photos"
-    """Images: a folder (COCO layout, or any tree of .jpg/.jpeg files) or its URL, as https://."""
+    """Images: a folder (COCO layout, or any tree of .jpg/.jpeg files), or a URL."""
     images: int | None = None
     """Images per epoch, the same for all variants; unset: chosen by calibration."""
     storage: str = "here"
-    """Medium to read from: a name, labkit.toml's, a folder's path, or as far_20ms_1000mbit."""
+    """Medium to read from: a name, a folder's path, or a server such as far_20ms_1000mbit."""
     cache: Literal["cold", "warm", "as found"] = "cold"
     """Page cache before epoch 1: cold (evicted), warm (read beforehand), or left as it is."""
     cached: int | None = None
@@ -108,7 +108,7 @@ class Settings:
     report_every: int = 0
     """Steps between reports (a log line, a metric sent to a server); 0: none."""
     report_to: str = "file"
-    """Where reports go: file, terminal, or a server that answers late, as http_50ms."""
+    """Where reports go: file, terminal, or a server that answers late, such as http_50ms."""
     report_loss: bool = True
     """Reports contain the loss: `.item()` makes the host wait for the device."""
     report_in_background: bool = False
@@ -124,7 +124,7 @@ class Settings:
     epochs: int = 2
     """Epochs per trial; the documents timed two."""
     cv2_threads: int = 0
-    """OpenCV's own threads in each process; 0 means none beside the caller."""
+    """OpenCV's own threads in each process; 0: single-threaded."""
     torch_threads: int = 1
     """PyTorch's CPU threads in the training process; loader workers always use one."""
     on_bad_image: Literal["stop", "skip"] = "stop"

@@ -73,6 +73,12 @@ def whole_percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
+def change(ratio: float, low: float | None = None, high: float | None = None) -> str:
+    """Write how far a ratio is from 1, with its interval: "+0.4 % (−4.0 to +6.0 %)"."""
+    one, *ends = (f"{100 * (x - 1):+.1f}".replace("-", "−") for x in (ratio, low, high) if x)
+    return f"{one} % ({' to '.join(ends)} %)" if ends else f"{one} %"
+
+
 def limit(share: float) -> str:
     """Write a share that was agreed on, not measured, without a needless zero: "5 %"."""
     return f"{share * 100:.4g} %"

@@ -64,5 +64,10 @@ def test_unknown_is_a_dash_and_zero_is_a_number(write):
     assert write(0).startswith("0")
 
 
+def test_a_change_has_a_sign_and_its_interval():
+    assert units.change(1.004) == "+0.4 %"
+    assert units.change(0.996, 0.94, 1.06) == "−0.4 % (−6.0 to +6.0 %)"
+
+
 def test_an_interval_with_an_unknown_end_is_a_dash():
     assert units.interval(None, 1.0) == units.interval(0.5, None) == "–"

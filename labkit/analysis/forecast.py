@@ -40,8 +40,9 @@ class Forecast:
             known = "About" if self.timed else "At least"
             said = f"{known} {units.whole_seconds(self.total_s)}."
         if self.mde is None:
-            return f"{said} What it detects is known after a first run on this machine."
-        return f"{said} Detects differences of {units.percent(self.mde)} or more."
+            return f"{said} The smallest detectable effect is known after the first run."
+        detected = units.whole_percent(math.ceil(100 * self.mde) / 100)
+        return f"{said} Detects differences of {detected} or more."
 
     __repr__ = __str__
 

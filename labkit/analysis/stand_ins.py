@@ -29,7 +29,9 @@ def split_label(label: str) -> tuple[str, str]:
 def stand_in_name(kind: str, label: str) -> str:
     """Return "simulated GPU" for "emulated(460 images/s)", "throttled storage" for a disk."""
     word, _ = split_label(label)
-    return "simulated GPU" if (kind, word) == ("accelerator", "emulated") else f"{word} {kind}"
+    if (kind, word) == ("accelerator", "emulated"):
+        return "simulated GPU"
+    return f"{'unconfirmed' if word == 'unknown' else word} {kind}"
 
 
 def describe_stand_in(kind: str, label: str) -> str:

@@ -33,7 +33,6 @@ from labkit.analysis.validity import (
     baselines_of,
     group_of,
     is_baseline_run_twice,
-    noise,
     rejected_note,
     shares_before,
     unwatched,
@@ -167,8 +166,6 @@ class Summary:
     """Geometric mean of A2 over A1: 1 on a steady machine."""
     aa_low: float | None
     aa_high: float | None
-    aa_s: float | None
-    """Standard deviation of ln(A2/A1): the machine's noise floor."""
     stable: bool
     """Whether the baseline's two runs agree; without verdicts nothing depends on it."""
     calibration: Mapping[str, object]
@@ -269,7 +266,6 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         aa_ratio=math.exp(fmean(aa)) if aa else None,
         aa_low=aa_low,
         aa_high=aa_high,
-        aa_s=noise(valid),
         stable=stable,
         calibration=info.get("calibration") or {},
         labels=in_common([row.labels for row in rows if row.labels]),
@@ -280,9 +276,10 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
             *_run_notes(info, valid, judged=judged, stable=stable),
             *_row_notes(info, valid, trials),
             *(
-                _inconclusive_note(row.variant, row.s, row.blocks, row.level)
+                f"{row.variant}: about {needed} blocks would detect {units.limit(DELTA)}"
                 for row in rows
                 if row.verdict == "inconclusive"
+                and (needed := blocks_needed(row.s, row.level)) > row.blocks
             ),
         ),
         judged=judged,
@@ -647,11 +644,10 @@ def second_attempt_note(aa: Sequence[float]) -> str:
     Args:
         aa: the first attempt's ln(A2/A1), one per block.
     """
-    ratio = units.normalized(math.exp(fmean(aa)))
-    interval = units.interval(*ratio_interval(aa))
+    differed = units.change(math.exp(fmean(aa)), *ratio_interval(aa))
     return (
-        f"the baseline's two runs differed (A/A ratio {ratio} {interval}): all variants are "
-        "measured again, and only the second attempt counts"
+        f"same code twice: {differed}; all variants are measured again, and only the second "
+        "attempt counts"
     )
 
 
@@ -672,10 +668,3 @@ def _row_notes(
             last = broken[-1]
             notes.append(f"{name}: {last.status} {len(broken)}×, last: {last.reason}")
     return notes
-
-
-def _inconclusive_note(name: str, s: float, blocks: int, alpha: float) -> str:
-    """Return what these blocks would have detected, and how many would detect more."""
-    seen, needed = detectable_share(s, blocks, alpha), blocks_needed(s, alpha)
-    note = f"{name}: inconclusive; smallest detectable effect {units.percent(seen)}"
-    return note + (f", {units.limit(DELTA)} with about {needed} blocks" if needed > blocks else "")

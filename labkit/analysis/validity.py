@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from labkit import units
 from labkit.contracts import Trial
@@ -289,19 +289,9 @@ def a_over_a(valid: ValidTrials) -> list[float]:
     A block counts once, whatever its groups: they share what disturbs them.
     """
     found: dict[int, list[float]] = {}
-    for block, log_ratio in _pairs(valid):
-        found.setdefault(block, []).append(log_ratio)
-    return [fmean(found[block]) for block in sorted(found)]
-
-
-def noise(valid: ValidTrials) -> float | None:
-    """Return the standard deviation of ln(A2/A1) of single pairs; None below two blocks."""
-    pairs = list(_pairs(valid))
-    return stdev(x for _, x in pairs) if len({block for block, _ in pairs}) >= 2 else None
-
-
-def _pairs(valid: ValidTrials) -> Iterator[tuple[int, float]]:
     for blocks in valid.base_runs.values():
         for block, runs in blocks.items():
             if len(runs) == 2:
-                yield block, math.log(runs[1].time_s / runs[0].time_s)
+                log_ratio = math.log(runs[1].time_s / runs[0].time_s)
+                found.setdefault(block, []).append(log_ratio)
+    return [fmean(found[block]) for block in sorted(found)]

@@ -422,7 +422,7 @@ def _conditions(rows: Sequence[Row]) -> str:
 
     said = list(find_stand_ins(rows))
     if any(label.startswith("unknown") for label in labels(rows, "storage")):
-        said.append("storage of unknown kind")
+        said.append("unconfirmed storage")
     if "warm" in labels(rows[:1], "cache"):
         said.append("warm cache")
     return f" ({', '.join(said)})" if said else ""

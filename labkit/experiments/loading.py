@@ -321,7 +321,7 @@ def ranks(base: Settings) -> Experiment:
         grouped["tasks"] = {name: {"x": speeds[group]} for name, group in grouped["groups"].items()}
     return Experiment(
         "ranks",
-        question="What do more GPUs bring where they share the loader's cores?",
+        question="Does adding GPUs help if they share the CPU?",
         source="[001] 5.3: one process per GPU; no figure",
         knobs=("num_workers", "batch_size", "preprocessor", "device"),
         **grouped,

@@ -59,7 +59,7 @@ def small_files(base: Settings) -> Experiment:
     variants = {"one packed file": base, "a file each": replace(base, packing="folder")}
     return Experiment(
         "small_files",
-        question="What do thumbnails cost that lie in a file each?",
+        question="How slow are thumbnails stored as separate files?",
         variants=variants,
         source="[000]: seeking, opening and closing",
         in_full=change_all(variants, "{}, warm", cache="warm"),

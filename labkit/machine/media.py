@@ -308,5 +308,6 @@ def check_medium(name: str, directory: Path) -> tuple[Medium, float | None, str]
     if believed is not None:
         reason = f"{'a' if believed else 'no'} hard disk, {reason}"
     elif medium.rotational:
-        reason = f"reported as a hard disk, {reason}"
+        like = "" if reads_per_s is None else "reads like an SSD: "
+        reason = f"reported as a hard disk, {like}{reason}"
     return medium, reads_per_s, reason

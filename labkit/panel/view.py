@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.stand_ins import stand_in_name
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.experiments.roofline import SUFFIX, has_roofline
@@ -533,9 +534,9 @@ def run_line(folder: Path) -> str:
     if info.get("protocol", "corrected") != "corrected":
         parts.append(info["protocol"])
     devices = {str(values.get("device")) for values in info.get("variants", {}).values()}
-    media = {str(facts["label"]).split("(")[0] for facts in (info.get("storages") or {}).values()}
+    labels = [str(facts["label"]) for facts in (info.get("storages") or {}).values()]
     parts += sorted(devices - {"None"})
-    parts += [f"{label} storage" for label in sorted(media - {"real"})]
+    parts += sorted({stand_in_name("storage", label) for label in labels} - {"real storage"})
     if SHARED in info:
         parts.append(hardware.describe(info["provenance"]))
     return " · ".join([*parts, folder.name.split("-")[-1]])

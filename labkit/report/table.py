@@ -148,8 +148,8 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
         time = {"speed after the first batch": units.rate(row.steady_images_per_s)}
     if summary.has_groups:
         return {"group": row.group, "variant": row.name, **time, **measured, **verdict}
-    document = {"document": words.published(summary, row)}
-    return {"variant": row.variant, **time, **measured, **document, **verdict}
+    published = {"published": words.published(summary, row)}
+    return {"variant": row.variant, **time, **measured, **published, **verdict}
 
 
 def _beside_a_sample(summary: Summary, row: Row) -> dict[str, str]:

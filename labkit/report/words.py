@@ -80,14 +80,10 @@ def other_images(summary: Summary) -> list[str]:
 
 
 def noise_floor(summary: Summary) -> str:
-    """Return the noise of two equal runs: "noise floor 1.2 % (A/A 0.996 [0.981, 1.012])"."""
+    """Return how far two trials of the baseline differ: "same code twice: +0.4 % (−4 to +6 %)"."""
     if summary.aa_ratio is None:
         return ""
-    ratio = f"A/A {units.normalized(summary.aa_ratio)}"
-    if summary.aa_s is None:
-        return ratio
-    interval = units.interval(summary.aa_low, summary.aa_high)
-    return f"noise floor {units.percent(summary.aa_s)} ({ratio} {interval})"
+    return f"same code twice: {units.change(summary.aa_ratio, summary.aa_low, summary.aa_high)}"
 
 
 def checks(summary: Summary) -> list[str]:
@@ -233,8 +229,8 @@ def proofs(summary: Summary) -> list[str]:
     """Return what each variant's number rests on, for those that have one.
 
     Returns:
-        "ssd: 8 of 10 blocks · smallest detectable effect 4.1 % · cold (0.0 % in memory before,
-        50.1 % of bytes from disk)", then stand-ins, outliers and trials that were left out.
+        "ssd: 8 of 10 blocks · smallest detectable effect 4.1 % · cold, verified: epoch 1 from disk,
+        epoch 2 from memory", then stand-ins, outliers and trials that were left out.
     """
     found, n = {}, summary.n_blocks
     for row in summary.rows:
@@ -275,14 +271,19 @@ def _outliers(row: Row) -> str:
 
 def _cache(row: Row) -> str:
     """Return the cache state with its measurement; "cold (not measured)" without one."""
-    cache, measured = row.labels.get("cache", ""), []
-    if row.resident_share_before is not None:
-        measured.append(f"{units.percent(row.resident_share_before)} in memory before")
+    cache, before, read = row.labels.get("cache", ""), row.resident_share_before, 0.0
+    measured = [] if before is None else [f"{units.percent(before)} in memory before"]
     if row.device_read_share is not None:
-        measured.append(f"{units.percent(row.device_read_share)} of bytes from disk")
+        read = row.device_read_share
+        measured.append(f"{units.percent(read)} of bytes from disk")
+    is_verified = cache in ("cold", "warm") and before is not None
+    if is_verified and len(row.epochs_s[0]) == 2 and 0.45 < read < 0.55:
+        measured = ["epoch 1 from disk, epoch 2 from memory"]
     if row.swapped_pages:
         measured.append(f"{units.count(row.swapped_pages, 'page')} swapped")
     found = ", ".join(measured)
+    if is_verified:
+        return f"{cache}, verified: {found}"
     return f"{cache} ({found or 'not measured'})" if cache else found
 
 

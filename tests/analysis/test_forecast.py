@@ -60,7 +60,7 @@ def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(
     assert expected.mde == pytest.approx(seen)
     assert expected.trials == 10 * (3 + 1)
     assert str(expected) == (
-        f"About 1 min 40 s. Detects differences of {100 * seen:.1f} % or more."
+        f"About 1 min 40 s. Detects differences of {math.ceil(100 * seen)} % or more."
     )
 
 
@@ -71,7 +71,7 @@ def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):
     expected = expect(tmp_path)
     assert (expected.noise, expected.mde) == (None, None)
     assert str(expected) == (
-        "At least 7 min 0 s. What it detects is known after a first run on this machine."
+        "At least 7 min 0 s. The smallest detectable effect is known after the first run."
     )
 
 

@@ -147,7 +147,7 @@ STALLS = {"checkpoint every 10 steps": 1.3, "metrics in loops": 1.0}
         (4, "stalls", STALLS, {"noise": 0.002}, "in part", ""),
         (4, "stalls", STALLS, {"noise": 0.002, "labels": LABELS}, "in part (emulated)", ""),
         (9, "storage", {"tmpfs": 0.864}, {"labels": UNKNOWN}, "agrees",
-            r"agrees \(storage of unknown kind, warm cache\): "),
+            r"agrees \(unconfirmed storage, warm cache\): "),
     ],
 )  # fmt: skip
 def test_an_answer_is_what_its_run_can_carry(tmp_path, number, experiment, times, how, group, said):

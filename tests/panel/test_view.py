@@ -262,7 +262,7 @@ def test_a_line_of_the_list_says_when_how_and_what_stood_in():
     line = view.run_line(EXAMPLES / "storage")
     assert line.startswith("2026-11-24 ")
     assert line.endswith(
-        " UTC · full · finished · emulated · throttled storage · unknown storage · storage"
+        " UTC · full · finished · emulated · throttled storage · unconfirmed storage · storage"
     )
     line = view.run_line(EXAMPLES / "prefetching_as_in_the_document")
     assert " · as in the document · emulated · throttled storage · " in line

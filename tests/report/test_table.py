@@ -21,6 +21,7 @@ from fakes import (
     make_summary,
 )
 
+from labkit import units
 from labkit.analysis.summary import summarize
 from labkit.report import words
 from labkit.report.table import Table, Tables, table
@@ -41,7 +42,7 @@ def test_the_table_has_five_columns_of_text():
     info = fake_info(names, published={"other": 0.61}, skipped={"dali": "not installed"})
     found = table(summarize(info, trials))
     assert found.header == [
-        "variant", "two-epoch time", "normalized time [95 % interval]", "document", "verdict",
+        "variant", "two-epoch time", "normalized time [95 % interval]", "published", "verdict",
     ]  # fmt: skip
     assert found.rows == [
         ["base", "2.00 s", "1.000", "–", "–"],
@@ -122,17 +123,17 @@ def test_the_detailed_table_has_every_field_as_csv_and_json_can_hold_it():
 
 def test_the_notes_say_noise_proof_medium_and_what_is_odd():
     summary = judged_summary(skipped={"nvme": "not named"})
-    ratio = f"A/A {summary.aa_ratio:.3f} [{summary.aa_low:.3f}, {summary.aa_high:.3f}]"
+    aa = units.change(summary.aa_ratio, summary.aa_low, summary.aa_high)
     row = summary.rows[1]
     (place,) = row.outliers
     hdd, ssd, *others = words.proofs(summary)
     assert hdd == (
-        f"hdd: noise floor {100 * summary.aa_s:.1f} % ({ratio}) · "
-        "cold (0.0 % in memory before, 50.1 % of bytes from disk) · throttled storage"
+        f"hdd: same code twice: {aa} · "
+        "cold, verified: epoch 1 from disk, epoch 2 from memory · throttled storage"
     )
     assert ssd == (
         f"ssd: 8 of 9 blocks · smallest detectable effect {100 * row.mde:.1f} % · "
-        "cold (0.0 % in memory before, 50.2 % of bytes from disk) · real storage · "
+        "cold, verified: epoch 1 from disk, epoch 2 from memory · real storage · "
         f"1 outlier, kept: {row.ratios[place]:.3f}"
     )
     assert not any(other.startswith("nvme") for other in others)
@@ -157,7 +158,7 @@ TRUE = {"base": 1.0, "true": 0.894, "far": 0.9, "none": 0.9}
 def test_agreement_over_a_stand_in_is_never_said_as_of_the_real_thing(labels, expected):
     how = {"mode": "full", "blocks": 10, "noise": 0.01, "published": PUBLISHED}
     summary = make_summary(TRUE, labels=labels, **how)
-    cells = table(summary).data["document"]
+    cells = table(summary).data["published"]
     assert cells["base"] == "–"
     assert (cells["true"], cells["far"]) == (f"0.894, {expected[0]}", f"0.600, {expected[1]}")
     emulated = " (emulated)" if "emulated" in expected[0] else ""
@@ -170,7 +171,7 @@ def test_a_baseline_on_a_stand_in_makes_the_comparison_emulated():
         for t in fake_trials(TRUE, blocks=10, noise=0.01)
     ]
     summary = summarize(fake_info(list(TRUE), mode="full", published=PUBLISHED), trials)
-    assert table(summary).data["document"]["true"] == "0.894, consistent (emulated)"
+    assert table(summary).data["published"]["true"] == "0.894, consistent (emulated)"
 
 
 # --- what a run rests on ------------------------------------------------------------------

@@ -200,7 +200,7 @@ def check_sink(name: str) -> None:
         ValueError: the message lists the choices.
     """
     if not HTTP.fullmatch(name):
-        pick({**SINKS, "http_<delay>ms, as http_50ms": None}, name, "report_to")
+        pick({**SINKS, "http_<delay>ms, such as http_50ms": None}, name, "report_to")
 
 
 class TqdmBar:

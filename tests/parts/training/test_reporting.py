@@ -61,7 +61,7 @@ def own(monkeypatch):
 
 @pytest.mark.parametrize("name", ["htp", "http_ms", "http_-5ms", "http_5s", "notebook", ""])
 def test_an_unknown_sink_is_refused_with_the_choices(name):
-    choices = "file, http_<delay>ms, as http_50ms, terminal"
+    choices = "file, http_<delay>ms, such as http_50ms, terminal"
     with pytest.raises(ValueError) as refused:
         check_sink(name)
     assert str(refused.value) == f"report_to must be one of {choices}, got {name!r}"
