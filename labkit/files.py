@@ -8,7 +8,9 @@ A killed process or a full disk leaves half a file, which must never have the fi
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,6 +32,15 @@ def unused(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.stem}-{number}{path.suffix}")
     return free
+
+
+def is_private(found: os.stat_result) -> bool:
+    """Return whether this user owns a folder, no link, that nobody else can write to."""
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ from labkit.experiments.request import Request
 from labkit.panel import job
 from labkit.parts.packing.boxes import synthesize_boxes
 from labkit.parts.packing.folder import open_folder, write_folder
+from labkit.parts.storage import locate
 from labkit.runs import calibration
 from labkit.runs.store import hold, list_runs, load_run, write_info
 from labkit.settings import AS_PUBLISHED
@@ -439,6 +440,19 @@ def locked(path, mode):
     return make
 
 
+def copy_of(place):
+    """The folder in memory that would hold a copy of the data."""
+    return locate("tmpfs", place.data).copy
+
+
+def copy_for_all(place):
+    """Somebody has made that folder, and can write to it."""
+    copy_of(place).mkdir()
+    copy_of(place).chmod(0o777)
+    place.stack.callback(copy_of(place).rmdir)
+    return {"storage": "tmpfs"}
+
+
 def few_open_files(place):
     """The server's jobs may open 64 files, and there are more workers than these serve."""
     _, (server,) = processes()
@@ -647,6 +661,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             every(put("images/odd.jpg"), put("annotations/odd", b""),
                   node(stat.S_IFIFO, "annotations/instances_odd.json")),
             WORKS),
+        "copy that others can change": (copy_for_all,
+            f"{BASELINE}<copy> must be this user's, and writable by nobody else; move it away"),
         "negative boxes": (annotated(coco(bbox=[-5, -5, -1, -1])), WORKS),
         "boxes beyond the image": (annotated(coco(bbox=[-50, -50, 900, 900])), WORKS),
         "unknown category": (
@@ -658,6 +674,9 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "data must be what its manifest says, got 1 changed files (<data>/images/0.jpg must"),
         "a list as earlier checks": (
             every(whole, put("../results/self_checks.json", b"[]")), WORKS),
+        "annotations missing beside their manifest": (
+            every(whole, lambda place: (place.data / "annotations.json").unlink()),
+            "data must be what its manifest says, got 1 changed files (<data>/annotations.json m"),
         "annotations that climb out": (climbing,
             "data must be files below <data>, got images/../../evil.jpg"),
     },
@@ -1087,8 +1106,9 @@ def test_whatever_comes_in_ends_in_a_line_and_costs_nothing(through, what, place
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             said = str(error)
     place.stack.close()
-    for name in ("data", "results", "run", "id", "tmp"):
-        line = line.replace(f"<{name}>", str(getattr(place, name)))
+    paths = {**vars(place), "copy": copy_of(place)}
+    for name in ("data", "results", "run", "id", "tmp", "copy"):
+        line = line.replace(f"<{name}>", str(paths[name]))
     assert said[: len(line)] == line
     assert "\n" not in said
     assert (place.run / "trials.jsonl").read_bytes().startswith(rows)
@@ -1096,3 +1116,4 @@ def test_whatever_comes_in_ends_in_a_line_and_costs_nothing(through, what, place
     assert after <= before and len(servers) <= 1
     assert list((place.tmp / "own temporary").iterdir()) == []
     assert not list(place.tmp.rglob("*.part"))
+    assert not list(paths["copy"].parent.glob(f"{paths['copy'].name}*"))

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.contracts import Cancelled, Skip
-from labkit.files import bar, whole
+from labkit.files import bar, is_private, whole
 from labkit.machine import media
 from labkit.machine.media import Medium, describe_medium
 from labkit.parts.packing import Reader
@@ -122,13 +122,15 @@ def _same(file: Path, to: Path) -> bool:
 
 def _make_folder(copy: Path, *, private: bool) -> None:
     """Make the folder ours, or refuse one that is not."""
-    if copy.is_dir() and any(copy.iterdir()) and not (copy / MARK).is_file():
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+    if private and not is_private(copy.lstat()):  # anybody can make a folder in /dev/shm
+        raise Skip(f"{copy} must be this user's, and writable by nobody else; move it away")
+    if any(copy.iterdir()) and not (copy / MARK).is_file():
         raise Skip(
             f"{copy} must be empty or the lab's own copy, got other files in it; "
             "move them away or choose another folder"
         )
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
     (copy / MARK).touch()
 
 

@@ -32,6 +32,7 @@ from typing import TypeVar
 
 from labkit import units
 from labkit.contracts import Reader, Skip
+from labkit.files import is_private
 from labkit.machine import page_cache, procfs
 from labkit.machine.media import check_room
 from labkit.parts.storage.disks import HARD_DISK, TYPICAL_FILE_BYTES, Rate, measure_together
@@ -300,16 +301,16 @@ def _lock(folder: Path, *, make: bool = False) -> int:
     with contextlib.ExitStack() as undo:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         undo.callback(os.close, lock)
-        stat = os.fstat(lock)
+        locked = os.fstat(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The process that had it before may have removed the folder.
-            is_free = os.path.samestat(folder.stat(), stat)
+            is_free = os.path.samestat(folder.stat(), locked)
         except OSError:
             is_free = False
         if not is_free:
             raise OSError(f"{folder} is in use by another run; wait until that has ended")
-        if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
+        if not is_private(locked):
             raise OSError(
                 f"{folder} must be this user's, and writable by nobody else; move it away"
             )

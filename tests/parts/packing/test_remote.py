@@ -39,6 +39,16 @@ def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
     assert place(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
 
 
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("https://host/photos/", "photos"), ("https://host/..%2F..%2Fphotos", "photos"),
+     ("https://host/..%5Cphotos", "photos"), ("https://host:80", "host-80")],
+)  # fmt: skip
+def test_a_copy_lies_in_the_cache_by_the_last_name_of_its_url(cache, url, name):
+    assert place(url).parent == cache
+    assert place(url).name.rpartition("-")[0] == name
+
+
 def test_data_at_a_url_is_copied_once_and_then_like_any_folder(photos, cache, capfd):
     with web(photos) as server:
         reader = open_original(Settings(data=server.url))
