@@ -137,9 +137,11 @@ class FolderReader:
                 return [changed]
             manifest = read_manifest(self.root)
             entries = manifest.get("files", {})
-            if self.annotations and "annotations_sha256" in manifest:
+            if "annotations_sha256" in manifest:
                 boxes_entry = {"sha256": manifest["annotations_sha256"]}
-                compared.append(difference(self.annotations, boxes_entry))
+                compared.append(
+                    difference(self.annotations or self.root / ANNOTATIONS, boxes_entry)
+                )
         for i in indices:
             name = self.name(i)
             if entries and name not in entries:

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import url2pathname
 
@@ -31,10 +31,10 @@ def place(data: str) -> Path:
     if not _URL.match(data):
         return Path(data).expanduser()
     parts = urlsplit(data)
-    name = unquote(parts.path.rstrip("/").rpartition("/")[2]) or parts.netloc.replace(":", "-")
+    names = re.split(r"[/\\]+", unquote(parts.netloc.replace(":", "-") + parts.path).rstrip("/\\"))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(data.rstrip("/").encode()).hexdigest()[:8]
-    return cache / "labkit" / f"{name}-{digest}"
+    return cache / "labkit" / f"{names[-1]}-{digest}"
 
 
 def local_folder(
@@ -128,6 +128,6 @@ def _list_files(system: object, root: str, *, is_http: bool) -> list[tuple[str, 
     if not files:
         raise ValueError(f"data must be a folder with files or a manifest.json, got {root!r}")
     for name, _, _ in files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        if PurePath(name).anchor or ".." in PurePath(name).parts:
             raise ValueError(f"data must be files below {root}, got {name!r}")
     return files
