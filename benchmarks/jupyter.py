@@ -47,6 +47,7 @@ class Server:
     folder: Path
     """What it serves; see `make_workplace`."""
     mark: str
+    """The value of `MARK`, and the token that the server asks for."""
     log: Path
 
     @property
@@ -94,7 +95,8 @@ class Server:
         )
 
     def _ask(self, method: str, path: str) -> object:
-        request = urllib.request.Request(f"{self.url}/{path}", method=method)
+        headers = {"Authorization": f"token {self.mark}"}
+        request = urllib.request.Request(f"{self.url}/{path}", method=method, headers=headers)
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return json.loads(answer.read() or b"null")
 
@@ -164,7 +166,7 @@ def serve(folder: Path, command: Sequence[str] | None = None) -> Iterator[Server
         RuntimeError: it ended, or did not answer; the message holds its log.
     """
     place = folder / ".jupyter"
-    mark = secrets.token_hex(8)
+    mark = secrets.token_hex()
     # As a user would write it; read instead of the user's own.
     server_config = {
         "ServerApp": {
@@ -174,10 +176,7 @@ def serve(folder: Path, command: Sequence[str] | None = None) -> Iterator[Server
             "root_dir": str(folder),
             "allow_root": True,
             "open_browser": False,
-            "password": "",
-            "disable_check_xsrf": True,  # `Server` asks it too, not only its own page
         },
-        "IdentityProvider": {"token": ""},
         "LabApp": {
             "expose_app_in_browser": True,
             "news_url": None,
@@ -191,6 +190,7 @@ def serve(folder: Path, command: Sequence[str] | None = None) -> Iterator[Server
     environment = {
         **os.environ,
         MARK: mark,
+        "JUPYTER_TOKEN": mark,
         "JUPYTER_CONFIG_DIR": str(place / "config"),
         "JUPYTER_DATA_DIR": str(place / "data"),
         "JUPYTER_RUNTIME_DIR": str(place / "runtime"),

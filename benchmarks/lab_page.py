@@ -119,7 +119,8 @@ class LabPage:
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.problems.append(f"page error: {error}"))
         workspace = f"{notebook}-{time.monotonic_ns()}"
-        self.page.goto(f"{server.url}/lab/workspaces/{workspace}/tree/notebooks/{notebook}.ipynb")
+        path = f"lab/workspaces/{workspace}/tree/notebooks/{notebook}.ipynb"
+        self.page.goto(f"{server.url}/{path}?token={server.mark}")
         self.wait_until_ready()
 
     def close(self) -> None:

@@ -113,7 +113,8 @@ def _measure_gpu(run: ActiveRun) -> None:
     try:
         measured = run.ask("measure", settings=settings, excluded=run.info["excluded"])
     except (TrialFailed, Skip) as reason:
-        run.note(f"the speed of this machine's GPU was not measured: {reason}")
+        run.note("the speed of this machine's GPU was not measured")
+        run.progress.say(str(reason))  # it may name a file, and notes are shared
         return
     *_, epoch = measured["epochs"]  # the first one includes what starts up
     rate = epoch["images"] / epoch["epoch_s"]
