@@ -31,7 +31,8 @@ def stand_in_name(kind: str, label: str) -> str:
     word, _ = split_label(label)
     if (kind, word) == ("accelerator", "emulated"):
         return "simulated GPU"
-    return f"{'unconfirmed' if word == 'unknown' else word} {kind}"
+    words = {"unknown": "unconfirmed", "emulated distance": "simulated remote"}
+    return f"{words.get(word, word)} {kind}"
 
 
 def describe_stand_in(kind: str, label: str) -> str:

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     from labkit.runs.store import StoredRun
 
-NORMALIZED = "normalized epoch time (lower is better)"
-SHOWN = "Normalized epoch time [95 % confidence interval], lower is better"
+NORMALIZED = "epoch time ÷ the baseline's (0.8 = 20 % shorter)"
+SHOWN = f"{NORMALIZED}, with its 95 % confidence interval"
 LINE_OF_NO_CHANGE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 2.5}
 
 
@@ -128,7 +128,8 @@ def _times_of_groups(summary: Summary) -> Figure:
     # A group without a comma is a row, and there is one column.
     places = [group.rsplit(", ", 1) if ", " in group else (group, "") for group in groups]
     names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
-    drawn, shown = [], [SHOWN]
+    of_epochs = summary.kind != "operation"
+    drawn, shown = [], [SHOWN if of_epochs else SHOWN.removeprefix("epoch ")]
     with page() as figure:
         most = dict.fromkeys(names, 0)
         for (name, _), rows in zip(places, groups.values()):
@@ -405,7 +406,7 @@ def _draw_dial(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> lis
     axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + ["never"])
     axes.set_xlim(-0.5, len(steps) + 0.5)
     axes.set_xlabel(f"every N steps ({chosen['setting']})")
-    axes.set_ylabel("normalized epoch time")
+    axes.set_ylabel("epoch time ÷ the baseline's")
     highest = max([1.0, *(row.normalized_time for _, row in every)])
     axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
     axes.grid(axis="y")

@@ -102,6 +102,7 @@ def facts(run: Run) -> dict[str, object]:
         "conditions": words.conditions(summary),
         "charts": {kind: run.chart(kind) for kind in run.charts},
         "table": run.table(),
+        "result": words.result(summary),
         "tables": run.findings(),
         "method": method_facts(run),
         "differences": _differences(info),
@@ -111,45 +112,42 @@ def facts(run: Run) -> dict[str, object]:
 
 
 def overview(runs: Sequence[Run]) -> dict[str, object]:
-    """Return what several runs come to: a chart, and which variant saves most, which save none.
+    """Return what several runs come to: a chart, the winner of each, and which variants save none.
 
     A variant is its label and the number of its run, from 1.
     """
     found = [(number, run.summary) for number, run in enumerate(runs, 1)]
-    corrected = [
-        (number, summary)
-        for number, summary in found
-        if not summary.has_groups
-        and summary.protocol == CORRECTED
-        and summary.rows[0].normalized_time is not None
-    ]
-    winners = [
-        (not summary.judged, row.normalized_time, number, row)
-        for number, summary in corrected
-        if (row := winner(summary)).variant != summary.baseline
-    ]
-    best = min(winners, key=lambda one: one[:3], default=None)
-    no_saving, untested = {}, {}
-    for number, summary in corrected:
-        for row in summary.rows:
-            if row.verdict in ("slower", "no practical difference", "inconclusive"):
-                no_saving.setdefault(row.verdict, []).append((row.variant, number))
+    best, no_saving, undetected, untested = [], {}, [], {}
     for number, summary in found:
         for row in summary.rows:
             if row.status in ("skipped", "failed"):  # a variant may be in several groups
                 untested.setdefault(row.reason or row.status, {})[row.name, number] = None
+        if (
+            summary.has_groups
+            or summary.protocol != CORRECTED
+            or summary.rows[0].normalized_time is None
+        ):
+            continue
+        if (row := winner(summary)).variant != summary.baseline:
+            best.append({"row": row, "run": number, "time": words.normalized(row)})
+        for row in summary.rows:
+            if row.verdict in ("slower", "no practical difference"):
+                no_saving.setdefault(row.verdict, []).append((row.variant, number))
+            elif row.verdict == "inconclusive":
+                undetected.append((row.variant, number))
     stood_in = [name for _, summary in found for name in find_stand_ins(summary.rows)]
     return {
         "chart": charts.overview([summary for _, summary in found]),
-        "best": best and {"row": best[-1], "run": best[2], "time": words.normalized(best[-1])},
+        "best": best,
         "no_saving": no_saving,
+        "undetected": undetected,
         "untested": untested,
         "unjudged": [
             number
             for number, summary in found
             if not summary.judged and summary.protocol == CORRECTED
         ],
-        "stand_ins": list(dict.fromkeys(stood_in)),
+        "stand_ins": list(dict.fromkeys(name.removeprefix("simulated ") for name in stood_in)),
     }
 
 

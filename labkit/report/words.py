@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from labkit import units
-from labkit.analysis.roofline import Pipeline, calibrated, least_time
+from labkit.analysis.roofline import Pipeline, calibrated, least_time, pipelines
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
     STAND_INS,
@@ -22,6 +22,7 @@ from labkit.analysis.stand_ins import (
 )
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary, ratios
+from labkit.analysis.winner import winner
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
@@ -111,6 +112,21 @@ def checks(summary: Summary) -> list[str]:
     return found
 
 
+def result(summary: Summary) -> list[str]:
+    """Return what a run shows in at most two sentences."""
+    if summary.kind == "roofline":
+        return list(filter(None, [with_this_device(summary, pipelines(summary))]))
+    base = summary.rows[0]
+    if summary.has_groups or base.normalized_time is None:
+        return several_gpus(summary)
+    best = winner(summary)
+    found = f"No variant is faster than {base.variant}"
+    if best is not base:
+        verdict = best.verdict or f"no verdict in {summary.mode} mode"
+        found = f"{best.variant}: {normalized(best)} of the time of {base.variant}, {verdict}"
+    return [found, *bound(summary)]
+
+
 def bound(summary: Summary) -> list[str]:
     """Return how far faster loading can shorten the epoch here; nothing where it is not known."""
     x = summary.calibration.get("x")
@@ -118,10 +134,10 @@ def bound(summary: Summary) -> list[str]:
     if not x or summary.has_groups or base is None or base.normalized_time is None:
         return []
     if x <= 1:
-        return [f"x {x:.2f}: the device is the limit, and loading is hidden behind it"]
+        return ["The GPU is slower than the baseline loads, so faster loading saves nothing"]
     # What the device computes in the baseline's epochs remains.
     least = units.normalized(least_time(base))
-    return [f"x {x:.2f}: faster loading takes the normalized time to about {least} at best"]
+    return [f"With faster loading, the normalized time can fall to about {least} at best"]
 
 
 def several_gpus(summary: Summary) -> list[str]:

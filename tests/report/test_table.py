@@ -201,8 +201,8 @@ def test_a_check_says_when_it_was_made_with_how_many_readers():
 @pytest.mark.parametrize(
     ("x", "line"),
     [
-        (2.1, "x 2.10: faster loading takes the normalized time to about 0.700 at best"),
-        (0.8, "x 0.80: the device is the limit, and loading is hidden behind it"),
+        (2.1, "With faster loading, the normalized time can fall to about 0.700 at best"),
+        (0.8, "The GPU is slower than the baseline loads, so faster loading saves nothing"),
     ],
 )
 def test_a_table_names_the_simulated_gpu_by_its_rate_and_says_what_it_bounds(x, line):
