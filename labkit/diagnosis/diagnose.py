@@ -19,6 +19,8 @@ from labkit.diagnosis import loaders, text
 from labkit.diagnosis.measure import Loop, collect
 from labkit.diagnosis.predict import Measured, summarize
 from labkit.diagnosis.remedies import (
+    HIGHLY,
+    MODERATELY,
     SHARED_MEMORY,
     Remedy,
     for_shared_memory,
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     import torch
 
 BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
-# EVIDENCE 1: below, between and above these shares of the time.
-MODERATELY, HIGHLY = 0.05, 0.20
 WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
 FULL_SHARE = 0.1  # of /dev/shm is free: too little for a batch
 ARMS = {

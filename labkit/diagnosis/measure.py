@@ -303,7 +303,7 @@ def _stall_limit() -> Iterator[Callable]:
         return
     awaited, limit_s = "", 0.0
 
-    def wait_for(what: str, times: int = 1) -> None:
+    def wait_for(what: str, times: float = 1) -> None:
         nonlocal awaited, limit_s
         awaited, limit_s = what, times * loaders.STALL_S
         # Again and again: a data set that tries once more after any error would swallow the first.
@@ -406,16 +406,17 @@ def _measure(
         else:
             m.stretches.append(loop.run(arm, loop.loader, seconds, once=arm == "cold"))
     say("inside the workers", ARMS_SHARE)
-    if not loop.is_one_shot:
+    with _stall_limit() as wait_for:
+        wait_for("the loader's stages", 1 + budget_s / loaders.STALL_S)
         m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
-        if m.probe.error:
-            m.notes.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
-        if any(stage.kind == "decode" for stage in m.probe.stages):
-            m.decoders_s = _decoders_s(files)
-        if loaders.is_data_loader(loop.loader):
-            m.empty_s = _empty_batch_s(loop.loader.num_workers)
-        else:
-            m.notes.append(NO_DATALOADER)
+    if m.probe.error:
+        m.notes.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
+    if any(stage.kind == "decode" for stage in m.probe.stages):
+        m.decoders_s = _decoders_s(files)
+    if loaders.is_data_loader(loop.loader):
+        m.empty_s = _empty_batch_s(loop.loader.num_workers)
+    else:
+        m.notes.append(NO_DATALOADER)
     say("profile of the step", 1 - TRIALS_SHARE - PROFILE_SHARE)
     _look_into_step(m, PROFILE_SHARE * budget_s)
 

@@ -367,9 +367,9 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
     The loader alone: its step's seconds × its workers.
     """
     now = measured.now
-    if not measured.stages:
-        return ()
     total_s = measured.alone_s * max(now.workers, 1)
+    if not measured.stages:
+        return (Row(name=UNEXPLAINED, kind=UNEXPLAINED, seconds=total_s, share=1.0),)
     sent = BYTES if measured.batch_bytes > SMALL_BYTES else OVERHEAD
     if measured.objects > MANY_OBJECTS:
         sent = SERIALIZATION

@@ -29,6 +29,9 @@ from labkit.diagnosis.stages import COLLATE, SAMPLER, Stage
 if TYPE_CHECKING:
     from labkit.diagnosis.measure import Loop
 
+# EVIDENCE 1: below, between and above these shares of the time a training is not, moderately and
+# highly input-bound.
+MODERATELY, HIGHLY = 0.05, 0.20
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WORKERS = 16
 MOST_AHEAD_BYTES = 2 << 30
@@ -525,7 +528,8 @@ def in_order(m: Measured, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, .
         key=lambda remedy: (remedy.measured is None, remedy.normalized_time),
     )
     if first is None:
-        return UNEXPLAINED if gains else COMPUTE, tuple(rest[:MOST])
+        is_hidden = not gains and 1 - m.ceiling < MODERATELY
+        return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST])
     return first.bottleneck, (first, *rest[: MOST - 1])
 
 

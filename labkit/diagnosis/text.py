@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.diagnosis.predict import UNEXPLAINED, Measured
-from labkit.diagnosis.remedies import COMPUTE, Remedy, bytes_in_words
+from labkit.diagnosis.remedies import COMPUTE, UNKNOWN_SHARE, Remedy, bytes_in_words
 from labkit.machine import shared_memory
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def screen(found: Diagnosis) -> Iterator[str]:
     for number, remedy in enumerate(found.remedies, 1):
         yield from _remedy(number, remedy, now, m)
     if not found.remedies:
-        yield "Nothing to gain: no change that was tried or can be bounded saves 3 %."
+        said = "no change that was tried or can be bounded saves 3 %."
+        yield f"Nothing to gain: {said}" if found.bottleneck == COMPUTE else f"N{said[1:]}"
     alone, step = _per_s(m, m.alone_s), _per_s(m, m.now.step_s)
     yield (
         f"The step alone ({m.loop.device.label}): {_rate(step)} {m.unit}/s; "
@@ -93,13 +94,12 @@ def _verdict(found: Diagnosis) -> str:
     said += " of the time is not hidden behind computing"
     if m.now.fetch_s:
         said += f", of which the medium takes {units.percent(m.now.fetch_s * m.steps / m.epoch_s)}"
-    if found.bottleneck == UNEXPLAINED:
+    if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE and found.bottleneck == UNEXPLAINED:
         known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
-        named = f"; the largest known part is {known.name}, {units.whole_percent(known.share)}"
-        return (
-            f"{said}. Not explained: {units.whole_percent(m.share_of(UNEXPLAINED))} of a batch's "
-            f"time{named if known else ''}."
-        )
+        said += f". Not explained: {units.whole_percent(m.share_of(UNEXPLAINED))} of a batch's time"
+        if known:
+            said += f"; the largest known part is {known.name}, {units.whole_percent(known.share)}"
+        return f"{said}."
     if found.bottleneck == COMPUTE:
         return f"{said}. Data loading is not the bottleneck."
     return f"{said}. Bottleneck: {found.bottleneck}."

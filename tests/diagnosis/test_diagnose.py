@@ -24,6 +24,7 @@ from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.predict import OFTEN, Measured
+from labkit.diagnosis.stages import Stages
 from labkit.machine import shared_memory
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import PROFILES, EmulatedDevice
@@ -206,9 +207,21 @@ def test_nothing_is_to_gain_where_the_device_is_the_limit(kind):
     assert found.ceiling > 0.8
     assert all(remedy.normalized_time > 0.8 for remedy in found.remedies)
     assert ("not a torch DataLoader" in found.details()) == (kind is Endless)
-    nothing_gains = conclude(found.measured, proposed=())
-    assert nothing_gains.bottleneck == "compute"
-    assert "Data loading is not the bottleneck" in str(nothing_gains)
+
+
+def test_a_generator_that_delays_the_step_is_the_bottleneck():
+    def late():
+        while True:
+            time.sleep(0.02)
+            yield torch.ones(2, 3)
+
+    found = diagnose(late(), lambda batch: None)
+    assert (found.verdict, found.bottleneck) == ("highly input-bound", "waiting")
+    assert "1. wait less: at best 0." in str(found)
+    unseen = conclude(replace(found.measured, probe=Stages()))
+    assert unseen.bottleneck == "not explained"
+    assert "Not explained: 100 % of a batch's time." in str(unseen)
+    assert "Nothing to gain" not in str(unseen)
 
 
 class Locked(Slow):

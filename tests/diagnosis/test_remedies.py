@@ -63,6 +63,8 @@ def test_nothing_is_proposed_where_the_device_is_the_limit():
     m = measured(stages=(stage("decode", "imdecode", 0.010),))
     assert propose(m) == ()
     assert in_order(m, ()) == ("compute", ())
+    late = measured(stages=(), epoch_s=2 * m.epoch_s)
+    assert in_order(late, ()) == (UNEXPLAINED, ())
 
 
 def test_a_stage_is_bounded_by_what_is_left_without_it():
