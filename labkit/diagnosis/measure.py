@@ -563,12 +563,11 @@ def _empty_batch_s(workers: int) -> float:
 
 def _look_into_step(m: Measured, seconds: float) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
-    loop = m.loop
+    loop, device, batch = m.loop, m.loop.device, m.loop.resident[0]
     try:
-        m.host_kinds = kinds_of(lambda: loop.compute(seconds))
+        m.host_kinds = kinds_of(lambda: loop.compute(seconds), on_cuda=isinstance(device, Cuda))
     except ImportError as missing:
         m.notes.append(f"what the host does in a step was not looked at: {missing}")
-    device, batch = loop.device, loop.resident[0]
     with _one_thread():
         m.copy_bytes_s = _median_s(device, partial(loaders.copy_batch, batch))
     copies = [device.copying(batch, pinned=pinned) for pinned in (False, True)]

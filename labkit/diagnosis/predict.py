@@ -264,7 +264,7 @@ def summarize(m: Measured) -> None:
     m.knobs = loaders.knobs_of(loader) if loaders.is_data_loader(loader) else {}
 
     has_device = loop.device.has_queue
-    if not has_device or m.resident_on_device:  # there libraries compute or launch the step
+    if not has_device:  # there libraries compute the step
         m.host_kinds.pop("compute", None)
     m.copy_s, m.copy_blocks, m.copy_beside = _copying(m, resident_s)
     device_s, m.syncs_s = _device(m)

@@ -195,31 +195,35 @@ def _read(folder: Path) -> tuple[Session | None, int]:
 
 # --- kinds of work in a step ------------------------------------------------------------------
 
-# Kind -> what a frame "file:function" of it looks like.  The outermost frame that fits decides.
+# Kind -> what a frame of it looks like, such as "torch/serialization.py:save"; a file of the user's
+# own has no folder.  The outermost frame that fits decides.
 KINDS = {
     "checkpoint": re.compile(
-        r"torch/serialization\.py:(save|_save)|safetensors|:f?sync$|:fdatasync$|pickle\.py:dump"
-        r"|checkpoint\w*\.py:|:\w*checkpoint\w*$|:save_file$|:save$",
-        re.IGNORECASE,
+        r"^torch/serialization\.py:_?save|^safetensors/|:f(data)?sync$|^pickle\.py:dump"
+        r"|:_?save(_\w*(checkpoint|file|model|state)\w*)?$"
     ),
     "reports": re.compile(
-        r"logging/__init__|socket|http/client|urllib|requests/|wandb|tensorboard|mlflow|tqdm"
-        r"|:print$|iostream\.py|sqlite",
-        re.IGNORECASE,
+        r"^(logging|http/client|urllib3?|requests|socket|wandb|tensorboardX?|torch/utils/tensorboard"
+        r"|mlflow|tqdm|sqlite3|ipykernel/iostream)(/|\.py:)|^<built-in>:(socket\.|print$)"
     ),
     "synchronization": re.compile(
         r":(TensorBase|Tensor)?\.?(item|tolist|cpu|numpy|nonzero)$|:synchronize$"
-        r"|labkit/(parts|diagnosis)/devices\.py:",
+        r"|^(labkit/)?(parts|diagnosis)/devices\.py:"
     ),
 }
 # Calls of torch, numpy and the like are computing, whatever called them.
-LIBRARY = re.compile(
-    r"site-packages/(torch|numpy|scipy|cv2|PIL)/|^<built-in>:(_?(Tensor|Variable)|ndarray|Imaging)"
-)
+TORCH = re.compile(r"^torch/|^<built-in>:_?(Tensor|Variable)")
+LIBRARY = re.compile(r"^(numpy|scipy|cv2|PIL)/|^<built-in>:(ndarray|Imaging)")
+# Folders of modules that are not the user's own.
+_FOLDERS = tuple(f"{path}/" for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[1]))
 
 
-_FOLDERS = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
-NOT_OWN = re.compile("|".join(["-packages/", "^<", ":<", *map(re.escape, _FOLDERS)]))
+def _module(file: str) -> str:
+    """Return a file's place in its package or the standard library; of the user's own, its name."""
+    package = file.rpartition("-packages/")[2]
+    for folder in _FOLDERS:
+        package = package.removeprefix(folder)
+    return Path(file).name if package == file else package
 
 
 class Kind(NamedTuple):
@@ -231,14 +235,16 @@ class Kind(NamedTuple):
     """Of the user's own, in which most of it is; "" where in none."""
 
 
-def kinds_of(run: Callable[[], object]) -> dict[str, Kind]:
+def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
     """Profile a function and divide its time among kinds of work.
 
     Args:
         run: calls the step some hundred times.
+        on_cuda: whether torch's functions launch work of a GPU instead of computing.
 
     Returns:
-        Those of `KINDS`, "compute" for what libraries did, "host work" for all other Python.
+        Those of `KINDS`, "compute" and "launch" for what libraries did, "host work" for all other
+        Python.
     """
     from pyinstrument import Profiler
 
@@ -251,9 +257,14 @@ def kinds_of(run: Callable[[], object]) -> dict[str, Kind]:
     spent: dict[str, Counter[str]] = defaultdict(Counter)
     for stack, spent_s in session.frame_records:
         # pyinstrument's frames are "function\0file\0line".
-        frames = ["{1}:{0}".format(*frame.split("\x00")) for frame in stack]
-        own = [frame.rpartition(":")[2] for frame in frames if not NOT_OWN.search(frame)]
-        spent[_kind_of(frames)][own[-1] if own else ""] += spent_s
+        places = [frame.split("\x00")[:2] for frame in stack]
+        frames = [f"{_module(file)}:{function}" for function, file in places]
+        own = [
+            function
+            for (function, file), frame in zip(places, frames)
+            if "/" not in frame and not file.startswith("<") and not function.startswith("<")
+        ]
+        spent[_kind_of(frames, on_cuda)][own[-1] if own else ""] += spent_s
     total_s = sum(functions.total() for functions in spent.values()) or 1.0
     return {
         kind: Kind(functions.total() / total_s, functions.most_common(1)[0][0])
@@ -261,13 +272,15 @@ def kinds_of(run: Callable[[], object]) -> dict[str, Kind]:
     }
 
 
-def _kind_of(stack: list[str]) -> str:
+def _kind_of(stack: list[str], on_cuda: bool) -> str:
     for frame in stack:
         for kind, pattern in KINDS.items():
             if pattern.search(frame):
                 return kind
     # A built-in function has no file: it is torch's where torch called it.
-    computes = LIBRARY.search(stack[-1]) or any(map(LIBRARY.search, stack[-2:-1]))
+    if any(map(TORCH.search, stack[-2:])):
+        return "launch" if on_cuda else "compute"
+    computes = any(map(LIBRARY.search, stack[-2:]))
     name = stack[-1].removeprefix("<built-in>:")
     # OpenCV's functions know no module.
     is_opencv = hasattr(sys.modules.get("cv2"), name) and not hasattr(builtins, name)

@@ -9,10 +9,13 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import cv2
+import numpy as np
 import psutil
 import pytest
 import torch
 from photo_sets import BrokenPhotos, BusyPhotos, Photos, PhotoStream
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from labkit.diagnosis import profile
@@ -74,7 +77,7 @@ def test_spawned_workers_are_in_the_graph_and_end_quietly(photos, capfd):
 def test_a_slow_clock_does_not_print_advice_that_nobody_can_follow():
     script = (
         "from labkit.diagnosis.profile import kinds_of; from pyinstrument import stack_sampler;"
-        "stack_sampler._timing_overhead = {'walltime': 1e-6}; kinds_of(lambda: None)"
+        "stack_sampler._timing_overhead = {'walltime': 1e-6}; kinds_of(lambda: None, on_cuda=False)"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
@@ -145,17 +148,41 @@ def multiply():
     torch.mm(torch.ones(500, 500), torch.ones(500, 500))
 
 
-@pytest.mark.parametrize(
-    ("work", "kind"),
-    [(save, "checkpoint"), (report, "reports"), (count_boxes, "host work"), (multiply, "compute")],
-)
-def test_most_of_a_steps_time_is_of_the_kind_of_its_work(work, kind):
-    def run():
-        until_s = time.perf_counter() + 0.1
-        while time.perf_counter() < until_s:
-            work()
+def recompute():
+    x = torch.ones(300, 300, requires_grad=True)
+    checkpoint(torch.mm, x, x, use_reentrant=False).sum().backward()
 
-    kinds = kinds_of(run)
+
+def smooth():
+    cv2.bilateralFilter(np.ones((100, 100, 3), np.uint8), 9, 50, 50)
+
+
+RUN = """
+def run():
+    until_s = time.perf_counter() + 0.1
+    while time.perf_counter() < until_s:
+        work()
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "on_cuda", "kind"),
+    [
+        (save, False, "checkpoint"),
+        (report, False, "reports"),
+        (count_boxes, False, "host work"),
+        (multiply, False, "compute"),
+        (multiply, True, "launch"),
+        (recompute, False, "compute"),  # torch.utils.checkpoint saves nothing
+        (smooth, True, "compute"),
+    ],
+)
+def test_most_of_a_steps_time_is_of_the_kind_of_its_work(work, on_cuda, kind):
+    work()  # imports what it needs
+    names = {"work": work, "time": time}
+    # A folder's name does not say what a script does.
+    exec(compile(RUN, "/home/me/mlflow-project/train.py", "exec"), names)
+    kinds = kinds_of(names["run"], on_cuda=on_cuda)
     assert max(kinds, key=lambda kind: kinds[kind].share) == kind
     assert kinds[kind].function == work.__name__
     assert sum(one.share for one in kinds.values()) == pytest.approx(1)
