@@ -291,6 +291,24 @@ def arrays(batch: object) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(batch) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
 
+def count_samples(batch: object, size: int | None) -> int:
+    """Return how many samples a batch has; 0 where it does not tell.
+
+    Args:
+        batch: samples, or what holds them: a mapping, a list or a tuple.
+        size: the loader's batch size; it decides where batches are lists of samples.
+    """
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    parts = parts if isinstance(batch, Mapping | list | tuple) else ()
+    lengths = [len(part) for part in parts if _is_long(part)][:1]
+    lengths += [len(batch)] if _is_long(batch) else []
+    return size if size in lengths else [*lengths, size or 0][0]
+
+
+def _is_long(part: object) -> bool:
+    return isinstance(part, list | tuple) or bool(getattr(part, "ndim", 0))
+
+
 def copy_batch(batch: object) -> object:
     """Return a copy of a batch in memory of its own; pinned tensors stay pinned."""
 

@@ -256,9 +256,8 @@ def summarize(m: Measured) -> None:
 
     first = loop.resident[0]
     arrays = loaders.arrays(first)
-    sized = [array for array in arrays if getattr(array, "ndim", 0)]
-    m.samples = len(max(sized, key=lambda array: array.nbytes)) if sized else 0
-    m.unit = "images" if any(array.ndim == 4 for array in sized) else "samples"
+    m.samples = loaders.count_samples(first, getattr(loader, "batch_size", None))
+    m.unit = "images" if any(getattr(array, "ndim", 0) == 4 for array in arrays) else "samples"
     m.objects = len(loaders.leaves(first)) - len(arrays)
     m.dtypes = loaders.bytes_by_dtype(first)
     m.knobs = loaders.knobs_of(loader) if loaders.is_data_loader(loader) else {}

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial, wraps
@@ -25,7 +25,7 @@ from types import ModuleType
 
 from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
-from labkit.diagnosis.loaders import check_loader
+from labkit.diagnosis.loaders import check_loader, count_samples
 from labkit.files import progress_stream
 from labkit.machine import hardware
 from labkit.machine.gpu import Reading, open_gpu
@@ -255,7 +255,7 @@ class Watch:
         self._charge("wait_s")
         if epoch.images is None:
             epoch.loop.starts_s += epoch.loop.wait_s - epoch.waited_s
-        epoch.images = _count_images(batch, epoch.size)
+        epoch.images = count_samples(batch, epoch.size)
         self._thread = threading.get_ident()
         return batch
 
@@ -361,24 +361,6 @@ def _describe(iterator: object, loader: object) -> tuple[str, int | None, int | 
         said.append(units.count(len(iterator._dataset), "sample"))
     said += [f"batches of {size}"] if size else []
     return ", ".join([*said, units.count(workers, "worker")]), size, workers
-
-
-def _count_images(batch: object, size: int | None) -> int:
-    """Return how many images a batch has; 0 where it does not tell.
-
-    Args:
-        batch: images, or what holds them first: a mapping, a list or a tuple.
-        size: the loader's batch size; it decides where batches are lists of samples.
-    """
-    first = batch
-    if isinstance(batch, Mapping):
-        first = next(iter(batch.values()), None)
-    elif isinstance(batch, list | tuple) and batch:
-        first = batch[0]
-    lengths = [
-        len(x) for x in (first, batch) if isinstance(x, list | tuple) or getattr(x, "ndim", 0)
-    ]
-    return size if size in lengths else [*lengths, size or 0][0]
 
 
 # --- one loader -------------------------------------------------------------------------------

@@ -256,6 +256,16 @@ def test_a_samples_bytes_are_told_in_words():
     assert "A sample: float64, 2.2 MB; float32 would be half." in str(found)
 
 
+def as_tuples(samples):
+    return tuple(zip(*samples))
+
+
+def test_the_rate_counts_samples_also_of_batches_that_are_tuples():
+    samples = [(torch.ones(3, 8, 8), i) for i in range(64)]
+    loader = DataLoader(samples, batch_size=4, collate_fn=as_tuples)
+    assert diagnose(loader, lambda batch: None).measured.samples == 4
+
+
 class Tiny(Slow):
     def __getitem__(self, i):
         return torch.tensor([float(i)])

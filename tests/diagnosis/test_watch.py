@@ -105,7 +105,7 @@ def test_a_validation_inside_a_step_is_no_waiting_of_the_training(clock):
     [
         (torch.ones(5, 3), 8, 5),
         ([torch.ones(5, 3), torch.ones(5)], 8, 5),
-        ({"pixels": torch.ones(5, 3)}, None, 5),
+        ({"epoch": 1, "pixels": torch.ones(5, 3)}, None, 5),
         (((torch.ones(3, 9), torch.ones(3, 7)), ({}, {})), 2, 2),  # zip(*samples)
         ([(torch.ones(3, 9), 1)] * 4, 4, 4),  # a list of samples
         (object(), None, 0),
