@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -148,15 +149,28 @@ def _start(functions: tuple[Callable[[int], None] | None, ...], number: int) -> 
             function(number)
 
 
-def limit_threads(own: Callable[[int], None] | None, number: int) -> None:
-    """Limit this worker to one thread, after the user's `worker_init_fn`."""
-    import torch
+@dataclasses.dataclass
+class OneThread:
+    """A `worker_init_fn` that limits a worker to one thread, after the user's own one."""
 
-    if own is not None:
-        own(number)
-    torch.set_num_threads(1)
-    if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(0)
+    own: Callable[[int], None] | None
+
+    def __call__(self, number: int) -> None:
+        """Limit the threads of torch and OpenCV."""
+        import torch
+
+        if self.own is not None:
+            self.own(number)
+        torch.set_num_threads(1)
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(0)
+
+    def __str__(self) -> str:
+        """Return the same as code."""
+        calls = [] if self.own is None else [f"{_written('worker_init_fn', self.own)}(i)"]
+        calls += ["torch.set_num_threads(1)"]
+        calls += ["cv2.setNumThreads(0)"] if "cv2" in sys.modules else []
+        return f"lambda i: ({', '.join(calls)})" if len(calls) > 1 else f"lambda i: {calls[0]}"
 
 
 FOR_SAMPLES = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler"}
@@ -199,7 +213,11 @@ def line_of(knobs: Mapping[str, object]) -> str:
 
 def _written(argument: str, value: object) -> str:
     if isinstance(value, bool | int | float | str | None):
+        return repr(value)
+    if isinstance(value, OneThread):
         return str(value)
+    if isinstance(value, BaseContext):
+        return repr(value.get_start_method())
     name = getattr(value, "__name__", argument)
     return name if name.isidentifier() else argument
 

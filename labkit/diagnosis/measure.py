@@ -442,22 +442,26 @@ def _look(loop: Loop, device: EmulatedDevice | None) -> float:
 
 
 def _are_duplicated(loop: Loop) -> bool:
-    """Return whether two workers of an iterable data set yield, or would yield, the same."""
+    """Return whether two workers of an iterable data set would yield the same.
+
+    Batches that are equal in a worker, too, do not tell.
+    """
     from torch.utils.data import IterableDataset
 
     if not isinstance(getattr(loop.loader, "dataset", None), IterableDataset):
         return False
     try:
-        if loop.loader.num_workers > 1:
-            batches = loop.resident[:2]
-        else:
-            with loaders.copied(loop.loader, num_workers=2) as twin:
-                batches = list(islice(twin, 2))
-        one, other = map(loaders.arrays, batches)
+        with loaders.copied(loop.loader, num_workers=2) as twin, _stall_limit() as wait_for:
+            wait_for("two workers")
+            first, of_other, second = map(loaders.arrays, islice(twin, 3))
     except Exception:  # fewer batches, or what goes wrong in two workers only
         return False
-    return len(one) == len(other) > 0 and all(
-        a.shape == b.shape and bool((a == b).all()) for a, b in zip(one, other)
+    return _are_equal(first, of_other) and not _are_equal(first, second)
+
+
+def _are_equal(some: Sequence[object], others: Sequence[object]) -> bool:
+    return len(some) == len(others) and all(
+        a.shape == b.shape and bool((a == b).all()) for a, b in zip(some, others)
     )
 
 

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
-from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, bytes_by_dtype, knobs_of, line_of
+from labkit.diagnosis.loaders import (
+    DEFAULT_PREFETCH_FACTOR,
+    OneThread,
+    bytes_by_dtype,
+    knobs_of,
+    line_of,
+)
 from labkit.diagnosis.predict import (
     BYTES,
     EACH_OTHER,
@@ -38,8 +44,6 @@ MOST_AHEAD_BYTES = 2 << 30
 MORE_AHEAD = 4  # times as many batches
 RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
 LESS_OFTEN = 10
-# As the user writes it; a trial also calls the user's own.
-ONE_THREAD = "lambda _: (cv2.setNumThreads(0), torch.set_num_threads(1))"
 MUCH = 0.3  # of the loader's time, which every batch takes whatever is in it
 VANISHES = 0.05  # of the time: so much overhead does not matter
 DEVICE_BOUND = 0.9  # the ceiling from which faster computing is tried
@@ -216,7 +220,7 @@ def _wide(m: Measured) -> Sequence[str]:
 def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
     """Return the demands with fewer bytes: all that touches them gets shorter."""
     kept = 1 - (1 - FEWER[dtype][1]) * m.dtypes[dtype] / m.batch_bytes
-    left = m.without(_computing(m), kept)
+    left = m.without([*_computing(m), *_of(m, "read")], kept)
     # Of collate, only what copies: what takes much longer does something else.
     copies_s = min(sum(s.wall_s for s in m.stages if s.kind == COLLATE), 2 * m.copy_bytes_s)
     sent_s = (1 - kept) * (copies_s + (m.probe.send_s if m.now.workers else 0.0))
@@ -278,6 +282,13 @@ def _pinned(m: Measured, _: object) -> dict[str, object]:
     return {"step_s": step_s, "host_s": m.now.host_s - m.copy_s, "device_s": device_s}
 
 
+def _why_pinned(m: Measured, _: object) -> str:
+    return (
+        f"a copy of {units.count_bytes(m.batch_bytes)} takes {units.seconds(m.copy_s)}, in which "
+        f"the host waits; from pinned memory {units.seconds(m.pinned_s)}"
+    )
+
+
 def _unsynchronized(m: Measured, _: object) -> dict[str, object]:
     host_s = max(m.now.step_s - m.syncs_s, 0.0)
     return {"step_s": max(host_s, m.now.device_s), "host_s": host_s}
@@ -322,7 +333,7 @@ REMEDIES = (
          only_tried,
          lambda m, _: f"{m.now.workers} workers × {m.probe.threads:.2g} threads share "
          f"{m.now.cores} cores",
-         "", lambda m, _: {"worker_init_fn": ONE_THREAD}),
+         "", lambda m, _: {"worker_init_fn": OneThread(m.knobs.get("worker_init_fn"))}),
     Line("no workers", OVERHEAD,
          lambda m: _given(m.now.workers > 0 and bool(_small_batches(m))),
          only_tried,
@@ -337,12 +348,12 @@ REMEDIES = (
          "", lambda m, n: {"num_workers": n}),
     Line("pin memory", "transfer",
          lambda m: _given(m.copy_blocks),
-         _pinned,
-         lambda m, _: f"a copy of {units.count_bytes(m.batch_bytes)} takes "
-         f"{units.seconds(m.copy_s)}, in which the host waits; from pinned memory "
-         f"{units.seconds(m.pinned_s)}",
-         "pin_memory=True in the DataLoader, and batch.to(device, non_blocking=True)",
-         lambda m, _: {"pin_memory": True} if m.resident_on_device and m.is_data_loader else {}),
+         _pinned, _why_pinned,
+         "pin_memory=True in the DataLoader, and batch.to(device, non_blocking=True)"),
+    # Without a change of the step, which waits for the copies then as before.
+    Line("pin memory alone", "transfer",
+         lambda m: _given(m.copy_blocks and m.resident_on_device is not None),
+         _pinned, _why_pinned, "", lambda m, _: {"pin_memory": True}),
     Line("synchronize less often", "synchronization",
          _always, _unsynchronized,
          lambda m, _: f"in every step the host waits {units.seconds(m.syncs_s)} until the device "
@@ -538,14 +549,16 @@ def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
     for remedy in gains:
         if remedy.bottleneck == DUPLICATED:
             return remedy
-    easy = [remedy for remedy in gains if remedy.easy]
+    unknown = m.share_of(UNEXPLAINED) > UNKNOWN_SHARE
+    # Bounds of a loader whose time is not explained name a known part of it.
+    easy = [one for one in gains if one.easy and not (unknown and one.knobs and not one.measured)]
     most = 1 - _best(gains).normalized_time
     most_easy = 1 - _best(easy).normalized_time if easy else 0.0
     if most_easy >= ENOUGH_OF_IT * most:
         enough = (one for one in easy if 1 - one.normalized_time >= MOST_OF_IT * most_easy)
         bottleneck = next(enough).bottleneck
         return _best([remedy for remedy in easy if remedy.bottleneck == bottleneck])
-    if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE:
+    if unknown:
         return None
     # What they wait for is the other workers, whatever function does the waiting.
     return next((one for one in gains if one.bottleneck == EACH_OTHER), None) or _best(gains)

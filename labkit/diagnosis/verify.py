@@ -29,7 +29,7 @@ from labkit.diagnosis.measure import (
     whole,
 )  # fmt: skip
 from labkit.diagnosis.predict import Measured
-from labkit.diagnosis.remedies import ONE_THREAD, Remedy
+from labkit.diagnosis.remedies import Remedy
 
 FEWEST_TRIED, MOST_TRIED = 2, 5
 AS_IS = ("A1", "A2")
@@ -113,8 +113,6 @@ def _applied(loop: Loop, remedy: Remedy, stack: ExitStack) -> tuple[Iterable, Ca
         with changed():  # compiles, before anything is timed
             loop.step(whole(loop.resident[0]))
         return loop.loader, changed
-    if changes.get("worker_init_fn") == ONE_THREAD:
-        changes["worker_init_fn"] = partial(loaders.limit_threads, loop.loader.worker_init_fn)
     twin = stack.enter_context(loaders.copied(loop.loader, **changes))
     if twin.num_workers and twin.persistent_workers:
         next(iter(twin))  # starts them, once for all epochs

@@ -307,6 +307,16 @@ def test_workers_that_deliver_the_same_samples_are_found():
     assert "get_worker_info()" in str(found)
 
 
+class Constant(IterableDataset):
+    def __iter__(self):
+        return iter([torch.ones(3)] * 64)
+
+
+def test_equal_samples_are_not_taken_for_duplicates():
+    found = diagnose(DataLoader(Constant(), batch_size=4, num_workers=2), lambda batch: None)
+    assert found.broken == "" and not found.measured.duplicated
+
+
 def test_a_model_that_is_given_learns_nothing_and_is_tried_in_other_forms(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)  # takes a minute
     monkeypatch.setattr(remedies, "DEVICE_BOUND", 0.0)  # whatever else this machine does
@@ -356,12 +366,15 @@ def test_random_numbers_and_the_loader_stay_as_they_were():
 def test_the_line_to_paste_holds_all_arguments_that_are_not_torchs_defaults():
     loader = DataLoader(
         Slow(), batch_size=4, shuffle=True, num_workers=2, prefetch_factor=2, collate_fn=give_none,
-        pin_memory=False, in_order=False,
+        pin_memory=False, in_order=False, worker_init_fn=print, multiprocessing_context="spawn",
     )  # fmt: skip
-    assert loaders.line_of(loaders.knobs_of(loader)) == (
+    knobs = loaders.knobs_of(loader)
+    assert loaders.line_of(knobs) == (
         "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, collate_fn=give_none, "
-        "in_order=False)"
+        "worker_init_fn=print, multiprocessing_context='spawn', in_order=False)"
     )
+    knobs["worker_init_fn"] = loaders.OneThread(print)
+    assert "worker_init_fn=lambda i: (print(i), torch.set_num_threads(1)" in loaders.line_of(knobs)
     assert loaders.line_of(loaders.knobs_of(DataLoader([1]))) == "DataLoader(dataset, batch_size=1)"
 
 
