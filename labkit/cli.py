@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
-import pkgutil
 import signal
 import sys
 import textwrap
@@ -323,10 +323,11 @@ def load_target(name: str) -> dict[str, object]:
     # A shell's command does not look where it is called, unlike python -m.
     sys.path.insert(0, "")
     try:
-        make = pkgutil.resolve_name(name)
+        module, _, function = name.partition(":")
+        make = getattr(importlib.import_module(module), function)
         if not callable(make):
             raise ValueError("not a function")
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"target must be module:function, got {name!r} ({error}); "
             "such as train:make, in the folder that holds train.py"

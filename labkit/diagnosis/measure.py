@@ -36,7 +36,7 @@ from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
 from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.profile import NO_DATALOADER, kinds_of
 from labkit.machine import hardware, procfs
-from labkit.machine.usage import own_cpu_s
+from labkit.machine.usage import cores_s, own_cpu_s
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.storage import cache_state
@@ -208,7 +208,7 @@ class Loop:
             cpu_s=(last.cpu_s - first.cpu_s) / steps,
             own_cpu_s=(last.own_cpu_s - first.own_cpu_s) / steps,
             queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
-            idle=_idle(first.cores_s, last.cores_s),
+            idle=1 - (last.busy_cores_s - first.busy_cores_s) / (last.cores_s - first.cores_s or 1),
             readings=readings,
         )
 
@@ -241,25 +241,17 @@ class _Usage(NamedTuple):
     """Of this thread, which waited for a core."""
     queued_s: dict[int, float]
     """Of each descendant's first thread, else of this one."""
-    cores_s: Sequence[float]
+    busy_cores_s: float
+    cores_s: float
 
 
 def _usage(loader: Iterable) -> _Usage:
-    import psutil
-
     # Without workers, descendants are none of the loader's.
     alone = loaders.is_data_loader(loader) and not loader.num_workers
     queued = {} if alone else {pid: queued_s for pid, (_, queued_s) in _scheduled().items()}
     _, own_queued_s = procfs.scheduled_s()
     queued = queued or {0: own_queued_s}
-    return _Usage(own_cpu_s(), time.process_time(), own_queued_s, queued, psutil.cpu_times())
-
-
-def _idle(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the idle share of all cores between two readings of psutil.cpu_times()."""
-    passed_s = sum(after) - sum(before)
-    waited_s = getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0)
-    return (after.idle - before.idle + waited_s) / passed_s if passed_s > 0 else 0.0
+    return _Usage(own_cpu_s(), time.process_time(), own_queued_s, queued, *cores_s())
 
 
 def _scheduled() -> dict[int, tuple[float, float]]:

@@ -191,13 +191,20 @@ class Measured:
         """
         now, left = self.now, replace(self.now, **changes)
         now_s = max(self.epoch_s / self.steps, now.least_s())
+        busy_s, left_s = now.busy_s(), left.busy_s()
         # If everything took half as long, so would a step, whatever delays what: it shrinks no
         # more than what shrinks most.
-        before = [*now.busy_s(), now.startup_s, now.fetch_s]
-        after = [*left.busy_s(), left.startup_s, left.fetch_s]
+        before = [*busy_s, now.startup_s, now.fetch_s]
+        after = [*left_s, left.startup_s, left.fetch_s]
         shrinks = min(x_s / before_s for x_s, before_s in zip(after, before) if before_s)
+        # A step takes longer than the busiest of these, which all that is done at once delays.
+        # What is gone neither is delayed nor delays the rest; what nothing waits for has no delay.
+        most = busy_s.index(max(busy_s))
+        delay = (now_s - now.startup_s - now.fetch_s) / busy_s[most] - 1
+        left_s[most] *= 1 + delay * min(left_s[most] / busy_s[most], 1.0)
+        least_s = max(left_s) + left.startup_s + left.fetch_s
         ceiling = left.step_s * self.steps / self.epoch_s  # measured, so it holds in any case
-        return shorter * min(max(left.least_s() / now_s, shrinks, ceiling), 1.0)
+        return shorter * min(max(least_s / now_s, shrinks, ceiling), 1.0)
 
     def without(self, some: Iterable[Stage], left: float = 0.0) -> dict[str, float]:
         """Return the demands with a share left of some stages."""

@@ -10,6 +10,7 @@ reads: CUDA events in the training's streams would disturb it, above all the cap
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -29,10 +30,10 @@ from labkit.diagnosis.loaders import check_loader, count_samples
 from labkit.files import progress_stream
 from labkit.machine import hardware
 from labkit.machine.gpu import Reading, open_gpu
-from labkit.machine.usage import NVML_PERIOD_S, Sampler
+from labkit.machine.usage import NVML_PERIOD_S, Sampler, cores_s
 
 FIRST_STEPS = 50  # before the first report
-PERIOD_S = 30.0  # between two lines
+PERIOD_S = 30.0  # until another report; later ones come after twice as long each time
 WORTH = 0.05  # share of the time that is worth saving
 BUSY, IDLE = 0.8, 0.5  # a core or device is in use for more, or less, of the time
 DATALOADER = "torch.utils.data.dataloader"
@@ -79,7 +80,9 @@ class Loop:
     @property
     def shares(self) -> dict[str, float]:
         """Name -> part of the time; no transfer where none can be seen."""
-        names = {"waiting for data": self.wait_s, "transfer": self.transfer_s, "rest": self.rest_s}
+        # A copy that blocks the host first waits for what the GPU has to do.
+        transfer = "transfer and waiting for the GPU"
+        names = {"waiting for data": self.wait_s, transfer: self.transfer_s, "rest": self.rest_s}
         return {name: s / (self.loop_s or 1.0) for name, s in names.items() if s is not None}
 
     def line(self) -> str:
@@ -116,8 +119,8 @@ class Watch:
         self._loops: dict[str, Loop] = {}
         self._epochs: list[_Epoch] = []  # those that go on; time counts for the last one
         self._since_s = self._now()
-        self._due_s, self._has_said = self._since_s + PERIOD_S, False
-        self._spent = self._counted = [0.0, 0.0, 0.0, 0.0]  # as `_count_cpu` says
+        self._due_s, self._period_s = math.inf, PERIOD_S
+        self._spent = self._counted = [0.0] * 6  # as `_count_cpu` says
         self._gpu: list[int] = []  # percents, as NVML tells them
         self._device, self._thread, self._ahead = ExitStack(), 0, False
 
@@ -139,9 +142,10 @@ class Watch:
 
     @property
     def busy(self) -> dict[str, float]:
-        """Cores that this process, all workers and a worker used, and the GPU's utilization."""
-        wall_s, main_s, workers_s, of_workers_s = self._spent
+        """Cores that this process, all workers and a worker used; busy shares of cores and GPU."""
+        wall_s, main_s, workers_s, busy_s, all_s, of_workers_s = self._spent
         found = {"process": main_s / wall_s, "workers": workers_s / wall_s} if wall_s else {}
+        found |= {"cores": busy_s / all_s} if all_s else {}
         found |= {"worker": workers_s / of_workers_s} if of_workers_s else {}
         return found | ({"gpu": sum(self._gpu) / len(self._gpu) / 100} if self._gpu else {})
 
@@ -175,11 +179,12 @@ class Watch:
             return ""
         if total.starts_s > total.wait_s / 2:
             return "; most of the waiting is at the start of epochs"
-        if busy["process"] + busy["workers"] > BUSY * cores:
+        # Other ranks keep cores busy, too; a container may use only some of the machine's.
+        if busy["cores"] > BUSY or busy["process"] + busy["workers"] > BUSY * cores:
             return f"; all {cores} cores are busy, so more workers would not help"
         each = f"; a worker uses {units.percent(busy['worker'])} of a core"
         if busy["worker"] > BUSY:
-            return f"{each}, and this training leaves cores idle, so more workers may help"
+            return f"{each}, and cores are idle, so more workers may help"
         # Workers work at least while the training waits; at other times their queue may be full.
         if busy["worker"] < IDLE * total.shares["waiting for data"]:
             return f"{each}: workers wait, too, for a disk, the network, a lock or a core"
@@ -284,20 +289,22 @@ class Watch:
             loop.first_s = loop.loop_s
             loop.wait_s = loop.starts_s = loop.rest_s = 0.0
             loop.transfer_s = loop.transfer_s and 0.0
+            self._due_s = min(self._due_s, self._now() + PERIOD_S)
+            self._open_device()  # the first step may have been the first to use CUDA
             self._count_cpu(keep=False)
         else:
             loop.steps += 1
             loop.images += epoch.images
-            is_due = self._since_s > self._due_s
-            if not is_due and (self._has_said or loop.steps < FIRST_STEPS):
+            if loop.steps != FIRST_STEPS and self._since_s < self._due_s:
                 return
             self._count_cpu()
-            self._say(self.line() if self._has_said else self)
-            self._due_s, self._has_said = self._now() + PERIOD_S, True
+            self._say(self)
+            self._due_s = self._now() + self._period_s
+            self._period_s *= 2
         self._since_s = self._now()  # counting and reporting are not the training's
 
     def _count_cpu(self, *, keep: bool = True) -> None:
-        """Count wall seconds, CPU seconds of process and workers, and wall seconds of workers.
+        """Count wall seconds, CPU seconds of process, workers and cores, and workers' wall seconds.
 
         Args:
             keep: False drops those since the last call.
@@ -309,7 +316,8 @@ class Watch:
         for pid in workers:
             with suppress(psutil.Error):
                 workers_s += sum(psutil.Process(pid).cpu_times()[:2])
-        before, self._counted = self._counted, [self._now(), time.process_time(), workers_s]
+        counted = [self._now(), time.process_time(), workers_s, *cores_s()]
+        before, self._counted = self._counted, counted
         if keep and self._epochs:
             spent = [max(0.0, b - a) for a, b in zip(before, self._counted)]
             spent.append(spent[0] * len(workers))
@@ -369,8 +377,8 @@ def _describe(iterator: object, loader: object) -> tuple[str, int | None, int | 
 def watch(loader: Iterable, *, show: bool = True) -> WatchedLoader:
     """Watch a training from its loader: `for batch in lab.watch(loader): …`.
 
-    Prints after 50 steps, every 30 seconds, and at the end of every epoch.  The batches are the
-    loader's own, in its order, and no random number is drawn.
+    Prints after 50 steps or 30 seconds, then at growing intervals, and at the end of every epoch.
+    The batches are the loader's own, in its order, and no random number is drawn.
 
     Args:
         loader: any iterable of batches, such as a DataLoader.
@@ -453,7 +461,11 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
     rank = os.environ.get("RANK")
     say = partial(_say, who="labkit" if rank is None else f"labkit, rank {rank}")
     is_first, started_in = rank in (None, "0"), os.getpid()
-    watch = Watch(say if is_first else lambda _: None)
+    # Where the script lies, as it may import its neighbours.
+    place = f"cd {script.parent} && " if script.parent.name else ""
+    make = f"{script.stem}:make, where make() returns (loader, step)"
+    following = f"Next: {place}labkit diagnose {make}."
+    watch = Watch((lambda what: say(f"{what}\n{following}")) if is_first else lambda _: None)
     main, code = ModuleType("__main__"), script.read_bytes()
     main.__file__ = str(script.absolute())
     sys.modules["__main__"] = main  # to the end: workers and pickles look for its names
@@ -469,12 +481,10 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
         _show_as_without(error)
         raise
     finally:
-        watch.close()
         if os.getpid() == started_in:  # not a child that the script forked
-            # Where the script lies, as it may import its neighbours.
-            place = f"cd {script.parent} && " if script.parent.name else ""
-            make = f"{script.stem}:make, where make() returns (loader, step)"
-            say(f"Next: {place}labkit diagnose {make}." if is_first else watch.line())
+            watch.close()
+            if not is_first:
+                say(watch.line())
             save(watch)
 
 

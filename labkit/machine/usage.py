@@ -167,6 +167,16 @@ def own_cpu_s() -> float:
     return total_s
 
 
+def cores_s() -> tuple[float, float]:
+    """Return the seconds in which the machine's cores were busy, and all of them, so far."""
+    import psutil
+
+    times = psutil.cpu_times()
+    # User time includes guest time, and a core that waits for a disk is idle.
+    all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return all_s - times.idle - getattr(times, "iowait", 0.0), all_s
+
+
 def lowest_first() -> list:
     """List the descendants of this process and at last itself, as psutil's processes.
 

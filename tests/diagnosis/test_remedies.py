@@ -170,6 +170,16 @@ def test_a_step_shrinks_no_more_than_what_shrinks_most():
     assert halved["fewer bytes", "float32 in the dataset"] == pytest.approx(0.5)
 
 
+def test_what_delays_the_busiest_is_gone_with_its_work():
+    demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.03}
+    few_ms = (stage("decode", "imdecode", 0.010),)
+    loops = {"host_kinds": {"host work": Kind(0.9, "")}, "epoch_s": 200 * 0.12}
+    found = {r.name: r.at_best for r in propose(measured(few_ms, demand, **loops))}
+    # 120 ms a step, as others delay the host: without its loops 30 ms of the device are left.
+    assert found["vectorize host work"] == pytest.approx(0.25)
+    assert "faster decode" not in found
+
+
 @pytest.mark.parametrize(("device_s", "bound"), [(0.004, 0.5), (0.012, 0.6)])
 def test_a_copy_beside_computing_takes_no_time_of_the_devices(device_s, bound):
     # The copy takes 20 ms, a quarter of its bytes 5; two workers take 10 ms a batch.

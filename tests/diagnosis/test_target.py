@@ -41,7 +41,8 @@ def no_batches():
 def train_module(tmp_path, monkeypatch):
     """A module of the user's own, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_training.py").write_text(MODULE)
+    for name in ("own_training.py", "own-training.py"):
+        (tmp_path / name).write_text(MODULE)
     (tmp_path / "own_broken.py").write_text("import nothing_of_that_name\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return "own_training"
@@ -49,7 +50,7 @@ def train_module(tmp_path, monkeypatch):
 
 def test_a_pair_and_a_dict_name_loader_and_step(train_module):
     assert set(load_target("own_training:pair")) == {"loader", "step"}
-    named = load_target("own_training:named")
+    named = load_target("own-training:named")
     assert (named["step"], named["files"]) == (print, ["a.jpg"])
     assert len(named["loader"]) == 3
 
@@ -57,7 +58,7 @@ def test_a_pair_and_a_dict_name_loader_and_step(train_module):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_training", "target must be module:function, got 'own_training' (not a function); "),
+        ("own_training", "got 'own_training' (module 'own_training' has no attribute ''); such as"),
         ("sub/own.py:pair", "target must be module:function, got 'sub/own.py:pair' ("),
         ("own_training:pairs", "(module 'own_training' has no attribute 'pairs'); such as"),
         ("own_broken:pair", "got 'own_broken:pair' (No module named 'nothing_of_that_name')"),
