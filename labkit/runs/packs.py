@@ -230,6 +230,7 @@ def spark(jobs: int, master: str) -> Iterator[Map]:
         if not master:  # must not depend on this machine's name, networks and other Pythons
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             conf.set("spark.driver.host", "127.0.0.1").set("spark.driver.bindAddress", "127.0.0.1")
+            conf.set("spark.authenticate", "true")  # by a secret that Spark draws
         context = SparkContext(conf=conf)
     except Exception as error:
         raise Skip(SPARK_NEEDS.format(str(error).splitlines()[0])) from error

@@ -63,7 +63,7 @@ def write_nasty(results):
     """Write the report of a run whose every free text tries to be markup."""
     info = {
         "question": NASTY, "source": NASTY, "notes": [NASTY], "skipped": {"dali": NASTY},
-        "published": {NASTY: 0.9}, "protocol": AS_PUBLISHED,
+        "unreadable": [NASTY], "published": {NASTY: 0.9}, "protocol": AS_PUBLISHED,
         "data": {"folder": NASTY, "images": 3, "boxes": NASTY},
         "storages": {NASTY: {"filesystem": NASTY, "device": NASTY, "label": NASTY}},
         "provenance": {"machine_id": NASTY, "cpu_model": NASTY, "versions": {NASTY: NASTY}},

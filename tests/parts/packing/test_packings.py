@@ -1,17 +1,21 @@
 """Every packing gives back the same images and boxes, in any order, process and thread."""
 
+import json
 import multiprocessing
 import pickle
 import sys
 import threading
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from labkit.contracts import Annotation, Skip
 from labkit.files import whole_folder
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
+from labkit.parts.packing.manifest import MANIFEST, sha256
 from tests.processes import PATIENCE_S
 
 FORMATS = [name for name in PACKINGS if name != "folder"]
@@ -114,6 +118,34 @@ def test_a_changed_image_is_named_and_the_others_are_read(packing, tmp_path):
     reader = PACKINGS[packing].open(tmp_path / "data")
     for i in (0, 1, 3, 4, 5):
         assert reader.read(i)[0] == samples[i][1]
+
+
+class Code:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize(("packing", "name"), [("raw", "index.npz"), ("pth", "images.pth")])
+def test_a_pack_that_holds_code_is_refused_and_runs_none_of_it(packing, name, tmp_path):
+    folder, code = tmp_path / "data", Code(tmp_path / "made")
+    write(packing, folder, some_samples())
+    if name == "index.npz":
+        with np.load(folder / name) as index:
+            np.savez(folder / name, **{**index, "spans": np.array([code], object)})
+    else:
+        torch.save([code], folder / name)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    content = (folder / name).read_bytes()
+    manifest["files"][name] = {"bytes": len(content), "sha256": sha256(content)}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(Exception, match=r"Object arrays cannot be loaded|Weights only load failed"):
+        PACKINGS[packing].open(folder).read(0)
+    assert not code.file.exists()
 
 
 @pytest.mark.parametrize("packing", FORMATS)
