@@ -130,6 +130,7 @@ def beside_others():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "CALIBRATION_S", 0.1)
+        patch.setattr(calibration, "LOADING_S", 0.1)
         measures = calibration._reference_rates
         patch.setattr(calibration, "_reference_rates", lambda *given: ([200.0, 200.0], {}))
         patch.setattr(calibration, "PROCESS_S", 0.01)

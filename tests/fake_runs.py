@@ -201,7 +201,6 @@ def fake_roofline(
         "published": {f"loading alone: {name}": x for name, x in (published or {}).items()},
         "calibration": {
             "images": images, "load_images_per_s": base, "device_images_per_s": device,
-            "x": device / base,
         },
         "provenance": MINE, "source": "[004] section 3.3, experiment 3",
     }  # fmt: skip

@@ -911,7 +911,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "code as a setting's name": (given(request={"settings": {"x=1)\nimport os": 1}}),
             f'{NOT_SHOWN} ValueError("settings must be named as in'),
         "no such baseline": (given(baseline="c"), f"{NOT_SHOWN} KeyError"),
-        "words as a speed": (given(calibration={"x": "a"}), f"{NOT_SHOWN} ValueError"),
+        "words as a speed": (given(calibration={**SPEEDS, "device_images_per_s": "a"}),
+            f"{NOT_SHOWN} TypeError"),
         "roofline without tasks": (given(kind="roofline", calibration=SPEEDS),
             f"{NOT_SHOWN} KeyError"),
         "roofline at a negative speed": (

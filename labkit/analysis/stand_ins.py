@@ -75,8 +75,8 @@ def stand_ins(summary: Summary) -> list[str]:
     """List what was emulated, throttled or modelled, with the variants unless it is all of them.
 
     Returns:
-        Lines such as "Simulated GPU, 460 images/s; the baseline alone loads 219 images/s, x 2.10";
-        empty where everything is real.
+        Lines such as "Simulated GPU, 460 images/s (2.1 × the loading rate)"; empty where everything
+        is real.
     """
     measured = [row for row in summary.rows if row.labels]
     base = next((row.labels for row in measured if row.variant == summary.baseline), {})
@@ -100,9 +100,11 @@ def stand_ins(summary: Summary) -> list[str]:
 
 
 def _beside_the_loader(summary: Summary) -> str:
-    """Return how fast the baseline loads alone, and x: the device's rate ÷ that."""
-    load, x = (summary.calibration.get(name) for name in ("load_images_per_s", "x"))
-    return f"; the baseline alone loads {units.rate(load)}, x {x:.2f}" if x else ""
+    """Return x, the device's rate ÷ the baseline's loading rate."""
+    if summary.x is None:
+        return ""
+    x = f"{summary.x:.1f}"
+    return " (loading keeps up with it)" if float(x) <= 1 else f" ({x} × the loading rate)"
 
 
 def _names(rows: Sequence[Row]) -> str:

@@ -187,6 +187,24 @@ class Summary:
         """Whether the variants are compared in groups."""
         return any(self.baselines)
 
+    @property
+    def x(self) -> float | None:
+        """The device's rate with the model alone ÷ the baseline's rate after its first batch.
+
+        The latter is the loading rate where the loader is the limit; where the device is, x is 1.
+        None where that is not known.
+        """
+        device = self.calibration.get("device_images_per_s")
+        base = next((row for row in self.rows if row.variant == self.baseline), None)
+        settings = self.info["variants"][self.baseline]
+        # Without workers, loading stops while the step is waited for.
+        is_loaded_beside = settings.get("num_workers") and not traits(settings).leaves_out
+        if not (device and base and base.steady_images_per_s and is_loaded_beside):
+            return None
+        if self.info.get("tasks"):  # speeds of their own
+            return None
+        return device / base.steady_images_per_s
+
     def is_baseline(self, row: Row) -> bool:
         """Whether the others of a row's group are divided by it."""
         return row.variant == self.baselines.get(row.group, self.baseline)

@@ -129,12 +129,9 @@ def result(summary: Summary) -> list[str]:
 
 def bound(summary: Summary) -> list[str]:
     """Return how far faster loading can shorten the epoch here; nothing where it is not known."""
-    x = summary.calibration.get("x")
     base = next((row for row in summary.rows if summary.is_baseline(row)), None)
-    if not x or summary.has_groups or base is None or base.normalized_time is None:
+    if summary.x is None or summary.has_groups or base.normalized_time is None:
         return []
-    if x <= 1:
-        return ["The GPU is slower than the baseline loads, so faster loading saves nothing"]
     # What the device computes in the baseline's epochs remains.
     least = units.normalized(least_time(base))
     return [f"With faster loading, the normalized time can fall to about {least} at best"]

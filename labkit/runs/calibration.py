@@ -1,12 +1,13 @@
 """Calibration: how fast the baseline is here, before anything is timed.
 
     the baseline's rate, with the step ─▶ how many images an epoch has, the same for all variants
-    its loading rate alone             ─▶ x, the device's rate ÷ that
+    its loading rate alone             ─▶ the devices that are told as multiples of that
     a free loader                      ─▶ how busy the emulated device can be at most
     reference pipeline, loading alone  ─▶ calibration.json: the device of every run here
 
 Right after the start the loader's queues fill or drain, and batches come at another rate than
-later; those steps are left out.  The speed of an emulated device is part of the question, so no run
+later; those steps are left out.  Workers deliver in turns, often two batches at once, so a rate is
+taken over whole rounds of them.  The speed of an emulated device is part of the question, so no run
 chooses it anew: it is measured once for a machine, its data and an input size.
 """
 
@@ -45,11 +46,9 @@ from labkit.runs.timing import open_trial, time_epoch
 from labkit.settings import MODES, Mode, Settings
 
 CALIBRATION_S = 1.2  # long enough to choose how many images an epoch has
-# Times as long where verdicts are given: workers deliver in turns, and at 50 images/s two batches
-# more or less in 1.2 s are half of them; x rests on this rate.
-JUDGED_TIMES = 4
+LOADING_S = 2.4  # the speeds of a roofline are multiples of this rate
 # Very short epochs leave most steps out, and each starts its workers anew: then it ends sooner.
-LONGEST = 2  # times CALIBRATION_S, in all
+LONGEST = 2  # times as long, in all
 FREE_LOADER_S = 0.3
 UNSETTLED_STEPS_PER_WORKER = 1
 SHORT_SHARE = 0.9  # epochs shorter than this share of the mode's are worth a note
@@ -90,22 +89,23 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     tried = replace(
         tried, images=min(baseline.images or usable, usable), ranks=1, exchange=Settings.exchange
     )
-    of = traits(vars(baseline))
+    of, excluded = traits(vars(baseline)), run.info["excluded"]
     try:
-        calibration |= run.ask(
-            "measure_rates",
-            settings=tried,
-            seconds=CALIBRATION_S * (JUDGED_TIMES if run.mode.judged else 1),
-            excluded=run.info["excluded"],
+        calibration["images_per_s"] = run.ask(
+            "measure_rate", settings=tried, seconds=CALIBRATION_S, excluded=excluded
         )
+        # What several speeds, or several GPUs, are told by.
+        if "tasks" in run.info or any(its.ranks > 1 for its in run.remaining.values()):
+            calibration["load_images_per_s"] = run.ask(
+                "measure_rate",
+                settings=replace(tried, step="nothing"),
+                seconds=LOADING_S,
+                excluded=excluded,
+            )
         if of.emulated and "computing" not in of.leaves_out:
             calibration |= check_emulator(run, tried)
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
-    device_rate = calibration["device_images_per_s"]
-    # Where variants have speeds of their own, this is none's.
-    if device_rate is not None and not of.leaves_out and "tasks" not in run.info:
-        calibration["x"] = device_rate / calibration["load_images_per_s"]
     mode = replace(run.mode, epoch_s=epoch_share * run.mode.epoch_s)
     images = _epoch_images(run, mode, calibration["images_per_s"])
     while run.images_looked_at < images + len(run.info["excluded"]):  # others replace bad ones
@@ -120,7 +120,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
 
 def _device(run: ActiveRun) -> dict[str, object]:
     """Return the rate of the baseline's emulated device, and the calibration that the run uses."""
-    calibration = {"device_images_per_s": None, "x": None}
+    calibration = {"device_images_per_s": None}
     if any(map(is_calibrated, run.remaining.values())):
         how = {"ask": lambda job, arguments: run.ask(job, **arguments), "say": run.progress.say}
         kept = device_of(run.baseline, run.folder.parents[1], **how, progress=run.progress.shown)
@@ -172,62 +172,53 @@ def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
     )
 
 
-def measure_rates(
+def measure_rate(
     settings: Settings, *, seconds: float, excluded: frozenset[int] = frozenset()
-) -> dict[str, float]:
-    """Measure how fast a pipeline is here.
+) -> float:
+    """Measure how many images per second a pipeline trains, or loads, here.
 
     Args:
         settings: a run's baseline's or the reference's, complete; `images` is how many to take.
-        seconds: how long each rate is measured.
+        seconds: how long to measure.
         excluded: indices of unreadable images.
-
-    Returns:
-        images_per_s, with the step, and load_images_per_s, without device and step.
     """
     clock = SystemClock()
     pipeline, _ = open_trial(settings, clock, excluded)
-    rate = steady_rate(pipeline, clock, seconds)
-    if "computing" in traits(vars(settings)).leaves_out:  # this is loading alone
-        return {"images_per_s": rate, "load_images_per_s": rate}
-    pipeline.source.prepare_cache(settings.cache_state)
-    load_rate = steady_rate(pipeline, clock, seconds, load_only=True)
-    return {"images_per_s": rate, "load_images_per_s": load_rate}
+    gc.collect()
+    gc.disable()  # as in trials
+    return steady_rate(pipeline, clock, seconds)
 
 
-def steady_rate(
-    pipeline: Pipeline, clock: Clock, seconds: float, *, load_only: bool = False
-) -> float:
+def steady_rate(pipeline: Pipeline, clock: Clock, seconds: float) -> float:
     """Measure images per second once the queues have settled, over some epochs if they are short.
 
     Every step is waited for, whatever `sync_every` says: the rate is the loader's.
     """
-    device = pipeline.device
+    device, settings = pipeline.device, pipeline.settings
     # A very short epoch has nothing to spare.
-    steps = len(pipeline.source) // pipeline.settings.batch_size
-    unsettled = 1 + UNSETTLED_STEPS_PER_WORKER * pipeline.settings.num_workers
-    skipped = min(unsettled, steps - 1)
-    images, elapsed_s = 0, 0.0
+    steps = len(pipeline.source) // settings.batch_size - traits(vars(settings)).steps_short
+    skipped = min(1 + UNSETTLED_STEPS_PER_WORKER * settings.num_workers, steps - 1)
+    a_round = min(max(settings.num_workers, 1), steps - skipped)
+    counted, elapsed_s = 0, 0.0
     began_s = clock.now()
-    while elapsed_s < seconds and (not images or clock.now() - began_s < LONGEST * seconds):
-        start_s = clock.now()
-        batches = pipeline.loader if load_only else pipeline.batches(pipeline.loader, device)
-        for step, batch in enumerate(batches, 1):
-            if not load_only:
-                loss = pipeline.forward(batch)
-                if pipeline.step.backward is not None:
-                    pipeline.step.backward(loss)
-                device.synchronize()
-            if step <= skipped:
-                start_s = clock.now()
-                continue
-            images += pipeline.settings.batch_size
-            if elapsed_s + clock.now() - start_s >= seconds:
-                break
-        elapsed_s += clock.now() - start_s
+    while elapsed_s < seconds and (not counted or clock.now() - began_s < LONGEST * seconds):
+        ready_s = clock.now()
+        batches = pipeline.batches(pipeline.loader, device)
+        for step, batch in enumerate(batches, 1 - skipped):
+            loss = pipeline.forward(batch)
+            if pipeline.step.backward is not None:
+                pipeline.step.backward(loss)
+            device.synchronize()
+            if step > 0 and step % a_round == 0:
+                counted += a_round
+                elapsed_s += clock.now() - ready_s
+                if elapsed_s >= seconds:
+                    break
+            if step <= 0 or step % a_round == 0:
+                ready_s = clock.now()
         del batches  # stops the workers before the next measurement
         pipeline.source.order.epoch += 1
-    return images / elapsed_s
+    return counted * settings.batch_size / elapsed_s
 
 
 def free_loader_utilization(settings: Settings) -> float:
@@ -424,8 +415,7 @@ def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list
             time.monotonic() - began_s < LONGEST_S and _half_share(rates) > WITHIN
         ):
             how = {"excluded": excluded, "seconds": PROCESS_S}
-            found = ask("measure_rates", {"settings": reference, **how})
-            rates.append(found["load_images_per_s"])
+            rates.append(ask("measure_rate", {"settings": reference, **how}))
             drawn.n = min(time.monotonic() - began_s, LONGEST_S)
             if len(rates) > 1:
                 drawn.set_postfix_str(f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}")

@@ -37,7 +37,7 @@ from labkit.settings import Settings
 # Function -> its module. A job gets the request's arguments, and returns what JSON can hold.
 JOBS = {
     "measure": "labkit.runs.timing",
-    "measure_rates": "labkit.runs.calibration",
+    "measure_rate": "labkit.runs.calibration",
     "free_loader_utilization": "labkit.runs.calibration",
     "compare_work": "labkit.runs.checks",
     "find_bad_images": "labkit.runs.checks",

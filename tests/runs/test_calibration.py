@@ -32,23 +32,23 @@ class Source:
         return self.images
 
 
-def pipeline(clock, *, steps, workers):
-    """Four images a batch in half a second; the first batches take ten times as long."""
+def pipeline(clock, gaps_s, *, workers, compute_s=1.5):
+    """Four images a batch, and a time before each; ten times as long before the first ones."""
     batch = {"sample_id": torch.zeros(4, dtype=torch.uint8)}
     device = EmulatedDevice(PROFILE, clock)
 
     def load():
-        for step in range(steps):
-            clock.sleep(5.0 if step < 1 + workers else 0.5)
+        for step, gap_s in enumerate(gaps_s):
+            clock.sleep(gap_s * (10 if step < 1 + workers else 1))
             yield batch
 
     return SimpleNamespace(
         device=device,
-        loader=load(),
-        source=Source(4 * steps),
+        loader=None,
+        source=Source(4 * len(gaps_s)),
         settings=SimpleNamespace(batch_size=4, num_workers=workers),
         step=Step(forward=None, backward=None, loss=None),
-        forward=lambda batch: device.run(1.5),
+        forward=lambda batch: device.run(compute_s),
         batches=lambda loader, device: PREFETCHERS["none"](load(), device, pinned=True),
     )
 
@@ -56,15 +56,17 @@ def pipeline(clock, *, steps, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_batches_do_not_count(workers):
     clock = FakeClock()
-    rate = steady_rate(pipeline(clock, steps=10, workers=workers), clock, seconds=30.0)
+    rate = steady_rate(pipeline(clock, [0.5] * 10, workers=workers), clock, seconds=30.0)
     # Load 0.5 s, copy 4 bytes at 2 bytes/s, compute 1.5 s: four images in 4 s.
     assert rate == 1.0
 
 
-def test_loading_alone_leaves_device_and_step_out():
+@pytest.mark.parametrize("gaps_s", [[0.0, 10.0], [10.0, 0.0]], ids=["together", "in turn"])
+def test_workers_that_deliver_at_once_are_counted_over_whole_rounds(gaps_s):
     clock = FakeClock()
-    chosen = pipeline(clock, steps=10, workers=0)
-    assert steady_rate(chosen, clock, seconds=3.0, load_only=True) == 4 / 0.5
+    chosen = pipeline(clock, gaps_s * 20, workers=2, compute_s=0.0)
+    # 10 s and two copies of 2 s: eight images in 14 s.
+    assert steady_rate(chosen, clock, seconds=15.0) == pytest.approx(8 / 14)
 
 
 # --- the calibrated device ------------------------------------------------------------------
@@ -92,12 +94,12 @@ def test_the_device_trains_twice_as_fast_as_the_reference_loads(calibrated):
 
 def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
     device, results = calibrated
-    found = compare(photos, results, {"a": {}}, base=EMULATED)
+    found = compare(photos, results, {"a": {}}, base={**EMULATED, "num_workers": 1})
     calibration = found.info["calibration"]
     assert calibration["device_images_per_s"] == pytest.approx(device.device_images_per_s)
     assert calibration["calibrated"] == str(device)
-    load = calibration["load_images_per_s"]
-    assert calibration["x"] == pytest.approx(device.device_images_per_s / load)
+    rate = found.summary.rows[0].steady_images_per_s
+    assert found.summary.x == pytest.approx(device.device_images_per_s / rate)
     speeds = {trial.settings["device_speed"] for trial in found.trials}
     assert speeds == {device.device_images_per_s}
 
