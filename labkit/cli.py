@@ -21,7 +21,6 @@ import labkit as lab
 from labkit import units
 from labkit.analysis.winner import winner
 from labkit.claims import ledger
-from labkit.contracts import seconds_of
 from labkit.diagnosis.diagnose import BUDGET_S
 from labkit.diagnosis.loaders import brief
 from labkit.diagnosis.watch import Watch, run_script
@@ -35,7 +34,7 @@ from labkit.runs.active import Progress
 from labkit.runs.runner import BaselineSkipped
 from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
 
-LIST_WIDTHS = (20, 10, 26, 38)  # 100 columns with what is between
+LIST_WIDTHS = (20, 12, 26, 36)  # 100 columns with what is between
 Options = argparse.Namespace
 
 
@@ -76,19 +75,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _list(options: Options) -> None:
-    weigh = ledger.weigh_answer
-    newest = store.newest_runs(options.results, weigh)
-    quick = store.newest_runs(options.results, lambda x: weigh(x) if x["mode"] == "quick" else None)
+    newest = store.newest_runs(options.results, ledger.weigh_answer)
     rows = [("experiment", "quick", "newest result", "question")]
     for name in lab.CATALOG:
-        took = _took(quick[name]) if name in quick else units.UNKNOWN
+        experiment = lab.experiment(name)
+        expected = lab.forecast(experiment, "quick", results=options.results)
+        takes = f"{'' if expected.timed else '≥ '}{units.whole_seconds(expected.total_s)}"
         result = _result(newest[name]) if name in newest else units.UNKNOWN
-        rows.append((name, took, result, lab.experiment(name).question))
+        rows.append((name, takes, result, experiment.question))
     for row in rows:
         cells = [textwrap.wrap(text, width) for text, width in zip(row, LIST_WIDTHS)]
         for line in zip_longest(*cells, fillvalue=""):
             print("  ".join(f"{x:{width}}" for x, width in zip(line, LIST_WIDTHS)).rstrip())
-    print(f"\nquick: how long the newest run in quick mode took\n\nruns in {options.results}:")
+    print("\nquick: how long quick mode takes; ≥: at least, as the experiment has not run here")
+    print(f"\nruns in {options.results}:")
     folders = [
         *lab.list_runs(options.results),
         *lab.list_runs(Path(options.results) / store.SHARED),
@@ -103,14 +103,6 @@ def _list(options: Options) -> None:
         print(f"  {folder.parent.name}/{folder.name}  {said}")
     if not folders:
         print("  none yet")
-
-
-def _took(run: store.StoredRun) -> str:
-    """Return how long a run took, to the start of its last trial."""
-    known = [trial.started_utc for trial in run.trials if trial.started_utc != "unknown"]
-    if not known:
-        return units.UNKNOWN
-    return units.whole_seconds(seconds_of(max(known)) - seconds_of(run.info["created_utc"]))
 
 
 def _result(run: store.StoredRun) -> str:
