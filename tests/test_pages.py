@@ -11,9 +11,11 @@ from labkit.claims.ledger import CLAIMS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 CHINESE = {ROOT / "README.md": "README.zh-CN.md", ROOT / "docs/guide.md": "guide.zh-CN.md"}
-LINK = re.compile(r"\]\(([^)#]+)\)")
+LINK = re.compile(r"\]\(([^)]+)\)")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r" *#.*")
+INLINE = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
+HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
 ROW = re.compile(r"^\| \[\w+\]\((.+?)\) \| .* \| (.*?) \| ([\d, ]*) \|$", re.MULTILINE)
 
 all_pages = pytest.mark.parametrize(
@@ -24,10 +26,21 @@ all_pages = pytest.mark.parametrize(
 in_two_languages = pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.name)
 
 
+def anchors(page):
+    """The names that GitHub gives to a page's headings."""
+    headings = HEADING.findall(BLOCK.sub("", page.read_text("utf-8")))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @all_pages
 def test_relative_links_lead_somewhere(page):
-    links = [link for link in LINK.findall(page.read_text("utf-8")) if "://" not in link]
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    broken = []
+    for link in LINK.findall(page.read_text("utf-8")):
+        name, _, anchor = link.partition("#")
+        path = page.parent / name if name else page
+        if "://" not in link and not (path.exists() and (not anchor or anchor in anchors(path))):
+            broken.append(link)
+    assert broken == []
 
 
 @all_pages
@@ -38,17 +51,22 @@ def test_files_named_in_a_page_exist(page):
 
 @in_two_languages
 def test_the_chinese_page_has_the_commands_of_the_english_one(page):
-    english, chinese = (
-        [COMMENT.sub("", block) for block in BLOCK.findall(path.read_text("utf-8"))]
-        for path in (page, page.parent / CHINESE[page])
-    )
-    assert chinese == english
+    blocks, inline = [], []
+    for path in (page, page.parent / CHINESE[page]):
+        text = path.read_text("utf-8")
+        blocks.append([COMMENT.sub("", block) for block in BLOCK.findall(text)])
+        inline.append({*INLINE.findall(BLOCK.sub("", text))})
+    assert blocks[1] == blocks[0]
+    assert inline[1] == inline[0]
 
 
 @in_two_languages
 def test_the_chinese_page_has_the_links_of_the_english_one(page):
     english, chinese = (
-        {link.replace(".zh-CN", "") for link in LINK.findall(path.read_text("utf-8"))}
+        sorted(
+            link.replace(".zh-CN", "").partition("#")[0]
+            for link in LINK.findall(path.read_text("utf-8"))
+        )
         for path in (page, page.parent / CHINESE[page])
     )
     assert chinese == english
