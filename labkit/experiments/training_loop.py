@@ -27,7 +27,7 @@ EVERY = (1, 10, 100)
 NEAR, FAR = "http_5ms", "http_50ms"
 # Two ranks' all-gather was 58 % slower than more ranks' (gloo#471), so full mode has four, too.
 MACHINES = (2, 4)
-EXCHANGE_PX, EXCHANGE_BATCH_SIZE, EXCHANGE_IMAGES = 128, 8, 160
+EXCHANGE_PX, EXCHANGE_BATCH_SIZE = 128, 8
 # GPUs of one machine; epochs in seconds that The-AI-Summer/pytorch-ddp reports.
 GPUS = (2, 4)
 GPU_BATCH_SIZE = 32  # of each: enough work for a step to hide a part of the exchange
@@ -301,12 +301,11 @@ def communication(base: Settings) -> Experiment:
         num_workers=0,
         batch_size=base.batch_size or EXCHANGE_BATCH_SIZE,
         input_px=base.input_px or EXCHANGE_PX,
-        images=base.images or EXCHANGE_IMAGES,
         epochs=1,
     )
     quick = {"no exchange": NOOP, "this machine's loopback": ALL_REDUCE}
     quick |= {f"{n:,} Mbit/s": f"{n}mbit" for n in (400, 100, 50)}
-    more = {"1,000 Mbit/s": "1000mbit", "added up, no_sync": NO_SYNC}
+    more = {"1,000 Mbit/s": "1000mbit", "no exchange, no_sync": NO_SYNC}
     groups = {
         f"{ranks} machines": {
             label: replace(base, ranks=ranks, exchange=exchange)

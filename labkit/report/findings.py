@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from labkit import units
@@ -164,45 +163,50 @@ def _speeds(run: Run) -> Table | None:
 
 def _communication(run: Run) -> Table | None:
     """Return the share of a step that each exchange of gradients takes, beside none at all."""
-    variants = run.info["variants"]
-    none = {group for group, base in run.info["baselines"].items()
-            if variants[base].get("exchange") == NOOP}  # fmt: skip
-    cells = []
-    for row in run.summary.rows:
-        if row.group in none and not run.summary.is_baseline(row):
-            times = {"share": row.normalized_time, "ci_low": row.ci_low, "ci_high": row.ci_high}
-            shares = {name: x and max(1 - 1 / x, 0.0) for name, x in times.items()}
-            cells.append({"group": row.group, "variant": row.name, **shares, "remark": reason(row)})
-    if not cells:
-        return None
-    notes = ["share: 1 - 1 ÷ normalized time; communication that computing does not hide."]
-    for group in none:
-        networks: list[tuple[float, Row]] = []  # 1 ÷ Mbit/s, which is 0 without a link
+    variants, cells, bandwidths = run.info["variants"], [], []
+    for group, base in run.info["baselines"].items():
+        if variants[base].get("exchange") != NOOP:
+            continue
+        networks: list[tuple[float, float]] = []  # 1 ÷ Mbit/s, 0 without a link; normalized time
         for row in run.summary.rows:
             exchange = variants[row.variant]["exchange"]
-            if row.group == group and row.normalized_time and exchange not in (NOOP, NO_SYNC):
+            if row.group != group or exchange in (NOOP, NO_SYNC):
+                continue
+            times = {"share": row.normalized_time, "ci_low": row.ci_low, "ci_high": row.ci_high}
+            shares = {name: x and max(1 - 1 / x, 0.0) for name, x in times.items()}
+            cells.append({"group": group, "variant": row.name, **shares, "remark": reason(row)})
+            if row.normalized_time:
                 link = LINK.fullmatch(exchange)
-                networks.append((1 / int(link[1]) if link else 0.0, row))
-        if networks:
-            networks.sort(key=itemgetter(0))
-            said = _from_bandwidth([(at, row.normalized_time) for at, row in networks])
-            notes.append(f"{group}: below {units.limit(LITTLE)} {said}.")
-    notes.append("Between two networks, times lie on a straight line over 1 ÷ bandwidth.")
+                networks.append((1 / int(link[1]) if link else 0.0, row.normalized_time))
+        networks.sort()
+        if networks and networks[0][0] == 0:
+            bandwidths.append(
+                f"{group}: without that work, a link takes less than {units.limit(LITTLE)} of a "
+                f"step {_from_bandwidth(networks)}."
+            )
+    if not cells:
+        return None
+    notes = [
+        "share: 1 - 1 ÷ normalized time; communication that computing does not hide.",
+        "this machine's loopback: the exchange's work on the processor, which the shares over "
+        "links include.",
+        *bandwidths,
+        "Between two networks, times lie on a straight line over 1 ÷ bandwidth.",
+    ]
     return Table(cells, notes=notes)
 
 
 def _from_bandwidth(networks: Sequence[tuple[float, float]]) -> str:
-    """Return from which bandwidth on an exchange takes little of a step.
+    """Return from which bandwidth on a link takes little of a step.
 
     Args:
-        networks: 1 ÷ Mbit/s and normalized time of each, the fastest network first.
+        networks: 1 ÷ Mbit/s and normalized time of each; the loopback, then the fastest link first.
     """
-    most = 1 / (1 - LITTLE)
+    _, loopback = networks[0]
+    most = loopback / (1 - LITTLE)
     too_slow = next((i for i, (_, time) in enumerate(networks) if time >= most), None)
     if too_slow is None:
         return "over every network here"
-    if too_slow == 0:
-        return "over no network here"
     (at, time), (next_at, next_time) = networks[too_slow - 1 : too_slow + 1]
     at += (next_at - at) * (most - time) / (next_time - time)
     return f"from about {1 / at:,.0f} Mbit/s on"

@@ -106,6 +106,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
             calibration |= check_emulator(run, tried)
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
+    calibration["images_per_s"] *= baseline.ranks  # of one, which was measured
     mode = replace(run.mode, epoch_s=epoch_share * run.mode.epoch_s)
     images = _epoch_images(run, mode, calibration["images_per_s"])
     while run.images_looked_at < images + len(run.info["excluded"]):  # others replace bad ones
@@ -151,7 +152,7 @@ def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float) -> int:
     baseline, available = run.baseline, run.info["data"]["images"]
     if baseline.images or not mode.epoch_s:
         return baseline.images or available
-    least = mode.min_steps * baseline.batch_size
+    least = mode.min_steps * baseline.batch_size * baseline.ranks
     return min(max(least, round(images_per_s * mode.epoch_s)), available)
 
 

@@ -41,7 +41,8 @@ def test_a_roofline_killed_before_its_first_trial_supports_nothing():
         # 3 % of a step make it 1.0309 times as long, 0.62 of the way from 0 to 1 ÷ 400.
         ({"all_reduce": 1.0, "400mbit": 1.05, "100mbit": 1.2}, "from about 647 Mbit/s on"),
         ({"all_reduce": 1.0, "400mbit": 1.0, "100mbit": 1.2}, "from about 273 Mbit/s on"),
-        ({"all_reduce": 1.05, "400mbit": 1.1}, "over no network here"),
+        # The loopback's 5 % are the processor's: it is at 0, and 1.05 ÷ 0.97 is 0.65 of the way.
+        ({"all_reduce": 1.05, "400mbit": 1.1}, "from about 616 Mbit/s on"),
         ({"all_reduce": 1.0, "400mbit": 1.01}, "over every network here"),
     ],
 )
@@ -50,7 +51,8 @@ def test_the_bandwidth_that_keeps_communication_small_lies_between_two_links(tim
     for label, settings in run.info["variants"].items():
         settings["exchange"] = label.rpartition(" ")[2]
     found = run.findings()["What the network takes of a step"]
-    assert f"2 machines: below 3 % {said}." in found.notes
+    least = f"2 machines: without that work, a link takes less than 3 % of a step {said}."
+    assert least in found.notes
     shares = dict(zip(found.data["variant"], found.data["share"]))
     assert shares == pytest.approx({name: 1 - 1 / time for name, time in times.items()})
 

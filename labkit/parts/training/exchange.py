@@ -3,7 +3,7 @@
     all_reduce   torch's DistributedDataParallel, over what connects the ranks here
     <n>mbit      the same, and each bucket arrives no earlier than a link of so many Mbit/s allows
     noop         the machinery without the exchange
-    no_sync      without the machinery, as in steps that only add up gradients
+    no_sync      without the machinery: in torch, for steps that only add up gradients
 
 Without ranks, data_parallel_<n> is torch's DataParallel: one process divides each batch among n
 GPUs.
