@@ -28,14 +28,17 @@ LINE = re.compile(
       \ (?P<source>\d+)(?:\[\w+\])?(?:\ ->\ (?P<target>\d+)(?:\[\w+\])?)?
       (?:\ \[(?P<end>send|receive)\])?\ via\ (?P<via>.+?)(?:\ comm\ 0x.*)?$
     | NCCL\ (?:INFO|WARN)\ (?P<disabled>.*(?:
-        isabled\ (?:for|between|as|without)\b|isabling\ GDR|not\ available|No\ device\ found
-        | Failed\ to\ (?:open\ libibverbs|initialize\ NET)|Could\ not\ enable
+        isabled\ (?:for|between|as|without)\b|isabling\ (?:GDR|CollNet)
+        | not\ available|No\ device\ found
+        | Failed\ to\ (?:open\ libibverbs|initialize\ NET|bind\ NVLink\ SHARP)|Could\ not\ enable
         | _DISABLE\ set\ by\ environment\ to\ (?!0)|_ENABLE\ set\ by\ environment\ to\ 0
-        | GDR_\w+\ set\ by\ environment\ to\ (?:0|LOC)
+        | (?:GDR_\w+|P2P_LEVEL)\ set\ by\ environment\ to\ (?:0|LOC)
       ).*)
     """,
     re.VERBOSE,
 )
+# Before each record: host, process, thread and GPU.
+HOST, IDS = r"[\w.-]+", r":\d+:\d+ \[\d+\] NCCL "
 NUMBER = re.compile(r"[\da-f]*\d[\da-f]*")  # of a device, or of a bus in hexadecimal digits
 TRANSPORTS = {
     "SHM": "shared memory",
@@ -181,7 +184,11 @@ def read_nccl_log(path: Path | str) -> NcclLog:
             f"path must be a file with lines of NCCL INFO, got {path}{why}; "
             "run the training with NCCL_DEBUG=INFO and keep what it prints"
         )
-    found = [match for line in lines if (match := LINE.search(line))]
+    # Where processes print at the same time, a newline may be missing between two records.
+    hosts = {re.escape(first[1]) for line in lines if (first := re.search(f"({HOST}){IDS}", line))}
+    begin = re.compile(f"(?=(?:{'|'.join(hosts)}){IDS})")
+    records = [record for line in lines for record in begin.split(line)]
+    found = [match for record in records if (match := LINE.search(record))]
 
     def distinct(name: str) -> dict[str, None]:
         return dict.fromkeys(match[name] for match in found if match[name])

@@ -73,6 +73,15 @@ def test_a_line_of_any_era_names_a_channel_and_its_transport(tmp_path, line, pre
     assert f" via {found.via}" in line
 
 
+def test_two_records_on_one_line_are_two(tmp_path):
+    first, second = channel(0, 1, "via P2P/CUMEM"), channel(2, 3, "via SHM/direct/direct")
+    found = read(tmp_path, MPI + first + second).channels
+    assert [one[2:-1] for one in found] == [
+        (0, 1, "", "P2P", None),
+        (2, 3, "", "shared memory", None),
+    ]
+
+
 @pytest.mark.parametrize("line", NO_CHANNELS)
 def test_what_is_no_transport_is_no_channel(tmp_path, line):
     log = read(tmp_path, INFO + line)
@@ -108,6 +117,19 @@ def test_the_version_is_found_in_either_form(tmp_path, line, version):
         ("NCCL_NVLS_ENABLE set by environment to 0.", True),
         ("NCCL_NET_GDR_LEVEL set by environment to LOC", True),
         ("NCCL_NET_GDR_LEVEL set by environment to PXB", False),
+        # What NCCL_P2P_DISABLE=1 becomes, up to 2.22.
+        ("NCCL_P2P_LEVEL set by environment to LOC", True),
+        ("NCCL_P2P_LEVEL set by environment to SYS", False),
+        (
+            "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 "
+            "'the operation cannot be performed'. Proceeding without NVLS support.",
+            True,
+        ),
+        (
+            "Communicator has 1 nodes which is less than CollNet node threshold 2, "
+            "disabling CollNet",
+            True,
+        ),
         ("Using 256 threads, Min Comp Cap 7, Trees disabled", False),
     ],
 )
