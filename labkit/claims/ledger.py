@@ -21,7 +21,7 @@ from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
 from labkit.experiments.roofline import SUFFIX
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
@@ -54,6 +54,7 @@ class Contrast:
     expected: float | str | Sequence[str] = ""
     judge: str = ""
     made_by: str = ""
+    gpus: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +282,7 @@ def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict
         "ratio": None, "low": None, "high": None, "verdict": "",
     }  # fmt: skip
     ratio = evidence and evidence.ratios.get((contrast.variant, contrast.against))
-    if evidence is None and claim.reason:
+    if evidence is None and gpu.nvidia_driver()[1] < contrast.gpus:
         answer = Answer(NOT_TESTABLE, _not_testable(claim))
     elif evidence is None:
         how = f"{contrast.made_by} makes it" if contrast.made_by else ""

@@ -70,9 +70,10 @@ def cuda() -> CudaState:
     It takes milliseconds without an NVIDIA driver, else as long as importing torch does; later
     calls return the same answer.
     """
-    driver, found = "", {}
+    (driver, gpus), found = nvidia_driver(), {}
     try:
-        driver = _nvidia_driver()
+        if not gpus:
+            raise Skip("the NVIDIA driver sees no GPU" if driver else "no NVIDIA driver")
         done = subprocess.run(
             [sys.executable, "-c", _TRY_A_KERNEL],
             capture_output=True,
@@ -94,20 +95,18 @@ def cuda() -> CudaState:
     return CudaState(works=not reason, reason=reason, driver=driver, **found)
 
 
-def _nvidia_driver() -> str:
-    """Return the version of the NVIDIA driver; Skip where there is no GPU."""
+def nvidia_driver() -> tuple[str, int]:
+    """Return the version of the NVIDIA driver and how many GPUs it sees; "" and 0 without one."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         try:
-            if not pynvml.nvmlDeviceGetCount():
-                raise Skip("the NVIDIA driver sees no GPU")
-            return pynvml.nvmlSystemGetDriverVersion()
+            return pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        raise Skip("no NVIDIA driver") from None
+        return "", 0
 
 
 def explain_cuda(answer: Mapping[str, object]) -> str:

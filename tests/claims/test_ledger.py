@@ -20,7 +20,7 @@ from fakes import LABELS, fake_trial, fake_trials
 
 import labkit as lab
 from labkit.claims.ledger import CLAIMS, JUDGES, answers
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 
 VERDICTS = {"faster", "slower", "no practical difference"}
 THREAD = "prefetch_generator"
@@ -93,9 +93,18 @@ def test_without_runs_every_claim_says_what_is_missing(tmp_path):
     assert {row["group"] for row in rows} == {"not run", "not testable"}
     said = {row["number"]: row["answer"] for row in rows}
     assert said[19] == "not run"
-    assert said[35].startswith("not testable here: it takes two or more GPUs, ")
     made = "batch_size_fill: not run: lab.largest_batch(settings).experiment() makes it"
     assert made in said[16]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"), [(1, "not testable here: it takes two or more GPUs, "), (2, "not run")]
+)
+def test_a_claim_on_several_gpus_is_not_run_where_there_are_several(
+    tmp_path, monkeypatch, gpus, said
+):
+    monkeypatch.setattr(gpu, "nvidia_driver", lambda: ("570.86", gpus))
+    assert answer_to(tmp_path, 35).startswith(said)
 
 
 def test_a_full_run_that_agrees(tmp_path):
