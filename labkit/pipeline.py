@@ -273,7 +273,7 @@ def open_loader(
         )
     reader = storage.open(reader, settings.start_method)
     source = Source(reader=reader, parts=parts, order=order)
-    workers = len(range(rank, settings.num_workers, settings.ranks))
+    workers = settings.num_workers // settings.ranks
     return source, parts.load(source, replace(settings, num_workers=workers))
 
 

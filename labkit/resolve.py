@@ -291,6 +291,12 @@ def _check_ranks(settings: Settings, storage: Storage) -> None:
         raise Skip(whole.format("for a step of your own, of which labkit knows no gradients"))
     if settings.start_method != "fork":
         raise Skip(whole.format(f"for processes started by {settings.start_method}"))
+    of_each, left = divmod(settings.num_workers, settings.ranks)
+    if "loading" not in traits(vars(settings)).leaves_out and (left or not of_each):
+        raise Skip(
+            f"num_workers must be a multiple of ranks ({settings.ranks}), so that each has equally "
+            f"many, got {settings.num_workers}; choose {max(of_each, 1) * settings.ranks}"
+        )
 
 
 def _check_packing(settings: Settings) -> None:

@@ -302,7 +302,8 @@ def ranks(base: Settings) -> Experiment:
     """Compare 1, 2 and 4 processes that train together, each with a GPU, with equally many workers.
 
     Where the loader is the limit, more GPUs bring nothing: they share this machine's cores.  Of
-    simulated GPUs without a speed, one group trains half as fast as the loader, one twice as fast.
+    simulated GPUs without a speed, one group trains a fifth as fast as the loader, so that four
+    together do not reach its speed, and one twice as fast.
 
     Source: [001] 5.3; DISTRIBUTED, "Loading with several ranks".
     """
@@ -316,7 +317,10 @@ def ranks(base: Settings) -> Experiment:
     labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
     grouped = {"variants": labels}
     if base.device == "emulated" and not base.has_device_speed:
-        speeds = {"GPUs half as fast as the loader": 0.5, "GPUs twice as fast as the loader": 2.0}
+        speeds = {
+            "GPUs a fifth as fast as the loader": 0.2,
+            "GPUs twice as fast as the loader": 2.0,
+        }
         grouped = in_groups(dict.fromkeys(speeds, labels))
         grouped["tasks"] = {name: {"x": speeds[group]} for name, group in grouped["groups"].items()}
     return Experiment(

@@ -139,15 +139,19 @@ def bound(summary: Summary) -> list[str]:
 
 def several_gpus(summary: Summary) -> list[str]:
     """Return what several GPUs need and this machine loads; nothing of a run with one GPU."""
-    counts = {its.get("ranks", 1) for its in summary.info["variants"].values()} - {1}
-    rates = [summary.calibration.get(f"{what}_images_per_s") for what in ("device", "load")]
-    if not counts or None in rates:
-        return []
-    one, loaded = rates
-    needs = ", ".join(f"{n} need {n * one:,.0f}" for n in sorted(counts))
+    info, calibration = summary.info, summary.calibration
+    loaded = calibration.get("load_images_per_s")
+    own = calibration.get("gpu_images_per_s") or calibration.get("device_images_per_s")
+    needs: dict[float, list[str]] = {}  # images/s of one GPU -> what several need
+    for label, its in info["variants"].items():
+        x = (info.get("tasks") or {}).get(label, {}).get("x")
+        one = x * loaded if x else own
+        if one and (ranks := its.get("ranks", 1)) > 1:
+            needs.setdefault(one, []).append(f"{ranks} need {ranks * one:,.0f}")
     return [
-        f"GPUs as fast as this machine's simulated one, {units.rate(one)}: {needs}; this machine "
-        f"loads {units.rate(loaded)}"
+        f"GPUs that train {units.rate(one)} each: {', '.join(several)}; this machine loads "
+        f"{units.rate(loaded)}"
+        for one, several in needs.items()
     ]
 
 

@@ -35,6 +35,22 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
+OTHER_WORK = "not the same work as the others"
+
+
+class _NotingLoader:
+    """A loader of which is noted which images it delivers."""
+
+    def __init__(self, loader: object) -> None:
+        self._loader = loader
+        self.ids: list[int] = []
+
+    def __iter__(self) -> Iterator:
+        return map(self._note, iter(self._loader))
+
+    def _note(self, batch: dict) -> dict:
+        self.ids += batch["sample_id"].tolist()
+        return batch
 
 
 class _TimedLoader:
@@ -251,10 +267,34 @@ def _train_along(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> 
     gc.disable()
     for number in range(settings.epochs):
         pipeline.source.order.epoch = number
-        ranks.meet()
-        epoch, _ = time_epoch(pipeline, clock)
-        ranks.gather(epoch)
+        _time_together(pipeline, ranks, clock)
     ranks.meet()
+
+
+def _time_together(
+    pipeline: Pipeline, ranks: Ranks, clock: Clock, callbacks: Callbacks = NONE
+) -> tuple[Epoch, DeviceBatch | None]:
+    """Time an epoch of this rank beside the others'; return theirs as one, and its last batch.
+
+    Raises:
+        ValueError: it did not train on exactly the images that it should.
+    """
+    order, of = pipeline.source.order, pipeline.parts.traits
+    noting = _NotingLoader(pipeline.loader)
+    ranks.meet()
+    epoch, batch = time_epoch(replace(pipeline, loader=noting), clock, callbacks)
+    expected = len(order) - of.steps_short * pipeline.settings.batch_size
+    if epoch.images != expected:
+        raise ValueError(
+            f"the loader must deliver {expected} images, got {epoch.images}: {OTHER_WORK}"
+        )
+    own = {image_id for _, image_id in order}
+    if "loading" not in of.leaves_out and (missing := own.difference(noting.ids)):
+        raise ValueError(
+            f"the loader must deliver all images of the epoch, got none of {len(missing)}: "
+            f"{OTHER_WORK}"
+        )
+    return ranks.gather(epoch), batch
 
 
 def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict[str, object]:
@@ -273,10 +313,8 @@ def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict
                 if number and settings.cached is not None:
                     proofs[-1] = source.prove_cache(proofs[-1])
                     proofs.append(source.prepare_cache(settings.cached))
-                ranks.meet()
                 cpu_before_s = own_cpu_s()
-                epoch, batch = time_epoch(pipeline, clock, callbacks)
-                epoch = ranks.gather(epoch)
+                epoch, batch = _time_together(pipeline, ranks, clock, callbacks)
                 cpu_s += own_cpu_s() - cpu_before_s
                 if batch is not None:
                     epoch = replace(epoch, **fingerprint_of(pipeline.finished(batch)))

@@ -216,6 +216,38 @@ def test_a_table_says_what_faster_loading_saves_at_best():
     assert said in table(with_device(2.1)).notes
 
 
+@pytest.mark.parametrize(
+    ("tasks", "gpu_images_per_s", "lines"),
+    [
+        (
+            {"slow": {"x": 0.5}, "fast": {"x": 2.0}},
+            None,
+            [
+                "GPUs that train 205 images/s each: 2 need 410; this machine loads 410 images/s",
+                "GPUs that train 820 images/s each: 4 need 3,280; this machine loads 410 images/s",
+            ],
+        ),
+        (
+            {},
+            480.0,
+            [
+                "GPUs that train 480 images/s each: 2 need 960, 4 need 1,920; "
+                "this machine loads 410 images/s"
+            ],
+        ),
+        ({}, None, []),  # real ones whose speed could not be measured
+    ],
+)
+def test_a_table_names_what_several_gpus_need_and_what_this_machine_loads(
+    tasks, gpu_images_per_s, lines
+):
+    ranks = {"one": {}, "slow": {"ranks": 2}, "fast": {"ranks": 4}}
+    speeds = {"load_images_per_s": 410.0, "gpu_images_per_s": gpu_images_per_s}
+    info = {**fake_info([*ranks]), "variants": ranks, "tasks": tasks, "calibration": speeds}
+    notes = table(summarize(info, fake_trials(dict.fromkeys(ranks, 1.0)))).notes
+    assert [note for note in notes if note.startswith("GPUs that")] == lines
+
+
 def test_the_loading_rate_stands_beside_the_baselines_device_only():
     names, trials = ["calibrated", "a100"], []
     for name, rate in zip(names, (400, 920)):

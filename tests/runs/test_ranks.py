@@ -1,6 +1,7 @@
 """Ranks: they share the images and the workers, end together, and tell what went wrong in one."""
 
 import os
+import re
 import signal
 from dataclasses import replace
 from itertools import chain
@@ -17,7 +18,7 @@ from labkit.machine import gpu, hardware
 from labkit.parts.decoding import decode_opencv
 from labkit.parts.devices import CpuDevice
 from labkit.parts.training import STEPS
-from labkit.pipeline import build, open_loader
+from labkit.pipeline import Order, build, open_loader
 from labkit.resolve import resolve
 
 pytestmark = pytest.mark.skipif(not hardware.can_fork(), reason="this platform has no fork")
@@ -173,12 +174,42 @@ def test_what_goes_wrong_in_a_rank_is_the_rows_reason_and_the_others_end(
         "dies": {"ranks": 4, "decoder": "dies"},
         "first dies": {"ranks": 2, "decoder": "first dies"},
     }
-    found = run(photos, tmp_path, variants, num_workers=0)
+    # In the ranks themselves, not in their workers.
+    found = run(photos, tmp_path, variants, loader="threads", num_workers=4)
     rows = {row.variant: row for row in found.summary.rows}
     assert rows["1"].status == "ok"
     assert rows["raises"].reason.endswith("image must be what it was")
     assert "RankEnded: rank 1 ended with status -9" in rows["dies"].reason
     assert "the trial's process was killed by SIGKILL" in rows["first dies"].reason
+
+
+def the_first_images(source, settings):
+    """A loader that does not divide the epoch: every rank has the same images."""
+    order = source.order
+    keys = list(Order(order.image_ids, settings.seed))[: len(order)]
+    size = settings.batch_size
+    batches = [keys[at : at + size] for at in range(0, len(keys), size)]
+    return [source.collate([source[key] for key in batch]) for batch in batches]
+
+
+def test_ranks_with_the_same_images_are_not_the_same_work(photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(lab.LOADERS, "first", the_first_images)
+    variants = {"1": {}, "2": {"ranks": 2, "num_workers": 2, "loader": "first"}}
+    _, row = run(photos, tmp_path, variants).summary.rows
+    assert re.search(
+        r"the loader must deliver all images of the epoch, got none of \d: not the same work as",
+        row.reason,
+    )
+
+
+@pytest.mark.parametrize(("workers", "instead"), [(0, 4), (2, 4), (6, 4), (9, 8)])
+def test_ranks_have_equally_many_workers(photos, workers, instead):
+    with pytest.raises(Skip) as caught:
+        resolve(completed(data=str(photos), ranks=4, num_workers=workers))
+    assert str(caught.value) == (
+        "num_workers must be a multiple of ranks (4), so that each has equally many, "
+        f"got {workers}; choose {instead}"
+    )
 
 
 @pytest.mark.parametrize(
