@@ -6,17 +6,20 @@
     main       the documents' experiments in quick mode, two of them in full mode
     depth      copies, precision, loss, callbacks, DALI, the largest batch
     diagnosis  trainings with a planted bottleneck
-    roofline   training speed over the speed of the GPU, simulated and real
+    roofline   training speed over the speed of the GPU, simulated
+    emulator   real training at several speeds, beside simulated GPUs that are set to them
 
-A stage leaves a report, a log and its runs in a folder of its own, and ends when its time is over:
-the same command then goes on with what is missing.  labkit is not installed; what lacks a library
-is skipped with its name.
+A stage leaves a report, a log and its runs in a folder of this machine and GPU, and ends when its
+time is over: the same command then goes on with what is missing.  The exit status is 0 where all of
+it is done and as it should be.  labkit is not installed; what lacks a library is skipped with its
+name.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,21 +38,32 @@ from torch import nn
 
 import labkit as lab
 from benchmarks import frame
-from data_scripts.make_photos import main as make_photos
 from labkit import units
-from labkit.contracts import Skip
+from labkit.contracts import Cancelled, Skip, SystemClock
 from labkit.experiments.request import Request
 from labkit.machine import gpu, hardware
+from labkit.parts.devices import DEVICES, PROFILES, Profile
+from labkit.resolve import complete_here
+from labkit.runs.calibration import gpu_rate
+from labkit.settings import MODES
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = 6  # the least that full mode takes
-BUDGET_S = 60.0  # of a diagnosis
+BUDGET_S = 50.0  # of a diagnosis
 # On a CPU, where nothing is to be measured; the simulated GPU runs what copies beside computing.
 SIMULATED = {"device": "emulated", "device_speed": 2000.0}
 SMALL = {"images": 4, "batch_size": 2, "input_px": 32, "epochs": 1}
-SMALL_BUDGET_S, SMALL_VARIANTS = 5.0, 2
+SMALL_BUDGET_S = 5.0
 REPEATED = (1, 2, 4)  # times that a real GPU trains with a batch: it can only be made slower
-GOES_ON = "the same command goes on with it"
+RATE_IMAGES = 640
+COPIED_BYTES = 64 << 20
+# Variant -> its experiment: how a real and a simulated GPU are given batches.
+LOADING = {
+    "original": "preprocessing", "simplified": "preprocessing", "data_prefetcher": "prefetching",
+}  # fmt: skip
+UNRECORDED = "data_prefetcher, no waiting, without record_stream"
+MAX_ERROR = 0.10  # of the simulated GPU's time of an epoch
+GOES_ON = "its time is over; the same command goes on with it"
 Row = tuple[str, str, str]
 
 
@@ -65,6 +79,8 @@ class Site:
     """By the monotonic clock."""
     cancel: threading.Event
     """Set when the time is over."""
+    limit: Callable[[bool, str], None]
+    """Adds a line to the report: what should be so, and whether it is."""
 
     @property
     def is_small(self) -> bool:
@@ -74,6 +90,11 @@ class Site:
         """Add a text to the log."""
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
+
+    def check_time(self, needed_s: float = 0.0) -> None:
+        """Raise Cancelled where less time is left than what comes next takes."""
+        if time.monotonic() + needed_s >= self.ends_s:
+            raise Cancelled
 
 
 # --- what the stages consist of ---------------------------------------------------------------
@@ -99,14 +120,14 @@ def run_tests(site: Site) -> Iterator[Row]:
     yield "tests", last, ""
 
 
-def run(
+def run_of(
     site: Site,
     experiment: str | lab.Experiment,
     mode: str = "quick",
     on: Mapping[str, object] | None = None,
     **chosen: object,
-) -> Iterator[Row]:
-    """Run an experiment, or go on with a run of it; a row per variant.
+) -> lab.Run:
+    """Run an experiment, or go on with a run of it.
 
     Args:
         site: where.
@@ -121,22 +142,35 @@ def run(
     asked = Request(experiment=experiment, mode=mode, settings=settings, **chosen)
     if site.is_small:
         mode, labels = "quick", asked.variants or tuple(asked.whole().variants)
-        asked = replace(
-            asked, mode=mode, settings=settings | SMALL, variants=labels[:SMALL_VARIANTS]
-        )
+        ends = (labels[0], labels[-1])
+        asked = replace(asked, mode=mode, settings=settings | SMALL, variants=ends)
     title = f"{asked.name}, {mode}"
     earlier = [
         found
         for found in map(lab.find_run, lab.list_runs(site.runs, asked.name))
         if found.info["mode"] == mode and found.info["status"] != "failed"
     ]
-    if not earlier:
+    found = earlier[-1] if earlier else None
+    if found is not None and found.info["status"] != "finished":
+        try:
+            found = lab.resume(found.folder, cancel=site.cancel)
+        except ValueError as changed:  # the data, or labkit
+            site.note(str(changed))
+            found = None
+    if found is None:
         blocks = BLOCKS if mode == "full" else 1 if site.is_small else None
         found = lab.run(asked.build(), mode, results=site.runs, blocks=blocks, cancel=site.cancel)
-    elif (found := earlier[-1]).info["status"] != "finished":
-        found = lab.resume(found.folder, cancel=site.cancel)
     if found.info["status"] != "finished":
-        yield title, found.info["status"], GOES_ON
+        site.limit(False, f"{title}: {GOES_ON}")
+    rows = [row for row in found.summary.rows if row.variant != UNRECORDED]
+    failed = [row.variant for row in rows if row.status == "failed"]
+    site.limit(not failed, f"{title}: variants that failed: {', '.join(failed) or 'none'}")
+    return found
+
+
+def rows_of(found: lab.Run) -> Iterator[Row]:
+    """Yield a row per variant of a run."""
+    title = f"{found.info['experiment']}, {found.info['mode']}"
     for row in found.summary.rows:
         time_found = units.normalized(row.normalized_time)
         if row.ci_low is not None:
@@ -149,10 +183,15 @@ def run(
         yield f"{title}: this GPU with the model alone", units.rate(rate), ""
 
 
+def run(site: Site, experiment: str | lab.Experiment, **asked: object) -> Iterator[Row]:
+    """Run an experiment as `run_of`; a row per variant."""
+    yield from rows_of(run_of(site, experiment, **asked))
+
+
 def record_stream(site: Site) -> Iterator[Row]:
     """Copy batches on a side stream with and without telling the allocator of the step."""
-    whole, side = lab.experiment("prefetching_in_depth"), "data_prefetcher, no waiting"
-    labels = ("original, no waiting", side, f"{side}, without record_stream")
+    whole = lab.experiment("prefetching_in_depth")
+    labels = ("original, no waiting", "data_prefetcher, no waiting", UNRECORDED)
     variants = {label: whole.in_full[label] for label in labels}
     changes = {"variants": variants, "in_full": {}, "baseline": labels[0], "published": {}}
     yield from run(site, replace(whole, name="record_stream", **changes))
@@ -170,21 +209,100 @@ def train_repeatedly(settings: lab.Settings, device: object, *, times: int) -> l
     return replace(once, forward=forward)
 
 
-def real_roofline(site: Site) -> Iterator[Row]:
-    """Train at the speed of the real device, a half and a quarter of it."""
-    steps = {f"detector_{n}_times": partial(train_repeatedly, times=n) for n in REPEATED}
-    known = lab.experiment("preprocessing").variants
-    variants = {
-        f"{label}, {step}": replace(known[label], step=step)
-        for label in ("original", "simplified")
-        for step in steps
+def emulate(site: Site) -> Iterator[Row]:
+    """Train at the speed of the real device, a half and a quarter; and on simulated ones."""
+    speeds, waits = copy_speeds(site)
+    site.limit(waits, "a copy from pageable memory waits for the stream, as the simulated one does")
+    for kind in ("pageable", "pinned"):
+        bytes_per_s = getattr(speeds, f"{kind}_bytes_per_s")
+        yield f"copies from {kind} memory", f"{units.count_bytes(bytes_per_s)}/s", ""
+    repeated = REPEATED[:1] if site.is_small else REPEATED
+    steps = {f"detector_{n}_times": partial(train_repeatedly, times=n) for n in repeated}
+    known = {
+        name: replace(lab.experiment(experiment).variants[name], data=site.data, epochs=1)
+        for name, experiment in LOADING.items()
     }
-    variants["computing alone"] = replace(known["original"], loader="resident")
-    question = "How fast do pipelines train with a GPU of half and a quarter of the speed?"
-    baseline = next(iter(variants))
-    whole = lab.Experiment("real_steps", question=question, variants=variants, baseline=baseline)
-    with patch.dict(lab.STEPS, steps):
-        yield from run(site, whole, on={"device": site.device})
+    size = SMALL if site.is_small else {"images": RATE_IMAGES}
+    real, simulated = {}, {}
+    with patch.dict(lab.STEPS, steps), patch.dict(PROFILES, {speeds.name: speeds}):
+        for step in steps:
+            its = {"device": site.device, "step": step}
+            rate = gpu_rate(
+                complete_here(replace(known["original"], **its, **size), MODES["quick"])
+            )
+            yield f"{step}: this device with the model alone", units.rate(rate), ""
+            other = {"device": "emulated", "device_speed": rate, "profile": speeds.name}
+            for name, settings in known.items():
+                real[f"{name}, {step}"] = replace(settings, **its)
+                simulated[f"{name}, {step}, simulated"] = replace(settings, **other)
+        whole = lab.Experiment(
+            "real_steps",
+            question="How far from a real GPU is a simulated one that is set to its speed?",
+            # The first and the last belong together: on a CPU there are no others.
+            variants=real | dict(reversed(simulated.items())),
+            baseline=next(iter(real)),
+        )
+        found = run_of(site, whole, on={})
+    yield from rows_of(found)
+    times = {row.variant: row.normalized_time for row in found.summary.rows}
+    errors = [
+        times[f"{name}, simulated"] / times[name] - 1
+        for name in real
+        if times.get(name) and times.get(f"{name}, simulated")
+    ]
+    worst = max(errors, key=abs)
+    yield "worst error of a simulated epoch", f"{worst:+.1%}", units.count(len(errors), "pair")
+    if not site.is_small:
+        within = f"within {units.limit(MAX_ERROR)}"
+        site.limit(
+            abs(worst) <= MAX_ERROR, f"a simulated epoch takes as long as a real one {within}"
+        )
+
+
+def copy_speeds(site: Site) -> tuple[Profile, bool]:
+    """Measure copies to the device.
+
+    Returns:
+        Their speeds, and whether one from pageable memory waits for what its stream computes.
+    """
+    clock = SystemClock()
+    simulated = replace(PROFILES["calibrated"], compute_s_per_image=1.0)
+    device = DEVICES["emulated" if site.is_small else "cuda"](simulated, clock)
+    pageable = {"image": torch.empty(COPIED_BYTES, dtype=torch.uint8)}
+    pinned = dict(pageable) if site.is_small else {"image": pageable["image"].pin_memory()}
+    compute = partial(device.run, 0.05) if site.is_small else _multiply
+
+    def copy(batch: dict) -> None:
+        device.put(batch, pinned=batch is not pageable, side_stream=False)
+
+    def took_s(*works: Callable[[], object]) -> tuple[float, float]:
+        """Return the seconds of the host, and with what the device does."""
+        device.synchronize()
+        start_s = clock.now()
+        for work in works:
+            work()
+        host_s = clock.now() - start_s
+        device.synchronize()
+        return host_s, clock.now() - start_s
+
+    copies = [partial(copy, batch) for batch in (pageable, pinned)]
+    rates = [COPIED_BYTES / min(took_s(each)[1] for _ in range(5)) for each in copies]
+    computing_s = min(took_s(compute)[1] for _ in range(3))
+    host_s, _ = took_s(compute, copies[0])
+    speeds = Profile(
+        name="as this GPU",
+        compute_s_per_image=None,
+        pageable_bytes_per_s=rates[0],
+        pinned_bytes_per_s=rates[1],
+    )
+    return speeds, host_s > computing_s
+
+
+def _multiply() -> None:
+    """Queue some hundredths of a second of work."""
+    matrix = torch.ones(4096, 4096, device="cuda")
+    for _ in range(20):
+        matrix @ matrix
 
 
 def largest_batch(site: Site) -> Iterator[Row]:
@@ -198,8 +316,9 @@ def diagnose(site: Site, name: str) -> Iterator[Row]:
     planted, make = PLANTED[name]
     told = site.runs / f"{name}.txt"
     if not told.exists():
-        loader, step = make(site)
         budget_s = SMALL_BUDGET_S if site.is_small else BUDGET_S
+        site.check_time(budget_s)
+        loader, step = make(site)
         found = lab.diagnose(loader, step, budget_s=budget_s)
         if found.broken:
             raise RuntimeError(found.broken)
@@ -207,6 +326,8 @@ def diagnose(site: Site, name: str) -> Iterator[Row]:
         said = [found.bottleneck, remedies, repr(found), found.details()]
         told.write_text("\n".join(said), encoding="utf-8")
     bottleneck, remedies, *_ = told.read_text(encoding="utf-8").splitlines()
+    if not site.is_small:
+        site.limit(bottleneck == planted, f"{name}: {planted} is found, got {bottleneck}")
     yield f"{name}: {planted} is planted", bottleneck, remedies
 
 
@@ -318,21 +439,19 @@ STAGES: dict[str, dict[str, Callable[[Site], Iterator[Row]]]] = {
         "record_stream": record_stream,
     },
     "diagnosis": {name: partial(diagnose, name=name) for name in PLANTED},
-    "roofline": {
-        # The simulated GPUs have speeds of their own.
-        "simulated": partial(run, experiment="preprocessing", on={}, roofline=True),
-        "real steps": real_roofline,
-    },
+    # The simulated GPUs have speeds of their own.
+    "roofline": {"simulated": partial(run, experiment="preprocessing", on={}, roofline=True)},
+    "emulator": {"real steps": emulate},
 }
 
 
-# 28 together; most for the documents' experiments, which run in full mode, too.
-MINUTES = {"tests": 4, "main": 8, "depth": 6, "diagnosis": 5, "roofline": 5}
+# 30 together; most for the documents' experiments, which run in full mode, too.
+MINUTES = {"tests": 4, "main": 8, "depth": 5, "diagnosis": 5, "roofline": 3, "emulator": 5}
 
 
 def perform(stage: str, options: Namespace) -> int:
-    """Work through the parts of a stage; return 1 where one of them failed."""
-    folder = options.out / stage
+    """Work through the parts of a stage; return 1 where one of them failed or is missing."""
+    folder = options.out / options.here / stage
     minutes = MINUTES[stage] if options.minutes is None else options.minutes
     runs, archive, cancel = folder / "runs", folder / "runs.tar.gz", threading.Event()
     runs.mkdir(parents=True, exist_ok=True)
@@ -342,6 +461,7 @@ def perform(stage: str, options: Namespace) -> int:
     timer = threading.Timer(60 * minutes, cancel.set)
     timer.daemon = True
     timer.start()
+    report = frame.Report(f"On {options.on}: {stage}", Namespace(save=folder))
     site = Site(
         runs=runs,
         log=folder / "log.txt",
@@ -349,16 +469,17 @@ def perform(stage: str, options: Namespace) -> int:
         device=options.device,
         ends_s=time.monotonic() + 60 * minutes,
         cancel=cancel,
+        limit=report.limit,
     )
-    report = frame.Report(f"On {options.on}: {stage}", Namespace(save=folder))
     rows: list[Row] = []
     for name, work in STAGES[stage].items():
-        if time.monotonic() >= site.ends_s:
-            rows.append((name, "missing", GOES_ON))
-            continue
         begun_s = time.monotonic()
         try:
-            rows += work(site)
+            site.check_time()
+            for row in work(site):
+                rows.append(row)
+        except Cancelled:
+            report.limit(False, f"{name}: {GOES_ON}")
         except (Skip, ImportError) as reason:
             rows.append((name, "skipped", str(reason)))
         except Exception as error:
@@ -383,12 +504,18 @@ def main(arguments: list[str] | None = None) -> int:
     text = "cpu: small, to find mistakes where there is no GPU"
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=text)
     options = parser.parse_args(arguments)
-    state, options.on = gpu.cuda(), "the CPU"
+    state, options.on, name = gpu.cuda(), "the CPU", "cpu"
     if options.device == "cuda":
         if not state.works:
             raise SystemExit(f"no GPU can be used: {state.reason}")
         options.on = f"{state.name}, driver {state.driver}, torch {torch.__version__}"
-    if make_photos([options.data, "--or-adopt"]):
+        name = state.name
+    # What was measured elsewhere is no part of this.
+    machine = hardware.provenance()["machine_id"][: hardware.MACHINE_ID_SHOWN]
+    options.here = re.sub(r"\W+", "-", f"{name} {machine}".lower())
+    # Each of its processes would import torch with this module.
+    makes = [sys.executable, "-m", "data_scripts.make_photos", options.data, "--or-adopt"]
+    if subprocess.run(makes).returncode:
         return 1
     return max([perform(stage, options) for stage in options.stage])
 

@@ -452,7 +452,10 @@ def own_parts() -> bytes:
                 own[setting, name] = part
     if not own:
         return b""
-    import cloudpickle
+    try:
+        import cloudpickle
+    except ImportError:  # joblib before 1.6 has its own
+        from joblib.externals import cloudpickle
 
     for (setting, name), part in own.items():
         try:

@@ -798,7 +798,13 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "data must be what the run began with ("),
         "another machine": (
             changed(lambda info: {"provenance": {**info["provenance"], "machine_id": "other"}}),
-            "run must be resumed on the machine it began on (other), got "),
+            "run must be resumed on the machine and the GPU it began on ("),
+        "another GPU": (
+            changed(lambda info: {
+                "provenance": {**info["provenance"], "gpu": {"works": True, "name": "other"}},
+                "variants": {label: {**values, "device": "cuda", "step": None}
+                             for label, values in info["variants"].items()}}),
+            "run must be resumed on the machine and the GPU it began on ("),
         "another process has it": (
             held,
             "run must be in progress in one process at a time, got another process for <run>;"),

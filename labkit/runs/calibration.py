@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.analysis.statistics import paired_interval
-from labkit.contracts import Clock, Skip, SystemClock, utc_now
+from labkit.contracts import Clock, Epoch, Skip, SystemClock, utc_now
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.devices import PROFILES
@@ -42,7 +42,7 @@ from labkit.runs.checks import check_emulator, check_images
 from labkit.runs.packs import fingerprint
 from labkit.runs.process import Launcher, TrialFailed
 from labkit.runs.store import explain_unwritable
-from labkit.runs.timing import open_trial, time_epoch
+from labkit.runs.timing import open_trial, time_epoch, warm_up
 from labkit.settings import MODES, Mode, Settings
 
 CALIBRATION_S = 1.2  # long enough to choose how many images an epoch has
@@ -239,12 +239,40 @@ def free_loader_utilization(settings: Settings) -> float:
     step_s = pipeline.parts.profile.compute_s_per_image * settings.batch_size
     steps = max(5, round(FREE_LOADER_S / step_s))
     empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
-    time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
+    epoch = _free_epoch(pipeline, clock, [empty] * steps)
+    return epoch.compute_s / epoch.epoch_s
+
+
+def gpu_rate(settings: Settings) -> float:
+    """Measure how many images per second a real device trains with the model alone.
+
+    Args:
+        settings: complete, with `images` set.
+
+    Returns:
+        The rate with a batch that stays on the device and a host that never waits for a step, as
+        the speed of an emulated device.
+    """
+    import torch
+
+    torch.set_num_threads(settings.torch_threads)
+    clock = SystemClock()
+    alone = replace(settings, loader="resident", prefetcher="none", sync_every=0)
+    pipeline = build(alone, clock)
+    warm_up(pipeline)
+    batch = pipeline.device.put(pipeline.resident_batch(), pinned=False, side_stream=False)
+    epoch = _free_epoch(pipeline, clock, [batch] * (settings.images // settings.batch_size))
+    return epoch.images / epoch.epoch_s
+
+
+def _free_epoch(pipeline: Pipeline, clock: Clock, batches: list) -> Epoch:
+    """Time an epoch of batches that cost nothing."""
+    time_epoch(replace(pipeline, loader=batches[:1]), clock)  # imports, once in a process
     gc.collect()
     gc.disable()  # as in trials
-    epoch, _ = time_epoch(replace(pipeline, loader=[empty] * steps), clock)
+    epoch, _ = time_epoch(replace(pipeline, loader=batches), clock)
     gc.enable()
-    return epoch.compute_s / epoch.epoch_s
+    return epoch
 
 
 # --- the calibrated device ----------------------------------------------------------------------

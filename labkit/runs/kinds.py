@@ -115,18 +115,13 @@ def _measure_gpu(run: ActiveRun) -> None:
         device_speed=None,
         profile=Settings.profile,
         step=PREPROCESSORS[run.baseline.preprocessor].batch,
-        loader="resident",
-        prefetcher="none",
-        epochs=2,
     )
     try:
-        measured = run.ask("measure", settings=settings, excluded=run.info["excluded"])
+        rate = run.ask("gpu_rate", settings=settings)
     except (TrialFailed, Skip) as reason:
         run.note("the speed of this machine's GPU was not measured")
         run.progress.say(str(reason))  # it may name a file, and notes are shared
         return
-    *_, epoch = measured["epochs"]  # the first one includes what starts up
-    rate = epoch["images"] / epoch["epoch_s"]
     run.save(calibration={**run.info["calibration"], "gpu_images_per_s": rate})
 
 

@@ -38,6 +38,7 @@ from labkit.resolve import (
     original,
     own_parts,
     resolve,
+    traits,
 )
 from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
 from labkit.runs.experiment import EPOCHS, Experiment
@@ -238,11 +239,17 @@ def check_resumable(run: StoredRun) -> None:
         raise ValueError(
             f"data must be what the run began with ({info['data']}), got {data}; start a new run"
         )
-    began_on, here = info["provenance"].get("machine_id"), hardware.provenance()["machine_id"]
-    if began_on != here:
+    devices = [traits(vars(settings)) for settings in variants.values()]
+    on_gpu = not all(device.on_cpu or device.emulated for device in devices)
+
+    def where(provenance: Mapping[str, object]) -> tuple:
+        return provenance.get("machine_id"), on_gpu and (provenance.get("gpu") or {}).get("name")
+
+    began_on, here = info["provenance"], hardware.provenance()
+    if where(began_on) != where(here):
         raise ValueError(
-            f"run must be resumed on the machine it began on ({began_on}), got {here}; "
-            "start a new run"
+            f"run must be resumed on the machine and the GPU it began on "
+            f"({hardware.describe(began_on)}), got {hardware.describe(here)}; start a new run"
         )
 
 

@@ -39,6 +39,7 @@ JOBS = {
     "measure": "labkit.runs.timing",
     "measure_rate": "labkit.runs.calibration",
     "free_loader_utilization": "labkit.runs.calibration",
+    "gpu_rate": "labkit.runs.calibration",
     "compare_work": "labkit.runs.checks",
     "find_bad_images": "labkit.runs.checks",
     "check_rates": "labkit.runs.staging",
