@@ -31,6 +31,7 @@ import torch
 from fakes import fake_info, fake_trials
 from filelock import FileLock
 from jpegs import encode, exif, photo, with_segment
+from places import memory_mounted
 from small import SMALL
 
 import labkit as lab
@@ -453,6 +454,31 @@ def copy_for_all(place):
     return {"storage": "tmpfs"}
 
 
+def full_results(place):
+    """Results on a disk without room."""
+    place.results = place.stack.enter_context(memory_mounted(place.tmp / "small", size="16k"))
+    with pytest.raises(OSError, match="No space left"):
+        (place.results / "filler").write_bytes(bytes(32 << 10))
+
+
+def many_files(place):
+    """100,000 images in one folder."""
+    place.stack.callback(shutil.rmtree, place.data / "odd")
+    for name in ("odd/a.jpg", "odd/b.jpg"):  # a file has at most 65,000 names on ext4
+        put(name)(place)
+        first = str(place.data / name)
+        for number in range(50_000):
+            os.link(first, f"{first}{number}.jpg")
+
+
+def no_control_groups(place):
+    """A machine without them, on which everything else for the throttled disk is there."""
+    patch = place.stack.enter_context(pytest.MonkeyPatch.context())
+    mounts = [m for m in psutil.disk_partitions(all=True) if not m.fstype.startswith("cgroup")]
+    patch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    return {"storage": "throttled"}
+
+
 def few_open_files(place):
     """The server's jobs may open 64 files, and there are more workers than these serve."""
     _, (server,) = processes()
@@ -463,9 +489,13 @@ def few_open_files(place):
 
 
 def hostile_machine(place):
-    """One core, 64 open files, no home, and a package that cannot be written."""
+    """One core, 64 open files, no fadvise, no home, a package without permission, bad images."""
+    put("odd \udcff.jpg", b"")(place)
+    put("odd.jpg")(place)
+    (place.data / "odd.jpg").chmod(0)
     package = place.tmp / "package" / "labkit"
     shutil.copytree(PACKAGE, package)
+    (package.parent / "sitecustomize.py").write_text("import os\ndel os.posix_fadvise\n")
     for folder, *_ in os.walk(package):
         Path(folder).chmod(0o555)
     limits = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
@@ -663,6 +693,12 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             WORKS),
         "copy that others can change": (copy_for_all,
             f"{BASELINE}<copy> must be this user's, and writable by nobody else; move it away"),
+        "results on a full disk": (full_results,
+            "results must have room for more, got 0 B free in <results>"),
+        "100,000 files in one folder": (many_files, WORKS),
+        "no control groups": (no_control_groups, f"{BASELINE}throttled disk: needs "),
+        "image is replaced by another one": (
+            meanwhile(lambda path: path.write_bytes(encode(photo().rotate(90)))), WORKS),
         "negative boxes": (annotated(coco(bbox=[-5, -5, -1, -1])), WORKS),
         "boxes beyond the image": (annotated(coco(bbox=[-50, -50, 900, 900])), WORKS),
         "unknown category": (
@@ -1014,9 +1050,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "target must be module:function, got 'missing:make' (No module named 'missing'); such"),
         "small shared memory": (every(small_shared_memory, ordinary()),
             "baseline 'original' must be able to run here, got: /dev/shm must have room for the b"),
-        "one core, 64 open files, no home, a package that cannot be written, a broken image": (
-            every(put("odd \udcff.jpg", b""), hostile_machine, ordinary("--on-bad-image", "skip")),
-            WORKS),
+        "one core, 64 open files, no fadvise, no home, package and image without permission": (
+            every(hostile_machine, ordinary("--on-bad-image", "skip")), WORKS),
     },
 }  # fmt: skip
 

@@ -74,7 +74,8 @@ class FolderReader:
 
     def _size_bytes(self, i: int) -> int:
         try:
-            return (self.root / self.name(i)).stat().st_size
+            # A million Paths take as long to make as the files' sizes to read.
+            return os.stat(f"{self.root}/{self.name(i)}").st_size  # noqa: PTH116
         except OSError:
             return 0
 
