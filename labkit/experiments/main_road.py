@@ -163,12 +163,12 @@ def combined(base: Settings) -> Experiment:
         for values in itertools.product(*levels.values())
     }
     original = combinations.pop("hdd + none + loops")
-    together = [label for label in PUBLISHED["combined"] if label in combinations]
     alone = {name: x for its in PUBLISHED.values() for name, x in its.items()}
     names = {"on_device": "simplified"}  # in the experiment about preprocessing
     singles = {
         label: {name: alone[names.get(name, name)] for name in label.split(" + ")}
-        for label in together
+        for label in PUBLISHED["combined"]
+        if label in combinations
     }
     floors = {
         f"loading alone: {disk} + {code}": replace(
@@ -185,7 +185,7 @@ def combined(base: Settings) -> Experiment:
     return Experiment(
         "combined",
         question="How much do the documents' remedies save together?",
-        variants={"original": original, **{label: combinations.pop(label) for label in together}},
+        variants={"original": original, **{label: combinations.pop(label) for label in singles}},
         published=PUBLISHED["combined"],
         singles=singles,
         source="[004] section 3.4: 39 % together",

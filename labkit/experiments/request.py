@@ -245,7 +245,6 @@ def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | Non
         in_full=in_full,
         baseline=baseline,
         published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
-        singles={} if is_other else {k: v for k, v in experiment.singles.items() if k in kept},
     )
 
 

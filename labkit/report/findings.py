@@ -357,7 +357,7 @@ def _combinations(run: Run) -> Table | None:
         missing = "full mode measures the parts" if None in [*singles, *parts] else ""
         cells.append(_predicted(row.variant, row, predicted, reason(row) or missing))
     for label, singles in (run.info.get("singles") or {}).items():
-        if row := rows.get(label):
+        if (row := rows.get(label)) and row.published:
             published = Row(variant="", status="ok", normalized_time=row.published)
             predicted, remark = [*_compose([*singles.values()]), None], "single runs, no interval"
             cells.append(_predicted(f"published: {label}", published, predicted, remark))

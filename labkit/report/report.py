@@ -116,9 +116,9 @@ def overview(runs: Sequence[Run]) -> dict[str, object]:
 
     A variant is its label and the number of its run, from 1.
     """
-    found = [(number, run.summary) for number, run in enumerate(runs, 1)]
-    best, no_saving, undetected, untested = [], {}, [], {}
-    for number, summary in found:
+    best, no_saving, undetected, untested, stood_in = [], {}, [], {}, {}
+    for number, summary in enumerate((run.summary for run in runs), 1):
+        stood_in |= find_stand_ins(summary.rows)
         for row in summary.rows:
             if row.status in ("skipped", "failed"):  # a variant may be in several groups
                 untested.setdefault(row.reason or row.status, {})[row.name, number] = None
@@ -135,19 +135,13 @@ def overview(runs: Sequence[Run]) -> dict[str, object]:
                 no_saving.setdefault(row.verdict, []).append((row.variant, number))
             elif row.verdict == "inconclusive":
                 undetected.append((row.variant, number))
-    stood_in = [name for _, summary in found for name in find_stand_ins(summary.rows)]
     return {
-        "chart": charts.overview([summary for _, summary in found]),
+        "chart": charts.overview([run.summary for run in runs]),
         "best": best,
         "no_saving": no_saving,
         "undetected": undetected,
         "untested": untested,
-        "unjudged": [
-            number
-            for number, summary in found
-            if not summary.judged and summary.protocol == CORRECTED
-        ],
-        "stand_ins": list(dict.fromkeys(name.removeprefix("simulated ") for name in stood_in)),
+        "stand_ins": [name.removeprefix("simulated ") for name in stood_in],
     }
 
 
@@ -198,7 +192,6 @@ def method_facts(run: StoredRun) -> Pairs:
         "run": f"{info['experiment']}/{run.folder.name}",
         "started": units.minute(str(info["created_utc"])) if info.get("created_utc") else "",
         "blocks planned": str(info.get("blocks") or ""),
-        "order": _order(info),
         "data": ", ".join(
             [
                 *([units.count(data["images"], "image")] if "images" in data else []),
@@ -209,7 +202,6 @@ def method_facts(run: StoredRun) -> Pairs:
         ),
         "images per epoch": units.count(calibration["images"]) if "images" in calibration else "",
         "simulated GPU": str(calibration.get("calibrated", "")),
-        "measured with": words.revision(info.get("provenance") or {}),
         **{
             f"medium {name}": ", ".join(
                 str(medium[key]) for key in ("filesystem", "device", "label") if medium.get(key)
@@ -219,13 +211,6 @@ def method_facts(run: StoredRun) -> Pairs:
         "settings": _settings({**in_common((info.get("variants") or {}).values()), "data": None}),
     }
     return [(name, text) for name, text in found.items() if text]
-
-
-def _order(info: Mapping[str, object]) -> str:
-    if info.get("protocol") == AS_PUBLISHED:
-        return f"{AS_PUBLISHED}: only the first variant of a block starts cold"
-    orders = {True: "random in each block, the baseline twice", False: "as given, once a block"}
-    return orders.get(info.get("shuffled"), "")
 
 
 def _settings(values: Mapping[str, object]) -> str:

@@ -96,10 +96,8 @@ def checks(summary: Summary) -> list[str]:
     """
     found, calibration = [], summary.calibration
     if (busy := calibration.get("free_loader_au")) is not None:
-        tries = calibration.get("free_loader_tries", 1)
-        best = f", best of {tries} tries" if tries > 1 else ""
         found.append(
-            f"simulated GPU: {units.percent(busy)} busy with a free loader{best} (required: "
+            f"simulated GPU: {units.percent(busy)} busy with a free loader (required: "
             f"{units.limit(FREE_LOADER_MIN_AU)}{_when(calibration, 'free_loader_checked_utc')})"
         )
     proved = (summary.info.get("storages") or {}) | (summary.info.get("links") or {})
