@@ -222,7 +222,7 @@ def _measure(seconds: float) -> dict[str, tuple[str, str]]:
     rows = {}
     for name, (launch, operations) in loads.items():
         _keep_busy(launch, SETTLE_S)
-        with GpuWatch() as watch:
+        with GpuWatch(1) as watch:
             launches, took_s = _keep_busy(launch, seconds)
         done_per_s = launches * operations / took_s
         rows[name] = (

@@ -13,11 +13,10 @@ Source: nvml.h (device queries; nvmlUtilization_t).
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +26,8 @@ from typing import TypeVar
 from labkit.contracts import Skip
 
 IMPORT_AND_KERNEL_S = 120.0  # a cold `import torch` with CUDA takes up to a minute
+# NVML keeps a process's use for each of its periods, of up to a second, and returns some again.
+RECENT_US = 1_000_000
 T = TypeVar("T")
 Reading = dict[str, int | str | None]
 
@@ -132,37 +133,67 @@ def explain_cuda(answer: Mapping[str, object]) -> str:
     )
 
 
-def open_gpu() -> Callable[[], Reading]:
+def open_gpu(count: int = 1) -> Callable[[], Reading]:
     """Open torch's GPU in NVML; makes torch initialize CUDA in this process.
 
+    Args:
+        count: of several GPUs that this process and its children use, the first ones.
+
     Returns:
-        A function that reads it once.
+        A function that reads it once; of several GPUs the one that other programs use most.
 
     Raises:
         Skip: there is no NVIDIA driver or no GPU.
     """
+    import psutil
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        gpu = _torch_gpu(pynvml)
+        gpus = [_torch_gpu(pynvml, index) for index in (range(count) if count > 1 else [None])]
     except pynvml.NVMLError:
         raise Skip("no NVIDIA driver answers NVML") from None
     except Exception as error:  # torch raises several classes where there is no GPU
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Skip(f"torch has no GPU here: {said}") from None
-    opened_us = int(1e6 * time.time())
-    return lambda: read_gpu(pynvml, gpu, opened_us)
+    this = psutil.Process()
+    own = {each.pid for each in (this, *this.children(recursive=True))}
+    opened_us = _now_us()
+
+    def read() -> Reading:
+        since_us = max(opened_us, _now_us() - RECENT_US)
+        readings = [read_gpu(pynvml, gpu, own, since_us) for gpu in gpus]
+        return max(readings, key=lambda reading: reading["others_percent"] or 0)
+
+    return read
 
 
-def _others(nvml: ModuleType, gpu: object, since_us: int) -> dict[int, int] | None:
-    """Return what other processes use of the GPU in percent, by number.
+def _now_us() -> int:
+    return int(1e6 * time.time())
 
-    None where this one is not found: in a container, NVML may know processes by other numbers.
+
+def _others(nvml: ModuleType, gpu: object, own: Collection[int], since_us: int) -> dict | None:
+    """Return what other processes used of the GPU lately in percent, by number.
+
+    None where no own one is found: in a container, NVML may know processes by other numbers.
     """
-    seen = nvml.nvmlDeviceGetProcessUtilization(gpu, since_us)
-    percents = {process.pid: process.smUtil for process in seen}
-    return None if percents.pop(os.getpid(), None) is None else percents
+    import psutil
+
+    if own.isdisjoint(each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)):
+        return None
+    try:
+        seen = nvml.nvmlDeviceGetProcessUtilization(gpu, since_us)
+    except nvml.NVMLError_NotFound:  # none computed
+        return {}
+    # NVML also returns what it has not filled in.
+    return {
+        each.pid: each.smUtil
+        for each in sorted(seen, key=lambda each: each.timeStamp)
+        if each.timeStamp > since_us
+        and each.smUtil <= 100
+        and each.pid not in own
+        and psutil.pid_exists(each.pid)
+    }
 
 
 def _busiest(percents: Mapping[int, int]) -> str | None:
@@ -176,13 +207,14 @@ def _busiest(percents: Mapping[int, int]) -> str | None:
         return None
 
 
-def read_gpu(nvml: ModuleType, gpu: object, since_us: int) -> Reading:
+def read_gpu(nvml: ModuleType, gpu: object, own: Collection[int], since_us: int) -> Reading:
     """Read how busy a GPU is, its memory, how busy others keep it, and which of them most.
 
     Args:
         nvml: pynvml, initialized.
         gpu: NVML's handle.
-        since_us: what other processes did before does not count; in the epoch's microseconds.
+        own: numbers of the processes that are no others.
+        since_us: what others did before does not count; in the epoch's microseconds.
 
     Returns:
         Name -> value; None for what this library, driver or device (a MIG slice) does not report.
@@ -194,7 +226,7 @@ def read_gpu(nvml: ModuleType, gpu: object, since_us: int) -> Reading:
         except (AttributeError, nvml.NVMLError):
             return None
 
-    others = ask(lambda: _others(nvml, gpu, since_us))
+    others = ask(lambda: _others(nvml, gpu, own, since_us))
     return {
         "busy_percent": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
         "used_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
@@ -203,12 +235,12 @@ def read_gpu(nvml: ModuleType, gpu: object, since_us: int) -> Reading:
     }
 
 
-def _torch_gpu(pynvml: ModuleType) -> object:
+def _torch_gpu(pynvml: ModuleType, index: int | None) -> object:
     """Return NVML's handle of torch's GPU; CUDA_VISIBLE_DEVICES changes torch's numbers only."""
     import torch
 
-    index = index_in_use()
-    index = torch.cuda.current_device() if index is None else index
+    if index is None and (index := index_in_use()) is None:
+        index = torch.cuda.current_device()
     uuid = torch.cuda.get_device_properties(index).uuid
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

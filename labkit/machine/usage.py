@@ -26,7 +26,7 @@ from statistics import fmean
 
 from labkit.contracts import Skip
 from labkit.machine import helper, procfs, shared_memory
-from labkit.machine.gpu import Reading, open_gpu
+from labkit.machine.gpu import open_gpu
 
 PERIOD_S = 0.1
 NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
@@ -39,11 +39,11 @@ class Usage:
     The memory is that of this process and its descendants.
 
     Args:
-        gpu: also watch torch's GPU.
+        gpus: how many of torch's GPUs to watch, too.
     """
 
-    def __init__(self, *, gpu: bool) -> None:
-        self._watches_gpu, self.gpu = gpu, GpuWatch()
+    def __init__(self, *, gpus: int) -> None:
+        self.gpu = GpuWatch(gpus)
         self._pss_bytes: list[int | None] = []
         self._shm_bytes = []
         """What /dev/shm held beyond what it held at the start."""
@@ -51,8 +51,7 @@ class Usage:
         self._allocated = {}
 
     def __enter__(self) -> Usage:
-        if self._watches_gpu:
-            self._watches.enter_context(self.gpu)
+        self._watches.enter_context(self.gpu)
         look = Sampler(lambda: self._pss_bytes.append(tree_pss_bytes()), PERIOD_S)
         self._watches.enter_context(look)
         if (before := shared_memory.usage()) is not None:
@@ -113,17 +112,18 @@ class Sampler:
 
 
 class GpuWatch:
-    """Context that reads torch's GPU meanwhile; reads nothing where there is none."""
+    """Context that reads some of torch's GPUs meanwhile; reads nothing where there is none."""
 
-    def __init__(self) -> None:
-        self._samples: list[Reading] = []
+    def __init__(self, count: int) -> None:
+        self._count, self._samples = count, []
         self._sampler = ExitStack()
 
     def __enter__(self) -> GpuWatch:
         with suppress(Skip):
-            read = open_gpu()
-            look = Sampler(lambda: self._samples.append(read()), NVML_PERIOD_S)
-            self._sampler.enter_context(look)
+            if self._count:
+                read = open_gpu(self._count)
+                look = Sampler(lambda: self._samples.append(read()), NVML_PERIOD_S)
+                self._sampler.enter_context(look)
         return self
 
     def __exit__(self, *_: object) -> None:

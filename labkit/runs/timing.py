@@ -307,7 +307,8 @@ def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict
         gc.collect()
         gc.disable()  # a collection would land in one arm and not in the other
         before = disturbance()  # making files cold or warm disturbs no epoch
-        with Usage(gpu=pipeline.device.torch_device.type == "cuda") as usage:
+        is_on_gpu = pipeline.device.torch_device.type == "cuda"
+        with Usage(gpus=exchange.count_gpus(settings) if is_on_gpu else 0) as usage:
             for number in range(settings.epochs):
                 source.order.epoch = number
                 if number and settings.cached is not None:

@@ -65,7 +65,7 @@ def test_a_watch_sees_memory_and_shared_memory(tmp_path, monkeypatch):
     held = bytearray(b"x") * (50 * MB)
     with memory_mounted(tmp_path / "shared") as folder:  # which no other program uses
         monkeypatch.setattr(shared_memory, "FOLDER", folder)
-        with Usage(gpu=False) as usage:
+        with Usage(gpus=0) as usage:
             (folder / "file").write_bytes(held)
             until(lambda: (usage.totals()["peak_shm_bytes"] or 0) >= len(held))
             until(lambda: usage.totals()["peak_pss_bytes"])

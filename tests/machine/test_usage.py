@@ -40,6 +40,10 @@ class NvmlError(Exception):
     pass
 
 
+class NotFoundError(NvmlError):
+    pass
+
+
 def nvml(**calls):
     """An NVML that offers the calls given; whichever value is an error is raised."""
 
@@ -52,22 +56,32 @@ def nvml(**calls):
         return call
 
     offered = {name: answering(answer) for name, answer in calls.items()}
-    return SimpleNamespace(NVMLError=NvmlError, **offered)
+    return SimpleNamespace(NVMLError=NvmlError, NVMLError_NotFound=NotFoundError, **offered)
+
+
+def use(pid, percent, *, at_us=5):
+    return SimpleNamespace(pid=pid, smUtil=percent, timeStamp=at_us)
+
+
+OWN, OTHER = os.getpid(), os.getppid()
 
 
 ALL_CALLS = {
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000),
+    "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=OWN)],
     "nvmlDeviceGetProcessUtilization": [
-        SimpleNamespace(pid=os.getpid(), smUtil=28),
-        SimpleNamespace(pid=os.getppid(), smUtil=7),
-        SimpleNamespace(pid=-2, smUtil=5),
+        use(OWN, 28), use(OTHER, 7), use(OTHER, 9, at_us=4), use(1, 5),
     ],
-}
+}  # fmt: skip
 READINGS = {
     "busy_percent": 40, "used_bytes": 5_000, "others_percent": 12,
-    "busiest_other": psutil.Process(os.getppid()).name(),
+    "busiest_other": psutil.Process(OTHER).name(),
 }  # fmt: skip
+
+
+def read(**calls):
+    return read_gpu(nvml(**calls), gpu=None, own={OWN}, since_us=3)
 
 
 @pytest.mark.parametrize(
@@ -75,22 +89,34 @@ READINGS = {
     [
         ("nvmlDeviceGetUtilizationRates", ["busy_percent"]),
         ("nvmlDeviceGetMemoryInfo", ["used_bytes"]),
+        ("nvmlDeviceGetComputeRunningProcesses", ["others_percent", "busiest_other"]),
         ("nvmlDeviceGetProcessUtilization", ["others_percent", "busiest_other"]),
     ],
 )
 def test_what_nvml_does_not_offer_is_none_and_the_rest_is_read(call, readings):
     others = {name: answer for name, answer in ALL_CALLS.items() if name != call}
     for offered in (others, {**others, call: NvmlError("Not Supported")}):
-        found = read_gpu(nvml(**offered), gpu=None, since_us=0)
-        assert found == {**READINGS, **dict.fromkeys(readings)}
+        assert read(**offered) == {**READINGS, **dict.fromkeys(readings)}
 
 
 def test_other_programs_are_known_where_this_one_is_found_among_them():
-    assert read_gpu(nvml(**ALL_CALLS), gpu=None, since_us=0) == READINGS
-    foreign = [SimpleNamespace(pid=-1, smUtil=35)]  # this process, by another number
-    calls = {**ALL_CALLS, "nvmlDeviceGetProcessUtilization": foreign}
-    found = read_gpu(nvml(**calls), gpu=None, since_us=0)
-    assert found == {**READINGS, "others_percent": None, "busiest_other": None}
+    assert read(**ALL_CALLS) == READINGS
+    # In a container, NVML may know this process by another number.
+    calls = {**ALL_CALLS, "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=1)]}
+    assert read(**calls) == {**READINGS, "others_percent": None, "busiest_other": None}
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        NotFoundError("none computed, this process neither"),
+        [use(OTHER, 70, at_us=3)],  # it was returned before
+        [use(OTHER, 2_147_483_632), use(2**30, 50)],  # was never filled in
+    ],
+)
+def test_what_nvml_returns_of_no_program_that_computes_now_does_not_count(seen):
+    found = read(**{**ALL_CALLS, "nvmlDeviceGetProcessUtilization": seen})
+    assert found == {**READINGS, "others_percent": 0, "busiest_other": None}
 
 
 @pytest.mark.needs_cuda
@@ -99,7 +125,7 @@ def test_allocated_memory_is_in_use_and_reserved_memory_also_what_is_kept():
 
     before = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     del before  # no peak of what is measured, and kept by the allocator
-    with Usage(gpu=True) as usage:
+    with Usage(gpus=1) as usage:
         torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
     totals = usage.totals()
     assert 8 << 20 <= totals["gpu_allocated_bytes"] < 64 << 20 <= totals["gpu_reserved_bytes"]
@@ -110,7 +136,7 @@ def test_a_busy_gpu_is_seen():
     import torch
 
     matrix = torch.ones(2048, 2048, device="cuda")
-    with Usage(gpu=True) as usage:
+    with Usage(gpus=1) as usage:
         until_s = time.perf_counter() + 1.0
         while time.perf_counter() < until_s:
             matrix = (matrix @ matrix).clamp_(max=1.0)

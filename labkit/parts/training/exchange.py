@@ -53,6 +53,12 @@ def check_gpus(count: int) -> None:
         raise Skip(f"it takes {count} GPUs, got {units.count(found, 'GPU')}")
 
 
+def count_gpus(settings: Settings) -> int:
+    """Return how many GPUs a trial on device cuda uses."""
+    several = DATA_PARALLEL.fullmatch(settings.exchange)
+    return int(several[1]) if several else settings.ranks
+
+
 def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     """Wrap a model so that backward exchanges gradients with other ranks or GPUs, if it has any.
 
@@ -65,8 +71,8 @@ def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     """
     import torch
 
-    if several := DATA_PARALLEL.fullmatch(settings.exchange):
-        gpus = int(several[1])
+    if DATA_PARALLEL.fullmatch(settings.exchange):
+        gpus = count_gpus(settings)
         if settings.device == "cuda":
             check_gpus(gpus)
         return torch.nn.DataParallel(model, list(range(gpus)))
