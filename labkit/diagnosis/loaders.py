@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
+LOOK_S = 4.0  # between two looks whether a worker died
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 
 
@@ -102,6 +103,8 @@ def copied(
     def get_iterator() -> Iterator:
         iterator = kind._get_iterator(twin)
         iterators.add(iterator)
+        if hasattr(iterator, "_try_get_data"):
+            iterator._try_get_data = partial(_try_often, weakref.ref(iterator))
         return iterator
 
     values = {"_iterator": None, "_get_iterator": get_iterator, "_iterators": iterators, **changes}
@@ -129,6 +132,16 @@ def copied(
         finally:
             end_workers(twin)
             vars(twin).update(_iterator=None, iterator=None)
+
+
+def _try_often(iterator: weakref.ref, seconds: float) -> tuple[bool, object]:
+    """Wait for a batch as torch does, which looks for dead workers only when a wait ends."""
+    tried_s, found = 0.0, (False, None)
+    while tried_s < seconds and not found[0]:
+        wait_s = min(seconds - tried_s, LOOK_S)
+        found = type(iterator())._try_get_data(iterator(), wait_s)
+        tried_s += wait_s
+    return found
 
 
 def end_workers(loader: object) -> None:

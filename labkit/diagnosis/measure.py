@@ -143,8 +143,9 @@ class Loop:
         Args:
             arm: its name.
             loader: iterated over again and again.
-            seconds: of the steady state, which has eight steps or more.  Where an epoch is shorter,
-                the last one is finished: the first may be unlike those that follow.
+            seconds: of the steady state, which has eight steps or four seconds at least.  Where an
+                epoch is shorter, the last one is finished: the first may be unlike those that
+                follow.
             once: whether to end with the first epoch, or where that is too short, with the one that
                 reaches the steady state; only the first counts for `Stretch.epoch_s`.
         """
@@ -153,7 +154,7 @@ class Loop:
         done = 0
         head_s = begun_s = left_s = apart_s = called_s = 0.0
         enough = False
-        with device, _stall_limit() as wait_for:
+        with device, stall_limit() as wait_for:
             while not enough:
                 before, epoch_s = done, now()
                 # By name, so that a loader that is left early ends its workers after the time.
@@ -174,7 +175,9 @@ class Loop:
                         self.step(batch)
                     left_s = now()
                     done, called_s = done + 1, called_s + left_s - start_s
-                    enough = done >= skipped + FEWEST_STEPS and left_s - begun_s >= seconds
+                    counted_s = left_s - begun_s
+                    enough = done >= skipped + FEWEST_STEPS or counted_s >= LONGEST_S
+                    enough = enough and done > skipped and counted_s >= seconds
                     # Workers deliver in bursts, so that only whole rounds of them have a mean.
                     if enough and not epochs_s and (done - skipped) % skipped == 0:
                         break
@@ -284,7 +287,7 @@ def _without_stalls(loader: Iterable, wait_for: Callable) -> Iterator:
 
 
 @contextmanager
-def _stall_limit() -> Iterator[Callable]:
+def stall_limit() -> Iterator[Callable]:
     """Interrupt what stalls, where this thread can be interrupted.
 
     Yields:
@@ -344,14 +347,17 @@ def collect(
     """
     m = Measured(loop=loop)
     try:
-        _measure(m, files, device, budget_s, say)
-    except Exception as error:  # the user's own code may raise anything
-        m.broken = in_one_line(error)
-        if not loop.resident and getattr(loop.loader, "num_workers", 0):
-            copied = loaders.copied(loop.loader, num_workers=0)
-            with suppress(Exception), copied as twin, _stall_limit() as wait_for:
-                # Its bytes tell whether memory is short.
-                loop.keep(next(_without_stalls(twin, wait_for)))
+        try:
+            _measure(m, files, device, budget_s, say)
+        except Exception as error:  # the user's own code may raise anything
+            m.broken = in_one_line(error)
+    except RuntimeError as late:  # of torch, whose signal of a dead worker came in the line above
+        m.broken = in_one_line(late)
+    if m.broken and not loop.resident and getattr(loop.loader, "num_workers", 0):
+        copied = loaders.copied(loop.loader, num_workers=0)
+        with suppress(Exception), copied as twin, stall_limit() as wait_for:
+            # Its bytes tell whether memory is short.
+            loop.keep(next(_without_stalls(twin, wait_for)))
     return m
 
 
@@ -398,7 +404,7 @@ def _measure(
         else:
             m.stretches.append(loop.run(arm, loop.loader, seconds, once=arm == "cold"))
     say("inside the workers", ARMS_SHARE)
-    with _stall_limit() as wait_for:
+    with stall_limit() as wait_for:
         wait_for("the loader's stages", 1 + budget_s / loaders.STALL_S)
         m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
     if m.probe.error:
@@ -416,7 +422,7 @@ def _measure(
 def _look(loop: Loop, device: EmulatedDevice | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
     at_s = [time.perf_counter()]
-    with _stall_limit() as wait_for:
+    with stall_limit() as wait_for:
         for batch in _without_stalls(loop.loader, wait_for):
             loop.keep(batch)
             wait_for("step to return", COMPILING)
@@ -443,7 +449,7 @@ def _are_duplicated(loop: Loop) -> bool:
     if not isinstance(getattr(loop.loader, "dataset", None), IterableDataset):
         return False
     try:
-        with loaders.copied(loop.loader, num_workers=2) as twin, _stall_limit() as wait_for:
+        with loaders.copied(loop.loader, num_workers=2) as twin, stall_limit() as wait_for:
             wait_for("two workers")
             first, of_other, second = map(loaders.arrays, islice(twin, 3))
     except Exception:  # fewer batches, or what goes wrong in two workers only
@@ -464,7 +470,8 @@ def stretch_s(seconds: float, arms: int) -> float:
 
 def count_arms(seconds: float, loader: Iterable, step_s: float) -> int:
     """Return how many arms the fewest blocks have time for, whose stretches are the shortest."""
-    shortest_s = max((_skip_of(loader) + FEWEST_STEPS) * step_s, SHORTEST_S)
+    counted_s = min(FEWEST_STEPS * step_s, LONGEST_S)
+    shortest_s = max(_skip_of(loader) * step_s + counted_s, SHORTEST_S)
     return int(seconds / FEWEST_BLOCKS / shortest_s)
 
 

@@ -25,6 +25,7 @@ from labkit.diagnosis.measure import (
     evict,
     in_blocks,
     in_one_line,
+    stall_limit,
     stretch_s,
     whole,
 )  # fmt: skip
@@ -32,6 +33,7 @@ from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.remedies import Remedy
 
 FEWEST_TRIED, MOST_TRIED = 2, 5
+FIRST = 4  # times as long as others may a first step take: it compiles
 AS_IS = ("A1", "A2")
 
 
@@ -71,7 +73,9 @@ def try_remedies(
         )
         for remedy in tried:
             try:
-                arms[remedy.change] = _applied(loop, remedy, stack)
+                with stall_limit() as wait_for:
+                    wait_for("a first step with it", FIRST)
+                    arms[remedy.change] = _applied(loop, remedy, stack)
             except Exception as error:  # the user's own code may raise anything
                 m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
         epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}

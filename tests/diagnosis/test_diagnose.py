@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -384,6 +385,12 @@ def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
     assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
 
 
+def test_slow_steps_need_not_be_eight(monkeypatch):
+    monkeypatch.setattr(measure, "LONGEST_S", 0.1)
+    loader = DataLoader(Slow(cpu_s=0))
+    assert Loop(loader, lambda batch: time.sleep(0.05)).run("warm", loader, 0.01).steps < 4
+
+
 def test_slow_steps_leave_time_for_fewer_trials():
     loader = DataLoader(Slow())
     assert measure.count_arms(3.0, loader, step_s=0.05) == 4  # three blocks of five steps
@@ -512,6 +519,20 @@ def test_a_loader_that_breaks_is_told_of_in_one_line(loader, said):
     assert "\n" not in found.broken
     assert str(found).startswith("Diagnosis stopped: ")
     assert found.remedies == ()
+
+
+@pytest.mark.usefixtures("dying_workers")
+def test_a_dead_worker_is_noticed_also_outside_the_main_thread(monkeypatch):
+    # There torch's handler of a dead child does not interrupt the wait.
+    monkeypatch.setattr(loaders, "LOOK_S", 0.2)
+    found = []
+    loader = DataLoader(Killed(cpu_s=0), batch_size=4, num_workers=1)
+    thread = threading.Thread(target=lambda: found.append(diagnose(loader, lambda batch: None)))
+    began_s = time.monotonic()
+    thread.start()
+    thread.join(loaders.STALL_S)
+    assert "a loader worker ended" in found[0].broken
+    assert time.monotonic() - began_s < loaders.STALL_S
 
 
 def test_a_step_that_fails_leaves_what_was_measured():
