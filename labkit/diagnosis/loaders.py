@@ -183,7 +183,7 @@ class OneThread:
         calls = [] if self.own is None else [f"{_written('worker_init_fn', self.own)}(i)"]
         calls += ["torch.set_num_threads(1)"]
         calls += ["cv2.setNumThreads(0)"] if "cv2" in sys.modules else []
-        return f"lambda i: ({', '.join(calls)})" if len(calls) > 1 else f"lambda i: {calls[0]}"
+        return f"lambda i: ({', '.join(calls)})"
 
 
 FOR_SAMPLES = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler"}

@@ -254,7 +254,9 @@ def _usage(loader: Iterable) -> _Usage:
     queued = {} if alone else {pid: queued_s for pid, (_, queued_s) in _scheduled().items()}
     _, own_queued_s = procfs.scheduled_s()
     queued = queued or {0: own_queued_s}
-    return _Usage(own_cpu_s(), time.process_time(), own_queued_s, queued, *cores_s())
+    return _Usage(
+        own_cpu_s(), time.process_time(), own_queued_s, queued, *map(sum, zip(*cores_s().values()))
+    )
 
 
 def _scheduled() -> dict[int, tuple[float, float]]:
@@ -405,7 +407,7 @@ def _measure(
             m.stretches.append(loop.run(arm, loop.loader, seconds, once=arm == "cold"))
     say("inside the workers", ARMS_SHARE)
     with stall_limit() as wait_for:
-        wait_for("the loader's stages", 1 + budget_s / loaders.STALL_S)
+        wait_for("loader to yield a batch", 1 + budget_s / loaders.STALL_S)
         m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
     if m.probe.error:
         m.notes.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
@@ -444,6 +446,7 @@ def _are_duplicated(loop: Loop) -> bool:
 
     Batches that are equal in a worker, too, do not tell.
     """
+    import numpy as np
     from torch.utils.data import IterableDataset
 
     if not isinstance(getattr(loop.loader, "dataset", None), IterableDataset):
@@ -451,16 +454,13 @@ def _are_duplicated(loop: Loop) -> bool:
     try:
         with loaders.copied(loop.loader, num_workers=2) as twin, stall_limit() as wait_for:
             wait_for("two workers")
-            first, of_other, second = map(loaders.arrays, islice(twin, 3))
+            first, of_other, second = (
+                [np.asarray(array).tobytes() for array in loaders.arrays(batch)]
+                for batch in islice(twin, 3)
+            )
     except Exception:  # fewer batches, or what goes wrong in two workers only
         return False
-    return _are_equal(first, of_other) and not _are_equal(first, second)
-
-
-def _are_equal(some: Sequence[object], others: Sequence[object]) -> bool:
-    return len(some) == len(others) and all(
-        a.shape == b.shape and bool((a == b).all()) for a, b in zip(some, others)
-    )
+    return first == of_other != second
 
 
 def stretch_s(seconds: float, arms: int) -> float:

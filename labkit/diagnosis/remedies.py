@@ -108,8 +108,7 @@ def _given(applies: bool) -> tuple:
     return (True,) if applies else ()
 
 
-def _always(m: Measured) -> tuple:
-    """Return one subject: a change that leaves the demands as they are is not proposed."""
+def _always(_: Measured) -> tuple:  # a change that leaves the demands as they are is not proposed
     return (True,)
 
 
@@ -208,13 +207,12 @@ FEWER = {"float64": ("float32", 0.5), "float32": ("uint8", 0.25)}
 
 def _wide(m: Measured) -> Sequence[str]:
     """Return the dtype that takes most of a batch, where a smaller one would do."""
-    if not m.dtypes or m.batch_bytes < SMALL_BYTES:
+    if m.batch_bytes < SMALL_BYTES:
         return ()
     dtype = max(m.dtypes, key=m.dtypes.get)
-    allowed = dtype in FEWER and m.dtypes[dtype] > 0.5 * m.batch_bytes
     # Pixels only, and only where something else than the host can make floats of them.
     pixels = dtype == "float64" or (m.unit == "images" and m.loop.device.has_queue)
-    return (dtype,) if allowed and pixels else ()
+    return (dtype,) if dtype in FEWER and pixels else ()
 
 
 def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
@@ -223,7 +221,7 @@ def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
     left = m.without([*_computing(m), *_of(m, "read")], kept)
     # Of collate, only what copies: what takes much longer does something else.
     copies_s = min(sum(s.wall_s for s in m.stages if s.kind == COLLATE), 2 * m.copy_bytes_s)
-    sent_s = (1 - kept) * (copies_s + (m.probe.send_s if m.now.workers else 0.0))
+    sent_s = (1 - kept) * (copies_s + (m.probe.pickle_s if m.now.workers else 0.0))
     copied_s = (1 - kept) * m.copy_s
     device_s = m.now.device_s - (0.0 if m.copy_beside else copied_s)
     return {
@@ -253,9 +251,7 @@ def bytes_in_words(m: Measured) -> str:
         return ""
     dtype = max(m.dtypes, key=m.dtypes.get)
     said = f"{dtype}, {units.count_bytes(m.batch_bytes / m.samples)}"
-    if dtype not in FEWER or m.batch_bytes < SMALL_BYTES:
-        return said
-    if dtype == "float64" or m.unit == "images":
+    if _wide(m):
         other, share = FEWER[dtype]
         said += f"; {other} would be {'half' if share == 0.5 else 'a quarter'}"
     return said
@@ -423,7 +419,7 @@ REMEDIES = (
          lambda m, _: {"take_s": 0.0, "cpu_s": sum(s.cpu_s for s in m.stages),
                        "wall_s": sum(s.wall_s for s in m.stages), "hindered_s": 0.0},
          lambda m, _: f"a batch holds {m.objects:,} Python objects, which take "
-         f"{units.seconds(m.probe.send_s)} to send",
+         f"{units.seconds(m.probe.pickle_s)} to send",
          "return tensors (they go through shared memory), not lists, dicts or objects",
          easy=False),
     Line("faster decode", "decode", lambda m: [_of(m, "decode")], lambda m, some: m.without(some),

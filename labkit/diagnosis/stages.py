@@ -67,8 +67,6 @@ class Stages:
     """That a worker keeps busy, or that OpenCV would start in it."""
     pickle_s: float = 0.0
     """CPU of the worker to send a batch, with the copy to shared memory; 0 without workers."""
-    send_s: float = 0.0
-    """The same, and CPU of the process that receives it."""
     sampler_s: float = 0.0
     """Of the main process, to draw the samples of a batch."""
     error: Exception | None = None
@@ -130,7 +128,10 @@ def _take(
         if not recorder.sends:
             recorder.start()
         for one in epochs(begin):
-            made.append(_received(one))  # at once: its memory is held until then
+            if one.parcel is not None:
+                with suppress(OSError):  # its worker has died; the iterator is about to say so
+                    ForkingPickler.loads(one.parcel)  # frees the batch's memory
+            made.append(one._replace(parcel=None))
             limit_s = seconds if len(made) > 1 else PATIENCE * seconds
             if time.perf_counter() - begun_s > limit_s or len(made) >= MOST_BATCHES:
                 break
@@ -139,16 +140,6 @@ def _take(
     finally:
         recorder.stop()
     return made, None
-
-
-def _received(made: Made) -> Made:
-    if made.parcel is None:
-        return made
-    begun_s = time.thread_time()
-    with suppress(OSError):  # its worker has died meanwhile; the iterator is about to say so
-        ForkingPickler.loads(made.parcel)
-        made = made._replace(unpickle_s=time.thread_time() - begun_s)
-    return made._replace(parcel=None)
 
 
 def _made_here(loader: Iterable, recorder: Recorder) -> Iterator[Made]:
@@ -178,8 +169,6 @@ class Made(NamedTuple):
     """The batch as workers send it, which costs less to send than the batch."""
     pickle_s: float = 0.0
     """CPU for packing the parcel."""
-    unpickle_s: float = 0.0
-    """CPU of the main process for opening it."""
 
 
 class Recorder:
@@ -240,15 +229,14 @@ def _summarize(taken: Sequence[Made], error: Exception | None) -> Stages:
     queued_s = sum(b.queued_s - a.queued_s for a, b in pairs)
     usual = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else 1
     took_s = [b.at_s - a.at_s - a.pickle_s for a, b in pairs] or [1.0]
-    # Medians, as one process that was scheduled late does not count.
-    sent = [one for one in taken if one.unpickle_s] or taken
     return Stages(
         stages=_stages(made, queued_s / (thread_s or 1.0)),
         slowest=max(took_s) / fmean(took_s),
         fastest=min(took_s) / fmean(took_s),
         threads=max(usual, process_s / (thread_s or 1.0)),
-        pickle_s=median(one.pickle_s for one in sent),
-        send_s=median(one.pickle_s + one.unpickle_s for one in sent),
+        pickle_s=median(
+            one.pickle_s for one in taken
+        ),  # one that was scheduled late does not count
         error=error,
     )
 

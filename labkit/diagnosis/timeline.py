@@ -14,7 +14,6 @@ Source: proc(5) for stat and io; docs.nvidia.com/deploy/nvml-api, nvmlUtilizatio
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from labkit.contracts import Skip, SystemClock
 from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.machine.gpu import Reading, cuda, open_gpu
-from labkit.machine.usage import GpuWatch, Sampler, tree_read_bytes
+from labkit.machine.usage import GpuWatch, Sampler, cores_s, tree_read_bytes
 from labkit.parts.devices import EmulatedDevice
 
 if TYPE_CHECKING:
@@ -103,7 +102,9 @@ class _Recorder:
         return found.set_index(seen["at_s"] - start_s).iloc[1:]
 
     def _sample(self) -> None:
-        sample = {"fetched": tree_read_bytes(), **_core_times(), **self._ask_gpu()}
+        sample = {"fetched": tree_read_bytes(), **self._ask_gpu()}
+        for number, (busy_s, all_s) in cores_s().items():
+            sample |= {f"busy core {number}": busy_s, f"total core {number}": all_s}
         self._samples.append(sample | {"at_s": self._now()})
 
     def _ask_gpu(self) -> Reading:
@@ -168,22 +169,6 @@ def record_timeline(
         device=None if device is None else since_start(ran),
         device_label="" if device is None else device.label,
     )
-
-
-def _core_times() -> dict[str, float]:
-    """Return busy and total seconds of every core that this process may use."""
-    import psutil
-
-    times = psutil.cpu_times(percpu=True)
-    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    found = {}
-    for number, core in enumerate(times):
-        if number in mine:
-            # User time includes guest time, and a core that waits for a disk is idle.
-            total_s = sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0)
-            idle_s = core.idle + getattr(core, "iowait", 0)
-            found |= {f"busy core {number}": total_s - idle_s, f"total core {number}": total_s}
-    return found
 
 
 # --- what GPU-Util does not say ---------------------------------------------------------------

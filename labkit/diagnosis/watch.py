@@ -316,7 +316,7 @@ class Watch:
         for pid in workers:
             with suppress(psutil.Error):
                 workers_s += sum(psutil.Process(pid).cpu_times()[:2])
-        counted = [self._now(), time.process_time(), workers_s, *cores_s()]
+        counted = [self._now(), time.process_time(), workers_s, *map(sum, zip(*cores_s().values()))]
         before, self._counted = self._counted, counted
         if keep and self._epochs:
             spent = [max(0.0, b - a) for a, b in zip(before, self._counted)]

@@ -167,14 +167,19 @@ def own_cpu_s() -> float:
     return total_s
 
 
-def cores_s() -> tuple[float, float]:
-    """Return the seconds in which the machine's cores were busy, and all of them, so far."""
+def cores_s() -> dict[int, tuple[float, float]]:
+    """Return, of every core that this process may use, its busy seconds and all of them, so far."""
     import psutil
 
-    times = psutil.cpu_times()
-    # User time includes guest time, and a core that waits for a disk is idle.
-    all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return all_s - times.idle - getattr(times, "iowait", 0.0), all_s
+    times = psutil.cpu_times(percpu=True)
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    found = {}
+    for number, core in enumerate(times):
+        if number in mine:
+            # User time includes guest time, and a core that waits for a disk is idle.
+            all_s = sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0)
+            found[number] = all_s - core.idle - getattr(core, "iowait", 0), all_s
+    return found
 
 
 def lowest_first() -> list:

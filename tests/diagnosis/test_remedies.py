@@ -97,7 +97,7 @@ def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
 
 
 def test_fewer_bytes_shorten_all_that_touches_them():
-    m = measured(dtypes={"float64": 10_000_000}, probe=Stages(send_s=0.01))
+    m = measured(dtypes={"float64": 10_000_000}, probe=Stages(pickle_s=0.01))
     ((_, at_best),) = [one for one in bounds(m).items() if one[0][0] == "fewer bytes"]
     # 80 of 100 ms transform, and 10 send: half of both is left.
     assert at_best == pytest.approx((0.1 - 0.045) / 0.1, rel=0.05)
