@@ -71,7 +71,7 @@ def test_bounds_are_scored_as_bounds_and_trials_by_interval_or_error(changes, ri
 
 
 def test_every_name_of_a_right_remedy_is_right():
-    said = ["smaller batches to send", "fewer bytes", "less prefetching", "faster decode", ""]
+    said = ["less prefetching", "fewer bytes", "fewer workers", "faster decode", ""]
     outcomes = [Outcome(name="deep_queue", first=first) for first in said]
     assert [one.right["first remedy"] for one in outcomes] == [True, True, True, False, False]
 
