@@ -20,12 +20,13 @@ ORDER = (
 )  # fmt: skip
 
 
-def make_run(results, times=TIMES, **info):
+def make_run(results, times=TIMES, noise=0.02, **info):
     """A finished run of prefetching from this machine, unless told otherwise, on disk."""
     here = {"machine_id": hardware.provenance()["machine_id"], "cores": 2, "cpu_model": "Some CPU"}
     names = [*times, *info.get("skipped", {})]
     told = fake_info(names, **{"provenance": here, "blocks": 3, **info})
-    return lab.find_run(save_rows(results, told, fake_trials(times, blocks=told["blocks"])))
+    trials = fake_trials(times, blocks=told["blocks"], noise=noise)
+    return lab.find_run(save_rows(results, told, trials))
 
 
 class Outline(HTMLParser):
