@@ -131,4 +131,4 @@ def test_a_session_of_some_seconds_leaves_nothing_behind():
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "- met: left in the end: 0 processes, 0 files" in done.stdout
-    assert "1 action (cancel 1)" in done.stdout
+    assert "1 action (cancel 1), 0.02 min, seed 7" in done.stdout
