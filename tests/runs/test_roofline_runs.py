@@ -8,7 +8,8 @@ from labkit.contracts import Skip
 from labkit.experiments.request import Request
 from labkit.runs import checks
 
-FEW = {"variants": ("original", "simplified"), "settings": {"images": 8, "batch_size": 4}}
+SMALL = {"images": 8, "batch_size": 4, "input_px": 64}
+FEW = {"variants": ("original", "simplified"), "settings": SMALL}
 
 
 @pytest.fixture(scope="module", autouse=True)
