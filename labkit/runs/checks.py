@@ -497,10 +497,13 @@ def out_of_memory(error: BaseException, settings: Settings) -> str:
     message = one_line(error)
     if settings.batch_size is None or not OUT_OF_MEMORY.search(message):  # operations have none
         return ""
+    where, advice = "memory", "smaller batch_size, a smaller input_px or fewer workers"
+    if "CUDA" in message or "CUBLAS" in message:
+        where, advice = "the GPU's memory", "smaller batch_size or a smaller input_px"
     return (
-        f"batch_size must leave room in memory, got {settings.batch_size} "
-        f"({units.count_bytes(batch_bytes(settings))} a batch); use a smaller one, a smaller "
-        f"input_px or fewer workers ({message[:LONGEST_REASON]})"
+        f"batch_size must leave room in {where}, got {settings.batch_size} "
+        f"({units.count_bytes(batch_bytes(settings))} a batch); use a {advice} "
+        f"({message[:LONGEST_REASON]})"
     )
 
 

@@ -52,6 +52,13 @@ def test_a_batch_larger_than_memory_is_refused_before_it_is_made(photos):
     )
 
 
+def test_fewer_workers_are_no_advice_where_the_gpus_memory_ran_out(photos):
+    error = RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    said = checks.out_of_memory(error, settings(photos))
+    assert said.startswith("batch_size must leave room in the GPU's memory, got 8 (393 KB a batch)")
+    assert "workers" not in said
+
+
 def test_only_where_there_are_batches_memory_that_ran_out_is_a_question_of_their_size(photos):
     error = MemoryError("Unable to allocate 1 TiB")
     said = checks.out_of_memory(error, settings(photos))

@@ -161,7 +161,7 @@ TAKES = {"detector": "detector", "classifier": "classifier", "small_classifier":
 
 
 def label(settings: Settings) -> dict[str, str]:
-    """Return the row's labels of an emulated loss, and of a precision that is not the default."""
+    """Return the row's labels of an emulated loss, and of a precision that is not float32."""
     labels = {}
     if settings.loss in LOOPS and settings.step == "timed":
         labels["loss"] = "in loops, the host's cost only"
@@ -169,6 +169,8 @@ def label(settings: Settings) -> dict[str, str]:
         dtype = str(_amp_dtype(settings.device)).removeprefix("torch.")
         scaled = ", loss scaled" if dtype == "float16" else ""
         labels["precision"] = f"amp ({dtype}{scaled})"
+    elif settings.device == "cuda" and settings.step in TAKES and _convolves_in_tf32():
+        labels["precision"] = "fp32 (convolutions in TF32)"
     return labels
 
 
@@ -252,6 +254,15 @@ def _amp_dtype(device_type: str) -> torch.dtype:
     if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.float16
     return torch.bfloat16
+
+
+def _convolves_in_tf32() -> bool:
+    """Whether cuDNN rounds float32 inputs of convolutions, torch's default from Ampere on."""
+    import torch
+
+    # As torch.cuda.is_tf32_supported, which torch 2.6 does not have.
+    has_tf32 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return has_tf32 and torch.backends.cudnn.allow_tf32
 
 
 @cache

@@ -94,3 +94,13 @@ def test_a_row_names_its_precision(monkeypatch, dtype, said):
     monkeypatch.setattr(step, "_amp_dtype", lambda kind: dtype)
     settings = Settings(step="classifier", device="cpu", precision="amp")
     assert label(settings) == {"precision": said}
+
+
+@pytest.mark.parametrize(("is_ampere", "said"), [(True, "TF32"), (False, "")])
+def test_a_row_says_that_convolutions_are_in_tf32_where_cudnn_does_that(
+    monkeypatch, is_ampere, said
+):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: is_ampere)
+    labels = label(Settings(step="classifier", device="cuda"))
+    assert said in labels.get("precision", "")
+    assert bool(labels) == is_ampere
