@@ -158,18 +158,13 @@ def open_gpu(count: int = 1) -> Callable[[], Reading]:
         raise Skip(f"torch has no GPU here: {said}") from None
     this = psutil.Process()
     own = {each.pid for each in (this, *this.children(recursive=True))}
-    opened_us = _now_us()
 
     def read() -> Reading:
-        since_us = max(opened_us, _now_us() - RECENT_US)
+        since_us = int(1e6 * time.time()) - RECENT_US
         readings = [read_gpu(pynvml, gpu, own, since_us) for gpu in gpus]
         return max(readings, key=lambda reading: reading["others_percent"] or 0)
 
     return read
-
-
-def _now_us() -> int:
-    return int(1e6 * time.time())
 
 
 def _others(nvml: ModuleType, gpu: object, own: Collection[int], since_us: int) -> dict | None:
