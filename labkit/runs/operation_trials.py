@@ -151,13 +151,13 @@ def draw_labels(settings: Settings, names: int) -> list[Labels]:
         An entry per image, the one with the most boxes first: its answers are compared.
 
     Raises:
-        ValueError: the images have no boxes.
+        Skip: the images have no boxes.
     """
     reader, rng = open_source(settings), np.random.default_rng(settings.seed)
     images = shuffled_images(settings)[:BOXED_IMAGES]
     boxes = sorted((len(reader.annotation(int(i)).category_ids) for i in images), reverse=True)
     if not boxes[0]:
-        raise ValueError(
+        raise Skip(
             f"data must have boxes to look up labels, got none in {len(images)} images; "
             "take a data set with annotations"
         )
@@ -196,8 +196,8 @@ def compare_operations(
     for label, task in tasks.items():
         name, library, *size = task.values()
         operation = table[name, library]
-        given = make_inputs(settings, name, *size)[0]
         try:
+            given = make_inputs(settings, name, *size)[0]
             found = np.asarray(operation.run(operation.prepare(given)))
             other, reference = references.setdefault((name, *size), (library, found))
             if apart := difference(found, reference, AGREEMENTS[name]):

@@ -94,7 +94,7 @@ def test_a_slow_link_delays_the_same_exchange(exchanged):
     (epoch,) = slow.epochs
     assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 400e6  # a busy machine adds to that
     assert slow.labels["network"] == "modelled(400 Mbit/s)"
-    assert here.labels["ranks"] == "2 processes, gradients exchanged by gloo"
+    assert here.labels["ranks"] == "2 processes, gradients exchanged by gloo, not buffers"
     shown = " ".join(str(exchanged.table()).split())
     assert "Modelled network: 400 Mbit/s" in shown
     assert " of 400.0 Mbit/s to the other ranks (tolerance: 5 %; checked " in shown
@@ -122,7 +122,7 @@ def test_several_gpus_train_in_both_ways_as_far_as_a_cpu_can(photos, tmp_path):
     )  # fmt: skip
     one, at_once, ranks = found.summary.rows
     assert (one.status, ranks.status) == ("ok", "ok")
-    assert ranks.labels["ranks"] == "2 processes, gradients exchanged by gloo"
+    assert ranks.labels["ranks"] == "2 processes, gradients exchanged by gloo, not buffers"
     assert at_once.reason.endswith("without GPUs DataParallel calls the model as it is")
     # As a run refuses it, its step trains here: as one of the same batch without it.
     whole = completed(**vars(variants["DataParallel, 2 GPUs"]))

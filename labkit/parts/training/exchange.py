@@ -155,7 +155,7 @@ def label(settings: Settings) -> dict[str, str]:
     if settings.exchange in (NOOP, NO_SYNC):
         return {"ranks": f"{ranks}, no gradients exchanged ({settings.exchange})"}
     by = "NCCL" if settings.device == "cuda" else "gloo"
-    labels = {"ranks": f"{ranks}, gradients exchanged by {by}"}
+    labels = {"ranks": f"{ranks}, gradients exchanged by {by}, not buffers"}
     if link := LINK.fullmatch(settings.exchange):
         labels["network"] = f"modelled({int(link[1]):,} Mbit/s)"
     return labels
