@@ -1,10 +1,13 @@
 """Ranks: they share the images and the workers, end together, and tell what went wrong in one."""
 
+import contextlib
 import os
 import re
 import signal
+import tempfile
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import psutil
 import pytest
@@ -47,12 +50,25 @@ def test_ranks_deliver_every_image_once_each_epoch_in_another_order(photos, rank
     assert first != second
 
 
+def of_trials():
+    """List the processes of trials, whoever their parent is now, and the files in which ranks meet.
+
+    They were forked from the server, which goes on for the next run, and have its environment.
+    """
+    servers = psutil.Process().children()
+    environments = [server.environ() for server in servers]
+    found = set(Path(tempfile.gettempdir()).glob("pymp-*/ranks-*"))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process not in servers and process.environ() in environments:
+                found.add(process)
+    return found
+
+
 def run(photos, results, variants, **base):
-    before = set(psutil.Process().children(recursive=True))
+    before = of_trials()
     found = compare(photos, results, variants, {"images": IMAGES, **base})
-    left = set(psutil.Process().children(recursive=True)) - before
-    # The server goes on, ready for the next run.
-    assert [child for child in left if child.parent().pid != os.getpid()] == []
+    assert of_trials() - before == set()
     return found
 
 
@@ -166,7 +182,7 @@ def test_what_goes_wrong_in_a_rank_is_the_rows_reason_and_the_others_end(
 ):
     monkeypatch.setitem(lab.DECODERS, "raises", spoil(raises))
     die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731 - a function that travels
-    monkeypatch.setitem(lab.DECODERS, "dies", spoil(die))
+    monkeypatch.setitem(lab.DECODERS, "dies", spoil(die, rank=2))
     monkeypatch.setitem(lab.DECODERS, "first dies", spoil(die, rank=0))
     variants = {
         "1": {},
@@ -179,7 +195,7 @@ def test_what_goes_wrong_in_a_rank_is_the_rows_reason_and_the_others_end(
     rows = {row.variant: row for row in found.summary.rows}
     assert rows["1"].status == "ok"
     assert rows["raises"].reason.endswith("image must be what it was")
-    assert "RankEnded: rank 1 ended with status -9" in rows["dies"].reason
+    assert "RankEnded: rank 2 ended with status -9" in rows["dies"].reason
     assert "the trial's process was killed by SIGKILL" in rows["first dies"].reason
 
 
