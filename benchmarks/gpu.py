@@ -216,6 +216,7 @@ def emulate(site: Site) -> Iterator[Row]:
     for kind in ("pageable", "pinned"):
         bytes_per_s = getattr(speeds, f"{kind}_bytes_per_s")
         yield f"copies from {kind} memory", f"{units.count_bytes(bytes_per_s)}/s", ""
+    torch.set_num_threads(1)  # as in trials
     repeated = REPEATED[:1] if site.is_small else REPEATED
     steps = {f"detector_{n}_times": partial(train_repeatedly, times=n) for n in repeated}
     known = {
@@ -250,6 +251,8 @@ def emulate(site: Site) -> Iterator[Row]:
         for name in real
         if times.get(name) and times.get(f"{name}, simulated")
     ]
+    if not errors:  # its time was over
+        return
     worst = max(errors, key=abs)
     yield "worst error of a simulated epoch", f"{worst:+.1%}", units.count(len(errors), "pair")
     if not site.is_small:

@@ -48,7 +48,6 @@ class Usage:
         self._shm_bytes = []
         """What /dev/shm held beyond what it held at the start."""
         self._watches = ExitStack()
-        self._allocated = {}
 
     def __enter__(self) -> Usage:
         self._watches.enter_context(self.gpu)
@@ -65,7 +64,6 @@ class Usage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._allocated = _allocated()
         self._watches.close()
 
     def totals(self) -> dict[str, object]:
@@ -78,7 +76,7 @@ class Usage:
             "peak_pss_bytes": max(filter(None, self._pss_bytes), default=None),
             "peak_shm_bytes": max((0, *self._shm_bytes)) if self._shm_bytes else None,
             **self.gpu.totals(),
-            **self._allocated,
+            **_allocated(),
         }
 
 

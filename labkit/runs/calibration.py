@@ -253,9 +253,6 @@ def gpu_rate(settings: Settings) -> float:
         The rate with a batch that stays on the device and a host that never waits for a step, as
         the speed of an emulated device.
     """
-    import torch
-
-    torch.set_num_threads(settings.torch_threads)
     clock = SystemClock()
     alone = replace(settings, loader="resident", prefetcher="none", sync_every=0)
     pipeline = build(alone, clock)
