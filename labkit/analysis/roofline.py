@@ -17,6 +17,8 @@ from labkit.analysis.statistics import ratio_interval
 from labkit.analysis.summary import Row, Summary, log_times
 
 ALONE = "loading alone"
+# What is said of a published time that waits more than the baseline does here.
+OUT_OF_REACH = "not reproducible here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,17 @@ def least_time(baseline: Row) -> float:
     if baseline.compute_share is not None:
         return baseline.compute_share
     return baseline.step_share + baseline.sync_share
+
+
+def is_out_of_reach(published: float, low: float, baseline: Row) -> bool:
+    """Return whether no remedy of loading saves here what a document saved.
+
+    Args:
+        published: the document's normalized time.
+        low: lower end of the interval that was measured.
+        baseline: what both are divided by.
+    """
+    return published < min(low, least_time(baseline))
 
 
 def _positive(name: str, value: object) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit import units
-from labkit.analysis.roofline import ALONE, least_time
+from labkit.analysis.roofline import ALONE, OUT_OF_REACH, is_out_of_reach, least_time
 from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
@@ -35,7 +35,7 @@ AGREES, IN_PART, DIFFERS = "agrees", "in part", "differs"
 OVER_STAND_INS = {
     word: f"{EMULATED_WORDS.get(word, word)} (emulated)" for word in (AGREES, IN_PART, DIFFERS)
 }
-OUT_OF_REACH, MEASURED = "not reproducible here", "measured, no effect published"
+MEASURED = "measured, no effect published"
 UNDECIDED, NOT_RUN, NOT_TESTABLE = "no verdict yet", "not run", "not testable"
 GROUPS = (
     AGREES, OVER_STAND_INS[AGREES], IN_PART, OVER_STAND_INS[IN_PART], DIFFERS,
@@ -338,8 +338,11 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
         return _say(figures, rows, f"{UNSTABLE}, no verdict", UNDECIDED)
     if isinstance(expected, float):
         word = agreement(ratio.low, ratio.high, expected)
-        if word == "differs" and (why := _why_out_of_reach(expected, ratio, rows[0])):
-            return _say(f"{figures}; {why}", rows, OUT_OF_REACH)
+        if word == DIFFERS and is_out_of_reach(expected, ratio.low, rows[0]):
+            waiting, saved = 1 - least_time(rows[0]), 1 - expected
+            figures += f"; waiting is {units.whole_percent(waiting)} of the epoch, "
+            figures += f"the document saved {units.whole_percent(saved)}"
+            return _say(figures, rows, OUT_OF_REACH)
         return _say(figures, rows, word, UNDECIDED)
     if expected and isinstance(expected, str):
         word = {expected: AGREES, OPPOSITE[expected]: DIFFERS, NO_DIFFERENCE: DIFFERS}.get(verdict)
@@ -354,20 +357,6 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
         figures += ", contradicts all sources"
         group = DIFFERS
     return _say(figures, rows, verdict, group)
-
-
-def _why_out_of_reach(expected: float, ratio: Ratio, baseline: Row) -> str:
-    """Return why loading faster cannot save here what a document saved, or ''.
-
-    No remedy of loading saves more than the time that the device waits in the baseline's epochs.
-    """
-    least = least_time(baseline)
-    if ratio.low <= expected or least <= expected:
-        return ""
-    return (
-        f"waiting is {units.whole_percent(1 - least)} of the epoch, "
-        f"the document saved {units.whole_percent(1 - expected)}"
-    )
 
 
 def _say(

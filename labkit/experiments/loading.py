@@ -99,8 +99,10 @@ def pin_memory(base: Settings) -> Experiment:
     }
     seldom = change_all(how, "{}, no waiting", sync_every=0)
     quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
+    spinning = {}
     # CUDA's default: the host keeps a core busy while it waits, which the workers lack.
-    spinning = change_all(how, "{}, spinning", profile="calibrated_spinning")
+    if base.profile == Settings.profile:
+        spinning = change_all(how, "{}, spinning", profile="calibrated_spinning")
     # Bytes and boxes instead of finished float32 planes: a tenth to copy.
     small = change_all(how, "{}, uint8", preprocessor="on_device")
     return Experiment(
@@ -403,7 +405,7 @@ def textbook(base: Settings) -> Experiment:
             "decoding leaves out",
             "Pillow resizes from four pixels, as OpenCV does; its usual average takes longer",
         ),
-        knobs=("num_workers", "batch_size", "input_px", "profile", "device"),
+        knobs=("num_workers", "batch_size", "input_px", "device_speed", "device"),
     )
 
 

@@ -10,7 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from labkit import units
-from labkit.analysis.roofline import Pipeline, calibrated, least_time, pipelines
+from labkit.analysis.roofline import (
+    OUT_OF_REACH,
+    Pipeline,
+    calibrated,
+    is_out_of_reach,
+    least_time,
+    pipelines,
+)
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
     STAND_INS,
@@ -23,6 +30,7 @@ from labkit.analysis.stand_ins import (
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary, ratios
 from labkit.analysis.winner import winner
+from labkit.experiments.roofline import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
@@ -210,9 +218,10 @@ def check_baseline(run: StoredRun) -> None:
         ValueError: there is none.
     """
     if run.info.get("groups"):
+        name, suffix, _ = run.info["experiment"].partition(SUFFIX)
         raise ValueError(
             f"run must be of an experiment without groups, got {run.info['experiment']}; "
-            "take a run of combined"
+            f"take a run of {name if suffix else 'combined'}"
         )
     if why := reason(run.summary.rows[0]):
         raise ValueError(
@@ -234,8 +243,12 @@ def published(summary: Summary, row: Row) -> str:
 
 def agreement(summary: Summary, row: Row) -> str:
     """Return whether a run agrees with the document; over a stand-in "consistent (emulated)"."""
-    compared = [r for r in summary.rows if summary.is_baseline(r) or r.variant == row.variant]
-    if row.agreement and find_stand_ins(compared):
+    if not row.agreement:
+        return ""
+    base = next(r for r in summary.rows if summary.is_baseline(r) and r.group == row.group)
+    if row.agreement == "differs" and is_out_of_reach(row.published, row.ci_low, base):
+        return OUT_OF_REACH
+    if find_stand_ins([base, row]):
         return f"{EMULATED_WORDS.get(row.agreement, row.agreement)} (emulated)"
     return row.agreement
 

@@ -388,7 +388,8 @@ def device_of(
     try:
         with FileLock(f"{path}.lock", timeout=0):
             say(
-                "calibrating the simulated GPU, once for this data and input size: a minute at most"
+                "calibrating the simulated GPU, once for this machine, data and input size: "
+                "a minute at most"
             )
             rates, reference = _reference_rates(settings, ask, progress)
             low, high = paired_interval(rates)

@@ -373,6 +373,10 @@ REFUSED = {
         lambda: make_run(GONE, experiment="operations", groups={"a": "b"}).recipe(),
         r"run must be of an experiment without groups, got operations; ",
     ),
+    "roofline": (
+        lambda: make_run(GONE, experiment="textbook_roofline", groups={"a": "b"}).recipe(),
+        r".* got textbook_roofline; take a run of textbook$",
+    ),
     "decoder unknown here": (
         lambda: recipe_of(decoder="mine"),
         r"decoder of a recipe must be one of .*, got 'mine'$",

@@ -1,5 +1,6 @@
 """The rate is the settled one; the calibrated device is measured once, kept, and checked."""
 
+import itertools
 import json
 import math
 import shutil
@@ -16,7 +17,7 @@ from labkit.parts.devices import EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
 from labkit.runs import calibration
-from labkit.runs.calibration import FILE, steady_rate
+from labkit.runs.calibration import FILE, device_of, steady_rate
 from labkit.settings import Settings
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
@@ -90,6 +91,36 @@ def test_the_device_trains_twice_as_fast_as_the_reference_loads(calibrated):
     (kept,) = json.loads((results / FILE).read_text())
     assert kept["device_images_per_s"] == device.device_images_per_s
     assert units.rate(device.device_images_per_s) in str(device)
+
+
+@pytest.mark.parametrize(
+    ("rates", "processes", "is_near"),
+    [
+        ([100, 101], 5, True),
+        ([80, 120] + [100] * 20, 21, True),
+        ([80, 120], 30, False),
+    ],
+    ids=["steady", "settling", "noisy"],
+)
+def test_the_reference_is_measured_until_the_interval_is_narrow_or_a_minute_has_passed(
+    rates, processes, is_near, photos, tmp_path, monkeypatch, beside_others
+):
+    clock, given = FakeClock(), itertools.cycle(rates)
+
+    def ask(job, arguments):
+        if job == "find_bad_images":
+            return [], []
+        clock.sleep(2.0)
+        return next(given)
+
+    monkeypatch.setattr(calibration, "_reference_rates", beside_others)
+    monkeypatch.setattr(calibration, "LEAST_PROCESSES", 5)
+    monkeypatch.setattr(calibration, "LONGEST_S", 60.0)
+    monkeypatch.setattr("time.monotonic", clock.now)
+    settings = Settings(data=str(photos), input_px=64)
+    found = device_of(settings, tmp_path, ask=ask, progress=False)
+    assert found.processes == processes
+    assert ("not within 3 %" in str(found)) is not is_near
 
 
 def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
