@@ -1,10 +1,10 @@
 """Packs are made once, again when they are of something else, and whole or not at all."""
 
+import multiprocessing
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 
@@ -13,13 +13,15 @@ import pytest
 import labkit as lab
 from data_scripts.pack_dataset import main
 from labkit.contracts import Cancelled, Skip
+from labkit.machine import hardware
 from labkit.parts.packing import PACKINGS
 from labkit.parts.preprocessing import Preprocessor
 from labkit.resolve import open_source, stored_folder
 from labkit.runs import packs
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
-from tests.processes import PATIENCE_S
+
+needs_fork = pytest.mark.skipif(not hardware.can_fork(), reason="this platform has no fork")
 
 
 @pytest.fixture
@@ -82,47 +84,45 @@ def test_a_cancelled_pack_is_none_and_the_next_call_makes_it(packing, data, tmp_
     assert contents(tmp_path / "pack") == contents(tmp_path / "whole")
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from labkit.runs.packs import ensure_pack
-from labkit.settings import Settings
+class KilledAfter(AfterImages):
+    """Kills this process after so many looks at it."""
 
-class Kills:
-    images = 0
     def is_set(self):
-        self.images += 1
-        if self.images > 12:
-            os.kill(os.getpid(), 9)
-
-settings = Settings(data=sys.argv[1], packing=sys.argv[2], stored="resized", input_px=64)
-ensure_pack(settings, to=Path(sys.argv[3]), jobs=1, cancel=Kills())
-"""
+        if super().is_set():
+            signal.raise_signal(signal.SIGKILL)
+        return False
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+def start(action):
+    """Run a function in a process of its own."""
+    process = multiprocessing.get_context("fork").Process(target=action)
+    process.start()
+    return process
+
+
+@needs_fork
 def test_a_killed_packer_leaves_nothing_that_opens_and_the_next_call_makes_it(data, tmp_path):
-    packing = "tfrecord"  # in several files
-    command = [sys.executable, "-c", KILLED, data, packing, tmp_path / "pack"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run(command, env=env).returncode == -signal.SIGKILL
+    settings = wanted(data, packing="tfrecord", stored="resized")  # in several files
+    packer = start(lambda: make(settings, to=tmp_path / "pack", cancel=KilledAfter(12)))
+    packer.join()
+    assert packer.exitcode == -signal.SIGKILL
     assert not (tmp_path / "pack").exists()
-    make(wanted(data, packing=packing, stored="resized"), to=tmp_path / "pack")
-    assert len(PACKINGS[packing].open(tmp_path / "pack")) == 24
+    make(settings, to=tmp_path / "pack")
+    assert len(PACKINGS["tfrecord"].open(tmp_path / "pack")) == 24
     assert not list(tmp_path.glob("*.part"))
 
 
+@needs_fork
 def test_of_two_processes_that_want_the_same_pack_one_makes_it(data):
-    program = (
-        "import sys; from labkit.runs.packs import ensure_pack; from labkit.settings import *\n"
-        "own = Settings(data=sys.argv[1], packing='raw', stored='resized', input_px=64)\n"
-        "ensure_pack(own, jobs=1, say=print)\n"
-    )
-    command = [sys.executable, "-c", program, data]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=PATIENCE_S)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert sum("packed" in text for text in said) == 1
+    said = multiprocessing.SimpleQueue()
+    both = [start(lambda: make(wanted(data), say=said.put)) for _ in range(2)]
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    lines = []
+    while not said.empty():
+        lines.append(said.get())
+    assert sum("packed" in line for line in lines) == 1
 
 
 def test_a_pack_of_data_that_changed_or_by_another_decoder_is_made_again(photos, tmp_path):
