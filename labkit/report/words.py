@@ -146,8 +146,10 @@ def bound(summary: Summary) -> list[str]:
 def several_gpus(summary: Summary) -> list[str]:
     """Return what several GPUs need and this machine loads; nothing of a run with one GPU."""
     info, calibration = summary.info, summary.calibration
-    loaded = calibration.get("load_images_per_s")
-    own = calibration.get("gpu_images_per_s") or calibration.get("device_images_per_s")
+    if (loaded := calibration.get("load_images_per_s")) is None:
+        return []
+    # The first where GPUs are simulated; of real ones one was measured.
+    own = calibration.get("device_images_per_s") or calibration.get("gpu_images_per_s")
     needs: dict[float, list[str]] = {}  # images/s of one GPU -> what several need
     for label, its in info["variants"].items():
         x = (info.get("tasks") or {}).get(label, {}).get("x")

@@ -95,7 +95,10 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
             "measure_rate", settings=tried, seconds=CALIBRATION_S, excluded=excluded
         )
         # What several speeds, or several GPUs, are told by.
-        if "tasks" in run.info or any(its.ranks > 1 for its in run.remaining.values()):
+        several = "loading" not in of.leaves_out and any(
+            its.ranks > 1 for its in run.remaining.values()
+        )
+        if "tasks" in run.info or several:
             calibration["load_images_per_s"] = run.ask(
                 "measure_rate",
                 settings=replace(tried, step="nothing"),

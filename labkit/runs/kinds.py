@@ -18,7 +18,7 @@ from labkit.contracts import Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
 from labkit.parts.devices import PROFILES
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.resolve import stored_folder, traits
+from labkit.resolve import stored_folder
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
 from labkit.runs.calibration import calibrate_run, with_device
@@ -69,19 +69,12 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     check_stand_ins(run)
     check_work(run)
     calibrate_run(run, KINDS[run.info["kind"]].epoch_share)
-    if any(map(_has_several_gpus, run.remaining.values())):
+    if "load_images_per_s" in run.info["calibration"] and gpu.cuda().works:
         _measure_gpu(run)
     save_read_counts(run)
     calibration = run.info["calibration"]
     _check_speeds(run)
     _say_forecast(run, epoch_s=calibration["images"] / calibration["images_per_s"])
-
-
-def _prepare_roofline(run: ActiveRun, cleanup: ExitStack) -> None:
-    """Prepare as for epochs, and measure the GPU, if there is one."""
-    _prepare_epochs(run, cleanup)
-    if "gpu_images_per_s" not in run.info["calibration"] and gpu.cuda().works:
-        _measure_gpu(run)
 
 
 def _check_speeds(run: ActiveRun) -> None:
@@ -98,13 +91,6 @@ def _check_speeds(run: ActiveRun) -> None:
             skip(run, groups[x], reason)
 
 
-def _has_several_gpus(settings: Settings) -> bool:
-    """Return whether the loader must keep several real GPUs busy."""
-    of = traits(vars(settings))
-    is_real = not (of.on_cpu or of.emulated)
-    return is_real and settings.ranks > 1 and "loading" not in of.leaves_out
-
-
 def _measure_gpu(run: ActiveRun) -> None:
     """Save how fast one of this machine's GPUs trains with the model alone."""
     run.progress.say("measuring this machine's GPU with the model alone")
@@ -115,6 +101,8 @@ def _measure_gpu(run: ActiveRun) -> None:
         device_speed=None,
         profile=Settings.profile,
         step=PREPROCESSORS[run.baseline.preprocessor].batch,
+        ranks=1,
+        exchange=Settings.exchange,
     )
     try:
         rate = run.ask("gpu_rate", settings=settings)
@@ -257,7 +245,7 @@ def _measure_operation(run: ActiveRun, planned: Planned) -> Trial:
 KINDS: dict[str, Kind] = {
     EPOCHS: Kind(prepare=_prepare_epochs, measure=_measure_epochs),
     # There are many trials, so epochs are shorter.
-    ROOFLINE: Kind(prepare=_prepare_roofline, measure=_measure_epochs, epoch_share=0.5),
+    ROOFLINE: Kind(prepare=_prepare_epochs, measure=_measure_epochs, epoch_share=0.5),
     "operation": Kind(
         prepare=_prepare_operations,
         measure=_measure_operation,
