@@ -81,7 +81,6 @@ body[data-jp-theme-light="false"] .labkit-panel img { filter: invert(.91) hue-ro
 </style>"""
 
 NOTHING = "<div>no trial is finished yet</div>"
-DOWNLOADABLE_BYTES = 40_000_000  # as a link; of larger files only the path is shown
 LISTED_RUNS = 5  # lines of the list
 # Format -> what writes it into the run's folder, and returns the file.
 EXPORTS: dict[str, Callable[[runs.Run], Path]] = {
@@ -146,10 +145,9 @@ def _chooser(start: Request, results: Path) -> VBox:
         over_speeds = start.roofline and has_roofline(request.whole())
         return Panel(replace(request, roofline=over_speeds), results)
 
-    first = start.experiment
-    names = widgets.Dropdown(description="experiment", options=list(CATALOG), value=first)
-    problem = _html("labkit-error")
-    shown = show(first)
+    shown, problem = show(start.experiment), _html("labkit-error")
+    names = widgets.Dropdown(description="experiment", options=list(CATALOG))
+    names.value = start.experiment
     box = widgets.VBox([names, problem, shown.box])
 
     def change(event: dict) -> None:
@@ -546,8 +544,6 @@ def download_html(path: Path) -> str:
     """Show where a file is, with a link that downloads it."""
     size_bytes = path.stat().st_size
     said = f"saved {escape(str(path.resolve()))} ({units.count_bytes(size_bytes)})"
-    if size_bytes > DOWNLOADABLE_BYTES:
-        return f"<div>{said}</div>"
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     # A link to the file would need the server's root, which a kernel does not know.
     data = base64.b64encode(path.read_bytes()).decode()
