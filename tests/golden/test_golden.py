@@ -1,4 +1,4 @@
-"""What tables, charts, the catalog, orders and batches held before labkit was restructured.
+"""What tables, charts, orders and batches held before labkit was restructured.
 
 The expected values lie beside this file, one line per entry: delete its line to drop an entry.
 Only the functions of the first part know labkit's layout; adapt them to a new layout, and leave
@@ -70,22 +70,6 @@ def read_operations():
             "ci_high": plain(row.ci_high),
         }
     return found
-
-
-def read_catalog_entry(name):
-    """Baseline, published figures, and what each variant has other than the baseline."""
-    found = lab.experiment(name)
-    unset, baseline = vars(lab.Settings()), vars(found.variants[found.baseline])
-
-    def differences(variants):
-        return {label: changed(vars(variant), baseline) for label, variant in variants.items()}
-
-    return {
-        "baseline": {found.baseline: changed(baseline, unset)},
-        "published": dict(found.published),
-        "variants": differences(found.variants),
-        "in_full": differences(found.in_full),
-    }
 
 
 def read_trial_order(seed):
@@ -179,18 +163,6 @@ def plain(value):
     return None if math.isnan(value) else float(f"{value:.4g}")
 
 
-def changed(found, reference):
-    # What stands in for a hard disk depends on the machine.
-    one_word = {
-        "modelled_hdd": "throttled", "modelled_ssd": "ssd", "modelled_memory": "tmpfs",
-    }  # fmt: skip
-    return {
-        name: one_word.get(value, value) if name == "storage" else value
-        for name, value in found.items()
-        if value != reference[name]
-    }
-
-
 def describe(batch):
     """Kind, shape and where the values lie: over all, of each image, and in the left half."""
     return {
@@ -228,7 +200,7 @@ def stored(name):
 
 
 GROUPED = ("textbook_roofline", "lookups", "ranks", "communication")  # other tests look at groups
-TABLES, OPERATIONS, CATALOG = stored("tables"), stored("operations"), stored("catalog")
+TABLES, OPERATIONS = stored("tables"), stored("operations")
 ORDERS, BATCHES = stored("orders"), stored("batches")
 
 # --- tables and charts of the example runs --------------------------------------------------
@@ -270,16 +242,7 @@ def test_the_chart_of_operations_has_a_bar_for_each_ratio():
     assert_same(sorted(read_bars(lab.chart(open_run("operations")))), ratios, "bars")
 
 
-# --- the catalog and the orders -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", CATALOG)
-def test_an_experiment_has_the_same_variants(name, monkeypatch, tmp_path):
-    if name == "precision" and pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("it takes the emulated device only where there is no CUDA")
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.chdir(tmp_path)  # no labkit.toml names this machine's disks
-    assert json.loads(json.dumps(read_catalog_entry(name))) == CATALOG[name]
+# --- the orders -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -335,10 +298,7 @@ def write_all() -> None:
         {name: read_table(name) for name in runs if name not in ("operations", *GROUPED)},
     )
     write("operations", read_operations())
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-        patch.chdir(folder)
-        write("catalog", {name: read_catalog_entry(name) for name in lab.CATALOG})
+    with tempfile.TemporaryDirectory() as folder:
         photos = Path(folder) / "photos"
         make_photos(photos, 24, seed=1, progress=False)
         trials = {f"trials, seed {seed}": read_trial_order(seed) for seed in SEEDS}
