@@ -150,8 +150,8 @@ def weigh_answer(info: Mapping[str, object], machine_id: str | None = None) -> i
     Returns:
         More is better; None: it answers nothing.
     """
-    measured_on = (info.get("provenance") or {}).get("machine_id")
-    if info.get("status") != "finished" or machine_id not in (None, measured_on):
+    measured_on = info["provenance"].get("machine_id")
+    if info["status"] != "finished" or machine_id not in (None, measured_on):
         return None
     if info.get("protocol") == AS_PUBLISHED:
         return 0  # its fixed order may explain what it shows

@@ -50,7 +50,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 FOLDER_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)
 
 # Of run.json, beside what every run must hold.
-TYPES = {"run": str, "provenance": Facts, "dial": Dial | None}
+TYPES = {"run": str, "dial": Dial | None}
 
 
 def write(run: StoredRun, file: Path | str | None = None) -> Path:
@@ -81,7 +81,7 @@ def write(run: StoredRun, file: Path | str | None = None) -> Path:
                 "give each a label of its own and run again"
             )
     rows = [split_local(trial.to_row())[0] for trial in run.trials]
-    data = f"manifest {str((info.get('data') or {}).get('manifest_hash', 'unknown'))[:12]}"
+    data = f"manifest {str(info['data'].get('manifest_hash', 'unknown'))[:12]}"
     for settings in (*info["variants"].values(), *(row["settings"] for row in rows)):
         if "data" in settings:
             settings["data"] = data

@@ -60,7 +60,6 @@ from labkit.settings import CORRECTED, MODES, Settings, pick, read_settings
 # Variants that differed in these would do different work.
 SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
 FAILURES_BEFORE_DROPPED = 2
-TO_RESUME = ("blocks", "data", "failed", "notes", "order_seed", "provenance", "skipped")
 
 
 class BaselineSkipped(RuntimeError):  # noqa: N818 - no error: it is shown as skipped
@@ -217,11 +216,6 @@ def check_resumable(run: StoredRun) -> None:
         raise ValueError(
             f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
             f"start one here: labkit run {info['experiment']}"
-        )
-    if missing := [name for name in TO_RESUME if info.get(name) is None]:
-        raise ValueError(
-            f"run.json must hold {', '.join(missing)} to be resumed, got none in "
-            f"{run.folder.name}; start a new run"
         )
     if (info.get("calibration") or {}).get("compute_s_per_image") is not None:
         raise ValueError(

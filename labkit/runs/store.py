@@ -49,16 +49,20 @@ Facts = dict[str, object]
 # Of run.json; its other fields may hold any JSON.
 INFO_TYPES = {
     **dict.fromkeys(("experiment", "question", "mode", "baseline", "status", "created_utc"), str),
+    **dict.fromkeys(("blocks", "order_seed"), int),
     "variants": dict[str, dict[str, Plain]],
-    "blocks": int | None,
+    "data": dict[str, Plain],
+    "provenance": Facts,
+    **dict.fromkeys(("skipped", "failed"), dict[str, str]),
+    "notes": list[str],
     "excluded": list[int] | None,
-    **dict.fromkeys(("data", "calibration"), dict[str, Plain] | None),
+    "calibration": dict[str, Plain] | None,
     **dict.fromkeys(("costs", "reads", "tasks"), dict[str, dict[str, Plain]] | None),
     **dict.fromkeys(("storages", "links"), dict[str, Facts] | None),
-    **dict.fromkeys(("provenance", "dial", "request", "forecast", "timing"), Facts | None),
+    **dict.fromkeys(("dial", "request", "forecast", "timing"), Facts | None),
     **dict.fromkeys(("source", "protocol", "reason", "kind", "accelerator"), str | None),
-    **dict.fromkeys(("groups", "baselines", "skipped", "failed", SHARED), dict[str, str] | None),
-    **dict.fromkeys(("notes", "local_notes", "unreadable"), list[str] | None),
+    **dict.fromkeys(("groups", "baselines", SHARED), dict[str, str] | None),
+    **dict.fromkeys(("local_notes", "unreadable"), list[str] | None),
     "published": dict[str, float] | None,
     "singles": dict[str, dict[str, float]] | None,
 }
@@ -409,7 +413,7 @@ def _ranked(
     """Return experiment and folder of every run that has a weight, in the order of `best_runs`."""
     weighed = []
     for folder in list_runs(results, experiment):
-        with contextlib.suppress(ValueError, KeyError):  # of a newer labkit, or no run
+        with contextlib.suppress(ValueError):  # of a newer labkit, or no run
             info = read_info(folder)
             if SHARED not in info and (weight := weigh(info)) is not None:
                 weighed.append((weight, folder.name, folder, info["experiment"]))
@@ -422,7 +426,7 @@ def earlier_runs(
     """Yield a machine's finished runs of an experiment: those in `mode` first, the newest first."""
 
     def weigh(info: Mapping[str, object]) -> bool | None:
-        measured_on = (info.get("provenance") or {}).get("machine_id")
+        measured_on = info["provenance"].get("machine_id")
         is_finished = info["status"] == "finished" and info.get("shuffled", True)
         return info["mode"] == mode if measured_on == machine_id and is_finished else None
 

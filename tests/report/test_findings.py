@@ -62,7 +62,7 @@ def test_the_bandwidth_that_keeps_communication_small_lies_between_two_links(tim
 
 def against_memory(media=MEDIA, *, noise=0.005, **info):
     info = fake_media_info(media, **info)
-    trials = fake_media_trials(media, blocks=info.get("blocks", 3), noise=noise)
+    trials = fake_media_trials(media, blocks=info["blocks"] or 3, noise=noise)
     cells = made(info, trials).findings()["Memory and warm disks"].data
     return cells.reset_index().set_index(["variant", "divided by"])
 
