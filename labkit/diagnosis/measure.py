@@ -112,7 +112,6 @@ class Loop:
     ) -> None:
         self.loader, self.step, self.model = loader, step, model
         self.device = Host()  # until the first step has run
-        self.is_one_shot = hasattr(loader, "__next__")
         self.resident: list[object] = []
         """Batches kept for the resident arm."""
         self.batch_bytes = 0
@@ -186,7 +185,11 @@ class Loop:
                     epochs_s.append(now() - epoch_s)
                     apart_s += now() - left_s if done > skipped else 0.0
                     enough = enough or (once and done > skipped)
-                    self._check_goes_on(done - before, enough, arm)
+                    if done == before:
+                        raise Stopped(
+                            "loader must yield batches in every epoch, got none; "
+                            "give one that can be iterated again"
+                        )
             device.synchronize()
             ended_s, last = now(), _usage(loader)
         del delivered
@@ -214,15 +217,6 @@ class Loop:
             idle=1 - (last.busy_cores_s - first.busy_cores_s) / (last.cores_s - first.cores_s or 1),
             readings=readings,
         )
-
-    def _check_goes_on(self, delivered: int, enough: bool, arm: str) -> None:
-        if not delivered:
-            raise Stopped("loader must yield batches in every epoch, got none; look at its length")
-        if self.is_one_shot and not enough:
-            raise Stopped(
-                f"loader must have more batches to measure {arm}, got only {delivered}; "
-                "give one that can be iterated again"
-            )
 
 
 def whole(batch: object) -> object:

@@ -218,16 +218,14 @@ def _wide(m: Measured) -> Sequence[str]:
 def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
     """Return the demands with fewer bytes: all that touches them gets shorter."""
     kept = 1 - (1 - FEWER[dtype][1]) * m.dtypes[dtype] / m.batch_bytes
-    left = m.without([*_computing(m), *_of(m, "read")], kept)
     # Of collate, only what copies: what takes much longer does something else.
-    copies_s = min(sum(s.wall_s for s in m.stages if s.kind == COLLATE), 2 * m.copy_bytes_s)
-    sent_s = (1 - kept) * (copies_s + (m.probe.pickle_s if m.now.workers else 0.0))
+    copies_s = min(sum(s.wall_s for s in _of(m, COLLATE)), 2 * m.copy_bytes_s)
+    sent_s = copies_s + (m.probe.pickle_s if m.now.workers else 0.0)
+    sent = Stage(name="sending", kind=COLLATE, wall_s=sent_s, cpu_s=sent_s)
     copied_s = (1 - kept) * m.copy_s
     device_s = m.now.device_s - (0.0 if m.copy_beside else copied_s)
     return {
-        "cpu_s": max(left["cpu_s"] - sent_s, 0.0),
-        "wall_s": max(left["wall_s"] - sent_s, 0.0),
-        "hindered_s": m.now.hindered_s * kept,
+        **m.without([*_computing(m), *_of(m, "read"), sent], kept),
         "take_s": m.now.take_s * kept,
         "step_s": max(m.now.step_s - copied_s, device_s),
         "host_s": m.now.host_s - (copied_s if m.copy_blocks else 0.0),

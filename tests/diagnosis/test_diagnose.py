@@ -442,7 +442,7 @@ def batches(count=None):
 def test_a_generator_that_ends_early_leaves_what_was_measured():
     found = diagnose(batches(40), lambda batch: time.sleep(0.002))
     assert "give one that can be iterated again" in found.broken
-    assert "Diagnosis stopped: loader must have" in str(found)
+    assert "Diagnosis stopped: loader must yield batches in every epoch, got none" in str(found)
     assert "first steps, loading and computing: " in str(found)
 
 
