@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
 LOOK_S = 4.0  # between two looks whether a worker died
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
+FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
 
 
 def check_loader(loader: Iterable) -> None:
@@ -114,7 +115,7 @@ def copied(
     if not values.get("num_workers", loader.num_workers):  # torch refuses them then
         values |= {"timeout": 0, "prefetch_factor": None, "persistent_workers": False}
     else:
-        values["timeout"] = loader.timeout or STALL_S
+        values["timeout"] = loader.timeout or FIRST * STALL_S
         values.setdefault("prefetch_factor", loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
     if "num_workers" in changes:  # a warning of torch's would be about a number the lab chose
         values["check_worker_number_rationality"] = lambda: None

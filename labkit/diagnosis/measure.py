@@ -274,7 +274,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _without_stalls(loader: Iterable, wait_for: Callable) -> Iterator:
-    wait_for("loader to yield a batch")
+    wait_for("loader to yield a batch", loaders.FIRST)
     for batch in loader:
         if batch is None:
             raise Stopped("loader must yield batches, got None; does its collate_fn return one?")

@@ -398,7 +398,7 @@ REMEDIES = (
          lambda m: _given(m.share_of(EACH_OTHER) > 0),
          lambda m, _: {"hindered_s": 0.0},
          lambda m, _: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, one "
-         f"alone would in {units.seconds(m.now.wall_s)}, and cores are idle" + _longest_wait(m),
+         f"alone would in {units.seconds(m.now.wall_s)}, and cores are idle",
          "a handle or connection of its own for each worker (worker_init_fn), no lock around "
          "what waits", easy=False),
     Line("larger batches", OVERHEAD, _small_batches,
@@ -451,11 +451,6 @@ REMEDIES = (
          "copy the files to an SSD or tmpfs, or pack them into one file that is read in order",
          easy=False),
 )  # fmt: skip
-
-
-def _longest_wait(m: Measured) -> str:
-    waits = max((s for s in m.stages if s.wait_s), key=lambda s: s.wait_s, default=None)
-    return f"; most waiting is in {waits.name}" if waits else ""
 
 
 def propose(m: Measured) -> tuple[Remedy, ...]:

@@ -33,7 +33,6 @@ from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.remedies import Remedy
 
 FEWEST_TRIED, MOST_TRIED = 2, 5
-FIRST = 4  # times as long as others may a first step take: it compiles
 AS_IS = ("A1", "A2")
 
 
@@ -74,7 +73,7 @@ def try_remedies(
         for remedy in tried:
             try:
                 with stall_limit() as wait_for:
-                    wait_for("a first step with it", FIRST)
+                    wait_for("a first step with it", loaders.FIRST)
                     arms[remedy.change] = _applied(loop, remedy, stack)
             except Exception as error:  # the user's own code may raise anything
                 m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
