@@ -26,8 +26,8 @@ from labkit.runs.store import StoredRun, newest_runs
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
 JUDGED = 2  # weight of a run with verdicts
-# Runs in full mode that come with the project, a folder for each machine: in `results`.
-REFERENCE = "examples"
+# Runs in full mode that come with the project, a folder for each machine.
+REFERENCE = hardware.CHECKOUT / "results" / "examples"
 NO_DIFFERENCE = "no practical difference"
 OPPOSITE = {"faster": "slower", "slower": "faster"}
 # What runs show of a claim.
@@ -110,9 +110,9 @@ def answers(
         A record per claim: number, document, claim, published, sides (by, says), footnote,
         experiment, group (one of `GROUPS`), answer, roofline (what the published times take of a
         loader and a GPU, where there is a roofline), run (ids of the runs that the answer rests
-        on), reference (what the reference runs say, and their machine; empty without), and
-        contrasts: of each experiment, compared, group, answer, ratio, low, high (95 % interval)
-        and verdict.
+        on), reference (what the reference runs say, and their machine; empty without),
+        reference_group, and contrasts: of each experiment, compared, group, answer, ratio, low,
+        high (95 % interval) and verdict.
 
     Raises:
         ValueError: there is no claim of such a number.
@@ -129,12 +129,15 @@ def answers(
     ranked = sorted((one for one in weighed if one[0] is not None), key=lambda one: one[:2])
     evidence = {run.info["experiment"]: _Evidence(run) for *_, run in ranked}
     found = newest_runs(
-        Path(results) / REFERENCE,
-        lambda info: info["created_utc"] if weigh_answer(info) == JUDGED else None,
+        REFERENCE, lambda info: info["created_utc"] if weigh_answer(info) == JUDGED else None
     )
-    references = {name: _Evidence(run) for name, run in found.items()}
+    references = {
+        name: _Evidence(run)
+        for name, run in found.items()
+        if name not in evidence or evidence[name].run.info != run.info
+    }
     return [
-        {**_answer(known[n], evidence), "reference": _reference(known[n], references)}
+        {**_answer(known[n], evidence), **_reference(known[n], references)}
         for n in known
         if n in (numbers or known)
     ]
@@ -158,15 +161,16 @@ def weigh_answer(info: Mapping[str, object], machine_id: str | None = None) -> i
     return JUDGED if _is_judged(info) else 1
 
 
-def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> str:
-    """Return what the reference runs say of a claim, and on which machines; or ''."""
+def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str]:
+    """Return what the reference runs say of a claim, and on which machines."""
     known = [c for c in claim.contrasts if c.experiment in evidence]
     if not known:
-        return ""
-    said = _join(claim, [_judge(claim, c, evidence[c.experiment]) for c in known])
+        return {"reference": "", "reference_group": ""}
+    judged = [_judge(claim, c, evidence[c.experiment]) for c in known]
     provenances = [evidence[c.experiment].run.info["provenance"] for c in known]
     machines = dict.fromkeys(map(hardware.describe, provenances))
-    return f"{said}; on {' and '.join(machines)}"
+    said = f"{_join(claim, judged)}; on {' and '.join(machines)}"
+    return {"reference": said, "reference_group": _group(judged)}
 
 
 class _Evidence:
@@ -410,7 +414,7 @@ def _conditions(rows: Sequence[Row]) -> str:
     def labels(of: Sequence[Row], kind: str) -> list[str]:
         return [label for row in of for label in row.labels.get(kind, "").split(" / ")]
 
-    said = list(find_stand_ins(rows))
+    said = [f"{name}, {speed}".rstrip(", ") for name, speed in find_stand_ins(rows).items()]
     if any(label.startswith("unknown") for label in labels(rows, "storage")):
         said.append("unconfirmed storage")
     if "warm" in labels(rows[:1], "cache"):

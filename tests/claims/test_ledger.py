@@ -19,11 +19,18 @@ from fake_runs import (
 from fakes import LABELS, fake_trial, fake_trials
 
 import labkit as lab
+from labkit.claims import ledger
 from labkit.claims.ledger import CLAIMS, JUDGES, answers
 from labkit.machine import gpu, hardware
 
 VERDICTS = {"faster", "slower", "no practical difference"}
 THREAD = "prefetch_generator"
+
+
+@pytest.fixture(autouse=True)
+def own_reference(tmp_path, monkeypatch):
+    """Reference runs are those that a test makes."""
+    monkeypatch.setattr(ledger, "REFERENCE", tmp_path / "examples")
 
 
 def record(results, number):
@@ -127,7 +134,7 @@ def test_an_unstable_machine_gives_no_word(tmp_path):
     make_run(
         tmp_path, {"original": 1.0, "vectorized": 0.7}, experiment=PREPROCESSING, trials=trials
     )
-    said = "machine unstable, no verdict (simulated GPU): "
+    said = "machine unstable, no verdict (simulated GPU, 460 images/s): "
     assert answer_to(tmp_path, 24).startswith(said)
 
 
@@ -217,10 +224,12 @@ def test_a_result_that_no_side_expects_is_named(tmp_path):
 def test_over_a_stand_in_a_result_is_consistent_and_no_more(tmp_path):
     in_depth(tmp_path, {"original": 1.0, THREAD: 0.9}, labels=LABELS)
     said = contrast(tmp_path, 19, THREAD)["answer"]
-    assert said.startswith("faster (simulated GPU): 0.")
+    assert said.startswith("faster (simulated GPU, 460 images/s): 0.")
     assert said.endswith(", consistent, emulated, with [004] 2.1")
     make_run(tmp_path, labels=LABELS)
-    assert "prefetching: consistent, emulated (simulated GPU" in answer_to(tmp_path, 19)
+    assert "prefetching: consistent, emulated (simulated GPU, 460 images/s" in answer_to(
+        tmp_path, 19
+    )
 
 
 # --- which run speaks ---------------------------------------------------------------------
@@ -301,7 +310,7 @@ def test_without_nvml_gpu_util_is_not_made_up(tmp_path):
     make_bottlenecks(tmp_path, labels=LABELS)
     assert answer_to(tmp_path, 3) == (
         "not testable here: GPU-util is NVML's, of an NVIDIA GPU; the device computed for 70.0 % "
-        "loading, 70.0 % computing of the time (simulated GPU)"
+        "loading, 70.0 % computing of the time (simulated GPU, 460 images/s)"
     )
 
 
@@ -320,7 +329,7 @@ def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
     (folder / "run.json").write_text(json.dumps(info))
     assert answer_to(tmp_path, 5) == (
         "by this rule 2 workers; workers, waiting, CPU: 0: 1.20 s, 90 %; 1: 600 ms, 120 %; "
-        "2: 120 ms, 170 %; 4: 100 ms, 190 % (simulated GPU)"
+        "2: 120 ms, 170 %; 4: 100 ms, 190 % (simulated GPU, 460 images/s)"
     )
 
 
@@ -355,6 +364,7 @@ def test_reference_runs_stand_beside_this_machines_with_their_machine(tmp_path):
     row = record(tmp_path, 19)
     assert "no verdict in quick mode" in row["answer"]
     assert row["reference"].startswith("agrees: 0.")
+    assert row["reference_group"] == "agrees"
     assert row["reference"].endswith("; on unknown cores, GPU unknown (machine anothe)")
     shown = lab.claims(tmp_path, numbers=[19])._repr_html_()
     assert "reference runs" in shown and "machine anothe" in shown
