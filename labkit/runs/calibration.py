@@ -270,7 +270,7 @@ def _free_epoch(pipeline: Pipeline, clock: Clock, batches: list) -> Epoch:
     time_epoch(replace(pipeline, loader=batches[:1]), clock)  # imports, once in a process
     gc.collect()
     gc.disable()  # as in trials
-    epoch, _ = time_epoch(replace(pipeline, loader=batches), clock)
+    epoch, *_ = time_epoch(replace(pipeline, loader=batches), clock)
     gc.enable()
     return epoch
 

@@ -167,7 +167,7 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
     assert "batch_size must leave room in memory, got 4 (" in rows["greedy"].reason
     reason = rows["breaks"].reason
     assert re.fullmatch(r"ValueError: \S+\d\d.jpg: image must be what it was", reason)
-    assert "the loader must deliver 8 images, got 4" in rows["short"].reason
+    assert "the loader must deliver the epoch's 8 images, got 4" in rows["short"].reason
     assert "not the same work as good: image must differ" in rows["turned"].reason
     if "dies" in rows:
         killed = "the trial's process was killed by SIGILL; see worker.log"

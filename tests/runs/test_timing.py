@@ -63,7 +63,7 @@ def pipeline(clock, device, *, forward, backward=None, prefetcher="none", sync_e
 
 def test_start_up_wait_forward_and_backward_are_told_apart():
     clock = FakeClock()
-    epoch, _ = time_epoch(
+    epoch, *_ = time_epoch(
         pipeline(
             clock,
             CpuDevice(),
@@ -85,7 +85,7 @@ def test_every_steps_wait_is_told_without_start_up_and_transfer(prefetcher):
     clock = FakeClock()
     device = EmulatedDevice(PROFILE, clock)
     steps = {"forward": lambda batch: device.compute(8), "prefetcher": prefetcher}
-    epoch, _ = time_epoch(pipeline(clock, device, **steps), clock)
+    epoch, *_ = time_epoch(pipeline(clock, device, **steps), clock)
     # The side stream's batch is asked for one step early: twice in the first step, and not in
     # the last.
     expected = {"none": (0.5, 0.5, 0.5, 0.5), "data_prefetcher": (1.0, 0.5, 0.5, 0.0)}
@@ -97,7 +97,7 @@ def test_an_emulated_epoch_ends_when_the_device_is_done():
     clock = FakeClock()
     device = EmulatedDevice(PROFILE, clock)  # 1 s per image, 2 bytes/s
     emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=0)
-    epoch, _ = time_epoch(emulated, clock)
+    epoch, *_ = time_epoch(emulated, clock)
     # The first batch arrives at 3.5 s; then every copy (4 s) and step (8 s) queue on one stream.
     assert epoch.epoch_s == 3.5 + 4 * (4 + 8)
     assert epoch.compute_s == 32.0
@@ -108,7 +108,7 @@ def test_a_synchronizing_loop_spends_the_rest_of_its_time_waiting_for_the_device
     clock = FakeClock()
     device = EmulatedDevice(PROFILE, clock)
     emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=1)
-    epoch, _ = time_epoch(emulated, clock)
+    epoch, *_ = time_epoch(emulated, clock)
     # Every step: half a second for the batch, then its copy (4 s) and its compute (8 s).
     assert epoch.epoch_s == 3 + 4 * (0.5 + 4 + 8)
     assert (epoch.startup_s, epoch.wait_s, epoch.sync_s) == (3.0, 2.0, 4 * (4 + 8))

@@ -51,7 +51,7 @@ def test_their_time_and_what_is_waited_for_at_the_end_belong_to_the_epoch():
         )
     )
     bare = pipeline(clock, CpuDevice(), forward=lambda batch: clock.sleep(0.125))
-    (without, _), (with_them, _) = time_epoch(bare, clock), time_epoch(bare, clock, callbacks)
+    (without, *_), (with_them, *_) = time_epoch(bare, clock), time_epoch(bare, clock, callbacks)
     assert with_them.callbacks_s == 2 * 0.25 + 2
     assert with_them.epoch_s == without.epoch_s + with_them.callbacks_s
     assert with_them.forward_s == without.forward_s
