@@ -104,8 +104,10 @@ def checks(summary: Summary) -> list[str]:
     """
     found, calibration = [], summary.calibration
     if (busy := calibration.get("free_loader_au")) is not None:
+        # Several beside each other have not proved it.
+        one = "one " * any(its.get("ranks", 1) > 1 for its in summary.info["variants"].values())
         found.append(
-            f"simulated GPU: {units.percent(busy)} busy with a free loader (required: "
+            f"{one}simulated GPU: {units.percent(busy)} busy with a free loader (required: "
             f"{units.limit(FREE_LOADER_MIN_AU)}{_when(calibration, 'free_loader_checked_utc')})"
         )
     proved = (summary.info.get("storages") or {}) | (summary.info.get("links") or {})

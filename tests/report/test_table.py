@@ -245,9 +245,11 @@ def test_a_table_names_what_several_gpus_need_and_what_this_machine_loads(
 ):
     ranks = {"one": {}, "slow": {"ranks": 2}, "fast": {"ranks": 4}}
     speeds = {"load_images_per_s": 410.0, "gpu_images_per_s": gpu_images_per_s}
+    speeds["free_loader_au"] = 0.995
     info = {**fake_info([*ranks]), "variants": ranks, "tasks": tasks, "calibration": speeds}
     notes = table(summarize(info, fake_trials(dict.fromkeys(ranks, 1.0)))).notes
     assert [note for note in notes if note.startswith("GPUs that")] == lines
+    assert "one simulated GPU: 99.5 % busy with a free loader (required: 99 %)" in notes
 
 
 def test_the_loading_rate_stands_beside_the_baselines_device_only():
