@@ -410,14 +410,11 @@ def _why_unjudged(info: Mapping[str, object], blocks: int) -> str:
 
 def _conditions(rows: Sequence[Row]) -> str:
     """Name stand-ins and what else differs from the document's experiment, in brackets."""
-
-    def labels(of: Sequence[Row], kind: str) -> list[str]:
-        return [label for row in of for label in row.labels.get(kind, "").split(" / ")]
-
     said = [f"{name}, {speed}".rstrip(", ") for name, speed in find_stand_ins(rows).items()]
-    if any(label.startswith("unknown") for label in labels(rows, "storage")):
+    labels = [label for row in rows for label in row.labels.get("storage", "").split(" / ")]
+    if any(label.startswith("unknown") for label in labels):
         said.append("unconfirmed storage")
-    if "warm" in labels(rows[:1], "cache"):
+    if "warm" in rows[0].labels.get("cache", "").split(" / "):
         said.append("warm cache")
     return f" ({', '.join(said)})" if said else ""
 

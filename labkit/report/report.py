@@ -190,8 +190,6 @@ def method_facts(run: StoredRun) -> Pairs:
     data: Mapping = info.get("data") or {}
     found = {
         "run": f"{info['experiment']}/{run.folder.name}",
-        "started": units.minute(str(info["created_utc"])) if info.get("created_utc") else "",
-        "blocks planned": str(info.get("blocks") or ""),
         "data": ", ".join(
             [
                 *([units.count(data["images"], "image")] if "images" in data else []),

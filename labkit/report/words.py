@@ -7,6 +7,7 @@ Row     -> published(), reason(), proof()                 of a variant
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from labkit import units
@@ -124,11 +125,22 @@ def result(summary: Summary) -> list[str]:
     """Return what a run shows in at most two sentences."""
     if summary.kind == "roofline":
         return list(filter(None, [with_this_device(summary, pipelines(summary))]))
+    if summary.kind == "operation":
+        known = [[row for row in rows if row.time_s] for rows in summary.groups().values()]
+        fastest = [min(rows, key=lambda row: row.time_s).name for rows in known if len(rows) > 1]
+        counts = Counter(fastest).most_common()
+        found = ", ".join(f"{name} in {n}" for name, n in counts)
+        return [f"Fastest, of {len(fastest)} groups: {found}"] if counts else []
     base = summary.rows[0]
     if summary.has_groups or base.normalized_time is None:
         return several_gpus(summary)
+    if summary.protocol != CORRECTED:
+        again = [row for row in summary.rows if row.variant == f"{base.variant}, again"]
+        return [
+            f"{row.variant}, the same code: {normalized(row)} of its first time" for row in again
+        ]
     best = winner(summary)
-    found = f"No variant is faster than {base.variant}"
+    found = f"No variant is measurably faster than {base.variant}"
     if best is not base:
         verdict = best.verdict or f"no verdict in {summary.mode} mode"
         found = f"{best.variant}: {normalized(best)} of the time of {base.variant}, {verdict}"

@@ -177,6 +177,10 @@ def test_several_runs_begin_with_what_they_come_to(tmp_path):
         assert re.search(r"No effect detected: other \( ?noisy ?\) ?\.", shown)
         assert re.search("Could not be tested.*no CUDA here", shown)
         assert "Simulated: GPU." in shown
+        assert re.search(
+            r"data_prefetcher: 0\.8\S* \[.*?\] of the time of original, faster\.", shown
+        )
+        assert "No variant is measurably faster than original." in shown
         assert shown.index("Could not be tested") < shown.index("normalized time [95 % interval]")
     assert "prefetching: data_prefetcher: 0.8" in read(paths, "report.html")  # the chart's text
     assert (tmp_path / "out/figures/overview.png").stat().st_size
