@@ -44,13 +44,15 @@ TIMES = {
     "list_s": "list the folder",
     "hash_s": "hash names and sizes",
     "start_s": "from the start of a run to its first trial",
-    "listed_s": "list it with a manifest of every file",
+    "listed_list_s": "list it with a manifest of every file",
+    "listed_start_s": "from the start of a run with this manifest to its first trial",
 }
-MEMORY = {
+SEEN = {
     "main_bytes": "the main process",
     "others_bytes": "the run's other processes together",
     "worker_bytes": "of which a loader worker's own",
 }
+MEMORY = SEEN | {f"listed_{name}": f"{text}, with this manifest" for name, text in SEEN.items()}
 
 
 @contextlib.contextmanager
@@ -71,7 +73,7 @@ def linked(files: int) -> Iterator[Path]:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Measure in this process, which has opened nothing yet; write a manifest on the way."""
+    """Measure in this process, which has opened nothing yet."""
     measured = {}
     start_s = time.perf_counter()
     reader = open_folder(folder)
@@ -80,15 +82,22 @@ def measure(folder: Path) -> dict[str, float]:
     fingerprint(reader)
     measured["hash_s"] = time.perf_counter() - start_s
     del reader
-    measured |= _run(folder)
+    return measured | _run(folder)
+
+
+def write_manifest(folder: Path) -> None:
+    """Give the folder a manifest of every file."""
     entry = {"bytes": (folder / "00000000.jpg").stat().st_size}
     entry["sha256"] = sha256((folder / "00000000.jpg").read_bytes())
     entries = {path.name: entry for path in folder.iterdir()}
     (folder / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": entries}))
-    start_s = time.perf_counter()
-    open_folder(folder)
-    measured["listed_s"] = time.perf_counter() - start_s
-    return measured
+
+
+def in_a_process(folder: Path) -> dict[str, float]:
+    """Call `measure` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--measure", str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 class _Watched:
@@ -97,7 +106,7 @@ class _Watched:
     shown = False
 
     def __init__(self) -> None:
-        self.began_s, self.found = None, dict.fromkeys(MEMORY, 0)
+        self.began_s, self.found = None, dict.fromkeys(SEEN, 0)
         self.ended = threading.Event()
 
     def next(self, trial: str) -> None:
@@ -121,7 +130,7 @@ class _Watched:
                     seen["others_bytes"] += memory.pss
                     if depth == WORKER_DEPTH:
                         seen["worker_bytes"] = max(seen.get("worker_bytes", 0), memory.uss)
-            self.found = {name: max(self.found[name], seen.get(name, 0)) for name in MEMORY}
+            self.found = {name: max(self.found[name], seen.get(name, 0)) for name in SEEN}
 
 
 def _run(folder: Path) -> dict[str, float]:
@@ -164,9 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report, measured, files = frame.Report("Many files", options), [], sorted(options.files)
     for count in files:
         with linked(count) as folder:
-            command = [sys.executable, "-m", "benchmarks.scale", "--measure", str(folder)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            measured.append(json.loads(done.stdout.splitlines()[-1]))
+            found = in_a_process(folder)
+            write_manifest(folder)
+            found |= {f"listed_{name}": value for name, value in in_a_process(folder).items()}
+            measured.append(found)
     report.table(("", *(units.count(n, "file") for n in files), "a file"), rows(files, measured))
     few, many, more = measured[0], measured[-1], files[-1] - files[0]
     report.limit(many["start_s"] <= MOST_START_S, f"a run starts within {MOST_START_S:.0f} s")

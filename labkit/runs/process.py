@@ -50,17 +50,15 @@ class Launcher:
 
     Args:
         log: file that takes what the processes print.
-        fork: fork jobs from a server; False starts a program for each request; None: as this
-            platform can.
 
     Raises:
         ValueError: one of the user's own parts cannot be sent to another process.
     """
 
-    def __init__(self, log: Path, *, fork: bool | None = None) -> None:
+    def __init__(self, log: Path) -> None:
         self._own = base64.b64encode(own_parts()).decode()
         self._log = log.open("ab")
-        self._fork = hardware.can_fork() if fork is None else fork
+        self._fork = hardware.can_fork()  # else a program of its own does each job
         self._started_with: dict[str, object] = {}
         self._process: subprocess.Popen | None = None
         self._pending = b""

@@ -182,7 +182,8 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
     tmp_path, temporary, photos, fork, monkeypatch
 ):
     monkeypatch.setenv("TMPDIR", str(temporary))
-    with Launcher(tmp_path / "log", fork=fork) as launcher:
+    monkeypatch.setattr(hardware, "can_fork", lambda: fork)
+    with Launcher(tmp_path / "log") as launcher:
         measured = measure(launcher, photos, persistent_workers=True)
     assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
     assert measured["labels"]["accelerator"] == "emulated(1,000 images/s)"
@@ -238,9 +239,10 @@ def test_the_next_launcher_takes_the_server_over(tmp_path, temporary, photos, ow
     assert list(temporary.rglob("*")) == []
 
 
-def test_cancel_leaves_no_spawned_process(tmp_path, photos):
+def test_cancel_leaves_no_spawned_process(tmp_path, photos, monkeypatch):
+    monkeypatch.setattr(hardware, "can_fork", lambda: False)
     cancel = threading.Event()
-    with Launcher(tmp_path / "log", fork=False) as launcher:
+    with Launcher(tmp_path / "log") as launcher:
 
         def cancel_once_loading():
             until(lambda: len(started_by(launcher)) >= 2)  # the trial and its worker
