@@ -346,11 +346,8 @@ def _stages(
         return seen, m.alone_s, min(cpu_s, hardware.cores() * m.alone_s)
     if not probed_s:
         return seen, m.alone_s, fmean(s.cpu_s for s in alone)
-    scale = cpu_s / probed_s
-    if any(stretch.epochs > 1 for stretch in alone):
-        scale = 1.0  # starting workers is in it
-    else:
-        scale = max(scale, LEAST_TOGETHER)
+    starts = any(stretch.epochs > 1 for stretch in alone)  # starting workers is in it
+    scale = 1.0 if starts else max(cpu_s / probed_s, LEAST_TOGETHER)
     seen = tuple(
         replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wait_s + (s.wall_s - s.wait_s) * scale)
         for s in seen
