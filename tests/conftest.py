@@ -14,6 +14,8 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Torch's threads would wait for each other by spinning, which takes the cores from other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A busy machine may be slow, and a test may not pass by chance.
 settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
