@@ -131,6 +131,8 @@ def _parse(text: str, path: Path) -> dict[str, Path]:
         table = tomllib.loads(text).get("media", {})
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} must be a TOML file, got an error: {error}") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"media in {path} must be a table with a line [media], got {table!r}")
     for name, directory in table.items():
         if not isinstance(directory, str):
             raise ValueError(f"{name} in {path} must be a directory in quotes, got {directory!r}")

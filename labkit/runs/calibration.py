@@ -41,7 +41,7 @@ from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.checks import check_emulator, check_images
 from labkit.runs.packs import fingerprint
 from labkit.runs.process import Launcher, TrialFailed
-from labkit.runs.store import explain_unwritable
+from labkit.runs.store import explain_unwritable, fits
 from labkit.runs.timing import open_trial, time_epoch, warm_up
 from labkit.settings import MODES, Mode, Settings
 
@@ -478,12 +478,13 @@ def _read(path: Path) -> list[CalibratedDevice]:
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        devices = [CalibratedDevice(**each) for each in stored]
-        if isinstance(stored, list) and all(map(_is_whole, devices)):
-            return devices
+        if fits(stored, list[CalibratedDevice]):
+            devices = [CalibratedDevice(**each) for each in stored]
+            if all(map(_is_possible, devices)):
+                return devices
     except (FileNotFoundError, NotADirectoryError):  # writing it says what is wrong
         return []
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, RecursionError):
         pass
     raise ValueError(
         f"{FILE} must be what `labkit calibrate` writes, got another file in {path.parent}; "
@@ -491,11 +492,7 @@ def _read(path: Path) -> list[CalibratedDevice]:
     )
 
 
-def _is_whole(device: CalibratedDevice) -> bool:
+def _is_possible(device: CalibratedDevice) -> bool:
     rate, mean = device.device_images_per_s, device.reference_images_per_s
-    return (
-        {type(each) for each in (rate, mean, device.low, device.high)} <= {int, float}
-        and -math.inf < device.low <= mean <= device.high < math.inf
-        and rate == TIMES_THE_REFERENCE * mean > 0
-        and isinstance(device.measured_utc, str)
-    )
+    ordered = -math.inf < device.low <= mean <= device.high < math.inf
+    return ordered and rate == TIMES_THE_REFERENCE * mean > 0

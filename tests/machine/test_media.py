@@ -72,6 +72,7 @@ def test_wrong_media_are_refused_and_nothing_is_written(lab, dirs, message):
     ("text", "message"),
     [
         ("[media\n", "must be a TOML file, got an error"),
+        ("media = 3\n", "must be a table with a line [media], got 3"),
         ("[media]\nhdd = 3\n", "must be a directory in quotes, got 3"),
     ],
 )

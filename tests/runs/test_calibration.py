@@ -160,7 +160,7 @@ def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        "{", "{}", "[1]", '[{"input_px": 64}]',
+        "{", "{}", "[1]", pytest.param("[" * 99_999, id="in depth"), '[{"input_px": 64}]',
         {"low": None}, {"high": math.inf}, {"high": 0.0}, {"measured_utc": 5},
         {"device_images_per_s": 5}, {"device_images_per_s": True},
         {"device_images_per_s": 0, "reference_images_per_s": 0, "low": 0},
