@@ -19,7 +19,7 @@ import numpy as np
 
 from labkit import units
 from labkit.analysis.roofline import Pipeline, pipelines
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.stand_ins import find_stand_ins, stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars
 from labkit.diagnosis.timeline import Band, Timeline
 from labkit.diagnosis.watch import Watch
@@ -220,15 +220,21 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
     ]
     if not found:
         return None
-    rows = []
+    rows, stood_in = [], {}
     for summary, row in found:
         drawn = _times_row(summary, row)
         said = list(filter(None, [row.verdict or "no verdict", words.agreement(summary, row)]))
         value = words.normalized(row) if drawn.bars else ""
         bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
-        name = f"{summary.info['experiment']}: {row.variant}"
-        rows.append(replace(drawn, name=name, bars=bars))
+        experiment = summary.info["experiment"]
+        rows.append(replace(drawn, name=f"{experiment}: {row.variant}", bars=bars))
+        for name, details in find_stand_ins([row]).items():
+            stood_in.setdefault(f"{name}, {details}".rstrip(", "), {})[experiment] = None
     title = [Line("Published and measured: each variant against its run's baseline", 13, "bold")]
+    for what, experiments in stood_in.items():
+        title.append(
+            Line(f"{what[0].upper()}{what[1:]}: {', '.join(experiments)}", color=WARNING_INK)
+        )
     handles = legend_of(rows, {}, "")
     return _on_one_axis(rows, [row for _, row in found], title, "", handles, size=9)
 
