@@ -528,7 +528,7 @@ def in_order(m: Measured, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, .
         key=lambda remedy: (remedy.measured is None, remedy.normalized_time),
     )
     if first is None:
-        is_hidden = not gains and 1 - m.ceiling < MODERATELY
+        is_hidden = not gains and min(m.stalls()) < MODERATELY
         return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST])
     return first.bottleneck, (first, *rest[: MOST - 1])
 

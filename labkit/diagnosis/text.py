@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.diagnosis.predict import UNEXPLAINED, Measured
-from labkit.diagnosis.remedies import COMPUTE, UNKNOWN_SHARE, Remedy, bytes_in_words
+from labkit.diagnosis.remedies import COMPUTE, HIGHLY, UNKNOWN_SHARE, Remedy, bytes_in_words
 from labkit.machine import shared_memory
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def _verdict(found: Diagnosis) -> str:
         if known:
             said += f"; the largest known part is {known.name}, {units.whole_percent(known.share)}"
         return f"{said}."
+    if found.bottleneck == COMPUTE and max(m.stalls()) >= HIGHLY:
+        return f"{said}. Whether data loading is the bottleneck is not certain; raise budget_s."
     if found.bottleneck == COMPUTE:
         return f"{said}. Data loading is not the bottleneck."
     return f"{said}. Bottleneck: {found.bottleneck}."

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.diagnosis.devices import Host
+from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.predict import UNEXPLAINED, Demand, Measured, Row
 from labkit.diagnosis.profile import Kind
@@ -65,6 +66,10 @@ def test_nothing_is_proposed_where_the_device_is_the_limit():
     assert in_order(m, ()) == ("compute", ())
     late = measured(stages=(), epoch_s=2 * m.epoch_s)
     assert in_order(late, ()) == (UNEXPLAINED, ())
+    unsure = replace(late, ceiling_ci=(0.5, 0.99))
+    assert in_order(unsure, ()) == ("compute", ())
+    found = Diagnosis(verdict="unsure", bottleneck="compute", measured=unsure)
+    assert "Whether data loading is the bottleneck is not certain; raise budget_s." in str(found)
 
 
 def test_a_stage_is_bounded_by_what_is_left_without_it():
