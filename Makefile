@@ -33,7 +33,7 @@ test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
 	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder -m "not alone"
-	$(BIN)/pytest -m alone $$(grep -rl mark.alone tests)
+	$(BIN)/pytest -m alone $$(grep -rl --include='*.py' mark.alone tests)
 
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu
