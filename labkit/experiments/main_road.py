@@ -163,12 +163,13 @@ def combined(base: Settings) -> Experiment:
         for values in itertools.product(*levels.values())
     }
     original = combinations.pop("hdd + none + loops")
-    alone = {name: x for its in PUBLISHED.values() for name, x in its.items()}
-    names = {"on_device": "simplified"}  # in the experiment about preprocessing
     singles = {
-        label: {name: alone[names.get(name, name)] for name in label.split(" + ")}
-        for label in PUBLISHED["combined"]
-        if label in combinations
+        f"ssd + {prefetcher} + on_device": {
+            "ssd": PUBLISHED["storage"]["ssd"],
+            prefetcher: PUBLISHED["prefetching"][prefetcher],
+            "on_device": PUBLISHED["preprocessing"]["simplified"],
+        }
+        for prefetcher in ("data_prefetcher", "prefetch_generator")
     }
     floors = {
         f"loading alone: {disk} + {code}": replace(

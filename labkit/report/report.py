@@ -232,7 +232,6 @@ def _differences(info: Mapping[str, object]) -> Table | None:
 def machine_facts(info: Mapping[str, object]) -> Pairs:
     """Return the machine and the software of a run."""
     provenance: Mapping = info.get("provenance") or {}
-    memory_bytes = provenance.get("memory_bytes")
     versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}
     system = (
         f"{provenance.get('platform', 'unknown')}, kernel {provenance.get('kernel', 'unknown')}"
@@ -240,7 +239,7 @@ def machine_facts(info: Mapping[str, object]) -> Pairs:
     software = [f"{name} {version}" for name, version in versions.items() if version]
     found = [
         ("machine", hardware.describe(provenance)),
-        ("memory", "" if memory_bytes is None else units.count_bytes(memory_bytes)),
+        ("memory", units.count_bytes(provenance.get("memory_bytes"))),
         ("system", f"{system}, virtual" if provenance.get("virtual") is True else system),
         ("software", ", ".join(software)),
     ]
