@@ -179,15 +179,16 @@ class Watch:
             return ""
         if total.starts_s > total.wait_s / 2:
             return "; most of the waiting is at the start of epochs"
-        # Other ranks keep cores busy, too; a container may use only some of the machine's.
-        if busy["cores"] > BUSY or busy["process"] + busy["workers"] > BUSY * cores:
-            return f"; all {cores} cores are busy, so more workers would not help"
         each = f"; a worker uses {units.percent(busy['worker'])} of a core"
+        fills_cores = busy["process"] + busy["workers"] > BUSY * cores
+        # Workers work at least while the training waits; at other times their queue may be full.
+        if not fills_cores and busy["worker"] < IDLE * total.shares["waiting for data"]:
+            return f"{each}: workers wait, too, for a disk, the network, a lock or a core"
+        # Other ranks keep cores busy, too; a container may use only some of the machine's.
+        if fills_cores or busy["cores"] > BUSY:
+            return f"; all {cores} cores are busy, so more workers would not help"
         if busy["worker"] > BUSY:
             return f"{each}, and cores are idle, so more workers may help"
-        # Workers work at least while the training waits; at other times their queue may be full.
-        if busy["worker"] < IDLE * total.shares["waiting for data"]:
-            return f"{each}: workers wait, too, for a disk, the network, a lock or a core"
         return ""
 
     def line(self) -> str:

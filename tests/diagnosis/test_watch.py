@@ -160,11 +160,15 @@ def test_the_verdict_is_a_sentence(clock, make, verdict):
 
 
 @pytest.mark.parametrize(
-    ("cores", "why"),
-    [(0.5, "and cores are idle, so more workers may help."), (0.95, "so more workers would not")],
+    ("cores", "worker", "why"),
+    [
+        (0.5, 0.9, "and cores are idle, so more workers may help."),
+        (0.95, 0.9, "all 2 cores are busy, so more workers would not help."),  # by another rank
+        (0.95, 0.1, "workers wait, too, for a disk, the network, a lock or a core."),
+    ],
 )
-def test_more_workers_help_only_where_nothing_else_keeps_the_cores_busy(monkeypatch, cores, why):
-    busy = {"process": 0.0, "workers": 0.9, "worker": 0.9, "cores": cores}
+def test_more_workers_help_only_where_they_find_idle_cores(monkeypatch, cores, worker, why):
+    busy = {"process": 0.0, "workers": worker, "worker": worker, "cores": cores}
     monkeypatch.setattr(Watch, "busy", busy)
     monkeypatch.setattr(hardware, "cores", lambda: 2)
     loader = DataLoader([1] * 8, num_workers=1, collate_fn=lambda _: time.sleep(0.05))
