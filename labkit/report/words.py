@@ -366,10 +366,13 @@ def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
         {point.device_images_per_s for point in measured}, key=lambda x: abs(math.log(x / own))
     )
     points = [point for point in measured if point.device_images_per_s == at]
-    bases = [point.row for point in points if summary.is_baseline(point.row)]
-    others = [point.row for point in points if not summary.is_baseline(point.row)]
-    compared = ratios(summary, [(row, base) for row in others for base in bases], "steady")
-    alike = {row.variant for row in others} - {
+    bases = [point for point in points if summary.is_baseline(point.row)]
+    others = [point for point in points if not summary.is_baseline(point.row)]
+    if not bases or not others:
+        return ""
+    (base,) = bases
+    compared = ratios(summary, [(point.row, base.row) for point in others], "steady")
+    alike = {point.row.variant for point in others} - {
         variant
         for (variant, _), ratio in compared.items()
         if ratio.low is not None and not ratio.low <= 1 <= ratio.high
@@ -377,10 +380,11 @@ def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
     remarks = dict.fromkeys(alike, " (no difference shown)")
     speeds = [
         f"{point.row.name} {point.images_per_s:,.0f}{remarks.get(point.row.variant, '')}"
-        for point in points
+        for point in others
     ]
     nearest = f"{units.rate(at)} (nearest to {name}: {own:,.0f})"
-    return f"Images/s with a GPU of {nearest}: {', '.join(speeds)}"
+    instead = f"instead of {base.images_per_s:,.0f} images/s"
+    return f"With a GPU of {nearest}: {', '.join(speeds)} {instead}"
 
 
 def not_measured(summary: Summary) -> list[str]:
