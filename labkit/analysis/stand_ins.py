@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit import units
+from labkit.analysis.roofline import calibrated
 from labkit.analysis.summary import Row, Summary
 
 # How the labels of stand-ins begin.
@@ -88,6 +89,8 @@ def stand_ins(summary: Summary) -> list[str]:
                     line = describe_stand_in(kind, label)
                     if kind == "accelerator" and summary.kind == "roofline":
                         line = f"{stand_in_name(kind, label)} at several speeds"
+                        if rate := calibrated(summary, "load_images_per_s"):
+                            line += f"; x = 1 is {units.rate(rate)}"
                     elif kind == "accelerator" and label in base.get(kind, "").split(" / "):
                         line += _beside_the_loader(summary)
                     elif split_label(label)[1] == row.name:
