@@ -33,6 +33,7 @@ from filelock import FileLock
 from jpegs import encode, exif, photo, with_segment
 from places import memory_mounted
 from small import SMALL
+from widgets import below
 
 import labkit as lab
 from data_scripts import pack_dataset
@@ -150,13 +151,6 @@ def panel(place, *, experiment=None, controls=None, press="", results=None, **se
     (shown,) = (w.value for w in below(box) if "labkit-error" in w._dom_classes)
     (line,) = re.findall("<strong>(.*?)</strong>", shown) or [WORKS]
     return html.unescape(line)
-
-
-def below(widget):
-    found = [widget]
-    for child in getattr(widget, "children", ()):
-        found += below(child)
-    return found
 
 
 def command(place, *, words):
