@@ -55,11 +55,11 @@ def savings(run: Run, *, epochs: int, images: int) -> Table:
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     check_baseline(run)
-    data, summary = run.info.get("data") or {}, run.summary
+    data, summary = run.info["data"], run.summary
     if not data.get("bytes"):
         raise ValueError("run must record the size of its data, got none; run it again")
     data_bytes = data["bytes"] / data["images"] * images
-    recorded_bytes = (run.info.get("provenance") or {}).get("memory_bytes")
+    recorded_bytes = run.info["provenance"].get("memory_bytes")
     cache_bytes = CACHE_SHARE * (recorded_bytes or hardware.memory_bytes())
     fits = data_bytes <= cache_bytes
     # All trials of a run have equally many images.
@@ -259,7 +259,7 @@ def _differ_only_in(variants: Variants, one: Row, other: Row, *names: str) -> bo
 
 def _costs(run: Run) -> Table | None:
     """Return what each variant's files cost once, and after how many epochs that is earned back."""
-    made, summary, data = run.info.get("costs"), run.summary, run.info.get("data")
+    made, summary, data = run.info.get("costs"), run.summary, run.info["data"]
     if not made:
         return None
     base, cells = made.get(summary.baseline, {}), []

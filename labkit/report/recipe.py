@@ -160,7 +160,7 @@ def _settings(run: StoredRun, variant: str) -> Settings:
 
 def _boxes(run: StoredRun, settings: Settings) -> tuple[str, str] | None:
     """Return COCO's JSON file and the folder of its images; None: the data has no boxes."""
-    data, folder = run.info.get("data") or {}, Path(settings.data)
+    data, folder = run.info["data"], Path(settings.data)
     if data.get("boxes") != "coco":
         return None
     found = folder.parent / "annotations" / f"instances_{folder.name}.json", folder

@@ -163,7 +163,7 @@ def _machines(runs: Sequence[Run]) -> list[dict[str, object]]:
     here = hardware.provenance()["machine_id"]
     found: list[dict[str, object]] = []
     for number, run in enumerate(runs, 1):
-        provenance = run.info.get("provenance") or {}
+        provenance = run.info["provenance"]
         is_here = provenance.get("machine_id") == here and SHARED not in run.info
         machine = {
             "facts": machine_facts(run.info),
@@ -177,7 +177,7 @@ def _machines(runs: Sequence[Run]) -> list[dict[str, object]]:
 
 
 def _unfinished(info: Mapping[str, object]) -> str:
-    status = str(info.get("status"))
+    status = info["status"]
     if status == "finished":
         return ""
     why = f": {info['reason']}" if info.get("reason") else ""
@@ -187,7 +187,7 @@ def _unfinished(info: Mapping[str, object]) -> str:
 def method_facts(run: StoredRun) -> Pairs:
     """Return how a run was measured, on which data, with which settings."""
     info, calibration = run.info, run.info.get("calibration") or {}
-    data: Mapping = info.get("data") or {}
+    data: Mapping = info["data"]
     found = {
         "run": f"{info['experiment']}/{run.folder.name}",
         "data": ", ".join(
@@ -206,7 +206,7 @@ def method_facts(run: StoredRun) -> Pairs:
             )
             for name, medium in (info.get("storages") or {}).items()
         },
-        "settings": _settings({**in_common((info.get("variants") or {}).values()), "data": None}),
+        "settings": _settings({**in_common(info["variants"].values()), "data": None}),
     }
     return [(name, text) for name, text in found.items() if text]
 
@@ -219,7 +219,7 @@ def _differences(info: Mapping[str, object]) -> Table | None:
     """Return the settings in which variants differ; None where they do not."""
     from labkit.report.table import Table
 
-    variants = info.get("variants") or {}
+    variants = info["variants"]
     common = in_common(variants.values())
     own = {
         label: _settings({name: value for name, value in settings.items() if name not in common})
@@ -231,7 +231,7 @@ def _differences(info: Mapping[str, object]) -> Table | None:
 
 def machine_facts(info: Mapping[str, object]) -> Pairs:
     """Return the machine and the software of a run."""
-    provenance: Mapping = info.get("provenance") or {}
+    provenance: Mapping = info["provenance"]
     versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}
     system = (
         f"{provenance.get('platform', 'unknown')}, kernel {provenance.get('kernel', 'unknown')}"

@@ -187,11 +187,11 @@ def origin(info: Mapping[str, object]) -> str:
     Args:
         info: what `run.json` holds, and `run`: the name of its folder.
     """
-    provenance = info.get("provenance") or {}
+    provenance = info["provenance"]
     parts = [hardware.describe(provenance) if provenance.get("machine_id") else ""]
     parts += [", ".join(_versions(info)), revision(provenance)]
     parts.append(f"run {info['run']}" if info.get("run") else "")
-    parts.append(units.minute(info["created_utc"]) if info.get("created_utc") else "")
+    parts.append(units.minute(info["created_utc"]))
     return " · ".join(filter(None, parts))
 
 
@@ -204,7 +204,7 @@ def revision(provenance: Mapping[str, object]) -> str:
 
 def _versions(info: Mapping[str, object]) -> list[str]:
     """Return the versions of torch and of the libraries that a variant's settings name."""
-    versions = (info.get("provenance") or {}).get("versions") or {}
+    versions = info["provenance"].get("versions") or {}
     settings = [x for key in ("variants", "tasks") for x in (info.get(key) or {}).values()]
     named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
     # A library's scaled decoder, DALI on the CPU, and tf.data in all its ways.

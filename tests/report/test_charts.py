@@ -482,9 +482,7 @@ AWKWARD = {
         [fake_machine_run(long_names(TIMES), name=LONG), their_run()]
     ),
     "runs, nothing": lambda: lab.compare([NO_ROWS, their_run(), NO_ROWS]),
-    "runs, nothing known": lambda: lab.compare(
-        [fake_machine_run(provenance={}, created_utc=None)] * 2
-    ),
+    "runs, nothing known": lambda: lab.compare([fake_machine_run(provenance={})] * 2),
     "dial": lambda: dial("logs", all_of("logs")),
     "dial, much noise": lambda: dial(
         "metric_reports", all_of("metric_reports"), noise=0.4, blocks=2
