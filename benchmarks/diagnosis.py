@@ -378,10 +378,9 @@ def main() -> int:
     report.line(f"emulated GPU but where the CPU trains, {units.count(options.rounds, 'round')}")
     header = ("", "planted", "said", "remedy", "first said", "its number", "measured", "error")
     report.table(header, list(map(row, outcomes)))
-    slack = sorted(-one.error for one in outcomes if one.at_best and one.error is not None)
-    if slack:
-        ends = f"{slack[0]:.0%} to {slack[-1]:.0%}"
-        report.line(f"{units.count(len(slack), 'bound')}: {ends} below what was measured")
+    if errors := [one.error for one in outcomes if one.at_best and one.error is not None]:
+        ends = f"{min(errors):+.0%} to {max(errors):+.0%}"
+        report.line(f"{units.count(len(errors), 'bound')}, {ends} off what was measured")
     for met, text in judge(outcomes):
         report.limit(met, text)
     return report.finish(list(map(asdict, outcomes)))
