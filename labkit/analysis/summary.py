@@ -622,11 +622,9 @@ def _run_notes(
         notes.append(f"no verdicts in {mode} mode")
     elif not judged:
         notes.append(f"no verdicts: {n_blocks} complete blocks, {MIN_JUDGED_BLOCKS} needed")
-    if n_blocks < planned and info.get("status") == "finished":
-        notes.append(f"{n_blocks} of {planned} blocks count")
-    elif n_blocks < planned:
-        state = {"running": "not finished", "cancelled": "cancelled"}.get(info.get("status"), "")
-        notes.append(f"{state or 'incomplete'}: {n_blocks} of {planned} blocks are complete")
+    if n_blocks < planned:
+        state = "" if info["status"] == "finished" else f"{info['status']}: "
+        notes.append(f"{state}{n_blocks} of {planned} blocks count")
     if valid.rejected:
         notes.append(rejected_note(valid.rejected, left_out=valid.are_rejected_left_out))
     base = (run for blocks in valid.base_runs.values() for runs in blocks.values() for run in runs)

@@ -242,9 +242,6 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
 # --- runs side by side ----------------------------------------------------------------------
 
 
-MOST_RUNS = 6
-
-
 def compare(runs: Sequence[StoredRun]) -> Figure:
     """Draw runs of one experiment along one axis, each against its own baseline.
 
@@ -252,19 +249,19 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
     is written with each.
 
     Args:
-        runs: one to six of the same experiment, of any machine and mode.
+        runs: of the same experiment, of any machine and mode.
 
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
 
     Raises:
-        ValueError: there are none or too many, they belong to several experiments, or their
-            variants are in groups.
+        ValueError: there are none, they belong to several experiments, or their variants are in
+            groups.
     """
     names = list(dict.fromkeys(str(run.info["experiment"]) for run in runs))
-    if len(names) != 1 or len(runs) > MOST_RUNS or any(run.info.get("groups") for run in runs):
+    if len(names) != 1 or any(run.info.get("groups") for run in runs):
         raise ValueError(
-            f"runs must be 1 to {MOST_RUNS} runs of one experiment without groups, got "
+            "runs must be of one experiment without groups, got "
             f"{len(runs)} of {', '.join(names) or 'none'}; show others one by one: lab.chart(run)"
         )
     apart = "each run against its own baseline; no run is divided by another"

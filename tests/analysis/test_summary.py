@@ -55,7 +55,7 @@ def test_only_blocks_with_the_variant_and_both_baseline_runs_count():
     assert (summary.n_blocks, base.blocks, other.blocks) == (2, 2, 1)
     assert other.ratios == pytest.approx((0.5,))
     assert (other.ci_low, other.ci_high, other.mde) == (None, None, None)
-    assert "cancelled: 2 of 3 blocks are complete" in summary.notes
+    assert "cancelled: 2 of 3 blocks count" in summary.notes
 
 
 def test_variants_without_numbers_say_why():
