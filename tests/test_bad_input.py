@@ -40,10 +40,11 @@ from data_scripts import pack_dataset
 from labkit import cli
 from labkit.contracts import SCHEMA
 from labkit.experiments.request import Request
+from labkit.machine import shared_memory
 from labkit.panel import job
 from labkit.parts.packing.boxes import synthesize_boxes
 from labkit.parts.packing.folder import open_folder, write_folder
-from labkit.parts.storage import locate
+from labkit.parts.storage.folder import copy_in
 from labkit.runs import calibration
 from labkit.runs.store import hold, list_runs, load_run, write_info
 from labkit.settings import AS_PUBLISHED
@@ -437,11 +438,13 @@ def locked(path, mode):
 
 def copy_of(place):
     """The folder in memory that would hold a copy of the data."""
-    return locate("tmpfs", place.data).copy
+    return copy_in(shared_memory.FOLDER, f"labkit-{os.getuid()}-", place.data)["copy"]
 
 
 def copy_for_all(place):
     """Somebody has made that folder, and can write to it."""
+    if not shared_memory.FOLDER.is_dir():
+        pytest.skip("this platform has no /dev/shm")
     copy_of(place).mkdir()
     copy_of(place).chmod(0o777)
     place.stack.callback(copy_of(place).rmdir)
@@ -475,6 +478,8 @@ def no_control_groups(place):
 
 def few_open_files(place):
     """The server's jobs may open 64 files, and there are more workers than these serve."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux can limit another process")
     _, (server,) = processes()
     limit, hard = server.rlimit(psutil.RLIMIT_NOFILE)
     place.stack.callback(server.rlimit, psutil.RLIMIT_NOFILE, (limit, hard))
