@@ -1051,7 +1051,9 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "small shared memory": (every(small_shared_memory, ordinary()),
             "baseline 'original' must be able to run here, got: /dev/shm must have room for the b"),
         "one core, 64 open files, no fadvise, no home, package and image without permission": (
-            every(hostile_machine, ordinary("--on-bad-image", "skip")), WORKS),
+            every(hostile_machine,
+                  ordinary("--on-bad-image", "skip", "--num-workers", "0")),
+            WORKS),
     },
 }  # fmt: skip
 

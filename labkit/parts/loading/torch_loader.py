@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 TENSORS = 8  # the most entries of a sample
+HELD = 3  # batches beside those ahead: one in the making, and the last two, which workers inherit
 FILES_OF_WORKER = 4  # that the loop's process holds for each worker, and later workers inherit
 SPARE_FILES = 12  # of a worker: its sockets, the image, and what libraries open
 
@@ -37,8 +38,8 @@ def load_with_torch(
 
     workers = settings.num_workers
     if workers and torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
-        sent = TENSORS * (settings.batch_size if make is LoopJoiningLoader else 1)
-        _check_open_files(workers, sent * (settings.prefetch_factor + 1))
+        entries = TENSORS * (settings.batch_size if make is LoopJoiningLoader else 1)
+        _check_open_files(workers, entries * (workers * settings.prefetch_factor + HELD))
     loader = (make or torch.utils.data.DataLoader)(
         source,
         batch_size=settings.batch_size,
@@ -62,7 +63,7 @@ def _check_open_files(workers: int, sent: int) -> None:
 
     Args:
         workers: their number.
-        sent: tensors that a worker sends ahead, each as an open file.
+        sent: tensors of all batches that wait or are held, each an open file.
 
     Raises:
         ValueError: the limit is too low.
