@@ -128,8 +128,8 @@ def _times_of_groups(summary: Summary) -> Figure:
     # A group without a comma is a row, and there is one column.
     places = [group.rsplit(", ", 1) if ", " in group else (group, "") for group in groups]
     names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
-    of_epochs = summary.kind != "operation"
-    drawn, shown = [], [SHOWN if of_epochs else SHOWN.removeprefix("epoch ")]
+    divided = NORMALIZED.removeprefix("epoch ") if summary.kind == "operation" else NORMALIZED
+    drawn, shown = [], [f"{divided}, with its 95 % confidence interval"]
     with page() as figure:
         most = dict.fromkeys(names, 0)
         for (name, _), rows in zip(places, groups.values()):
@@ -152,8 +152,10 @@ def _times_of_groups(summary: Summary) -> Figure:
                 text if row.normalized_time is None else f"{text}, {units.seconds(row.time_s)}"
                 for text, row in zip(said, rows)
             ]
+        # Not below the axes: there is one label for all of them.
+        title = around(summary, [divided, words.conditions(summary)])
         content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
-        frame(figure, *around(summary), content_in, _times_legend(drawn), shown=shown)
+        frame(figure, *title, content_in, _times_legend(drawn), shown=shown)
     return figure
 
 
