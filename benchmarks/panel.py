@@ -88,7 +88,7 @@ def time_start(browser: Browser, folder: Path, data: str) -> dict[str, float]:
 
 
 def run_from_panel(lab: LabPage, trials: int) -> Measured:
-    """Press Run and watch the rows come; cancel what is left of a run of more."""
+    """Press Run and watch the rows come; cancel the rest of a longer run."""
     results = lab.server.folder / "results" / EXPERIMENTS[lab.notebook]
     measured = _watch(results, lambda: lab.press("Run"), lab.until, trials)
     if trials < TRIALS:
