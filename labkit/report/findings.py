@@ -354,7 +354,7 @@ def _combinations(run: Run) -> Table | None:
         for storage, _, preprocessor in (key, base_key):
             parts += [loads.get((storage, preprocessor)), computes.get(preprocessor)]
         predicted = [*_compose(list(map(_time, singles))), _max_model(*map(_time, parts))]
-        missing = "all variants of full mode measure the parts" if None in [*singles, *parts] else ""
+        missing = "to predict, run all variants in full mode" if None in [*singles, *parts] else ""
         cells.append(_predicted(row.variant, row, predicted, reason(row) or missing))
     for label, singles in (run.info.get("singles") or {}).items():
         if (row := rows.get(label)) and row.published:

@@ -215,7 +215,7 @@ def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums(tmp_path
     shown = predictions({"original": (arm(), 1.0), "best": (best, 0.6)}, **published)
     assert shown.loc["best", "measured"] == pytest.approx(0.6)
     assert shown.loc["best", list(MODELS)].isna().all()
-    assert shown.loc["best", "remark"] == "all variants of full mode measure the parts"
+    assert shown.loc["best", "remark"] == "to predict, run all variants in full mode"
     document = shown.loc["published: best"]
     assert list(document[["measured", *MODELS[:3]]]) == pytest.approx(
         [0.61, 0.415, 0.860 * 0.894 * 0.661, 0.661]
