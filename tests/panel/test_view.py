@@ -260,7 +260,7 @@ def test_hostile_text_stays_text(tmp_path):
 
 def test_a_line_of_the_list_says_when_how_and_what_stood_in():
     line = view.run_line(EXAMPLES / "storage")
-    assert line.startswith("2026-11-24 ")
+    assert line.startswith("2026-11-26 ")
     assert line.endswith(
         " UTC · full · finished · emulated · throttled storage · unconfirmed storage · storage"
     )
