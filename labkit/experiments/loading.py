@@ -304,8 +304,8 @@ def ranks(base: Settings) -> Experiment:
     """Compare 1, 2 and 4 processes that train together, each with a GPU, with equally many workers.
 
     Where the loader is the limit, more GPUs bring nothing: they share this machine's cores.  Of
-    simulated GPUs without a speed, one group trains a fifth as fast as the loader, so that four
-    together do not reach its speed, and one twice as fast.
+    simulated GPUs without a speed, one group trains a third as fast as the loader, so that two do
+    not reach its speed and four do, and one twice as fast.
 
     Source: [001] 5.3; DISTRIBUTED, "Loading with several ranks".
     """
@@ -320,7 +320,7 @@ def ranks(base: Settings) -> Experiment:
     grouped = {"variants": labels}
     if base.device == "emulated" and not base.has_device_speed:
         speeds = {
-            "GPUs a fifth as fast as the loader": 0.2,
+            "GPUs a third as fast as the loader": 1 / 3,
             "GPUs twice as fast as the loader": 2.0,
         }
         grouped = in_groups(dict.fromkeys(speeds, labels))

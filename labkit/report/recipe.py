@@ -12,11 +12,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.analysis.roofline import ALONE
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.analysis.winner import passed_over, winner
@@ -67,17 +69,17 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     """Return a variant as a program of plain PyTorch: its data loading and its training loop.
 
     Args:
-        run: of any experiment that measures epochs.
-        variant: a label; None: the winner, or the baseline where nothing beat it.
+        run: of any experiment that measures epochs; of a roofline, the fastest GPU's rows count.
+        variant: a label, of a roofline a pipeline's name; None: the winner, or the baseline where
+            nothing beat it.
 
     Raises:
         ValueError: no such variant, it has no numbers, or a program cannot express it.
     """
-    check_baseline(run)
-    summary = run.summary
+    summary = _compared(run)
     row = winner(summary)
     if variant is not None:
-        row = pick({row.variant: row for row in summary.rows}, variant, "variant")
+        row = pick({row.name: row for row in summary.rows}, variant, "variant")
     if row.normalized_time is None:
         raise ValueError(f"variant must have been measured, got {variant!r}, {reason(row)}")
     settings = _settings(run, row.variant)
@@ -104,6 +106,19 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     needed = [line for name, line in IMPORTS.items() if re.search(rf"(?<![\w.]){name}\b", code)]
     return _template().render(facts, imports=Code("\n".join(needed)))
+
+
+def _compared(run: StoredRun) -> Summary:
+    """Return the rows that have one baseline: of a roofline, those of the fastest device."""
+    summary = run.summary
+    if summary.kind == "roofline":
+        by_speed = summary.groups()
+        by_speed.pop(ALONE, None)
+        for rows in reversed(by_speed.values()):
+            if rows[0].normalized_time is not None:
+                return replace(summary, rows=rows, baseline=rows[0].variant)
+    check_baseline(run)
+    return summary
 
 
 @cache

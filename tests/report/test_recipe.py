@@ -34,6 +34,7 @@ from labkit.settings import AS_PUBLISHED, CORRECTED
 
 FEW = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
 MAX_LINES = 130
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
 
 
 def make_run(times, *, mode="quick", blocks=3, variants=None, trials=None, **info):
@@ -353,6 +354,13 @@ def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
     assert "No variant beat the baseline" in text
 
 
+def test_a_recipe_of_a_roofline_is_for_the_fastest_gpu():
+    run = lab.find_run(EXAMPLES / "textbook_roofline")
+    assert "fastest variant 'x = 8: with " in comments_of(run.recipe())
+    chosen = comments_of(run.recipe("with OpenCV"))
+    assert "variant 'x = 8: with OpenCV', baseline 'x = 8: textbook'" in chosen
+
+
 GONE = {"original": 1.0, "gone": 1.0}
 REFUSED = {
     "unknown variant": (
@@ -374,7 +382,7 @@ REFUSED = {
         r"run must be of an experiment without groups, got operations; ",
     ),
     "roofline": (
-        lambda: make_run(GONE, experiment="textbook_roofline", groups={"a": "b"}).recipe(),
+        lambda: lab.find_run(EXAMPLES / "textbook_roofline").savings(epochs=9, images=9),
         r".* got textbook_roofline; take a run of textbook$",
     ),
     "decoder unknown here": (
