@@ -41,6 +41,7 @@ MODERATELY, HIGHLY = 0.05, 0.20
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WORKERS = 16
 MOST_AHEAD_BYTES = 2 << 30
+MORE_AHEAD = 4  # times as many batches
 RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
 MUCH = 0.3  # of the loader's time, which every batch takes whatever is in it
 VANISHES = 0.05  # of the time: so much overhead does not matter
@@ -112,17 +113,6 @@ def _always(_: Measured) -> tuple:  # a change that leaves the demands as they a
 
 def _ahead(m: Measured) -> int:
     return int(m.knobs.get("prefetch_factor", DEFAULT_PREFETCH_FACTOR))
-
-
-def _further_ahead(m: Measured) -> Sequence[int]:
-    """Return how many batches per worker last while the slowest one is made."""
-    if not m.now.workers:
-        return ()
-    slowest_s = m.probe.slowest * sum(stage.wall_s for stage in m.stages)
-    taken_s = max(m.now.step_s, m.alone_s)  # a batch is taken, or comes, so often
-    count = math.ceil(slowest_s / taken_s / m.now.workers) + 1
-    fits = count * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES
-    return _given(count > _ahead(m) and fits) and (count,)
 
 
 def _waits(m: Measured) -> float:
@@ -325,7 +315,9 @@ REMEDIES = (
          f"epoch of {units.count(m.steps, 'step')}",
          "", lambda m, _: {"persistent_workers": True}),
     Line("more prefetching", "jitter",
-         _further_ahead, only_tried,
+         lambda m: [n for n in (MORE_AHEAD * _ahead(m),)
+                    if m.now.workers and n * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES],
+         only_tried,
          lambda m, n: f"the slowest batch takes {m.probe.slowest:.1f} times the mean, and "
          f"{_ahead(m)} per worker are ahead",
          "", lambda m, n: {"prefetch_factor": n}),

@@ -58,10 +58,7 @@ def try_remedies(
     loop, seconds = m.loop, TRIALS_SHARE * budget_s
     # What removes something that was measured is more promising than what can only be tried.
     promising = (remedy for remedy in proposed if remedy.knobs)
-    by_gain = sorted(promising, key=lambda one: (one.at_best is None, one.at_best or m.ceiling))
-    firsts = {remedy.name: remedy for remedy in reversed(by_gain)}.values()
-    # Every change once, before a second number of the same.
-    tried = sorted(by_gain, key=lambda one: all(one is not first for first in firsts))
+    tried = sorted(promising, key=lambda one: (one.at_best is None, one.at_best or m.ceiling))
     if not tried:
         return tuple(proposed)
     room = count_arms(seconds, loop.loader, m.epoch_s / m.steps) - len(AS_IS)

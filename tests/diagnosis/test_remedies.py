@@ -114,14 +114,6 @@ def test_many_workers_are_tried_where_batches_wait_and_need_no_core():
     assert tried == [8, 16]
 
 
-def test_as_many_batches_are_tried_ahead_as_last_while_the_slowest_is_made():
-    # A batch takes 0.1 s to make and comes every 50 ms; the slowest takes 0.5 s.
-    late = measured(probe=Stages(slowest=5.0))
-    tried = [r.knobs["prefetch_factor"] for r in propose(late) if r.name == "more prefetching"]
-    assert tried == [6]
-    assert "more prefetching" not in {r.name for r in propose(measured())}
-
-
 @pytest.mark.parametrize(
     ("changes", "name", "bound"),
     [
