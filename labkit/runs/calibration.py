@@ -394,7 +394,7 @@ def device_of(
                 "calibrating the simulated GPU, once for this machine, data and input size: "
                 "a minute at most"
             )
-            rates, reference = _reference_rates(settings, ask, progress)
+            rates, reference = _reference_rates(settings, ask, progress, say)
             low, high = paired_interval(rates)
             device = CalibratedDevice(
                 machine_id=machine_id,
@@ -419,7 +419,9 @@ def device_of(
     return device
 
 
-def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list[float], dict]:
+def _reference_rates(
+    settings: Settings, ask: Ask, progress: bool, say: Callable[[str], None]
+) -> tuple[list[float], dict]:
     """Measure the reference's loading rate in separate processes, and return its settings."""
     as_it_is = original(settings)
     reference = replace(
@@ -448,7 +450,11 @@ def _reference_rates(settings: Settings, ask: Ask, progress: bool) -> tuple[list
             rates.append(ask("measure_rate", {"settings": reference, **how}))
             drawn.n = min(time.monotonic() - began_s, LONGEST_S)
             if len(rates) > 1:
-                drawn.set_postfix_str(f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}")
+                known = f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}"
+                drawn.set_postfix_str(known)
+                if not progress:  # a form has a line in place of the bar
+                    spent = f"{drawn.n:.0f} s of at most {LONGEST_S:.0f} s"
+                    say(f"calibrating the simulated GPU: {spent}, {known}")
         drawn.n = drawn.total
         drawn.refresh()
     return rates, asdict(reference)

@@ -118,8 +118,13 @@ def test_the_reference_is_measured_until_the_interval_is_narrow_or_a_minute_has_
     monkeypatch.setattr(calibration, "LONGEST_S", 60.0)
     monkeypatch.setattr("time.monotonic", clock.now)
     settings = Settings(data=str(photos), input_px=64)
-    found = device_of(settings, tmp_path, ask=ask, progress=False)
+    said = []
+    found = device_of(settings, tmp_path, ask=ask, say=said.append, progress=False)
     assert found.processes == processes
+    # A line for each process from the second on, for a form.
+    assert [line.split(",")[0] for line in said[1:]] == [
+        f"calibrating the simulated GPU: {2 * n} s of at most 60 s" for n in range(2, processes + 1)
+    ]
     assert ("not within 3 %" in str(found)) is not is_near
 
 
