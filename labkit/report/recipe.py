@@ -26,7 +26,7 @@ from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.training.reporting import check_sink
 from labkit.report.words import check_baseline, how_measured, plain_labels, published, reason
-from labkit.resolve import BUILT_IN, label_samples, traits
+from labkit.resolve import BUILT_IN, label_samples, stored_folder, traits
 from labkit.runs.store import SHARED, StoredRun
 from labkit.settings import Settings, pick, read_settings
 
@@ -94,6 +94,7 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
     facts = {
         "s": settings,
         "traits": traits(vars(settings)),
+        "stored_folder": stored_folder(settings).as_posix(),
         "result": [*_result(run, summary, row, is_chosen=variant is None), *of_samples],
         "boxes": _boxes(run, settings),
         "excluded": sorted(run.info.get("excluded") or ()),

@@ -64,6 +64,7 @@ CASES = [
     *({"prefetcher": name} for name in TABLES["prefetcher"]),
     *({"packing": name} for name in TABLES["packing"] if name != "folder"),
     *({"stored": name, "packing": "raw"} for name in ("resized", "pixels", "sample")),
+    {"stored": "resized"},
     {"order": "sequential"},
     {"subset": "first", "images": 15},
     {"seed": 7},
@@ -117,12 +118,12 @@ def packed(photos, tmp_path_factory):
 
 
 def pack(data, settings):
-    """Pack as a recipe's comment says."""
-    out = Path(f"{data}_{settings.packing}_{settings.stored}")
+    """Pack as a recipe's comment says; return the pack's folder."""
+    out = resolve.stored_folder(settings)
     if not out.exists():
         how = ["--to", settings.packing, "--stored", settings.stored, "--px", "64"]
         how += ["--preprocessor", settings.preprocessor] if settings.stored == "sample" else []
-        assert pack_dataset([str(data), *how, "--out", str(out)]) == 0
+        assert pack_dataset([str(data), *how]) == 0
     return out
 
 
@@ -131,10 +132,8 @@ def test_a_recipe_delivers_the_batches_of_its_variant(changes, packed):
     settings = completed(**{**FEW, "data": str(packed), **changes})
     data = {"boxes": "coco", "manifest_hash": "abc"}
     text = make_run({"it": 1.0}, variants={"it": asdict(settings)}, data=data).recipe()
-    if settings.packing != "folder":
-        out = pack(packed, settings)
-        text = text.replace(f"{packed}_{settings.packing}", str(out))
-        settings = replace(settings, data=str(out))
+    if not resolve.is_original(settings):
+        settings = replace(settings, data=str(pack(packed, settings)))
     assert len(text.splitlines()) <= MAX_LINES
     epochs = list(zip(recipe_batches(text), variant_batches(settings), strict=True))
     if settings.loader == "resident":  # the run repeats its first batch
@@ -356,8 +355,8 @@ def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
 
 def test_a_recipe_of_a_roofline_is_for_the_fastest_gpu():
     run = lab.find_run(EXAMPLES / "textbook_roofline")
-    assert "fastest variant 'x = 8: with " in comments_of(run.recipe())
-    chosen = comments_of(run.recipe("with OpenCV"))
+    best, chosen = comments_of(run.recipe()), comments_of(run.recipe("with OpenCV"))
+    assert "fastest variant 'x = 8: with threads', baseline 'x = 8: textbook'" in best
     assert "variant 'x = 8: with OpenCV', baseline 'x = 8: textbook'" in chosen
 
 
