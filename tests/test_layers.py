@@ -98,6 +98,7 @@ def names_a_part(node):
     if isinstance(node, ast.Attribute):
         holder = node.value.attr if isinstance(node.value, ast.Attribute) else None
         holder = node.value.id if isinstance(node.value, ast.Name) else holder
+        holder = "[]" if isinstance(node.value, ast.Subscript) else holder
         return node.attr in TABLES and holder not in (None, "self", "parts")
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value in TABLES

@@ -116,16 +116,16 @@ def _upper_tail(distance: float, d: Sequence[float]) -> float:
     return float(stdtr(len(d) - 1, -distance * math.sqrt(len(d)) / s))
 
 
-def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[float]:
-    """Return the level of each of several tests, so that together they err with `alpha`.
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the level of each of several tests, so that together they err with `ALPHA`.
 
-    The smallest p-value is tested at alpha/m, the next at alpha/(m-1), and so on.  After the
+    The smallest p-value is tested at ALPHA/m, the next at ALPHA/(m-1), and so on.  After the
     first that is above its level, the rest are tested at that level: a p-value is at most its
     level exactly if Holm's procedure rejects.
     """
     levels, m, stopped = [0.0] * len(p_values), len(p_values), None
     for rank, i in enumerate(sorted(range(m), key=lambda i: p_values[i])):
-        levels[i] = stopped or alpha / (m - rank)
+        levels[i] = stopped or ALPHA / (m - rank)
         if stopped is None and p_values[i] > levels[i]:
             stopped = levels[i]
     return levels

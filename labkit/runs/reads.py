@@ -47,10 +47,15 @@ def save_read_counts(run: ActiveRun) -> None:
             reads[label] = counted[settings]
         except (TrialFailed, Skip) as reason:  # its trials will say so
             run.progress.say(f"{label}: reading could not be counted: {reason}")
+    throttled = {
+        name
+        for name, medium in run.info["storages"].items()
+        if medium["label"].startswith("throttled")
+    }
     pieces = [
         label
         for label, read in reads.items()
-        if (read["requests"] or 0) > MANY_REQUESTS and run.variants[label].storage == "throttled"
+        if (read["requests"] or 0) > MANY_REQUESTS and run.variants[label].storage in throttled
     ]
     if pieces:
         run.note(
