@@ -76,8 +76,8 @@ def stand_ins(summary: Summary) -> list[str]:
     """List what was emulated, throttled or modelled, with the variants unless it is all of them.
 
     Returns:
-        Lines such as "Simulated GPU, 460 images/s (2.1 × the loading rate)"; empty where everything
-        is real.
+        Lines such as "Simulated GPU, 460 images/s (2.1 × the loading rate, 219 images/s)"; empty
+        where everything is real.
     """
     measured = [row for row in summary.rows if row.labels]
     base = next((row.labels for row in measured if row.variant == summary.baseline), {})
@@ -103,11 +103,12 @@ def stand_ins(summary: Summary) -> list[str]:
 
 
 def _beside_the_loader(summary: Summary) -> str:
-    """Return x, the device's rate ÷ the baseline's loading rate."""
+    """Return x, the device's rate ÷ the baseline's loading rate, and that rate."""
     if summary.x is None:
         return ""
     x = f"{summary.x:.1f}"
-    return " (loading keeps up with it)" if float(x) <= 1 else f" ({x} × the loading rate)"
+    rate = units.rate(summary.calibration["device_images_per_s"] / summary.x)
+    return " (loading keeps up with it)" if float(x) <= 1 else f" ({x} × the loading rate, {rate})"
 
 
 def _names(rows: Sequence[Row]) -> str:

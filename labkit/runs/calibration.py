@@ -379,7 +379,8 @@ def device_of(
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
     data = _hash_of(open_original(settings))
     key = (machine_id, data, settings.input_px)
-    kept = next((each for each in _read(path) if _key(each) == key), None)
+    known = _read(path)
+    kept = next((each for each in known if _key(each) == key), None)
     if kept and not anew:
         return kept
     if ask is None:
@@ -394,6 +395,8 @@ def device_of(
                 "calibrating the simulated GPU, once for this machine, data and input size: "
                 "a minute at most"
             )
+            if any(each.machine_id != machine_id for each in known):
+                say(f"{FILE} also holds speeds of other machines, which are not used here")
             rates, reference = _reference_rates(settings, ask, progress, say)
             low, high = paired_interval(rates)
             device = CalibratedDevice(

@@ -152,6 +152,15 @@ def test_another_machine_and_another_input_size_are_measured_anew(calibrated, ph
     assert own["measured_utc"] >= device.measured_utc
 
 
+def test_speeds_of_another_machine_are_said_not_to_be_used(calibrated, photos, tmp_path):
+    _, results = calibrated
+    (kept,) = json.loads((results / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps([{**kept, "machine_id": "another"}]))
+    settings, said = Settings(data=str(photos), input_px=64), []
+    device_of(settings, tmp_path, ask=print, say=said.append, progress=False)
+    assert f"{FILE} also holds speeds of other machines, which are not used here" in said
+
+
 def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
     for images in (8, 9):
         (tmp_path / str(images)).mkdir()
