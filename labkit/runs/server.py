@@ -70,8 +70,10 @@ def serve() -> None:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as runs:
         while line := runs.readline():
             folder = _open_roll(answers)
+            ended, alive = os.pipe()  # all that the run forks holds its end open
             pid = os.fork()
             if pid == 0:
+                os.close(ended)
                 status = 1
                 try:
                     status = _serve_run(json.loads(line), answers)
@@ -81,9 +83,13 @@ def serve() -> None:
                     if os.getppid() != server:  # it was killed
                         shutil.rmtree(folder, ignore_errors=True)
                     os._exit(status)
+            os.close(alive)
             _, status = os.waitpid(pid, 0)
-            shared_memory.remove_left(folder)
             if status:  # killed, or abandoned by the runner
+                os.read(ended, 1)  # a job that goes on would miss its files, and answer that
+            os.close(ended)
+            shared_memory.remove_left(folder)
+            if status:
                 shutil.rmtree(folder, ignore_errors=True)
                 return
             for left in Path(folder).iterdir():
