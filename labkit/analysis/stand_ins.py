@@ -107,8 +107,10 @@ def _beside_the_loader(summary: Summary) -> str:
     if summary.x is None:
         return ""
     x = f"{summary.x:.1f}"
-    rate = units.rate(summary.calibration["device_images_per_s"] / summary.x)
-    return " (loading keeps up with it)" if float(x) <= 1 else f" ({x} × the loading rate, {rate})"
+    if float(x) <= 1:
+        return " (loading keeps up with it)"
+    rate = summary.calibration["device_images_per_s"] / summary.x
+    return f" ({x} × the loading rate, {units.rate(rate)})"
 
 
 def _names(rows: Sequence[Row]) -> str:

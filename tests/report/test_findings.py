@@ -18,7 +18,9 @@ from fakes import (
 )
 
 from labkit.report.findings import MODELS
-from labkit.report.run import Run
+from labkit.report.run import Run, find_run
+
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
 
 
 def made(info, trials):
@@ -315,6 +317,13 @@ def test_a_warm_run_is_not_extrapolated_to_data_that_memory_cannot_hold():
 def test_arguments_out_of_range_are_refused(asked, message):
     with pytest.raises(ValueError, match=message):
         timed().savings(**{**HUNDRED, **asked})
+
+
+def test_savings_of_a_roofline_name_the_run_to_take():
+    run = find_run(EXAMPLES / "textbook_roofline")
+    message = "without groups, got textbook_roofline; take a run of textbook$"
+    with pytest.raises(ValueError, match=message):
+        run.savings(**HUNDRED)
 
 
 def test_savings_name_what_stood_in_above_the_table():

@@ -380,10 +380,6 @@ REFUSED = {
         lambda: make_run(GONE, experiment="operations", groups={"a": "b"}).recipe(),
         r"run must be of an experiment without groups, got operations; ",
     ),
-    "roofline": (
-        lambda: lab.find_run(EXAMPLES / "textbook_roofline").savings(epochs=9, images=9),
-        r".* got textbook_roofline; take a run of textbook$",
-    ),
     "decoder unknown here": (
         lambda: recipe_of(decoder="mine"),
         r"decoder of a recipe must be one of .*, got 'mine'$",
