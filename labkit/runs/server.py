@@ -108,13 +108,15 @@ def _serve_run(log: str, answers: int) -> int:
         lifeline, held = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(held)
-            os.setsid()
-            # The job's loader workers must not keep the server's input open.
-            os.dup2(os.open(os.devnull, os.O_RDONLY), requests.fileno())
-            _end_when_closed(lifeline)
-            _run(request, answers)
-            os._exit(0)  # without the libraries' clean-up: the server ends the whole group
+            try:
+                os.close(held)
+                os.setsid()
+                # The job's loader workers must not keep the server's input open.
+                os.dup2(os.open(os.devnull, os.O_RDONLY), requests.fileno())
+                _end_when_closed(lifeline)
+                _run(request, answers)
+            finally:  # an error must not reach the clean-up of the run's server
+                os._exit(0)  # without the libraries' clean-up: the server ends the whole group
         os.close(lifeline)
         reason = _wait(pid, requests.fileno())
         os.close(held)
@@ -215,6 +217,8 @@ def _run(request: dict, answers: int) -> None:
     except Skip as reason:
         _answer(answers, request, "skipped", str(reason))
     except BaseException as error:  # the runner must hear of whatever it is
+        if hasattr(signal, "SIGCHLD"):  # torch's handler raises again while this error is told
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         traceback.print_exc()
         _answer(answers, request, *_explain(error, arguments.get("settings")))
 

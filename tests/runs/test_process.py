@@ -94,6 +94,13 @@ def own_decoders(used):
     def leaves_without_an_answer(jpeg):
         os._exit(0)
 
+    def raises_what_cannot_be_told(jpeg):
+        class UnprintableError(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        raise UnprintableError
+
     def kills_its_worker(jpeg):
         if torch.utils.data.get_worker_info() is not None:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -107,7 +114,8 @@ def own_decoders(used):
         return decode_opencv(jpeg)
 
     own = (is_killed_after_its_answer, is_killed_within_its_answer, leaves_without_an_answer)
-    return {one.__name__: one for one in (*own, kills_its_worker, fails, leaves_a_trace)}
+    own = (*own, raises_what_cannot_be_told, kills_its_worker, fails, leaves_a_trace)
+    return {one.__name__: one for one in own}
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +154,8 @@ def test_a_killed_loader_worker_fails_the_trial_in_words(launcher, own, photos):
         ("is_killed_after_its_answer", ""),
         ("is_killed_within_its_answer", "the trial's process was killed by SIGKILL"),
         ("leaves_without_an_answer", "the trial's process ended without a result; see worker.log"),
+        # As when torch tells of a killed worker while the first error is being answered.
+        ("raises_what_cannot_be_told", "the trial's process ended without a result"),
     ],
 )
 def test_whenever_a_trial_ends_the_next_has_its_own_answer(launcher, own, photos, decoder, message):
