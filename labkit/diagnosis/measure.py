@@ -155,9 +155,14 @@ class Loop:
         enough = False
         with device, stall_limit() as wait_for:
             while not enough:
+                batches = loader
+                if not done and getattr(loader, "_iterator", None) is not None:
+                    # Persistent workers still have batches of the epoch that was left early.
+                    wait_for("loader to begin an epoch", loaders.FIRST)
+                    batches = iter(loader)
                 before, epoch_s = done, now()
                 # By name, so that a loader that is left early ends its workers after the time.
-                delivered = _without_stalls(loader, wait_for)
+                delivered = _without_stalls(batches, wait_for)
                 for batch in delivered:
                     arrived_s = now()
                     if done == before:
@@ -475,7 +480,7 @@ def in_blocks(
     """Yield all arms once a block, in random order; no block begins late, but for the first three.
 
     Persistent workers that were left in the middle of an epoch fill their queues before the next
-    arm: they would delay its steps, and its start waits for their batches.
+    arm: they would delay its steps.
 
     Args:
         arms: may lose some meanwhile.
