@@ -184,6 +184,12 @@ def _computing(m: Measured) -> Sequence[Stage]:
     return [stage for stage in _of(m, "transform") if stage.wait_s < stage.cpu_s]
 
 
+def _with_its_reads(m: Measured, transform: Stage) -> Sequence[Stage]:
+    """Return a transform and what it reads, unless that is most of it: then it is storage."""
+    reads = [stage for stage in m.stages if stage.reader == transform.name]
+    return [transform, *reads] if sum(s.wall_s for s in reads) < transform.wall_s else [transform]
+
+
 def _took(m: Measured, stages: Sequence[Stage]) -> str:
     took = units.seconds(sum(s.wall_s for s in stages))
     what = "in which a worker makes a batch" if m.now.workers else "that a batch takes"
@@ -423,7 +429,7 @@ REMEDIES = (
          lambda m, some: _took(m, some) + _fastest_decoder(m, some),
          "a faster decoder (lab.DECODERS), or images stored at the size that is trained on",
          easy=False),
-    Line("faster transform", "transform", lambda m: [[s] for s in _computing(m)],
+    Line("faster transform", "transform", lambda m: [_with_its_reads(m, s) for s in _computing(m)],
          lambda m, some: m.without(some), _took,
          lambda m, some: f"{some[0].name}: on whole arrays, on smaller images, or not at all"
          + "; in the data set, where workers run it" * (not m.is_data_loader),

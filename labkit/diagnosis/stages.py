@@ -46,6 +46,8 @@ class Stage:
     wall_s: float
     cpu_s: float
     """Of all threads of the process."""
+    reader: str = ""
+    """Of reads: the transform that they are part of, if any."""
 
     @property
     def wait_s(self) -> float:
@@ -248,15 +250,15 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
         made: what batches took.
         queued: seconds that a thread waits for a core ÷ those that it computes.
     """
-    # Every transform is a stage of its own.
+    # Every transform is a stage of its own, and what it reads another.
     spent: dict[tuple[str, str], dict[str, list[float]]] = {}
     for one in made:
-        for (kind, function), seconds in one.totals.items():
-            stage = spent.setdefault((kind, function if kind == tracer.TRANSFORM else ""), {})
+        for (kind, function, reader), seconds in one.totals.items():
+            stage = spent.setdefault((kind, function if kind == tracer.TRANSFORM else reader), {})
             sums_s = stage.get(function, (0.0, 0.0, 0.0))
             stage[function] = [a + b / len(made) for a, b in zip(sums_s, seconds)]
     found = []
-    for (kind, _), functions in spent.items():
+    for (kind, owner), functions in spent.items():
         wall_s, thread_s, cpu_s = map(sum, zip(*functions.values()))
         found.append(
             Stage(
@@ -264,6 +266,7 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
                 kind=kind,
                 wall_s=max(wall_s - queued * thread_s, thread_s),
                 cpu_s=cpu_s,
+                reader=owner if kind == tracer.READ else "",
             )
         )
     return tuple(sorted(found, key=lambda stage: -stage.wall_s))

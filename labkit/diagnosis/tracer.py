@@ -8,7 +8,8 @@
     Compose, Subset, a data set's own methods      containers: what they call are stages
     everything else that these call                a stage of its own name
 
-Seconds count for the innermost stage: a read inside a decoder is reading.  pyinstrument's hook,
+Seconds count for the innermost stage: a read inside a decoder is reading, and so is one inside a
+transform, whose name is kept.  pyinstrument's hook,
 which is written in C, calls back at the first call or return after each interval, so a read much
 shorter than that before a long decode may be missed.
 
@@ -75,8 +76,9 @@ OBJECT_METHODS = frozenset(("__call__", "forward", "_call_impl", "_wrapped_call_
 DATASET_METHODS = frozenset(("__getitem__", "__getitems__", "__iter__", "__next__"))
 WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
 
-Totals = dict[tuple[str, str], list[float]]
-"""By kind and name: wall seconds, CPU seconds of the thread, CPU seconds of the process."""
+Totals = dict[tuple[str, str, str], list[float]]
+"""By kind, name and, of reads, the transform they are part of (else ""): wall seconds, CPU seconds
+of the thread, CPU seconds of the process."""
 
 _STDLIB = sysconfig.get_path("stdlib")
 
@@ -276,8 +278,8 @@ class Tracer:
             counted[:] = map(add, counted, (wall_s, thread_s, process_s))
         self._mark = _clocks()  # without the time of this sample
 
-    def _stage_of(self, frame: FrameType | None, builtin: object) -> tuple[str, str] | None:
-        """Return kind and name of the stage that runs; None where none does.
+    def _stage_of(self, frame: FrameType | None, builtin: object) -> tuple[str, str, str] | None:
+        """Return kind and name of the stage that runs, and the transform that a read is part of.
 
         Args:
             frame: the innermost.
@@ -289,22 +291,26 @@ class Tracer:
             frame = frame.f_back
         root = self._roots[id(frame.f_code)] if frame is not None else None
         if root != OPEN:
-            return root and (root, root)
-        rule, begun, subject = OPEN, None, None
+            return root and (root, root, "")
+        rule, begun, subject, reader = OPEN, None, None, ""
         for each in reversed(frames):
             name = each.f_code.co_name
             is_part = name.startswith("<") and name != "<lambda>"  # a comprehension
             if not is_part and (found := self._rule_in(each, rule, begun, subject)):
+                if (rule, found) == (TRANSFORM, READ):
+                    reader = _name_of(begun, subject)
                 rule, begun = found, each
                 subject = _first_argument(each)
         if builtin is not None and (found := _rule_of_builtin(builtin)) in _SEEN_INSIDE[rule]:
+            if (rule, found) == (TRANSFORM, READ):
+                reader = _name_of(begun, subject)
             waits = READS_OPENLY in _SEEN_INSIDE[rule] and _waits(builtin.__name__)
-            return READ if waits else found, _name_of_builtin(builtin, inner.f_globals)
+            return READ if waits else found, _name_of_builtin(builtin, inner.f_globals), reader
         if begun is not None:
-            return _KINDS.get(rule, rule), _name_of(begun, subject)
+            return _KINDS.get(rule, rule), _name_of(begun, subject), reader
         # What is no call: a list's or a memory map's lookup.
         own = _first_argument(frame)
-        return TRANSFORM, type(getattr(own, "dataset", own)).__name__
+        return TRANSFORM, type(getattr(own, "dataset", own)).__name__, ""
 
     def _rule_in(
         self, frame: FrameType, outer: str, begun: FrameType | None, subject: object

@@ -74,6 +74,30 @@ def test_a_sleep_is_waiting_whatever_another_thread_computes():
     assert slept.wait_s > 0.5 * slept.wall_s
 
 
+class Configured(Dataset):
+    """Reads and parses its configuration for every sample, in a transform."""
+
+    def __init__(self, file):
+        self.file = file
+        file.write_text(" ".join(map(str, range(400_000))))
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        self.file.read_bytes()
+        return configure(self.file)
+
+
+def configure(file):
+    return len(file.read_text().split())
+
+
+def test_what_a_transform_reads_is_known_as_its_own(tmp_path):
+    found = probe_stages(DataLoader(Configured(tmp_path / "config")), seconds=SECONDS).stages
+    assert {s.reader for s in found if s.kind == "read"} == {"", "test_stages.configure"}
+
+
 class Converted(Dataset):
     """Arrays that pass through an image of PIL."""
 
