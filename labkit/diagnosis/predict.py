@@ -168,6 +168,21 @@ class Measured:
         """Return the bytes of a batch."""
         return sum(self.dtypes.values())
 
+    @property
+    def ahead(self) -> int:
+        """Return how many batches each worker prepares ahead."""
+        return int(self.knobs.get("prefetch_factor", loaders.DEFAULT_PREFETCH_FACTOR))
+
+    @property
+    def pace_s(self) -> float:
+        """Return a step's seconds if workers never waited: those of the slower of both."""
+        return max(self.now.wall_s / self.now.workers, self.now.step_s)
+
+    @property
+    def slowest_s(self) -> float:
+        """Return the seconds in which a worker makes the slowest batch."""
+        return self.probe.slowest * self.now.wall_s
+
     def kind_s(self, kind: str) -> float:
         """Return the seconds of a step in which the host does some kind of work."""
         return self.host_kinds[kind].share * self.now.step_s if kind in self.host_kinds else 0.0
@@ -229,9 +244,9 @@ class Measured:
 
 MANY_OBJECTS = 64  # of a batch: fewer cost little to pickle
 SMALL_BYTES = 1 << 20  # of a batch: fewer take no time to copy
-UNEXPLAINED, EACH_OTHER, NO_CORE, OVERHEAD, BYTES = (
-    "not explained", "workers wait for each other", "waiting for a core", "per-batch overhead",
-    "bytes",
+UNEXPLAINED, EACH_OTHER, JITTER, NO_CORE, OVERHEAD, BYTES = (
+    "not explained", "workers wait for each other", "jitter", "waiting for a core",
+    "per-batch overhead", "bytes",
 )  # fmt: skip
 
 
@@ -399,7 +414,11 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
             parts.append(("waiting for the main process", SAMPLER if draws else sent, rest_s))
             rest_s = 0.0
         elif now.workers > 1 and idle and rest_s > HINDERED * total_s:
-            parts.append((EACH_OTHER, EACH_OTHER, rest_s))
+            # Batches come in order: the others wait for a late one, once their queues are full.
+            lasts_s = measured.ahead * now.workers * measured.pace_s
+            late = ("waiting for a late batch", JITTER)
+            why = late if measured.slowest_s > lasts_s else (EACH_OTHER, EACH_OTHER)
+            parts.append((*why, rest_s))
             rest_s = 0.0
     parts.append((UNEXPLAINED, UNEXPLAINED, rest_s))
     whole_s = max(total_s, known_s) or 1.0

@@ -24,6 +24,7 @@ from labkit.diagnosis.loaders import (
 from labkit.diagnosis.predict import (
     BYTES,
     EACH_OTHER,
+    JITTER,
     MANY_OBJECTS,
     OVERHEAD,
     SMALL_BYTES,
@@ -41,7 +42,6 @@ MODERATELY, HIGHLY = 0.05, 0.20
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WORKERS = 16
 MOST_AHEAD_BYTES = 2 << 30
-MORE_AHEAD = 4  # times as many batches
 RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
 MUCH = 0.3  # of the loader's time, which every batch takes whatever is in it
 VANISHES = 0.05  # of the time: so much overhead does not matter
@@ -111,8 +111,11 @@ def _always(_: Measured) -> tuple:  # a change that leaves the demands as they a
     return (True,)
 
 
-def _ahead(m: Measured) -> int:
-    return int(m.knobs.get("prefetch_factor", DEFAULT_PREFETCH_FACTOR))
+def _more_ahead(m: Measured) -> Sequence[int]:
+    """Return how many batches per worker last until the slowest one is made."""
+    ahead = math.ceil(m.slowest_s / m.pace_s / m.now.workers) if m.now.workers else 0
+    fits = ahead * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES
+    return (ahead,) if ahead > m.ahead and fits else ()
 
 
 def _waits(m: Measured) -> float:
@@ -123,7 +126,7 @@ def _waits(m: Measured) -> float:
 def _more_workers(m: Measured) -> Sequence[int]:
     counts = {m.now.cores // 2, min(m.now.cores, MOST_WORKERS)}
     counts |= {4 * m.now.cores, MOST_WORKERS} if _waits(m) > 0.5 else set()
-    allowed = MOST_AHEAD_BYTES / (_ahead(m) * max(m.batch_bytes, 1))
+    allowed = MOST_AHEAD_BYTES / (m.ahead * max(m.batch_bytes, 1))
     return [
         n for n in sorted(counts)
         if not m.duplicated and m.now.workers < n <= min(MOST_WORKERS, allowed)
@@ -320,12 +323,11 @@ REMEDIES = (
          lambda m, _: f"starting workers takes {units.seconds(m.now.startup_s * m.steps)} of every "
          f"epoch of {units.count(m.steps, 'step')}",
          "", lambda m, _: {"persistent_workers": True}),
-    Line("more prefetching", "jitter",
-         lambda m: [n for n in (MORE_AHEAD * _ahead(m),)
-                    if m.now.workers and n * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES],
-         only_tried,
-         lambda m, n: f"the slowest batch takes {m.probe.slowest:.1f} times the mean, and "
-         f"{_ahead(m)} per worker are ahead",
+    Line("more prefetching", JITTER,
+         _more_ahead,
+         lambda m, _: {"hindered_s": 0.0},
+         lambda m, _: f"the slowest batch takes {units.seconds(m.slowest_s)}; those ahead last "
+         f"{units.seconds(m.ahead * m.now.workers * m.pace_s)}",
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
          lambda m: _given(m.now.workers * m.probe.threads > m.now.cores),

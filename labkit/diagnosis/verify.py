@@ -19,6 +19,7 @@ from statistics import fmean
 from labkit.analysis.statistics import log_ratio, ratio_interval
 from labkit.diagnosis import loaders
 from labkit.diagnosis.measure import (
+    LONGEST_S,
     TRIALS_SHARE,
     Loop,
     count_arms,
@@ -34,6 +35,7 @@ from labkit.diagnosis.remedies import Remedy
 
 FEWEST_TRIED, MOST_TRIED = 2, 5
 AS_IS = ("A1", "A2")
+QUEUES = 4  # times as long as the batches ahead last is prefetching tried: they are made meanwhile
 
 
 def try_remedies(
@@ -66,15 +68,16 @@ def try_remedies(
     ends_s = time.monotonic() + seconds
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
-        # Loader, and what opens a context in which it is timed.
-        arms: dict[str, tuple[Iterable, Callable]] = dict.fromkeys(
-            AS_IS, (loop.loader, nullcontext)
+        # Loader, what opens a context in which it is timed, and for how long.
+        arms: dict[str, tuple[Iterable, Callable, float]] = dict.fromkeys(
+            AS_IS, (loop.loader, nullcontext, timed_s)
         )
         for remedy in tried:
             try:
                 with stall_limit() as wait_for:
                     wait_for("a first step with it", loaders.FIRST)
-                    arms[remedy.change] = _applied(loop, remedy, stack)
+                    changed = _applied(loop, remedy, stack)
+                arms[remedy.change] = (*changed, max(timed_s, _filling_s(m, remedy)))
             except Exception as error:  # the user's own code may raise anything
                 m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
         epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}
@@ -84,9 +87,9 @@ def try_remedies(
             try:
                 if files:
                     evict(files, m)
-                loader, changed = arms[arm]
+                loader, changed, seconds = arms[arm]
                 with changed():
-                    stretch = loop.run("warm", loader, timed_s, once=bool(files))
+                    stretch = loop.run("warm", loader, seconds, once=bool(files))
                 epochs_s[arm].append(stretch.epoch_s or stretch.step_s)
             except Exception as error:
                 if arm in AS_IS:
@@ -96,6 +99,12 @@ def try_remedies(
                 del arms[arm], epochs_s[arm]
     base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
     return tuple(_with_times(each, epochs_s.get(each.change), base_s) for each in proposed)
+
+
+def _filling_s(m: Measured, remedy: Remedy) -> float:
+    """Return how long to try a change of prefetching; 0 for other changes."""
+    ahead = int(remedy.knobs.get("prefetch_factor", 0)) * m.now.workers
+    return min(QUEUES * ahead * m.epoch_s / m.steps, LONGEST_S)
 
 
 def _with_times(

@@ -251,6 +251,26 @@ def test_workers_that_wait_for_each_other_are_told_from_busy_ones(monkeypatch):
     assert all(remedy.name != "faster decode" for remedy in found.remedies)
 
 
+class Late(Waiting):
+    """Samples of which one in six is late: in every third batch of two, from either worker."""
+
+    def __getitem__(self, i):
+        time.sleep(0.06 * (i % 6 == 5))
+        return super().__getitem__(i)
+
+
+@pytest.mark.alone
+def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
+    monkeypatch.setattr(predict, "IDLE", -1.0)  # whatever other programs use the cores for
+    step = Emulated(ms=5)
+    loader = DataLoader(Late(240), batch_size=2, num_workers=2, prefetch_factor=1)
+    found = diagnose(loader, step, device=step.device)
+    assert found.bottleneck == "jitter"
+    assert found.remedies[0].name == "more prefetching"
+    assert found.remedies[0].ci_high < 1
+    assert "waiting for a late batch" in str(found)
+
+
 def as_tuples(samples):
     return tuple(zip(*samples))
 

@@ -80,6 +80,21 @@ def test_a_stage_is_bounded_by_what_is_left_without_it():
     assert "blur takes 70.0 ms" in first(measured()).reason
 
 
+@pytest.mark.parametrize(("read_s", "bound"), [(0.050, 0.025 / 0.085), (0.090, 0.070 / 0.105)])
+def test_a_transform_is_bounded_without_what_it_reads_unless_it_mostly_reads(read_s, bound):
+    reads = replace(stage("read", "open", read_s), reader="crop")
+    m = measured((stage("transform", "crop", 0.070), reads, stage("decode", "imdecode", 0.050)))
+    assert bounds(m)["faster transform", "crop"] == pytest.approx(bound, rel=0.02)
+
+
+def test_more_prefetching_bridges_the_slowest_batch():
+    late = {"demand": {"hindered_s": 0.05}, "probe": Stages(slowest=5)}
+    (more,) = [remedy for remedy in propose(measured(**late)) if remedy.name == "more prefetching"]
+    assert (more.at_best, more.knobs) == (pytest.approx(0.5, abs=0.02), {"prefetch_factor": 5})
+    late["probe"] = Stages(slowest=2)  # as long as those ahead last
+    assert "more prefetching" not in {remedy.name for remedy in propose(measured(**late))}
+
+
 def test_a_remedy_that_was_tried_counts_as_measured():
     m = measured(demand={"workers": 0})
     others = [r for r in propose(m) if r.name != "more workers"]
