@@ -255,7 +255,7 @@ class Late(Waiting):
     """Samples of which one in six is late: in every third batch of two, from either worker."""
 
     def __getitem__(self, i):
-        time.sleep(0.06 * (i % 6 == 5))
+        time.sleep(0.05 * (i % 6 == 5))
         return super().__getitem__(i)
 
 
@@ -263,8 +263,9 @@ class Late(Waiting):
 def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     monkeypatch.setattr(predict, "IDLE", -1.0)  # whatever other programs use the cores for
     step = Emulated(ms=5)
-    loader = DataLoader(Late(240), batch_size=2, num_workers=2, prefetch_factor=1)
-    found = diagnose(loader, step, device=step.device)
+    loader = DataLoader(Late(240, cpu_s=0.001), batch_size=2, num_workers=2, prefetch_factor=1)
+    # Long enough to look at some late batches in a worker.
+    found = lab.diagnose(loader, step, device=step.device, budget_s=3, progress=False)
     assert found.bottleneck == "jitter"
     assert found.remedies[0].name == "more prefetching"
     assert found.remedies[0].ci_high < 1
