@@ -77,7 +77,8 @@ class Stretch:
     step_s: float
     """Mean of a step in the steady state, what the device had queued included."""
     startup_s: float
-    """From asking for an iterator to its first batch, mean of the epochs begun."""
+    """From asking for an iterator, or from having one of persistent workers, to its first batch:
+    mean of the epochs begun."""
     epochs: int
     """Whole ones."""
     epoch_s: float | None
@@ -156,8 +157,9 @@ class Loop:
         with device, stall_limit() as wait_for:
             while not enough:
                 batches = loader
-                if not done and getattr(loader, "_iterator", None) is not None:
-                    # Persistent workers still have batches of the epoch that was left early.
+                persistent = loaders.is_data_loader(loader) and loader.persistent_workers
+                if not done and persistent and loader._iterator is not None:
+                    # It first receives what its workers still have of an epoch that was left.
                     wait_for("loader to begin an epoch", loaders.FIRST)
                     batches = iter(loader)
                 before, epoch_s = done, now()

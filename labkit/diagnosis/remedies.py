@@ -325,9 +325,10 @@ REMEDIES = (
          "", lambda m, _: {"persistent_workers": True}),
     Line("more prefetching", JITTER,
          _more_ahead,
-         lambda m, _: {"hindered_s": 0.0},
-         lambda m, _: f"the slowest batch takes {units.seconds(m.slowest_s)}; those ahead last "
-         f"{units.seconds(m.ahead * m.now.workers * m.pace_s)}",
+         # Where the loader alone keeps up with the step, only a trial can tell.
+         lambda m, _: {"hindered_s": 0.0} if m.alone_s > m.now.step_s else None,
+         lambda m, _: f"the slowest batch takes {units.seconds(m.slowest_s)}; the batches prepared "
+         f"ahead are used up after {units.seconds(m.ahead * m.now.workers * m.pace_s)}",
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
          lambda m: _given(m.now.workers * m.probe.threads > m.now.cores),
@@ -402,7 +403,7 @@ REMEDIES = (
          "in __iter__: worker = get_worker_info(); "
          "itertools.islice(samples, worker.id, None, worker.num_workers)"),
     Line("share no lock", EACH_OTHER,
-         lambda m: _given(m.share_of(EACH_OTHER) > 0),
+         lambda m: _given(m.share_of(EACH_OTHER) + m.share_of(JITTER) > 0),
          lambda m, _: {"hindered_s": 0.0},
          lambda m, _: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, one "
          f"alone would in {units.seconds(m.now.wall_s)}, and cores are idle",

@@ -62,7 +62,7 @@ class Stages:
     stages: tuple[Stage, ...] = ()
     """Most time first; empty where no batch came."""
     slowest: float = 1.0
-    """The slowest batch's seconds ÷ the mean, but for one that another program may have delayed."""
+    """The slowest batch's seconds ÷ the mean."""
     fastest: float = 1.0
     """The fastest batch's seconds ÷ the mean."""
     threads: float = 1.0
@@ -230,11 +230,11 @@ def _summarize(taken: Sequence[Made], error: Exception | None) -> Stages:
     _, thread_s, process_s = map(sum, zip(*counted)) if counted else (0.0, 0.0, 0.0)
     queued_s = sum(b.queued_s - a.queued_s for a, b in pairs)
     usual = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else 1
-    took_s = sorted(b.at_s - a.at_s - a.pickle_s for a, b in pairs) or [1.0]
+    took_s = [b.at_s - a.at_s - a.pickle_s for a, b in pairs] or [1.0]
     return Stages(
         stages=_stages(made, queued_s / (thread_s or 1.0)),
-        slowest=took_s[-2:][0] / fmean(took_s),
-        fastest=took_s[0] / fmean(took_s),
+        slowest=max(took_s) / fmean(took_s),
+        fastest=min(took_s) / fmean(took_s),
         threads=max(usual, process_s / (thread_s or 1.0)),
         pickle_s=median(
             one.pickle_s for one in taken
@@ -260,13 +260,14 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
     found = []
     for (kind, owner), functions in spent.items():
         wall_s, thread_s, cpu_s = map(sum, zip(*functions.values()))
+        reader = owner if kind == tracer.READ else ""
         found.append(
             Stage(
-                name=max(functions, key=functions.get),
+                name=max(functions, key=functions.get) + f" in {reader}" * bool(reader),
                 kind=kind,
                 wall_s=max(wall_s - queued * thread_s, thread_s),
                 cpu_s=cpu_s,
-                reader=owner if kind == tracer.READ else "",
+                reader=reader,
             )
         )
     return tuple(sorted(found, key=lambda stage: -stage.wall_s))

@@ -9,9 +9,9 @@
     everything else that these call                a stage of its own name
 
 Seconds count for the innermost stage: a read inside a decoder is reading, and so is one inside a
-transform, whose name is kept.  pyinstrument's hook,
-which is written in C, calls back at the first call or return after each interval, so a read much
-shorter than that before a long decode may be missed.
+transform, whose name is kept.  pyinstrument's hook, which is written in C, calls back at the first
+call or return after each interval, so a read much shorter than that before a long decode may be
+missed.
 
 Names are hints.  The user's `read_sample` may decode and resize, too, so it counts as a container;
 only what is named after decoding is taken at its word.  Functions of a C extension made with
@@ -239,7 +239,7 @@ class Tracer:
         # By id, as a code's hash takes long.
         self._roots = {id(function.__code__): what for function, what in roots.items()}
         self._rules: dict[int, str] = {}
-        self._totals: dict[tuple[str, str], list[float]] = {}
+        self._totals: Totals = {}
 
     def start(self) -> None:
         """Begin to count in this thread."""
@@ -279,7 +279,7 @@ class Tracer:
         self._mark = _clocks()  # without the time of this sample
 
     def _stage_of(self, frame: FrameType | None, builtin: object) -> tuple[str, str, str] | None:
-        """Return kind and name of the stage that runs, and the transform that a read is part of.
+        """Return kind, name and reading transform of the stage that runs; None where none does.
 
         Args:
             frame: the innermost.

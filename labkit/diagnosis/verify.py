@@ -35,7 +35,9 @@ from labkit.diagnosis.remedies import Remedy
 
 FEWEST_TRIED, MOST_TRIED = 2, 5
 AS_IS = ("A1", "A2")
-QUEUES = 4  # times as long as the batches ahead last is prefetching tried: they are made meanwhile
+# Prefetching is tried for so many times the seconds in which the batches ahead are used up, so
+# that the queue fills meanwhile; for LONGEST_S at most.
+QUEUES = 4
 
 
 def try_remedies(
@@ -76,8 +78,8 @@ def try_remedies(
             try:
                 with stall_limit() as wait_for:
                     wait_for("a first step with it", loaders.FIRST)
-                    changed = _applied(loop, remedy, stack)
-                arms[remedy.change] = (*changed, max(timed_s, _filling_s(m, remedy)))
+                    applied = _applied(loop, remedy, stack)
+                arms[remedy.change] = (*applied, max(timed_s, _filling_s(m, remedy)))
             except Exception as error:  # the user's own code may raise anything
                 m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
         epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}
@@ -87,9 +89,9 @@ def try_remedies(
             try:
                 if files:
                     evict(files, m)
-                loader, changed, seconds = arms[arm]
+                loader, changed, lasts_s = arms[arm]
                 with changed():
-                    stretch = loop.run("warm", loader, seconds, once=bool(files))
+                    stretch = loop.run("warm", loader, lasts_s, once=bool(files))
                 epochs_s[arm].append(stretch.epoch_s or stretch.step_s)
             except Exception as error:
                 if arm in AS_IS:

@@ -115,6 +115,8 @@ def _serve_run(log: str, answers: int) -> int:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), requests.fileno())
                 _end_when_closed(lifeline)
                 _run(request, answers)
+            except BaseException:
+                traceback.print_exc()
             finally:  # an error must not reach the clean-up of the run's server
                 os._exit(0)  # without the libraries' clean-up: the server ends the whole group
         os.close(lifeline)
@@ -211,14 +213,16 @@ def _run(request: dict, answers: int) -> None:
 
     job, arguments = request["job"], request["arguments"]
     try:
-        register(base64.b64decode(request["own"]))
-        function = getattr(importlib.import_module(JOBS[job]), job)
-        _answer(answers, request, "done", function(**arguments))
+        try:
+            register(base64.b64decode(request["own"]))
+            value = getattr(importlib.import_module(JOBS[job]), job)(**arguments)
+        finally:
+            if hasattr(signal, "SIGCHLD"):  # torch's handler may raise while this is answered
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _answer(answers, request, "done", value)
     except Skip as reason:
         _answer(answers, request, "skipped", str(reason))
     except BaseException as error:  # the runner must hear of whatever it is
-        if hasattr(signal, "SIGCHLD"):  # torch's handler raises again while this error is told
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         traceback.print_exc()
         _answer(answers, request, *_explain(error, arguments.get("settings")))
 
