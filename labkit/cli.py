@@ -266,9 +266,9 @@ def _print_claims(rows: list[dict[str, object]]) -> None:
         print(textwrap.fill(f"{row['number']:>2}  {row['claim']} {row['document']}", 100))
         said = [f"{side['by']}: {side['says']}" for side in row["sides"]]
         published = f"published: {row['published']}" if row["published"] else ""
-        answer = ": ".join(filter(None, (row["experiment"], row["answer"])))
+        here = ": ".join(filter(None, ("here", row["experiment"], row["answer"])))
         reference = f"reference runs: {row['reference']}" if row["reference"] else ""
-        lines = published, *said, row["footnote"], answer, row["roofline"], reference
+        lines = published, *said, row["footnote"], here, row["roofline"], reference
         for line in filter(None, lines):
             print(textwrap.indent(textwrap.fill(line, 94), "      "))
 

@@ -90,7 +90,7 @@ def stand_ins(summary: Summary) -> list[str]:
                     if kind == "accelerator" and summary.kind == "roofline":
                         line = f"{stand_in_name(kind, label)} at several speeds"
                         if rate := calibrated(summary, "load_images_per_s"):
-                            line += f"; x = 1 is {units.rate(rate)}"
+                            line += f"; the baseline alone loads {units.rate(rate)}"
                     elif kind == "accelerator" and label in base.get(kind, "").split(" / "):
                         line += _beside_the_loader(summary)
                     elif split_label(label)[1] == row.name:

@@ -138,8 +138,7 @@ class Form:
         boxes = {name: _field(x, self._help[name]) for name, x in self._controls.items()}
         if not has_roofline(self._whole):
             del boxes["roofline"]
-        roofline = ("roofline",) if self._start.roofline else ()
-        knobs = ("mode", *roofline, "blocks", "data", *self._whole.knobs)
+        knobs = ("mode", "roofline", "blocks", "data", *self._whole.knobs)
         first = _grid([boxes.pop(name) for name in knobs if name in boxes])
         hidden = _grid(list(boxes.values()))
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
