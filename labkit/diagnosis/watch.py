@@ -34,6 +34,7 @@ from labkit.machine.usage import NVML_PERIOD_S, Sampler, cores_s
 
 FIRST_STEPS = 50  # before the first report
 PERIOD_S = 30.0  # until another report; later ones come after twice as long each time
+LOOK_S = 1.0  # between two looks at a loader that may hang
 WORTH = 0.05  # share of the time that is worth saving
 BUSY, IDLE = 0.8, 0.5  # a core or device is in use for more, or less, of the time
 DATALOADER = "torch.utils.data.dataloader"
@@ -122,7 +123,9 @@ class Watch:
         self._due_s, self._period_s = math.inf, PERIOD_S
         self._spent = self._counted = [0.0] * 6  # as `_count_cpu` says
         self._gpu: list[int] = []  # percents, as NVML tells them
-        self._device, self._thread, self._ahead = ExitStack(), 0, False
+        self._beside, self._thread, self._ahead = ExitStack(), 0, False
+        self._look: Sampler | None = None  # whether the loader hangs
+        self._is_drawing, self._told_s = False, -math.inf
 
     # --- what was measured
 
@@ -239,6 +242,8 @@ class Watch:
         self._epochs = [each for each in self._epochs if each.iterator() not in gone]
         self._epochs.append(epoch)
         self._ahead |= threading.current_thread() is not threading.main_thread()
+        if self._look is None:
+            self._look = self._beside.enter_context(Sampler(self._tell_of_hanging, LOOK_S))
         self._open_device()
         self._count_cpu(keep=False)
         self._charge("wait_s")
@@ -251,13 +256,15 @@ class Watch:
             self._epochs = [*(each for each in self._epochs if each is not epoch), epoch]
         if epoch.images is not None:
             self._end_step(epoch)
-        self._thread = 0
+        self._thread, self._is_drawing = 0, True
         try:
             batch = draw(iterator)
         except BaseException:
+            self._is_drawing = False
             self._charge("wait_s")
             self.end(epoch)
             raise
+        self._is_drawing = False
         self._charge("wait_s")
         if epoch.images is None:
             epoch.loop.starts_s += epoch.loop.wait_s - epoch.waited_s
@@ -272,10 +279,23 @@ class Watch:
         self._count_cpu(keep=False)
 
     def close(self) -> None:
-        """End what was begun for CUDA, and report."""
+        """End what runs beside the training, and report."""
         self._count_cpu()
-        self._device.close()
+        self._beside.close()
+        self._look = None
         self._say(self)
+
+    def _tell_of_hanging(self) -> None:
+        if not self._is_drawing:  # first, as `_since_s` is set before
+            return
+        since_s = self._since_s
+        waited_s = self._now() - since_s
+        if waited_s >= PERIOD_S and since_s != self._told_s:
+            self._told_s = since_s  # once for each batch
+            self._say(
+                f"The training has waited {units.seconds(waited_s)} for its next batch: the loader "
+                "may hang. Interrupt it (Ctrl-C) to end it and see what was measured."
+            )
 
     def _charge(self, phase: str) -> None:
         now_s = self._now()
@@ -331,9 +351,9 @@ class Watch:
             return
         for name in ("to", "cuda"):
             setattr(torch.Tensor, name, self._timed(getattr(torch.Tensor, name)))
-            self._device.callback(delattr, torch.Tensor, name)
+            self._beside.callback(delattr, torch.Tensor, name)
         with suppress(Skip):
-            self._device.enter_context(Sampler(partial(self._read, open_gpu()), NVML_PERIOD_S))
+            self._beside.enter_context(Sampler(partial(self._read, open_gpu()), NVML_PERIOD_S))
 
     def _read(self, gpu: Callable[[], Reading]) -> None:
         busy = gpu()["busy_percent"] if self._epochs else None

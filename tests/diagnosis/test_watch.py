@@ -17,8 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import labkit as lab
+from labkit import units
 from labkit.cli import main
-from labkit.diagnosis.watch import Watch, WatchedLoader
+from labkit.diagnosis.watch import LOOK_S, PERIOD_S, Watch, WatchedLoader
 from labkit.machine import hardware
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
@@ -121,6 +122,25 @@ def test_images_are_counted_in_batches_of_every_form(clock, batch, size, images)
     loop = watched(loader, clock)
     list(loop)  # the first step does not count
     assert loop.watch.total.images == images
+
+
+def test_a_loader_that_hangs_is_told_of_once_for_each_batch(clock):
+    said, told = [], threading.Event()
+
+    def say(what):
+        said.append(str(what))
+        told.set()
+
+    def deliver():
+        yield torch.ones(3, 2)
+        clock.sleep(PERIOD_S)
+        assert told.wait(PATIENCE_S)
+        time.sleep(2 * LOOK_S)  # for a second message, if there were one
+        yield torch.ones(3, 2)
+
+    train(watched(deliver(), clock, say), clock)
+    hung = f"The training has waited {units.seconds(PERIOD_S)} for its next batch: the loader may"
+    assert said[0].startswith(hung) and not any("may hang" in line for line in said[1:])
 
 
 def test_reports_come_after_50_steps_then_now_and_then_and_at_the_end(clock):
