@@ -158,6 +158,28 @@ def _grouped_claims(
     return {group: rows for group, rows in grouped.items() if rows}
 
 
+def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Return the table of what `answers` returns; reference runs beside this machine's."""
+    from labkit.report.table import Table
+
+    names = ("number", "document", "claim", "published", "experiment", "answer", "reference")
+    columns = {name: [row[name] for row in rows] for name in names}
+    columns["here"] = columns.pop("answer")
+    if any(reference := columns.pop("reference")):
+        columns["reference runs"] = reference
+    notes = [
+        f"{row['number']}: {more}"
+        for row in rows
+        for more in (
+            *(f"{side['by']}: {side['says']}" for side in row["sides"]),
+            row["footnote"],
+            row["roofline"],
+        )
+        if more
+    ]
+    return Table(columns, notes=notes)
+
+
 def _machines(runs: Sequence[Run]) -> list[dict[str, object]]:
     """Return each machine: its facts, its runs' numbers, from 1, and its name if another one."""
     here = hardware.provenance()["machine_id"]
@@ -269,6 +291,7 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["claims_table"] = claims_table
     environment.filters |= {
         "svg": _svg,
         "html": lambda table, **more: Markup(

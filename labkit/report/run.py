@@ -16,7 +16,7 @@ from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.report import bars, charts, recipe, share
-from labkit.report.report import facts, write_report
+from labkit.report.report import claims_table, facts, write_report
 from labkit.runs import runner, store
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment
@@ -299,22 +299,4 @@ def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Tabl
     Raises:
         ValueError: there is no claim of such a number.
     """
-    from labkit.report.table import Table
-
-    rows = answers(results, numbers=numbers)
-    names = ("number", "document", "claim", "published", "experiment", "answer", "reference")
-    columns = {name: [row[name] for row in rows] for name in names}
-    columns["here"] = columns.pop("answer")
-    if any(reference := columns.pop("reference")):
-        columns["reference runs"] = reference
-    notes = [
-        f"{row['number']}: {more}"
-        for row in rows
-        for more in (
-            *(f"{side['by']}: {side['says']}" for side in row["sides"]),
-            row["footnote"],
-            row["roofline"],
-        )
-        if more
-    ]
-    return Table(columns, notes=notes)
+    return claims_table(answers(results, numbers=numbers))

@@ -21,6 +21,7 @@ from fakes import LABELS, fake_trial, fake_trials
 import labkit as lab
 from labkit.claims import ledger
 from labkit.claims.ledger import CLAIMS, JUDGES, answers
+from labkit.cli import main
 from labkit.machine import gpu, hardware
 
 VERDICTS = {"faster", "slower", "no practical difference"}
@@ -357,7 +358,7 @@ def test_a_variant_in_many_groups_is_answered_by_counting(tmp_path, how, said):
     assert said in answer_to(tmp_path, 23)
 
 
-def test_reference_runs_stand_beside_this_machines_with_their_machine(tmp_path):
+def test_reference_runs_stand_beside_this_machines_with_their_machine(tmp_path, capsys):
     make_run(tmp_path, mode="quick")
     make_run(tmp_path / "examples", name="prefetching", machine_id="another")
     make_run(tmp_path / "examples", name="prefetching_quick", mode="quick", machine_id="another")
@@ -368,6 +369,9 @@ def test_reference_runs_stand_beside_this_machines_with_their_machine(tmp_path):
     assert row["reference"].endswith("; on unknown cores, GPU unknown (machine anothe)")
     shown = lab.claims(tmp_path, numbers=[19])._repr_html_()
     assert "reference runs" in shown and "machine anothe" in shown
+    assert main(["claims", "19", "--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "here: prefetching" in said and "reference runs: agrees: 0." in said
     assert record(tmp_path, 9)["reference"] == ""
 
 

@@ -9,6 +9,7 @@ from fake_runs import fake_grouped_run, save_rows
 from fakes import CHECKED, fake_info, fake_trials
 
 import labkit as lab
+from labkit.claims import ledger
 from labkit.machine import hardware
 from labkit.settings import AS_PUBLISHED
 
@@ -143,7 +144,7 @@ def test_without_runs_the_newest_finished_ones_and_all_claims_are_shown(tmp_path
     links = {attributes["href"] for tag, attributes in Outline(html).tags if tag == "a"}
     assert targets - {"overview", "claims", "hardware"} == {f"run-{n}" for n in range(1, 5)}
     assert links <= {f"#{target}" for target in targets}
-    numbers = re.findall(r'class="claim"><summary><span>(\d+)', html)
+    numbers = re.findall(r'class="claim"><summary class="columns"><span>(\d+)', html)
     assert sorted(map(int, numbers)) == list(range(1, 39))
     with pytest.raises(ValueError, match=r"runs must be at least one, got none in .*labkit run"):
         lab.report(results=tmp_path / "empty")
@@ -230,6 +231,20 @@ def test_claims_are_answered_by_this_run_of_this_machine_alone(tmp_path):
     assert "no verdict in quick mode" in claims
     assert "5.0" not in claims
     assert "Measured on another machine" not in shown
+
+
+def test_reference_runs_have_a_column_beside_this_machines(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "REFERENCE", tmp_path / "examples")
+    there = {"mode": "full", "blocks": 10, "published": {"prefetch_generator": 0.894}}
+    times = {"original": 1.0, "prefetch_generator": 0.894}
+    make_run(tmp_path / "examples", times, provenance={"machine_id": "another"}, **there)
+    paths = make_run(tmp_path).report()
+    shown = words_of(read(paths, "report.html"))
+    assert "claim here reference runs" in shown
+    assert "in the background: about 10 % less time. no verdict yet consistent (emulated)" in shown
+    markdown = read(paths, "report.md")
+    assert "| experiment | here | reference runs |" in markdown
+    assert re.search(r"no verdict in quick mode.* \| consistent, emulated .*machine anothe\)", markdown)
 
 
 @pytest.mark.parametrize("how", ["shared", "copied"])
