@@ -14,6 +14,7 @@ STAND_INS = {
     "storage": ("throttled", "modelled", "emulated distance"),
     "network": ("modelled",),
 }
+SIMULATED_GPU = "simulated GPU"
 # Shown as a warning: stand-ins, and storage whose kind is not known.
 WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}
 # What agreement is called over a stand-in, which is not the document's own experiment.
@@ -31,7 +32,7 @@ def stand_in_name(kind: str, label: str) -> str:
     """Return "simulated GPU" for "emulated(460 images/s)", "throttled storage" for a disk."""
     word, _ = split_label(label)
     if (kind, word) == ("accelerator", "emulated"):
-        return "simulated GPU"
+        return SIMULATED_GPU
     words = {"unknown": "unconfirmed", "emulated distance": "simulated remote"}
     return f"{words.get(word, word)} {kind}"
 
@@ -80,7 +81,6 @@ def stand_ins(summary: Summary) -> list[str]:
         where everything is real.
     """
     measured = [row for row in summary.rows if row.labels]
-    base = next((row.labels for row in measured if row.variant == summary.baseline), {})
     found: dict[str, list[Row]] = {}
     for kind in WARNED_OF:
         for row in measured:
@@ -91,8 +91,8 @@ def stand_ins(summary: Summary) -> list[str]:
                         line = f"{stand_in_name(kind, label)} at several speeds"
                         if rate := calibrated(summary, "load_images_per_s"):
                             line += f"; the baseline alone loads {units.rate(rate)}"
-                    elif kind == "accelerator" and label in base.get(kind, "").split(" / "):
-                        line += _beside_the_loader(summary)
+                    elif kind == "accelerator" and (x := beside_the_loader(row)):
+                        line += f" ({x})"
                     elif split_label(label)[1] == row.name:
                         line = stand_in_name(kind, label)  # its variants are named by the details
                     found.setdefault(line[0].upper() + line[1:], []).append(row)
@@ -102,15 +102,13 @@ def stand_ins(summary: Summary) -> list[str]:
     ]
 
 
-def _beside_the_loader(summary: Summary) -> str:
-    """Return x, the device's rate ÷ the baseline's loading rate, and that rate."""
-    if summary.x is None:
+def beside_the_loader(row: Row) -> str:
+    """Return "2.1 × the loading rate, 219 images/s": x and the run's own; "" if not known."""
+    if row.x is None:
         return ""
-    x = f"{summary.x:.1f}"
-    if float(x) <= 1:
-        return " (loading keeps up with it)"
-    rate = summary.calibration["device_images_per_s"] / summary.x
-    return f" ({x} × the loading rate, {units.rate(rate)})"
+    if round(row.x, 1) <= 1:
+        return "loading keeps up with it"
+    return f"{row.x:.1f} × the loading rate, {units.rate(row.load_images_per_s)}"
 
 
 def _names(rows: Sequence[Row]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, geometric_mean, stdev
 
 from labkit import units
@@ -136,6 +136,14 @@ class Row:
     swapped_pages: int | None = None
     """Pages that the machine swapped in or out during this variant's trials."""
     labels: dict[str, str] = field(default_factory=dict)
+    device_images_per_s: float | None = None
+    """The device's rate with the model alone."""
+    load_images_per_s: float | None = None
+    """The run's own loading rate: the baseline's rate after its first batch, which is the loading
+    rate where the loader is the limit; where the device is, it is the device's."""
+    x: float | None = None
+    """The device's rate ÷ the loading rate; None, like both, on a device that is not the
+    baseline's."""
 
     @property
     def name(self) -> str:
@@ -189,21 +197,8 @@ class Summary:
 
     @property
     def x(self) -> float | None:
-        """The device's rate with the model alone ÷ the baseline's rate after its first batch.
-
-        The latter is the loading rate where the loader is the limit; where the device is, x is 1.
-        None where that is not known.
-        """
-        device = self.calibration.get("device_images_per_s")
-        base = next((row for row in self.rows if row.variant == self.baseline), None)
-        settings = self.info["variants"][self.baseline]
-        # Without workers, loading stops while the step is waited for.
-        is_loaded_beside = settings.get("num_workers") and not traits(settings).leaves_out
-        if not (device and base and base.steady_images_per_s and is_loaded_beside):
-            return None
-        if self.info.get("tasks"):  # speeds of their own
-            return None
-        return device / base.steady_images_per_s
+        """The device's rate ÷ the run's own loading rate."""
+        return next((row.x for row in self.rows if row.variant == self.baseline), None)
 
     def is_baseline(self, row: Row) -> bool:
         """Whether the others of a row's group are divided by it."""
@@ -271,6 +266,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
                 **_average(runs),
             )
             rows.append(row)
+    rows = _beside_the_device(info, rows)
     return Summary(
         info=info,
         question=info.get("question") or info["experiment"],
@@ -304,6 +300,21 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
         baselines=baselines,
         kind=info.get("kind", "epochs"),
     )
+
+
+def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with the device's rate, the loading rate and x, where these are known."""
+    base = next((row for row in rows if row.variant == info["baseline"]), None)
+    settings = info["variants"][info["baseline"]]
+    device = (info.get("calibration") or {}).get("device_images_per_s")
+    # Without workers, loading stops while the step is waited for; tasks have speeds of their own.
+    is_loaded_beside = settings.get("num_workers") and not traits(settings).leaves_out
+    if not (device and base and base.steady_images_per_s and is_loaded_beside) or info.get("tasks"):
+        return [*rows]
+    load = base.steady_images_per_s
+    found = {"device_images_per_s": device, "load_images_per_s": load, "x": device / load}
+    own = base.labels.get("accelerator")
+    return [replace(row, **found) if row.labels.get("accelerator") == own else row for row in rows]
 
 
 def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> bool:

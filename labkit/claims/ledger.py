@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from labkit import units
 from labkit.analysis.roofline import ALONE, OUT_OF_REACH, is_out_of_reach, least_time
-from labkit.analysis.stand_ins import EMULATED_WORDS, find_stand_ins
+from labkit.analysis.stand_ins import EMULATED_WORDS, beside_the_loader, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
 from labkit.experiments.roofline import SUFFIX
@@ -411,6 +411,7 @@ def _why_unjudged(info: Mapping[str, object], blocks: int) -> str:
 def _conditions(rows: Sequence[Row]) -> str:
     """Name stand-ins and what else differs from the document's experiment, in brackets."""
     said = [f"{name}, {speed}".rstrip(", ") for name, speed in find_stand_ins(rows).items()]
+    said += filter(None, [beside_the_loader(rows[0])])
     labels = [label for row in rows for label in row.labels.get("storage", "").split(" / ")]
     if any(label.startswith("unknown") for label in labels):
         said.append("unconfirmed storage")

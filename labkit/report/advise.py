@@ -136,8 +136,8 @@ def _table(
             "times lie on a straight line between those measured at the shares next to this one, "
             f"with images of {units.count_bytes(image_bytes)}; a random part is in memory, as "
             "after epochs in random order",
-            f"copying and packing read the {base} once, {rate}; the target disk must have enough "
-            "space",
+            f"copying and packing read the {base} once, {rate}; a copy's writing is not in it, "
+            "and the target disk must have enough space",
             *dict.fromkeys(f"{row.name}: {words.reason(row)}" for row in without),
             *summary.notes,
         ],

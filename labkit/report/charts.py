@@ -19,7 +19,7 @@ import numpy as np
 
 from labkit import units
 from labkit.analysis.roofline import Pipeline, pipelines
-from labkit.analysis.stand_ins import find_stand_ins, stand_ins
+from labkit.analysis.stand_ins import SIMULATED_GPU, beside_the_loader, find_stand_ins, stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars
 from labkit.diagnosis.timeline import Band, Timeline
 from labkit.diagnosis.watch import Watch
@@ -230,8 +230,11 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
         experiment = summary.info["experiment"]
         rows.append(replace(drawn, name=f"{experiment}: {row.variant}", bars=bars))
+        x = beside_the_loader(row)
         for name, details in find_stand_ins([row]).items():
-            stood_in.setdefault(f"{name}, {details}".rstrip(", "), {})[experiment] = None
+            beside = f" ({x})" if x and name == SIMULATED_GPU else ""
+            what = f"{name}, {details}".rstrip(", ")
+            stood_in.setdefault(what, {})[f"{experiment}{beside}"] = None
     title = [Line("Published and measured: each variant against its run's baseline", 13, "bold")]
     for what, experiments in stood_in.items():
         title.append(
