@@ -244,7 +244,8 @@ def test_reference_runs_have_a_column_beside_this_machines(tmp_path, monkeypatch
     assert "in the background: about 10 % less time. no verdict yet consistent (emulated)" in shown
     markdown = read(paths, "report.md")
     assert "| experiment | here | reference runs |" in markdown
-    assert re.search(r"no verdict in quick mode.* \| consistent, emulated .*machine anothe\)", markdown)
+    beside = r"no verdict in quick mode.* \| consistent, emulated .*machine anothe\)"
+    assert re.search(beside, markdown)
 
 
 @pytest.mark.parametrize("how", ["shared", "copied"])
