@@ -17,8 +17,8 @@ from labkit.analysis.statistics import ALPHA, detectable_share
 from labkit.analysis.summary import Summary, is_floor
 from labkit.settings import MODES
 
-# Starting the process and its workers, bringing about the cache state and measuring it.
-TRIAL_OVERHEAD_S = 0.5
+# Starting the process, bringing about the cache state and measuring it: 0.05 to 0.2 s on two cores.
+TRIAL_OVERHEAD_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

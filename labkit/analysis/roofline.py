@@ -81,6 +81,12 @@ def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
     return tuple(_pipeline(name, speeds) for name, speeds in found.items())
 
 
+def steady_rate(row: Row) -> float | None:
+    """Return images per second after the first batch, the geometric mean over blocks."""
+    log_times_s = log_times(row, "steady").values()
+    return math.exp(-fmean(log_times_s)) if log_times_s else None
+
+
 def calibrated(summary: Summary, name: str) -> float | None:
     """Return a rate that a run calibrated, images/s; None where it was not measured.
 
@@ -128,11 +134,10 @@ def _pipeline(name: str, speeds: Sequence[Speed]) -> Pipeline:
 
 
 def _speed(row: Row, device_images_per_s: float) -> Speed:
-    log_rates = [-log_s for log_s in log_times(row, "steady").values()]
-    low, high = ratio_interval(log_rates)
+    low, high = ratio_interval([-log_s for log_s in log_times(row, "steady").values()])
     return Speed(
         device_images_per_s=device_images_per_s,
-        images_per_s=math.exp(fmean(log_rates)),
+        images_per_s=steady_rate(row),
         low=low,
         high=high,
         row=row,

@@ -91,8 +91,9 @@ def stand_ins(summary: Summary) -> list[str]:
                         line = f"{stand_in_name(kind, label)} at several speeds"
                         if rate := calibrated(summary, "load_images_per_s"):
                             line += f"; the baseline alone loads {units.rate(rate)}"
-                    elif kind == "accelerator" and (x := beside_the_loader(row)):
-                        line += f" ({x})"
+                    elif kind == "accelerator":
+                        same = [one for one in measured if one.labels.get(kind) == label]
+                        line += f" ({x})" if (x := beside_the_loader(same)) else ""
                     elif split_label(label)[1] == row.name:
                         line = stand_in_name(kind, label)  # its variants are named by the details
                     found.setdefault(line[0].upper() + line[1:], []).append(row)
@@ -102,13 +103,17 @@ def stand_ins(summary: Summary) -> list[str]:
     ]
 
 
-def beside_the_loader(row: Row) -> str:
-    """Return "2.1 × the loading rate, 219 images/s": x and the run's own; "" if not known."""
-    if row.x is None:
+def beside_the_loader(rows: Sequence[Row]) -> str:
+    """Return "2.1 × the loading rate, 219 images/s": x and the rows' own; "" if not known."""
+    known = sorted((row for row in rows if row.x is not None), key=lambda row: row.x)
+    if not known:
         return ""
-    if round(row.x, 1) <= 1:
+    least, most = f"{known[0].x:.1f}", f"{known[-1].x:.1f}"
+    if float(most) <= 1:
         return "loading keeps up with it"
-    return f"{row.x:.1f} × the loading rate, {units.rate(row.load_images_per_s)}"
+    if least != most:  # of several groups
+        return f"{least} to {most} × the loading rate"
+    return f"{most} × the loading rate, {units.rate(known[0].load_images_per_s)}"
 
 
 def _names(rows: Sequence[Row]) -> str:

@@ -139,8 +139,9 @@ class Row:
     device_images_per_s: float | None = None
     """The device's rate with the model alone."""
     load_images_per_s: float | None = None
-    """The run's own loading rate: the baseline's rate after its first batch, which is the loading
-    rate where the loader is the limit; where the device is, it is the device's."""
+    """The run's own loading rate: of the group's baseline after its first batch, which is the
+    loading rate where the loader is the limit; where the device is, it is the device's.  In a
+    roofline, of the baseline's loading alone."""
     x: float | None = None
     """The device's rate ÷ the loading rate; None, like both, on a device that is not the
     baseline's."""
@@ -303,18 +304,32 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
 
 
 def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the device's rate, the loading rate and x, where these are known."""
-    base = next((row for row in rows if row.variant == info["baseline"]), None)
-    settings = info["variants"][info["baseline"]]
-    device = (info.get("calibration") or {}).get("device_images_per_s")
-    # Without workers, loading stops while the step is waited for; tasks have speeds of their own.
-    is_loaded_beside = settings.get("num_workers") and not traits(settings).leaves_out
-    if not (device and base and base.steady_images_per_s and is_loaded_beside) or info.get("tasks"):
-        return [*rows]
-    load = base.steady_images_per_s
-    found = {"device_images_per_s": device, "load_images_per_s": load, "x": device / load}
-    own = base.labels.get("accelerator")
-    return [replace(row, **found) if row.labels.get("accelerator") == own else row for row in rows]
+    """Return the rows with the device's rate, the loading rate and x, as far as they are known."""
+    calibration, tasks = info.get("calibration") or {}, info.get("tasks") or {}
+    bases = {row.group: row for row in rows if row.variant == baselines_of(info).get(row.group)}
+    is_trained = "computing" not in traits(info["variants"][info["baseline"]]).leaves_out
+    found = []
+    for row in rows:
+        base = bases[row.group]
+        settings, own = info["variants"][base.variant], base.labels.get("accelerator")
+        if not is_trained:  # on no device
+            labels = {name: label for name, label in row.labels.items() if name != "accelerator"}
+            row = replace(row, labels=labels)
+        elif x := tasks.get(row.variant, {}).get("x"):
+            load = calibration.get("load_images_per_s")
+            row = _at_speed(row, load and x * load, load)
+        elif not tasks and row.labels.get("accelerator") == own:
+            # Without workers, loading stops while the step is waited for.
+            is_loaded_beside = settings.get("num_workers") and not traits(settings).leaves_out
+            load = base.steady_images_per_s if is_loaded_beside else None
+            row = _at_speed(row, calibration.get("device_images_per_s"), load)
+        found.append(row)
+    return found
+
+
+def _at_speed(row: Row, device: float | None, load: float | None) -> Row:
+    x = device / load if device and load else None
+    return replace(row, device_images_per_s=device, load_images_per_s=load if device else None, x=x)
 
 
 def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> bool:

@@ -58,7 +58,8 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
     name, about = f"{experiment.name}{SUFFIX}", experiment.name
     if len({settings.cache for settings in kept.values()}) > 1:
-        name, about = f"{name}_{wanted.cache}", f"{about}, {wanted.cache} epoch"
+        state = wanted.cache.replace(" ", "_")
+        name, about = f"{name}_{state}", f"{about}, {wanted.cache} epoch"
         kept = {
             label: settings
             for label, settings in kept.items()

@@ -144,8 +144,8 @@ def memory(base: Settings) -> Experiment:
         **in_groups(groups, lambda group, label: group in quick),
         source="[001] 3.1.2, [004] section 3.2: no figures for data larger than memory",
         notes=(
-            "data that is copied first to an SSD takes the SSD's time, and once that of the copy, "
-            "which labkit advise adds",
+            "data that is copied first to an SSD takes the SSD's time, and once that of the copy: "
+            "see labkit advise",
         ),
         knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )

@@ -135,7 +135,7 @@ def _table(
             "workers took in this run; a larger model or another program leaves less",
             "times lie on a straight line between those measured at the shares next to this one, "
             f"with images of {units.count_bytes(image_bytes)}; a random part is in memory, as "
-            "after epochs in random order",
+            "after epochs in random order, which interrupts reading a pack in order",
             f"copying and packing read the {base} once, {rate}; a copy's writing is not in it, "
             "and the target disk must have enough space",
             *dict.fromkeys(f"{row.name}: {words.reason(row)}" for row in without),

@@ -230,7 +230,7 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
         experiment = summary.info["experiment"]
         rows.append(replace(drawn, name=f"{experiment}: {row.variant}", bars=bars))
-        x = beside_the_loader(row)
+        x = beside_the_loader([row])
         for name, details in find_stand_ins([row]).items():
             beside = f" ({x})" if x and name == SIMULATED_GPU else ""
             what = f"{name}, {details}".rstrip(", ")
@@ -634,7 +634,9 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
             axes.plot(*zip(*below), color=color, linestyle=dashes, **IDEAL)
     _write_ends(axes, found)
     return [
-        Line2D([], [], label="measured, with the 95 % confidence interval", **MEASURED),
+        Line2D(
+            [], [], label="measured at the gray lines, with 95 % confidence interval", **MEASURED
+        ),
         Line2D([], [], color=INK, label="ideal: the GPU or loading alone, the slower", **IDEAL),
     ]
 

@@ -20,6 +20,7 @@ import pandas as pd
 from pandas.io.formats.style import Styler
 
 from labkit import units
+from labkit.analysis.roofline import steady_rate
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
 from labkit.report import words
@@ -145,7 +146,7 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
         column = "time per image"
     time = {column: units.seconds(row.time_s), **_beside_a_sample(summary, row)}
     if summary.kind == "roofline":
-        time = {"speed after the first batch": units.rate(row.steady_images_per_s)}
+        time = {"speed after the first batch": units.rate(steady_rate(row))}
     if summary.has_groups:
         return {"group": row.group, "variant": row.name, **time, **measured, **verdict}
     published = {"published": words.published(summary, row)}

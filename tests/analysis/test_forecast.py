@@ -60,7 +60,7 @@ def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(
     assert expected.mde == pytest.approx(seen)
     assert expected.trials == 10 * (3 + 1)
     assert str(expected) == (
-        f"About 1 min 40 s. Detects differences of {math.ceil(100 * seen)} % or more."
+        f"About 1 min 24 s. Detects differences of {math.ceil(100 * seen)} % or more."
     )
 
 
@@ -71,7 +71,7 @@ def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):
     expected = expect(tmp_path)
     assert (expected.noise, expected.mde) == (None, None)
     assert str(expected) == (
-        "At least 7 min 0 s. The smallest detectable effect is known after the first run."
+        "At least 6 min 44 s. The smallest detectable effect is known after the first run."
     )
 
 
@@ -84,10 +84,10 @@ def test_a_run_in_the_same_mode_tells_more_than_a_newer_one_in_another(tmp_path)
 
 def test_the_time_is_calibrated_else_the_last_runs_else_the_modes(tmp_path):
     # Three variants and the baseline twice: 40 trials of two epochs, and what comes beside them.
-    assert expect(tmp_path, epoch_s=7.0).total_s == pytest.approx(40 * 14.5)
-    assert expect(tmp_path).total_s == pytest.approx(40 * 10.5)
+    assert expect(tmp_path, epoch_s=7.0).total_s == pytest.approx(40 * 14.1)
+    assert expect(tmp_path).total_s == pytest.approx(40 * 10.1)
     leave_run(tmp_path, [fake_trial("base", 0, role, 20.0) for role in ("A1", "A2")])
-    assert expect(tmp_path).total_s == pytest.approx(40 * 20.5)
+    assert expect(tmp_path).total_s == pytest.approx(40 * 20.1)
     document = expect(tmp_path, mode="document", blocks=1)
     assert str(document).startswith("Reads all images, however many there are.")
 

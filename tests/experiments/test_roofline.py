@@ -44,6 +44,10 @@ def test_cold_and_warm_files_have_a_roofline_each():
         assert other not in {whole[name].cache for name in names if name != "tmpfs"}
 
 
+def test_files_at_a_distance_have_one_in_the_state_they_are_found_in():
+    assert roofline("distance").name == "distance_roofline_as_found"
+
+
 def test_parts_of_the_work_have_no_roofline():
     labels = roofline("combined", mode="full").groups
     assert not any("computing alone" in label for label in labels)

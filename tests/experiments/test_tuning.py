@@ -72,7 +72,7 @@ def test_real_settings_are_tuned(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "SECOND_BLOCKS", 1)
     given = lab.Settings(
         data=str(photos), images=16, batch_size=4, input_px=64, num_workers=0, epochs=1,
-        loader="threads", step="nothing",
+        loader="threads",
         cache="warm", profile="resnet50_h100", device="emulated",
     )  # fmt: skip
     tuned = lab.tune(given, results=tmp_path, budget_s=1e4, progress=False)  # however slow
