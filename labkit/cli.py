@@ -307,7 +307,8 @@ def _open(options: Options) -> None:
 
 
 def _diagnose(options: Options) -> None:
-    print(lab.diagnose(**load_target(options.target), budget_s=options.budget_s))
+    found = lab.diagnose(**load_target(options.target), budget_s=options.budget_s)
+    print("\n".join([str(found), *(["", found.details()] if options.details else [])]))
 
 
 def load_target(name: str) -> dict[str, object]:
@@ -457,6 +458,7 @@ def parser() -> argparse.ArgumentParser:
     diagnose = add("diagnose", _diagnose, "find what holds your training loop back")
     text = "called without arguments; returns (loader, step), or a dict with loader and step"
     diagnose.add_argument("target", metavar="MODULE:FUNCTION", help=text)
+    diagnose.add_argument("--details", action="store_true", help="print what it rests on, too")
     text = f"seconds of measuring; unset: {BUDGET_S:g}"
     diagnose.add_argument("--budget-s", type=float, metavar="S", default=BUDGET_S, help=text)
 

@@ -192,7 +192,7 @@ def conclude(m: Measured, proposed: tuple[Remedy, ...] | None = None) -> Diagnos
         remedies = for_shared_memory(m.loop)
         return Diagnosis(bottleneck=SHARED_MEMORY, remedies=remedies, measured=m)
     summarize(m)
-    if m.now is None:
+    if m.now is None or (m.broken and not m.probe.stages):
         return Diagnosis(measured=m)
     proposed = propose(m) if proposed is None else proposed
     bottleneck, remedies = in_order(m, worth_it(proposed))

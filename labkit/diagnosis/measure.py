@@ -360,7 +360,8 @@ def collect(
         copied = loaders.copied(loop.loader, num_workers=0)
         with suppress(Exception), copied as twin, stall_limit() as wait_for:
             # Its bytes tell whether memory is short.
-            loop.keep(next(_without_stalls(twin, wait_for)))
+            wait_for("loader to yield a batch")
+            loop.keep(next(iter(twin)))
     return m
 
 
@@ -372,7 +373,7 @@ def in_one_line(error: Exception) -> str:
     if "Original Traceback" in str(error):
         return f"{said} (in a loader worker)"
     if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in said:
-        return f"a loader worker ended while it was waited for ({said}); was memory left?"
+        return f"a loader worker ended while it was waited for ({said}); memory may have run out"
     return said
 
 
@@ -411,7 +412,7 @@ def _measure(
         wait_for("loader to yield a batch", 1 + budget_s / loaders.STALL_S)
         m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
     if m.probe.error:
-        m.notes.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
+        m.failed.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
     if any(stage.kind == "decode" for stage in m.probe.stages):
         m.decoders_s = _decoders_s(files)
     if loaders.is_data_loader(loop.loader):

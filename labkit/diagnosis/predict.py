@@ -107,6 +107,8 @@ class Measured:
     resident_on_device: Stretch | None = None
     """The step on batches that are on CUDA, with its profile; None for other devices."""
     notes: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    """What the user's code raised in a part that the rest did not need."""
     broken: str = ""
     """What ended the measurement early."""
     duplicated: bool = False

@@ -258,6 +258,9 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
     for stack, spent_s in session.frame_records:
         # pyinstrument's frames are "function\0file\0line".
         places = [frame.split("\x00")[:2] for frame in stack]
+        # What called this function, such as a user's own `save`, is no part of the step.
+        begun = places.index(["kinds_of", __file__]) + 1 if ["kinds_of", __file__] in places else 0
+        places = places[begun:] or places
         frames = [f"{_module(file)}:{function}" for function, file in places]
         own = [
             function

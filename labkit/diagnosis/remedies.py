@@ -522,7 +522,7 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
             continue
         if remedy.normalized_time > 1 - DELTA or (remedy.ci_high or 0.0) >= 1:
             continue
-        key = remedy.change if is_bound else remedy.name
+        key = remedy.change if is_bound and not remedy.knobs else remedy.name
         if key not in kept or remedy.normalized_time < kept[key].normalized_time - EQUAL:
             kept[key] = remedy
     return list(kept.values())

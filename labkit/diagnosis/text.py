@@ -21,8 +21,9 @@ def screen(found: Diagnosis) -> Iterator[str]:
     """Yield verdict, ceiling, remedies and where the time goes: one screen."""
     m = found.measured
     if m.broken:
-        yield f"Diagnosis stopped: {m.broken}. What was measured until then is below."
-    if m.now is None:
+        below = ". What was measured until then is below" * bool(m.first_s)
+        yield f"Diagnosis stopped: {m.broken}{below}."
+    if found.ceiling is None:
         if found.bottleneck:
             yield f"Bottleneck: {found.bottleneck}. {shared_memory.why_full()}"
         for number, remedy in enumerate(found.remedies, 1):
@@ -51,6 +52,7 @@ def screen(found: Diagnosis) -> Iterator[str]:
         yield f"{who} takes {units.seconds(m.made_s)} for a batch: {rows}."
     if words := bytes_in_words(m):
         yield f"A sample: {words}."
+    yield from (f"Note: {said}." for said in m.failed)
 
 
 def details(found: Diagnosis) -> Iterator[str]:
@@ -94,8 +96,10 @@ def _verdict(found: Diagnosis) -> str:
     said += " of the time is not hidden behind computing"
     if m.now.fetch_s:
         said += f", of which the medium takes {units.percent(m.now.fetch_s * m.steps / m.epoch_s)}"
-    if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE and found.bottleneck == UNEXPLAINED:
+    if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE and found.bottleneck != COMPUTE:
         known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
+        if found.bottleneck != UNEXPLAINED:
+            said += f". Bottleneck: {found.bottleneck}"
         said += f". Not explained: {units.whole_percent(m.share_of(UNEXPLAINED))} of a batch's time"
         if known:
             said += f"; the largest known part is {known.name}, {units.whole_percent(known.share)}"

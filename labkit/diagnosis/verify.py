@@ -50,7 +50,7 @@ def try_remedies(
     """Time epochs with remedies applied to copies of the user's DataLoader, or to the model.
 
     Args:
-        m: what was measured; what a trial raised is added to its notes.
+        m: what was measured; what a trial raised is added to `failed`.
         proposed: the most promising of them are tried, as many as there is time for: two to five.
         files: evicted before every trial; empty where trials are as warm as the files are.
         budget_s: of the diagnosis, of which trials take a share.
@@ -81,7 +81,7 @@ def try_remedies(
                     applied = _applied(loop, remedy, stack)
                 arms[remedy.change] = (*applied, max(timed_s, _filling_s(m, remedy)))
             except Exception as error:  # the user's own code may raise anything
-                m.notes.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
+                m.failed.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
         epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}
         for arm in in_blocks(
             arms, ends_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
@@ -97,7 +97,7 @@ def try_remedies(
                 if arm in AS_IS:
                     m.broken = in_one_line(error)
                     return tuple(proposed)
-                m.notes.append(f"{arm} could not be tried: {in_one_line(error)}")
+                m.failed.append(f"{arm} could not be tried: {in_one_line(error)}")
                 del arms[arm], epochs_s[arm]
     base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
     return tuple(_with_times(each, epochs_s.get(each.change), base_s) for each in proposed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 import threading
 import time
@@ -113,10 +114,17 @@ class Watch:
     Args:
         say: takes what is printed meanwhile.
         clock: a fake one in tests.
+        warn: takes what is printed of a loader that may hang; unset: `say`.
     """
 
-    def __init__(self, say: Callable[[object], None], clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        say: Callable[[object], None],
+        clock: Clock | None = None,
+        warn: Callable[[object], None] | None = None,
+    ) -> None:
         self._say, self._now, self._pid = say, (clock or SystemClock()).now, os.getpid()
+        self._warn = warn or say
         self._loops: dict[str, Loop] = {}
         self._epochs: list[_Epoch] = []  # those that go on; time counts for the last one
         self._since_s = self._now()
@@ -233,7 +241,13 @@ class Watch:
         if self._epochs and self._epochs[-1].iterator() is None:
             self._since_s = self._now()  # since its `break`, nothing of this loop
         self._charge("rest_s")
-        iterator = make(loader)
+        if self._look is None:
+            self._look = self._beside.enter_context(Sampler(self._tell_of_hanging, LOOK_S))
+        self._is_drawing = True
+        try:
+            iterator = make(loader)
+        finally:
+            self._is_drawing = False
         self._count_cpu()
         name, size, workers = _describe(iterator, loader)
         loop = self._loops.setdefault(name, Loop(workers=workers))
@@ -242,8 +256,6 @@ class Watch:
         self._epochs = [each for each in self._epochs if each.iterator() not in gone]
         self._epochs.append(epoch)
         self._ahead |= threading.current_thread() is not threading.main_thread()
-        if self._look is None:
-            self._look = self._beside.enter_context(Sampler(self._tell_of_hanging, LOOK_S))
         self._open_device()
         self._count_cpu(keep=False)
         self._charge("wait_s")
@@ -292,7 +304,7 @@ class Watch:
         waited_s = self._now() - since_s
         if waited_s >= PERIOD_S and since_s != self._told_s:
             self._told_s = since_s  # once for each batch
-            self._say(
+            self._warn(
                 f"The training has waited {units.seconds(waited_s)} for its next batch: the loader "
                 "may hang. Interrupt it (Ctrl-C) to end it and see what was measured."
             )
@@ -483,10 +495,11 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
     say = partial(_say, who="labkit" if rank is None else f"labkit, rank {rank}")
     is_first, started_in = rank in (None, "0"), os.getpid()
     # Where the script lies, as it may import its neighbours.
-    place = f"cd {script.parent} && " if script.parent.name else ""
-    make = f"{script.stem}:make, where make() returns (loader, step)"
+    place = f"cd {shlex.quote(str(script.parent))} && " if script.parent.name else ""
+    make = f"{shlex.quote(f'{script.stem}:make')}, where make() returns (loader, step)"
     following = f"Next: {place}labkit diagnose {make}."
-    watch = Watch((lambda what: say(f"{what}\n{following}")) if is_first else lambda _: None)
+    report = (lambda what: say(f"{what}\n{following}")) if is_first else lambda _: None
+    watch = Watch(report, warn=say)
     main, code = ModuleType("__main__"), script.read_bytes()
     main.__file__ = str(script.absolute())
     sys.modules["__main__"] = main  # to the end: workers and pickles look for its names

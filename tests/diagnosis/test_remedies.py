@@ -68,7 +68,9 @@ def test_nothing_is_proposed_where_the_device_is_the_limit():
     assert in_order(late, ()) == (UNEXPLAINED, ())
     unsure = replace(late, ceiling_ci=(0.5, 0.99))
     assert in_order(unsure, ()) == ("compute", ())
-    found = Diagnosis(verdict="unsure", bottleneck="compute", measured=unsure)
+    found = Diagnosis(
+        verdict="unsure", bottleneck="compute", ceiling=unsure.ceiling, measured=unsure
+    )
     assert "Whether data loading is the bottleneck is not certain; raise budget_s." in str(found)
 
 
@@ -106,6 +108,9 @@ def test_a_remedy_that_was_tried_counts_as_measured():
     assert tried.change == "DataLoader(dataset, batch_size=8, num_workers=2)"
     in_vain = replace(more, measured=1.1, ci_low=1.0, ci_high=1.2)
     assert "more workers" not in {r.name for r in worth_it([in_vain, *others])}
+    # Of several numbers that were not tried, one is shown.
+    four = replace(more, knobs={"num_workers": 4}, change="DataLoader(dataset, num_workers=4)")
+    assert worth_it([more, four]) == [more]
 
 
 def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
@@ -114,6 +119,9 @@ def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
     bounds = worth_it(propose(m))
     assert "more workers" in {remedy.name for remedy in bounds}
     assert in_order(m, bounds)[0] == UNEXPLAINED
+    said = "Bottleneck: workers. Not explained: 40 % of a batch's time"
+    tried = Diagnosis(verdict="x", bottleneck="workers", ceiling=m.ceiling, measured=m)
+    assert said in str(tried)
 
 
 def test_fewer_bytes_shorten_all_that_touches_them():

@@ -75,7 +75,11 @@ def test_a_target_that_cannot_work_is_one_line(train_module, capsys, name, messa
 
 def test_a_loop_that_broke_off_is_told_of(train_module, capsys):
     assert main(["diagnose", "own_training:no_batches"]) == 0
-    assert "Diagnosis stopped: loader must yield at least one batch" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Diagnosis stopped: loader must yield at least one batch" in said
+    assert "of every arm in random order" not in said
+    assert main(["diagnose", "own_training:no_batches", "--details"]) == 0
+    assert "0 blocks of every arm in random order" in capsys.readouterr().out
 
 
 def test_a_chart_of_an_unknown_kind_is_refused_before_anything_is_measured(capsys):

@@ -124,23 +124,35 @@ def test_images_are_counted_in_batches_of_every_form(clock, batch, size, images)
     assert loop.watch.total.images == images
 
 
-def test_a_loader_that_hangs_is_told_of_once_for_each_batch(clock):
-    said, told = [], threading.Event()
+@pytest.mark.parametrize("where", ["start", "batch"])
+def test_a_loader_that_hangs_is_told_of_once(clock, where):
+    reports, warned, told = [], [], threading.Event()
 
-    def say(what):
-        said.append(str(what))
+    def warn(what):
+        warned.append(what)
         told.set()
 
-    def deliver():
-        yield torch.ones(3, 2)
-        clock.sleep(PERIOD_S)
-        assert told.wait(PATIENCE_S)
-        time.sleep(2 * LOOK_S)  # for a second message, if there were one
-        yield torch.ones(3, 2)
+    class Hanging(Loader):
+        def hang(self, at):
+            if at == where:
+                clock.sleep(PERIOD_S)
+                assert told.wait(PATIENCE_S)
+                time.sleep(2 * LOOK_S)  # for a second message, if there were one
 
-    train(watched(deliver(), clock, say), clock)
-    hung = f"The training has waited {units.seconds(PERIOD_S)} for its next batch: the loader may"
-    assert said[0].startswith(hung) and not any("may hang" in line for line in said[1:])
+        def __iter__(self):
+            self.hang("start")
+            return self.deliver()
+
+        def deliver(self):
+            yield torch.ones(3, 2)
+            self.hang("batch")
+            yield torch.ones(3, 2)
+
+    # As of a rank that does not report.
+    train(WatchedLoader(Hanging(clock), Watch(reports.append, clock, warn)), clock)
+    (line,) = warned
+    waited = f"The training has waited {units.seconds(PERIOD_S)} for its next batch: the loader may"
+    assert line.startswith(waited) and line not in reports
 
 
 def test_reports_come_after_50_steps_then_now_and_then_and_at_the_end(clock):
