@@ -952,7 +952,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             f'{NOT_SHOWN} ValueError("settings must be named as in'),
         "no such baseline": (given(baseline="c"), f"{NOT_SHOWN} KeyError"),
         "words as a speed": (given(calibration={**SPEEDS, "device_images_per_s": "a"}),
-            f"{NOT_SHOWN} TypeError"),
+            f"{NOT_SHOWN} ValueError(\"device_images_per_s must be a number above 0, got 'a'"),
         "roofline without tasks": (given(kind="roofline", calibration=SPEEDS),
             f"{NOT_SHOWN} KeyError"),
         "roofline at a negative speed": (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from labkit.analysis.statistics import ratio_interval
-from labkit.analysis.summary import Row, Summary, log_times
+from labkit.analysis.summary import Row, Summary, log_times, positive
 
 ALONE = "loading alone"
 # What is said of a published time that waits more than the baseline does here.
@@ -75,7 +75,7 @@ def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
     found: dict[str, list[Speed]] = {}
     for row in summary.rows if load_rate else ():
         x = summary.info["tasks"][row.variant]["x"]
-        device = math.inf if x is None else _positive("x", x) * load_rate
+        device = math.inf if x is None else positive("x", x) * load_rate
         if row.steady_rates:
             found.setdefault(row.name, []).append(_speed(row, device))
     return tuple(_pipeline(name, speeds) for name, speeds in found.items())
@@ -93,8 +93,7 @@ def calibrated(summary: Summary, name: str) -> float | None:
     Raises:
         ValueError: it is not above 0.
     """
-    rate = summary.calibration.get(name)
-    return None if rate is None else _positive(name, rate)
+    return positive(name, summary.calibration.get(name))
 
 
 def least_time(baseline: Row) -> float:
@@ -117,13 +116,6 @@ def is_out_of_reach(published: float, low: float, baseline: Row) -> bool:
         baseline: what both are divided by.
     """
     return published < min(low, least_time(baseline))
-
-
-def _positive(name: str, value: object) -> float:
-    # A run from a colleague may hold anything here.
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number above 0, got {value!r:.80}; measure it again")
-    return value
 
 
 def _pipeline(name: str, speeds: Sequence[Speed]) -> Pipeline:

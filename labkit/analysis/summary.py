@@ -307,6 +307,10 @@ def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[
     """Return the rows with the device's rate, the loading rate and x, as far as they are known."""
     calibration, tasks = info.get("calibration") or {}, info.get("tasks") or {}
     bases = {row.group: row for row in rows if row.variant == baselines_of(info).get(row.group)}
+    device, load_alone = (
+        positive(name, calibration.get(name))
+        for name in ("device_images_per_s", "load_images_per_s")
+    )
     is_trained = "computing" not in traits(info["variants"][info["baseline"]]).leaves_out
     found = []
     for row in rows:
@@ -315,16 +319,26 @@ def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[
         if not is_trained:  # on no device
             labels = {name: label for name, label in row.labels.items() if name != "accelerator"}
             row = replace(row, labels=labels)
-        elif x := tasks.get(row.variant, {}).get("x"):
-            load = calibration.get("load_images_per_s")
-            row = _at_speed(row, load and x * load, load)
+        elif x := positive("x", tasks.get(row.variant, {}).get("x")):
+            row = _at_speed(row, load_alone and x * load_alone, load_alone)
         elif not tasks and row.labels.get("accelerator") == own:
             # Without workers, loading stops while the step is waited for.
             is_loaded_beside = settings.get("num_workers") and not traits(settings).leaves_out
             load = base.steady_images_per_s if is_loaded_beside else None
-            row = _at_speed(row, calibration.get("device_images_per_s"), load)
+            row = _at_speed(row, device, load)
         found.append(row)
     return found
+
+
+def positive(name: str, value: object) -> float | None:
+    """Return a number above 0, or None where there is none.
+
+    Raises:
+        ValueError: it is something else, as in a run from a colleague.
+    """
+    if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a number above 0, got {value!r:.80}; measure it again")
+    return value
 
 
 def _at_speed(row: Row, device: float | None, load: float | None) -> Row:
