@@ -176,10 +176,10 @@ def advise_form(data_gb: float = 300, *, results: Path | str = "results") -> Wid
 
     # Only whole tables are shown: callbacks may run on a thread in which nothing can be printed.
     table = widgets.HTML()
-    data = widgets.FloatText(value=data_gb, description="data, GB")
-    memory = widgets.FloatText(
-        value=round(hardware.memory_bytes() / GB, 1), description="memory, GB"
-    )
+    memory_gb = round(hardware.memory_bytes() / GB, 1)
+    whole = {"description_width": "initial"}  # or "memory, GB" is cut off
+    data = widgets.FloatText(value=data_gb, description="data, GB", style=whole)
+    memory = widgets.FloatText(value=memory_gb, description="memory, GB", style=whole)
 
     def show(_: object = None) -> None:
         try:
