@@ -6,7 +6,7 @@
     main       the documents' experiments in quick mode, two of them in full mode
     depth      copies, precision, loss, callbacks, DALI, the largest batch
     diagnosis  trainings with a planted bottleneck
-    roofline   training speed over the speed of the GPU, simulated
+    roofline   training speed over the speed of the GPU, simulated and real
     emulator   real training at several speeds, beside simulated GPUs that are set to them
 
 A stage leaves a report, a log and its runs in a folder of this machine and GPU, and ends when its
@@ -197,18 +197,6 @@ def record_stream(site: Site) -> Iterator[Row]:
     yield from run(site, replace(whole, name="record_stream", **changes))
 
 
-def train_repeatedly(settings: lab.Settings, device: object, *, times: int) -> lab.Step:
-    """Make a step that trains a detector several times with each batch, as a slower GPU would."""
-    once = lab.STEPS["detector"](settings, device)
-
-    def forward(batch: dict) -> object:
-        for _ in range(times - 1):
-            once.backward(once.forward(batch))
-        return once.forward(batch)
-
-    return replace(once, forward=forward)
-
-
 def emulate(site: Site) -> Iterator[Row]:
     """Train at the speed of the real device, a half and a quarter; and on simulated ones."""
     speeds, waits = copy_speeds(site)
@@ -218,16 +206,16 @@ def emulate(site: Site) -> Iterator[Row]:
         yield f"copies from {kind} memory", f"{units.count_bytes(bytes_per_s)}/s", ""
     torch.set_num_threads(1)  # as in trials
     repeated = REPEATED[:1] if site.is_small else REPEATED
-    steps = {f"detector_{n}_times": partial(train_repeatedly, times=n) for n in repeated}
     known = {
         name: replace(lab.experiment(experiment).variants[name], data=site.data, epochs=1)
         for name, experiment in LOADING.items()
     }
     size = SMALL if site.is_small else {"images": RATE_IMAGES}
     real, simulated = {}, {}
-    with patch.dict(lab.STEPS, steps), patch.dict(PROFILES, {speeds.name: speeds}):
-        for step in steps:
-            its = {"device": site.device, "step": step}
+    with patch.dict(PROFILES, {speeds.name: speeds}):
+        for times in repeated:
+            its = {"device": site.device, "step_repeats": times}
+            step = f"trained {units.count(times, 'time')}"
             rate = gpu_rate(
                 complete_here(replace(known["original"], **its, **size), MODES["quick"])
             )
@@ -445,13 +433,16 @@ STAGES: dict[str, dict[str, Callable[[Site], Iterator[Row]]]] = {
     },
     "diagnosis": {name: partial(diagnose, name=name) for name in PLANTED},
     # The simulated GPUs have speeds of their own.
-    "roofline": {"simulated": partial(run, experiment="preprocessing", on={}, roofline=True)},
+    "roofline": {
+        "simulated": partial(run, experiment="preprocessing", on={}, roofline=True),
+        "real": partial(run, experiment="textbook", roofline=True),
+    },
     "emulator": {"real steps": emulate},
 }
 
 
-# 30 together; most for the documents' experiments, which run in full mode, too.
-MINUTES = {"tests": 4, "main": 8, "depth": 5, "diagnosis": 5, "roofline": 3, "emulator": 5}
+# 32 together; most for the documents' experiments, which run in full mode, too.
+MINUTES = {"tests": 4, "main": 8, "depth": 5, "diagnosis": 5, "roofline": 5, "emulator": 5}
 
 
 def perform(stage: str, options: Namespace) -> int:

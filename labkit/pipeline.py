@@ -25,7 +25,7 @@ from labkit.machine import shared_memory
 from labkit.parts.loading import Outside, join
 from labkit.parts.packing import Reader
 from labkit.parts.preprocessing import device_bytes, typical_arrays
-from labkit.parts.training import Step
+from labkit.parts.training import Step, repeated
 from labkit.resolve import Resolved, open_source, own_parts, register, resolve
 from labkit.settings import Settings
 
@@ -375,6 +375,6 @@ def build(
         source=source,
         loader=loader,
         device=device,
-        step=parts.make_step(settings, device),
+        step=repeated(parts.make_step(settings, device), settings.step_repeats),
         device_bytes=device_bytes(*charged) if parts.charges_device else 0,
     )

@@ -89,8 +89,11 @@ class Traits:
     in_memory: bool
     """The files are never anywhere but in memory."""
     on_cpu: bool
+    on_cuda: bool
     emulated: bool
     """The device is an emulated one."""
+    on_device: bool
+    """The device finishes the preprocessing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +154,10 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
     profile = PROFILES[settings.profile]
     if profile.compute_s_per_image is None and settings.device_speed is not None:
         profile = replace(profile, compute_s_per_image=1 / settings.device_speed)
-    on_device = preprocessor.on_device is not None
+    of = traits(vars(settings))
     return Resolved(
         settings=settings,
-        traits=traits(vars(settings)),
+        traits=of,
         storage=storage,
         packing=PACKINGS[settings.packing],
         decode=decode,
@@ -164,8 +167,8 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
         make_device=DEVICES[settings.device],
         profile=profile,
         make_step=STEPS[settings.step],
-        finishes_on_device=on_device and settings.step not in ("timed", "nothing"),
-        charges_device=on_device and settings.step == "timed",
+        finishes_on_device=of.on_device and settings.step not in ("timed", "nothing"),
+        charges_device=of.on_device and settings.step == "timed",
     )
 
 
@@ -177,6 +180,7 @@ def traits(settings: Mapping[str, object]) -> Traits:
             setting that is missing, have no traits.
     """
     loader, prefetcher = settings.get("loader"), settings.get("prefetcher")
+    preprocessor = PREPROCESSORS.get(settings.get("preprocessor"))
     left_out = {"loading": loader == "resident", "computing": settings.get("step") == "nothing"}
     return Traits(
         leaves_out=frozenset(name for name, is_left_out in left_out.items() if is_left_out),
@@ -187,7 +191,9 @@ def traits(settings: Mapping[str, object]) -> Traits:
         scaled_decoding=settings.get("decoder") in SCALED,
         in_memory=settings.get("storage") in IN_MEMORY,
         on_cpu=settings.get("device") == "cpu",
+        on_cuda=settings.get("device") == "cuda",
         emulated=settings.get("device") == "emulated",
+        on_device=preprocessor is not None and preprocessor.on_device is not None,
     )
 
 

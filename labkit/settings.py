@@ -25,7 +25,7 @@ LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
     "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
-    "ranks": 1,
+    "ranks": 1, "step_repeats": 1,
 }  # fmt: skip
 # Values that earlier versions wrote: they fitted the emulated device to each run.
 RENAMED = {("profile", "matched"): "calibrated"}
@@ -91,6 +91,8 @@ class Settings:
     """Simulated GPU only: images/s it trains with the model alone; unset: `labkit calibrate`."""
     step: str | None = None
     """What trains on a batch; unset: the preprocessor's model, or timed on a simulated GPU."""
+    step_repeats: int = 1
+    """Times that each batch is trained on, as a device of a fraction of this one's speed would."""
     loss: str = "vectorized"
     """How the detector's loss is written: for the whole batch at once, or as loops over boxes."""
     precision: Literal["fp32", "amp"] = "fp32"

@@ -15,6 +15,7 @@ from statistics import fmean
 
 from labkit.analysis.statistics import ratio_interval
 from labkit.analysis.summary import Row, Summary, log_times, positive
+from labkit.resolve import traits
 
 ALONE = "loading alone"
 # What is said of a published time that waits more than the baseline does here.
@@ -48,20 +49,23 @@ class Pipeline:
     """The slowest device first."""
     loading: Speed | None
     """Loading alone; None where it was not measured."""
+    on_device: bool
+    """A part of its preprocessing is the device's."""
 
     def ideal_images_per_s(self, device_images_per_s: float) -> float | None:
         """Return the rate if loading and the device overlapped in full; None if not known.
 
         The device's part of a variant, such as preprocessing on the device, was measured with the
-        model's.
+        model's.  A real device does not tell how long it computed.
         """
         if self.loading is None or not self.points:
             return None
-        fastest = self.points[-1]
-        if fastest.row.compute_share is None:
+        fastest, more_s = self.points[-1], 0.0
+        if fastest.row.compute_share is not None:
+            part_s = fastest.row.compute_share / fastest.row.images_per_s
+            more_s = max(part_s - 1 / fastest.device_images_per_s, 0.0)
+        elif self.on_device:
             return None
-        part_s = fastest.row.compute_share / fastest.row.images_per_s
-        more_s = max(part_s - 1 / fastest.device_images_per_s, 0.0)
         return min(self.loading.images_per_s, 1 / (1 / device_images_per_s + more_s))
 
 
@@ -74,11 +78,10 @@ def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
     load_rate = calibrated(summary, "load_images_per_s")
     found: dict[str, list[Speed]] = {}
     for row in summary.rows if load_rate else ():
-        x = summary.info["tasks"][row.variant]["x"]
-        device = math.inf if x is None else positive("x", x) * load_rate
+        device = math.inf if row.group == ALONE else row.device_images_per_s
         if row.steady_rates:
             found.setdefault(row.name, []).append(_speed(row, device))
-    return tuple(_pipeline(name, speeds) for name, speeds in found.items())
+    return tuple(_pipeline(summary, name, speeds) for name, speeds in found.items())
 
 
 def steady_rate(row: Row) -> float | None:
@@ -118,11 +121,12 @@ def is_out_of_reach(published: float, low: float, baseline: Row) -> bool:
     return published < min(low, least_time(baseline))
 
 
-def _pipeline(name: str, speeds: Sequence[Speed]) -> Pipeline:
+def _pipeline(summary: Summary, name: str, speeds: Sequence[Speed]) -> Pipeline:
     in_order = sorted(speeds, key=lambda speed: speed.device_images_per_s)
     points = tuple(one for one in in_order if one.device_images_per_s < math.inf)
     alone = in_order[-1] if len(points) < len(in_order) else None
-    return Pipeline(name=name, points=points, loading=alone)
+    on_device = traits(summary.info["variants"][in_order[0].row.variant]).on_device
+    return Pipeline(name=name, points=points, loading=alone, on_device=on_device)
 
 
 def _speed(row: Row, device_images_per_s: float) -> Speed:

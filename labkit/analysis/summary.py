@@ -42,6 +42,8 @@ from labkit.contracts import Epoch, Trial
 from labkit.resolve import traits
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
 
+# What a real device's rate is of, beside the data.
+STEP = ("step", "step_repeats", "loss", "precision", "memory_format", "input_px")
 LISTED_IMAGES = 5  # unreadable ones that a note names
 
 
@@ -307,7 +309,7 @@ def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[
     """Return the rows with the device's rate, the loading rate and x, as far as they are known."""
     calibration, tasks = info.get("calibration") or {}, info.get("tasks") or {}
     bases = {row.group: row for row in rows if row.variant == baselines_of(info).get(row.group)}
-    device, load_alone = (
+    own_rate, load_alone = (
         positive(name, calibration.get(name))
         for name in ("device_images_per_s", "load_images_per_s")
     )
@@ -316,12 +318,20 @@ def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[
     for row in rows:
         base = bases[row.group]
         settings, own = info["variants"][base.variant], base.labels.get("accelerator")
+        its, x = info["variants"][row.variant], tasks.get(row.variant, {}).get("x")
+        of, device = traits(its), own_rate and own_rate / its.get("step_repeats", 1)
         if not is_trained:  # on no device
             labels = {name: label for name, label in row.labels.items() if name != "accelerator"}
             row = replace(row, labels=labels)
-        elif x := positive("x", tasks.get(row.variant, {}).get("x")):
+        elif positive("x", x) and of.emulated:
             row = _at_speed(row, load_alone and x * load_alone, load_alone)
-        elif not tasks and row.labels.get("accelerator") == own:
+        elif tasks and not (of.emulated or of.leaves_out):
+            row = _at_speed(row, device, load_alone)
+        elif (
+            not tasks
+            and row.labels.get("accelerator") == own
+            and (of.emulated or all(its.get(name) == settings.get(name) for name in STEP))
+        ):
             # Without workers, loading stops while the step is waited for.
             is_loaded_beside = settings.get("num_workers") and not traits(settings).leaves_out
             load = base.steady_images_per_s if is_loaded_beside else None

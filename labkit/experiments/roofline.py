@@ -3,7 +3,8 @@
     variants × device speeds, one group per speed ─┐
     each variant's loading alone, a group too      ┴─▶ an Experiment of the kind "roofline"
 
-A speed is a multiple of the baseline's loading rate, x, which the run measures.
+A speed is a multiple of the baseline's loading rate, x, which the run measures.  A real device has
+its own speed, and below it those that training on each batch several times comes closest to.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from labkit.settings import change_all
 # it, the five variants of textbook take more than a minute.
 QUICK_SPEEDS = (1.0, 2.0, 4.0)
 SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
+# A real device is often slower than twice the loader; then these would leave its own speed alone.
+QUICK_REAL_SPEEDS = (0.5, 1.0, 2.0)
+THIS_DEVICE = "this GPU"
 SUFFIX = "_roofline"
 
 
@@ -34,8 +38,8 @@ def has_roofline(experiment: Experiment) -> bool:
 def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:
     """Return an experiment that measures another one's variants at several device speeds.
 
-    The device is an emulated one, and a trial has one epoch.  Variants that leave out loading or
-    computing are left out.
+    The device is an emulated one unless the baseline names another, and a trial has one epoch.
+    Variants that leave out loading or computing are left out.
 
     Args:
         experiment: what to compare, with the variants that the mode measures.
@@ -44,8 +48,8 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
             memory; the state ends the roofline's name.
 
     Raises:
-        ValueError: it times something else, its epochs load nothing, or fewer than two variants
-            stay.
+        ValueError: it times something else, its epochs load nothing, fewer than two variants
+            stay, or its device is the CPU, which loads the data, too.
     """
     if not has_roofline(experiment):
         raise ValueError(
@@ -54,6 +58,11 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         )
     known = {**experiment.variants, **experiment.in_full}
     base = known[experiment.baseline]
+    device = base.device or "emulated"
+    if traits(vars(base)).on_cpu:
+        raise ValueError(
+            f"device must be emulated or cuda for a roofline, got {device}; leave it out"
+        )
     wanted = replace(base, cache=cache or base.cache)
     kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
     name, about = f"{experiment.name}{SUFFIX}", experiment.name
@@ -74,10 +83,13 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         )
     baseline = next((label for label, its in kept.items() if its == wanted), next(iter(kept)))
     # The first variant of a group is its baseline.
-    kept = change_all({baseline: kept[baseline], **kept}, device="emulated", epochs=1)
-    speeds = {_group(x): x for x in SPEEDS}
-    groups = dict.fromkeys(speeds, kept) | {ALONE: change_all(kept, step="nothing")}
-    quick = {*map(_group, QUICK_SPEEDS), ALONE}
+    kept = change_all({baseline: kept[baseline], **kept}, device=device, epochs=1)
+    is_real = not traits({"device": device}).emulated
+    sign, quick_speeds = ("≈", QUICK_REAL_SPEEDS) if is_real else ("=", QUICK_SPEEDS)
+    speeds = {f"x {sign} {x:g}": x for x in SPEEDS}
+    quick = {ALONE, THIS_DEVICE, *(group for group, x in speeds.items() if x in quick_speeds)}
+    groups = dict.fromkeys([*speeds, *([THIS_DEVICE] * is_real)], kept)
+    groups[ALONE] = change_all(kept, step="nothing")
     grouped = in_groups(
         groups, lambda group, label: group in quick and label in experiment.variants
     )
@@ -88,7 +100,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         question=f"{about}: how fast would you train on a slower or faster GPU?",
         **grouped,
         tasks={name: {"x": speeds.get(group)} for name, group in grouped["groups"].items()},
-        baseline=f"{_group(QUICK_SPEEDS[0])}: {baseline}",
+        baseline=f"{THIS_DEVICE if is_real else 'x = 1'}: {baseline}",
         # A published time needs a loader that is as much faster; at some speed every gain is met.
         published={
             f"{ALONE}: {label}": figure
@@ -98,7 +110,3 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         as_published={},
         dial=None,
     )
-
-
-def _group(x: float) -> str:
-    return f"x = {x:g}"

@@ -630,7 +630,7 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
                 axes.plot([x, x], ends, color=color, linewidth=1.6, zorder=3, transform=beside)
         if pipeline.loading is not None:
             ideal = [(x, pipeline.ideal_images_per_s(x)) for x in np.geomspace(left, right, 201)]
-            below = [(x, y) for x, y in ideal if y < 0.99 * x]  # above it is the diagonal
+            below = [(x, y) for x, y in ideal if y and y < 0.99 * x]  # above it is the diagonal
             axes.plot(*zip(*below), color=color, linestyle=dashes, **IDEAL)
     _write_ends(axes, found)
     return [

@@ -22,6 +22,7 @@ from labkit.analysis.roofline import (
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
     STAND_INS,
+    beside_the_loader,
     describe_rate,
     describe_stand_in,
     find_stand_ins,
@@ -35,6 +36,7 @@ from labkit.experiments.roofline import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.resolve import traits
 from labkit.runs.store import StoredRun
 from labkit.settings import CORRECTED
 
@@ -71,11 +73,12 @@ def how_measured(summary: Summary) -> list[str]:
 
 def plain_labels(summary: Summary) -> list[str]:
     """Return the labels that all variants share, without stand-ins."""
-    return [
-        f"{name}: {label}"
-        for name, label in sorted(summary.labels.items())
-        if not is_warned_of(name, label)
-    ]
+    labels = {k: label for k, label in summary.labels.items() if not is_warned_of(k, label)}
+    known = [row for row in summary.rows if row.device_images_per_s]
+    if "accelerator" in labels and known and summary.kind != "roofline":
+        labels["accelerator"] += f", {units.rate(known[0].device_images_per_s)}"
+        labels["accelerator"] += f" ({x})" if (x := beside_the_loader(known)) else ""
+    return [f"{name}: {label}" for name, label in sorted(labels.items())]
 
 
 def other_images(summary: Summary) -> list[str]:
@@ -350,8 +353,10 @@ def own_device(summary: Summary) -> tuple[float | None, str]:
     """Return the speed of the device that a roofline is read at, and what it is."""
     if (rate := calibrated(summary, "gpu_images_per_s")) is not None:
         return rate, "your GPU"
-    profile = summary.info["variants"][summary.baseline].get("profile", "calibrated")
+    base = summary.info["variants"][summary.baseline]
+    profile = base.get("profile", "calibrated")
     name = "simulated GPU" if profile == "calibrated" else f"simulated GPU ({profile})"
+    name = name if traits(base).emulated else "your GPU"
     return calibrated(summary, "device_images_per_s"), name
 
 
@@ -382,9 +387,11 @@ def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
         f"{point.row.name} {point.images_per_s:,.0f}{remarks.get(point.row.variant, '')}"
         for point in others
     ]
-    nearest = f"{units.rate(at)} (nearest to {name}: {own:,.0f})"
+    which = f"a GPU of {units.rate(at)} (nearest to {name}: {own:,.0f})"
+    if at == own:
+        which = f"{name} of {units.rate(own)}"
     instead = f"instead of {base.images_per_s:,.0f} images/s"
-    return f"With a GPU of {nearest}: {', '.join(speeds)} {instead}"
+    return f"With {which}: {', '.join(speeds)} {instead}"
 
 
 def not_measured(summary: Summary) -> list[str]:

@@ -1,13 +1,14 @@
 """Kinds of experiments: what comes before their first trial, and what a trial measures.
 
 epochs:     stage ─ images ─ stand-ins ─ equal work ─ calibration ─▶ trials time epochs
-roofline:   the same ─ the fastest device ─▶ trials time an epoch at a speed of the device
+roofline:   the same ─ the device's speeds ─▶ trials time an epoch at a speed of the device
 operation:  equal work ─▶ trials time one operation
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from labkit.contracts import Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
 from labkit.parts.devices import PROFILES
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.resolve import stored_folder
+from labkit.resolve import stored_folder, traits
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
 from labkit.runs.calibration import calibrate_run, with_device
@@ -69,8 +70,7 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     check_stand_ins(run)
     check_work(run)
     calibrate_run(run, KINDS[run.info["kind"]].epoch_share)
-    if "load_images_per_s" in run.info["calibration"] and gpu.cuda().works:
-        _measure_gpu(run)
+    _measure_gpu(run)
     save_read_counts(run)
     calibration = run.info["calibration"]
     _check_speeds(run)
@@ -78,11 +78,14 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
 
 
 def _check_speeds(run: ActiveRun) -> None:
-    """Leave out the speeds of the device that cannot be emulated here."""
+    """Leave out the speeds of the device that it cannot have here, or that cannot be emulated."""
     groups: dict[float, list[str]] = {}
     for label in run.remaining:
         if x := _speed(run, label):
             groups.setdefault(x, []).append(label)
+    if groups and not traits(vars(run.baseline)).emulated:
+        _slow_down(run, groups)
+        return
     for x in sorted(groups, reverse=True):
         try:
             check_emulator(run, _settings_of(run, groups[x][0]))
@@ -91,26 +94,60 @@ def _check_speeds(run: ActiveRun) -> None:
             skip(run, groups[x], reason)
 
 
-def _measure_gpu(run: ActiveRun) -> None:
-    """Save how fast one of this machine's GPUs trains with the model alone."""
-    run.progress.say("measuring this machine's GPU with the model alone")
-    settings = replace(
-        run.baseline,
-        images=run.info["calibration"]["images"],
-        device="cuda",
-        device_speed=None,
-        profile=Settings.profile,
-        step=PREPROCESSORS[run.baseline.preprocessor].batch,
-        ranks=1,
-        exchange=Settings.exchange,
+def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
+    """Let a real device train on each batch several times, so that it comes close to each x."""
+    calibration = run.info["calibration"]
+    fastest = calibration["device_images_per_s"] / calibration["load_images_per_s"]
+    near: dict[int, list[float]] = {}  # times -> the x that it is the nearest to
+    for x in groups:
+        near.setdefault(round(fastest / x), []).append(x)
+    chosen = {
+        min(found, key=lambda x: abs(math.log(fastest / times / x))): times
+        for times, found in near.items()
+        if times > 1
+    }
+    reason = (
+        f"not reachable: this GPU trains {fastest:.2g} × as fast as the baseline loads, and can "
+        "only be slowed down by training on each batch a whole number of times"
     )
+    for x, labels in groups.items():
+        if x not in chosen:
+            skip(run, labels, reason)
+    for x, times in chosen.items():
+        for label in groups[x]:
+            run.variants[label] = replace(run.variants[label], step_repeats=times)
+            run.info["variants"][label]["step_repeats"] = times
+    run.save()
+
+
+def _measure_gpu(run: ActiveRun) -> None:
+    """Save how fast the run's device trains with the model alone, or one beside a simulated GPU.
+
+    Raises:
+        RuntimeError: it could not be measured, and the speeds of a roofline depend on it.
+    """
+    of, calibration = traits(vars(run.baseline)), run.info["calibration"]
+    depends = run.info["kind"] == ROOFLINE and not of.emulated
+    beside = "load_images_per_s" in calibration and gpu.cuda().works
+    own = of.on_cuda and "computing" not in of.leaves_out
+    if not (depends or own or beside):
+        return
+    run.progress.say("measuring this machine's GPU with the model alone")
+    alone = {"images": calibration["images"], "ranks": 1, "exchange": Settings.exchange}
+    settings, name = replace(run.baseline, **alone), "device_images_per_s"
+    if of.emulated:
+        step, profile = PREPROCESSORS[settings.preprocessor].batch, Settings.profile
+        settings = replace(settings, device="cuda", device_speed=None, profile=profile, step=step)
+        name = "gpu_images_per_s"
     try:
         rate = run.ask("gpu_rate", settings=settings)
     except (TrialFailed, Skip) as reason:
+        if depends:
+            raise run.no_baseline(reason) from reason
         run.note("the speed of this machine's GPU was not measured")
         run.progress.say(str(reason))  # it may name a file, and notes are shared
         return
-    run.save(calibration={**run.info["calibration"], "gpu_images_per_s": rate})
+    run.save(calibration={**calibration, name: rate})
 
 
 def _prepare_operations(run: ActiveRun, cleanup: ExitStack) -> None:
@@ -209,7 +246,7 @@ def _settings_of(run: ActiveRun, label: str) -> Settings:
     """Return what a trial of epochs gets: the images of an epoch and the device's speed, too."""
     calibration = run.info["calibration"]
     settings = with_device(run.variants[label], calibration)
-    if x := _speed(run, label):
+    if (x := _speed(run, label)) and traits(vars(settings)).emulated:
         device_speed = x * calibration["load_images_per_s"]
         has_its_own = PROFILES[settings.profile].compute_s_per_image is not None
         profile = Settings.profile if has_its_own else settings.profile

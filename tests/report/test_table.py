@@ -214,6 +214,22 @@ def test_a_table_compares_the_simulated_gpu_with_the_loading_rate_of_its_rows(x,
     assert f"Simulated GPU, 460 images/s ({said})" in table(with_device(x)).heading
 
 
+def test_a_table_compares_a_real_gpu_with_the_loading_rate_of_the_rows_of_its_step():
+    rate = make_summary().rows[0].steady_images_per_s
+    names, labels = ["original", "faster"], {**LABELS, "accelerator": "cuda:NVIDIA H100"}
+    info = fake_info(names, calibration={"device_images_per_s": 2.1 * rate})
+    info["variants"] = {
+        name: {"device": "cuda", "num_workers": 2, "precision": precision}
+        for name, precision in zip(names, ("fp32", "amp"))
+    }
+    summary = summarize(info, fake_trials(dict.fromkeys(names, 1.0), labels=labels))
+    first, second = summary.rows
+    assert first.x == pytest.approx(first.device_images_per_s / first.steady_images_per_s)
+    assert second.x is None
+    said = f"accelerator: cuda:NVIDIA H100, {units.rate(2.1 * rate)} ({first.x:.1f} × the loading"
+    assert said in words.conditions(summary)
+
+
 def test_a_table_says_what_faster_loading_saves_at_best():
     said = "With faster loading, the normalized time can fall to about 0.700 at best"
     assert said in table(with_device(2.1)).notes

@@ -4,8 +4,11 @@ import pytest
 from fake_runs import cancelled_after_a_row
 
 import labkit as lab
+from labkit import units
 from labkit.contracts import Skip
 from labkit.experiments.request import Request
+from labkit.experiments.roofline import over_device_speeds
+from labkit.parts.devices import EmulatedDevice, Profile
 from labkit.runs import checks
 
 SMALL = {"images": 8, "batch_size": 4, "input_px": 64}
@@ -79,9 +82,92 @@ def test_table_findings_and_chart_show_every_speed(run):
     assert {path.name for path in run.save()} >= {"table.csv", "chart.png"}
 
 
+class OwnDevice(EmulatedDevice):
+    """A device of the user's own, which labkit cannot make faster: 150 images/s."""
+
+    emulated = False
+
+    def __init__(self, profile, clock):
+        super().__init__(Profile(name="own", compute_s_per_image=1 / 150), clock)
+
+
+def work(settings, device):
+    return lab.Step(forward=lambda batch: device.compute(len(batch["sample_id"])))
+
+
+@pytest.fixture(scope="module")
+def on_a_real_device(photos, tmp_path_factory):
+    whole = lab.experiment(
+        "preprocessing", **SMALL, data=str(photos), device="own", step="work", jitter_ms=20,
+        num_workers=1, pin_memory=False,
+    )  # fmt: skip
+    whole = over_device_speeds(lab.choose(whole, FEW["variants"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(lab.DEVICES, "own", OwnDevice)
+        patch.setitem(lab.STEPS, "work", work)
+        how = {"results": tmp_path_factory.mktemp("results"), "progress": False}
+        yield lab.run(whole, blocks=1, **how)
+
+
+def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
+    run = on_a_real_device
+    own, load = (run.info["calibration"][f"{of}_images_per_s"] for of in ("device", "load"))
+    repeats = {name: its["step_repeats"] for name, its in run.info["variants"].items()}
+    for row in run.summary.rows:
+        times = repeats[row.variant]
+        if row.group.startswith("x ≈"):
+            wanted = round(own / load / float(row.group.removeprefix("x ≈ ")))
+            assert times == wanted > 1 or (wanted == 1 and "not reachable" in row.reason)
+        else:
+            assert times == 1
+        if row.status == "ok" and row.group != "loading alone":
+            assert row.device_images_per_s == own / times
+            assert row.x == own / times / load
+    done = [trial for trial in run.trials if trial.status == "ok"]
+    assert {"this GPU", "x ≈ 0.5", "x ≈ 1", "loading alone"} <= {trial.group for trial in done}
+    for trial in done:
+        assert trial.settings["step_repeats"] == repeats[trial.variant]
+        if trial.group != "loading alone":
+            assert trial.time_s >= trial.images * repeats[trial.variant] / 150
+
+
+def test_the_chart_of_a_real_device_is_read_at_its_own_speed(on_a_real_device):
+    run = on_a_real_device
+    own = run.info["calibration"]["device_images_per_s"]
+    assert own == pytest.approx(150, rel=0.3)
+    assert f"With your GPU of {units.rate(own)}" in run.chart().get_label()
+    (found,) = run.findings().values()
+    assert f"GPU of {own:,.0f}" in found.data.columns
+
+
 @pytest.mark.needs_cuda
 def test_the_line_is_at_this_machines_gpu(photos, tmp_path):
     how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
-    run = lab.roofline("preprocessing", **FEW["settings"], **how)
+    run = lab.roofline("preprocessing", **SMALL, **how)
     assert run.info["calibration"]["gpu_images_per_s"] > 0
     assert "your GPU" in run.chart().get_label()
+
+
+@pytest.mark.needs_cuda
+def test_a_roofline_on_this_machines_gpu_is_measured_up_to_its_speed(photos, tmp_path):
+    how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
+    run = lab.roofline("preprocessing", device="cuda", **SMALL, **how)
+    own = run.info["calibration"]["device_images_per_s"]
+    rates = [row.device_images_per_s for row in run.summary.rows if row.device_images_per_s]
+    assert max(rates) == own
+    assert all(
+        row.device_images_per_s == own for row in run.summary.rows if row.group == "this GPU"
+    )
+    assert "With your GPU of" in run.chart().get_label()
+
+
+@pytest.mark.needs_cuda
+def test_a_run_on_this_machines_gpu_knows_its_rate_and_x(photos, tmp_path):
+    how = {"results": tmp_path, "progress": False, "blocks": 1}
+    experiment = lab.experiment(
+        "preprocessing", device="cuda", num_workers=1, data=str(photos), **SMALL
+    )
+    run = lab.run(experiment, **how)
+    base = run.summary.rows[0]
+    assert base.device_images_per_s == run.info["calibration"]["device_images_per_s"] > 0
+    assert base.x == base.device_images_per_s / base.load_images_per_s

@@ -8,6 +8,6 @@ Importing this package does not import torch.
 from __future__ import annotations
 
 from labkit.parts.training.loss import LOOPS, LOSSES, VECTORIZED
-from labkit.parts.training.step import STEPS, TAKES, Step, label
+from labkit.parts.training.step import STEPS, TAKES, Step, label, repeated
 
-__all__ = ["LOOPS", "LOSSES", "STEPS", "TAKES", "VECTORIZED", "Step", "label"]
+__all__ = ["LOOPS", "LOSSES", "STEPS", "TAKES", "VECTORIZED", "Step", "label", "repeated"]

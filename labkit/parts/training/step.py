@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -147,6 +147,21 @@ def timed(settings: Settings, device: Device) -> Step:
 def nothing(settings: Settings, device: Device) -> Step:
     """Do no work on any batch: the epoch takes as long as loading alone."""
     return Step(forward=lambda batch: None)
+
+
+def repeated(step: Step, times: int) -> Step:
+    """Return a step that trains on each batch several times."""
+    if times == 1:
+        return step
+
+    def forward(batch: dict) -> object:
+        for _ in range(times - 1):
+            loss = step.forward(batch)
+            if step.backward is not None:
+                step.backward(loss)
+        return step.forward(batch)
+
+    return replace(step, forward=forward)
 
 
 STEPS: dict[str, Callable[[Settings, Device], Step]] = {
