@@ -79,7 +79,7 @@ def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
     found: dict[str, list[Speed]] = {}
     for row in summary.rows if load_rate else ():
         device = math.inf if row.group == ALONE else row.device_images_per_s
-        if row.steady_rates:
+        if row.steady_rates and device:
             found.setdefault(row.name, []).append(_speed(row, device))
     return tuple(_pipeline(summary, name, speeds) for name, speeds in found.items())
 

@@ -328,7 +328,7 @@ def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[
         elif tasks and not (of.emulated or of.leaves_out):
             row = _at_speed(row, device, load_alone)
         elif (
-            not tasks
+            not (tasks or info.get("kind") == "roofline")
             and row.labels.get("accelerator") == own
             and (of.emulated or all(its.get(name) == settings.get(name) for name in STEP))
         ):

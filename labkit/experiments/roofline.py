@@ -66,7 +66,13 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     wanted = replace(base, cache=cache or base.cache)
     kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
     name, about = f"{experiment.name}{SUFFIX}", experiment.name
-    if len({settings.cache for settings in kept.values()}) > 1:
+    states = {settings.cache for settings in kept.values()}
+    if len(states) > 1:
+        if wanted.cache not in states:
+            raise ValueError(
+                f"cache must be {' or '.join(sorted(states))} for a roofline of {experiment.name}, "
+                f"got {wanted.cache}; leave it out"
+            )
         state = wanted.cache.replace(" ", "_")
         name, about = f"{name}_{state}", f"{about}, {wanted.cache} epoch"
         kept = {

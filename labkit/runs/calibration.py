@@ -379,7 +379,7 @@ def device_of(
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
     data = _hash_of(open_original(settings))
     key = (machine_id, data, settings.input_px)
-    known = _read(path)
+    known = read_devices(path.parent)
     kept = next((each for each in known if _key(each) == key), None)
     if kept and not anew:
         return kept
@@ -411,7 +411,7 @@ def device_of(
                 measured_utc=utc_now(),
                 reference=reference,
             )
-            others = [asdict(each) for each in _read(path) if _key(each) != key]
+            others = [asdict(each) for each in read_devices(path.parent) if _key(each) != key]
             with explain_unwritable(path.parent):
                 write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
     except Timeout:
@@ -479,12 +479,13 @@ def _key(device: CalibratedDevice) -> tuple[str, str, int]:
     return device.machine_id, device.manifest_hash, device.input_px
 
 
-def _read(path: Path) -> list[CalibratedDevice]:
-    """Read what is kept, of any machine.
+def read_devices(results: Path | str) -> list[CalibratedDevice]:
+    """Read which calibrated devices are kept, of any machine.
 
     Raises:
         ValueError: it is not what `device_of` writes.
     """
+    path = Path(results) / FILE
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         if fits(stored, list[CalibratedDevice]):

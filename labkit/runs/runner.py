@@ -41,6 +41,7 @@ from labkit.resolve import (
     traits,
 )
 from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
+from labkit.runs.calibration import is_calibrated, read_devices
 from labkit.runs.experiment import EPOCHS, Experiment
 from labkit.runs.kinds import KINDS, expect
 from labkit.runs.process import TrialFailed, TrialKilled
@@ -109,6 +110,8 @@ def run(
 ) -> StoredRun:
     """Run an experiment; arguments and errors as of `lab.run`."""
     info = check(experiment, mode, blocks, cancel)
+    if any(is_calibrated(read_settings(values)) for values in info["variants"].values()):
+        read_devices(results)  # a broken file is refused before there is a run
     folder = create_run(Path(results), info)
     with hold(folder):
         return _complete(ActiveRun(folder, info, cancel=cancel, progress=progress))

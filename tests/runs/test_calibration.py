@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -188,8 +189,13 @@ def test_a_broken_file_is_refused_before_anything_is_measured(
         (kept,) = json.loads((calibrated[1] / FILE).read_text())
         content = json.dumps([{**kept, **content}])
     (tmp_path / FILE).write_text(content)
-    with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
-        lab.calibrate(str(photos), 64, results=tmp_path, progress=False)
+    experiment, how = lab.experiment("preprocessing", data=str(photos)), {"results": tmp_path}
+    for measures in (
+        partial(lab.calibrate, str(photos), 64, **how), partial(lab.run, experiment, **how),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{FILE} must be what `labkit calibrate` writes"):
+            measures(progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
     assert (tmp_path / FILE).read_text() == content
 
 
