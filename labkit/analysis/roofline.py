@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from labkit import units
 from labkit.analysis.statistics import ratio_interval
-from labkit.analysis.summary import Row, Summary, log_times, positive
+from labkit.analysis.summary import Row, Summary, log_times, positive, ratios
 from labkit.resolve import traits
 
 ALONE = "loading alone"
@@ -97,6 +98,25 @@ def calibrated(summary: Summary, name: str) -> float | None:
         ValueError: it is not above 0.
     """
     return positive(name, summary.calibration.get(name))
+
+
+def published_takes(summary: Summary) -> dict[str, str]:
+    """Return what each published time takes of a loader and a GPU: variant -> half a sentence."""
+    alone = {row.name: row for row in summary.rows if row.group == ALONE}
+    base = next(filter(summary.is_baseline, alone.values()), None)
+    found = {}
+    for name, row in alone.items() if base else ():
+        compared = ratios(summary, [(row, base)], "steady").get((row.variant, base.variant))
+        if compared is None or row.published is None or row.published >= 1:
+            continue
+        here, times = f"{1 / compared.ratio:.2f}", f"{1 / row.published:.2f} times as fast"
+        if compared.low is not None:
+            here += f" {units.interval(1 / compared.high, 1 / compared.low)}"
+        found[name] = (
+            f"{units.normalized(row.published)} ({name}) takes a loader at least {times}, "
+            f"here {here}, and a GPU at least {times} as the loader"
+        )
+    return found
 
 
 def least_time(baseline: Row) -> float:

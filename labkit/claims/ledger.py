@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit import units
-from labkit.analysis.roofline import ALONE, OUT_OF_REACH, is_out_of_reach, least_time
+from labkit.analysis.roofline import OUT_OF_REACH, is_out_of_reach, least_time, published_takes
 from labkit.analysis.stand_ins import EMULATED_WORDS, beside_the_loader, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
 from labkit.analysis.summary import Ratio, Row, ratios
@@ -238,26 +238,12 @@ def _group(judged: Sequence[Mapping[str, object]]) -> str:
 
 def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
     """Return what a published time takes, if a roofline measured its loader; else ''."""
-    name, published = f"{contrast.experiment}{SUFFIX}", contrast.expected
+    name = f"{contrast.experiment}{SUFFIX}"
     found = evidence.get(name) or evidence.get(f"{name}_cold")
-    if found is None or not isinstance(published, float) or published >= 1:
+    if found is None or not isinstance(contrast.expected, float):
         return ""
-    summary = found.run.summary
-    alone = {row.name: row for row in summary.rows if row.group == ALONE}
-    base = next(filter(summary.is_baseline, alone.values()), None)
-    row = alone.get(contrast.variant)
-    if base is None or row is None or row.published != published:  # of another baseline
-        return ""
-    ratio = next(iter(ratios(summary, [(row, base)], "steady").values()), None)
-    if ratio is None:
-        return ""
-    here, times = f"{1 / ratio.ratio:.2f}", f"{1 / published:.2f} times as fast"
-    if ratio.low is not None:
-        here += f" {units.interval(1 / ratio.high, 1 / ratio.low)}"
-    return (
-        f"{units.normalized(published)} ({contrast.variant}) takes a loader at least {times}, "
-        f"here {here}, and a GPU at least {times} as the loader"
-    )
+    # A roofline of another baseline has no published times.
+    return published_takes(found.run.summary).get(contrast.variant, "")
 
 
 def _join(claim: Claim, judged: Sequence[Mapping[str, object]]) -> str:

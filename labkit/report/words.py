@@ -18,6 +18,7 @@ from labkit.analysis.roofline import (
     is_out_of_reach,
     least_time,
     pipelines,
+    published_takes,
 )
 from labkit.analysis.stand_ins import (
     EMULATED_WORDS,
@@ -125,9 +126,10 @@ def checks(summary: Summary) -> list[str]:
 
 
 def result(summary: Summary) -> list[str]:
-    """Return what a run shows in at most two sentences."""
+    """Return what a run shows, a sentence each."""
     if summary.kind == "roofline":
-        return list(filter(None, [with_this_device(summary, pipelines(summary))]))
+        takes = [f"Published: {said}" for said in published_takes(summary).values()]
+        return [*filter(None, [with_this_device(summary, pipelines(summary))]), *takes]
     if summary.kind == "operation":
         known = [[row for row in rows if row.time_s] for rows in summary.groups().values()]
         fastest = [min(rows, key=lambda row: row.time_s).name for rows in known if len(rows) > 1]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from fake_runs import fake_grouped_run, save_rows
+from fake_runs import fake_grouped_run, fake_roofline, save_rows
 from fakes import CHECKED, fake_info, fake_trials
 
 import labkit as lab
@@ -119,6 +119,14 @@ def test_every_link_of_the_markdown_is_relative_and_leads_to_a_file(tmp_path):
     (_, alt, _) = re.findall(r"^!\[(.*)\]\(figures", text, re.MULTILINE)
     assert "data_prefetcher: 0." in alt
     assert str(tmp_path) not in text
+
+
+def test_a_roofline_says_what_a_published_time_takes(tmp_path):
+    page = read(
+        fake_roofline(noise=0.0, published={"simplified": 0.661}).report(tmp_path), "report.html"
+    )
+    said = "Published: 0.661 (simplified) takes a loader at least 1.51 times as fast, here 1.9"
+    assert said in words_of(page)
 
 
 def test_without_runs_the_newest_finished_ones_and_all_claims_are_shown(tmp_path):
