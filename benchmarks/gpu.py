@@ -55,7 +55,6 @@ SIMULATED = {"device": "emulated", "device_speed": 2000.0}
 SMALL = {"images": 4, "batch_size": 2, "input_px": 32, "epochs": 1}
 SMALL_BUDGET_S = 5.0
 REPEATED = (1, 2, 4)  # times that a real GPU trains with a batch: it can only be made slower
-RATE_IMAGES = 640
 COPIED_BYTES = 64 << 20
 # Variant -> its experiment: how a real and a simulated GPU are given batches.
 LOADING = {
@@ -179,8 +178,10 @@ def rows_of(found: lab.Run) -> Iterator[Row]:
         if row.steady_images_per_s:
             said += f", {units.rate(row.steady_images_per_s)}"
         yield f"{title}: {row.variant}", row.status if row.reason else time_found, said
-    if rate := (found.info.get("calibration") or {}).get("gpu_images_per_s"):
-        yield f"{title}: this GPU with the model alone", units.rate(rate), ""
+    rates = found.info.get("calibration") or {}
+    for name in ("device_images_per_s", "gpu_images_per_s"):
+        if rate := rates.get(name):
+            yield f"{title}: {name}", units.rate(rate), ""
 
 
 def run(site: Site, experiment: str | lab.Experiment, **asked: object) -> Iterator[Row]:
@@ -210,7 +211,7 @@ def emulate(site: Site) -> Iterator[Row]:
         name: replace(lab.experiment(experiment).variants[name], data=site.data, epochs=1)
         for name, experiment in LOADING.items()
     }
-    size = SMALL if site.is_small else {"images": RATE_IMAGES}
+    size = SMALL if site.is_small else {"images": MODES["quick"].batch_size}
     real, simulated = {}, {}
     with patch.dict(PROFILES, {speeds.name: speeds}):
         for times in repeated:
@@ -435,7 +436,9 @@ STAGES: dict[str, dict[str, Callable[[Site], Iterator[Row]]]] = {
     # The simulated GPUs have speeds of their own.
     "roofline": {
         "simulated": partial(run, experiment="preprocessing", on={}, roofline=True),
-        "real": partial(run, experiment="textbook", roofline=True),
+        "real": partial(
+            run, experiment="textbook", roofline=True, variants=("textbook", "with threads")
+        ),
     },
     "emulator": {"real steps": emulate},
 }

@@ -92,7 +92,7 @@ class Settings:
     step: str | None = None
     """What trains on a batch; unset: the preprocessor's model, or timed on a simulated GPU."""
     step_repeats: int = 1
-    """Times that each batch is trained on, as a device of a fraction of this one's speed would."""
+    """Times that each batch is trained on; 2 stands for a device of half the speed."""
     loss: str = "vectorized"
     """How the detector's loss is written: for the whole batch at once, or as loops over boxes."""
     precision: Literal["fp32", "amp"] = "fp32"

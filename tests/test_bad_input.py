@@ -849,7 +849,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "one pipeline": (given(experiment="bottlenecks"),
             "variants must be at least two for a roofline, which compares pipelines, got "),
         "the CPU, which loads the data": (given(settings={"device": "cpu"}),
-            "device must be emulated or cuda for a roofline, got cpu; leave it out"),
+            "device must be emulated or cuda for a roofline, got cpu; choose one of them"),
         "each batch twice": (given(settings={"step_repeats": 2}),
             "step_repeats must be 1 for a roofline, got 2; leave it out"),
         "three epochs": (given(settings={"epochs": 3}),

@@ -107,7 +107,7 @@ def _other_loss(trial: Trial, base: Trial) -> str:
     """Compare the last losses of the same training."""
     if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step", "exchange")):
         return ""
-    if not _are_same(trial, base, SAME_ROUNDING):
+    if not _are_same(trial, base, (*SAME_ROUNDING, "step_repeats")):
         return _other_first_loss(trial, base)
     most, floor = MAX_LOSS_DIFFERENCE, LEARNT_LOSS
     if not _have_same_pixels(trial, base):
@@ -124,6 +124,8 @@ def _other_first_loss(trial: Trial, base: Trial) -> str:
     if not math.isfinite(trial.loss):
         return f"the last loss must be a number, got {trial.loss}"
     first, wanted, most = trial.first_loss, base.first_loss, MAX_FIRST_LOSS_DIFFERENCE
+    if not _have_same_pixels(trial, base):
+        most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
     if None in (first, wanted) or math.isclose(first, wanted, rel_tol=most, abs_tol=LEARNT_LOSS):
         return ""
     return f"the first loss must be within {100 * most:g} % of {wanted:.6g}, got {first:.6g}"

@@ -123,11 +123,15 @@ def least_time(baseline: Row) -> float:
     """Return the normalized time that faster loading leaves at best.
 
     It is the share of the baseline's epochs in which the device computed; where that is not known,
-    in which the host trained and waited for the device (EVIDENCE 2, "A device that stays put").
+    in which the host trained and waited for the device, or that its rate with the model alone takes
+    if that is more (EVIDENCE 2, "A device that stays put").
     """
     if baseline.compute_share is not None:
         return baseline.compute_share
-    return baseline.step_share + baseline.sync_share
+    share = baseline.step_share + baseline.sync_share
+    if (rate := baseline.device_images_per_s) is not None:
+        share = max(share, min(baseline.images_per_s / rate, 1.0))
+    return share
 
 
 def is_out_of_reach(published: float, low: float, baseline: Row) -> bool:

@@ -43,7 +43,10 @@ from labkit.resolve import traits
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
 
 # What a real device's rate is of, beside the data.
-STEP = ("step", "step_repeats", "loss", "precision", "memory_format", "input_px")
+STEP = (
+    "step", "step_repeats", "loss", "precision", "memory_format", "input_px", "batch_size",
+    "ranks", "exchange",
+)  # fmt: skip
 LISTED_IMAGES = 5  # unreadable ones that a note names
 
 
@@ -325,7 +328,7 @@ def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[
             row = replace(row, labels=labels)
         elif positive("x", x) and of.emulated:
             row = _at_speed(row, load_alone and x * load_alone, load_alone)
-        elif tasks and not (of.emulated or of.leaves_out):
+        elif tasks and row.images_per_s and not (of.emulated or of.leaves_out):
             row = _at_speed(row, device, load_alone)
         elif (
             not (tasks or info.get("kind") == "roofline")
@@ -620,10 +623,17 @@ def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | No
 def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
     epochs = [epoch for epoch in epochs if epoch.steps]
     images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs)
-    # The device's part of the first batch, where it is known, is not of the others either.
-    first_s = (epoch.first_batch_s + (epoch.compute_s or 0.0) / epoch.steps for epoch in epochs)
+    # The first batch's step is not of the others either.
+    first_s = (epoch.first_batch_s + _device_s(epoch) / epoch.steps for epoch in epochs)
     left_s = sum(epoch.epoch_s for epoch in epochs) - sum(first_s)
     return images / left_s if images and left_s > 0 else None
+
+
+def _device_s(epoch: Epoch) -> float:
+    """Return the device's part of an epoch; of a real one, the host's seconds with it."""
+    if epoch.launch_s is not None:
+        return epoch.compute_s or 0.0
+    return _sum((epoch.forward_s, epoch.backward_s, epoch.sync_s)) or 0.0
 
 
 def _resident_share_before(runs: Sequence[Trial]) -> float | None:

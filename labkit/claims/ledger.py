@@ -397,7 +397,9 @@ def _why_unjudged(info: Mapping[str, object], blocks: int) -> str:
 def _conditions(rows: Sequence[Row]) -> str:
     """Name stand-ins and what else differs from the document's experiment, in brackets."""
     said = [f"{name}, {speed}".rstrip(", ") for name, speed in find_stand_ins(rows).items()]
-    said += filter(None, [beside_the_loader(rows[:1])])
+    if x := beside_the_loader(rows[:1]):
+        real = [] if said else [rows[0].labels.get("accelerator", "")]
+        said += [*filter(None, real), x]
     labels = [label for row in rows for label in row.labels.get("storage", "").split(" / ")]
     if any(label.startswith("unknown") for label in labels):
         said.append("unconfirmed storage")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.analysis.roofline import ALONE
-from labkit.analysis.summary import is_floor
+from labkit.analysis.summary import STEP, is_floor
 from labkit.resolve import traits
 from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment, in_groups
 from labkit.settings import change_all
@@ -61,7 +61,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     device = base.device or "emulated"
     if traits(vars(base)).on_cpu:
         raise ValueError(
-            f"device must be emulated or cuda for a roofline, got {device}; leave it out"
+            f"device must be emulated or cuda for a roofline, got {device}; choose one of them"
         )
     wanted = replace(base, cache=cache or base.cache)
     kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
@@ -89,8 +89,14 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         )
     baseline = next((label for label, its in kept.items() if its == wanted), next(iter(kept)))
     # The first variant of a group is its baseline.
-    kept = change_all({baseline: kept[baseline], **kept}, device=device, epochs=1)
+    kept = change_all({baseline: kept[baseline], **kept}, device=device, epochs=1, step_repeats=1)
     is_real = not traits({"device": device}).emulated
+    steps = {label: [getattr(its, name) for name in STEP] for label, its in kept.items()}
+    if is_real and (others := [label for label in kept if steps[label] != steps[baseline]]):
+        raise ValueError(
+            f"variants must train alike for a roofline on device {device}, whose speed is measured "
+            f"once, got {others[0]}; choose others"
+        )
     sign, quick_speeds = ("≈", QUICK_REAL_SPEEDS) if is_real else ("=", QUICK_SPEEDS)
     speeds = {f"x {sign} {x:g}": x for x in SPEEDS}
     quick = {ALONE, THIS_DEVICE, *(group for group, x in speeds.items() if x in quick_speeds)}

@@ -31,7 +31,8 @@ ASKED = {
     "mode": "quick: a first look; document: each variant once, all images; full: with verdicts.",
     "blocks": "Repetitions of all variants; verdicts need 6 or more.",
     "baseline": "The reference variant (= 1.0).",
-    "roofline": "Train at several speeds of the GPU; cold or warm files as the baseline's.",
+    "roofline": "Train at several speeds of the GPU, a simulated one unless device says cuda; "
+    "cold or warm files as the baseline's.",
 }
 NUMBERS = {"blocks": int} | {
     name: kind for name, (kind, *_) in field_kinds().items() if kind in (int, float)

@@ -217,6 +217,8 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
         if row.published is not None:
             measured += f"; the document reported {published(summary, row)}"
         yield measured
+    if (times := own.get("step_repeats", 1)) > 1:
+        yield f"The run trained on each batch {times} times, this program does once."
     if is_floor(own, baseline):
         yield "It does only part of the baseline's work, so it is a limit and no remedy."
     yield f"Conditions: {' · '.join([*how_measured(summary), *plain_labels(summary)])}"

@@ -75,10 +75,13 @@ def how_measured(summary: Summary) -> list[str]:
 def plain_labels(summary: Summary) -> list[str]:
     """Return the labels that all variants share, without stand-ins."""
     labels = {k: label for k, label in summary.labels.items() if not is_warned_of(k, label)}
-    known = [row for row in summary.rows if row.device_images_per_s]
-    if "accelerator" in labels and known and summary.kind != "roofline":
-        labels["accelerator"] += f", {units.rate(known[0].device_images_per_s)}"
-        labels["accelerator"] += f" ({x})" if (x := beside_the_loader(known)) else ""
+    own = [row for row in summary.rows if row.labels and row.variant == summary.baseline]
+    if summary.kind != "roofline":
+        own = [row for row in summary.rows if row.labels]
+    rates = {row.device_images_per_s for row in own}
+    if "accelerator" in labels and len(rates) == 1 and None not in rates:
+        labels["accelerator"] += f", {units.rate(*rates)}"
+        labels["accelerator"] += f" ({x})" if (x := beside_the_loader(own)) else ""
     return [f"{name}: {label}" for name, label in sorted(labels.items())]
 
 
@@ -157,6 +160,8 @@ def bound(summary: Summary) -> list[str]:
     base = next((row for row in summary.rows if summary.is_baseline(row)), None)
     if summary.x is None or summary.has_groups or base.normalized_time is None:
         return []
+    if any(its.get("ranks", 1) > 1 for its in summary.info["variants"].values()):
+        return []  # several GPUs are faster than one
     # What the device computes in the baseline's epochs remains.
     least = units.normalized(least_time(base))
     return [f"With faster loading, the normalized time can fall to about {least} at best"]
@@ -167,7 +172,7 @@ def several_gpus(summary: Summary) -> list[str]:
     info, calibration = summary.info, summary.calibration
     if (loaded := calibration.get("load_images_per_s")) is None:
         return []
-    # The first where GPUs are simulated; of real ones one was measured.
+    # The run's own, or a real one that was measured beside it.
     own = calibration.get("device_images_per_s") or calibration.get("gpu_images_per_s")
     needs: dict[float, list[str]] = {}  # images/s of one GPU -> what several need
     for label, its in info["variants"].items():

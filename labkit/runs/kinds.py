@@ -64,6 +64,7 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     _stage(run, cleanup)
     if "calibration" in run.info:  # resumed: only the disks are new
         check_stand_ins(run)
+        _measure_gpu(run)
         _check_speeds(run)
         return
     check_images(run)
@@ -106,13 +107,12 @@ def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
         for times, found in near.items()
         if times > 1
     }
-    reason = (
-        f"not reachable: this GPU trains {fastest:.2g} × as fast as the baseline loads, and can "
-        "only be slowed down by training on each batch a whole number of times"
-    )
     for x, labels in groups.items():
         if x not in chosen:
-            skip(run, labels, reason)
+            why = f"not reachable: this GPU trains {fastest:.2g} × as fast as the baseline loads"
+            if x < fastest:
+                why = "no speed of its own: each batch is trained on a whole number of times"
+            skip(run, labels[::-1], why)  # the baseline last: without it the others have no reason
     for x, times in chosen.items():
         for label in groups[x]:
             run.variants[label] = replace(run.variants[label], step_repeats=times)
@@ -128,17 +128,17 @@ def _measure_gpu(run: ActiveRun) -> None:
     """
     of, calibration = traits(vars(run.baseline)), run.info["calibration"]
     depends = run.info["kind"] == ROOFLINE and not of.emulated
+    own = depends or (of.on_cuda and "computing" not in of.leaves_out)
+    name = "device_images_per_s" if own else "gpu_images_per_s"
     beside = "load_images_per_s" in calibration and gpu.cuda().works
-    own = of.on_cuda and "computing" not in of.leaves_out
-    if not (depends or own or beside):
+    if not (own or beside) or calibration.get(name) is not None:
         return
     run.progress.say("measuring this machine's GPU with the model alone")
-    alone = {"images": calibration["images"], "ranks": 1, "exchange": Settings.exchange}
-    settings, name = replace(run.baseline, **alone), "device_images_per_s"
-    if of.emulated:
+    alone = {"step_repeats": 1, "ranks": 1, "exchange": Settings.exchange}
+    settings = replace(run.baseline, images=calibration["images"], **alone)
+    if not own:
         step, profile = PREPROCESSORS[settings.preprocessor].batch, Settings.profile
         settings = replace(settings, device="cuda", device_speed=None, profile=profile, step=step)
-        name = "gpu_images_per_s"
     try:
         rate = run.ask("gpu_rate", settings=settings)
     except (TrialFailed, Skip) as reason:

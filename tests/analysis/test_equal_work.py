@@ -93,6 +93,13 @@ def test_in_other_numbers_the_first_losses_are_compared(other):
     assert unequal_in_other_numbers(4.1, base_first=None, **other) == {}
 
 
+def test_where_batches_are_trained_on_several_times_the_first_losses_are_compared():
+    assert unequal_in_other_numbers(4.0, step_repeats=3) == {}
+    assert unequal_in_other_numbers(4.3, step_repeats=3, **PILLOW) == {}
+    message = "not the same work as base: the first loss must be within 2 % of 4, got 4.3"
+    assert unequal_in_other_numbers(4.3, step_repeats=3) == {"v": message}
+
+
 def other_work(**what):
     return unequal_work(INFO, [fake_work("base"), fake_work("v", **what)])
 

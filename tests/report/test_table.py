@@ -218,16 +218,19 @@ def test_a_table_compares_a_real_gpu_with_the_loading_rate_of_the_rows_of_its_st
     rate = make_summary().rows[0].steady_images_per_s
     names, labels = ["original", "faster"], {**LABELS, "accelerator": "cuda:NVIDIA H100"}
     info = fake_info(names, calibration={"device_images_per_s": 2.1 * rate})
-    info["variants"] = {
-        name: {"device": "cuda", "num_workers": 2, "precision": precision}
-        for name, precision in zip(names, ("fp32", "amp"))
-    }
-    summary = summarize(info, fake_trials(dict.fromkeys(names, 1.0), labels=labels))
-    first, second = summary.rows
-    assert first.x == pytest.approx(first.device_images_per_s / first.steady_images_per_s)
-    assert second.x is None
+
+    def summary_of(precision):
+        """Of a run whose second variant has numbers of this precision."""
+        its = {"device": "cuda", "num_workers": 2, "precision": "fp32"}
+        info["variants"] = {"original": its, "faster": {**its, "precision": precision}}
+        return summarize(info, fake_trials(dict.fromkeys(names, 1.0), labels=labels))
+
+    first, second = summary_of("fp32").rows
+    assert first.x == second.x == first.device_images_per_s / first.steady_images_per_s
     said = f"accelerator: cuda:NVIDIA H100, {units.rate(2.1 * rate)} ({first.x:.1f} × the loading"
-    assert said in words.conditions(summary)
+    assert said in words.conditions(summary_of("fp32"))
+    assert [row.x for row in summary_of("amp").rows] == [first.x, None]
+    assert "accelerator: cuda:NVIDIA H100 ·" in words.conditions(summary_of("amp"))
 
 
 def test_a_table_says_what_faster_loading_saves_at_best():

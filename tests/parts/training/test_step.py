@@ -47,6 +47,15 @@ def test_the_classifier_has_the_published_number_of_parameters():
 
 
 @pytest.mark.parametrize("name", REAL_STEPS)
+def test_a_repeated_step_trains_on_each_batch_as_often(name):
+    batch, settings = make_batch(), Settings(seed=3)
+    first, *_, last = losses_of(STEPS[name](settings, on("cpu")), batch, steps=6)
+    repeated = step.repeated(STEPS[name](settings, on("cpu")), 3)
+    assert losses_of(repeated, batch, steps=2)[-1] == last
+    assert repeated.first_loss() == first
+
+
+@pytest.mark.parametrize("name", REAL_STEPS)
 def test_the_same_seed_and_batches_give_the_same_losses(name):
     batch, before = make_batch(), torch.get_rng_state()
     made = STEPS[name](Settings(seed=3), on("cpu"))
