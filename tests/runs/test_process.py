@@ -206,20 +206,21 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
 # so.  The server imports what torch's optimizers need, which asks only how torch was built.  All
 # other functions of torch.cuda that need the driver call `_lazy_init`.
 CALLS = """
-import sys, importlib, torch
+import importlib, torch
 from labkit.runs.server import JOBS
 called = set()
 
-def note(frame, event, what):
-    if event == "call" and "/torch/cuda/" in frame.f_code.co_filename:
-        called.update({"is_available", "device_count", "_lazy_init"} & {frame.f_code.co_name})
-    elif event == "c_call" and "cuda" in (getattr(what, "__name__", None) or ""):
-        called.add(what.__name__)
+def noted(name, function):
+    return lambda *args, **options: called.add(name) or function(*args, **options)
 
-sys.setprofile(note)
+asks = {torch.cuda: ["is_available", "device_count", "_lazy_init"]}
+asks[torch._C] = [name for name in vars(torch._C) if "cuda" in name]
+for owner, names in asks.items():
+    for name in names:
+        if not isinstance(function := getattr(owner, name), type):
+            setattr(owner, name, noted(name, function))
 for module in (*JOBS.values(), "labkit.parts.training.model", "torch._dynamo"):
     importlib.import_module(module)
-sys.setprofile(None)
 print(*called, torch.cuda.is_initialized())
 """
 
