@@ -139,15 +139,20 @@ ALL = (
         Case(unseen.everything_twice, "duplicated work", "split between workers"),
         Case(unseen.million_objects, "start-up", "persistent workers", "arrays, not objects"),
         Case(unseen.json_per_sample, "transform or parsing", "faster transform or parse once"),
+        Case(unseen.one_connection, "workers wait for each other", "connection per worker"),
     )),
     *(replace(case, kind=HELD_OUT) for case in (
-        Case(held_out.one_connection, "workers wait for each other", "connection per worker"),
         Case(held_out.slow_sampler, "sampler or main thread", "faster sampler"),
         Case(
             held_out.hdf5_chunks, "read amplification or packing", "smaller chunks",
             "read in order",
         ),
         Case(held_out.ragged_collate, "collate", "faster collate"),
+        Case(
+            held_out.sent_views, "serialization or bytes", FEWER_BYTES,
+            "cheaper serialization or no workers",
+        ),
+        Case(held_out.deep_copies, "transform", "faster transform", "arrays, not objects"),
     )),
 )  # fmt: skip
 CASES = {case.make.__name__: case for case in ALL}

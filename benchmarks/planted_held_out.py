@@ -7,14 +7,10 @@ Rules must not be written with these cases in view.
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
+import copy
 import os
 import random
-import threading
-import time
-from collections.abc import Iterator
-from multiprocessing.connection import Client, Connection, Listener
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,72 +31,6 @@ from labkit.contracts import Skip
 IMAGES = 160
 CANDIDATES = 200_000
 CHUNK = 32
-
-
-class Server:
-    """A process that answers one request at a time on every connection, each after a while."""
-
-    ANSWER_S = 0.008
-
-    def __init__(self) -> None:
-        self.listener = Listener()
-        context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=self.serve, daemon=True)
-        self.process.start()
-
-    def serve(self) -> None:
-        while True:
-            connection = self.listener.accept()
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
-
-    def answer(self, connection: Connection) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                number = connection.recv()
-                time.sleep(self.ANSWER_S)
-                connection.send(number % 80)
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.join()
-        self.listener.close()
-
-
-class Asked(Photos):
-    """Photographs with classes that a server knows.
-
-    Args:
-        paths: the files.
-        address: of the server.
-        shared: all processes use one connection; otherwise each opens its own.
-    """
-
-    def __init__(self, paths: list[Path], address: str, *, shared: bool) -> None:
-        super().__init__(paths, decode=decode_half)
-        self.address, self.shared = address, shared
-        self.lock, self.connections = multiprocessing.Lock(), {}
-        if shared:
-            self.connection()
-
-    def connection(self) -> Connection:
-        user = "all" if self.shared else os.getpid()
-        if user not in self.connections:
-            self.connections[user] = Client(self.address)
-        return self.connections[user]
-
-    def ask(self, i: int) -> int:
-        with self.lock if self.shared else contextlib.nullcontext():
-            self.connection().send(i)
-            return self.connection().recv()
-
-    def __getitem__(self, i: int) -> dict[str, object]:
-        return {**super().__getitem__(i), "class": self.ask(i)}
-
-
-def one_connection(site: Site, fixed: bool) -> dict[str, object]:
-    """Four workers share a connection to a server; better: one for each."""
-    photos = Asked(site.paths(IMAGES), site.keep(Server()).listener.address, shared=not fixed)
-    return training(photos, 3.0, num_workers=4)
 
 
 class Weighted(Sampler):
@@ -211,3 +141,77 @@ def ragged_collate(site: Site, fixed: bool) -> dict[str, object]:
     """The collate function pads value by value; better: PyTorch does."""
     photos = Noted(site.paths(IMAGES), decode=decode_half)
     return training(photos, 2.5, collate_fn=Collate(pad if fixed else pad_by_value))
+
+
+class Patches(Photos):
+    """Photographs, each with a patch of its own size cut from a canvas that holds any of them.
+
+    Args:
+        paths: the files.
+        views: a patch is a view of its canvas, so that all of the canvas is sent along.
+    """
+
+    CANVAS = 800
+
+    def __init__(self, paths: list, *, views: bool) -> None:
+        super().__init__(paths, decode=decode_half)
+        self.views = views
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        photo = self.decode(self.read(i))
+        canvas = np.zeros((self.CANVAS, self.CANVAS, 3), np.float32)
+        canvas[: photo.shape[0], : photo.shape[1]] = photo
+        size = 48 + 8 * (i % 8)
+        patch = torch.from_numpy(canvas)[:size, :size]
+        image = torch.from_numpy(Resize()(photo))
+        return {"image": image, "label": i, "patch": patch if self.views else patch.clone()}
+
+
+def list_patches(samples: list[dict]) -> dict[str, object]:
+    return {
+        "image": torch.stack([sample["image"] for sample in samples]),
+        "label": torch.tensor([sample["label"] for sample in samples]),
+        "patch": [sample["patch"] for sample in samples],
+    }
+
+
+def sent_views(site: Site, fixed: bool) -> dict[str, object]:
+    """Patches are sent as views, with all they were cut from; better: as copies."""
+    photos = Patches(site.paths(IMAGES), views=not fixed)
+    return training(photos, 2.5, collate_fn=list_patches)
+
+
+class Annotated(Photos):
+    """Photographs with the boxes of their objects in pixels; each object has an outline, too.
+
+    Args:
+        paths: the files.
+        copy: of an object, before it is changed.
+    """
+
+    OBJECTS, POINTS = 30, 160
+
+    def __init__(self, paths: list, copy: Callable[[dict], dict]) -> None:
+        super().__init__(paths, decode=decode_half)
+        self.copy = copy
+        self.annotations = [self.annotate(i) for i in range(len(paths))]
+
+    def annotate(self, i: int) -> list[dict[str, list]]:
+        rng = np.random.default_rng(i)
+        return [
+            {"box": rng.random(4).tolist(), "outline": rng.random((self.POINTS, 2)).tolist()}
+            for _ in range(self.OBJECTS)
+        ]
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        objects = [self.copy(each) for each in self.annotations[i]]
+        for each in objects:
+            each["box"] = [PX * x for x in each["box"]]
+        boxes = torch.tensor([each["box"] for each in objects])
+        return {**super().__getitem__(i), "boxes": boxes}
+
+
+def deep_copies(site: Site, fixed: bool) -> dict[str, object]:
+    """Annotations are copied with all outlines, which nobody uses; better: shallow copies."""
+    photos = Annotated(site.paths(IMAGES), dict if fixed else copy.deepcopy)
+    return training(photos, 2.5)

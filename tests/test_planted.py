@@ -22,7 +22,7 @@ def site(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(planted_workers.Labelled, "ANSWER_S", 0.0)
     monkeypatch.setattr(planted_workers.Late, "LATE_S", 0.0)
     monkeypatch.setattr(planted_unseen.Locked, "ANSWER_S", 0.0)
-    monkeypatch.setattr(planted_held_out.Server, "ANSWER_S", 0.0)
+    monkeypatch.setattr(planted_unseen.Server, "ANSWER_S", 0.0)
     monkeypatch.setattr(planted_workers, "ENTRIES", 1000)
     monkeypatch.setattr(planted_unseen, "ENTRIES", 1000)
     monkeypatch.setattr(planted_held_out, "CANDIDATES", 1000)
@@ -48,6 +48,8 @@ def as_arrays(batch):
             else outline.numpy()
             for outline in found["outlines"]
         ]
+    for i, patch in enumerate(found.pop("patch", ())):  # of different sizes
+        found[f"patch {i}"] = patch
     return {name: np.asarray(value) for name, value in found.items()}
 
 
