@@ -848,6 +848,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "variants must be at least two for a roofline, which compares pipelines, got original"),
         "one pipeline": (given(experiment="bottlenecks"),
             "variants must be at least two for a roofline, which compares pipelines, got "),
+        "pipelines that differ between epochs only": (given(experiment="persistent_workers"),
+            "variants must be at least two for a roofline, which compares pipelines, got started "),
         "the CPU, which loads the data": (given(settings={"device": "cpu"}),
             "device must be emulated or cuda for a roofline, got cpu; choose one of them"),
         "each batch twice": (given(settings={"step_repeats": 2}),

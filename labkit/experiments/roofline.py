@@ -39,7 +39,8 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     """Return an experiment that measures another one's variants at several device speeds.
 
     The device is an emulated one unless the baseline names another, and a trial has one epoch.
-    Variants that leave out loading or computing are left out.
+    Variants that leave out loading or computing are left out, and those that differ from another
+    in what happens between epochs only.
 
     Args:
         experiment: what to compare, with the variants that the mode measures.
@@ -65,6 +66,10 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         )
     wanted = replace(base, cache=cache or base.cache)
     kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
+    # The baseline last, as the later of two that are alike stays.
+    in_turn = sorted(kept, key=lambda label: label == experiment.baseline)
+    alike = {replace(kept[label], persistent_workers=False): label for label in in_turn}
+    kept = {label: its for label, its in kept.items() if label in alike.values()}
     name, about = f"{experiment.name}{SUFFIX}", experiment.name
     states = {settings.cache for settings in kept.values()}
     if len(states) > 1:
