@@ -454,7 +454,7 @@ def _reference_rates(
     batch_size = max(min(reference.batch_size, images), 1)
     reference = replace(reference, images=max(images, 1), batch_size=batch_size)
     rates, began_s = [], time.monotonic()
-    form = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed} of at most 01:00{postfix}"
+    form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 01:00{postfix}"
     with bar(
         total=LONGEST_S, desc="calibrating the simulated GPU", disable=not progress, bar_format=form
     ) as drawn:
