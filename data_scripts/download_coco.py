@@ -15,12 +15,11 @@ import re
 import shlex
 import shutil
 import sys
-import time
 import zipfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from time import sleep
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -76,22 +75,12 @@ ARCHIVES = (
 )
 
 
-def download_coco(
-    out: Path | str,
-    *,
-    url_base: str = URL_BASE,
-    archives: Sequence[Archive] = ARCHIVES,
-    progress: bool = True,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Path:
+def download_coco(out: Path | str, url_base: str = URL_BASE) -> Path:
     """Download and unpack COCO's val2017; what is already unpacked is not downloaded again.
 
     Args:
         out: a folder for COCO: new, or one in which this function was stopped.
         url_base: the server; COCO's own, or a mirror with the same files.
-        archives: what to download.
-        progress: show bars.
-        sleep: waits before another try.
 
     Returns:
         The folder of the images.
@@ -109,18 +98,17 @@ def download_coco(
             f"out must be a folder for COCO, got {str(root)!r} with another data set; "
             "choose another folder"
         )
-    missing = [archive for archive in archives if not (root / archive.wanted).exists()]
+    missing = [archive for archive in ARCHIVES if not (root / archive.wanted).exists()]
     needed_bytes = 2 * sum(archive.size_bytes for archive in missing)  # JPEGs are hardly packed
     root.mkdir(parents=True, exist_ok=True)
     check_room(root, needed_bytes, "the archives and what they hold")
     for archive in missing:
         by_hand, part = root / archive.name, root / f"{archive.name}.part"
         if not by_hand.exists():
-            url = f"{url_base.rstrip('/')}/{archive.path}"
-            _download(archive, part, url, progress=progress, sleep=sleep)
+            _download(archive, part, f"{url_base.rstrip('/')}/{archive.path}")
         file = by_hand if by_hand.exists() else part
         _check_sum(archive, file)
-        _unpack(archive, file, root, progress=progress)
+        _unpack(archive, file, root)
         part.unlink(missing_ok=True)
     return root / IMAGES
 
@@ -136,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--url-base", default=URL_BASE, help="a mirror; default: %(default)s")
     given = parser.parse_args(arguments)
     try:
-        images = download_coco(given.out, url_base=given.url_base)
+        images = download_coco(given.out, given.url_base)
         reader = open_folder(images)
     except (ValueError, OSError, Skip) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -151,12 +139,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _download(
-    archive: Archive, part: Path, url: str, *, progress: bool, sleep: Callable[[float], None]
-) -> None:
+def _download(archive: Archive, part: Path, url: str) -> None:
     """Download what is missing of an archive; try again while new bytes arrive."""
     tries, furthest = 0, _size(part)
-    options = {"unit": "B", "unit_scale": True, "desc": archive.name, "disable": not progress}
+    options = {"unit": "B", "unit_scale": True, "desc": archive.name}
     with bar(total=archive.size_bytes, initial=furthest, **options) as shown:
         while _size(part) < archive.size_bytes:
             if tries:
@@ -211,14 +197,13 @@ def _check_sum(archive: Archive, file: Path) -> None:
         )
 
 
-def _unpack(archive: Archive, file: Path, root: Path, *, progress: bool) -> None:
+def _unpack(archive: Archive, file: Path, root: Path) -> None:
     """Unpack what is wanted beside its place, and move it there once it is complete."""
     unpacking = root / f".{archive.name}.unpacking"
     shutil.rmtree(unpacking, ignore_errors=True)
     with zipfile.ZipFile(file) as zipped:
         members = [name for name in zipped.namelist() if name.startswith(archive.wanted)]
-        options = {"unit": "file", "desc": f"{archive.name} unpacked", "disable": not progress}
-        for member in bar(members, **options):
+        for member in bar(members, unit="file", desc=f"{archive.name} unpacked"):
             zipped.extract(member, unpacking)
     target = root / archive.wanted
     target.parent.mkdir(exist_ok=True)

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 from web import web
 
-from data_scripts.download_coco import ARCHIVES, WAITS_S, download_coco, main
+from data_scripts import download_coco as script
+from data_scripts.download_coco import ARCHIVES, WAITS_S, main
 from labkit.contracts import Skip
 from labkit.parts.packing.folder import open_folder
 from tests.places import contents
@@ -77,14 +78,15 @@ def out(tmp_path):
 
 
 @pytest.fixture
-def get(server, coco, out):
+def get(monkeypatch, server, coco, out):
     """Download as a user would, but for the waiting, which is noted."""
+    monkeypatch.setattr(script, "ARCHIVES", coco.archives)
 
-    def call(**more):
-        options = {"url_base": server.url, "archives": coco.archives, "sleep": waited.append}
-        return download_coco(out, **{**options, "progress": False, **more})
+    def call(url_base=server.url):
+        return script.download_coco(out, url_base)
 
-    waited = call.waited = []
+    call.waited = []
+    monkeypatch.setattr(script, "sleep", call.waited.append)
     return call
 
 
@@ -118,13 +120,14 @@ def test_a_busy_server_is_asked_again(get, server, coco, out, happens):
     assert contents(out) == coco.whole
 
 
-def test_a_stop_keeps_the_part_and_the_next_call_continues(get, server, coco, out):
+def test_a_stop_keeps_the_part_and_the_next_call_continues(monkeypatch, get, server, coco, out):
     def stop(_):
         raise KeyboardInterrupt
 
     server.faults = CUT_ONCE
-    with pytest.raises(KeyboardInterrupt):
-        get(sleep=stop)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(script, "sleep", stop)
+        get()
     assert contents(out)[f"{IMAGES}.part"] == coco.files[IMAGES][:100_000]
     get()
     assert contents(out) == coco.whole
@@ -183,19 +186,20 @@ def test_what_cannot_work_is_refused_before_anything_is_downloaded(
     monkeypatch, get, server, out, photos
 ):
     with pytest.raises(ValueError, match=r"out must be a folder for COCO, got .* another data set"):
-        download_coco(photos)
+        script.download_coco(photos)
     with pytest.raises(ValueError, match="url_base must be http:// or https:// and a server"):
         get(url_base="file:///etc")
     usage = shutil.disk_usage("/")._replace(free=1_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     message = rf"{re.escape(str(out))} must have 2.2 GB free for the archives .*, got 1.0 GB"
+    monkeypatch.setattr(script, "ARCHIVES", ARCHIVES)
     with pytest.raises(Skip, match=message):
-        get(archives=ARCHIVES)
+        get()
     assert server.requests == []
 
 
 def test_the_command_prints_what_there_is_and_errors(monkeypatch, server, coco, out, capsys):
-    monkeypatch.setitem(download_coco.__kwdefaults__, "archives", coco.archives)
+    monkeypatch.setattr(script, "ARCHIVES", coco.archives)
     server.faults = {BOXES: ["404", "ok"]}
     assert main([str(out), "--url-base", server.url]) == 1
     message = "error: url_base must be a server with annotations/annotations_trainval2017.zip, got"
