@@ -32,16 +32,13 @@ from labkit.machine import hardware
 T = TypeVar("T")
 
 
-def parser(
-    doc: str, *, data: bool = False, rounds: int | None = None, seconds: float | None = None
-) -> argparse.ArgumentParser:
+def parser(doc: str, *, data: bool = False, rounds: int | None = None) -> argparse.ArgumentParser:
     """Return a parser of the common options.
 
     Args:
         doc: the benchmark's docstring.
         data: whether it reads photographs.
         rounds: the default of ``--rounds``; None: it has none.
-        seconds: the default of ``--seconds``; None: it has none.
     """
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--save", type=Path, help="folder for the report and all measurements")
@@ -49,8 +46,6 @@ def parser(
         made.add_argument("--data", help="folder of .jpg files; by default synthetic ones are made")
     if rounds is not None:
         made.add_argument("--rounds", type=int, default=rounds, help="at least 2")
-    if seconds is not None:
-        made.add_argument("--seconds", type=float, default=seconds, help="of each measurement")
     return made
 
 
