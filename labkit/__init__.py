@@ -13,7 +13,8 @@ from labkit.nccl import read_nccl_log
 from labkit.panel.view import advise_form, panel
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import DEVICES
-from labkit.parts.loading import LOADERS, ThreadLoader
+from labkit.parts.loading import LOADERS
+from labkit.parts.loading.threads import ThreadLoader
 from labkit.parts.packing import PACKINGS
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.preprocessing import PREPROCESSORS

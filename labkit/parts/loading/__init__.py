@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from labkit.parts.loading.dali import load_with_dali
-from labkit.parts.loading.source import Outside, PinningLoader, Source, join
+from labkit.parts.loading.source import Source
 from labkit.parts.loading.tf_data import load_as_published, load_tfrecords, load_with_tf_data
-from labkit.parts.loading.threads import ThreadLoader, load_with_threads
+from labkit.parts.loading.threads import load_with_threads
 from labkit.parts.loading.torch_loader import (
     IterableLoader,
     LoopJoiningLoader,
@@ -25,17 +25,6 @@ from labkit.parts.loading.torch_loader import (
     load_with_torch,
 )
 from labkit.settings import Settings
-
-__all__ = [
-    "LOADERS",
-    "OUTSIDE",
-    "OWN_ORDER",
-    "THREADED",
-    "Outside",
-    "PinningLoader",
-    "ThreadLoader",
-    "join",
-]
 
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "torch": load_with_torch,

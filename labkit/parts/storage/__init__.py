@@ -24,8 +24,6 @@ from labkit.parts.storage.folder import Storage, here, in_folder, in_memory, on_
 from labkit.parts.storage.modelled import on_modelled
 from labkit.settings import pick
 
-__all__ = ["IN_MEMORY", "STORAGES", "Storage", "locate"]
-
 # Settings whose files are never anywhere but in memory.
 IN_MEMORY = ("tmpfs", "modelled_memory")
 

@@ -13,7 +13,8 @@ import torch
 from jpegs import encode, photo
 from small import completed
 
-from labkit.parts.loading import LOADERS, OUTSIDE, PinningLoader
+from labkit.parts.loading import LOADERS, OUTSIDE
+from labkit.parts.loading.source import PinningLoader
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from tests.processes import until
