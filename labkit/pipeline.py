@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit import contracts
-from labkit.contracts import Clock, Device, DeviceBatch, Sample
+from labkit.contracts import Clock, Device, DeviceBatch, Reader, Sample
 from labkit.machine import shared_memory
 from labkit.parts.loading.source import Outside, join
-from labkit.parts.packing import Reader
 from labkit.parts.preprocessing import device_bytes, typical_arrays
 from labkit.parts.training import Step, repeated
 from labkit.resolve import Resolved, open_source, own_parts, register, resolve

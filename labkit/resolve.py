@@ -18,21 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.contracts import Device, Skip
+from labkit.contracts import Device, Reader, Skip
 from labkit.machine import gpu, hardware
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES, Profile
 from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED
-from labkit.parts.packing import (
-    JPEG,
-    PACKINGS,
-    PIXELS,
-    RESIZED,
-    SAMPLE,
-    Packing,
-    Reader,
-    pack_format,
-)
+from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
+from labkit.parts.packing.packs import pack_format
 from labkit.parts.packing.remote import local_folder, place
 from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS, STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor

@@ -29,11 +29,10 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.analysis.statistics import paired_interval
-from labkit.contracts import Clock, Epoch, Skip, SystemClock, utc_now
+from labkit.contracts import Clock, Epoch, Reader, Skip, SystemClock, utc_now
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.devices import PROFILES
-from labkit.parts.packing import Reader
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here, open_original, original, resolve, traits

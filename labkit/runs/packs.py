@@ -26,12 +26,12 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from labkit import units
-from labkit.contracts import Annotation, Cancelled, Sample, Skip
+from labkit.contracts import Annotation, Cancelled, Content, Reader, Sample, Skip
 from labkit.files import bar, whole_folder, write_whole
 from labkit.machine import hardware
 from labkit.machine.media import check_room, skip_unwritable
 from labkit.parts.decoding import DECODERS
-from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, Content, Reader
+from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.packs import encode
 from labkit.parts.packing.remote import local_folder

@@ -24,11 +24,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from labkit import units
-from labkit.contracts import Cancelled, Skip
+from labkit.contracts import Cancelled, Reader, Skip
 from labkit.files import bar, is_private, whole
 from labkit.machine import media
 from labkit.machine.media import Medium, describe_medium
-from labkit.parts.packing import Reader
 from labkit.parts.storage import Storage, locate
 from labkit.resolve import locate_data, open_original, open_reader, open_source, stored_folder
 from labkit.settings import Settings

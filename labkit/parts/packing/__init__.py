@@ -13,23 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from labkit.contracts import Content, Reader
-from labkit.parts.packing.folder import FolderReader, open_folder, write_folder
+from labkit.contracts import Reader
+from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.packing.formats import HDF5, LMDB, PTH, RAW, TFRECORD
-from labkit.parts.packing.packs import (
-    JPEG,
-    PIXELS,
-    RESIZED,
-    SAMPLE,
-    open_pack,
-    pack_format,
-    write_pack,
-)
-
-__all__ = [
-    "JPEG", "PACKINGS", "PIXELS", "RESIZED", "SAMPLE", "Content", "FolderReader", "Packing",
-    "Reader", "pack_format",
-]  # fmt: skip
+from labkit.parts.packing.packs import JPEG, PIXELS, RESIZED, SAMPLE, open_pack, write_pack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ UNFINISHED = ".unfinished.json"  # in a folder whose manifest is still to be wri
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FolderReader:
-    """A folder of JPEG files, opened; see `labkit.parts.packing.Reader`."""
+    """A folder of JPEG files, opened; see `labkit.contracts.Reader`."""
 
     root: Path
     boxes: str
@@ -107,7 +107,7 @@ class FolderReader:
         return (*known, self.root / MANIFEST) if self.manifest_hash != "unknown" else tuple(known)
 
     def read(self, i: int) -> tuple[bytes, Annotation]:
-        """Read one file and its boxes; see `labkit.parts.packing.Reader.read`."""
+        """Read one file and its boxes; see `labkit.contracts.Reader.read`."""
         return self.parse((self.root / self.name(i)).read_bytes(), i)
 
     def parse(self, jpeg: bytes, i: int) -> tuple[bytes, Annotation]:
@@ -129,7 +129,7 @@ class FolderReader:
         return self.listing.annotation(i)
 
     def verify(self, indices: Iterable[int]) -> list[str]:
-        """Compare files with the manifest; see `labkit.parts.packing.Reader.verify`."""
+        """Compare files with the manifest; see `labkit.contracts.Reader.verify`."""
         entries: dict[str, dict] = {}
         compared = []
         if self.manifest_hash != "unknown":

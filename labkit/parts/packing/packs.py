@@ -165,7 +165,7 @@ class Index(Listing):
 
 
 class PackReader:
-    """An opened pack; see `labkit.parts.packing.Reader`.
+    """An opened pack; see `labkit.contracts.Reader`.
 
     The first read in a process opens its files; they are pickled closed.
     """
@@ -219,7 +219,7 @@ class PackReader:
         return extents
 
     def read(self, i: int) -> tuple[Content, Annotation]:
-        """Read one record; see `labkit.parts.packing.Reader.read`."""
+        """Read one record; see `labkit.contracts.Reader.read`."""
         record = self._record(i)
         try:
             content = decode(record, self.stored, self.index.heights_widths[i])
@@ -232,7 +232,7 @@ class PackReader:
         return self.index.annotation(i)
 
     def verify(self, indices: Iterable[int]) -> list[str]:
-        """Compare records with their checksums; see `labkit.parts.packing.Reader.verify`."""
+        """Compare records with their checksums; see `labkit.contracts.Reader.verify`."""
         if changed := difference(self.root / MANIFEST, {"sha256": self.manifest_hash}):
             return [changed]
         found = []
