@@ -30,7 +30,6 @@ from labkit.runs.packs import ENGINES, about, ensure_pack
 from labkit.settings import Settings, field_kinds
 
 DEFAULT_PX = 256
-VERIFIED_AT_ONCE = 256  # images between two movements of the bar
 SHOWN = 10  # of the records that are not what was packed
 
 
@@ -111,11 +110,7 @@ def verify(settings: Settings, out: Path | None) -> int:
             for name, value in wanted.items()
             if found.get(name) != value
         ]
-    with bar(desc=f"verifying {folder.name}", total=len(reader), unit="image") as shown:
-        for first in range(0, len(reader), VERIFIED_AT_ONCE):
-            indices = range(len(reader))[first : first + VERIFIED_AT_ONCE]
-            wrong += reader.verify(indices)
-            shown.update(len(indices))
+    wrong += reader.verify(bar(range(len(reader)), desc=f"verifying {folder.name}", unit="image"))
     if wrong:
         print("\n".join(wrong[:SHOWN]))
         raise ValueError(
