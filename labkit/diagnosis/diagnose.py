@@ -189,7 +189,7 @@ def conclude(m: Measured, proposed: tuple[Remedy, ...] | None = None) -> Diagnos
         proposed: remedies, as far as they were tried; bounds of all unless given.
     """
     if m.broken and _lacks_shared_memory(m):
-        remedies = for_shared_memory(m.loop)
+        remedies = for_shared_memory(m)
         return Diagnosis(bottleneck=SHARED_MEMORY, remedies=remedies, measured=m)
     summarize(m)
     if m.now is None or (m.broken and not m.probe.stages):
@@ -218,7 +218,7 @@ def _lacks_shared_memory(m: Measured) -> bool:
         return False
     # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
     ahead = loader.num_workers * loader.prefetch_factor
-    return (ahead + 1) * m.loop.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
+    return (ahead + 1) * m.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
 
 
 def _word(m: Measured) -> str:

@@ -360,11 +360,6 @@ def move_batch(batch: object, device: torch.device | str) -> object:
     return map_batch(batch, lambda leaf: leaf.to(device) if hasattr(leaf, "is_pinned") else leaf)
 
 
-def count_bytes(batch: object) -> int:
-    """Return the bytes of a batch's tensors and arrays."""
-    return sum(bytes_by_dtype(batch).values())
-
-
 def bytes_by_dtype(batch: object) -> dict[str, int]:
     """Return the bytes of a batch's tensors and arrays by dtype, such as "float32"."""
     found: dict[str, int] = {}

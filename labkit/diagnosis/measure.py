@@ -115,13 +115,13 @@ class Loop:
         self.device = Host()  # until the first step has run
         self.resident: list[object] = []
         """Batches kept for the resident arm."""
-        self.batch_bytes = 0
-        """Of the first batch."""
+        self.sizes: dict[str, int] = {}
+        """dtype -> bytes of the first batch."""
 
     def keep(self, batch: object) -> None:
         """Keep a copy of a batch while there is room: a loader may use its memory again."""
-        self.batch_bytes = self.batch_bytes or loaders.count_bytes(batch)
-        room = KEPT_BYTES // max(self.batch_bytes, 1)
+        self.sizes = self.sizes or loaders.bytes_by_dtype(batch)
+        room = KEPT_BYTES // max(sum(self.sizes.values()), 1)
         if len(self.resident) < max(1, min(KEPT_BATCHES, room)):
             with _one_thread():
                 self.resident.append(loaders.copy_batch(batch))

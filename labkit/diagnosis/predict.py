@@ -146,8 +146,6 @@ class Measured:
     """Arguments of the DataLoader; empty for other loaders."""
     objects: int = 0
     """Of a batch, other than tensors and arrays."""
-    dtypes: Mapping[str, int] = field(default_factory=dict)
-    """dtype -> bytes of a batch."""
     syncs_s: float = 0.0
     """Of a step, waited for the device to finish."""
     copy_s: float = 0.0
@@ -168,7 +166,7 @@ class Measured:
     @property
     def batch_bytes(self) -> int:
         """Return the bytes of a batch."""
-        return sum(self.dtypes.values())
+        return sum(self.loop.sizes.values())
 
     @property
     def ahead(self) -> int:
@@ -276,7 +274,6 @@ def summarize(m: Measured) -> None:
     m.samples = loaders.count_samples(first, getattr(loader, "batch_size", None))
     m.unit = "images" if any(getattr(array, "ndim", 0) == 4 for array in arrays) else "samples"
     m.objects = len(loaders.leaves(first)) - len(arrays)
-    m.dtypes = loaders.bytes_by_dtype(first)
     m.knobs = loaders.knobs_of(loader) if loaders.is_data_loader(loader) else {}
 
     has_device = loop.device.has_queue

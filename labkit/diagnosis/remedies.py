@@ -10,17 +10,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
-from labkit.diagnosis.loaders import (
-    DEFAULT_PREFETCH_FACTOR,
-    OneThread,
-    bytes_by_dtype,
-    knobs_of,
-    line_of,
-)
+from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, OneThread, knobs_of, line_of
 from labkit.diagnosis.predict import (
     BYTES,
     EACH_OTHER,
@@ -32,9 +26,6 @@ from labkit.diagnosis.predict import (
     Measured,
 )  # fmt: skip
 from labkit.diagnosis.stages import COLLATE, SAMPLER, Stage
-
-if TYPE_CHECKING:
-    from labkit.diagnosis.measure import Loop
 
 # EVIDENCE 1: below, between and above these shares of the time a training is not, moderately and
 # highly input-bound.
@@ -217,7 +208,7 @@ def _wide(m: Measured) -> Sequence[str]:
     """Return the dtype that takes most of a batch, where a smaller one would do."""
     if m.batch_bytes < SMALL_BYTES:
         return ()
-    dtype = max(m.dtypes, key=m.dtypes.get)
+    dtype = max(m.loop.sizes, key=m.loop.sizes.get)
     # Pixels only, and only where something else than the host can make floats of them.
     pixels = dtype == "float64" or (m.unit == "images" and m.loop.device.has_queue)
     return (dtype,) if dtype in FEWER and pixels else ()
@@ -225,7 +216,7 @@ def _wide(m: Measured) -> Sequence[str]:
 
 def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
     """Return the demands with fewer bytes: all that touches them gets shorter."""
-    kept = 1 - (1 - FEWER[dtype][1]) * m.dtypes[dtype] / m.batch_bytes
+    kept = 1 - (1 - FEWER[dtype][1]) * m.loop.sizes[dtype] / m.batch_bytes
     # Of collate, only what copies: what takes much longer does something else.
     copies_s = min(sum(s.wall_s for s in _of(m, COLLATE)), 2 * m.copy_bytes_s)
     sent_s = copies_s + (m.probe.pickle_s if m.now.workers else 0.0)
@@ -253,9 +244,9 @@ def _write_fewer(_: object, dtype: str) -> str:
 
 def bytes_in_words(m: Measured) -> str:
     """Return dtype and size of a sample, and what a smaller dtype would take: "float64, 6.3 MB"."""
-    if not m.dtypes or not m.samples:
+    if not m.loop.sizes or not m.samples:
         return ""
-    dtype = max(m.dtypes, key=m.dtypes.get)
+    dtype = max(m.loop.sizes, key=m.loop.sizes.get)
     said = f"{dtype}, {units.count_bytes(m.batch_bytes / m.samples)}"
     if _wide(m):
         other, share = FEWER[dtype]
@@ -491,17 +482,17 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
     return tuple(found)
 
 
-def for_shared_memory(loop: Loop) -> tuple[Remedy, ...]:
+def for_shared_memory(m: Measured) -> tuple[Remedy, ...]:
     """Return what makes the batches that workers prepare ahead fit into shared memory."""
-    loader, knobs, found = loop.loader, knobs_of(loop.loader), []
+    loader, sizes, found = m.loop.loader, m.loop.sizes, []
+    knobs = knobs_of(loader)
     held = f"{loader.num_workers * loader.prefetch_factor} batches"
-    if loop.batch_bytes:
-        held += f" of {units.count_bytes(loop.batch_bytes)}"
+    if m.batch_bytes:
+        held += f" of {units.count_bytes(m.batch_bytes)}"
     remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {held} ahead")
     if loader.prefetch_factor > DEFAULT_PREFETCH_FACTOR:
         fewer = {"prefetch_factor": DEFAULT_PREFETCH_FACTOR}
         found.append(remedy(name="less prefetching", change=line_of({**knobs, **fewer})))
-    sizes = bytes_by_dtype(loop.resident[:1])
     if sizes and (dtype := max(sizes, key=sizes.get)) in FEWER:
         found.append(remedy(name="fewer bytes", change=_write_fewer(None, dtype)))
     if loader.num_workers > 1:

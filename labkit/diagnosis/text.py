@@ -68,7 +68,7 @@ def details(found: Diagnosis) -> Iterator[str]:
     blocks = units.count(len(m.of("resident")), "block")
     yield (
         f"{blocks} of every arm in random order, on {m.loop.device.label}; "
-        f"{units.count_bytes(m.loop.batch_bytes)} a batch."
+        f"{units.count_bytes(m.batch_bytes)} a batch."
     )
     yield from (f"Note: {note}." for note in m.notes)
 

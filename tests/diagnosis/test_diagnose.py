@@ -630,7 +630,7 @@ def test_a_stall_for_want_of_shared_memory_is_told_from_others(monkeypatch, tota
     room = shutil._ntuple_diskusage(total, total - free, free)
     monkeypatch.setattr(shared_memory, "usage", lambda: room)
     loop = Loop(DataLoader(Slow(), num_workers=2), print)
-    loop.batch_bytes = 10_000_000
+    loop.sizes = {"float32": 10_000_000}
     found = conclude(Measured(loop=loop, broken="waited 30 s for loader to yield a batch"))
     assert found.bottleneck == said
     assert ("docker run --shm-size=2g" in str(found)) == bool(said)

@@ -30,7 +30,7 @@ STAGES = (
 )
 
 
-def measured(stages=STAGES, demand=None, **changes):
+def measured(stages=STAGES, demand=None, sizes=None, **changes):
     """100 ms of CPU to make a batch in two workers on two cores, 20 ms of a device."""
     wall_s, cpu_s = (sum(getattr(s, what) for s in stages) for what in ("wall_s", "cpu_s"))
     now = {
@@ -41,11 +41,11 @@ def measured(stages=STAGES, demand=None, **changes):
     demand = Demand(**(now | (demand or {})))
     loop = Loop([], print)
     loop.device = Device()
+    loop.sizes = sizes or {"uint8": 10_000_000}
     usual = {
         "now": demand, "steps": 200, "epoch_s": 200 * demand.least_s(), "samples": 8,
         "unit": "images", "alone_s": demand.least_s(), "stages": stages,
-        "dtypes": {"uint8": 10_000_000}, "loop": loop,
-        "knobs": {"batch_size": 8, "num_workers": demand.workers},
+        "loop": loop, "knobs": {"batch_size": 8, "num_workers": demand.workers},
     }  # fmt: skip
     return Measured(**(usual | changes))
 
@@ -125,7 +125,7 @@ def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
 
 
 def test_fewer_bytes_shorten_all_that_touches_them():
-    m = measured(dtypes={"float64": 10_000_000}, probe=Stages(pickle_s=0.01))
+    m = measured(sizes={"float64": 10_000_000}, probe=Stages(pickle_s=0.01))
     ((_, at_best),) = [one for one in bounds(m).items() if one[0][0] == "fewer bytes"]
     # 80 of 100 ms transform, and 10 send: half of both is left.
     assert at_best == pytest.approx((0.1 - 0.045) / 0.1, rel=0.05)
@@ -180,7 +180,7 @@ def test_an_easy_change_comes_before_work_that_saves_a_little_more():
     demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.1}
     few_ms = (stage("decode", "imdecode", 0.010),)
     copies = {"copy_s": 0.06, "pinned_s": 0.02, "copy_blocks": True}
-    m = measured(few_ms, demand, dtypes={"float32": 10_000_000}, **copies)
+    m = measured(few_ms, demand, sizes={"float32": 10_000_000}, **copies)
     assert {r.name: r.at_best for r in propose(m)} == {
         "pin memory": pytest.approx(0.6), "fewer bytes": pytest.approx(0.55)
     }  # fmt: skip
@@ -194,7 +194,7 @@ def test_a_step_shrinks_no_more_than_what_shrinks_most():
     assert found["faster transform", "blur"] == pytest.approx(0.3)
     # Everything that bytes touch is halved, and so is what delays it.
     blur = (stage("transform", "blur", 0.1),)
-    halved = bounds(measured(blur, dtypes={"float64": 10_000_000}, epoch_s=200 * 0.1))
+    halved = bounds(measured(blur, sizes={"float64": 10_000_000}, epoch_s=200 * 0.1))
     assert halved["fewer bytes", "float32 in the dataset"] == pytest.approx(0.5)
 
 
@@ -212,7 +212,7 @@ def test_what_delays_the_busiest_is_gone_with_its_work():
 def test_a_copy_beside_computing_takes_no_time_of_the_devices(device_s, bound):
     # The copy takes 20 ms, a quarter of its bytes 5; two workers take 10 ms a batch.
     demand = {"device_s": device_s, "cores": 8}
-    copies = {"copy_s": 0.02, "copy_beside": True, "dtypes": {"float32": 10_000_000}}
+    copies = {"copy_s": 0.02, "copy_beside": True, "sizes": {"float32": 10_000_000}}
     m = measured((stage("decode", "imdecode", 0.020),), demand, **copies)
     assert bounds(m)["fewer bytes", "keep pixels uint8 in the dataset; on the device"] == (
         pytest.approx(bound)
