@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from multiprocessing.util import Finalize
@@ -49,8 +49,6 @@ class CallGraph:
     workers: Session | None = None
     """All workers added up; None where there are none, or none of them wrote its profile."""
     worker_count: int = 0
-    seconds: float
-    """From asking for the first batch to the end of the last step."""
     steps: int
     notes: tuple[str, ...] = ()
     error: Exception | None = None
@@ -63,24 +61,27 @@ class CallGraph:
             At most n rows by function: process, self_s, share (of its process's time), where.
         """
         import pandas as pd
+        from pyinstrument.frame import Frame
 
         rows = []
         for process, session in (("main process", self.main), ("workers", self.workers)):
             own: Counter[tuple[str, str]] = Counter()
-            for frame in _frames(session):
+            # A sample is the own time of its innermost frame.
+            for stack, spent_s in session.frame_records if session else ():
+                frame = Frame(stack[-1], context=session)
                 name = ".".join(filter(None, (frame.class_name, frame.function)))
-                own[name, frame.code_position_short()] += frame.total_self_time
+                own[name, frame.code_position_short()] += spent_s
             rows += [
                 (name, process, self_s, self_s / own.total(), where)
                 for (name, where), self_s in own.items()
-                if self_s > 0
             ]
         table = pd.DataFrame(rows, columns=["function", "process", "self_s", "share", "where"])
         return table.nlargest(n, "self_s").set_index("function")
 
     def __str__(self) -> str:
         """Return pyinstrument's tree of the main process, and of the workers."""
-        said = [f"{units.count(self.steps, 'step')} in {units.seconds(self.seconds)}", *self.notes]
+        took = units.seconds(self.main.duration)
+        said = [f"{units.count(self.steps, 'step')} in {took}", *self.notes]
         if self.error is not None:
             said.append(f"ended early: {type(self.error).__name__}: {self.error}")
         parts = [" · ".join(said), "Main process", _tree(self.main)]
@@ -120,15 +121,6 @@ def call_graph(
     )
 
 
-def _frames(session: Session | None) -> Iterator:
-    """Yield a session's frames; synthetic ones stand for a frame's own time."""
-    waiting = [root] if session and (root := session.root_frame()) else []
-    while waiting:
-        frame = waiting.pop()
-        yield frame
-        waiting += [child for child in frame.children if not child.is_synthetic]
-
-
 def _tree(session: Session) -> str:
     from pyinstrument.renderers import ConsoleRenderer
 
@@ -160,8 +152,7 @@ def _profile(loader: Iterable, step: Callable[[object], object], seconds: float)
     finally:
         session = profiler.stop()
         _running.remove(profiler)
-    seconds = time.perf_counter() - begun_s
-    return CallGraph(main=session, seconds=seconds, steps=steps, error=error)
+    return CallGraph(main=session, steps=steps, error=error)
 
 
 def _profile_worker(folder: str, _: int) -> None:
@@ -248,14 +239,10 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
     """
     from pyinstrument import Profiler
 
-    profiler = Profiler(interval=STEP_INTERVAL_S, async_mode="disabled")
-    profiler.start()
-    try:
+    with Profiler(interval=STEP_INTERVAL_S, async_mode="disabled") as profiler:
         run()
-    finally:
-        session = profiler.stop()
     spent: dict[str, Counter[str]] = defaultdict(Counter)
-    for stack, spent_s in session.frame_records:
+    for stack, spent_s in profiler.last_session.frame_records:
         # pyinstrument's frames are "function\0file\0line".
         places = [frame.split("\x00")[:2] for frame in stack]
         # What called this function, such as a user's own `save`, is no part of the step.
