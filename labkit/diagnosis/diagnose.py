@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -157,9 +156,6 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         return "\n".join(text.screen(self))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
 
     def details(self) -> str:
         """Return what the screen rests on: every arm, every part of a batch, what did not help."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import html
 import math
 import os
 import re
@@ -78,7 +77,7 @@ class CallGraph:
         table = pd.DataFrame(rows, columns=["function", "process", "self_s", "share", "where"])
         return table.nlargest(n, "self_s").set_index("function")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return pyinstrument's tree of the main process, and of the workers."""
         took = units.seconds(self.main.duration)
         said = [f"{units.count(self.steps, 'step')} in {took}", *self.notes]
@@ -89,10 +88,6 @@ class CallGraph:
             workers = units.count(self.worker_count, "worker")
             parts += [f"{workers}, times added up", _tree(self.workers)]
         return "\n\n".join(parts)
-
-    def _repr_html_(self) -> str:
-        # Text, as pyinstrument's own HTML loads a font from the network.
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def call_graph(
