@@ -450,10 +450,7 @@ def own_parts() -> bytes:
                 own[setting, name] = part
     if not own:
         return b""
-    try:
-        import cloudpickle
-    except ImportError:  # joblib before 1.6 has its own
-        from joblib.externals import cloudpickle
+    import cloudpickle
 
     for (setting, name), part in own.items():
         try:
