@@ -14,7 +14,6 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,11 +87,6 @@ class Source:
     def settings(self) -> Settings:
         """The settings that name the parts."""
         return self.parts.settings
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files that hold an epoch's images, in the order of the images."""
-        return self.reader.files_of(sorted(self.order.image_ids))
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, np.ndarray]:
         """Read, decode and preprocess one image.
