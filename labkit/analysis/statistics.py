@@ -61,12 +61,11 @@ def outliers(d: Sequence[float]) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(d) if not q1 - reach <= x <= q3 + reach)
 
 
-def paired_interval(d: Sequence[float], alpha: float = ALPHA) -> tuple[float, float]:
-    """Return the t-interval of the mean log-ratio, as logarithms.
+def paired_interval(d: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % t-interval of the mean log-ratio, as logarithms.
 
     Args:
         d: one log-ratio per block, at least two.
-        alpha: 0.05 for a 95 % interval.
 
     Raises:
         ValueError: fewer than two blocks.
@@ -76,7 +75,7 @@ def paired_interval(d: Sequence[float], alpha: float = ALPHA) -> tuple[float, fl
     n = len(d)
     if n < 2:
         raise ValueError(f"d must be at least 2 blocks, got {n}; measure more blocks")
-    half = float(stdtrit(n - 1, 1 - alpha / 2)) * stdev(d) / math.sqrt(n)
+    half = float(stdtrit(n - 1, 1 - ALPHA / 2)) * stdev(d) / math.sqrt(n)
     return fmean(d) - half, fmean(d) + half
 
 

@@ -112,7 +112,7 @@ class Experiment:
 
 def in_groups(
     groups: Mapping[str, Mapping[str, Settings]],
-    is_quick: Callable[[str, str], bool] = lambda group, label: True,
+    is_quick: Callable[[str, str], bool],
 ) -> dict[str, dict]:
     """Return an experiment's variants, named "group: label", and their groups.
 

@@ -177,16 +177,14 @@ INPUTS: dict[str, Callable[..., list]] = {
 
 
 def compare_operations(
-    settings: Settings,
-    tasks: Mapping[str, Mapping[str, object]],
-    table: Mapping[tuple[str, str], Operation] = OPERATIONS | LOOKUPS,
+    settings: Settings, tasks: Mapping[str, Mapping[str, object]]
 ) -> dict[str, tuple[str, str]]:
     """Run every library or way once and compare the outputs.
 
     Args:
         settings: of the data.
-        tasks: label -> operation, library, and the numbers that its inputs are made from.
-        table: operations by name and library; the first library that works is the reference.
+        tasks: label -> operation, library, and the numbers that its inputs are made from; of each
+            operation the first library that works is the reference.
 
     Returns:
         label -> (status, reason): "ok", "skipped" or "failed".
@@ -195,7 +193,7 @@ def compare_operations(
     references: dict[tuple, tuple[str, np.ndarray]] = {}
     for label, task in tasks.items():
         name, library, *size = task.values()
-        operation = table[name, library]
+        operation = (OPERATIONS | LOOKUPS)[name, library]
         try:
             given = make_inputs(settings, name, *size)[0]
             found = np.asarray(operation.run(operation.prepare(given)))
