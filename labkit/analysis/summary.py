@@ -546,14 +546,6 @@ def _average(runs: Sequence[Trial]) -> dict[str, object]:
         return {}
     epochs = [epoch for trial in runs for epoch in trial.epochs]
     total_s = sum(epoch.epoch_s for epoch in epochs)
-    # Spawned workers also ask for their libraries: what the files hold is the steadier measure,
-    # and rows of schema 1 do not say it.
-    asked_bytes = [
-        trial.cache_proof["file_bytes"] * len(trial.epochs)
-        if "file_bytes" in trial.cache_proof
-        else trial.cache_proof.get("logical_read_bytes")
-        for trial in runs
-    ]
     compute_share = _share((epoch.compute_s for epoch in epochs), total_s)
     steady_rates = [_steady_images_per_s(trial.epochs) for trial in runs]
     second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
@@ -584,8 +576,10 @@ def _average(runs: Sequence[Trial]) -> dict[str, object]:
         "wait_p99_s": wait_p99_s,
         **{name: _largest_known(getattr(trial, name) for trial in runs) for name in MOST_BYTES},
         "resident_share_before": _resident_share_before(runs),
+        # Spawned workers also ask for their libraries: what the files hold is the steadier measure.
         "device_read_share": _share(
-            (trial.cache_proof.get("device_read_bytes") for trial in runs), _sum(asked_bytes)
+            (trial.cache_proof.get("device_read_bytes") for trial in runs),
+            _sum(trial.cache_proof.get("file_bytes") for trial in runs for _ in trial.epochs),
         ),
         "swapped_pages": _sum(
             trial.disturbance.get(f"swapped_{way}_pages") for trial in runs for way in ("in", "out")
