@@ -375,8 +375,10 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
 
 def best_runs(
     results: Path | str,
-    weigh: Callable[[Mapping[str, object]], float | None],
+    weigh: Callable[[Mapping[str, object]], float | str | None],
     experiment: str = "*",
+    *,
+    one_each: bool = False,
 ) -> Iterator[StoredRun]:
     """Yield runs, those with the largest weight first, of equals the newest.
 
@@ -386,38 +388,27 @@ def best_runs(
         results: folder that holds all results.
         weigh: returns a run's weight from its `run.json`; None leaves the run out.
         experiment: one experiment's name, or all.
+        one_each: only the first run of each experiment.
     """
-    for _, folder in _ranked(results, weigh, experiment):
-        with contextlib.suppress(ValueError):  # rows of a newer labkit
-            run = load_run(folder)
-            yield run
+    weighed, seen = [], set()
+    for folder in list_runs(results, experiment):
+        with contextlib.suppress(ValueError):  # of a newer labkit, or no run
+            info = read_info(folder)
+            if SHARED not in info and (weight := weigh(info)) is not None:
+                weighed.append((weight, folder.name, folder, info["experiment"]))
+    for _, _, folder, name in sorted(weighed, reverse=True):
+        if not (one_each and name in seen):
+            with contextlib.suppress(ValueError):  # rows of a newer labkit
+                run = load_run(folder)
+                seen.add(name)
+                yield run
 
 
 def newest_runs(
     results: Path | str, weigh: Callable[[Mapping[str, object]], float | str | None]
 ) -> dict[str, StoredRun]:
     """Return the first of `best_runs` of each experiment, by the experiment's name."""
-    found: dict[str, StoredRun] = {}
-    for name, folder in _ranked(results, weigh):
-        if name not in found:
-            with contextlib.suppress(ValueError):  # rows of a newer labkit
-                found[name] = load_run(folder)
-    return found
-
-
-def _ranked(
-    results: Path | str,
-    weigh: Callable[[Mapping[str, object]], float | str | None],
-    experiment: str = "*",
-) -> list[tuple[str, Path]]:
-    """Return experiment and folder of every run that has a weight, in the order of `best_runs`."""
-    weighed = []
-    for folder in list_runs(results, experiment):
-        with contextlib.suppress(ValueError):  # of a newer labkit, or no run
-            info = read_info(folder)
-            if SHARED not in info and (weight := weigh(info)) is not None:
-                weighed.append((weight, folder.name, folder, info["experiment"]))
-    return [(name, folder) for _, _, folder, name in sorted(weighed, reverse=True)]
+    return {run.info["experiment"]: run for run in best_runs(results, weigh, one_each=True)}
 
 
 def earlier_runs(
