@@ -936,8 +936,6 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "schema must be at most 2, got 99 in run.json; update labkit"),
         "schema in words": (given(schema="2"),
             "schema must be at most 2, got '2' in run.json; update labkit"),
-        "operations of an earlier version": (given(kind="operations"),
-            "run must be one that this version can read, got operations in run.json, made by an"),
         "object as a setting": (given(variants={"a": {"data": {"x": 1}}}), f"{NOT_AS} variants as"),
         "yes as a number": (given(blocks=True), f"{NOT_AS} blocks as labkit writes it, got True"),
         "number as a note": (given(notes=["a", 1]), f"{NOT_AS} notes as labkit writes it"),

@@ -302,17 +302,12 @@ def check_version(info: Mapping[str, object], name: str) -> None:
         name: of its folder or file.
 
     Raises:
-        ValueError: it was written by a newer labkit, or by one that timed operations otherwise.
+        ValueError: it was written by a newer labkit.
     """
     if not isinstance(schema := info.get("schema", 0), int) or schema > SCHEMA:
         raise ValueError(
             f"schema must be at most {SCHEMA}, got {schema!r} in {name}; "
             "update labkit to read this run"
-        )
-    if info.get("kind") == "operations":
-        raise ValueError(
-            f"run must be one that this version can read, got operations in {name}, made by an "
-            "earlier version; run them again: labkit run operations"
         )
 
 
@@ -339,7 +334,7 @@ def load_run(folder: Path | str) -> StoredRun:
 
     Raises:
         FileNotFoundError: there is no run in this folder.
-        ValueError: the run was written by a newer labkit, or an earlier one that timed operations.
+        ValueError: the run was written by a newer labkit.
     """
     folder = Path(folder)
     if not (folder / RUN_FILE).is_file():

@@ -4,14 +4,13 @@ import pickle
 import re
 
 import pytest
-from fake_runs import fake_grouped_run, save_run
+from fake_runs import fake_grouped_run
 from figure_checks import check_texts_are_whole_and_apart, everything_written
 from jpegs import why_missing
 
 import labkit as lab
 from labkit import units
 from labkit.claims.ledger import answers
-from labkit.cli import main
 from labkit.report.run import Run
 
 GROUPS = ("decode, 320×240", "crop, 320×240")
@@ -138,20 +137,3 @@ def test_a_group_whose_baseline_is_missing_has_reasons_and_the_others_numbers():
     assert rows["crop, 320×240: pillow"].reason == "not installed"
     assert rows["crop, 320×240: opencv"].status == "missing"
     assert rows["decode, 320×240: opencv"].normalized_time == pytest.approx(0.7, rel=0.1)
-
-
-# --- stored runs ---
-
-
-def test_operations_of_an_earlier_version_are_one_clear_line(tmp_path, capsys):
-    folder = tmp_path / "operations" / "20261121T191415Z-0000"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"schema": 2, "kind": "operations"}')
-    (folder / "trials.jsonl").write_text('{"kind": "operation", "operation": "decode"}\n')
-    for read in (lab.find_run, lab.resume):
-        with pytest.raises(ValueError, match="made by an earlier version; run them again: labkit"):
-            read(folder)
-    other = save_run(tmp_path, fake_grouped_run())
-    assert main(["list", "--results", str(tmp_path)]) == 0
-    listed = capsys.readouterr().out
-    assert other.name in listed and "cannot be read: run must be one that this version" in listed
