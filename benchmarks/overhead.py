@@ -99,7 +99,7 @@ def trial_starts_s(settings: Settings, scratch: Path) -> list[float]:
     """Time requests from asking for a process to its answer; the first also starts the server."""
     nothing = {"settings": asdict(settings), "start": 0, "stop": 0, "decoders": []}
     with Launcher(scratch / "worker.log") as launcher:
-        ask = partial(launcher.run, "find_bad_images", nothing)
+        ask = partial(launcher.run, "find_bad_images", **nothing)
         return [frame.timed(ask) for _ in range(TRIALS + 1)]
 
 

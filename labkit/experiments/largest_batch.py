@@ -130,8 +130,8 @@ def largest_batch(
         stored="jpeg", loader="torch", prefetcher="none",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        with Launcher(Path(folder) / "worker.log") as launcher:
-            found = launcher.run("search_on_cuda", {"settings": tried_on}, cancel)
+        with Launcher(Path(folder) / "worker.log", cancel) as launcher:
+            found = launcher.run("search_on_cuda", settings=tried_on)
     return describe(given, found)
 
 

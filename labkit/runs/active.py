@@ -129,7 +129,7 @@ class ActiveRun:
         self.progress = progress
         progress.begin(folder)
         with explain_unwritable(folder):
-            self.launcher = Launcher(folder / "worker.log")
+            self.launcher = Launcher(folder / "worker.log", cancel)
 
     @property
     def baseline(self) -> Settings:
@@ -144,12 +144,12 @@ class ActiveRun:
     def ask(self, job: str, **arguments: object) -> object:
         """Run a job in a fresh process, and once more if it is killed; see `Launcher.run`."""
         try:
-            return self.launcher.run(job, arguments, self.cancel)
+            return self.launcher.run(job, **arguments)
         except TrialKilled as killed:
             if job == "measure":  # a trial that fails is a row, and comes again later
                 raise
             self.progress.say(f"once more: {killed}")
-            return self.launcher.run(job, arguments, self.cancel)
+            return self.launcher.run(job, **arguments)
 
     def save(self, **changes: object) -> None:
         """Change fields of `run.json`."""

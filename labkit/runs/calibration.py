@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -127,8 +126,8 @@ def _device(run: ActiveRun) -> dict[str, object]:
     """Return the rate of the baseline's emulated device, and the calibration that the run uses."""
     calibration = {"device_images_per_s": None}
     if any(map(is_calibrated, run.remaining.values())):
-        how = {"ask": lambda job, arguments: run.ask(job, **arguments), "say": run.progress.say}
-        kept = device_of(run.baseline, run.folder.parents[1], **how, progress=run.progress.shown)
+        how = {"ask": run.ask, "say": run.progress.say, "progress": run.progress.shown}
+        kept = device_of(run.baseline, run.folder.parents[1], **how)
         run.progress.say(f"{kept}, kept in {run.folder.parents[1] / FILE}")
         calibration |= {
             "calibrated_images_per_s": kept.device_images_per_s,
@@ -288,7 +287,7 @@ def _free_epoch(pipeline: Pipeline, clock: Clock, batches: list) -> Epoch:
 
 # --- the calibrated device ----------------------------------------------------------------------
 
-Ask = Callable[[str, dict], object]
+Ask = Callable[..., object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,9 +394,8 @@ def device_of(
     if kept and not anew:
         return kept
     if ask is None:
-        with single_run_lock(), Launcher(Path(os.devnull)) as launcher:
-            ask = partial(launcher.run, cancel=cancel)
-            return device_of(settings, results, ask=ask, progress=progress, anew=anew)
+        with single_run_lock(), Launcher(Path(os.devnull), cancel) as launcher:
+            return device_of(settings, results, ask=launcher.run, progress=progress, anew=anew)
     with explain_unwritable(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -447,7 +445,7 @@ def _reference_rates(
     )
     reference = complete_here(reference, MODES["quick"])
     which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
-    bad, _ = ask("find_bad_images", {"settings": reference, **which})
+    bad, _ = ask("find_bad_images", settings=reference, **which)
     excluded = [index for index, _ in bad]
     images = min(REFERENCE_IMAGES, len(open_original(settings))) - len(excluded)
     batch_size = max(min(reference.batch_size, images), 1)
@@ -461,7 +459,7 @@ def _reference_rates(
             time.monotonic() - began_s < LONGEST_S and _half_share(rates) > WITHIN
         ):
             how = {"excluded": excluded, "seconds": PROCESS_S}
-            rates.append(ask("measure_rate", {"settings": reference, **how}))
+            rates.append(ask("measure_rate", settings=reference, **how))
             drawn.n = min(time.monotonic() - began_s, LONGEST_S)
             if len(rates) > 1:
                 known = f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}"

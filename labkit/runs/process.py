@@ -1,7 +1,7 @@
 """Run jobs in fresh processes, started by `labkit.runs.server`, and leave none of them behind.
 
     with Launcher(log) as launcher:
-        measured = launcher.run("measure", arguments)
+        measured = launcher.run("measure", settings=settings)
 
 A notebook's kernel has many threads, so it cannot be forked safely: the server is a program of
 its own and forks there. It takes two seconds to start, so one stays ready for the next launcher.
@@ -50,14 +50,16 @@ class Launcher:
 
     Args:
         log: file that takes what the processes print.
+        cancel: set by another thread to stop.
 
     Raises:
         ValueError: one of the user's own parts cannot be sent to another process.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, cancel: threading.Event | None = None) -> None:
         self._own = base64.b64encode(own_parts()).decode()
         self._log = log.open("ab")
+        self._cancel = cancel
         self._fork = hardware.can_fork()  # else a program of its own does each job
         self._started_with: dict[str, object] = {}
         self._process: subprocess.Popen | None = None
@@ -71,19 +73,17 @@ class Launcher:
 
     def __exit__(self, *_: object) -> None:
         """End all that was started, except a server without a job: it serves the next launcher."""
+        self._cancel = None  # there is no job left to stop
         if not self._leave_ready():
             self.close()
         self._log.close()
 
-    def run(
-        self, job: str, arguments: dict[str, object], cancel: threading.Event | None = None
-    ) -> object:
+    def run(self, job: str, **arguments: object) -> object:
         """Run one job in a fresh process and wait for its result.
 
         Args:
             job: a key of `server.JOBS`.
-            arguments: of that function: settings, and what JSON can hold.
-            cancel: set by another thread to stop.
+            **arguments: of that function: settings, and what JSON can hold.
 
         Returns:
             What the function returned, through JSON.
@@ -106,7 +106,7 @@ class Launcher:
         try:
             process.stdin.write(json.dumps(request, default=asdict).encode() + b"\n")
             process.stdin.flush()
-            answer = self._next_answer(process, cancel)
+            answer = self._next_answer(process)
         except BrokenPipeError:
             self.close()
             raise TrialKilled("the trial server ended unexpectedly; run again") from None
@@ -172,29 +172,25 @@ class Launcher:
         _ready, self._process = (process, self._temporary, self._started_with), None
         return True
 
-    def _next_answer(
-        self, process: subprocess.Popen, cancel: threading.Event | None
-    ) -> dict | None:
+    def _next_answer(self, process: subprocess.Popen) -> dict | None:
         """Wait for the answer to the latest request; None where the server ends without one."""
-        for message in self._messages(process, cancel):
+        for message in self._messages(process):
             self._temporary = message.get("temporary", self._temporary)
             # The server also reports the end of a job whose answer has been taken.
             if message.get("request") == self._requests:
                 return message
         return None
 
-    def _messages(
-        self, process: subprocess.Popen, cancel: threading.Event | None = None
-    ) -> Iterator[dict]:
-        while (line := self._next_line(process, cancel)) is not None:
+    def _messages(self, process: subprocess.Popen) -> Iterator[dict]:
+        while (line := self._next_line(process)) is not None:
             try:
                 yield json.loads(line)
             except ValueError:
                 continue  # of a job killed while it wrote; the server's own answer follows
 
-    def _next_line(self, process: subprocess.Popen, cancel: threading.Event | None) -> bytes | None:
+    def _next_line(self, process: subprocess.Popen) -> bytes | None:
         while b"\n" not in self._pending:
-            if cancel is not None and cancel.is_set():
+            if self._cancel is not None and self._cancel.is_set():
                 raise Cancelled
             # A pipe cannot be waited for with a timeout on Windows: there Cancel waits.
             if (

@@ -108,7 +108,7 @@ def test_the_reference_is_measured_until_the_interval_is_narrow_or_a_minute_has_
 ):
     clock, given = FakeClock(), itertools.cycle(rates)
 
-    def ask(job, arguments):
+    def ask(job, **arguments):
         if job == "find_bad_images":
             return [], []
         clock.sleep(2.0)

@@ -37,9 +37,8 @@ def settings(photos, **changes):
     return asdict(completed(data=str(photos), **chosen))
 
 
-def measure(launcher, photos, cancel=None, **changes):
-    arguments = {"settings": settings(photos, **changes), "excluded": []}
-    return launcher.run("measure", arguments, cancel)
+def measure(launcher, photos, **changes):
+    return launcher.run("measure", settings=settings(photos, **changes), excluded=[])
 
 
 def alive(pids):
@@ -253,7 +252,7 @@ def test_the_next_launcher_takes_the_server_over(tmp_path, temporary, photos, ow
 def test_cancel_leaves_no_spawned_process(tmp_path, photos, monkeypatch):
     monkeypatch.setattr(hardware, "can_fork", lambda: False)
     cancel = threading.Event()
-    with Launcher(tmp_path / "log") as launcher:
+    with Launcher(tmp_path / "log", cancel) as launcher:
 
         def cancel_once_loading():
             until(lambda: len(started_by(launcher)) >= 2)  # the trial and its worker
@@ -263,7 +262,7 @@ def test_cancel_leaves_no_spawned_process(tmp_path, photos, monkeypatch):
 
         canceller = in_background(cancel_once_loading)
         with pytest.raises(Cancelled):
-            measure(launcher, photos, cancel, device_speed=0.1)  # minutes, if left alone
+            measure(launcher, photos, device_speed=0.1)  # minutes, if left alone
         started = canceller.result()
     until(lambda: not alive(started), lambda: alive(started))
 

@@ -189,7 +189,7 @@ class TestEnding:
                 wanted = asdict(settings(photos, name, device="emulated"))
                 wanted["device_speed"] = 10_000
                 wanted |= {"cache": "as found", "images": 24}
-                measured = launcher.run("measure", {"settings": wanted, "excluded": []})
+                measured = launcher.run("measure", settings=wanted, excluded=[])
                 assert measured["cache_proof"]["logical_read_bytes"] >= read_bytes, name
                 crcs.add(tuple(epoch["last_ids_crc"] for epoch in measured["epochs"]))
         assert len(crcs) == 1  # the same images last, in both epochs
