@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.analysis.roofline import ALONE, pipelines
@@ -19,9 +18,7 @@ from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
 from labkit.report.table import Table, Tables
 from labkit.report.words import check_baseline, not_measured, reason
 from labkit.resolve import traits
-
-if TYPE_CHECKING:
-    from labkit.report.run import Run
+from labkit.runs.store import StoredRun
 
 Variants = Mapping[str, Mapping[str, object]]
 
@@ -34,7 +31,7 @@ FACTORS = ("storage", "prefetcher", "preprocessor")
 MODELS = ("additive", "multiplicative", "best_single", "max_load_compute")
 
 
-def findings(run: Run) -> Tables:
+def findings(run: StoredRun) -> Tables:
     """Return what a run supports beside its table, without tables that would be empty."""
     if run.summary.kind == "roofline":
         tables = {"Training speed, images/s": _speeds(run)}
@@ -49,7 +46,7 @@ def findings(run: Run) -> Tables:
     return Tables({title: table for title, table in tables.items() if table is not None})
 
 
-def savings(run: Run, *, epochs: int, images: int) -> Table:
+def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
     """Return what each variant would save over a whole training, as `Run.savings` describes it."""
     for name, value in (("epochs", epochs), ("images", images)):
         if value < 1:
@@ -108,7 +105,7 @@ def savings(run: Run, *, epochs: int, images: int) -> Table:
     )
 
 
-def _why_left_out(row: Row, run: Run, *, fits: bool) -> str:
+def _why_left_out(row: Row, run: StoredRun, *, fits: bool) -> str:
     """Return why a variant is not extrapolated, "" where it is."""
     if why := reason(row):
         return why
@@ -124,7 +121,7 @@ def _why_left_out(row: Row, run: Run, *, fits: bool) -> str:
     return ""
 
 
-def _not_counted(row: Row, run: Run) -> str:
+def _not_counted(row: Row, run: StoredRun) -> str:
     if traits(run.info["variants"][row.variant]).in_memory:
         return "without the copy into memory"
     return "" if row.labels.get("cache") == "cold" else "without the first, cold epoch"
@@ -133,7 +130,7 @@ def _not_counted(row: Row, run: Run) -> str:
 # --- speeds of a device -----------------------------------------------------------------
 
 
-def _speeds(run: Run) -> Table | None:
+def _speeds(run: StoredRun) -> Table | None:
     """Return what each pipeline reaches with each speed of the device, and loading alone."""
     found, cells = pipelines(run.summary), []
     if not found:
@@ -161,7 +158,7 @@ def _speeds(run: Run) -> Table | None:
 # --- communication ----------------------------------------------------------------------
 
 
-def _communication(run: Run) -> Table | None:
+def _communication(run: StoredRun) -> Table | None:
     """Return the share of a step that each exchange of gradients takes, beside none at all."""
     variants, cells, bandwidths = run.info["variants"], [], []
     for group, base in run.info["baselines"].items():
@@ -215,7 +212,7 @@ def _from_bandwidth(networks: Sequence[tuple[float, float]]) -> str:
 # --- memory and warm disks --------------------------------------------------------------
 
 
-def _against_memory(run: Run) -> Table | None:
+def _against_memory(run: StoredRun) -> Table | None:
     """Compare media in memory with warm disks."""
     variants = run.info["variants"]
     rows = [row for row in run.summary.rows if row.epochs_s and row.variant in variants]
@@ -257,7 +254,7 @@ def _differ_only_in(variants: Variants, one: Row, other: Row, *names: str) -> bo
 # --- what storing costs -----------------------------------------------------------------
 
 
-def _costs(run: Run) -> Table | None:
+def _costs(run: StoredRun) -> Table | None:
     """Return what each variant's files cost once, and after how many epochs that is earned back."""
     made, summary, data = run.info.get("costs"), run.summary, run.info["data"]
     if not made:
@@ -301,7 +298,7 @@ def _made_s(made: Mapping[str, object]) -> float | None:
     return sum(seconds) if seconds and None not in seconds else None
 
 
-def _saved_s_per_epoch(row: Row, run: Run) -> float | None:
+def _saved_s_per_epoch(row: Row, run: StoredRun) -> float | None:
     summary, images = run.summary, (run.info.get("calibration") or {}).get("images")
     base_s = summary.rows[0].time_s
     if row.variant == summary.baseline or None in (row.normalized_time, base_s, images):
@@ -313,7 +310,7 @@ def _saved_s_per_epoch(row: Row, run: Run) -> float | None:
 # --- do single changes predict combined ones? -------------------------------------------
 
 
-def _combinations(run: Run) -> Table | None:
+def _combinations(run: StoredRun) -> Table | None:
     """Compare combined changes with what the single ones predict.
 
     The max model assumes that loading and computing run side by side, so that the longer one sets

@@ -20,19 +20,19 @@ from labkit import units
 from labkit.analysis.stand_ins import find_stand_ins, stand_ins
 from labkit.analysis.summary import in_common
 from labkit.analysis.winner import winner
-from labkit.claims.ledger import GROUPS, answers
+from labkit.claims.ledger import GROUPS, answers, weigh_answer
+from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.report import bars, charts, words
-from labkit.runs.store import REPORTS, SHARED, StoredRun, explain_unwritable
+from labkit.runs.store import REPORTS, SHARED, StoredRun, explain_unwritable, newest_runs
 from labkit.settings import AS_PUBLISHED, CORRECTED
 
 if TYPE_CHECKING:
     import jinja2
     from matplotlib.figure import Figure
 
-    from labkit.report.run import Run
     from labkit.report.table import Table
 
 Pairs = list[tuple[str, str]]
@@ -41,15 +41,34 @@ REPORT, INDEX, FIGURES = "report", "index", "figures"
 STATUS = {"cancelled": "was cancelled", "failed": "failed", "running": "is not finished"}
 
 
-def write_report(
-    runs: Sequence[Run],
+def report(
+    runs: StoredRun | Sequence[StoredRun] | None = None,
     folder: Path | str | None = None,
     *,
     results: Path | str = "results",
     markdown: bool = True,
-    is_index: bool = False,
 ) -> list[Path]:
-    """Write the report of some runs, as `run.report` describes it; as index with all claims."""
+    """Write what runs asked, measured and found, as files that need nothing else.
+
+    Args:
+        runs: one or several; unset: the newest of every experiment, those with verdicts first,
+            and all of the documents' claims.
+        folder: takes the files, and is made if missing; unset: of one run its own folder, of
+            several a new one in ``results/reports``, without runs `results`.
+        results: folder that holds all results.
+        markdown: write report.md and its figures too.
+
+    Returns:
+        report.html, without runs index.html; then, if asked for, the same as .md and every figure
+        file.
+
+    Raises:
+        ValueError: there is no run.
+        OSError: the folder cannot be written; the message says what to do.
+    """
+    is_index = runs is None
+    chosen = _newest_to_show(results) if is_index else runs
+    runs = [chosen] if isinstance(chosen, StoredRun) else list(chosen)
     if not runs:
         raise ValueError(
             f"runs must be at least one, got none in {results}; "
@@ -91,8 +110,24 @@ def write_report(
     return written
 
 
-def facts(run: Run) -> dict[str, object]:
+def _newest_to_show(results: Path | str) -> list[StoredRun]:
+    """Return the newest run of every experiment, in the order of the catalog, then own ones.
+
+    A run as in the document stands beside the corrected one. A run with verdicts comes before
+    newer ones without; where no run is finished, the newest unfinished one is taken.
+    """
+    newest = newest_runs(results, lambda info: weigh_answer(info) or 0)
+    published = newest_runs(results, lambda info: 1 if weigh_answer(info) == 0 else None)
+    names = [*(name for name in CATALOG if name in newest), *sorted(newest.keys() - CATALOG.keys())]
+    shown = [found[name] for name in names for found in (newest, published) if name in found]
+    return list({run.folder: run for run in shown}.values())
+
+
+def facts(run: StoredRun) -> dict[str, object]:
     """Return what a report shows of a run: texts, (name, text) pairs, tables and figures."""
+    from labkit.report.findings import findings
+    from labkit.report.table import table
+
     info, summary, request = run.info, run.summary, Request.read(run.info)
     suffix = f" ({AS_PUBLISHED})" if info.get("protocol") == AS_PUBLISHED else ""
     return {
@@ -100,10 +135,10 @@ def facts(run: Run) -> dict[str, object]:
         "title": f"{summary.question}{suffix}",
         "warnings": list(filter(None, [_unfinished(info), *stand_ins(summary)])),
         "conditions": words.conditions(summary),
-        "charts": {kind: run.chart(kind) for kind in run.charts},
-        "table": run.table(),
+        "charts": {kind: draw(summary) for kind, draw in charts.kinds(summary).items()},
+        "table": table(summary),
         "result": words.result(summary),
-        "tables": run.findings(),
+        "tables": findings(run),
         "method": method_facts(run),
         "differences": _differences(info),
         "command": request.command_line(),
@@ -111,7 +146,7 @@ def facts(run: Run) -> dict[str, object]:
     }
 
 
-def overview(runs: Sequence[Run]) -> dict[str, object]:
+def overview(runs: Sequence[StoredRun]) -> dict[str, object]:
     """Return what several runs come to: a chart, the winner of each, and which variants save none.
 
     A variant is its label and the number of its run, from 1.
@@ -146,7 +181,7 @@ def overview(runs: Sequence[Run]) -> dict[str, object]:
 
 
 def _grouped_claims(
-    runs: Sequence[Run], results: Path | str, *, are_all_shown: bool
+    runs: Sequence[StoredRun], results: Path | str, *, are_all_shown: bool
 ) -> dict[str, list[dict[str, object]]]:
     """Return group -> claims; each with its number of runs, from 1, that its answer rests on."""
     numbers = {run.folder.name: number for number, run in enumerate(runs, 1)}
@@ -180,7 +215,7 @@ def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
     return Table(columns, notes=notes)
 
 
-def _machines(runs: Sequence[Run]) -> list[dict[str, object]]:
+def _machines(runs: Sequence[StoredRun]) -> list[dict[str, object]]:
     """Return each machine: its facts, its runs' numbers, from 1, and its name if another one."""
     here = hardware.provenance()["machine_id"]
     found: list[dict[str, object]] = []

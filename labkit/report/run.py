@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.claims.ledger import answers, weigh_answer
-from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.report import bars, charts, recipe, share
-from labkit.report.report import claims_table, facts, write_report
+from labkit.report.report import claims_table, report
 from labkit.runs import runner, store
 from labkit.runs.active import Progress
 from labkit.runs.experiment import Experiment
@@ -110,8 +109,6 @@ class Run(StoredRun):
 
 
 def _held(stored: StoredRun) -> Run:
-    if isinstance(stored, Run):
-        return stored
     return Run(**{field.name: getattr(stored, field.name) for field in fields(StoredRun)})
 
 
@@ -232,50 +229,6 @@ def newest_run(name: str, results: Path | str = "results") -> Run | None:
     return found and _held(found)
 
 
-def newest_to_show(results: Path | str = "results") -> list[StoredRun]:
-    """Return the newest run of every experiment, in the order of the catalog, then own ones.
-
-    A run as in the document stands beside the corrected one. A run with verdicts comes before
-    newer ones without; where no run is finished, the newest unfinished one is taken.
-    """
-    newest = newest_runs(results, lambda info: weigh_answer(info) or 0)
-    published = newest_runs(results, lambda info: 1 if weigh_answer(info) == 0 else None)
-    names = [*(name for name in CATALOG if name in newest), *sorted(newest.keys() - CATALOG.keys())]
-    shown = [found[name] for name in names for found in (newest, published) if name in found]
-    return list({run.folder: run for run in shown}.values())
-
-
-def report(
-    runs: Run | Sequence[Run] | None = None,
-    folder: Path | str | None = None,
-    *,
-    results: Path | str = "results",
-    markdown: bool = True,
-) -> list[Path]:
-    """Write what runs asked, measured and found, as files that need nothing else.
-
-    Args:
-        runs: one or several; unset: the newest of every experiment, those with verdicts first,
-            and all of the documents' claims.
-        folder: takes the files, and is made if missing; unset: of one run its own folder, of
-            several a new one in ``results/reports``, without runs `results`.
-        results: folder that holds all results.
-        markdown: write report.md and its figures too.
-
-    Returns:
-        report.html, without runs index.html; then, if asked for, the same as .md and every figure
-        file.
-
-    Raises:
-        ValueError: there is no run.
-        OSError: the folder cannot be written; the message says what to do.
-    """
-    chosen = newest_to_show(results) if runs is None else runs
-    chosen = [chosen] if isinstance(chosen, StoredRun) else list(chosen)
-    options = {"results": results, "markdown": markdown, "is_index": runs is None}
-    return write_report(list(map(_held, chosen)), folder, **options)
-
-
 def open_shared(file: Path | str, results: Path | str = "results") -> Run:
     """Open a colleague's file: check it, and put the run beside this machine's own.
 
@@ -287,7 +240,7 @@ def open_shared(file: Path | str, results: Path | str = "results") -> Run:
         FileNotFoundError: there is no such file.
         ValueError: it is not what `Run.share` writes, or is of a newer labkit.
     """
-    return _held(share.open_shared(file, results, lambda stored: facts(_held(stored))))
+    return _held(share.open_shared(file, results))
 
 
 def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Table:

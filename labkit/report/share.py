@@ -15,13 +15,13 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 from labkit.contracts import SCHEMA as ROW_SCHEMA
 from labkit.contracts import Trial, utc_now
 from labkit.files import write_whole
 from labkit.machine import hardware
+from labkit.report.report import facts
 from labkit.runs.experiment import Dial
 from labkit.runs.store import (
     INFO_TYPES,
@@ -105,15 +105,12 @@ def write(run: StoredRun, file: Path | str | None = None) -> Path:
     return write_whole(path, buffer.getvalue())
 
 
-def open_shared(
-    file: Path | str, results: Path | str, show: Callable[[StoredRun], object]
-) -> StoredRun:
+def open_shared(file: Path | str, results: Path | str) -> StoredRun:
     """Open a colleague's file: check it, and put the run beside this machine's own.
 
     Args:
         file: from `write`.
         results: folder that holds all results.
-        show: makes all that users see of a run; where it fails, the file is refused.
 
     Returns:
         The run; of a file that was opened before, the one that is there.
@@ -133,7 +130,7 @@ def open_shared(
     try:
         run = StoredRun(folder=folder, info=info, trials=tuple(map(Trial.from_row, rows)))
         info[SHARED] = {"opened_utc": utc_now(), "from": hardware.describe(info["provenance"])}
-        show(run)
+        facts(run)  # all that users see of it
     except Exception as error:  # a stranger's numbers can be wrong in any way
         raise _refused("hold a run that can be shown", f"{error!r:.200}") from None
     with explain_unwritable(results):
