@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from labkit.experiments import catalog
-from labkit.experiments.roofline import SUFFIX, over_device_speeds
+from labkit.experiments.roofline import over_device_speeds
 from labkit.runs.experiment import Experiment
 from labkit.settings import CORRECTED, MODES, change_all, pick, with_new_names
 
@@ -74,12 +74,6 @@ class Request:
         if not isinstance(self.experiment, str):
             del stored["experiment"]
         return stored
-
-    @property
-    def name(self) -> str:
-        """The name of the experiment; of a roofline how its name begins."""
-        name = getattr(self.experiment, "name", self.experiment)
-        return f"{name}{SUFFIX}" if self.roofline else name
 
     def whole(self) -> Experiment:
         """Return the experiment with the settings, and all of its variants.

@@ -208,7 +208,7 @@ class Panel:
         import ipywidgets as widgets
 
         self._start, self._changing = start, threading.Lock()
-        self._name = replace(start, roofline=False).name
+        self._name = start.whole().name
         self._results = results.absolute()  # a notebook may change its folder
         self._shown: list[Path] = []
         self._form = Form(start)
