@@ -141,12 +141,11 @@ class Form:
             del boxes["roofline"]
         knobs = ("mode", "roofline", "blocks", "data", *self._whole.knobs)
         first = _grid([boxes.pop(name) for name in knobs if name in boxes])
-        hidden = _grid(list(boxes.values()))
+        hidden = _grid(boxes.values())
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
         _display(hidden, is_shown=False)
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
-        variants = row([*self._variants.values(), fold])
-        variants.add_class("labkit-variants")
+        variants = row([*self._variants.values(), fold]).add_class("labkit-variants")
         return widgets.VBox([first, variants, hidden])
 
     def _labels(self) -> list[str]:
@@ -228,15 +227,11 @@ def _field(control: Widget, text: Widget) -> Widget:
 
     control.layout.width = "auto"
     control.style.description_width = LABEL_WIDTH
-    box = widgets.VBox([control, text])
-    box.add_class("labkit-field")
-    return box
+    return widgets.VBox([control, text]).add_class("labkit-field")
 
 
-def _grid(children: list[Widget]) -> Widget:
-    box = row(children)
-    box.add_class("labkit-form")
-    return box
+def _grid(children: Iterable[Widget]) -> Widget:
+    return row(children).add_class("labkit-form")
 
 
 def _display(box: Widget, *, is_shown: bool) -> None:

@@ -216,8 +216,8 @@ class Panel:
         self._run = self._button("Run", "Run with the settings below", self._on_run)
         self._cancel = self._button("Cancel", "Stop; finished trials stay", self._on_cancel)
         self._resume = self._button("Resume", "Complete the run shown", self._on_resume)
-        self._status, self._bar = _html("labkit-status"), widgets.FloatProgress(min=0.0, max=1.0)
-        self._bar.add_class("labkit-progress")
+        self._status = _html("labkit-status")
+        self._bar = widgets.FloatProgress(min=0.0, max=1.0).add_class("labkit-progress")
         self._forecast, self._again = _html("labkit-forecast"), _html("labkit-again")
         self._error, self._result = _html("labkit-error"), _html("labkit-result")
         self._exported = _html("labkit-exported")
@@ -226,8 +226,7 @@ class Panel:
             rows=LISTED_RUNS,
             layout={"width": "auto", "flex": "1 1 420px", "min_width": "0"},
         )
-        self.box = widgets.VBox(self._layout())
-        self.box.add_class("labkit-panel")
+        self.box = widgets.VBox(self._layout()).add_class("labkit-panel")
         self.box._view_count = 0  # from here on the front end counts
         self.box.observe(self._on_views, "_view_count")
         job.follow(self._on_job)
@@ -446,9 +445,7 @@ def _html(name: str) -> Widget:
     """Make a place for HTML; `name` is its class."""
     import ipywidgets as widgets
 
-    box = widgets.HTML()
-    box.add_class(name)
-    return box
+    return widgets.HTML().add_class(name)
 
 
 def export(folders: Sequence[Path], form: str, results: Path) -> Path:
