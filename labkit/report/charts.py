@@ -97,7 +97,7 @@ def times(summary: Summary) -> Figure:
     if summary.has_groups:
         return _times_of_groups(summary)
     rows = [_times_row(summary, row) for row in summary.rows]
-    return _on_one_axis(rows, summary.rows, *around(summary), _times_legend(rows))
+    return _on_one_axis(rows, summary.rows, *around(summary))
 
 
 def _on_one_axis(
@@ -105,9 +105,9 @@ def _on_one_axis(
     found: Sequence[Row],
     title: Sequence[Line],
     footer: str,
-    handles: Sequence[Artist],
     **value_font: object,
 ) -> Figure:
+    handles = _times_legend(rows)
     with page() as figure:
         axes = figure.add_subplot()
         _draw_times(axes, rows, _axis_end(found), **value_font)
@@ -240,8 +240,7 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         title.append(
             Line(f"{what[0].upper()}{what[1:]}: {', '.join(experiments)}", color=WARNING_INK)
         )
-    handles = legend_of(rows, {}, "")
-    return _on_one_axis(rows, [row for _, row in found], title, "", handles, size=9)
+    return _on_one_axis(rows, [row for _, row in found], title, "", size=9)
 
 
 # --- runs side by side ----------------------------------------------------------------------
@@ -282,7 +281,7 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
         for row in summary.rows:
             rows.append(replace(_times_row(summary, row), name=f"{number}: {row.variant}"))
             found.append(row)
-    return _on_one_axis(rows, found, title, "", _times_legend(rows))
+    return _on_one_axis(rows, found, title, "")
 
 
 # --- epochs ---------------------------------------------------------------------------------
