@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,7 +44,6 @@ class Job:
         self.folder: Path | None = None
         self.said: list[str] = []
         self.error: Exception | None = None
-        self.traceback = ""
         self._run, self._now = run, now
         self._outcome = ""
         self._done = self._total = self._first = 0
@@ -140,8 +138,7 @@ class Job:
         except Cancelled:  # before there was a run, as while data was copied from a URL
             outcome = "cancelled"
         except Exception as error:  # the panel shows it, whatever it is
-            self.error, self.traceback = error, traceback.format_exc()
-            outcome = "failed"
+            self.error, outcome = error, "failed"
         self._outcome = outcome
         self._ended.set()
         self._tell(has_new_rows=True)

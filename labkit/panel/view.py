@@ -155,7 +155,7 @@ def _chooser(start: Request, results: Path) -> VBox:
         try:
             other = show(event["new"])
         except Exception as error:  # the panel that is shown stays
-            problem.value = error_html(error, traceback.format_exc())
+            problem.value = error_html(error)
             return
         shown.close()
         shown, problem.value = other, ""
@@ -351,7 +351,7 @@ class Panel:
             self._bar.value = current.share()
             self._allow()
         if current.error is not None and not name:
-            self._error.value = error_html(current.error, current.traceback)
+            self._error.value = error_html(current.error)
 
     def _draw(self, folder: Path) -> None:
         run = runs.find_run(folder)
@@ -436,7 +436,7 @@ class Panel:
             try:
                 action()
             except Exception as problem:
-                self._error.value = error_html(problem, traceback.format_exc())
+                self._error.value = error_html(problem)
 
         return handle
 
@@ -487,14 +487,15 @@ def status_html(state: str, progress: str = "") -> str:
     return f'<div role="status" aria-live="polite">{escape(said)}</div>'
 
 
-def error_html(problem: BaseException, traceback_text: str) -> str:
+def error_html(problem: BaseException) -> str:
     """Show an error in one line that says what to do, its traceback folded."""
     said = " ".join(str(problem).split())
     if not said or not isinstance(problem, ValueError | OSError | RuntimeError | ImportError):
         said = f"{type(problem).__name__}: {said}"  # none of labkit's own messages
+    trace = "".join(traceback.format_exception(problem))
     return (
         f'<div role="alert"><strong>{escape(said)}</strong></div>'
-        f"<details><summary>traceback</summary><pre>{escape(traceback_text)}</pre></details>"
+        f"<details><summary>traceback</summary><pre>{escape(trace)}</pre></details>"
     )
 
 

@@ -246,7 +246,7 @@ def test_hostile_text_stays_text(tmp_path):
     file.write_text("x")
     everything = [
         view.status_html("failed", HOSTILE),
-        view.error_html(ValueError(HOSTILE), HOSTILE),
+        view.error_html(ValueError(HOSTILE)),
         view.again_html(Request(experiment="storage", settings={"data": HOSTILE}), HOSTILE),
         view.download_html(file),
     ]
