@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -383,13 +382,12 @@ class Panel:
 
     def _list_runs(self) -> list[Path]:
         """List the runs anew, the newest first, colleagues' after this machine's."""
-        places, lines = (self._results, self._results / SHARED), []
-        names = (self._name, f"{self._name}{SUFFIX}*")
-        found = [[list_runs(place, name) for name in names] for place in places]
-        in_order = [sorted(chain(*of_names), key=lambda folder: folder.name) for of_names in found]
-        for folder in chain(*map(reversed, in_order)):
-            with contextlib.suppress(Exception):  # one that cannot be read hides no other
-                lines.append((run_line(folder), folder))
+        lines = []
+        for place in (self._results, self._results / SHARED):
+            found = list_runs(place, self._name) + list_runs(place, f"{self._name}{SUFFIX}*")
+            for folder in sorted(found, key=lambda folder: folder.name, reverse=True):
+                with contextlib.suppress(Exception):  # one that cannot be read hides no other
+                    lines.append((run_line(folder), folder))
         folders = [folder for _, folder in lines]
         chosen = [folder for folder in self._runs.value if folder in folders]
         self._runs.options = lines
