@@ -1,23 +1,10 @@
 """Settings are described and varied, and a mode fills only what is unset."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from labkit.settings import (
-    MODES,
-    Settings,
-    complete,
-    field_kinds,
-    help_texts,
-    read_settings,
-    vary,
-)
-
-
-def test_every_setting_has_one_line_of_help():
-    assert set(help_texts()) == {field.name for field in fields(Settings)} == set(field_kinds())
-    assert all("\n" not in text and text.endswith(".") for text in help_texts().values())
+from labkit.settings import MODES, Settings, complete, field_kinds, read_settings, vary
 
 
 def test_vary_changes_one_setting_and_keeps_the_rest():
@@ -54,11 +41,8 @@ def test_an_unset_device_is_cuda_where_it_works_and_else_emulated(has_cuda, devi
     assert (filled.device, filled.step) == (device, step)
 
 
-def test_stored_settings_of_another_version_are_refused_in_one_line():
-    stored = {**asdict(Settings(num_workers=3)), "turbo": 5}
-    with pytest.raises(ValueError, match=r"^settings must be known to this version .* got turbo; "):
-        read_settings(stored)
-    del stored["turbo"]
+def test_stored_settings_of_an_earlier_version_are_read():
+    stored = asdict(Settings(num_workers=3))
     assert read_settings(stored) == Settings(num_workers=3)
     assert read_settings({**stored, "profile": "matched", "if_not_written": "stop"}) == Settings(
         num_workers=3
