@@ -199,8 +199,6 @@ def test_the_users_settings_count_for_all_variants(on):
         ("distance", {"num_workers": 3}, "num_workers must be left out for distance"),
         ("operations", {"num_workers": 3}, "num_workers must be left out for operations"),
         ("offline", {"stored": "pixels"}, "stored must be left out for offline, which takes jpeg"),
-        ("speed", {}, f"experiment must be one of {', '.join(sorted(CATALOG))}"),
-        ("storage", {"worker": 2}, "setting must be one of data, "),
         ("packing", {"protocol": AS_PUBLISHED}, "protocol must be 'corrected' for packing, got "),
     ],
 )

@@ -139,7 +139,6 @@ def test_a_variant_that_the_mode_does_not_measure_is_refused():
             "variant must be one of opencv, pillow, simplejpeg, got 'turbo'",
         ),
         ({"baseline": "turbo"}, "baseline must be one of the chosen variants"),
-        ({"settings": {"input_px": 100}}, "input_px must be a positive multiple of 32, got 100"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused_in_words(given, message):

@@ -147,12 +147,6 @@ def test_a_pack_that_is_damaged_is_made_again(data, name):
     assert contents(stored_folder(settings)) == before
 
 
-def test_a_folder_that_a_user_named_is_never_removed(data, tmp_path):
-    make(wanted(data), to=tmp_path / "pack")
-    with pytest.raises(ValueError, match=r"^to must be a new folder, .* remove it or choose"):
-        make(wanted(data, input_px=32), to=tmp_path / "pack")
-
-
 def test_too_little_room_is_said_with_numbers_before_anything_is_written(
     data, tmp_path, monkeypatch
 ):
