@@ -74,12 +74,6 @@ def test_results_are_copies_and_leave_what_they_were_made_of_alone(key, picture)
 # --- look-ups -------------------------------------------------------------------------------
 
 
-def test_all_ways_to_look_up_give_the_same_answers(photos):
-    tasks = lab.experiment("lookups").tasks
-    verdicts = compare_operations(lab.Settings(data=str(photos)), tasks)
-    assert verdicts == dict.fromkeys(tasks, ("ok", ""))
-
-
 def test_a_label_is_drawn_for_each_box_from_all_names(photos):
     images = draw_labels(lab.Settings(data=str(photos)), 1000)
     reader = open_folder(photos)
