@@ -25,9 +25,3 @@ WIDENED_SE = 2
 def test_error_rates_keep_their_limits(prove, times):
     missed = [r for r in prove(times, SEED) if not r.passes(WIDENED_SE)]
     assert missed == []
-
-
-def test_one_arm_after_the_other_on_a_drifting_machine_finds_what_is_not_there():
-    in_sequence, in_blocks = simulated.documents_way(60, SEED)
-    assert in_sequence.value > 0.5
-    assert in_blocks.value < 0.15

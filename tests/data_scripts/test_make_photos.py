@@ -133,7 +133,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"images": 0}, "images must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"jobs": 0}, "jobs must be at least 1, got 0"),
     ],

@@ -103,12 +103,6 @@ def test_the_last_incomplete_batch_is_left_out(photos, name):
     assert len(delivered(photos, loader=name, batch_size=5)) == 4
 
 
-def test_a_batch_larger_than_the_data_is_refused(photos):
-    message = r"batch_size must be at most the number of readable images \(24\), got 25; use a"
-    with pytest.raises(ValueError, match=message):
-        open_loader(resolve(settings(photos, batch_size=25)))
-
-
 def test_an_error_behind_the_stand_in_for_pinning_reaches_the_loop():
     def breaking():
         yield from ({"sample_id": torch.tensor([number])} for number in range(2))
