@@ -1,7 +1,6 @@
 """A share file holds nothing of this machine, and opens as the run of another one."""
 
 import getpass
-import json
 import re
 import shutil
 import socket
@@ -89,15 +88,6 @@ def test_a_share_file_does_not_say_whose_machine_it_was(made, packed):
         assert not re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", said), secret
     assert OWNER in stored
     assert re.findall(r'"[/~\\][^"]*"', said) == []
-
-
-def test_what_may_not_leave_stands_in_one_block_of_run_json(made):
-    stored = json.loads((made.folder / "run.json").read_text())
-    block = stored.pop("local")
-    assert OWNER not in json.dumps(stored)
-    assert block["data"] == {"folder": made.info["data"]["folder"]}
-    assert OWNER in made.info["unreadable"][0]
-    assert block["skipped"] == made.info["skipped"]
 
 
 def test_a_variant_labelled_with_a_folder_is_refused(made, tmp_path):
