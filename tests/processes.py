@@ -1,6 +1,7 @@
 """Processes that a test started, told from what earlier tests keep running beside it."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -35,3 +36,24 @@ def left() -> set[object]:
         *this.children(recursive=True),
         os.environ.get("LABKIT_HELPERS"),
     }
+
+
+class AfterLooks(threading.Event):
+    """Is set after so many looks at it, as if a user cancelled meanwhile."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.left = looks
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+class KilledAfter(AfterLooks):
+    """Kills this process after so many looks at it."""
+
+    def is_set(self) -> bool:
+        if super().is_set():
+            signal.raise_signal(signal.SIGKILL)
+        return False

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
 
 import pytest
 
@@ -20,6 +19,7 @@ from labkit.resolve import open_source, stored_folder
 from labkit.runs import packs
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
+from tests.processes import AfterLooks, KilledAfter
 
 needs_fork = pytest.mark.skipif(not hardware.can_fork(), reason="this platform has no fork")
 
@@ -46,18 +46,6 @@ def contents(folder):
     return {name: content for name, content in files.items() if name != packs.COST}
 
 
-class AfterImages(threading.Event):
-    """Cancels after so many looks at it."""
-
-    def __init__(self, images):
-        super().__init__()
-        self.left = images
-
-    def is_set(self):
-        self.left -= 1
-        return self.left < 0
-
-
 def test_a_pack_is_made_once(data):
     said = []
     cost = make(wanted(data), say=said.append)
@@ -78,19 +66,10 @@ def test_a_cancelled_pack_is_none_and_the_next_call_makes_it(packing, data, tmp_
     settings = wanted(data, packing=packing, stored="resized")
     make(settings, to=tmp_path / "whole")
     with pytest.raises(Cancelled):
-        make(settings, to=tmp_path / "pack", cancel=AfterImages(17))
+        make(settings, to=tmp_path / "pack", cancel=AfterLooks(17))
     assert {path.name for path in tmp_path.iterdir()} == {"data", "whole"}
     make(settings, to=tmp_path / "pack")
     assert contents(tmp_path / "pack") == contents(tmp_path / "whole")
-
-
-class KilledAfter(AfterImages):
-    """Kills this process after so many looks at it."""
-
-    def is_set(self):
-        if super().is_set():
-            signal.raise_signal(signal.SIGKILL)
-        return False
 
 
 def start(action):

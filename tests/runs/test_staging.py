@@ -28,7 +28,7 @@ from labkit.resolve import locate_data, open_reader, open_source
 from labkit.runs.packs import ensure_pack
 from labkit.runs.staging import staged
 from labkit.settings import Settings
-from tests.processes import PATIENCE_S
+from tests.processes import PATIENCE_S, KilledAfter
 
 FACTS = {
     "label", "filesystem", "device", "rotational", "cold_reads_per_s", "remark", "copied_bytes",
@@ -177,23 +177,11 @@ def test_what_changes_in_the_data_changes_in_the_copy_and_the_rest_stays(lab, pl
     assert same.isdisjoint({"b.jpg", "d.jpg", "new.jpg"})
 
 
-class Kills:
-    """Kills this process when it is asked for the nth time whether to cancel."""
-
-    def __init__(self, moment):
-        self.left = moment
-
-    def is_set(self):
-        self.left -= 1
-        if self.left == 0:
-            signal.raise_signal(signal.SIGKILL)
-
-
-def kill_while_staging(settings, moment):
-    """Stage in a process that is killed after so many files, or with moment=-1 at the end."""
+def kill_while_staging(settings, cancel=None):
+    """Stage in a process that is killed by `cancel`, or else at the end."""
 
     def stage_and_die():
-        with staged(settings, say=str, cancel=Kills(moment)):
+        with staged(settings, say=str, cancel=cancel):
             signal.raise_signal(signal.SIGKILL)
 
     process = multiprocessing.get_context("fork").Process(target=stage_and_die)
@@ -204,7 +192,7 @@ def kill_while_staging(settings, moment):
 
 @pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
 def test_a_killed_copy_has_only_whole_files_and_goes_on(lab, plain, memory):
-    kill_while_staging(settings_for(plain, str(memory)), 3)
+    kill_while_staging(settings_for(plain, str(memory)), KilledAfter(2))
     originals = {path.name: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
     copied = [path for path in memory.rglob("*.[jJ][pP]*") if path.is_file()]
     assert len([path for path in copied if path.suffix != ".part"]) == 2
@@ -280,7 +268,7 @@ def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
 @pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
 def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data, memory, tmp_path):
     left, thesis = locate_data(tmpfs).copy, memory / "labkit-thesis"
-    kill_while_staging(tmpfs, -1)
+    kill_while_staging(tmpfs)
     assert len(list(left.rglob("*.jpg"))) == 24
     other = settings_for(shutil.copytree(data, tmp_path / "other"), "tmpfs")
     thesis.mkdir()
@@ -292,7 +280,7 @@ def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data,
 
 @pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
 def test_a_run_waits_while_another_removes_what_a_killed_one_left(tmpfs, data, tmp_path):
-    kill_while_staging(tmpfs, -1)
+    kill_while_staging(tmpfs)
     other = settings_for(shutil.copytree(data, tmp_path / "other"), "tmpfs")
     removing, context = multiprocessing.Event(), multiprocessing.get_context("fork")
 

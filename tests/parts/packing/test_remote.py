@@ -1,6 +1,5 @@
 """Data at a URL is copied once, file by file, and goes on where it was stopped."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.remote import local_folder, place
 from labkit.resolve import open_original, open_reader
 from labkit.settings import Settings
+from tests.processes import AfterLooks
 
 IMAGE = "images/000000000003.jpg"
 
@@ -85,16 +85,9 @@ def test_a_copy_that_stops_says_why_and_goes_on_where_it_stopped(photos, cache, 
 
 @pytest.mark.parametrize("looks", [3, 30], ids=["between files", "inside a file"])
 def test_a_copy_that_is_cancelled_ends_at_once_and_goes_on_later(photos, cache, looks):
-    class AfterLooks(threading.Event):
-        left = looks
-
-        def is_set(self):
-            self.left -= 1
-            return self.left < 0
-
     with web(photos) as server:
         with pytest.raises(Cancelled):
-            local_folder(server.url, progress=False, cancel=AfterLooks())
+            local_folder(server.url, progress=False, cancel=AfterLooks(looks))
         assert len(list(cache.rglob("*.jpg"))) < 24
         assert not list(cache.rglob("*.part"))
         assert_same_data(photos, local_folder(server.url, progress=False))
