@@ -1,15 +1,18 @@
-"""Places to copy to: small file systems of their own, made where a test may."""
+"""Places to copy to: small file systems of their own, made where a test may; what lies there."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from labkit.parts.packing.folder import open_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -63,3 +66,24 @@ def contents(folder: Path) -> dict[str, bytes]:
         for file in folder.rglob("*")
         if file.is_file()
     }
+
+
+def make_coco(photos: Path, root: Path) -> Path:
+    """Copy photographs to COCO's layout: the boxes' file lies outside the images' folder."""
+    shutil.copytree(photos / "images", root / "val2017")
+    (root / "annotations").mkdir()
+    shutil.copy(photos / "annotations.json", root / "annotations" / "instances_val2017.json")
+    return root / "val2017"
+
+
+def assert_same_data(data: Path, other: Path) -> None:
+    """Check that two folders hold the same images with the same boxes."""
+    one, two = open_folder(data), open_folder(other)
+    names = [[reader.name(i) for i in range(len(reader))] for reader in (one, two)]
+    assert names[0] == names[1]
+    assert (one.boxes, one.manifest_hash) == (two.boxes, two.manifest_hash)
+    assert two.verify(range(len(two))) == []
+    for i in range(len(one)):
+        (jpeg, boxes), (other_jpeg, other_boxes) = one.read(i), two.read(i)
+        assert jpeg == other_jpeg
+        assert boxes.boxes_xyxy.tolist() == other_boxes.boxes_xyxy.tolist()

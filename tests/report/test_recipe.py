@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from fakes import fake_info, fake_trials
 from jpegs import why_missing
+from places import make_coco
 from small import completed
 
 import labkit as lab
@@ -144,15 +145,11 @@ def test_a_recipe_delivers_the_batches_of_its_variant(changes, packed):
 
 
 def test_every_layout_of_a_folder_is_read_in_the_same_order(photos, tmp_path):
-    coco, tree = tmp_path / "coco", tmp_path / "tree"
-    shutil.copytree(photos / "images", coco / "val2017")
-    (coco / "annotations").mkdir()
-    boxes = coco / "annotations" / "instances_val2017.json"
-    shutil.copy(photos / "annotations.json", boxes)
+    coco, tree = make_coco(photos, tmp_path / "coco"), tmp_path / "tree"
     shutil.copytree(photos / "images", tree / "more" / "photos")
     for data, found, skipped in (
-        (coco / "val2017", "coco", ()),
         (coco, "coco", ()),
+        (coco.parent, "coco", ()),
         (tree, "synthesized", ("label",)),  # invented boxes are not written out
     ):
         run = make_run(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from places import folder_in_memory, memory_mounted, tree
+from places import assert_same_data, folder_in_memory, make_coco, memory_mounted, tree
 
 from labkit import units
 from labkit.contracts import Skip
@@ -69,14 +69,6 @@ def data_bytes(data):
     return sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
 
 
-def make_coco(photos, root):
-    """COCO's layout: the boxes' file lies outside the images' folder."""
-    shutil.copytree(photos / "images", root / "val2017")
-    (root / "annotations").mkdir()
-    shutil.copy(photos / "annotations.json", root / "annotations" / "instances_val2017.json")
-    return root / "val2017"
-
-
 def make_tree(photos, root):
     """Folders in folders, and names that are not plain ASCII; the boxes are synthesized."""
     names = ["b.jpg", "2019 summer/a 1.JPG", "日本/写真.jpg", "a/b/c/d.jpg"]
@@ -94,18 +86,6 @@ LAYOUTS = {
     "coco": make_coco,
     "tree": make_tree,
 }
-
-
-def assert_same_data(data, other):
-    one, two = open_folder(data), open_folder(other)
-    names = [[reader.name(i) for i in range(len(reader))] for reader in (one, two)]
-    assert names[0] == names[1]
-    assert (one.boxes, one.manifest_hash) == (two.boxes, two.manifest_hash)
-    assert two.verify(range(len(two))) == []
-    for i in range(len(one)):
-        (jpeg, boxes), (other_jpeg, other_boxes) = one.read(i), two.read(i)
-        assert jpeg == other_jpeg
-        assert boxes.boxes_xyxy.tolist() == other_boxes.boxes_xyxy.tolist()
 
 
 # --- nothing to copy ------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from places import assert_same_data
 from web import web
 
 from labkit.contracts import Cancelled
-from labkit.parts.packing.folder import open_folder
 from labkit.parts.packing.remote import local_folder, place
 from labkit.resolve import open_original, open_reader
 from labkit.settings import Settings
@@ -20,14 +20,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield tmp_path / "cache" / "labkit"
     open_reader.cache_clear()
-
-
-def assert_same_data(one, two):
-    one, two = open_folder(one), open_folder(two)
-    assert (one.boxes, len(one)) == (two.boxes, len(two))
-    for i in range(len(one)):
-        assert one.name(i) == two.name(i)
-        assert one.read(i)[0] == two.read(i)[0]
 
 
 @pytest.mark.parametrize("data", ["data/photos", "C:/photos", "file:///srv/photos", "/srv/photos"])
