@@ -232,6 +232,7 @@ class TestReasons:
             with pytest.raises(Skip, match=f"^{reason}$"):
                 open_library(f"a_rival_{number}", "it")
 
+    @pytest.mark.needs_rivals
     def test_nothing_of_them_is_imported_before_a_loader_is_opened(self):
         program = """
 import importlib, sys
