@@ -27,12 +27,11 @@ HERE = "here"  # the machine whose runs answer
 
 
 def fake_machine_run(
-    times=TIMES, *, name="mine", provenance=MINE, labels=LABELS, blocks=3, noise=0.02, seed=0,
-    **info,
+    times=TIMES, *, name="mine", provenance=MINE, labels=LABELS, blocks=3, noise=0.02, **info,
 ):  # fmt: skip
     """A run of prefetching; `name` is its folder's."""
     names = [*times, *info.get("skipped", {})]
-    trials = fake_trials(times, labels=labels, blocks=blocks, noise=noise, seed=seed)
+    trials = fake_trials(times, labels=labels, blocks=blocks, noise=noise)
     told = {"blocks": blocks, "provenance": provenance, **info}
     return Run(
         folder=Path("/home/ada/results") / name, info=fake_info(names, **told), trials=tuple(trials)
@@ -164,7 +163,7 @@ SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 
 def fake_roofline(
     loading=LOADING, *, speeds=SPEEDS, blocks=5, noise=0.01, device=480.0, overlap=0.97,
-    start_s=0.4, published=None, mode="quick", **more,
+    published=None, mode="quick", **more,
 ):  # fmt: skip
     """A roofline's run, in which every pipeline reaches nearly the ideal.
 
@@ -173,11 +172,10 @@ def fake_roofline(
         speeds: of the device, as multiples of the baseline's loading rate.
         device: images/s of the calibrated device.
         overlap: what is reached of the ideal.
-        start_s: time to the first batch.
         published: variant -> the document's figure.
         more: of `fake_info`.
     """
-    rng, images, base = random.Random(1), 160, next(iter(loading.values()))
+    rng, images, start_s, base = random.Random(1), 160, 0.4, next(iter(loading.values()))
     x_of = {"loading alone" if x is None else f"x = {x:g}": x for x in (*speeds, None)}
 
     def make(group, name, block, role):
