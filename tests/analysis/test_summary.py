@@ -201,12 +201,13 @@ COLD = {**LABELS, "cache": "cold"}
 
 
 def cold_trials(blocks=8, not_cold=(), disturbed=()):
-    """A run from cold caches; some trials (variant, block) were not, some blocks disturbed."""
+    """A run from cold caches; some trials (variant, block) were not, some (and role) disturbed."""
     trials = []
     for trial in fake_trials({"base": 1.0, "other": 0.5}, blocks=blocks, labels=COLD):
         if (trial.variant, trial.block) in not_cold:
             trial = dataclasses.replace(trial, cache_proof={"resident_share_before": 0.5})
-        trials.append(fake_logged(trial, other_cores=1.0) if trial.block in disturbed else trial)
+        is_disturbed = (trial.variant, trial.block, trial.role) in disturbed
+        trials.append(fake_logged(trial, other_cores=1.0) if is_disturbed else trial)
     return trials
 
 
@@ -232,16 +233,17 @@ def test_a_variant_that_was_never_cold_has_a_reason_and_no_number(mode):
 @pytest.mark.parametrize(
     ("mode", "blocks", "note"),
     [
-        ("full", 6, "2 blocks rejected: base: other programs took 100.0 % of a core"),
-        ("quick", 8, "2 blocks disturbed (full mode rejects them): base: other programs took "
+        ("full", 6, "2 blocks rejected: other: other programs took 100.0 % of a core"),
+        ("quick", 8, "2 blocks disturbed (full mode rejects them): other: other programs took "
          "100.0 % of a core"),
     ],
 )  # fmt: skip
 def test_disturbed_blocks_are_told_whether_they_count_or_not(mode, blocks, note):
-    trials = sorted(cold_trials(disturbed={1, 6}), key=lambda t: (t.block, t.variant))
+    trials = cold_trials(disturbed={("other", 1, ""), ("base", 6, "A2")})
     summary = summarize(fake_info(["base", "other"], mode=mode, blocks=8), trials)
     assert [summary.n_blocks, *(row.blocks for row in summary.rows)] == [blocks] * 3
-    assert list(summary.rejected) == [1, 6]
+    why = "other programs took 100.0 % of a core"
+    assert summary.rejected == {1: f"other: {why}", 6: f"base: {why}"}
     assert summary.are_rejected_left_out is (mode == "full")
     assert note in summary.notes
     assert ("6 of 8 blocks count" in summary.notes) is (mode == "full")

@@ -220,15 +220,6 @@ def test_a_doubtful_trial_of_the_baseline_costs_its_block(role):
     assert found.cache_violations == {"base": ("not cold: 50.0 % of the files were in memory",)}
 
 
-@pytest.mark.parametrize(("mode", "left"), [("full", [0, 2]), ("quick", [0, 1, 2])])
-@pytest.mark.parametrize("key", [("base", 1, "A2"), ("w", 1, "")])
-def test_a_disturbed_block_is_left_out_where_verdicts_are_spoken(mode, left, key):
-    found = found_in(blocks_of(range(3), changed={key: busy}), mode=mode)
-    assert found.rejected == {1: f"{key[0]}: other programs took 75.0 % of a core"}
-    assert found.are_rejected_left_out is (mode == "full")
-    assert sorted(found.blocks) == list(found.runs["v"]) == list(found.runs["w"]) == left
-
-
 def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
     first = blocks_of(range(2))
     again = [replace(trial, machine_id="again") for trial in blocks_of(range(2))]
