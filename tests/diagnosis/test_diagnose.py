@@ -278,9 +278,9 @@ class Everything(IterableDataset):
         self.cpu_s = cpu_s
 
     def __iter__(self):
-        for value in torch.arange(64.0):
+        for value in itertools.count(0.0):
             time.sleep(self.cpu_s)
-            yield value
+            yield torch.tensor(value)
 
 
 @pytest.mark.alone
@@ -298,7 +298,7 @@ def test_workers_that_deliver_the_same_samples_are_found():
 
 class Constant(IterableDataset):
     def __iter__(self):
-        return iter([torch.ones(3)] * 64)
+        return itertools.repeat(torch.ones(3))
 
 
 def test_equal_samples_are_not_taken_for_duplicates():
