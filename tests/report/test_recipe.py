@@ -124,6 +124,7 @@ def pack(data, settings):
     if not out.exists():
         how = ["--to", settings.packing, "--stored", settings.stored, "--px", "64"]
         how += ["--preprocessor", settings.preprocessor] if settings.stored == "sample" else []
+        how += ["--jobs", "1"] if settings.packing == "raw" else []  # others take a second to start
         assert pack_dataset([str(data), *how]) == 0
     return out
 
