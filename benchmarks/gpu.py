@@ -143,10 +143,11 @@ def run_of(
         mode, labels = "quick", asked.variants or tuple(asked.whole().variants)
         ends = (labels[0], labels[-1])
         asked = replace(asked, mode=mode, settings=settings | SMALL, variants=ends)
-    title = f"{asked.name}, {mode}"
+    built = asked.build()
+    title = f"{built.name}, {mode}"
     earlier = [
         found
-        for found in map(lab.find_run, lab.list_runs(site.runs, asked.name))
+        for found in map(lab.find_run, lab.list_runs(site.runs, built.name))
         if found.info["mode"] == mode and found.info["status"] != "failed"
     ]
     found = earlier[-1] if earlier else None
@@ -158,7 +159,7 @@ def run_of(
             found = None
     if found is None:
         blocks = BLOCKS if mode == "full" else 1 if site.is_small else None
-        found = lab.run(asked.build(), mode, results=site.runs, blocks=blocks, cancel=site.cancel)
+        found = lab.run(built, mode, results=site.runs, blocks=blocks, cancel=site.cancel)
     if found.info["status"] != "finished":
         site.limit(False, f"{title}: {GOES_ON}")
     rows = [row for row in found.summary.rows if row.variant != UNRECORDED]
