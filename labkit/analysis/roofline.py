@@ -101,7 +101,7 @@ def calibrated(summary: Summary, name: str) -> float | None:
 
 
 def published_takes(summary: Summary) -> dict[str, str]:
-    """Return what each published time takes of a loader and a GPU: variant -> half a sentence."""
+    """Return how fast a loader and a GPU each published time needs, in words by variant."""
     alone = {row.name: row for row in summary.rows if row.group == ALONE}
     base = next(filter(summary.is_baseline, alone.values()), None)
     found = {}

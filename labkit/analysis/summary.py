@@ -42,7 +42,7 @@ from labkit.contracts import Epoch, Trial
 from labkit.resolve import traits
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
 
-# What a real device's rate is of, beside the data.
+# Settings on which the rate of a real device with the model alone depends.
 STEP = (
     "step", "step_repeats", "loss", "precision", "memory_format", "input_px", "batch_size",
     "ranks", "exchange",
@@ -624,7 +624,7 @@ def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
 
 
 def _device_s(epoch: Epoch) -> float:
-    """Return the device's part of an epoch; of a real one, the host's seconds with it."""
+    """Return the seconds of an epoch's steps: the emulated device's, of a real one the host's."""
     if epoch.launch_s is not None:
         return epoch.compute_s or 0.0
     return _sum((epoch.forward_s, epoch.backward_s, epoch.sync_s)) or 0.0

@@ -3,8 +3,8 @@
     variants × device speeds, one group per speed ─┐
     each variant's loading alone, a group too      ┴─▶ an Experiment of the kind "roofline"
 
-A speed is a multiple of the baseline's loading rate, x, which the run measures.  A real device has
-its own speed, and below it those that training on each batch several times comes closest to.
+A speed is a multiple of the baseline's loading rate, x, which the run measures.  A real device is
+measured at its own speed and, by training on each batch several times, at slower ones.
 """
 
 from __future__ import annotations

@@ -158,8 +158,8 @@ def roofline(
 
     The GPU is simulated, at speeds of 1, 2 and 4 times the baseline's loading rate;
     full mode adds 0.5, 1.4, 2.8 and 8, and the variants that only it measures.  With
-    ``device="cuda"`` it is this machine's, at its own speed and at those that training on each
-    batch several times comes closest to.  Loading alone is measured, too.  A trial has one epoch.
+    ``device="cuda"`` this machine's GPU is measured, at its own speed and, by training on each
+    batch several times, at slower ones.  Loading alone is measured, too.  A trial has one epoch.
 
     Args:
         experiment: a key of `CATALOG`, or an experiment; two variants or more.

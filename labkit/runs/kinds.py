@@ -79,7 +79,7 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
 
 
 def _check_speeds(run: ActiveRun) -> None:
-    """Leave out the speeds of the device that it cannot have here, or that cannot be emulated."""
+    """Leave out the speeds that the device cannot have here."""
     groups: dict[float, list[str]] = {}
     for label in run.remaining:
         if x := _speed(run, label):
@@ -111,7 +111,7 @@ def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
         if x not in chosen:
             why = f"not reachable: this GPU trains {fastest:.2g} × as fast as the baseline loads"
             if x < fastest:
-                why = "no speed of its own: each batch is trained on a whole number of times"
+                why = "no closer speed: each batch can only be trained on a whole number of times"
             skip(run, labels[::-1], why)  # the baseline last: without it the others have no reason
     for x, times in chosen.items():
         for label in groups[x]:
