@@ -11,7 +11,8 @@ are there already.  Three things must be right:
     bottleneck    the planted one is named
     first remedy  it removes what is planted
     number        of the remedy: a bound is not above the measured ratio (wrong if the ratio's whole
-                  interval lies below it); a trial's interval holds it, or it is within 15 %
+                  interval lies below the bound's); a trial's interval holds the ratio, or it is
+                  within 15 %
 
 A case that cannot run on this machine is not counted; one that failed counts as wrong.  What is
 right in a case was written down before the rules; an answer in other words counts as wrong.
@@ -174,7 +175,7 @@ class Outcome:
     claim: float | None = None
     """Normalized epoch time with the case's remedy; None: it was not among those proposed."""
     interval: tuple[float, float] | None = None
-    """Of the claim, where it was tried."""
+    """Of the claim, where it has one."""
     at_best: bool = False
     """Whether the claim is a bound."""
     times_s: dict[str, list[float]] = field(default_factory=dict)
@@ -218,7 +219,7 @@ class Outcome:
         if self.error is None:
             return False
         if self.at_best:
-            return self.claim <= self.measured.high
+            return (self.interval or [self.claim])[0] <= self.measured.high
         low, high = self.interval or (math.inf, -math.inf)
         return abs(self.error) <= MOST_ERROR or low <= self.measured.mean <= high
 
@@ -251,9 +252,12 @@ def diagnose(case: Case, site: Site, budget_s: float) -> dict[str, object]:
     remedy = next((one for one in found.remedies if one.name in names(case.remedy)), None)
     if remedy is None:
         return {**said, "claim": None}
-    if remedy.measured is None:
-        return {**said, "claim": remedy.at_best, "at_best": True}
-    return {**said, "claim": remedy.measured, "interval": (remedy.ci_low, remedy.ci_high)}
+    return {
+        **said,
+        "claim": remedy.normalized_time,
+        "interval": None if remedy.ci_low is None else (remedy.ci_low, remedy.ci_high),
+        "at_best": remedy.measured is None,
+    }
 
 
 def compare(case: Case, site: Site, rounds: int) -> dict[str, list[float]]:
@@ -324,14 +328,16 @@ def row(outcome: Outcome) -> tuple[str, ...]:
         return text if outcome.right.get(what, True) else f"WRONG {text}"
 
     said = "skipped" if outcome.skipped else "failed" if outcome.failed else outcome.said
-    claim = units.normalized(outcome.claim)
+    claim = "at best " * outcome.at_best + units.normalized(outcome.claim)
+    if outcome.interval:
+        claim += f" {units.interval(*outcome.interval)}"
     return (
         outcome.name,
         outcome.case.bottleneck,
         marked("bottleneck", said),
         outcome.case.remedy,
         marked("first remedy", outcome.first),
-        marked("number", f"at best {claim}" if outcome.at_best else claim),
+        marked("number", claim),
         str(outcome.measured or units.UNKNOWN),
         units.UNKNOWN if outcome.error is None else f"{outcome.error:+.0%}",
     )

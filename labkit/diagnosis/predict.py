@@ -192,6 +192,13 @@ class Measured:
         """Normalized time of an epoch with a loader that takes no time."""
         return min(self.now.step_s * self.steps / self.epoch_s, 1.0)
 
+    def interval_of(self, at_best: float) -> tuple[float | None, float | None]:
+        """Return the 95 % interval of a bound: as wide as the ceiling's, which is one, too."""
+        low, high = self.ceiling_ci
+        if low is None or high is None:
+            return None, None
+        return at_best * math.sqrt(low / high), at_best * math.sqrt(high / low)
+
     def stalls(self) -> list[float]:
         """Return the share of an epoch that waits for input: the ends of its interval, if any."""
         ends = [end for end in self.ceiling_ci if end is not None] or [self.ceiling]

@@ -67,6 +67,7 @@ class Remedy:
     measured: float | None = None
     """Normalized time of an epoch as tried; None where it was not."""
     ci_low: float | None = None
+    """Of the 95 % interval of what was measured, or of the bound."""
     ci_high: float | None = None
 
     @property
@@ -462,6 +463,9 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
         for subject in line.subjects(m):
             left = line.leaves(m, subject)
             at_best = None if left is None else m.at_best(**left)
+            # How many times shorter an epoch gets is exact.
+            is_exact = left is None or "shorter" in left
+            ci_low, ci_high = (None, None) if is_exact else m.interval_of(at_best)
             knobs = line.knobs(m, subject) if line.knobs else {}
             # Arguments to change belong to a DataLoader.
             helps = (at_best or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not knobs)
@@ -477,6 +481,8 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
                     change=change or line_of({**m.knobs, **knobs}),
                     easy=line.easy,
                     knobs=knobs,
+                    ci_low=ci_low,
+                    ci_high=ci_high,
                 )
             )
     return tuple(found)
@@ -511,7 +517,8 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
         is_bound = remedy.measured is None
         if is_bound and (remedy.at_best is None or remedy.name in tried):
             continue
-        if remedy.normalized_time > 1 - DELTA or (remedy.ci_high or 0.0) >= 1:
+        is_in_vain = not is_bound and (remedy.ci_high or 0.0) >= 1
+        if remedy.normalized_time > 1 - DELTA or is_in_vain:
             continue
         key = remedy.change if is_bound and not remedy.knobs else remedy.name
         if key not in kept or remedy.normalized_time < kept[key].normalized_time - EQUAL:

@@ -64,7 +64,7 @@ def details(found: Diagnosis) -> Iterator[str]:
         yield f"{row.name} ({row.kind}): {took}"
     for remedy in found.proposed:
         if remedy.measured is not None and remedy not in found.remedies:
-            yield f"{remedy.name}: tried, {_measured(remedy)}; {remedy.change}"
+            yield f"{remedy.name}: {_time(remedy)}; {remedy.change}"
     blocks = units.count(len(m.of("resident")), "block")
     yield (
         f"{blocks} of every arm in random order, on {m.loop.device.label}; "
@@ -112,18 +112,17 @@ def _verdict(found: Diagnosis) -> str:
 
 
 def _remedy(number: int, remedy: Remedy, now: float, m: Measured) -> Iterator[str]:
-    time = remedy.normalized_time
-    how = f"at best {units.normalized(time)}"
-    if remedy.measured is not None:
-        how = f"tried, {_measured(remedy)}"
-    gain = f"{_rate(now)} → {_rate(now / max(time, 1e-3))} {m.unit}/s"
-    yield f"{number}. {remedy.name}: {how} of the time ({gain}); {remedy.reason}."
+    gain = f"{_rate(now)} → {_rate(now / max(remedy.normalized_time, 1e-3))} {m.unit}/s"
+    yield f"{number}. {remedy.name}: {_time(remedy)} of the time ({gain}); {remedy.reason}."
     yield f"   {remedy.change}"
 
 
-def _measured(remedy: Remedy) -> str:
-    interval = units.interval(remedy.ci_low, remedy.ci_high)
-    return f"{units.normalized(remedy.measured)} {interval}"
+def _time(remedy: Remedy) -> str:
+    how = "at best" if remedy.measured is None else "tried,"
+    said = f"{how} {units.normalized(remedy.normalized_time)}"
+    if remedy.ci_low is None:
+        return said
+    return f"{said} {units.interval(remedy.ci_low, remedy.ci_high)}"
 
 
 def _rows(m: Measured) -> str:

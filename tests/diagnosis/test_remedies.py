@@ -60,6 +60,19 @@ def first(m):
     return remedies[0]
 
 
+def test_a_bound_is_as_uncertain_as_the_ceiling_unless_it_counts_steps():
+    m = measured(ceiling_ci=(0.2, 0.8), duplicated=True)
+    found = {(r.name, r.change.split(":")[0]): r for r in propose(m)}
+    blur = found["faster transform", "blur"]
+    assert (blur.ci_low, blur.ci_high) == pytest.approx((blur.at_best / 2, blur.at_best * 2))
+    halved = next(r for (name, _), r in found.items() if name == "split between workers")
+    assert (halved.at_best, halved.ci_low, halved.ci_high) == (0.5, None, None)
+    # A bound whose interval reaches 1 may be right, a trial's gain may be none.
+    wide = replace(blur, ci_high=1.1)
+    assert worth_it([wide]) == [wide]
+    assert worth_it([replace(wide, measured=blur.at_best)]) == []
+
+
 def test_nothing_is_proposed_where_the_device_is_the_limit():
     m = measured(stages=(stage("decode", "imdecode", 0.010),))
     assert propose(m) == ()
