@@ -173,7 +173,7 @@ class Loop:
                         left_s = arrived_s
                     if done == skipped:
                         device.synchronize()
-                        begun_s, first = now() - (arrived_s - left_s), _usage(loader)
+                        begun_s = now() - (arrived_s - left_s)
                         head_s, called_s = begun_s - epoch_s, 0.0
                     start_s = now()
                     if arm != "alone":
@@ -181,6 +181,8 @@ class Loop:
                         self.step(batch)
                     left_s = now()
                     done, called_s = done + 1, called_s + left_s - start_s
+                    if done == skipped:  # what counts begins with waiting for the next batch
+                        first, left_s = _usage(loader), now()
                     counted_s = left_s - begun_s
                     enough = done >= skipped + FEWEST_STEPS or counted_s >= LONGEST_S
                     enough = enough and done > skipped and counted_s >= seconds

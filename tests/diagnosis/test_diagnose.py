@@ -374,6 +374,11 @@ def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
     assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
 
 
+def test_cpu_time_is_counted_from_the_wait_for_the_first_batch_that_counts():
+    loader = DataLoader(Slow(cpu_s=0.05), batch_size=2)
+    assert Loop(loader, print).run("alone", loader, 0.0).cpu_s == pytest.approx(0.1, rel=0.1)
+
+
 def test_slow_steps_need_not_be_eight(monkeypatch):
     monkeypatch.setattr(measure, "LONGEST_S", 0.1)
     loader = DataLoader(Slow(cpu_s=0))
