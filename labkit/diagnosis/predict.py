@@ -130,6 +130,8 @@ class Measured:
     """Of an epoch."""
     epoch_s: float = 0.0
     """As it is; cold where that takes longer in every block."""
+    epoch_ci: tuple[float | None, float | None] = (None, None)
+    """95 % interval of an epoch's time ÷ `epoch_s`, over blocks."""
     samples: int = 0
     """Of a batch; 0 where that is not known."""
     unit: str = "samples"
@@ -193,11 +195,11 @@ class Measured:
         return min(self.now.step_s * self.steps / self.epoch_s, 1.0)
 
     def interval_of(self, at_best: float) -> tuple[float | None, float | None]:
-        """Return the 95 % interval of a bound: as wide as the ceiling's, which is one, too."""
-        low, high = self.ceiling_ci
+        """Return the 95 % interval of a bound, which is a time ÷ that of an epoch."""
+        low, high = self.epoch_ci
         if low is None or high is None:
             return None, None
-        return at_best * math.sqrt(low / high), at_best * math.sqrt(high / low)
+        return at_best / high, min(at_best / low, 1.0)
 
     def stalls(self) -> list[float]:
         """Return the share of an epoch that waits for input: the ends of its interval, if any."""
@@ -273,6 +275,7 @@ def summarize(m: Measured) -> None:
     if cold and all(cold_s > warm_s for cold_s, warm_s in zip(cold, epochs_s)):
         epochs_s, fetch_s = cold, (fmean(cold) - warm_s) / m.steps
     m.epoch_s = fmean(epochs_s)
+    m.epoch_ci = ratio_interval([math.log(epoch_s / m.epoch_s) for epoch_s in epochs_s])
     logs = [math.log(r.step_s * m.steps / epoch_s) for r, epoch_s in zip(resident, epochs_s)]
     m.ceiling_ci = ratio_interval(logs)
 

@@ -463,7 +463,7 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
         for subject in line.subjects(m):
             left = line.leaves(m, subject)
             at_best = None if left is None else m.at_best(**left)
-            # How many times shorter an epoch gets is exact.
+            # Half as many steps are exactly half an epoch.
             is_exact = left is None or "shorter" in left
             ci_low, ci_high = (None, None) if is_exact else m.interval_of(at_best)
             knobs = line.knobs(m, subject) if line.knobs else {}

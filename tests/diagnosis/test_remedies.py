@@ -60,17 +60,17 @@ def first(m):
     return remedies[0]
 
 
-def test_a_bound_is_as_uncertain_as_the_ceiling_unless_it_counts_steps():
-    m = measured(ceiling_ci=(0.2, 0.8), duplicated=True)
+def test_a_bound_is_as_uncertain_as_the_epoch_unless_it_counts_steps():
+    m = measured(epoch_ci=(0.5, 2.0), duplicated=True)
     found = {(r.name, r.change.split(":")[0]): r for r in propose(m)}
-    blur = found["faster transform", "blur"]
+    blur, flip = found["faster transform", "blur"], found["faster transform", "flip"]
     assert (blur.ci_low, blur.ci_high) == pytest.approx((blur.at_best / 2, blur.at_best * 2))
+    assert (flip.ci_low, flip.ci_high) == pytest.approx((flip.at_best / 2, 1.0))
     halved = next(r for (name, _), r in found.items() if name == "split between workers")
     assert (halved.at_best, halved.ci_low, halved.ci_high) == (0.5, None, None)
-    # A bound whose interval reaches 1 may be right, a trial's gain may be none.
-    wide = replace(blur, ci_high=1.1)
-    assert worth_it([wide]) == [wide]
-    assert worth_it([replace(wide, measured=blur.at_best)]) == []
+    # A bound whose interval reaches 1 may be right; a trial's gain may be none.
+    assert worth_it([flip]) == [flip]
+    assert worth_it([replace(flip, measured=flip.at_best)]) == []
 
 
 def test_nothing_is_proposed_where_the_device_is_the_limit():
