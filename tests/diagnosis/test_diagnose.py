@@ -374,8 +374,17 @@ def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
     assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
 
 
+class Busy(Slow):
+    """Samples that take CPU time, however long they wait for a core."""
+
+    def grind(self):
+        ends_s = time.thread_time() + self.cpu_s
+        while time.thread_time() < ends_s:
+            pass
+
+
 def test_cpu_time_is_counted_from_the_wait_for_the_first_batch_that_counts():
-    loader = DataLoader(Slow(cpu_s=0.05), batch_size=2)
+    loader = DataLoader(Busy(cpu_s=0.05), batch_size=2)
     assert Loop(loader, print).run("alone", loader, 0.0).cpu_s == pytest.approx(0.1, rel=0.1)
 
 
