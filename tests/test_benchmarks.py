@@ -62,6 +62,8 @@ def test_skipped_cases_do_not_count_and_failed_ones_do():
         ({"claim": 0.2}, False),
         ({"claim": 0.2, "at_best": True}, True),
         ({"claim": 0.44, "at_best": True}, False),  # 0.4 was reached
+        ({"claim": 0.44, "at_best": True, "interval": [0.39, 0.5]}, True),
+        ({"claim": 0.44, "at_best": True, "interval": [0.42, 0.46]}, False),
         ({"claim": 0.6, "interval": [0.3, 0.9]}, True),
         ({"claim": 0.6, "interval": [0.5, 0.7]}, False),
         ({"claim": None}, False),

@@ -172,8 +172,10 @@ class Loop:
                         apart_s += arrived_s - epoch_s if done > skipped else 0.0
                         left_s = arrived_s
                     if done == skipped:
+                        cpu_s = time.process_time()
                         device.synchronize()
                         begun_s = now() - (arrived_s - left_s)
+                        spun_s = time.process_time() - cpu_s  # no part of the time that counts
                         head_s, called_s = begun_s - epoch_s, 0.0
                     start_s = now()
                     if arm != "alone":
@@ -181,7 +183,7 @@ class Loop:
                         self.step(batch)
                     left_s = now()
                     done, called_s = done + 1, called_s + left_s - start_s
-                    if done == skipped:  # what counts begins with waiting for the next batch
+                    if done == skipped:  # the next batch counts from waiting for it
                         first, left_s = _usage(loader), now()
                     counted_s = left_s - begun_s
                     enough = done >= skipped + FEWEST_STEPS or counted_s >= LONGEST_S
@@ -220,8 +222,8 @@ class Loop:
             startup_s=statistics.fmean(startups_s),
             epochs=len(epochs_s),
             epoch_s=epoch_s,
-            cpu_s=(last.cpu_s - first.cpu_s) / steps,
-            own_cpu_s=(last.own_cpu_s - first.own_cpu_s) / steps,
+            cpu_s=(last.cpu_s - first.cpu_s - spun_s) / steps,
+            own_cpu_s=(last.own_cpu_s - first.own_cpu_s - spun_s) / steps,
             queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
             idle=1 - (last.busy_cores_s - first.busy_cores_s) / (last.cores_s - first.cores_s or 1),
             readings=readings,

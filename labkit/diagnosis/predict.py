@@ -195,7 +195,7 @@ class Measured:
         return min(self.now.step_s * self.steps / self.epoch_s, 1.0)
 
     def interval_of(self, at_best: float) -> tuple[float | None, float | None]:
-        """Return the 95 % interval of a bound, which is a time ÷ that of an epoch."""
+        """Return a bound's 95 % interval, as far as it depends on the epoch's time."""
         low, high = self.epoch_ci
         if low is None or high is None:
             return None, None

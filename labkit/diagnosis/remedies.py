@@ -463,9 +463,9 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
         for subject in line.subjects(m):
             left = line.leaves(m, subject)
             at_best = None if left is None else m.at_best(**left)
-            # Half as many steps are exactly half an epoch.
-            is_exact = left is None or "shorter" in left
-            ci_low, ci_high = (None, None) if is_exact else m.interval_of(at_best)
+            ci_low, ci_high = None, None
+            if left is not None and "shorter" not in left:  # a number of steps has no error
+                ci_low, ci_high = m.interval_of(at_best)
             knobs = line.knobs(m, subject) if line.knobs else {}
             # Arguments to change belong to a DataLoader.
             helps = (at_best or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not knobs)

@@ -61,11 +61,11 @@ def first(m):
 
 
 def test_a_bound_is_as_uncertain_as_the_epoch_unless_it_counts_steps():
-    m = measured(epoch_ci=(0.5, 2.0), duplicated=True)
+    m = measured(epoch_ci=(0.5, 1.25), duplicated=True)
     found = {(r.name, r.change.split(":")[0]): r for r in propose(m)}
     blur, flip = found["faster transform", "blur"], found["faster transform", "flip"]
-    assert (blur.ci_low, blur.ci_high) == pytest.approx((blur.at_best / 2, blur.at_best * 2))
-    assert (flip.ci_low, flip.ci_high) == pytest.approx((flip.at_best / 2, 1.0))
+    assert (blur.ci_low, blur.ci_high) == pytest.approx((blur.at_best / 1.25, blur.at_best * 2))
+    assert (flip.ci_low, flip.ci_high) == pytest.approx((flip.at_best / 1.25, 1.0))
     halved = next(r for (name, _), r in found.items() if name == "split between workers")
     assert (halved.at_best, halved.ci_low, halved.ci_high) == (0.5, None, None)
     # A bound whose interval reaches 1 may be right; a trial's gain may be none.
