@@ -306,9 +306,10 @@ def _open(options: Options) -> None:
     print(f"opened in {run.folder}, from {run.info[store.SHARED]['from']}\n\n{run.table()}")
 
 
-def _diagnose(options: Options) -> None:
+def _diagnose(options: Options) -> int:
     found = lab.diagnose(**load_target(options.target), budget_s=options.budget_s)
     print("\n".join([str(found), *(["", found.details()] if options.details else [])]))
+    return 1 if found.broken else 0
 
 
 def load_target(name: str) -> dict[str, object]:

@@ -168,6 +168,8 @@ class OneThread:
     """A `worker_init_fn` that limits a worker to one thread, after the user's own one."""
 
     own: Callable[[int], None] | None
+    has_opencv: bool
+    """Whether the user's code imports it."""
 
     def __call__(self, number: int) -> None:
         """Limit the threads of torch and OpenCV."""
@@ -183,7 +185,7 @@ class OneThread:
         """Return the same as code."""
         calls = [] if self.own is None else [f"{_written('worker_init_fn', self.own)}(i)"]
         calls += ["torch.set_num_threads(1)"]
-        calls += ["cv2.setNumThreads(0)"] if "cv2" in sys.modules else []
+        calls += ["cv2.setNumThreads(0)"] if self.has_opencv else []
         return f"lambda i: ({', '.join(calls)})"
 
 

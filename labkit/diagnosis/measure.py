@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -112,6 +113,7 @@ class Loop:
         model: torch.nn.Module | None = None,
     ) -> None:
         self.loader, self.step, self.model = loader, step, model
+        self.has_opencv = "cv2" in sys.modules  # before labkit's decoders import it
         self.device = Host()  # until the first step has run
         self.resident: list[object] = []
         """Batches kept for the resident arm."""

@@ -327,7 +327,9 @@ REMEDIES = (
          only_tried,
          lambda m, _: f"{m.now.workers} workers × {m.probe.threads:.2g} threads share "
          f"{m.now.cores} cores",
-         "", lambda m, _: {"worker_init_fn": OneThread(m.knobs.get("worker_init_fn"))}),
+         "", lambda m, _: {
+             "worker_init_fn": OneThread(m.knobs.get("worker_init_fn"), m.loop.has_opencv)
+         }),
     Line("no workers", OVERHEAD,
          lambda m: _given(m.now.workers > 0 and bool(_small_batches(m))),
          only_tried,

@@ -170,34 +170,52 @@ class Watch:
             return AHEAD
         wait = total.shares["waiting for data"]
         said = units.percent(wait)
+        several = int(os.environ.get("WORLD_SIZE") or 1) > 1
         if wait >= WORTH:
-            faster = f"at most {1 / max(1 - wait, 1e-3):.3g} times as fast"
-            return (
-                f"The training waits for data {said} of its time: with a loader that takes no time "
-                f"it would be {faster}{self._why(total)}."
-            )
+            held = ", and in the rest also for other ranks" if several else ""
+            if not several and not self._cores_are_busy:  # else loading makes the rest longer
+                faster = f"at most {1 / max(1 - wait, 1e-3):.3g} times as fast"
+                held = f": with a loader that takes no time it would be {faster}"
+            return f"The training waits for data {said} of its time{held}{self._why(total)}."
         if gpu is not None and gpu < BUSY:
             held = f"but the GPU is busy {units.percent(gpu)} of it: the host holds it up"
             return f"Data come in time, waiting takes {said} of it, {held}."
-        return f"Data come in time, waiting takes {said} of it: the step is the limit, not loading."
+        limit = "the step or another rank" if several else "the step"
+        return f"Data come in time, waiting takes {said} of it: {limit} is the limit, not loading."
+
+    @property
+    def _cores_are_busy(self) -> bool:
+        """Whether workers compete for cores, with each other, the training or other processes."""
+        busy = self.busy
+        if "worker" not in busy:
+            return False
+        if busy["process"] + busy["workers"] > BUSY * hardware.cores():
+            return True
+        # Other ranks keep cores busy, too; a container may use only some of the machine's.
+        return busy["cores"] > BUSY and not self._workers_wait
+
+    @property
+    def _workers_wait(self) -> bool:
+        # They work at least while the training waits; at other times their queue may be full.
+        return self.busy["worker"] < IDLE * self.total.shares["waiting for data"]
 
     def _why(self, total: Loop) -> str:
         """Return why data come late, as far as it shows."""
-        busy, cores = self.busy, hardware.cores()
+        busy = self.busy
         if total.workers == 0:
             return "; the training process loads the data itself (num_workers=0)"
         if "worker" not in busy:
             return ""
         if total.starts_s > total.wait_s / 2:
             return "; most of the waiting is at the start of epochs"
+        if self._cores_are_busy:
+            return (
+                f"; all {hardware.cores()} cores are busy: more workers would not help, and those "
+                "there are may slow down the rest"
+            )
         each = f"; a worker uses {units.percent(busy['worker'])} of a core"
-        fills_cores = busy["process"] + busy["workers"] > BUSY * cores
-        # Workers work at least while the training waits; at other times their queue may be full.
-        if not fills_cores and busy["worker"] < IDLE * total.shares["waiting for data"]:
+        if self._workers_wait:
             return f"{each}: workers wait, too, for a disk, the network, a lock or a core"
-        # Other ranks keep cores busy, too; a container may use only some of the machine's.
-        if fills_cores or busy["cores"] > BUSY:
-            return f"; all {cores} cores are busy, so more workers would not help"
         if busy["worker"] > BUSY:
             return f"{each}, and cores are idle, so more workers may help"
         return ""
@@ -271,9 +289,11 @@ class Watch:
         self._thread, self._is_drawing = 0, True
         try:
             batch = draw(iterator)
-        except BaseException:
+        except BaseException as error:
             self._is_drawing = False
-            self._charge("wait_s")
+            if isinstance(error, StopIteration):
+                self._charge("wait_s")
+            self._since_s = self._now()  # no step waited for what never came
             self.end(epoch)
             raise
         self._is_drawing = False

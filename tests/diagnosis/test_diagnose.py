@@ -364,8 +364,9 @@ def test_the_line_to_paste_holds_all_arguments_that_are_not_torchs_defaults():
         "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, collate_fn=give_none, "
         "worker_init_fn=print, multiprocessing_context='spawn', in_order=False)"
     )
-    knobs["worker_init_fn"] = loaders.OneThread(print)
-    assert "worker_init_fn=lambda i: (print(i), torch.set_num_threads(1)" in loaders.line_of(knobs)
+    knobs["worker_init_fn"] = loaders.OneThread(print, has_opencv=False)
+    written = "worker_init_fn=lambda i: (print(i), torch.set_num_threads(1)),"
+    assert written in loaders.line_of(knobs)
     assert loaders.line_of(loaders.knobs_of(DataLoader([1]))) == "DataLoader(dataset, batch_size=1)"
 
 

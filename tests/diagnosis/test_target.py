@@ -74,11 +74,11 @@ def test_a_target_that_cannot_work_is_one_line(train_module, capsys, name, messa
 
 
 def test_a_loop_that_broke_off_is_told_of(train_module, capsys):
-    assert main(["diagnose", "own_training:no_batches"]) == 0
+    assert main(["diagnose", "own_training:no_batches"]) == 1
     said = capsys.readouterr().out
     assert "Diagnosis stopped: loader must yield at least one batch" in said
     assert "of every arm in random order" not in said
-    assert main(["diagnose", "own_training:no_batches", "--details"]) == 0
+    assert main(["diagnose", "own_training:no_batches", "--details"]) == 1
     assert "0 blocks of every arm in random order" in capsys.readouterr().out
 
 

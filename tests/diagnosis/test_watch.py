@@ -91,6 +91,18 @@ def test_the_step_that_a_break_cuts_short_does_not_count(clock):
     assert (loop.watch.total.steps, loop.watch.total.rest_s) == (1, STEP_S)
 
 
+def test_a_wait_that_brings_no_batch_does_not_count(clock):
+    def batches():
+        yield from [torch.ones(3, 2)] * 3
+        clock.sleep(1000)
+        raise KeyboardInterrupt
+
+    loop = watched(batches(), clock)
+    with pytest.raises(KeyboardInterrupt):
+        train(loop, clock)
+    assert (loop.watch.total.wait_s, loop.watch.total.rest_s) == (0, 2 * STEP_S)
+
+
 def test_a_validation_inside_a_step_is_no_waiting_of_the_training(clock):
     watch = Watch(str, clock)
     outer = WatchedLoader(Loader(clock, 3), watch)
@@ -194,7 +206,7 @@ def test_the_verdict_is_a_sentence(clock, make, verdict):
     ("cores", "worker", "why"),
     [
         (0.5, 0.9, "and cores are idle, so more workers may help."),
-        (0.95, 0.9, "all 2 cores are busy, so more workers would not help."),  # by another rank
+        (0.95, 0.9, "of its time; all 2 cores are busy: more workers would not help, and those "),
         (0.95, 0.1, "workers wait, too, for a disk, the network, a lock or a core."),
     ],
 )
@@ -206,6 +218,16 @@ def test_more_workers_help_only_where_they_find_idle_cores(monkeypatch, cores, w
     loop = lab.watch(loader, show=False)
     list(loop)
     assert why in loop.watch.verdict
+
+
+def test_several_ranks_also_wait_for_each_other(clock, monkeypatch):
+    loop = watched(Loader(clock), clock)
+    train(loop, clock)
+    alone = loop.watch.verdict
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    start = "The training waits for data 25.0 % of its time"
+    assert alone.startswith(f"{start}: with a loader that takes no time it would be at most 1.33")
+    assert loop.watch.verdict == f"{start}, and in the rest also for other ranks."
 
 
 def test_what_a_thread_takes_ahead_gets_no_verdict():
