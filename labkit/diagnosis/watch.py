@@ -38,6 +38,7 @@ PERIOD_S = 30.0  # until another report; later ones come after twice as long eac
 LOOK_S = 1.0  # between two looks at a loader that may hang
 WORTH = 0.05  # share of the time that is worth saving
 BUSY, IDLE = 0.8, 0.5  # a core or device is in use for more, or less, of the time
+KNOWN_OF_WORKERS = {"worker", "cores"}  # of `Watch.busy`; not in the first milliseconds
 DATALOADER = "torch.utils.data.dataloader"
 NOTHING_SEEN = (
     "No DataLoader of torch was iterated over in this process, so nothing was measured. For other "
@@ -187,7 +188,7 @@ class Watch:
     def _cores_are_busy(self) -> bool:
         """Whether workers compete for cores, with each other, the training or other processes."""
         busy = self.busy
-        if "worker" not in busy:
+        if not KNOWN_OF_WORKERS <= busy.keys():
             return False
         if busy["process"] + busy["workers"] > BUSY * hardware.cores():
             return True
@@ -204,7 +205,7 @@ class Watch:
         busy = self.busy
         if total.workers == 0:
             return "; the training process loads the data itself (num_workers=0)"
-        if "worker" not in busy:
+        if not KNOWN_OF_WORKERS <= busy.keys():
             return ""
         if total.starts_s > total.wait_s / 2:
             return "; most of the waiting is at the start of epochs"

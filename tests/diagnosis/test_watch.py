@@ -208,10 +208,12 @@ def test_the_verdict_is_a_sentence(clock, make, verdict):
         (0.5, 0.9, "and cores are idle, so more workers may help."),
         (0.95, 0.9, "of its time; all 2 cores are busy: more workers would not help, and those "),
         (0.95, 0.1, "workers wait, too, for a disk, the network, a lock or a core."),
+        (None, 0.9, " times as fast."),  # no tick of the cores' clocks was seen
     ],
 )
 def test_more_workers_help_only_where_they_find_idle_cores(monkeypatch, cores, worker, why):
-    busy = {"process": 0.0, "workers": worker, "worker": worker, "cores": cores}
+    busy = {"process": 0.0, "workers": worker, "worker": worker}
+    busy |= {} if cores is None else {"cores": cores}
     monkeypatch.setattr(Watch, "busy", busy)
     monkeypatch.setattr(hardware, "cores", lambda: 2)
     loader = DataLoader([1] * 8, num_workers=1, collate_fn=lambda _: time.sleep(0.05))
