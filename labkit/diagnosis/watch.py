@@ -211,8 +211,8 @@ class Watch:
             return "; most of the waiting is at the start of epochs"
         if self._cores_are_busy:
             return (
-                f"; all {hardware.cores()} cores are busy: more workers would not help, and those "
-                "there are may slow down the rest"
+                f"; all {hardware.cores()} cores are busy: more workers would not help, and "
+                "the present ones may slow down the rest"
             )
         each = f"; a worker uses {units.percent(busy['worker'])} of a core"
         if self._workers_wait:

@@ -206,7 +206,7 @@ def test_the_verdict_is_a_sentence(clock, make, verdict):
     ("cores", "worker", "why"),
     [
         (0.5, 0.9, "and cores are idle, so more workers may help."),
-        (0.95, 0.9, "of its time; all 2 cores are busy: more workers would not help, and those "),
+        (0.95, 0.9, "of its time; all 2 cores are busy: more workers would not help, "),
         (0.95, 0.1, "workers wait, too, for a disk, the network, a lock or a core."),
         (None, 0.9, " times as fast."),  # no tick of the cores' clocks was seen
     ],
