@@ -100,7 +100,7 @@ def work(settings, device):
 @pytest.fixture(scope="module")
 def on_a_real_device(photos, tmp_path_factory):
     whole = lab.experiment(
-        "preprocessing", **SMALL, data=str(photos), device="own", step="work", jitter_ms=20,
+        "preprocessing", **SMALL, data=str(photos), device="own", step="work", jitter_ms=40,
         num_workers=1, pin_memory=False,
     )  # fmt: skip
     whole = over_device_speeds(lab.choose(whole, FEW["variants"]))
