@@ -173,7 +173,7 @@ class Watch:
         said = units.percent(wait)
         several = int(os.environ.get("WORLD_SIZE") or 1) > 1
         if wait >= WORTH:
-            held = ", and in the rest also for other ranks" if several else ""
+            held = "; the rest may include waiting for other ranks" if several else ""
             if not several and not self._cores_are_busy:  # else loading makes the rest longer
                 faster = f"at most {1 / max(1 - wait, 1e-3):.3g} times as fast"
                 held = f": with a loader that takes no time it would be {faster}"

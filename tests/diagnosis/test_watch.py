@@ -222,14 +222,14 @@ def test_more_workers_help_only_where_they_find_idle_cores(monkeypatch, cores, w
     assert why in loop.watch.verdict
 
 
-def test_several_ranks_also_wait_for_each_other(clock, monkeypatch):
+def test_of_several_ranks_no_speed_up_is_promised(clock, monkeypatch):
     loop = watched(Loader(clock), clock)
     train(loop, clock)
     alone = loop.watch.verdict
     monkeypatch.setenv("WORLD_SIZE", "2")
     start = "The training waits for data 25.0 % of its time"
     assert alone.startswith(f"{start}: with a loader that takes no time it would be at most 1.33")
-    assert loop.watch.verdict == f"{start}, and in the rest also for other ranks."
+    assert loop.watch.verdict == f"{start}; the rest may include waiting for other ranks."
 
 
 def test_what_a_thread_takes_ahead_gets_no_verdict():
